@@ -26,7 +26,7 @@ declare -A _ggroupfs_options=(
 )
 
 _ggroupfs_mount_options="gpu= ledger= poll nopoll selftest noselftest deadline= socket= also= journal= nojournal scheduler= units= units.wait=
-    slices.d= bus= soft.gpus= soft.gmem= soft.switch= soft.faults= ro debug auto_unmount"
+    slices.d= usher= bus= soft.gpus= soft.gmem= soft.switch= soft.faults= ro debug auto_unmount"
 
 # settings: all
 _ggroupfs_settings="
@@ -37,12 +37,18 @@ _ggroupfs_settings="
     compute.freeze=
     compute.priority=
     compute.weight=
+    compute.max=
+    gmem.limit.max=
+    gmem.oom.group=
     GMemHigh=
     GMemLow=
     GMemSwapMax=
     ComputeTimeSlice=
     ComputePriority=
     ComputeWeight=
+    ComputeQuota=
+    GMemOOMGroup=
+    GMemMax=
     ComputeFreeze=
 "
 _ggroupfs_words_of_settings="
@@ -52,9 +58,17 @@ _ggroupfs_words_of_settings="
     compute.timeslice=default
     compute.freeze=0
     compute.freeze=1
+    compute.max=max
+    gmem.limit.max=max
+    gmem.oom.group=0
+    gmem.oom.group=1
     GMemHigh=infinity
     GMemLow=infinity
     GMemSwapMax=infinity
+    ComputeQuota=infinity
+    GMemOOMGroup=yes
+    GMemOOMGroup=no
+    GMemMax=infinity
     ComputeFreeze=yes
     ComputeFreeze=no
 "

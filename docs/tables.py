@@ -19,14 +19,16 @@ IN_CONTROL_FILES = {
     Kind.SIZE: "bytes, with K, M, G or T; `max`",
     Kind.SPAN: "milliseconds, or with `us` or `ms`; `default`",
     Kind.SWITCH: "0 or 1",
+    Kind.QUOTA: "`QUOTA PERIOD` in microseconds; `max`",
 }
 IN_UNIT_FILES = {
     Kind.SIZE: "bytes, with K, M, G, T or P; percent of the GPU's memory; `infinity`",
     Kind.SPAN: "milliseconds, or with `us`, `ms`, `s`; sums, as `1ms 500us`",
     Kind.SWITCH: "a boolean",
+    Kind.QUOTA: "a percentage, and a time for the period behind it, as `30% 1s`; `infinity`",
 }
-WORDS_IN_CONTROL_FILES = {Kind.SIZE: ("max",), Kind.SPAN: ("default",), Kind.SWITCH: ("0", "1")}
-WORDS_IN_UNIT_FILES = {Kind.SIZE: ("infinity",), Kind.SWITCH: ("yes", "no")}
+WORDS_IN_CONTROL_FILES = {Kind.SIZE: ("max",), Kind.SPAN: ("default",), Kind.SWITCH: ("0", "1"), Kind.QUOTA: ("max",)}
+WORDS_IN_UNIT_FILES = {Kind.SIZE: ("infinity",), Kind.SWITCH: ("yes", "no"), Kind.QUOTA: ("infinity",)}
 """What completions offer behind the =."""
 
 

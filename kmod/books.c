@@ -62,6 +62,9 @@ void ggroup_books_get(struct ggroup *group, const struct ggroup_file *file,
 		.swap_peak_ever = group->peaks[GGROUP_PEAK_SWAP].ever,
 		.off_all = group->off_all,
 		.off_gr = group->off_gr,
+		.events_oom_kill = atomic64_read(&group->events[GGROUP_EVENT_OOM_KILL]),
+		.events_oom_group_kill =
+			atomic64_read(&group->events[GGROUP_EVENT_OOM_GROUP_KILL]),
 	};
 	spin_unlock(&group->device->figures);
 	ggroup_usermem_read(group, &books->pressure_bytes, &books->pressure_seq);

@@ -21,6 +21,9 @@
 /* More than any link moves, 1 TB/s: what a program says that it moved is not more than that. */
 #define GGROUP_LINK_MOST	1024	/* bytes a nanosecond */
 
+/* As MAX_RECLAIM_RETRIES of the memory cgroup. */
+#define GGROUP_CHARGE_ROUNDS	16	/* times that a charge waits for reclaim, and is tried */
+
 static void assert_figures(const struct ggroup *group)
 {
 	lockdep_assert(lockdep_is_held_type(&group->device->lock, 0) ||
@@ -91,10 +94,12 @@ void ggroup_charge_shift(struct ggroup *group, s64 held, s64 swapped)
 		shift_one(level, held, swapped);
 }
 
-/* Whether @nbytes more leave a level at or under its high. */
+/* Whether @nbytes more leave a level at or under its high and its limit_max. */
 static bool fits(const struct ggroup *level, u64 nbytes)
 {
-	return nbytes <= level->high && level->current_bytes <= level->high - nbytes;
+	u64 limit = ggroup_group_limit(level);
+
+	return nbytes <= limit && level->current_bytes <= limit - nbytes;
 }
 
 static bool fits_all(const struct ggroup *group, u64 nbytes)
@@ -107,7 +112,7 @@ static bool fits_all(const struct ggroup *group, u64 nbytes)
 	return true;
 }
 
-/* False where some level would end up over its high: that is for charge_slow() to decide. */
+/* False where some level would end up over a limit: that is for charge_slow() to decide. */
 static bool charge_fast(struct ggroup *group, u64 nbytes, bool tenant, int *err)
 {
 	bool done;
@@ -123,8 +128,31 @@ static bool charge_fast(struct ggroup *group, u64 nbytes, bool tenant, int *err)
 	return done;
 }
 
-/* Some level may end up over its high: fine, unless nothing can bring it back. */
-static int charge_slow(struct ggroup *group, u64 nbytes, bool tenant)
+/*
+ * Whether a level may hold @now, of which @nbytes are charged to @group just now: 0; -ENOMEM; or
+ * -EAGAIN where so much has to leave it before. What is not there yet cannot leave.
+ */
+static int check_level(struct ggroup *level, struct ggroup *group, u64 nbytes, u64 now)
+{
+	if (now > GGROUP_MAX)
+		return -ENOMEM;
+	if (now > level->limit_max) {
+		ggroup_event_count(level, GGROUP_EVENT_MAX);
+		return ggroup_plan_reclaimable(level, group, 0, now - level->limit_max) ?
+		       -EAGAIN : -ENOMEM;
+	}
+	if (now > level->high && !ggroup_plan_reclaimable(level, group, nbytes, now - level->high))
+		return -ENOMEM;
+	return 0;
+}
+
+/*
+ * Some level may end up over its high: fine, unless nothing can bring it back. Over its limit_max
+ * none may: where so much could leave it, it is -EAGAIN, and @full and @over say which and how
+ * much, with a reference.
+ */
+static int charge_slow(struct ggroup *group, u64 nbytes, bool tenant, struct ggroup **full,
+		       u64 *over)
 {
 	struct ggroup *level;
 	int err;
@@ -136,14 +164,15 @@ static int charge_slow(struct ggroup *group, u64 nbytes, bool tenant)
 	for (level = group; level; level = level->parent) {
 		u64 now = level->current_bytes + nbytes;
 
-		if (now <= level->high)
-			continue;
-		if (now > GGROUP_MAX ||
-		    !ggroup_plan_reclaimable(level, group, nbytes, now - level->high)) {
-			ggroup_event_count(level, GGROUP_EVENT_MAX);
+		err = check_level(level, group, nbytes, now);
+		if (err == -ENOMEM)
 			ggroup_event_count(group, GGROUP_EVENT_OOM);
-			return -ENOMEM;
+		if (err == -EAGAIN) {
+			*full = ggroup_group_get(level);
+			*over = now - level->limit_max;
 		}
+		if (err)
+			return err;
 	}
 	ggroup_charge_shift(group, nbytes, 0);
 	for (level = group; level; level = level->parent)
@@ -152,6 +181,48 @@ static int charge_slow(struct ggroup *group, u64 nbytes, bool tenant)
 	if (tenant)
 		ggroup_reclaim_wake(group);
 	return 0;
+}
+
+/* The room that a limit_max leaves no more is not to be had: so the program is told. */
+static int out_of_memory(struct ggroup *group)
+{
+	int err = -ENOMEM;
+
+	down_read(&group->device->lock);
+	if (group->alive)
+		ggroup_event_count(group, GGROUP_EVENT_OOM);
+	else
+		err = -ENODEV;
+	up_read(&group->device->lock);
+	return err;
+}
+
+/* As try_charge_memcg() of mm/memcontrol.c: over a limit_max it is reclaimed, and tried again. */
+static noinline int charge_reclaiming(struct ggroup *group, u64 nbytes, bool tenant)
+{
+	unsigned int round;
+	u64 over, moved;
+	int err, failed;
+
+	for (round = 0;; round++) {
+		struct ggroup *full = NULL;
+
+		down_write(&group->device->lock);
+		err = charge_slow(group, nbytes, tenant, &full, &over);
+		up_write(&group->device->lock);
+		if (!full)
+			return err;
+		if (!tenant) {	/* it has the memory moved, and comes again */
+			ggroup_group_put(full);
+			return err;
+		}
+		failed = ggroup_reclaim_below(full, over, 0, &moved);
+		ggroup_group_put(full);
+		if (failed == -EINTR)
+			return failed;
+		if (!moved || round == GGROUP_CHARGE_ROUNDS)
+			return out_of_memory(group);
+	}
 }
 
 int ggroup_charge_add(struct ggroup *group, u64 nbytes, bool tenant)
@@ -163,11 +234,8 @@ int ggroup_charge_add(struct ggroup *group, u64 nbytes, bool tenant)
 	down_read(&device->lock);
 	done = charge_fast(group, nbytes, tenant, &err);
 	up_read(&device->lock);
-	if (!done) {
-		down_write(&device->lock);
-		err = charge_slow(group, nbytes, tenant);
-		up_write(&device->lock);
-	}
+	if (!done)
+		err = charge_reclaiming(group, nbytes, tenant);
 	trace_ggroup_charge(group->id, nbytes, err);
 	return err;
 }

@@ -12,11 +12,13 @@ struct ggroup;
  * @group: the group of the process
  * @nbytes: how much
  * @tenant: the program says it of itself: so it is bounded, and the workers are woken, since no
- *	daemon reclaims afterwards
+ *	daemon reclaims afterwards; and where a limit_max leaves no room, memory is reclaimed
+ *	before, and waited for
  *
  * Context: takes the device's lock; the same holds for all below but ggroup_charge_shift().
  * Return: 0; -ENODEV for a group that has left the tree, -EINVAL for one that is no process or for
- * more than GGROUP_MAX, which all below have too; -ENOMEM.
+ * more than GGROUP_MAX, which all below have too; -ENOMEM. Over a limit_max -EINTR of a @tenant,
+ * and -EAGAIN of others where so much could leave before.
  */
 int ggroup_charge_add(struct ggroup *group, u64 nbytes, bool tenant);
 

@@ -118,8 +118,7 @@ int ggroup_control_note(struct ggroup_call *call)
 	struct ggroup *group = call->group;
 	int err = 0;
 
-	if (arg->reserved || arg->event > GGROUP_EVENT_FAIL || arg->event == GGROUP_EVENT_MAX ||
-	    arg->event == GGROUP_EVENT_OOM)
+	if (arg->reserved || arg->event >= GGROUP_EVENTS)
 		return -EINVAL;
 	down_read(&group->device->lock);
 	if (group->alive)

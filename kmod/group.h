@@ -7,6 +7,7 @@
 #include <linux/compiler.h>
 #include <linux/cred.h>
 #include <linux/list.h>
+#include <linux/minmax.h>
 #include <linux/pid.h>
 #include <linux/rcupdate.h>
 #include <linux/refcount.h>
@@ -23,7 +24,7 @@
 
 struct ggroup_device;
 
-#define GGROUP_EVENTS		(GGROUP_EVENT_FAIL + 1)
+#define GGROUP_EVENTS		(GGROUP_EVENT_OOM_GROUP_KILL + 1)
 
 /**
  * struct ggroup - a group
@@ -237,6 +238,17 @@ bool ggroup_group_owned(const struct ggroup *group);
 static inline u64 ggroup_group_held(const struct ggroup *group)
 {
 	return READ_ONCE(group->current_bytes);
+}
+
+/**
+ * ggroup_group_limit() - say what reclaim brings a group under
+ * @group: the group
+ *
+ * Return: bytes: the lower one of its high and its limit_max.
+ */
+static inline u64 ggroup_group_limit(const struct ggroup *group)
+{
+	return min(group->high, group->limit_max);
 }
 
 /**

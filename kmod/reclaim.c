@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Reclaim: a plan is carried out, for a caller or by the worker of a group over its high. */
+/* Reclaim: a plan is carried out, for a caller or by the worker of a group over its limit. */
 
 #include <linux/jiffies.h>
 #include <linux/lockdep.h>
@@ -86,7 +86,9 @@ int ggroup_reclaim_below(struct ggroup *top, u64 nbytes, u32 timeout_ms, u64 *mo
  */
 static u64 reclaim_start(const struct ggroup *group)
 {
-	return group->high - min(group->device->headroom, group->high / GGROUP_HEADROOM_PART);
+	u64 limit = ggroup_group_limit(group);
+
+	return limit - min(group->device->headroom, limit / GGROUP_HEADROOM_PART);
 }
 
 /*
@@ -142,7 +144,8 @@ void ggroup_reclaim_wake(struct ggroup *group)
 	if (!READ_ONCE(group->device->queue.online))
 		return;		/* no provider could move anything */
 	for (level = group; level; level = level->parent) {
-		if (level->high != GGROUP_MAX && ggroup_group_held(level) > reclaim_start(level)) {
+		if (ggroup_group_limit(level) != GGROUP_MAX &&
+		    ggroup_group_held(level) > reclaim_start(level)) {
 			ggroup_group_get(level);
 			if (!queue_work(workers, &level->reclaim_work))
 				ggroup_group_put(level);

@@ -12,7 +12,7 @@ import trio
 from backend.common.errors import fail
 from backend.common.turns import Turns
 from backend.core.deadlines import deadline
-from backend.core.families import Families
+from backend.core.families import Families, below
 from backend.core.follower import Follower
 from backend.core.membership import Membership
 from backend.core.population import Population
@@ -20,10 +20,10 @@ from backend.core.protocols import Gpu, Ledger, Policy
 from backend.core.reclaimer import Reclaimer
 from backend.core.records import Books, Capability, Channel
 from backend.core.room import RoomNotices
-from backend.core.settings import BY_FIELD
+from backend.core.settings import BY_FIELD, HIGH, LIMIT_MAX, MAX
 from backend.core.totals import Totals
 from backend.core.turns import TurnEnd
-from backend.process.identity import ROOT, Group, Member, Process, SliceOn
+from backend.process.identity import ROOT, Group, Member, Process, Slice, SliceOn
 from backend.scheduler.schedulers import Schedulers
 
 log = logging.getLogger(__name__)
@@ -50,6 +50,8 @@ class Bookkeeper:
         """A process that arrives waits so many `seconds` for what is asked for it to hold."""
         self.policy: Policy | None = None
         """The policy: it knows what slices are to have, before a program in them may go on."""
+        self.presences: list[Callable[[], None]] = []
+        """Told that a GPU was lost, or is back."""
         self._ledger = ledger
         self._gpus = gpus
         self._population = population
@@ -129,12 +131,13 @@ class Bookkeeper:
 
     def late(self, process: Process, gpu: int, figures: Mapping[str, int]) -> None:
         self._totals.late(Member(process, gpu), figures)
+        self._schedulers.late(Member(process, gpu), figures)
 
     async def charge(self, process: Process, gpu: int, nbytes: int) -> None:
         group = Member(process, gpu)
-        self._ledger.charge(group, nbytes)
+        await self._reclaimer.charge(group, nbytes)
         try:
-            await self._reclaimer.settle_path(group)
+            await self._reclaimer.settle_path(group, nbytes)
         except OSError as error:  # charged is charged: a reclaim that fails is not the program's failure
             if self._population.holds(group) and error.errno != errno.ENODEV:
                 log.error("GPU %d: nothing moved out for %s: %s", gpu, process, error)
@@ -185,6 +188,26 @@ class Bookkeeper:
             raise fail(errno.ENODEV)
         return [self._ledger.books(level) for level in self._population.path(group)]
 
+    async def prospect(self, process: Process, gpu: int) -> Sequence[Books]:
+        if self.policy is not None:
+            await self.policy.prepare(below(*self._membership.place(process)), gpu)
+        if self.knows(process, gpu):  # by now
+            return self.levels(process, gpu)
+        cgroup, families = self._membership.place(process)
+        asked = {below(cgroup, families[:count]): families[count - 1].asked for count in range(1, len(families) + 1)}
+        return [self._foreseen(level, asked) for level in self._population.path(SliceOn(below(cgroup, families), gpu))]
+
+    def _foreseen(self, level: Group, asked: Mapping[Slice, Mapping[str, int]]) -> Books:
+        """The books of a slice, or what they will say of its limits once it is in the tree, where families have `asked`
+        for some."""
+        assert isinstance(level, SliceOn)
+        if self._population.slice_entry(level.slice) is not None:
+            return self._ledger.books(level)
+        wanted = asked.get(level.slice)
+        if wanted is None:
+            wanted = self.policy.asked(level.slice, level.gpu) if self.policy is not None else {}
+        return Books(high=wanted.get(HIGH.field, MAX), limit_max=wanted.get(LIMIT_MAX.field, MAX))
+
     def presence(self, gpu: int) -> None:
         root, is_lost = SliceOn(ROOT, gpu), self._gpus[gpu].lost
         everybody: list[Group] = [SliceOn(slice_, gpu) for slice_ in self._population.slices()]
@@ -193,6 +216,8 @@ class Bookkeeper:
             self._totals.tally.lost(gpu, everybody)
         else:
             self._totals.tally.back(gpu)
+        for listener in self.presences:
+            listener()
         self._tell(root, Channel.GPU)
         for group in everybody:
             self._tell(group, Channel.COMPUTE)

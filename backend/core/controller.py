@@ -7,21 +7,26 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+import math
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 
 import trio
 
 from backend.common.errors import fail
 from backend.common.lasting import lasting
 from backend.common.turns import Turns
+from backend.core import settings
 from backend.core.bookkeeper import Bookkeeper
 from backend.core.deadlines import Deadlines
 from backend.core.follower import Follower
 from backend.core.foresight import Foresight
+from backend.core.frozen import FrozenSlices
 from backend.core.lives import Memory as LivesMemory
 from backend.core.member import Record
 from backend.core.membership import Membership
 from backend.core.migrator import Migrator
+from backend.core.oom import OomKiller
+from backend.core.over import Overs
 from backend.core.peaks import Mark, Peaks
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger, Moves
@@ -29,9 +34,9 @@ from backend.core.reclaimer import Reclaimer
 from backend.core.records import OF_MEMORY, Activity, Books, Capability, Channel, Footprint, Peak, Throttled, Wanted
 from backend.core.room import RoomNotices
 from backend.core.settings import Lever, Setting
-from backend.core.tally import LOST, UNDONE, Memory
+from backend.core.tally import LOST, PERIODS, UNDONE, Memory
 from backend.core.totals import Totals
-from backend.core.writers import Writers
+from backend.core.writers import Changes, Writers
 from backend.process.delegated import delegate_of
 from backend.process.identity import ROOT, Group, Member, Process, Slice, SliceOn
 from backend.process.looks import identified
@@ -78,8 +83,17 @@ class Controller:
             ledger.held,
             memory,
         )
+        self.frozen = FrozenSlices(self.gpus)
+        """In which programs that have no context yet wait, where there is an usher."""
+        self.announce: Callable[[], Awaitable[None]] | None = None
+        """What a writer of compute.freeze waits for once it holds for all that is there: that what comes waits, too."""
+        self._totals.tally.turned.append(self.frozen.asked)
+        self.population.dropped.append(self.frozen.left)
         self._follower = Follower(ledger, self.gpus, self.population, self._tell, deadlines, self._totals.tally)
-        self._schedulers = Schedulers(ledger, self.gpus, self.population, self._follower, seconds, scheduler)
+        self._schedulers = Schedulers(
+            ledger, self.gpus, self.population, self._follower, seconds, scheduler, self._totals.tally.periods
+        )
+        self._totals.ending = self._schedulers.ended
         self._writers = Writers(ledger, self.population, self._follower, self._schedulers, deadlines)
         self._foresight = Foresight(ledger, self.gpus, self.population, self._schedulers.order)
         self._peaks = Peaks(ledger)
@@ -91,6 +105,11 @@ class Controller:
         )
         self.lives = self._membership.lives
         """How long slices stay that were made. It is to be run once units are held."""
+        self._killer = OomKiller(
+            *(ledger, self.gpus, self.population, self._membership.exits.signal, self._membership.locate),
+        )
+        self._overs = Overs(ledger, self.population, self._killer, self._tell)
+        self._reclaimer.left_over = self._overs.mark
         self._migrator = Migrator(
             ledger,
             self.gpus,
@@ -106,6 +125,7 @@ class Controller:
             *(self._notices, self._schedulers, self._totals, self.turns, self._tell, seconds),
         )
         """What the GPUs talk to."""
+        self.bookkeeper.presences.append(self.frozen.presence)
         self.released = False
         """Whether, at the end, every process was given its TSGs and default timeslices back."""
         self.handed_over = False
@@ -120,6 +140,7 @@ class Controller:
                 nursery.start_soon(lasting, "the watch for exits", self._membership.exits.run)
                 nursery.start_soon(lasting, "compute", self._follower.background.run)
                 nursery.start_soon(lasting, "reclaim", self._reclaimer.background.run)
+                nursery.start_soon(lasting, "the watch for levels over their limit", self._overs.run)
                 nursery.start_soon(lasting, "the watch for moves", self._membership.follow_cgroups)
                 nursery.start_soon(lasting, "telling of room", self._notices.run)
                 nursery.start_soon(lasting, "figures", self._totals.run)
@@ -182,6 +203,10 @@ class Controller:
     def throttled(self, group: Group) -> Throttled:
         """How much a process, or those that ever were in a slice, were kept off the runlist by the scheduler."""
         return self._totals.throttled(group)
+
+    def periods(self, group: Group) -> int:
+        """How many periods of its quota have ended in which a group had something to do."""
+        return self._totals.tally.counted(group, PERIODS)
 
     def off(self, group: Group) -> Mapping[str, int]:
         """Return how many processes at or below a group are off the runlist, by the names of the reasons; and, as `gr`,
@@ -274,24 +299,87 @@ class Controller:
     async def set_high(self, group: Group, nbytes: int) -> None:
         """gmem.limit.high: returns once the group is under it. EBUSY where swap.max, or memory that cannot be moved,
         keeps it from getting there. EAGAIN where less was moved for another reason."""
-        changes = {"high": nbytes}
-        before = self._writers.ask(group, self.require(group, "gmem.limit.high"), changes)
-        if before is not None and not self.ledger.excess(group):
-            self._writers.holds(group, changes)
-            if nbytes > before.high:
-                self._notices.freed(group.gpu)
+        await self._set_limit(group, settings.HIGH, nbytes)
+
+    async def set_max(self, group: Group, nbytes: int) -> None:
+        """gmem.limit.max: one that raises it holds at once. A lower one returns once the group is under it, by reclaim;
+        where that is not enough, by the end of members whose memory cannot be moved, as with memory.max. EBUSY, and
+        none ends, where that would not be enough either. EAGAIN as for gmem.limit.high. Neither once one was killed for
+        it: then the limit stays, as that of memory.max does."""
+        await self._set_limit(group, settings.LIMIT_MAX, nbytes)
+
+    async def _set_limit(self, group: Group, setting: Setting, nbytes: int) -> None:
+        assert setting.control is not None
+        changes, kills = {setting.field: nbytes}, setting is settings.LIMIT_MAX
+        books = self.require(group, setting.control)
+        before = self._writers.ask(group, books, changes)
+        # Another writer may wait for members to end: none is killed for a limit that has been raised.
+        raised = kills and nbytes > books.limit_max
+        if before is None and raised:
+            self._writers.overrule(group, changes)
+            self._eased(group)
             return
-        async with self._writers.asked(group, changes, before):
-            if excess := self.ledger.excess(group):
-                if sum(target.nbytes for target in self._reclaimer.plan(group, excess)) < excess:
+        if before is not None and (raised or not self._short(group, setting)):
+            self._writers.holds(group, changes)
+            if nbytes > getattr(before, setting.field):
+                self._eased(group)
+            return
+        async with self._writers.asked(group, changes, before, patient=kills) as scope:
+            if not (short := self._short(group, setting)):
+                self._eased(group)
+                return
+            with self._killer.held(group):
+                # The writer wants that, whichever member gives: no neighbour takes it.
+                planned = self._planned(group, short)
+                if planned < short and not (kills and await self._is_held_by_kills(group)):
                     raise fail(errno.EBUSY)
                 promised, whole = self._promised(group), self._whole(group)
-                await self._reclaimer.settle(group)
-                if self.ledger.excess(group):
-                    promised -= self._kept(group, whole)
-                    raise fail(errno.EBUSY if promised < excess else errno.EAGAIN)
-            else:
-                self._notices.freed(group.gpu)
+                await self._reclaimer.settle(group, short)
+                promised -= self._kept(group, whole)
+                ends = kills and self._killer.beyond(group) > 0 and await self._killer.is_enough(group)
+            if ends:
+                if isinstance(group, SliceOn) and self.population.holds(group):
+                    self.population.keep(group.slice)  # the last of it may be among them
+                scope.deadline = math.inf  # the killer is bounded itself
+                if await self._killed(group, changes):
+                    return
+            if self._short(group, setting):  # ENODEV for one that is gone
+                raise fail(errno.EBUSY if promised < short else errno.EAGAIN)
+
+    async def _killed(self, group: Group, changes: Changes) -> bool:
+        """Wait until a new limit holds, or will not by a kill. Whether any was killed for it: that cannot be taken
+        back, and so the limit is not, whatever becomes of the writer."""
+        before, any_killed = self._killer.kills(group), False
+        try:
+            await self._overs.settled(group)
+        finally:
+            any_killed = self._killer.kills(group) != before
+            if any_killed:
+                self._writers.stand(group, changes)
+        return any_killed
+
+    def _short(self, group: Group, setting: Setting) -> int:
+        """Bytes by which a group is over a limit, whatever another says. ENODEV when the group is gone."""
+        books = self.ledger.books(group)
+        return max(0, books.current - int(getattr(books, setting.field)))
+
+    def _planned(self, group: Group, nbytes: int, but: Collection[Member] = ()) -> int:
+        """Bytes of so many that members of a group can give, but for some, whichever members they are."""
+        return sum(target.nbytes for target in self._reclaimer.plan(group, nbytes, but, owed=nbytes))
+
+    async def _is_held_by_kills(self, group: Group) -> bool:
+        """Whether a group can be brought under its gmem.limit.max by reclaim and by the end of all that may be
+        killed."""
+        doomed = await self._killer.doomed(group)
+        left = self._killer.beyond(group) - self._killer.held_by(doomed)
+        return left <= 0 or self._planned(group, left, doomed) >= left
+
+    def _eased(self, group: Group) -> None:
+        """A limit of a group has been raised, or holds."""
+        self._notices.freed(group.gpu)
+        self._overs.eased(group)
+        if self.ledger.excess(group):
+            self._reclaimer.background.later(group)
 
     def _promised(self, group: Group) -> int:
         """Bytes that the processes of a group could move by their own word. They are asked for more all the same: not
@@ -322,6 +410,15 @@ class Controller:
             raise fail(errno.ERANGE)
         else:
             await self._writers.pull(group, books, changes)
+
+    async def set_quota(self, group: Group, value: tuple[int, int | None]) -> None:
+        """compute.max: the quota and the period, microseconds; without a period it stays what it was. Both are in the
+        books at once, and the scheduler acts right after."""
+        books, (quota_us, period_us) = self.require(group, "compute.max"), value
+        changes = {"quota_us": quota_us}
+        if period_us is not None:
+            changes["period_us"] = period_us
+        await self._writers.note(group, books, changes)
 
     def peak(self, group: Group, peak: Peak, mark: Mark | None = None) -> int:
         """The most that a group held: ever, or since `mark` was reset, bytes. ENODEV when the group is gone."""
@@ -354,6 +451,8 @@ class Controller:
         await self._writers.pull(group, before, {"frozen": frozen})
         if frozen != before.frozen and was == self.is_frozen(group):
             self._tell(group, Channel.COMPUTE)
+        if self.announce is not None:
+            await self.announce()
 
     async def migrate(self, group: Group, gpu: str) -> None:
         """compute.migrate: returns once the process, or every process of a slice, runs on `gpu`, an index or a UUID.
@@ -390,6 +489,11 @@ class Controller:
                 raise fail(errno.EOPNOTSUPP)
         return books
 
+    def is_over(self, group: Group) -> bool:
+        """Whether a group is over a limit, and reclaim has not changed that. ENODEV when the group is gone."""
+        self.books(group)
+        return self._overs.is_over(group)
+
     def listens(self, group: Group, change: int) -> None:
         """A program whose memory it is opened (1) or closed (-1) a usermemfd."""
         self._reclaimer.listens(group, change)
@@ -400,8 +504,9 @@ class Controller:
         """Watcher: nothing is kept for it yet."""
 
     def process_gone(self, process: Process) -> None:
-        """Watcher: a move of it has no end any more."""
+        """Watcher: a move of it has no end any more, and its end is not waited for."""
         self._migrator.gone(process)
+        self._killer.forget(process)
 
     def process_moved(self, process: Process) -> None:
         """Watcher: nothing is kept for where it was."""
@@ -428,6 +533,7 @@ class Controller:
     def _left(self, record: Record, heir: Record | None) -> None:
         """A group has left the tree, and its record is dropped; its process may go on elsewhere, in `heir`."""
         self._follower.left(record.group)
+        self._killer.left(record.group)
         self._reclaimer.wake(record)
         self._schedulers.poke(record.group.gpu)
         self._peaks.forget(record.group)

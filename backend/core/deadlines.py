@@ -1,4 +1,4 @@
-"""How long somebody waits for levers: longer where programs go into the host, or come back, only as a whole."""
+"""How long a caller waits for levers: longer where programs go into the host, or come back, only as a whole."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def deadline(seconds: float) -> Iterator[trio.CancelScope]:
 
 @attrs.define
 class Deadlines:
-    """Of those who wait for levers at one place."""
+    """Of those that wait for levers at one place."""
 
     seconds: float
     """For a lever that moves no memory."""
@@ -44,19 +44,19 @@ class Deadlines:
     _somebody: trio.Event = attrs.field(factory=trio.Event)  # waits
 
     @contextlib.contextmanager
-    def deadline(self, group: Group) -> Iterator[None]:
+    def deadline(self, group: Group) -> Iterator[trio.CancelScope]:
         """ETIMEDOUT where the body, which waits for levers of a group, takes too long."""
         with deadline(self.seconds) as scope:
             self._waiting[scope] = scope.deadline - self.seconds, group
             self._somebody.set()
             try:
-                yield
+                yield scope
             finally:
                 del self._waiting[scope]
 
     async def run(self) -> None:
-        """Gives them longer while they wait, until cancelled: how much there is may be known by then only, and who has
-        his answer at once, as nearly everybody, costs nothing."""
+        """Gives them longer while they wait, until cancelled: how much there is may be known by then only, and one
+        that has its answer at once, as nearly all, costs nothing."""
         while True:
             await self._somebody.wait()
             await trio.sleep(self.seconds / 2)
@@ -65,7 +65,7 @@ class Deadlines:
                     scope.deadline = max(scope.deadline, since + self.of(group))
                 except OSError as error:  # it is gone, say
                     log.debug("GPU %d: how much of %s moves is not known: %s", group.gpu, group.node, error)
-                except Exception:  # a bug here shall not end the mount: nobody has longer
+                except Exception:  # a bug here shall not end the mount: none has longer
                     log.exception("GPU %d: how much of %s moves", group.gpu, group.node)
             if not self._waiting:
                 self._somebody = trio.Event()

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 import attrs
 
 from backend.core.records import Books
-from backend.core.settings import HIGH, LOW, MAX, PRIORITY, SETTINGS, SWAP_MAX, WEIGHT
+from backend.core.settings import HIGH, LIMIT_MAX, LOW, MAX, PRIORITY, SETTINGS, SWAP_MAX, WEIGHT
 from backend.process.identity import ROOT, ROOT_PATH, Slice
 
 FAMILIES_MOST = 8
@@ -82,7 +82,7 @@ def carried(family: Family, books: Books, former: Books) -> Mapping[str, int]:
     """What changes in the books of a family's slice that is there as a process comes into it from a slice of the same
     family in another cgroup, `former`: what was made less there than was asked for."""
     values = dict(lowered(books, former))
-    for field in (HIGH.field, SWAP_MAX.field):
+    for field in (HIGH.field, SWAP_MAX.field, LIMIT_MAX.field):
         if getattr(former, field) < min(getattr(books, field), family.asked.get(field, MAX)):
             values[field] = getattr(former, field)
     return values

@@ -17,7 +17,7 @@ from backend.core.entries import Resident
 from backend.core.member import UNTOUCHED, Compute
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Inherited, Ledger
-from backend.core.reasons import ON, Off, Reason, counted
+from backend.core.reasons import ON, Engines, Off, Reason, counted, name_of
 from backend.core.records import NOWHERE, Channel, Place, Wanted
 from backend.core.settings import LEVERS, TIMESLICE
 from backend.core.tally import Tally
@@ -100,8 +100,11 @@ class Follower:
             off = off.with_(Reason.FREEZE)
         if place.off and not drains:
             off = off.with_(Reason.TURN, place.engines)
+        spent = self._of(group).spent
+        if spent is not None:
+            off = off.with_(Reason.QUOTA, spent)
         held.setdefault(TIMESLICE.field, (place.drain_us if drains else 0) or place.timeslice_us)
-        return Wanted(off, drains=drains, **held)
+        return Wanted(off, drains=drains, spent=spent is not None, **held)
 
     # What the scheduler has a say in
 
@@ -128,10 +131,62 @@ class Follower:
         if applied.off.reasons & Reason.TURN or self._of(group).turn_end is not None:  # perhaps
             self.background.later(group)
 
+    # What its quota has a say in
+
+    async def spend(self, group: Member) -> None:
+        """Has a process stand, as its quota is used up: it launches nothing more where it has a gate, else its GR
+        engine is off. Errors as of the levers; it runs on then."""
+        try:
+            await self.turning.spend(group)
+            await self.apply(group)
+        except BaseException:
+            if self._population.holds(group):
+                self._of(group).spent = None
+                self.background.later(group)
+            raise
+
+    async def stop(self, group: Member) -> None:
+        """Has a process that stands as its quota is used up be without its GR engine, since its gate does not hold
+        it. Errors as of the levers; it stands at its gate then, as before."""
+        compute = self._of(group)
+        if compute.spent is not Engines.NONE:
+            return
+        compute.spent = Engines.GR
+        try:
+            await self.apply(group)
+        except BaseException:
+            if compute.spent is Engines.GR and self._population.holds(group):
+                compute.spent = Engines.NONE
+                self.background.later(group)
+            raise
+
+    async def restore(self, group: Member) -> None:
+        """Has a process go on that stood as its quota was used up. Errors as of the levers; it may stand on then,
+        until this is done again or something else has its levers follow."""
+        self._of(group).spent = None
+        await self.apply(group)
+
+    def forgive(self, group: Member) -> None:
+        """No quota has a say in a process any more. Its GPU is lost: no lever moves there, and what is back is followed
+        anew (:meth:`begin_again`)."""
+        self._of(group).spent = None
+
+    def spent(self, group: Member) -> Engines | None:
+        """The engines that a process is without as its quota is used up; None where it is not to stand for that."""
+        return self._of(group).spent
+
+    def runs(self, group: Member) -> bool:
+        """Whether the GR engine of a process is on the runlist."""
+        return self._of(group).applied.engines is Engines.NONE
+
     def off(self, group: Group) -> Mapping[str, int]:
         """Return how many processes at or below a group are off the runlist for each reason, and how many with the GR
-        engine alone (:func:`backend.core.reasons.counted`)."""
-        return counted(resident.records[group.gpu].compute.noted for resident in self._population.below(group))
+        engine alone (:func:`backend.core.reasons.counted`). One that stands at its gate as its quota is used up is
+        counted for that as well."""
+        each = [resident.records[group.gpu].compute for resident in self._population.below(group)]
+        found = dict(counted(compute.noted for compute in each))
+        found[name_of(Reason.QUOTA)] += sum(_stands_at_its_gate(compute) for compute in each)
+        return found
 
     def is_frozen(self, group: Group) -> bool:
         """Whether a group is frozen, as cgroup.events has it (kernel/cgroup/freezer.c): that was asked for, at it or
@@ -202,6 +257,7 @@ class Follower:
                 await self._detach(group, compute, wanted)
             elif not wanted.off and (again or applied.off):
                 compute.doubtful = True  # it may run by the time that a failure is told
+                compute.pulls += 1
                 await gpu.attach(process)
                 compute.doubtful = False
                 self._remember(group, compute, wanted)
@@ -218,6 +274,7 @@ class Follower:
         self._remember(group, compute, attrs.evolve(wanted, off=applied.off | wanted.off))
         if not applied.engines.covers(wanted.engines) or compute.inherited:
             compute.doubtful = True
+        compute.pulls += 1
         await self._gpus[group.gpu].detach(group.process, wanted.engines)
         compute.doubtful = False
         self._remember(group, compute, wanted)
@@ -240,6 +297,7 @@ class Follower:
             source.held = target.held = True
             for group in (here, there):
                 self.schedule(group, NOWHERE)
+                self._of(group).spent = None
                 self.watcher(group.gpu)
             is_released = False
             try:
@@ -358,7 +416,7 @@ class Follower:
                     nursery.start_soon(one, record.group)
         for record in self._population.records():
             compute = record.compute
-            compute.applied, compute.inherited, compute.place = UNTOUCHED, False, NOWHERE
+            compute.applied, compute.inherited, compute.place, compute.spent = UNTOUCHED, False, NOWHERE, None
         self._placed.clear()
         return not kept
 
@@ -384,8 +442,13 @@ class Follower:
 
 
 def _waits(wanted: Wanted) -> bool:
-    """Return whether a process is to wait for its turn."""
-    return wanted.drains or bool(wanted.off.reasons & Reason.TURN)
+    """Return whether a process is to wait for its turn, or until its quota lets it work."""
+    return wanted.drains or wanted.spent or bool(wanted.off.reasons & Reason.TURN)
+
+
+def _stands_at_its_gate(compute: Compute) -> bool:
+    """Return whether a process stands as its quota is used up, and is on the runlist for all that."""
+    return compute.applied.spent and not compute.noted.reasons & Reason.QUOTA
 
 
 def _stands(compute: Compute) -> bool:

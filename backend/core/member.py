@@ -18,7 +18,7 @@ import trio
 from backend.common import clock
 from backend.core.held import Held
 from backend.core.nextuse import NextUse
-from backend.core.reasons import ON, Off
+from backend.core.reasons import ON, Engines, Off
 from backend.core.records import NOWHERE, Place, Wanted
 from backend.core.turns import TurnEnd
 from backend.process.identity import Group
@@ -66,8 +66,13 @@ class Compute(Followed):
     """Why a process is off the runlist, as the books say; `ON` itself for one that is on it."""
     place: Place = NOWHERE
     """What the scheduler adds to what is asked for."""
+    spent: Engines | None = None
+    """Engines that it is without as its quota is used up: none where it stands at its gate; None where its quota lets
+    it work."""
     doubtful: bool = False
     """Detached at most in part: the lever has not returned, or failed."""
+    pulls: int = 0
+    """Times that its engines were to go off the runlist, or on again."""
     held: bool = False
     """Let run without what is asked for it: no lever of it is pulled."""
     inherited: bool = False

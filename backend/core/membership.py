@@ -193,6 +193,14 @@ class Membership:
                 return known.families
         return ()
 
+    def place(self, process: Process) -> tuple[Slice, Families]:
+        """The cgroup of a process, and the families that it is in below that: of one that is not in the tree those that
+        it would be in. ProcessLookupError for one that is gone."""
+        resident = self._population.resident(process)
+        if resident is not None:
+            return resident.cgroup, resident.families
+        return cgroup_of(process.pid), self._families(process)
+
     # Processes that go
 
     def expel(self, process: Process) -> None:
@@ -242,6 +250,11 @@ class Membership:
                 if count % CGROUP_SWEEP_MOST == 0:
                     await trio.sleep(CGROUP_SWEEP_S)
                 self._follow_cgroup(resident)
+
+    def locate(self, process: Process) -> None:
+        """Has a process that is in the tree be where its cgroup is now, without a wait for the next look."""
+        if (resident := self._population.resident(process)) is not None:
+            self._follow_cgroup(resident)
 
     def _follow_cgroup(self, resident: Resident) -> None:
         """A process is where its cgroup is; what goes wrong with one is no other's business."""

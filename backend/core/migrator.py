@@ -231,7 +231,7 @@ class Migrator:
         self._ledger.configure(there, **{**{name: getattr(held, name) for name in FOLLOWS}, "swap_max": MAX})
         for level in self._population.path(there)[1:]:
             books = self._ledger.books(level)
-            if books.current + held.current > books.high or books.swap + held.swap > books.swap_max:
+            if books.current + held.current > books.limit or books.swap + held.swap > books.swap_max:
                 raise fail(errno.ENOSPC)
         if held.swap:
             self._ledger.observe(there, held.swap)

@@ -96,7 +96,8 @@ class Ledger(Protocol):
         at each call here that changes it, else as it was seen. ENODEV when the group is gone."""
 
     def configure(self, group: Group, **changes: int | bool) -> None:
-        """Sets any of high, low, swap_max (bytes), timeslice_us, frozen, priority, weight; kept, uid, gid of a slice.
+        """Sets any of high, limit_max, low, swap_max (bytes), timeslice_us, frozen, priority, weight, oom_group; kept,
+        uid, gid of a slice.
 
         EINVAL for any other name, and for what only a slice has; EPERM for a GPU's root; ERANGE.
         """
@@ -107,8 +108,9 @@ class Ledger(Protocol):
     def charge(self, group: Group, nbytes: int) -> None:
         """Charges GPU memory to a process and every slice above it.
 
-        Going over a high never fails: it is reclaimed. ENOMEM only where swap.max leaves no room to bring every
-        level back under its high, or one would hold more than MAX (records `max` and `oom`).
+        Going over a high never fails: it is reclaimed. ENOMEM (records `oom`) where swap.max leaves no room to bring
+        every level back under its high, or one would hold more than MAX. Going over a limit_max records `max` there:
+        EAGAIN where as much could leave that level before, else ENOMEM. Nothing is charged then.
         """
 
     def uncharge(self, group: Group, nbytes: int) -> None:
@@ -121,14 +123,14 @@ class Ledger(Protocol):
         """`nbytes` moved to the host in `usec` microseconds. ENOSPC over a swap.max, EINVAL for more than it holds."""
 
     def swap_in(self, group: Group, nbytes: int, usec: int = 0) -> None:
-        """`nbytes` moved to the GPU. EAGAIN if that would put some level over its high."""
+        """`nbytes` moved to the GPU. EAGAIN if that would put some level over its high, or its limit_max."""
 
     def observe(self, group: Group, nbytes: int) -> None:
         """The driver says that the process holds `nbytes`: the books follow, whatever the limits say. EINVAL where
         some group would hold more than MAX."""
 
     def excess(self, group: Group) -> int:
-        """Bytes by which a group is over its high; 0 when under."""
+        """Bytes by which a group is over its high, or its limit_max; 0 when under."""
 
     def plan(self, group: Group, nbytes: int) -> Sequence[Target]:
         """What to take `nbytes` from, below (or at) `group`: what swap.max allows, low respected while possible; first
@@ -141,7 +143,8 @@ class Ledger(Protocol):
         EINVAL for a slice, a process of another GPU, or a number beyond that, and then nothing is set."""
 
     def note(self, group: Group, event: str) -> None:
-        """Counts one event, here and in every group above: ``low``, ``high``, ``reclaim`` or ``fail``."""
+        """Counts one event, here and in every group above: ``low``, ``high``, ``reclaim``, ``fail``; and of a limit_max
+        what the ledger does not see by itself, ``max``, ``oom``, ``oom_kill`` and ``oom_group_kill``."""
 
     def set_reasons(self, group: Group, off_all: int, off_gr: int) -> None:
         """Notes why a process is off the runlist: all reasons that take every engine, and all that take GR alone, as
@@ -196,7 +199,8 @@ class Bookkeeping(Protocol):
         """What a process that has ended did besides, by the names of :class:`Activity`. Once, after `forget`."""
 
     async def charge(self, process: Process, gpu: int, nbytes: int) -> None:
-        """Charges `nbytes` and returns once every level is back under its high. OSError(ENOMEM) if refused."""
+        """Charges `nbytes`, once there is room for them under every limit_max, and returns once every level is back
+        under its high. OSError(ENOMEM) if refused."""
 
     def uncharge(self, process: Process, gpu: int, nbytes: int, *, swapped: bool) -> None:
         """The process freed `nbytes` that were on the GPU, or (`swapped`) in the host."""
@@ -210,6 +214,11 @@ class Bookkeeping(Protocol):
 
     def levels(self, process: Process, gpu: int) -> Sequence[Books]:
         """The books of the process, and of every slice above it, the GPU's root last. ENODEV for one that is gone."""
+
+    async def prospect(self, process: Process, gpu: int) -> Sequence[Books]:
+        """What :meth:`levels` says once its slices' policy holds; of a process that is not in the books of `gpu`, as it
+        would be if it came now, from the slice above it on. It is not in the books by that. ProcessLookupError for one
+        that is gone."""
 
     def presence(self, gpu: int) -> None:
         """A GPU was lost, or is back: its `lost` says which."""
@@ -227,6 +236,10 @@ class Policy(Protocol):
     async def prepare(self, slice_: Slice, gpu: int) -> None:
         """Returns once a slice, and every one above it, has what it is to have on a GPU; in any case soon."""
 
+    def asked(self, slice_: Slice, gpu: int) -> Mapping[str, int]:
+        """The limits that a slice which is not in the tree would have on a GPU, as far as that is known: after
+        :meth:`prepare` it is. By the fields of their settings."""
+
     def again(self, gpu: int) -> None:
         """A GPU that was lost is back: what was refused meanwhile is to be asked for once more."""
 
@@ -241,6 +254,8 @@ class Gpu(Protocol):
     """
 
     info: GpuInfo
+    late_us: int
+    """How late the time that a process had the engine is told (`gpu_usec` of its activity), microseconds; 0 at once."""
 
     @property
     def lost(self) -> bool:
@@ -260,6 +275,9 @@ class Gpu(Protocol):
 
     def manages(self, process: Process) -> bool:
         """Whether the memory of `process` can be moved (gmem.limit.* act on it)."""
+
+    def spoken(self, process: Process) -> float:
+        """Seconds for which the library of `process` has spoken to this daemon, altogether; 0 where it never has."""
 
     def footprint(self, process: Process) -> Footprint:
         """What is known about the memory of `process`, besides what is in the books."""

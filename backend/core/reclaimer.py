@@ -1,19 +1,29 @@
-"""Brings groups back under their high: decides with the ledger, moves with the GPU, tells the programs first."""
+"""Brings groups back under their limits: decides with the ledger, moves with the GPU, tells the programs first."""
 
 from __future__ import annotations
 
+import errno
+import logging
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import trio
 
+from backend.common.errors import fail
 from backend.common.turns import Turns
 from backend.core.background import Background
 from backend.core.deadlines import Deadlines
 from backend.core.member import Record
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger, Target
-from backend.process.identity import Group, Member, SliceOn
+from backend.core.records import MAX
+from backend.process.identity import ROOT, Group, Member, SliceOn
+
+log = logging.getLogger(__name__)
+
+ROUNDS = 16
+"""Times that a charge is tried which waits for room under a limit_max, as MAX_RECLAIM_RETRIES of mm/memcontrol.c:
+others may take that room."""
 
 USERMEM_S = 0.05
 """Seconds that a program which listens to its usermemfd has to give memory back by itself, before it is taken."""
@@ -32,87 +42,185 @@ class Reclaimer:
         self._gpus = gpus
         self._population = population
         self._turns = turns
-        self._listeners: Counter[Group] = Counter()  # who has the usermemfd of a group open
+        self._listeners: Counter[Group] = Counter()  # open usermemfds of a group
+        self._moves: dict[Member, list[trio.Event]] = {}  # that are under way: each is set at its end
         self.background = Background("reclaim", population, self.settle_path, deadlines, lambda record: record.memory)
         """For what changed without a writer."""
+        self.left_over: Callable[[Group], None] = lambda level: None
+        """Is told of each level that reclaim has been at: it may still be over its limit."""
 
-    async def settle_path(self, group: Group) -> None:
-        """Brings a group and every one above it back under its high, the lowest first."""
+    async def charge(self, group: Member, nbytes: int) -> None:
+        """Charges memory to a process, once there is room for it under every limit_max of its path; what is over a high
+        then is left to :meth:`settle_path`. ENOMEM where that room is not to be had, ENODEV."""
+        held: dict[Group, int] | None = None
+        for _ in range(ROUNDS):
+            try:
+                self._ledger.charge(group, nbytes)
+            except OSError as error:
+                if error.errno != errno.EAGAIN:
+                    raise
+            else:
+                return
+            if held is None:
+                held = {level: self._held(level) for level in self._population.path(group) if self._is_bounded(level)}
+            if not await self._make_room(group, nbytes, held):
+                break
+        self._ledger.note(group, "oom")
+        raise fail(errno.ENOMEM)
+
+    async def _make_room(self, group: Member, nbytes: int, held: dict[Group, int]) -> bool:
+        """Whether every limit_max has room for so much more, after memory was moved out for that.
+
+        Nothing moves where that would not be enough. `held` is what the members of each level held whose memory can be
+        moved, as the charge began: in the stead of those that cannot they give what is charged, once, however many
+        rounds it takes, and what they themselves have taken of that room since then.
+        """
+        waits = 0
+        while self._population.holds(group) and (full := self._full(group, nbytes)) is not None:
+            level, short = full
+            now = self._held(level)
+            owed = max(0, nbytes + now - held.setdefault(level, now))
+            if _total(self.plan(level, short, owed=owed)) < short:
+                waits += 1
+                if waits > ROUNDS or not await self._moved(level):
+                    return False
+                continue  # what moves for another caller was no part of the plan, and its room may be
+            try:
+                if not await self.reclaim(level, short, owed):
+                    return False
+            except OSError as error:
+                log.error("GPU %d: nothing moved out for %s: %s", group.gpu, group.process, error)
+                return False
+        return True
+
+    async def _moved(self, level: Group) -> bool:
+        """Wait until a move out of a member at or below a level is over; whether there was any."""
+        for resident in self._population.below(level):
+            if moves := self._moves.get(Member(resident.process, level.gpu)):
+                await moves[0].wait()
+                return True
+        return False
+
+    def _is_bounded(self, level: Group) -> bool:
+        return self._ledger.books(level).limit_max != MAX
+
+    def _held(self, level: Group) -> int:
+        """Bytes that the members at or below a level hold whose memory can be moved."""
+        gpu = self._gpus[level.gpu]
+        members = (one.process for one in self._population.below(level) if gpu.manages(one.process))
+        return sum(self._ledger.books(Member(process, level.gpu)).current for process in members)
+
+    def _full(self, group: Member, nbytes: int) -> tuple[Group, int] | None:
+        """The lowest level of a path that so much more would put over its limit_max, and by how much."""
+        for level in self._population.path(group):
+            books = self._ledger.books(level)
+            if (short := books.current + nbytes - books.limit_max) > 0:
+                return level, short
+        return None
+
+    async def settle_path(self, group: Group, owed: int = 0) -> None:
+        """Brings a group and every one above it back under its limits, the lowest first. `owed` is what a program with
+        the library has just allocated."""
         for level in self._population.path(group):
             if self._population.holds(level) and self._ledger.excess(level):
-                await self.settle(level)
+                await self.settle(level, owed)
 
-    async def settle(self, level: Group) -> None:
-        """Moves memory of a group out until it is under its high, or nothing more can be moved."""
+    async def settle(self, level: Group, owed: int = 0) -> None:
+        """Moves memory of a group out until it is under its limits, or nothing more can be moved. `owed` as in
+        :meth:`plan`."""
         # Two reclaims of one group at once would each take the whole excess.
         async with self._population.record(level).memory.settling():
             if not self._population.holds(level) or not (excess := self._ledger.excess(level)):
                 return
-            self._ledger.note(level, "high")
+            books = self._ledger.books(level)
+            if books.current > books.high:
+                self._ledger.note(level, "high")
+            if books.current > books.limit_max:
+                self._ledger.note(level, "max")
             if isinstance(level, SliceOn):
                 self._ledger.press(level, excess)
-            spent: set[Member] = set()
-            while excess:
-                _, asked = await self.take(level, excess, spent)
-                excess = self._ledger.excess(level) if self._population.holds(level) else 0
-                if not asked:
-                    break
-            if excess and self._population.holds(level):
-                self._ledger.note(level, "fail")
+            try:
+                await self._settle(level, excess, owed)
+            finally:
+                self.left_over(level)
 
-    async def reclaim(self, top: Group, nbytes: int) -> int:
-        """Moves `nbytes` of a group out, or what can be; returns how much less its processes hold."""
+    async def _settle(self, level: Group, excess: int, owed: int) -> None:
+        spent: set[Member] = set()
+        while excess:
+            given, asked = await self.take(level, excess, spent, owed)
+            owed = max(0, owed - given)
+            excess = self._ledger.excess(level) if self._population.holds(level) else 0
+            if not asked:
+                break
+        if excess and self._population.holds(level):
+            self._ledger.note(level, "fail")
+
+    async def reclaim(self, top: Group, nbytes: int, owed: int | None = None) -> int:
+        """Moves `nbytes` of a group out, or what can be; returns how much less its processes hold. `owed` as in
+        :meth:`plan`, all of it where it is None."""
         spent: set[Member] = set()
         moved = 0
         while moved < nbytes:
-            given, asked = await self.take(top, nbytes - moved, spent)
+            still = nbytes - moved if owed is None else max(0, owed - moved)
+            given, asked = await self.take(top, nbytes - moved, spent, still)
             moved += given
             if not asked or not self._population.holds(top):
                 break
         return moved
 
-    def plan(self, top: Group, nbytes: int, spent: Collection[Member] = ()) -> list[Target]:
+    def plan(self, top: Group, nbytes: int, spent: Collection[Member] = (), owed: int = 0) -> list[Target]:
         """The ledger's plan, of what the GPU can move: what some cannot give, others are asked for. Not those `spent`.
 
         The books know no more than what is on the GPU. So the ledger is asked to plan for more than is needed, as
-        little more as it takes, and those parts are dropped that cannot be moved.
+        little more as it takes, and those parts are dropped that cannot be moved. The part of a program whose memory
+        can never be moved no other is asked for: a neighbour without the library takes nothing from those with it.
+        They give in its stead for what is `owed`: what they have just allocated themselves, or what a writer asks for.
+        The capacity of the GPU has no such part: it has to hold.
         """
-        targets, planned = self._movable(top, nbytes, spent)
+        targets, planned, stays = self._movable(top, nbytes, spent)
         if planned < nbytes or _total(targets) == planned:
             return targets
-        short, enough = nbytes, nbytes
+        if top != SliceOn(ROOT, top.gpu) and stays:
+            nbytes = max(nbytes - stays, min(nbytes, owed))
+            if _total(targets) >= nbytes:
+                return targets
+        short, enough = planned, planned
         while _total(targets) < nbytes and planned >= enough:
             short, enough = enough, 2 * enough
-            targets, planned = self._movable(top, enough, spent)
+            targets, planned, _ = self._movable(top, enough, spent)
         while enough - short > self._gpus[top.gpu].info.granule and _total(targets) >= nbytes:
             middle = (short + enough) // 2
-            fewer, _ = self._movable(top, middle, spent)
+            fewer, _, _ = self._movable(top, middle, spent)
             if _total(fewer) >= nbytes:
                 enough, targets = middle, fewer
             else:
                 short = middle
         return targets
 
-    def _movable(self, top: Group, nbytes: int, spent: Collection[Member]) -> tuple[list[Target], int]:
-        """What can be moved of a plan of the ledger, and how much that planned in all."""
+    def _movable(self, top: Group, nbytes: int, spent: Collection[Member]) -> tuple[list[Target], int, int]:
+        """What can be moved of a plan of the ledger, how much that planned in all, and how much of that is of programs
+        whose memory can never be moved."""
         gpu = self._gpus[top.gpu]
         left: dict[Member, int] = {}
-        targets, planned = [], 0
+        targets, planned, stays = [], 0, 0
         for target in self._ledger.plan(top, nbytes):
             planned += target.nbytes
+            if not gpu.manages(target.group.process):
+                stays += target.nbytes
+                continue
             if target.group in spent:
                 continue
             most = left.setdefault(target.group, gpu.footprint(target.group.process).movable)
             if take := min(target.nbytes, most):
                 left[target.group] -= take
                 targets.append(Target(target.group, take, target.below_low))
-        return targets, planned
+        return targets, planned, stays
 
-    async def take(self, top: Group, nbytes: int, spent: set[Member]) -> tuple[int, bool]:
+    async def take(self, top: Group, nbytes: int, spent: set[Member], owed: int) -> tuple[int, bool]:
         """Takes `nbytes` from the processes at or below `top`, once: returns how much less they hold, and whether any
-        was asked. Who gave less than he was asked for is `spent` from then on.
+        was asked. One that gave less than it was asked for is `spent` from then on. `owed` as in :meth:`plan`.
 
-        All of them at the same time: one that is slow keeps only those waiting who wait for it. Each is told through
+        All of them at the same time: one that is slow keeps only those waiting that wait for it. Each is told through
         its usermemfd; one that listens there may give back by itself what it needs least, but not for long.
         """
         given: list[int] = []
@@ -130,7 +238,7 @@ class Reclaimer:
         await self._turns.turn()
         if not self._population.holds(top):
             return 0, False
-        targets = _merged(self.plan(top, nbytes, spent))
+        targets = _merged(self.plan(top, nbytes, spent, owed))
         async with trio.open_nursery() as nursery:
             for target in targets:
                 if target.below_low:
@@ -141,6 +249,17 @@ class Reclaimer:
         return sum(given), bool(targets)
 
     async def _take_from(self, target: Target) -> int:
+        moves, over = self._moves.setdefault(target.group, []), trio.Event()
+        moves.append(over)
+        try:
+            return await self._move_from(target)
+        finally:
+            over.set()
+            moves.remove(over)
+            if not moves:
+                del self._moves[target.group]
+
+    async def _move_from(self, target: Target) -> int:
         group = target.group
         if not self._population.holds(group):
             return target.nbytes
@@ -160,7 +279,7 @@ class Reclaimer:
     # The program's own turn
 
     def listens(self, group: Group, change: int) -> None:
-        """Somebody opened (1) or closed (-1) the usermemfd of a group whose memory it is."""
+        """A program opened (1) or closed (-1) the usermemfd of a group whose memory it is."""
         self._listeners[group] += change
         if not self._listeners[group]:
             del self._listeners[group]

@@ -19,7 +19,10 @@ OVERCOMMIT = 16
 driver's figure corrects it, so unbounded one program could take from its neighbours all that there is to count."""
 
 
-OF_MEMORY = ("gmem.limit.high", "gmem.limit.low", "gmem.swap.max", "gmem.reclaim", "usermemfd")
+OF_MEMORY = (
+    *("gmem.limit.high", "gmem.limit.max", "gmem.limit.low", "gmem.swap.max", "gmem.oom.group"),
+    *("gmem.reclaim", "usermemfd"),
+)
 """Controls that act by moving memory."""
 
 
@@ -121,7 +124,8 @@ class Books:
     events_high: int = 0
     """Times the group was found over its high and reclaim began."""
     events_max: int = 0
-    """Times an allocation met an exhausted gmem.swap.max."""
+    """Times the group met its gmem.limit.max: by an allocation, or found over it. Modules without that setting count
+    allocations that met an exhausted gmem.swap.max, each of which is in `events_oom`, too."""
     events_oom: int = 0
     """Allocations refused to the program."""
     events_reclaim: int = 0
@@ -136,6 +140,10 @@ class Books:
     """compute.priority."""
     weight: int = settings.WEIGHT.default
     """compute.weight."""
+    quota_us: int = settings.QUOTA.default
+    """compute.max: work on the GPU in each period, microseconds; MAX is no quota."""
+    period_us: int = settings.PERIOD.default
+    """compute.max: the period, microseconds."""
     pressure_bytes: int = 0
     """usermemfd: bytes to give back, of the latest record."""
     pressure_seq: int = 0
@@ -150,6 +158,19 @@ class Books:
     """Why a process is off the runlist with all engines: bits of `REASONS`."""
     off_gr: int = 0
     """Why a process is off the runlist with the GR engine alone: bits of `REASONS`."""
+    limit_max: int = MAX
+    """gmem.limit.max."""
+    oom_group: bool = False
+    """gmem.oom.group."""
+    events_oom_kill: int = 0
+    """Processes that were killed, since they held a group over its gmem.limit.max."""
+    events_oom_group_kill: int = 0
+    """Times that all processes of a group were killed for that, as gmem.oom.group asks for."""
+
+    @property
+    def limit(self) -> int:
+        """What the group is brought under by reclaim, bytes: the lower one of its two limits."""
+        return min(self.high, self.limit_max)
 
 
 @attrs.frozen
@@ -217,6 +238,8 @@ class Footprint:
     """Bytes that came back from the host in the place of as many that were colder, ever; swapins has none of them."""
     whole: int = 0
     """Bytes of programs that go into the host, or come back from it, only as a whole: a wait for that is long."""
+    silent: int = 0
+    """Bytes of programs whose library was found not to speak: nothing of them moves before it does."""
 
     def __add__(self, other: Footprint) -> Footprint:
         return Footprint(
@@ -226,6 +249,7 @@ class Footprint:
             _total(self.disputed, other.disputed),
             _total(self.exchanged, other.exchanged),
             self.whole + other.whole,
+            self.silent + other.silent,
         )
 
 
@@ -252,6 +276,8 @@ class Wanted:
     """Longest run in a scheduling round, over all its TSGs, microseconds; 0 is the driver's default."""
     drains: bool = False
     """Whether it waits for its turn, and is on the runlist until what it launched has run."""
+    spent: bool = False
+    """Whether it waits until its quota lets it work: at its gate, or off the runlist, too."""
 
     @property
     def engines(self) -> Engines:

@@ -47,7 +47,7 @@ class RoomNotices:
             await trio.sleep(OFFER_S)
 
     def _room(self, gpu: int, process: Process) -> int:
-        """Bytes that a process could get without any level above it going over its high."""
+        """Bytes that a process could get without any level above it going over its limits."""
         group = Member(process, gpu)
         if not self._population.holds(group):
             return 0
@@ -55,4 +55,4 @@ class RoomNotices:
             path = [self._ledger.books(level) for level in self._population.path(group)]
         except OSError:
             return 0  # the kernel has seen it die, and we have not yet
-        return max(0, min(books.high - books.current for books in path))
+        return max(0, min(books.limit - books.current for books in path))

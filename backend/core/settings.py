@@ -37,6 +37,9 @@ class Kind(enum.Enum):
     """0 or 1; in a unit file a boolean."""
     NUMBER = "number"
     """A whole number."""
+    QUOTA = "quota"
+    """``QUOTA PERIOD`` in microseconds, as in cpu.max, where ``max`` is no quota; in a unit file a percentage, and a
+    time for the period behind it. The field has the quota, and the one `in_file_of` it the period."""
     OWNER = "owner"
     """A uid or a gid, set by chown(2); the kernel module takes one from CAP_SYS_ADMIN alone (EPERM)."""
 
@@ -71,6 +74,8 @@ class Setting:
     """Whether a process takes it along to another GPU."""
     slices_only: bool = False
     """Whether a process has none (EINVAL)."""
+    in_file_of: str | None = None
+    """Field of the setting in whose control file it is the second number; None for one that has its own, or none."""
 
     @property
     def allowed(self) -> range:
@@ -185,16 +190,66 @@ GID = Setting(
     follows_migration=False,
     slices_only=True,
 )
+QUOTA = Setting(  # the least that cpu.max takes (kernel/sched/core.c: min_cfs_quota_period)
+    "quota_us",
+    Kind.QUOTA,
+    least=1_000,
+    most=MAX,
+    default=MAX,
+    control="compute.max",
+    unit_key="ComputeQuota",
+    summary="microseconds of work on the GPU in each period",
+    needs=("compute.freeze",),
+)
+PERIOD = Setting(  # the default of cpu.max, and its greatest (max_cfs_quota_period)
+    "period_us",
+    Kind.NUMBER,
+    least=10_000,
+    most=1_000_000,
+    default=100_000,
+    summary="microseconds of a period",
+    needs=("compute.freeze",),
+    in_file_of="quota_us",
+)
+LIMIT_MAX = Setting(
+    "limit_max",
+    Kind.SIZE,
+    most=MAX,
+    default=MAX,
+    control="gmem.limit.max",
+    unit_key="GMemMax",
+    environment="GGROUP_GMEM_MAX",
+    summary="memory over it is refused",
+)
+OOM_GROUP = Setting(
+    "oom_group",
+    Kind.SWITCH,
+    most=1,
+    control="gmem.oom.group",
+    unit_key="GMemOOMGroup",
+    summary="0 or 1, whether all of it ends where one is killed",
+)
 
-SETTINGS = (HIGH, LOW, SWAP_MAX, TIMESLICE, FROZEN, PRIORITY, WEIGHT, KEPT, UID, GID)
+SETTINGS = (
+    *(HIGH, LOW, SWAP_MAX, TIMESLICE, FROZEN, PRIORITY, WEIGHT, KEPT, UID, GID),
+    *(QUOTA, PERIOD),
+    *(LIMIT_MAX, OOM_GROUP),
+)
 """In the order of their bits."""
+
+SECOND = {one.in_file_of: one for one in SETTINGS if one.in_file_of is not None}
+"""The second number of a control file, by the field of the first."""
 
 BY_FIELD = {one.field: one for one in SETTINGS}
 BY_CONTROL = {one.control: one for one in SETTINGS if one.control is not None}
 
-APPLIED = tuple(sorted((one for one in SETTINGS if one.unit_key is not None), key=lambda one: one is FROZEN))
+APPLIED = tuple(
+    sorted(
+        (one for one in SETTINGS if one.unit_key is not None), key=lambda one: 2 * (one is FROZEN) + (one is LIMIT_MAX)
+    )
+)
 """Those of unit files in the order in which they are applied: what protects and limits memory comes before what lets a
-program run."""
+program run, and what ends with one that is killed before the limit for which it is."""
 
 BY_ENVIRONMENT = {one.environment: one for one in SETTINGS if one.environment is not None}
 """Settings that a program may ask for itself, by their variable."""

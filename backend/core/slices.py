@@ -15,10 +15,10 @@ from backend.core.entries import SliceEntry, Watcher
 from backend.core.families import Family
 from backend.core.member import Record
 from backend.core.protocols import Ledger
-from backend.core.settings import APPLIED
+from backend.core.settings import APPLIED, SETTINGS
 from backend.process.identity import ROOT, Group, Slice, SliceOn
 
-NEW = {one.field: one.default for one in APPLIED}
+NEW = {one.field: one.default for one in SETTINGS if one in APPLIED or one.in_file_of is not None}
 """What is set on a new group."""
 
 

@@ -1,5 +1,5 @@
 """The tally: what happened to groups and is counted here, and not by a GPU. Moves, what programs undid, losses of the
-GPU, and the time for which a group was to be frozen.
+GPU, the time for which a group was to be frozen, and the periods of its quota.
 
 It is written down with the totals (:mod:`backend.core.totals`), under names of its own, so it goes on over another
 daemon, and with a process that goes to another GPU. What happens rarely is written at once; that a group is to be
@@ -9,7 +9,7 @@ frozen, and no longer, right after, some at a time, as a slice may have thousand
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 import trio
@@ -21,7 +21,8 @@ from backend.core.records import MAX
 from backend.process.identity import ROOT, Group, Node, SliceOn
 
 MIGRATED, UNDONE, LOST = "migrated", "undone", "lost"
-COUNTS = (MIGRATED, UNDONE, LOST, FROZEN_USEC)
+PERIODS = "nr_periods"
+COUNTS = (MIGRATED, UNDONE, LOST, FROZEN_USEC, PERIODS)
 """Figures that are counted here. Of a process they go with it to another GPU."""
 
 
@@ -49,6 +50,8 @@ class Tally:
         self._changed: dict[Group, None] = {}
         self._asked = trio.Event()
         self._handed_over = False
+        self.turned: list[Callable[[Group, bool], None]] = []
+        """Told of a group that is to be frozen from now on, or not any more."""
 
     def counted(self, group: Group, name: str) -> int:
         """Return how often something of COUNTS was counted of a group."""
@@ -76,6 +79,12 @@ class Tally:
             self._of(root).absent = True
             self._count({root: None, **dict.fromkeys(groups)}, LOST)
 
+    def periods(self, group: Group, count: int) -> None:
+        """Count periods of the quota of a group. They are written down with what else changes, as there are many."""
+        total = self._of(group).total
+        total[PERIODS] = min(MAX, total.get(PERIODS, 0) + count)
+        self._changed[group] = None
+
     def back(self, gpu: int) -> None:
         """Note that a GPU is there."""
         root = SliceOn(ROOT, gpu)
@@ -89,6 +98,8 @@ class Tally:
         if taken.begin() if frozen else taken.end():
             self._changed[group] = None
             self._asked.set()
+            for listener in self.turned:
+                listener(group, frozen)
 
     async def run(self) -> None:
         """Write down which groups are to be frozen from now on, or not any more, until cancelled."""

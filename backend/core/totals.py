@@ -24,7 +24,7 @@ from backend.core.member import OF_PROGRAMS, SAID_HELD, Record, Taken
 from backend.core.population import Population
 from backend.core.protocols import Gpu
 from backend.core.records import MAX, Activity, Footprint, Throttled
-from backend.core.tally import COUNTS, LOST, MIGRATED, UNDONE, Memory, Tally
+from backend.core.tally import COUNTS, LOST, MIGRATED, PERIODS, UNDONE, Memory, Tally
 from backend.process.identity import Group, Member, Node, Slice, SliceOn, group_on
 
 TAKE_S = 1.0
@@ -78,6 +78,8 @@ class Totals:
         """What is kept in the same place, and told by no GPU."""
         self._late: dict[Member, tuple[Slice, float]] = {}  # processes that ended: where, and when
         self._clock: Callable[[], float] = trio.current_time
+        self.ending: Callable[[Member], None] = lambda member: None
+        """What is told of a process that is about to be gone, while its GPU still tells of it."""
 
     def take_over(self) -> None:
         """Goes on from what the daemon before us left, of those that are in the tree."""
@@ -209,6 +211,7 @@ class Totals:
         """A process is about to be gone: last of all its work is taken down. What its GPU learns later comes late."""
         resident = self._population.resident(member.process)
         if resident is not None:
+            self.ending(member)
             self.take_down([member])
             self._late[member] = resident.slice, self._clock()
 
@@ -244,7 +247,9 @@ class Totals:
         for name in COUNTS:
             if name in before.total:
                 counted, there_too = total.get(name, 0), before.total[name]
-                total[name] = min(MAX, counted + there_too) if name in (UNDONE, LOST) else max(counted, there_too)
+                total[name] = (
+                    min(MAX, counted + there_too) if name in (UNDONE, LOST, PERIODS) else max(counted, there_too)
+                )
         said = {name: value for name, value in self._told(there).items() if value is not None}
         for name in OF_PROGRAMS:  # the program counts on, and perhaps has not told there yet
             said[name] = max(said.get(name, 0), known.said.get(name, 0))

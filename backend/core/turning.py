@@ -80,6 +80,20 @@ class Turning:
             if compute.draining is scope:
                 compute.draining = None
 
+    async def spend(self, group: Member) -> None:
+        """Has a process wanted to stand, as its quota is used up: at its gate, which is closed at once and not waited
+        for, or, where nothing holds its launches, without its GR engine. One that waits for its turn stands already."""
+        compute = self._of(group)
+        async with compute.lever():
+            if self._of(group) is not compute:
+                raise fail(errno.ESRCH)
+            if compute.turn_end in (None, TurnEnd.UNGATED):
+                compute.turn_end = TurnEnd.UNGATED
+                compute.turn_end = await self._gpus[group.gpu].end_turn(group.process, 0)
+                if self._of(group) is not compute:
+                    raise fail(errno.ESRCH)
+            compute.spent = Engines.GR if compute.turn_end is TurnEnd.UNGATED else Engines.NONE
+
     def is_waited_for(self, group: Member) -> bool:
         """Whether :meth:`drain` waits for a process."""
         return self._of(group).draining is not None

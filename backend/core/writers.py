@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 from collections.abc import AsyncIterator, Iterable, Mapping
 
 import trio
@@ -41,6 +42,7 @@ class Writers:
         self._follower = follower
         self._schedulers = schedulers
         self._deadlines = deadlines
+        self._overruled: dict[Group, set[str]] = {}  # names that the write under way does not take back
 
     async def note(self, group: Group, books: Books, changes: Changes) -> None:
         """Writes what is asked into the books, which say `books`; that is all of it."""
@@ -62,7 +64,7 @@ class Writers:
 
     def ask(self, group: Group, books: Books, changes: Changes) -> Books | None:
         """Writes what is asked into the books and returns `books`, which they said before; None, and nothing is
-        written, where another write is under way. Whoever calls it goes on, without a wait, to :meth:`holds` or
+        written, where another write is under way. A caller goes on, without a wait, to :meth:`holds` or
         :meth:`asked`."""
         if self._population.record(group).is_written():
             return None
@@ -79,21 +81,28 @@ class Writers:
         self._schedulers.configured(group.gpu, changes)
 
     @contextlib.asynccontextmanager
-    async def asked(self, group: Group, changes: Changes, before: Books | None = None) -> AsyncIterator[None]:
+    async def asked(
+        self, group: Group, changes: Changes, before: Books | None = None, patient: bool = False
+    ) -> AsyncIterator[trio.CancelScope]:
         """Writes what is asked into the books and lets the body make it hold; if it cannot, takes it back. What was
         asked for with :meth:`ask`, which returned `before`, is in the books already.
 
         Then the hardware follows the books back, in the background: whatever failed may fail again, and the writer
-        has its answer. ETIMEDOUT after the deadline, ENODEV for a process that died meanwhile.
+        has its answer. ETIMEDOUT after the deadline, ENODEV for a process that died meanwhile. One that is `patient`
+        has all of it from when its turn comes. The body is given what has the deadline, and may put it off.
         """
-        with self._deadlines.deadline(group):
+        with self._deadlines.deadline(group) as scope:
+            if patient:
+                scope.deadline = math.inf
             async with self.turn_of(group):
+                if patient:
+                    scope.deadline = trio.current_time() + self._deadlines.seconds
                 try:
                     books = before if before is not None else self._ledger.books(group)
                     if before is None:
                         self._ledger.configure(group, **changes)
                     try:
-                        yield
+                        yield scope
                     except BaseException:
                         self._take_back(group, {name: getattr(books, name) for name in changes})
                         raise
@@ -101,6 +110,16 @@ class Writers:
                         self._population.keep(group.slice)
                 finally:
                     self._schedulers.configured(group.gpu, changes)
+
+    def overrule(self, group: Group, changes: Changes) -> None:
+        """Writes what is asked into the books while another write is under way, which does not take that back."""
+        self._ledger.configure(group, **changes)
+        self.stand(group, changes)
+        self.holds(group, changes)
+
+    def stand(self, group: Group, changes: Iterable[str]) -> None:
+        """What the books say under these names is not taken back by the write that is under way."""
+        self._overruled.setdefault(group, set()).update(changes)
 
     @contextlib.asynccontextmanager
     async def turn_of(self, group: Group) -> AsyncIterator[None]:
@@ -118,6 +137,7 @@ class Writers:
                 raise
             raise reason from None
         finally:
+            self._overruled.pop(group, None)
             lock.release()
 
     def _reason(self, group: Group, error: Exception) -> Exception:
@@ -128,6 +148,9 @@ class Writers:
 
     def _take_back(self, group: Group, before: Changes) -> None:
         """A write failed: the books say again what they said, and the hardware is to follow."""
+        overruled = self._overruled.get(group, ())
+        before = {name: value for name, value in before.items() if name not in overruled}
         if self._population.holds(group):
-            self._ledger.configure(group, **before)
+            if before:
+                self._ledger.configure(group, **before)
             self._follower.background.later(group)

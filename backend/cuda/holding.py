@@ -62,6 +62,8 @@ class Holding:
         """Bytes in the host that it said it has."""
         self.unmovable = 0
         """Bytes that it reports to have and not to be able to move."""
+        self.intact = 0
+        """Bytes that it reports to be as the program made them: its library does not carry them from GPU to GPU."""
         self.exchanged = 0
         """Bytes that it said came back in the place of others."""
         self.promised = 0
@@ -70,6 +72,9 @@ class Holding:
         """Bytes of `charged` that it was asked to move, and did not say yet that it did."""
         self.away = 0
         """Bytes of `charged` that may be off the GPU for a moment: hot memory takes the place of cold."""
+        self.lent = 0
+        """Bytes of `charged` that it reports to have let go of, and that live by descriptors which others may have: the
+        driver counts them for no process."""
         self.due = 0
         """Bytes of `charged` that were let back, and that the driver was not seen to count yet."""
         self._granted = 0  # bytes of those since the last look
@@ -115,7 +120,7 @@ class Holding:
         try:
             await self._bookkeeper.charge(self.process, self.gpu, nbytes)
         except OSError:
-            self._charged(-nbytes)  # refused at once: no look came meanwhile
+            self._charged(-nbytes)  # refused at once: no look came between
             raise
         finally:
             self.promised -= nbytes
@@ -162,12 +167,16 @@ class Holding:
         self.swapped += nbytes
         self._correction = max(self._correction, -self.charged)
 
-    def report(self, nbytes: int, exchanged: int, away: int) -> None:
+    def report(self, nbytes: int, exchanged: int, away: int, intact: int = 0, lent: int = 0) -> None:
         """So much it cannot move, and so much has changed places, ever: its own word, for people. So much may be off
-        the GPU from now on, until it says otherwise: the driver counts less then, and nothing has become free."""
+        the GPU from now on, until it says otherwise: the driver counts less then, and nothing has become free. So much
+        the driver carries with the program, which says so at most some seconds late. And so much lives without it, and
+        is charged to it still: it may say so of what it has charged, which is no more than it may have."""
         self.unmovable = min(nbytes, self._capacity)
+        self.intact = min(intact, self._capacity)
         self.exchanged = min(exchanged, MAX)
         self.away = min(away, AWAY_MOST)
+        self.lent = min(lent, self._capacity)
         self._mark()
 
     def ask(self, nbytes: int) -> None:
@@ -200,7 +209,7 @@ class Holding:
 
     def _come(self, nbytes: int) -> None:
         """What was due before the last look is no more than what the driver counts too little now."""
-        missing = max(0, self._most - self._granted + self._correction - nbytes)
+        missing = max(0, self._most - self._granted - self.lent + self._correction - nbytes)
         self.due = min(self.due, missing + self._granted)
         self._granted = 0
 
@@ -210,7 +219,7 @@ class Holding:
         """It speaks no more, but lives: what the driver says is all that is known now, and of the host nothing."""
         self.closed = True
         with contextlib.suppress(OSError):  # the process is gone from the books
-            if self._look is None:  # it knew best; else the next look goes on from here
+            if self._look is None:  # its own word is the best there is; else the next look goes on from here
                 self._bookkeeper.observe(self.process, self.gpu, max(0, self._correction))
             self._bookkeeper.uncharge(self.process, self.gpu, self.swapped, swapped=True)
 
@@ -219,5 +228,7 @@ class Holding:
         self._mark()
 
     def _mark(self) -> None:
-        self._least = min(self._least, self.charged - self.promised - self.asked - self.away - self.due)
+        lent = min(self.lent, self.charged)
+        gone = self.promised + self.asked + self.away + lent + self.due
+        self._least = min(self._least, self.charged - gone)
         self._most = max(self._most, self.charged + self.twice)

@@ -12,6 +12,7 @@ import attrs
 import trio
 
 from backend.common.errors import fail
+from backend.core import sight
 from backend.core.protocols import Bookkeeping
 from backend.core.records import Footprint, GpuInfo
 from backend.core.turns import AHEAD_S, AHEAD_US, TurnEnd
@@ -108,6 +109,8 @@ class Program:
     """Until when its run-ahead is bounded; None where it is not."""
     distrusted_until: float = 0.0
     """Until when it is not believed that it is drained."""
+    since: float = attrs.field(factory=trio.current_time)
+    """When it connected, by trio's clock."""
 
     @property
     def wait(self) -> int | None:
@@ -168,6 +171,7 @@ class Managed:
         self.bookkeeper: Bookkeeping | None = None
         self._programs: dict[Process, Program] = {}
         self._expected: dict[Process, Expected] = {}
+        self._spoken: dict[Process, float] = {}  # seconds, over connections that have ended
         self._moving: dict[Process, trio.Event] = {}  # until when nothing is begun with it
         self._frozen = frozen
         self._counted = counted
@@ -213,6 +217,7 @@ class Managed:
         program = self._programs.get(holding.process)
         if program is not None and program.holding is holding:
             self.booked.take_down(holding.process, self.info.index)  # what it counted is told no more
+            self._spoken[holding.process] = self.spoken(holding.process)
             del self._programs[holding.process]
             holding.close()
 
@@ -220,6 +225,7 @@ class Managed:
         """The process exited, or runs elsewhere."""
         if (over := self._moving.get(process)) is not None and over.is_set():
             del self._moving[process]
+        self._spoken.pop(process, None)
         program = self._programs.pop(process, None)
         if program is not None:
             program.mover.end()
@@ -237,6 +243,12 @@ class Managed:
             return Footprint(movable=expected.movable if comes else 0)
         known = program.holding.footprint
         return attrs.evolve(known, movable=0) if self._stuck(program) else known
+
+    def spoken(self, process: Process) -> float:
+        """As :meth:`backend.core.protocols.Gpu.spoken`."""
+        program = self._programs.get(process)
+        now = 0.0 if program is None else trio.current_time() - program.since
+        return self._spoken.get(process, 0.0) + now
 
     def counts(self, process: Process) -> tuple[int, int] | None:
         """Kernels submitted and finished; None for a program that does not say."""
@@ -435,6 +447,11 @@ class Managed:
         program = self._programs.get(process)
         return 0 if program is None else max(0, program.holding.charged - program.holding.unmovable)
 
+    def follows(self, process: Process) -> int:
+        """Bytes of those that go from GPU to GPU without the driver: by the descriptors of the library."""
+        program = self._programs.get(process)
+        return 0 if program is None else max(0, self.placed(process) - program.holding.intact)
+
     def departs(self, process: Process) -> bool:
         """Whether a program stands by, or is about to: what it asks for it is given when it is back."""
         program = self._programs.get(process)
@@ -478,10 +495,11 @@ class Managed:
         self.expect(process, placed)
 
     def limits(self, process: Process) -> Sequence[int]:
-        """What a program is to see as its GPU: the lowest high above it (2^64 - 1: none), what is free, what is out."""
+        """What holds for a program now: the lowest limit above it (2^64 - 1: none), what is free, what is out."""
         levels = self.booked.levels(process, self.info.index)
-        limited = [books for books in levels[:-1] if books.high < self.info.capacity]
-        if not limited:
-            return (1 << 64) - 1, 0, levels[0].swap
-        free = min(books.high - books.current for books in limited)
-        return min(books.high for books in limited), max(0, free), levels[0].swap
+        return *sight.limits(levels, self.info.capacity), levels[0].swap
+
+    async def total(self, process: Process) -> int:
+        """What a program that asks for the first time is to see as the size of this GPU, whether or not it speaks of
+        its memory yet (2^64 - 1: all that there is)."""
+        return sight.total(await self.booked.prospect(process, self.info.index), self.info.capacity)

@@ -1,7 +1,7 @@
 """The door of NVIDIA GPUs: CUDA programs come in, by the library that `ggroupfs run` puts into them.
 
-Requests of one connection overlap. What waits (CHARGE, MANAGE) waits in a task of its own, so that the answer to a
-RECLAIM, which it may wait for, and what other threads of the program ask are handled meanwhile.
+Requests of one connection overlap. What waits (CHARGE, MANAGE, TOTAL) waits in a task of its own, so that the answer to
+a RECLAIM, which it may wait for, and what other threads of the program ask are handled meanwhile.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from backend.process.identity import Process
 
 log = logging.getLogger(__name__)
 
-WAITING = (Op.CHARGE, Op.MANAGE)
+WAITING = (Op.CHARGE, Op.MANAGE, Op.TOTAL)
 """Requests that may take their time."""
 
 EVENTS = (Op.UNCHARGE, Op.REPORT)
@@ -45,6 +45,7 @@ NEEDS = {
     Op.REPORT: Feature.REPORT,
     Op.WANT: Feature.FAMILY,
     Op.FAMILY: Feature.FAMILY,
+    Op.TOTAL: Feature.TOTAL,
 }
 """What both sides have to have said that they can. Otherwise it is as with what is unknown: ENOSYS."""
 
@@ -285,8 +286,12 @@ class Session:
             case Op.LIMITS:
                 self._holding(request.gpu)
                 return self._gpus[request.gpu].limits(self.process)
+            case Op.TOTAL:
+                if request.gpu not in self._gpus:
+                    raise fail(errno.ENODEV)
+                return (await self._gpus[request.gpu].total(self.process),)
             case Op.REPORT:
-                self._holding(request.gpu).report(*args[:3])
+                self._holding(request.gpu).report(*args[:5])
             case Op.WANT | Op.FAMILY:
                 await self._asking.take(request, next(iter(self._gpus.values())).booked)
             case _:

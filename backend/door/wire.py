@@ -64,16 +64,21 @@ class Feature(enum.IntFlag):
     TURNS = 1 << 6
     """END_TURN, BEGIN_TURN: the program has a gate of turns. Of one of the software GPU: its LAUNCH may be answered as
     late as in its next turn, and what it asks for meanwhile before that."""
+    TOTAL = 1 << 7
+    """TOTAL: a program learns how large its GPU is to look before it uses that, and once. One of the software GPU may
+    ask for its LIMITS then, too."""
 
 
 FIRST = Feature(0b11111)
 """What ggroupfs 0.1 could. It said nothing of that: its HELLO has 0 in the place of the bits, and it looks at none."""
 
-CUDA = Feature.MEMORY | Feature.COUNTERS | Feature.REPORT | Feature.DEPART | Feature.FAMILY | Feature.TURNS
+CUDA = (
+    Feature.MEMORY | Feature.COUNTERS | Feature.REPORT | Feature.DEPART | Feature.FAMILY | Feature.TURNS | Feature.TOTAL
+)
 """What is spoken at the door of CUDA programs."""
 
 
-SOFT = Feature.ENGINE | Feature.FAMILY | Feature.TURNS
+SOFT = Feature.ENGINE | Feature.FAMILY | Feature.TURNS | Feature.TOTAL
 """What is spoken at the door of the software GPU."""
 
 
@@ -111,11 +116,12 @@ class Op(enum.IntEnum):
     MOVE_IN = 8
     """(bytes, microseconds of the last move) -> (): they may come back to the GPU, and are booked. EAGAIN: no room."""
     LIMITS = 9
-    """() -> (lowest high above the sender or 2^64-1, bytes free under all of them, its swapped bytes)"""
+    """() -> (lowest limit above the sender or 2^64-1, bytes free under all of them, its swapped bytes)"""
     REPORT = 10
-    """(bytes, bytes ever, bytes) -> (): as much of what the sender holds on `gpu` cannot be moved, as much has changed
-    places with what was colder, and as much is about to and may be off the GPU meanwhile. As an event it is not
-    answered."""
+    """(bytes, bytes ever, bytes, bytes, bytes) -> (): as much of what the sender holds on `gpu` cannot be moved, as
+    much has changed places with what was colder, as much is about to and may be off the GPU meanwhile, as much can be
+    moved and is still as the program made it: a checkpoint carries that; and as much it has let go of, and lives by
+    descriptors that are open somewhere. As an event it is not answered."""
     TREE = 11
     """() -> (device number of the mount): whose socket this is; 0 where that is not known. It may come before the
     greeting; a daemon that does not know it refuses that with EPROTO."""
@@ -128,6 +134,10 @@ class Op(enum.IntEnum):
     and in those that it is in anyhow. `everywhere` is 1 where it is to be in the tree from now on, on every GPU.
     EINVAL for 0; E2BIG for more families than a process may be in, EAGAIN for more than its user may have, EOPNOTSUPP
     for what no GPU acts on."""
+    TOTAL = 14
+    """() -> (bytes that `gpu` is to look to the sender as if it had them in all, or 2^64-1 for those that it has):
+    where the sender is now, or would be if it used that GPU, once what files ask for holds there. It need not have said
+    that its memory is managed, and is not in the tree by asking. It keeps the answer (backend/core/sight.py)."""
     ARRIVE = 16
     """(0, pid, start time) -> (): from the kernel module: that process wants a group; answered once it has one."""
     SET_TIMESLICE = 17

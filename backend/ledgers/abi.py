@@ -14,7 +14,7 @@ from backend.core.nextuse import NEXT_USE_MOST as NEXT_USE_MOST
 from backend.core.nextuse import NEXT_USE_S as NEXT_USE_S
 from backend.core.nextuse import NextUse
 from backend.core.records import OVERCOMMIT as OVERCOMMIT
-from backend.core.settings import GID, PRIORITY, SETTINGS, WEIGHT, Lever, Setting
+from backend.core.settings import GID, PERIOD, PRIORITY, QUOTA, SETTINGS, WEIGHT, Lever, Setting
 from backend.core.settings import LEVERS as _LEVERS
 from backend.core.settings import MAX as MAX
 from backend.core.settings import NOBODY as NOBODY
@@ -33,6 +33,8 @@ TIMEOUT_MS_MOST = 600_000
 
 PRIORITY_MOST, PRIORITY_DEFAULT = PRIORITY.most, PRIORITY.default
 WEIGHT_MOST, WEIGHT_DEFAULT = WEIGHT.most, WEIGHT.default
+QUOTA_LEAST_US = QUOTA.least
+PERIOD_LEAST_US, PERIOD_MOST_US, PERIOD_DEFAULT_US = PERIOD.least, PERIOD.most, PERIOD.default
 
 # struct ggroup_hello.features
 
@@ -114,6 +116,8 @@ EVENT_MAX = 2
 EVENT_OOM = 3
 EVENT_RECLAIM = 4
 EVENT_FAIL = 5
+EVENT_OOM_KILL = 6
+EVENT_OOM_GROUP_KILL = 7
 
 # struct ggroup_target.flags
 
@@ -239,6 +243,8 @@ class Books(ctypes.Structure):
         ("off_all", c_uint32),
         ("off_gr", c_uint32),
         *_later(),
+        ("events_oom_kill", c_uint64),
+        ("events_oom_group_kill", c_uint64),
     )
 
 

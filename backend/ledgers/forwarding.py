@@ -19,6 +19,7 @@ class ForwardingGpu:
 
     def __init__(self, inner: Gpu) -> None:
         self.info = inner.info
+        self.late_us = inner.late_us
         self._inner = inner
 
     @property
@@ -38,6 +39,9 @@ class ForwardingGpu:
 
     def manages(self, process: Process) -> bool:
         return self._inner.manages(process)
+
+    def spoken(self, process: Process) -> float:
+        return self._inner.spoken(process)
 
     def footprint(self, process: Process) -> Footprint:
         return self._inner.footprint(process)

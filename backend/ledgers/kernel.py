@@ -27,7 +27,7 @@ from backend.core.held import Held
 from backend.core.protocols import Inherited, Target
 from backend.core.reasons import Engines, Off, reasons_of
 from backend.core.records import PEAKS, Books, Channel, Peak, Wanted
-from backend.core.settings import LEVERS, REASONS, SETTINGS, Setting
+from backend.core.settings import LEVERS, LIMIT_MAX, REASONS, SETTINGS, Kind, Setting
 from backend.door.wire import Op
 from backend.ledgers import abi
 from backend.process.identity import ROOT, Group, Member, Process, Slice, SliceOn, group_on
@@ -71,7 +71,9 @@ TOLD_MOST = 1000
 _OFF = ("off_all", "off_gr")
 """The reasons, which this program keeps itself for a module that does not."""
 
-_SAME = tuple(field.name for field in attrs.fields(Books) if field.name not in ("current", "frozen", "kept"))
+_FLAGS = tuple(setting.field for setting in SETTINGS if setting.kind is Kind.SWITCH)
+"""Settings that are 0 or 1 in the kernel."""
+_SAME = tuple(field.name for field in attrs.fields(Books) if field.name not in ("current", *_FLAGS))
 """Fields that are called the same in the kernel."""
 
 _NOTED = {
@@ -79,7 +81,12 @@ _NOTED = {
     "high": abi.EVENT_HIGH,
     "reclaim": abi.EVENT_RECLAIM,
     "fail": abi.EVENT_FAIL,
+    "max": abi.EVENT_MAX,
+    "oom": abi.EVENT_OOM,
+    "oom_kill": abi.EVENT_OOM_KILL,
+    "oom_group_kill": abi.EVENT_OOM_GROUP_KILL,
 }
+"""Those of limit_max only where the module keeps that."""
 
 OLD_PEAKS: frozenset[Peak] = frozenset(("peak",))
 """What a module of 0.1 knows of."""
@@ -137,7 +144,7 @@ def lacking(found: Module) -> Mapping[str, str]:
     """Of what we know, what a module lacks that can `found`: names, and what is so without. What it can besides, and we
     do not know, is not used."""
     lacks = {name: words for bit, (name, words) in WITHOUT.items() if not found.features & bit}
-    without = [setting for setting in SETTINGS if setting not in found.settings]
+    without = [setting for setting in SETTINGS if setting not in found.settings and setting.in_file_of is None]
     return lacks | {setting.field: f"{setting.control or setting.field} is refused" for setting in without}
 
 
@@ -293,14 +300,14 @@ class KernelLedger:
     def books(self, group: Group) -> Books:
         found = self._get(group)
         self._seen(group, found.current_bytes)
-        same = {name: getattr(found, name) for name in _SAME}
+        same = {name: getattr(found, name) for name in _SAME} | {name: bool(getattr(found, name)) for name in _FLAGS}
         if self.peaks is OLD_PEAKS:
             same["peak_ever"] = max(found.peak, self._reset.get(group, 0))
         if not self._has_reasons:
             same |= zip(_OFF, self._off.get(group, (0, 0)), strict=True)
         for setting in self.lacks:
             same[setting.field] = setting.default
-        return Books(current=found.current_bytes, frozen=bool(found.frozen), kept=bool(found.kept), **same)
+        return Books(current=found.current_bytes, **same)
 
     def configure(self, group: Group, **changes: int | bool) -> None:
         if not changes.keys() <= abi.SET.keys():
@@ -378,7 +385,8 @@ class KernelLedger:
 
     def excess(self, group: Group) -> int:
         found = self._get(group)
-        return max(0, int(found.current_bytes) - int(found.high))
+        most = int(found.high) if LIMIT_MAX in self.lacks else min(int(found.high), int(found.limit_max))
+        return max(0, int(found.current_bytes) - most)
 
     def plan(self, group: Group, nbytes: int) -> Sequence[Target]:
         # More than there can be is as good as all there can be.

@@ -28,8 +28,8 @@ _OF_SLICES = {setting.field for setting in SETTINGS if setting.slices_only}
 _BOUNDS = {setting.field: (setting.least, setting.most) for setting in SETTINGS}
 """Least and greatest value of each setting, by field."""
 
-_NOTED = {"low", "high", "reclaim", "fail"}
-"""Events that the ledger does not see happen by itself."""
+_NOTED = {"low", "high", "max", "oom", "reclaim", "fail", "oom_kill", "oom_group_kill"}
+"""Events that the ledger does not see happen by itself, or not always."""
 
 
 class SoftLedger:
@@ -148,10 +148,17 @@ class SoftLedger:
     def charge(self, group: Group, nbytes: int) -> None:
         account = self._leaf(group, nbytes)
         for level in account.path():
-            holds = level.figures.current + nbytes
-            over = holds - level.figures.high
-            if holds > MAX or (over > 0 and over > reclaim.reclaimable(level, account, nbytes, over)):
+            figures = level.figures
+            holds = figures.current + nbytes
+            over, beyond = holds - figures.high, holds - figures.limit_max
+            refused = holds > MAX or (over > 0 and over > reclaim.reclaimable(level, account, nbytes, over))
+            if beyond > 0 and holds <= MAX:
                 self._event(level, "max")
+                # What is not allocated yet cannot leave: the room for it has to be there before.
+                if beyond <= reclaim.reclaimable(level, account, 0, beyond):
+                    raise fail(errno.EAGAIN)
+                refused = True
+            if refused:
                 self._event(account, "oom")
                 raise fail(errno.ENOMEM)
         self._shift(account, nbytes, 0)
@@ -187,7 +194,7 @@ class SoftLedger:
         account = self._leaf(group, nbytes)
         if nbytes > account.figures.swap:
             raise fail(errno.EINVAL)
-        if any(level.figures.current + nbytes > level.figures.high for level in account.path()):
+        if any(level.figures.current + nbytes > level.figures.limit for level in account.path()):
             raise fail(errno.EAGAIN)
         for level in account.path():
             books = level.figures
@@ -210,7 +217,7 @@ class SoftLedger:
 
     def excess(self, group: Group) -> int:
         books = self._account(group).figures
-        return max(0, books.current - books.high)
+        return max(0, books.current - books.limit)
 
     def plan(self, group: Group, nbytes: int) -> Sequence[Target]:
         return reclaim.plan(self._account(group), nbytes)

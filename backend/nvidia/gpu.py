@@ -36,6 +36,7 @@ from backend.nvidia.proven import GR_ALONE, Verdict
 from backend.nvidia.readback import ChannelStates
 from backend.nvidia.swapped import SwappedPrograms
 from backend.nvidia.tenant import Tenant
+from backend.nvidia.trace import LAG_NS
 from backend.nvidia.usage import Usage
 from backend.process.identity import Process
 
@@ -58,6 +59,8 @@ second: one that comes and goes is told of so often at most."""
 
 class NvidiaGpu:
     """See :class:`backend.core.protocols.Gpu`."""
+
+    late_us = LAG_NS // 1000
 
     def __init__(
         self,
@@ -370,6 +373,9 @@ class NvidiaGpu:
 
     def manages(self, process: Process) -> bool:
         return self.memory.manages(process)
+
+    def spoken(self, process: Process) -> float:
+        return self.managed.spoken(process)
 
     def footprint(self, process: Process) -> Footprint:
         return self.memory.footprint(process)

@@ -15,7 +15,7 @@ from typing import Protocol
 from backend.common.errors import fail
 from backend.nvidia import device
 from backend.nvidia.lender import Lender
-from backend.process.identity import is_borne, start_time
+from backend.process.identity import start_time
 from backend.process.looks import look_here
 from backend.process.running import is_ending
 
@@ -40,9 +40,14 @@ class System(Protocol):
     def pidfd_open(self, pid: int) -> int:
         """pidfd_open(2)."""
 
+    def look(self, pid: int, fds: Sequence[int]) -> tuple[int, Sequence[int]]:
+        """As :meth:`start_time`, and which of the descriptors `fds` of `pid` are of ``/dev/nvidiactl`` just now: both
+        in one look, as each has another thread wake up, and wakes this one."""
+
     def pidfd_getfd(self, pidfd: int, fd: int) -> int:
-        """pidfd_getfd(2): a duplicate, here, of descriptor `fd` there. EBADF also where that is not, or no more, one of
-        ``/dev/nvidiactl``: what we ask of a file as root may mean something else to another driver."""
+        """pidfd_getfd(2): a duplicate, here, of descriptor `fd` there, which was looked at before: one that stays wrong
+        costs no lender anything. EBADF also where it is no more one of ``/dev/nvidiactl``: what we ask of a file as
+        root may mean something else to another driver."""
 
     def start_time(self, pid: int) -> int:
         """Start of `pid` in clock ticks since boot; ProcessLookupError when it is gone."""
@@ -84,12 +89,11 @@ class LinuxSystem:
         self._pids[pidfd] = pid
         return pidfd
 
+    def look(self, pid: int, fds: Sequence[int]) -> tuple[int, Sequence[int]]:
+        return look_here(pid, partial(_look, pid, fds))
+
     def pidfd_getfd(self, pidfd: int, fd: int) -> int:
-        pid = self._pids[pidfd]
-        number = look_here(pid, partial(device.number_of, f"/proc/{pid}/fd/{fd}"))
-        if number != device.CONTROL_NUMBER:  # one that stays wrong costs nobody more
-            raise fail(errno.EBADF if is_borne(pid) else errno.ESRCH)
-        return self._lender.get(pidfd, pid, fd, device.CONTROL_NUMBER)
+        return self._lender.get(pidfd, self._pids[pidfd], fd, device.CONTROL_NUMBER)
 
     def start_time(self, pid: int) -> int:
         return look_here(pid, partial(start_time, pid))
@@ -110,6 +114,11 @@ class LinuxSystem:
     def close(self, fd: int) -> None:
         self._pids.pop(fd, None)
         os.close(fd)
+
+
+def _look(pid: int, fds: Sequence[int]) -> tuple[int, Sequence[int]]:
+    start = start_time(pid)
+    return start, [fd for fd in fds if device.number_of(f"/proc/{pid}/fd/{fd}") == device.CONTROL_NUMBER]
 
 
 def _control_fds(pid: int) -> Sequence[int]:

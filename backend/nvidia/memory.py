@@ -31,7 +31,7 @@ class ProgramMemory:
         swapped: SwappedPrograms,
         standing: Callable[[Process], Tenant | None],
     ) -> None:
-        """`standing` gives what has all its work off the GPU until something else is asked for; None for another."""
+        """`standing`: a program with all its work off the GPU until something else is asked for; None for another."""
         self._info = info
         self._nvml = nvml
         self._listed = listed
@@ -53,7 +53,8 @@ class ProgramMemory:
             return self._managed.footprint(process)
         held, movable = self._listed.held(process), self._goes(process)
         whole = self._swapped.nbytes(process) or movable
-        return Footprint(movable=movable, implicit=held, unmovable=held - movable, disputed=0, whole=whole)
+        silent = held if self._swapped.was_silent(process) else 0
+        return Footprint(movable, implicit=held, unmovable=held - movable, disputed=0, whole=whole, silent=silent)
 
     def is_leaving(self, process: Process) -> bool:
         """As :meth:`backend.core.protocols.Gpu.is_leaving`."""
@@ -97,7 +98,7 @@ class ProgramMemory:
         near = await self._nvml.are_near(self._info.index, target._info.index)
         placed, standby = self._managed.placed(process), self._managed.standby(process, target._managed, near)
         try:
-            carried = max(0, held - placed) if near else held
+            carried = max(0, held - self._managed.follows(process)) if near else held
             await self._mover.move(process, self._info, target._info, held, carried, standby)
         except BaseException:
             self._managed.stay(process, placed)

@@ -248,8 +248,8 @@ class Control:
         return self.handle_info(client, handle, HANDLE_INFO_CLASS)
 
     def is_client(self, handle: int) -> bool:
-        """Whether a number is that of a client of this file. It may be anybody's, so any refusal says no, but for one
-        that would be another in a moment. RmError."""
+        """Whether a number is that of a client of this file. It may be any program's, so any refusal says no, but for
+        one that would be another in a moment. RmError."""
         try:
             return self.class_of(handle, handle) is not None
         except RmError as error:
@@ -336,10 +336,11 @@ def borrowed(system: System, process: Process, fds: Sequence[int]) -> Iterator[d
     mine: dict[int, int] = {}
     with ExitStack() as stack:
         stack.callback(system.close, pidfd)
-        # The pidfd names whoever bears the pid now. Was it our process then it still is: a pidfd is never recycled.
-        if system.start_time(process.pid) != process.start:
+        # The pidfd names the process that bears the pid now. Was that ours then it still is: a pidfd is never recycled.
+        start, found = system.look(process.pid, fds)
+        if start != process.start:
             raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
-        for fd in fds:
+        for fd in found:
             try:
                 mine[fd] = system.pidfd_getfd(pidfd, fd)
             except OSError as error:

@@ -46,7 +46,7 @@ TOLERANCE = 0.25
 """How far from the ratio asked the progress may be to count as enforced."""
 LIBRARY = "moves the memory of programs with the library in them (`ggroupfs run`, units); that of others is pinned"
 CHECKPOINT = "cuCheckpoint, by way of the host; of programs with the library most goes from GPU to GPU"
-SCHEDULED = tuple(str(setting.control) for setting in OF_THE_SCHEDULER)
+SCHEDULED = tuple(setting.control for setting in OF_THE_SCHEDULER if setting.control is not None)
 """What the scheduler makes of the two levers."""
 
 

@@ -1,7 +1,7 @@
 """Frozen programs without the library whose memory is in the host: whole, as cuCheckpoint knows no parts.
 
-A program that runs cannot be moved so: it would stand still until it was brought back, and nothing could say when it
-wants to go on. One that is frozen stands still anyway, and a thaw brings it back.
+A program that runs cannot be moved so: it would stand still until it was brought back, and nothing tells when it wants
+to go on. One that is frozen stands still anyway, and the thaw brings it back.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class SwappedPrograms:
         """`freeze` is the lever. `anew` is told that a process has come back: nothing that the driver had for it is as
         before. `room` is how many bytes a process may have in the host besides what it has."""
         self.bookkeeper: Bookkeeping | None = None
-        """What keeps the books, once the GPU runs."""
+        """The books, once the GPU runs."""
         self.ends = False
-        """Whether no daemon is left to thaw what is frozen from now on."""
+        """Whether the daemon ends: what is frozen from now on would not be thawed any more."""
         self._info = info
         self._freeze = freeze
         self._anew = anew
@@ -80,13 +80,17 @@ class SwappedPrograms:
         so the program gives nothing."""
         return trio.current_time() < self._silent.get(process, -math.inf)
 
+    def was_silent(self, process: Process) -> bool:
+        """Whether that was so when it was looked at last, however long ago."""
+        return process in self._silent
+
     def moved_since(self, process: Process, when: float) -> bool:
         """Whether one goes or comes, or has since some time: what the driver says that it holds is not yet, or no more,
         what the books are to say."""
         return self._is_moving(process) or self._moved.get(process, -math.inf) >= when
 
     async def out(self, process: Process, held: Callable[[], Awaitable[int]]) -> int:
-        """Has a frozen program go into the host; returns the bytes that it held. `held` says so when it is its turn,
+        """Have a frozen program go into the host; return the bytes that it held. `held` says so when it is its turn,
         and once more before it runs (its calls that allocate do return): 0 where it may not go any more. It stays, too,
         where it :meth:`is_silent`, which is known from then on. OSError as for
         :func:`backend.nvidia.checkpoint.suspend`, and EAGAIN where it has allocated meanwhile: what is not known of has
@@ -99,6 +103,7 @@ class SwappedPrograms:
             if await has_library(process.pid):
                 self._silent[process] = trio.current_time() + SILENT_S
                 return 0
+            self._silent.pop(process, None)
             bookkeeper.observe(process, self._info.index, nbytes)
             began = time.monotonic()
             # It has to come to a rest by itself, which it does not while it is off the runlist. So it runs between the
@@ -126,7 +131,7 @@ class SwappedPrograms:
         return await self._finish(process, go)
 
     async def back(self, process: Process) -> None:
-        """Has one that is in the host, or on the way there, be on the GPU again. ENOSPC where some limit, or the GPU,
+        """Have one that is in the host, or on the way there, be on the GPU again. ENOSPC where some limit, or the GPU,
         has no room for it: it stays in the host."""
 
         async def come() -> int:
@@ -134,14 +139,14 @@ class SwappedPrograms:
             if bookkeeper is None or process not in self._away:
                 return 0
             nbytes = self._away[process]
-            if any(books.current + nbytes > books.high for books in bookkeeper.levels(process, self._info.index)):
+            if any(books.current + nbytes > books.limit for books in bookkeeper.levels(process, self._info.index)):
                 raise OSError(errno.ENOSPC, f"there is no room for the {nbytes} bytes that are in the host")
             began = time.monotonic()
             await checkpoint.resume(process, self._info.uuid, nbytes)
             self._anew(process)
             self._away.pop(process, None)  # it may have ended right then
             if not bookkeeper.move_in(process, self._info.index, nbytes, _usec(began)):
-                # Another was given that room meanwhile: it is there all the same, and the books follow the driver.
+                # That room was given away meanwhile: it is there all the same, and the books follow the driver.
                 bookkeeper.uncharge(process, self._info.index, nbytes, swapped=True)
             return nbytes
 
@@ -177,8 +182,8 @@ class SwappedPrograms:
         return process in self._turns and self._turns[process].locked()
 
     async def _finish(self, process: Process, work: Callable[[], Awaitable[int]]) -> int:
-        """Does something when its turn comes, and to the end, even where the caller is gone by then: an agent goes
-        on as well, and what it does is to be known here."""
+        """Do something when its turn comes, and to the end, even where the caller is gone by then: an agent goes on as
+        well, and what it does is to be known here."""
         done = trio.Event()
         results: list[outcome.Outcome[int]] = []
 
@@ -192,7 +197,7 @@ class SwappedPrograms:
                 results.append(await outcome.acapture(work))
                 if process in self._turns:
                     self._moved[process] = trio.current_time()
-                if not waits:  # the caller that would have it thawed was told that it is frozen
+                if not waits:  # the caller was told that it is frozen, and would have thawed it
                     results.append(await outcome.acapture(freeze_again))
             done.set()
             for result in () if waits else results:

@@ -11,6 +11,7 @@ import logging
 import os
 import resource
 import select
+import signal
 from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack
 
@@ -23,7 +24,7 @@ from backend.process.looks import gone, verify
 log = logging.getLogger(__name__)
 
 AT_ONCE = 4
-"""Exits that are told before everybody else has a turn."""
+"""Exits that are told before other tasks have a turn."""
 
 
 class ExitWatch:
@@ -57,7 +58,7 @@ class ExitWatch:
     def take_over(self, processes: Iterable[Process]) -> Collection[Process]:
         """Watches those of a daemon before us, before there are tasks; those that are gone are returned."""
         missing, mine = set(), ExitStack()
-        with mine:  # where there are not descriptors enough nobody is watched, and nothing stays open
+        with mine:  # where there are not descriptors enough no process is watched, and nothing stays open
             pidfds: dict[Process, int] = {}
             for process in processes:
                 try:
@@ -87,9 +88,17 @@ class ExitWatch:
         return process in self._pidfds
 
     def lives(self, process: Process) -> bool:
-        """Whether one that is watched has not ended. Waits for nobody, and needs no look at it."""
+        """Whether one that is watched has not ended. Waits for no process, and needs no look at it."""
         pidfd = self._pidfds.get(process)
         return pidfd is not None and not has_exited(pidfd)
+
+    def signal(self, process: Process, number: int) -> None:
+        """Send a signal to that very process, by its pidfd; 0 asks whether that could be done. ProcessLookupError where
+        it is not watched, or has been reaped; PermissionError where we may not."""
+        pidfd = self._pidfds.get(process)
+        if pidfd is None:
+            raise fail(errno.ESRCH)
+        signal.pidfd_send_signal(pidfd, number)
 
     def unwatch(self, process: Process) -> None:
         """Stops watching."""

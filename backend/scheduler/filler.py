@@ -207,10 +207,13 @@ class Filler:
             self._charge(window_us, hungry, parts)
         before = self._current
         if len(parts) < 2:
-            self._current, self._left = next(iter(parts), None), 0
+            self._have_alone(next(iter(parts), None), any(use.stands(process) for process in self._accounts))
         else:
             self._choose(window_us, hungry, parts, use)
         off = {process for process in parts if process != self._current}
+        if parts:  # one that stands waits for its turn as well: let go on, it would run beside the one that has its own
+            standing = {process for process in self._accounts if use.stands(process)}
+            off |= standing - {self._current}
         for process in off - self._off:
             self._accounts[process].end(had_it=process == before)
         self._off = off
@@ -267,9 +270,21 @@ class Filler:
         return {process: us / whole for process, us in drained.items()}
 
     def _is_hungry(self, process: Process, use: Use) -> bool:
-        return use.wants(process, HUNGRY_US) and not self._accounts[process].is_rare(self._now)
+        """Whether a process has something to do in a turn; one whose quota is used up has not."""
+        is_rare = self._accounts[process].is_rare(self._now)
+        return use.wants(process, HUNGRY_US) and not is_rare and not use.stands(process)
 
     # Whose turn it is
+
+    def _have_alone(self, process: Process | None, one_stands: bool) -> None:
+        """Has a process have all that is left, for as long as no other has something to do. Where another stands, as
+        its quota is used up, that is a turn: or the two would change places in each period."""
+        if process is None or not one_stands:
+            self._left = 0
+        elif process != self._current:
+            self._left = TURN_US
+            self._accounts[process].begin(self._now, TURN_US)
+        self._current = process
 
     def _charge(self, window_us: int, hungry: Sequence[Layer], parts: Layer) -> None:
         """Charges a window to the current process, but for what others drained, which is charged to these."""

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import attrs
 import trio
 
+from backend.common.lasting import lasting
 from backend.core.deadlines import deadline
 from backend.core.entries import Resident
 from backend.core.follower import Follower
@@ -24,10 +25,12 @@ from backend.core.nextuse import Order
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger
 from backend.core.records import NOWHERE, Place, Throttled
-from backend.process.identity import ROOT, Member, Process, SliceOn, is_borne
+from backend.process.identity import ROOT, Group, Member, Process, SliceOn, is_borne
 from backend.scheduler.bucket import Bucket
 from backend.scheduler.core import Core
 from backend.scheduler.ends import Ends
+from backend.scheduler.failing import AGAIN_MOST_S, AGAIN_S, PASSING
+from backend.scheduler.limiter import Limiter
 from backend.scheduler.parts import REST, Pace
 from backend.scheduler.shares import Contender, Level
 from backend.scheduler.use import Sample
@@ -49,18 +52,21 @@ RATE, BURST = 25, 15
 what was done still holds (``nvidia/keeper.py``) it is 50."""
 LEVER = 0.2
 """Part of the time that a write may take (1 s by default) for one lever. It takes 2 ms as a rule; all others wait."""
-PASSING = frozenset((errno.EAGAIN, errno.EBUSY, errno.ENOMEM, errno.ETIMEDOUT))
-"""Errors that are not worth a word before the second time. A driver in which two dozen programs begin at once does not
-answer in LEVER."""
-AGAIN_S, AGAIN_MOST_S = 5.0, 60.0
-"""Seconds after which a lever that failed is tried again; each time twice as long, up to the second."""
 
 
 class Scheduler:
     """See the module. It leaves a GPU alone on which fewer than two processes could run."""
 
-    def __init__(self, gpu: Gpu, ledger: Ledger, population: Population, follower: Follower, seconds: float) -> None:
-        """`seconds` is what a write may take."""
+    def __init__(
+        self,
+        gpu: Gpu,
+        ledger: Ledger,
+        population: Population,
+        follower: Follower,
+        seconds: float,
+        periods: Callable[[Group, int], None] = lambda group, count: None,
+    ) -> None:
+        """`seconds` is what a write may take; `periods` is told of the periods of quotas that have ended."""
         self._gpu = gpu
         self._index = gpu.info.index
         self._ledger = ledger
@@ -77,10 +83,23 @@ class Scheduler:
         self._looked = 0.0
         self._busy = 0.0  # seconds of a CPU that the last part of the last look took
         self._poked = trio.Event()
+        self._limiter = Limiter(
+            *(gpu, ledger, population, follower),
+            *(self._bucket, LEVER * seconds, self._stood, periods),
+        )
 
     def poke(self) -> None:
         """Has it look soon: a process came, went or moved, or what is asked of a group changed."""
         self._poked.set()
+        self._limiter.poke()
+
+    def ended(self, process: Process) -> None:
+        """Takes note that a process is about to be gone: what it did last is charged to quotas."""
+        self._limiter.ended(process)
+
+    def late(self, process: Process, us: int) -> None:
+        """Takes note that a process that has ended had the engine for so many microseconds more than was told."""
+        self._limiter.late(process, us)
 
     def greet(self, process: Process) -> None:
         """Takes note that a program of a process speaks, as the first of it or anew: after an exec, say, it is another
@@ -113,6 +132,7 @@ class Scheduler:
         async with trio.open_nursery() as self._ends.nursery:
             for process in self._follower.scheduled(self._index):
                 self._ends.wait(process)
+            self._ends.nursery.start_soon(lasting, f"the quotas of GPU {self._index}", self._limiter.run)
             await self._look()
 
     async def _look(self) -> None:
@@ -179,7 +199,13 @@ class Scheduler:
             # An estimate grows about once a second: that it did not says nothing.
             used = exact if exact is not None else estimate or None
             pending = activity.pending
-            samples[one.process] = Sample(used, None if pending is None else pending > 0, activity.contexts, stays)
+            samples[one.process] = Sample(
+                used,
+                None if pending is None else pending > 0,
+                activity.contexts,
+                stays,
+                stands=self._limiter.stands(one.process),
+            )
         return samples
 
     def _is_exact(self, process: Process) -> bool:
@@ -213,7 +239,7 @@ class Scheduler:
                 group = self._member(process)
                 if not self._population.holds(group) or self._follower.is_busy(group):
                     continue  # with the next look
-                if not self._bucket.take(trio.current_time(), min(BURST, self._calls(process, place))):
+                if not self._bucket.take(trio.current_time(), self._calls(process, place)):
                     break
                 if place.off and not self._place(process).off:
                     ends.start_soon(self._change, process, place)
@@ -246,7 +272,7 @@ class Scheduler:
             if place.off and not before.off:
                 await self._ends.end(process, place)
                 drains = self._place(process).drains
-                if drains and self._bucket.take(trio.current_time(), min(BURST, 2 * self._contexts(process))):
+                if drains and self._bucket.take(trio.current_time(), 2 * self._contexts(process)):
                     self._ends.lengthen(process)  # and back
             else:
                 kept = attrs.evolve(place, engines=before.engines, drain_us=before.drain_us)
@@ -265,8 +291,7 @@ class Scheduler:
             if not is_pulled or not self._population.holds(self._member(process)):
                 return
             self._of(process).failure = None
-            place = self._place(process)
-            self._count(process, place.off and not place.drains)
+            self._count(process)
 
     def _calls(self, process: Process, place: Place) -> int:
         """How many calls it takes at most: one for each context, and one more to see that it is on the runlist."""
@@ -282,7 +307,7 @@ class Scheduler:
     def _drop(self, process: Process) -> None:
         """It has no place any more, and none is to be told of it."""
         self._follower.schedule(self._member(process), NOWHERE)
-        self._count(process, False)
+        self._count(process)
 
     def _failed(self, group: Member, error: Exception) -> None:
         """Nothing that others ask for shall fail for what was not to be: it has what it had, and is left alone.
@@ -316,14 +341,23 @@ class Scheduler:
         wait = AGAIN_S if failure is None else min(AGAIN_MOST_S, 2 * failure.wait)
         self._of(process).failure = Failure(trio.current_time() + wait, wait, told)
         self._follower.fall_back(group)
-        self._count(process, False)
+        self._count(process)
 
     def _is_stuck(self, process: Process) -> bool:
         slot = self._of(process)
         return slot.ending or (slot.failure is not None and trio.current_time() < slot.failure.again)
 
-    def _count(self, process: Process, off: bool) -> None:
-        now = trio.current_time()
+    def _stood(self, process: Process, is_long: bool) -> None:
+        """A process stands from now on as its quota is used up, or goes on. Others have its turn where it stands for
+        long."""
+        self._count(process)
+        if is_long and any(self._place(other).off for other in self._follower.scheduled(self._index)):
+            self._poked.set()
+
+    def _count(self, process: Process) -> None:
+        """Counts a process as kept from running, or not any more: for its turn, or for its quota."""
+        now, place = trio.current_time(), self._place(process)
+        off = (place.off and not place.drains) or self._follower.spent(self._member(process)) is not None
         slot = self._of(process)
         throttle = slot.throttle
         if throttle is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import trio
 
@@ -14,12 +14,12 @@ from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger
 from backend.core.records import Capability, Throttled
 from backend.core.settings import BY_CONTROL, OF_THE_SCHEDULER
-from backend.process.identity import Member
+from backend.process.identity import Group, Member
 from backend.scheduler.scheduler import Scheduler
 
 LEVERS = tuple(dict.fromkeys(lever for setting in OF_THE_SCHEDULER for lever in setting.needs))
 """What they pull."""
-CONTROLS = tuple(str(setting.control) for setting in OF_THE_SCHEDULER)
+CONTROLS = tuple(setting.control for setting in OF_THE_SCHEDULER if setting.control is not None)
 """What they act on."""
 FIGURES = frozenset((*(BY_CONTROL[lever].field for lever in LEVERS), *(setting.field for setting in OF_THE_SCHEDULER)))
 """What of the books they look at."""
@@ -36,12 +36,14 @@ class Schedulers:
         follower: Follower,
         seconds: float,
         on: bool,
+        periods: Callable[[Group, int], None],
     ) -> None:
-        """Not `on`, there are none: the GPUs are shared as their drivers do it."""
+        """Not `on`, there are none: the GPUs are shared as their drivers do it. `periods` is told of periods of quotas
+        that have ended."""
         self._gpus = gpus
         self._on = on
         self._each = {
-            index: Scheduler(gpu, ledger, population, follower, seconds)
+            index: Scheduler(gpu, ledger, population, follower, seconds, periods)
             for index, gpu in gpus.items()
             if self._verdict(gpu.capabilities()) is not Capability.UNSUPPORTED
         }
@@ -80,6 +82,16 @@ class Schedulers:
         """Look soon: a process came, went or moved on a GPU, or something is asked of it."""
         if gpu in self._each:
             self._each[gpu].poke()
+
+    def ended(self, group: Member) -> None:
+        """Takes note that a process is about to be gone from a GPU."""
+        if group.gpu in self._each:
+            self._each[group.gpu].ended(group.process)
+
+    def late(self, group: Member, figures: Mapping[str, int]) -> None:
+        """Takes note of what a process did on a GPU that has ended, beyond what was told of it then."""
+        if group.gpu in self._each and "gpu_usec" in figures:
+            self._each[group.gpu].late(group.process, figures["gpu_usec"])
 
     def greet(self, group: Member) -> None:
         """Takes note that a program of a process speaks on a GPU, as the first of it or anew."""

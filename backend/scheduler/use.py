@@ -39,6 +39,9 @@ class Sample:
     """Times that it came onto the engine in place of another; None where the machine cannot tell."""
     drains: bool = False
     """Whether its turn was over, and it was on the runlist to drain, or has just been."""
+    stands: bool = False
+    """Whether it stands at the end of the window, as its quota is used up: it has nothing to do until the next period,
+    and shows nothing by that."""
 
 
 class Use:
@@ -59,7 +62,8 @@ class Use:
         word: dict[Process, int] = {}
         for process in contenders:
             sample = samples.get(process, Sample())
-            unused = sample.used_us == 0 and process in self._idle and process not in self._off
+            is_kept = process in self._off or sample.stands
+            unused = sample.used_us == 0 and process in self._idle and not is_kept
             if unused and sample.waiting:
                 word[process] = self._word.get(process, 0) + window_us
             elif unused:
@@ -68,7 +72,7 @@ class Use:
             if counts:
                 idle[process] = self._idle[process] + window_us
             else:  # what it showed before it was taken off goes on to count
-                idle[process] = self._idle.get(process, 0) if process in self._off and not sample.used_us else 0
+                idle[process] = self._idle.get(process, 0) if is_kept and not sample.used_us else 0
         self._idle, self._word = idle, word
 
     def placed(self, off: Iterable[Process]) -> None:
@@ -78,6 +82,10 @@ class Use:
     def wants(self, process: Process, within_us: int) -> bool:
         """Whether a process has used the GPU, or could not, in the last `within_us` microseconds."""
         return self._idle.get(process, 0) < within_us
+
+    def stands(self, process: Process) -> bool:
+        """Whether a process stands until its quota lets it work."""
+        return self.samples.get(process, Sample()).stands
 
     def contexts(self, process: Process) -> int:
         """What its timeslice is split over, at least 1."""

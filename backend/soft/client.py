@@ -18,6 +18,10 @@ from backend.door.wire import ARGS, SIZE, SOFT, STATUSES, VERSION, Feature, Mess
 GONE = "the software GPU is gone"
 
 
+TOTALS: dict[tuple[int, int, str], int] = {}
+"""Bytes that a GPU has in all, as a process was told first: by its pid, the number of the GPU and the mountpoint."""
+
+
 def socket_of(mount: str | os.PathLike[str]) -> Path:
     """The socket of a mounted tree, as its ``ggroup.backend`` names it. LookupError where it has no software GPU."""
     facts = facts_of(mount)
@@ -33,6 +37,7 @@ class Device:
         """As the environment asks, the process is in a family from then on. :class:`backend.door.environment.Refused`
         where that asks for what cannot be, unless it is to be lenient."""
         self._gpu = gpu
+        self._mount = os.fspath(mount)
         self._seq = 0
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -45,6 +50,7 @@ class Device:
                 raise OSError(errno.EOPNOTSUPP, "the daemon does not speak as this program does of the software GPU")
             if Feature.FAMILY in met(Feature.FAMILY, said):
                 self._limit(levels)
+            self._is_sized = Feature.TOTAL in met(Feature.TOTAL, said)
         except BaseException:
             self._socket.close()
             raise
@@ -79,6 +85,17 @@ class Device:
     def leave(self, tsg: int) -> None:
         """Closes a context."""
         self._ask(Op.LEAVE, tsg)
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes of the GPU that are free for this process, and that it has in all, as cudaMemGetInfo has them: the
+        second is what it was at the first call, and the first follows the limits and never exceeds it.
+        OSError(EOPNOTSUPP) with an older daemon."""
+        if not self._is_sized:
+            raise fail(errno.EOPNOTSUPP)
+        key = os.getpid(), self._gpu, self._mount
+        if key not in TOTALS:
+            TOTALS[key] = self._ask(Op.TOTAL)[0]
+        return min(self._ask(Op.LIMITS)[1], TOTALS[key]), TOTALS[key]
 
     def alloc(self, nbytes: int) -> range:
         """Allocates; returns the pages."""

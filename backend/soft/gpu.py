@@ -43,6 +43,8 @@ FAULTS_S = 0.02
 class SoftGpu(Hardware):
     """See :class:`backend.core.protocols.Gpu`, which it implements, and the module."""
 
+    late_us = 0
+
     def capabilities(self) -> Mapping[str, Capability]:
         return _AMONG_OTHERS if self.machine.gpus > 1 else _ALONE
 
@@ -94,6 +96,9 @@ class SoftGpu(Hardware):
 
     def manages(self, process: Process) -> bool:
         return True
+
+    def spoken(self, process: Process) -> float:
+        return 0.0
 
     def footprint(self, process: Process) -> Footprint:
         tenant = self._tenants.get(process)

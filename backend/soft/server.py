@@ -11,12 +11,14 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import attrs
 import trio
 
 from backend.common.errors import errno_of, fail
+from backend.core import sight
+from backend.core.records import Books
 from backend.door import tenants
 from backend.door.asking import ABOUT_FAMILIES, Asking
 from backend.door.wire import ARGS, SOFT, VERSION, WORD, Feature, Message, Op, met
@@ -30,6 +32,15 @@ CHANNELS = 128
 """Channels that one context may have."""
 WAITING_MOST = 64
 """Launches of one connection that may wait on one GPU."""
+
+
+NEEDS: Mapping[int, Feature] = {
+    Op.WANT: Feature.FAMILY,
+    Op.FAMILY: Feature.FAMILY,
+    Op.TOTAL: Feature.TOTAL,
+    Op.LIMITS: Feature.TOTAL,
+}
+"""What both sides have to have said that they can, where that is not the engine."""
 
 
 class NotItsTurn(Exception):
@@ -147,8 +158,7 @@ class Session:
 
     async def _do(self, request: Message) -> tuple[int, ...]:
         tenants.check(request, self._features is not None)
-        needs = Feature.FAMILY if request.op in ABOUT_FAMILIES else Feature.ENGINE
-        if request.op != Op.HELLO and needs not in (self._features or Feature(0)):
+        if request.op != Op.HELLO and NEEDS.get(request.op, Feature.ENGINE) not in (self._features or Feature(0)):
             raise fail(errno.ENOSYS)
         if request.op in ABOUT_FAMILIES:
             await self._asking.take(request, self._meant(request.gpu).booked)
@@ -191,6 +201,14 @@ class Session:
                 if args[1] > ARGS:
                     raise fail(errno.EINVAL)
                 return tuple(gpu.read(self.process, args[0] + i) for i in range(args[1]))
+            case Op.TOTAL:
+                return (min(gpu.info.capacity, sight.total(await self._levels(gpu), gpu.info.capacity)),)
+            case Op.LIMITS:
+                levels = await self._levels(gpu)
+                limit, free = sight.limits(levels, gpu.info.capacity)
+                room = max(0, gpu.info.capacity - levels[-1].current)  # what a driver would say
+                swap = levels[0].swap if gpu.booked.knows(self.process, gpu.info.index) else 0
+                return limit, room if limit == sight.WHOLE else min(free, room), swap
             case Op.LAUNCH:
                 if self._contexts.get(args[0]) != named:
                     raise fail(errno.ENOENT)
@@ -202,6 +220,10 @@ class Session:
             case _:
                 raise fail(errno.ENOSYS)
         return ()
+
+    async def _levels(self, gpu: SoftGpu) -> Sequence[Books]:
+        """The books of the levels that the program is below, or would be; the GPU's root last."""
+        return await gpu.booked.prospect(self.process, gpu.info.index)
 
     async def _join(self, named: int, gpu: SoftGpu, channels: int) -> int:
         if len(self._contexts) >= CONTEXTS or not 0 < channels <= CHANNELS:

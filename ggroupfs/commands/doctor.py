@@ -17,6 +17,7 @@ import trio
 from backend.door.client import facts_of
 from backend.door.wire import CUDA, SOFT, names
 from backend.ledgers.journal.file import stale_since
+from ggroupfs.client import content, flat
 from ggroupfs.client.slices import AWAITED, Made, made
 from ggroupfs.commands import host, records
 from ggroupfs.commands.finding import BAD, Finding
@@ -59,6 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
             *_machine(),
             *trio.run(mounted),
             *trio.run(strays),
+            *trio.run(overs),
             *journals(),
             *trio.run(versions),
             *trio.run(_gpus),
@@ -81,6 +83,7 @@ def _machine() -> Iterator[Finding]:
     fuse = os.path.exists("/dev/fuse")
     yield Finding("/dev/fuse", "ok" if fuse else "missing", f"Linux {platform.release()}" if fuse else "modprobe fuse")
     yield host.cgroups()
+    yield host.openings()
     yield host.mps()
     yield from host.versions()
 
@@ -137,6 +140,36 @@ async def strays(places: Iterable[str] | None = None) -> Sequence[Finding]:
         if waiting := [one for one in found if one.state == AWAITED]:
             findings.append(Finding(place, "advisory", _stray(waiting)))
     return findings
+
+
+async def overs(places: Iterable[str] | None = None) -> Sequence[Finding]:
+    """Return what is to be said of groups that are over a limit, in each tree that root mounted."""
+    from ggroupfs.commands.thaw import ANSWER_S, roots
+
+    findings = []
+    for place in roots(trees()) if places is None else places:
+        found: Sequence[Path] = ()
+        with trio.move_on_after(ANSWER_S), contextlib.suppress(OSError):  # its daemon is dead, or hangs
+            found = await trio.to_thread.run_sync(over, Path(place), abandon_on_cancel=True)
+        if found:
+            names = ", ".join(readable(str(path)) for path in found[:NAMED])
+            more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+            why = f"over a limit, which reclaim does not change: {names}{more}"
+            findings.append(Finding(place, "advisory", f"{why}: the daemon's log says what stands in the way"))
+    return findings
+
+
+def over(mount: Path) -> Sequence[Path]:
+    """Return the directories of groups of a tree that are over a limit, relative to it: slices before processes."""
+    found = []
+    for top in (mount / "slice", *sorted(mount.glob("[0-9]*"))):
+        for folder, _, files in os.walk(top):
+            if "gmem.events" not in files:
+                continue
+            with contextlib.suppress(OSError):  # it has gone since
+                if flat(content(Path(folder, "gmem.events"))).get("over"):
+                    found.append(Path(folder).relative_to(mount))
+    return found
 
 
 def _stray(waiting: Sequence[Made]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from backend.cuda.about import about
 from backend.door.wire import names
 from backend.ledgers import kernel
-from backend.process import procfs
+from backend.process import fanotify, procfs
 from backend.process.identity import cgroup_of, owner_of
 from ggroupfs import VERSION
 from ggroupfs.commands.finding import Finding
@@ -45,6 +45,15 @@ def cgroups(mounts: Sequence[procfs.Mount] | None = None) -> Finding:
     own = readable(cgroup_of(os.getpid()).path)
     more = f"; v1 hierarchies beside it are not followed: {len(others)}" if others else ""
     return Finding("cgroups", "ok", f"slices follow /proc/<pid>/cgroup; this process is in {own}{more}")
+
+
+def openings() -> Finding:
+    """Whether the kernel has a program wait as it opens a file, which ``-o usher=`` is made of."""
+    try:
+        fanotify.check()
+    except OSError as error:
+        return Finding("usher", "unsupported", f"no opening of a file can be had wait: {error.strerror}")
+    return Finding("usher", "ok", "with -o usher=cuda programs that start in a frozen slice wait before they use a GPU")
 
 
 def mps() -> Finding:

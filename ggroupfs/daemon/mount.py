@@ -26,6 +26,8 @@ from backend.door import tenants
 from backend.door.client import pid_namespace
 from backend.door.wire import CUDA, SOFT, VERSION, names
 from backend.ledgers.journal.file import Busy, Journal, default_path
+from backend.process import fanotify, victims
+from backend.process.usher import Usher
 from backend.soft import server as soft_server
 from ggroupfs import serving
 from ggroupfs.daemon import guard, successor, watchdog
@@ -104,6 +106,7 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
             signal.raise_signal(number)
         if os.readlink("/proc/self") != str(os.getpid()):
             raise MountError("/proc is of another pid namespace: its numbers are other processes' here")
+        _check(options)
         _discard_stale(mountpoint)  # before the self-test, which takes seconds of a GPU that others use
         if options.also is not None:
             _make_room(options.also)
@@ -161,6 +164,11 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
             nursery.start_soon(lasting, "the journal", journal.run)
         served = True
         await nursery.start(controller.run)
+        if options.usher:  # before a file has a slice frozen
+            usher = Usher(options.usher, controller.frozen.highest, controller.facts)
+            controller.frozen.watcher, controller.announce = usher.changed, usher.told
+            nursery.start_soon(lasting, "the usher", usher.run)
+            await usher.begun()
         if options.units:  # before any program can come in
             units = Units(controller, options.slices_d, _manager(options), wait=options.units_wait)
             await nursery.start(units.run)
@@ -191,6 +199,17 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
         ready()
     log.debug("unmounted %s", mountpoint)
     return path if ending.upgraded else None
+
+
+def _check(options: MountOptions) -> None:
+    """MountError for what this kernel has not, or does not let us have; what else is not to be had is told of."""
+    if not victims.may_kill_any():  # a daemon that was upgraded as it ran has what its unit let it have before
+        log.warning("no CAP_KILL: gmem.limit.max ends no process of another user (`systemctl restart ggroupfs`)")
+    if options.usher:
+        try:
+            fanotify.check()
+        except OSError as error:
+            raise MountError(f"option usher: no opening of a file can be had wait: {error.strerror}") from None
 
 
 async def _journal(options: MountOptions, mountpoint: str) -> Journal | None:

@@ -11,6 +11,7 @@ import attrs
 
 from backend.choose import GPUS, LEDGERS, Choice
 from backend.core.controller import DEADLINE_S
+from backend.process.ushering import CUDA
 from ggroupfs.errors import UsageError
 from ggroupfs.installed import SLICES_D
 from ggroupfs.text import values
@@ -66,6 +67,8 @@ class MountOptions:
     """Seconds that a program waits for the limits of its slices."""
     slices_d: Path = SLICES_D
     """Where those are of cgroups that are no units."""
+    usher: tuple[str, ...] = ()
+    """Files that programs of frozen slices wait to open: absolute paths, and CUDA for the driver's library."""
     bus: str | None = None
     """Address of the bus that systemd is on; None: the system bus, where systemd runs the machine."""
     fuse: frozenset[str] = frozenset()
@@ -118,6 +121,8 @@ def _apply(options: MountOptions, key: str, value: str | None) -> MountOptions:
         return attrs.evolve(options, units_wait=_seconds(value))
     elif key == "slices.d":
         return attrs.evolve(options, slices_d=Path(_something(value)))
+    elif key == "usher":
+        return attrs.evolve(options, usher=tuple(map(_file, value.split(":"))))
     elif key == "bus":
         return attrs.evolve(options, bus=_something(value))
     elif key == "soft.gpus":
@@ -156,6 +161,10 @@ def _absolute(value: str) -> Path:
     if not path.is_absolute() or not path.name:
         raise ValueError("the daemon is in another directory")
     return path
+
+
+def _file(value: str) -> str:
+    return value if value == CUDA else os.fspath(_absolute(value))
 
 
 def _seconds(value: str) -> float:

@@ -74,6 +74,9 @@ def _gmem_events(controller: Controller, group: Group) -> str:
             "oom": books.events_oom,
             "reclaim": books.events_reclaim,
             "fail": books.events_fail,
+            "oom_kill": books.events_oom_kill,
+            "oom_group_kill": books.events_oom_group_kill,
+            "over": int(controller.is_over(group)),
         }
     )
 
@@ -126,6 +129,7 @@ def _gcgroup_stat(controller: Controller, group: Group) -> str:
             "tsgs": activity.tsgs,
             "channels": activity.channels,
             "attached": activity.attached,
+            "nr_periods": controller.periods(group),
             "nr_throttled": throttled.times,
             "throttled_usec": throttled.usec,
             "frozen_usec": controller.frozen_usec(group),
@@ -153,6 +157,9 @@ def shown(setting: Setting) -> Show:
     """What its control file shows, as its parser takes it."""
     if setting is settings.TIMESLICE:
         return _timeslice
+    if setting.kind is Kind.QUOTA:
+        period = settings.SECOND[setting.field].field
+        return _books(lambda books: values.show_quota(getattr(books, setting.field), getattr(books, period)))
     if setting.kind is Kind.SPAN:
         return _books(lambda books: values.show_span(getattr(books, setting.field)))
     if setting.kind is Kind.SIZE:
@@ -171,7 +178,9 @@ def _set(setting: Setting) -> Apply:
 
 ACTS: dict[Setting, Apply] = {
     settings.HIGH: Controller.set_high,
+    settings.LIMIT_MAX: Controller.set_max,
     settings.FROZEN: Controller.set_frozen,
+    settings.QUOTA: Controller.set_quota,
 }
 """What makes a setting hold, where it takes more than to have it in the books, or a lever follow."""
 

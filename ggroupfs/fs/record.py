@@ -14,7 +14,7 @@ from backend.core.controller import Controller
 from backend.core.member import Compute, Followed, Memory, Record, Scheduled, Taken
 from backend.core.reasons import Off, name_of
 from backend.core.records import Books, Place, Wanted
-from backend.core.settings import BY_CONTROL, Kind
+from backend.core.settings import BY_CONTROL, SECOND, Kind
 from backend.process.identity import Group, Member, Slice
 from ggroupfs.text import values
 
@@ -74,7 +74,10 @@ def _asked(books: Books) -> Lines:
     """Return what is asked for, by the names of the control files."""
     for name, setting in BY_CONTROL.items():
         value = getattr(books, setting.field)
-        yield f"asked.{name}", values.show_size(value) if setting.kind is Kind.SIZE else int(value)
+        if setting.kind is Kind.QUOTA:
+            yield f"asked.{name}", values.show_quota(value, getattr(books, SECOND[setting.field].field))
+        else:
+            yield f"asked.{name}", values.show_size(value) if setting.kind is Kind.SIZE else int(value)
 
 
 def _noted(books: Books, record: Record) -> Lines:
@@ -99,10 +102,12 @@ def _compute(compute: Compute, wanted: Wanted) -> Lines:
         yield f"compute.{name}.off", off(state.off)
         yield f"compute.{name}.timeslice_us", state.timeslice_us
     yield "compute.place", _place(compute.place)
+    yield "compute.spent", NONE if compute.spent is None else compute.spent.name.lower()
     yield "compute.turn_end", NONE if compute.turn_end is None else compute.turn_end.value
     yield "compute.draining", _switch(compute.draining is not None)
     yield "compute.lever", "pulled" if compute.is_busy() else "idle"
     yield "compute.doubtful", _switch(compute.doubtful)
+    yield "compute.pulls", compute.pulls
     yield "compute.held", _switch(compute.held)
     yield "compute.inherited", _switch(compute.inherited)
     yield "compute.shown", _switch(compute.shown)

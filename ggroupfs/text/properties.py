@@ -13,7 +13,7 @@ from decimal import Decimal
 
 import attrs
 
-from backend.core.settings import APPLIED, Kind, Setting
+from backend.core.settings import APPLIED, PERIOD, QUOTA, Kind, Setting
 from ggroupfs.text import values
 
 Text = Callable[[str, int], str]
@@ -89,6 +89,24 @@ def _switch(value: str, _: int) -> str:
     return SWITCH[value.lower()]
 
 
+def _quota(value: str, _: int) -> str:
+    """A percentage, and a time behind it for the period, which else is the default one: as CPUQuota= and
+    CPUQuotaPeriodSec=, in one since they are one file."""
+    if value == "infinity":
+        return values.show_default(QUOTA)
+    percent, _blank, period = value.partition(" ")
+    match = PERCENT.fullmatch(percent)
+    if match is None:
+        raise ValueError("not a percentage, or one and a time span, or infinity")
+    period_us = microseconds(period) if period.strip() else PERIOD.default
+    if period_us not in PERIOD.allowed:
+        raise ValueError(f"a period that is not from {PERIOD.least // 1000} to {PERIOD.most // 1000} ms")
+    us = int(period_us * Decimal(match["number"]) / 100)
+    if us not in QUOTA.allowed:
+        raise ValueError(f"less than {QUOTA.least // 1000} ms in a period of {values.show_ms(period_us)} ms")
+    return f"{us} {period_us}"
+
+
 def _within(allowed: range) -> Text:
     def text(value: str, _: int) -> str:
         if not (value.isascii() and value.isdigit()) or int(value) not in allowed:
@@ -99,7 +117,13 @@ def _within(allowed: range) -> Text:
 
 
 def _property(name: str, setting: Setting) -> Property:
-    texts = {Kind.SIZE: _size, Kind.SPAN: _span, Kind.SWITCH: _switch, Kind.NUMBER: _within(setting.allowed)}
+    texts = {
+        Kind.SIZE: _size,
+        Kind.SPAN: _span,
+        Kind.SWITCH: _switch,
+        Kind.NUMBER: _within(setting.allowed),
+        Kind.QUOTA: _quota,
+    }
     assert setting.control is not None
     return Property(name, setting.control, texts[setting.kind], values.show_default(setting))
 

@@ -11,9 +11,10 @@ import errno
 import re
 from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 from backend.common.errors import fail
-from backend.core.settings import MAX, Kind, Setting
+from backend.core.settings import MAX, PERIOD, QUOTA, Kind, Setting
 
 BLANKS = " \t\n\v\f\r\xa0"
 """What the kernel's isspace() calls blank (lib/ctype.c: Latin-1)."""
@@ -23,6 +24,9 @@ NUMBER = re.compile(r"(?P<sign>[+-]?)(?:0[xX](?P<hex>[0-9a-fA-F]+)|(?P<oct>0[0-7
 SUFFIXES = {"K": 10, "M": 20, "G": 30, "T": 40}
 
 TIME = re.compile(rf"(?P<number>[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[{BLANKS}]*(?P<unit>ms|us)?")
+
+PAIR = re.compile(rf"(?P<quota>max|[0-9]{{1,19}})(?:[{BLANKS}]+(?P<period>[0-9]{{1,19}}))?")
+"""What compute.max takes: decimal numbers alone, as sscanf() reads them for cpu.max."""
 
 U64 = 1 << 64
 
@@ -81,14 +85,35 @@ def span(word: str) -> int:
     return us
 
 
-def parser(setting: Setting) -> Callable[[str], int]:
+def quota(word: str) -> tuple[int, int | None]:
+    """``QUOTA PERIOD`` in microseconds, as two numbers; None for a period that is not there, and stays what it was. A
+    quota is ``max``, which is MAX, or a number. EINVAL for all else, as cpu.max has it (cpu_period_quota_parse() and
+    tg_set_bandwidth() of kernel/sched/core.c)."""
+    match = PAIR.fullmatch(word)
+    if match is None:
+        raise fail(errno.EINVAL)
+    us = MAX if match["quota"] == "max" else int(match["quota"])
+    period = None if match["period"] is None else int(match["period"])
+    if us not in QUOTA.allowed or (period is not None and period not in PERIOD.allowed):
+        raise fail(errno.EINVAL)
+    return us, period
+
+
+def parser(setting: Setting) -> Callable[[str], Any]:
     """What reads a value of a setting, as its control file takes it."""
-    by_kind = {Kind.SIZE: size, Kind.SPAN: span, Kind.SWITCH: switch}
+    by_kind: dict[Kind, Callable[[str], Any]] = {
+        Kind.SIZE: size,
+        Kind.SPAN: span,
+        Kind.SWITCH: switch,
+        Kind.QUOTA: quota,
+    }
     return by_kind.get(setting.kind) or (lambda word: integer(word, setting.least, setting.most))
 
 
 def show_default(setting: Setting) -> str:
     """The default of a setting, as its control file takes it."""
+    if setting.kind is Kind.QUOTA:
+        return show_quota(setting.default, PERIOD.default)
     if setting.kind is Kind.SPAN:
         return show_span(setting.default)
     return show_size(setting.default)
@@ -117,6 +142,11 @@ def _number(word: str) -> tuple[int, str]:
 def show_size(nbytes: int) -> str:
     """Canonical bytes, or ``max``."""
     return "max" if nbytes >= MAX else str(nbytes)
+
+
+def show_quota(us: int, period_us: int) -> str:
+    """Canonical ``QUOTA PERIOD``, in microseconds."""
+    return f"{show_size(us)} {period_us}"
 
 
 def show_ms(us: int) -> str:

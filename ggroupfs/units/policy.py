@@ -7,7 +7,7 @@ what is written by hand lasts until the next.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -15,8 +15,10 @@ import trio
 
 from backend.common.turns import Turns
 from backend.core.controller import Controller
+from backend.core.settings import HIGH, LIMIT_MAX
 from backend.process.identity import ROOT, Member, Process, Slice, SliceOn
-from ggroupfs.text.properties import PROPERTIES
+from ggroupfs.text import values
+from ggroupfs.text.properties import PROPERTIES, text_of
 from ggroupfs.units import files, writer
 from ggroupfs.units.active import Active
 from ggroupfs.units.manager import Manager, unit_of
@@ -148,6 +150,18 @@ class Units:
             load.slow = True
             seconds = round(trio.current_time() - began)
             log.warning("%s: not configured within %d s: programs go on, limits come later", slice_.path, seconds)
+
+    def asked(self, slice_: Slice, gpu: int) -> Mapping[str, int]:
+        unit = unit_of(slice_) if self._active is not None else None
+        reading = NO_UNIT if unit is None else self._load.units.get(unit, NO_UNIT)
+        info, by_unit = self._controller.gpus[gpu].info, reading.settings or Settings()
+        wanted = {**self._load.slices.of(slice_).on(info), **by_unit.on(info)}
+        found = {}
+        for one in (HIGH, LIMIT_MAX):
+            if one.unit_key is not None and one.unit_key in wanted:
+                _, text = text_of(one.unit_key, wanted[one.unit_key].value, info.capacity)
+                found[one.field] = values.size(text)
+        return found
 
     @property
     def _progress(self) -> tuple[int, int]:

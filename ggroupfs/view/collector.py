@@ -55,6 +55,10 @@ def _us(us: int) -> float:
     return us / 1e6
 
 
+def _quota(us: int) -> float:
+    return math.inf if us >= MAX else us / 1e6
+
+
 def _ms(ms: float) -> float | None:
     return ms / 1000 if ms else None  # the default of a slice is none by itself
 
@@ -65,6 +69,7 @@ ROWS = (
     Row("peak_bytes", "Highest memory on the GPU so far (gmem.peak).", "peak"),
     Row("swap_peak_bytes", "Highest GPU memory in the host so far (gmem.swap.peak).", "swap_peak"),
     Row("limit_high_bytes", "Limit of memory on the GPU (gmem.limit.high), +Inf for max.", "high", _limit),
+    Row("limit_max_bytes", "Hard limit of memory on the GPU (gmem.limit.max), +Inf for max.", "limit_max", _limit),
     Row("limit_low_bytes", "Protected memory (gmem.limit.low), +Inf for max.", "low", _limit),
     Row("swap_max_bytes", "Limit of memory in the host (gmem.swap.max), +Inf for max.", "swap_max", _limit),
     Row("swapin_bytes", "Bytes moved back to the GPU.", "swapin_bytes", counter=True),
@@ -76,6 +81,7 @@ ROWS = (
     Row("disputed_bytes", "Memory that was charged and the driver does not count.", "disputed"),
     Row("resident_byte_seconds", "Memory on the GPU times how long it was there.", "byte_seconds", counter=True),
     Row("timeslice_seconds", "Timeslice (compute.timeslice); none for the default of a slice.", "timeslice", _ms),
+    Row("over_limit", "Whether it is over a limit, and reclaim has not changed that (gmem.events).", "over"),
     Row("frozen", "Whether it is frozen, and nothing of it runs (compute.events).", "frozen"),
     Row("populated", "Whether it has a context on the GPU (compute.events).", "populated"),
     Row("migrations", "Moves to another GPU; of a slice, to this one (compute.events).", "migrated", counter=True),
@@ -83,6 +89,9 @@ ROWS = (
     Row("gpu_losses", "Times that its GPU was lost while it was there (compute.events).", "lost", counter=True),
     Row("weight", "Weight among groups of its priority (compute.weight).", "weight"),
     Row("priority", "Priority, 0 is served first (compute.priority).", "priority"),
+    Row("quota_seconds", "Work on the GPU in each period (compute.max), +Inf for max.", "quota", _quota),
+    Row("quota_period_seconds", "Period of compute.max.", "period", _us),
+    Row("periods", "Periods of its quota in which it worked, or stood (gcgroup.stat).", "nr_periods", counter=True),
     Row("kernels_submitted", "Kernels submitted.", "submitted", counter=True),
     Row("kernels_finished", "Kernels finished.", "finished", counter=True),
     Row("gpu_seconds", "Time on the engine.", "gpu_usec", _us, counter=True),
@@ -101,10 +110,10 @@ ROWS = (
         _us,
         counter=True,
     ),
-    Row("throttles", "Times that the scheduler took it off the runlist.", "nr_throttled", counter=True),
+    Row("throttles", "Times that it was kept from running, for a turn or a quota.", "nr_throttled", counter=True),
     Row(
         "throttled_seconds",
-        "Time for which the scheduler kept it off the runlist.",
+        "Time for which it was kept from running.",
         "throttled_usec",
         _us,
         counter=True,

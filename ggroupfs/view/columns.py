@@ -35,6 +35,11 @@ def percent(share: float) -> str:
     return f"{min(share, 1.0) * 100:.0f}%"
 
 
+def parts(share: float) -> str:
+    """Shares of the whole of several, added up: 250 % is that of two and a half."""
+    return f"{share * 100:.0f}%"
+
+
 def speed(rate: float) -> str:
     """Bytes a second, in MB/s."""
     return f"{rate / 1e6:.1f}" if rate < 99.95e6 else f"{rate / 1e6:.0f}"
@@ -139,6 +144,17 @@ class Column:
         return text.rjust(width) if self.number else text.ljust(width)
 
 
+OVER = "!"
+"""Mark behind the memory of a group that is over a limit."""
+
+
+class _Memory(Column):
+    """Memory on the GPU, marked where it is over a limit and reclaim does not change that."""
+
+    def cell(self, node: Node) -> str:
+        return super().cell(node) + (OVER if node.figures.over else "")
+
+
 def _figure(
     name: str, text: Callable[[Any], str], *, field: str | None = None, heading: str | None = None, width: int = 7
 ) -> Column:
@@ -162,7 +178,7 @@ PID = _of_process("pid", number=True)
 GPU = _of_process("gpu", number=True)
 COMMAND = _of_process("command", number=False)
 SLICE = _of_process("slice", number=False)
-CURRENT = _figure("current", human)
+CURRENT = _Memory("current", "CURRENT", lambda node: node.figures.current, human, "current")
 HIGH = _figure("high", limit)
 SWAP = _figure("swap", human)
 TIMESLICE = _figure("timeslice", timeslice, width=9)
@@ -177,6 +193,7 @@ SWAPOUT = _rate("swapout", "OUT MB/S", speed, 9)
 USER = attrs.evolve(_of_process("user", number=False), width=8)
 WEIGHT = _figure("weight", str, width=6)
 PRIORITY = _figure("priority", str, heading="PRIO", width=4)
+THROTTLED = _rate("throttled", "THROT", parts, 5)
 ORIGIN = Column("origin", "ORIGIN", _origin, lambda text: cut(readable(text), ORIGIN_MOST), number=False, width=25)
 HISTORY = Column("history", "HISTORY", lambda node: node.history or None, sparkline, number=False, width=8)
 
@@ -184,7 +201,7 @@ SHOWN = (PID, GPU, COMMAND, SLICE, CURRENT, HIGH, SWAP, TIMESLICE, FROZEN, OFF, 
 """What ``show`` has."""
 WATCHED = (
     *(CURRENT, HIGH, SWAP, SHARE, KERNELS, TIMESLICE, FROZEN),
-    *(USER, WEIGHT, PRIORITY, OFF, SWAPIN, SWAPOUT, ORIGIN),
+    *(USER, WEIGHT, PRIORITY, OFF, SWAPIN, SWAPOUT, THROTTLED, ORIGIN),
 )
 """What ``top`` tells of one moment."""
 LIVE = (*WATCHED[: WATCHED.index(OFF)], HISTORY, *WATCHED[WATCHED.index(OFF) :])

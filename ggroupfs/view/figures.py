@@ -39,6 +39,10 @@ class Figures:
     """gmem.limit.low; MAX: all of it is protected."""
     swap_max: int | None = None
     """gmem.swap.max; MAX: no limit."""
+    limit_max: int | None = None
+    """gmem.limit.max; MAX: no limit."""
+    oom_group: bool | None = None
+    """gmem.oom.group."""
     swapin: int | None = None
     """Moves to the GPU, ever."""
     swapin_bytes: int | None = None
@@ -77,6 +81,10 @@ class Figures:
     """compute.priority."""
     weight: int | None = None
     """compute.weight."""
+    quota: int | None = None
+    """compute.max: work on the GPU in each period, microseconds; MAX: no quota."""
+    period: int | None = None
+    """compute.max: the period, microseconds."""
     submitted: int | None = None
     """Kernels launched, ever."""
     finished: int | None = None
@@ -99,8 +107,10 @@ class Figures:
     """Channels in them."""
     attached: int | None = None
     """TSGs that are on the runlist."""
+    nr_periods: int | None = None
+    """Periods of its quota in which it had something to do."""
     nr_throttled: int | None = None
-    """Times that the scheduler took it off the runlist."""
+    """Times that it was kept from running, for the turn of another or as a quota was used up."""
     throttled_usec: int | None = None
     """For how long, microseconds."""
     frozen_usec: int | None = None
@@ -112,7 +122,9 @@ class Figures:
     managed: bool | None = None
     """Whether its memory can be moved."""
     events: Mapping[str, int] | None = None
-    """gmem.events."""
+    """gmem.events, what is counted there."""
+    over: bool | None = None
+    """Whether it is over a limit, and reclaim has not changed that (gmem.events)."""
 
 
 @attrs.frozen
@@ -147,6 +159,13 @@ def _keyed(keys: str) -> Source:
     return Source(frozenset(fields.values()), parse)
 
 
+def _events(text: str) -> Mapping[str, Any]:
+    """Parse gmem.events: counts, and one state."""
+    counts = dict(flat(text))
+    over = counts.pop("over", None)
+    return {"events": counts, **({} if over is None else {"over": bool(over)})}
+
+
 OFF = "off_"
 """What the keys of gcgroup.stat begin with that say why processes are off the runlist."""
 
@@ -174,18 +193,27 @@ SOURCES: Mapping[str, Source] = {
     "gmem.limit.high": _one("high", values.size),
     "gmem.limit.low": _one("low", values.size),
     "gmem.swap.max": _one("swap_max", values.size),
-    "gmem.events": _one("events", flat),
+    "gmem.limit.max": _one("limit_max", values.size),
+    "gmem.oom.group": _one("oom_group", values.switch),
+    "gmem.events": Source(frozenset(("events", "over")), _events),
     "compute.timeslice": _one("timeslice", lambda text: values.span(text) / 1000),
     "compute.freeze": _one("freeze", values.switch),
     "compute.events": _keyed("frozen populated migrated undone lost"),
     "compute.priority": _one("priority"),
     "compute.weight": _one("weight"),
+    "compute.max": Source(
+        frozenset(("quota", "period")),
+        lambda text: dict(zip(("quota", "period"), values.quota(text.strip()), strict=True)),
+    ),
     "gcgroup.stat": _work(
         "submitted finished pending gpu_usec gpu_usec_estimate busy_usec busy_sampled_usec timeslice_usec tsgs"
-        " channels attached nr_throttled throttled_usec frozen_usec managed since"
+        " channels attached nr_periods nr_throttled throttled_usec frozen_usec managed since"
     ),
 }
 """Where each figure is found. Of several files that tell the same, the first is the one for it alone."""
+
+LATER = frozenset(("compute.max", "gmem.limit.max", "gmem.oom.group"))
+"""Control files that a daemon of an earlier version does not have: it serves until it is upgraded."""
 
 EVERYTHING = frozenset(field.name for field in attrs.fields(Figures))
 
@@ -204,14 +232,16 @@ def files_for(fields: Iterable[str]) -> tuple[str, ...]:
 
 
 def figures_of(directory: str | os.PathLike[str], files: Iterable[str]) -> Figures:
-    """What some control files of a group say, but for those that this machine refuses. OSError when it is gone."""
+    """What some control files of a group say, but for those that this machine refuses, or that its daemon is too old to
+    have. OSError when it is gone."""
     path = os.fspath(directory)
     told: dict[str, Any] = {}
     for name in files:
         try:
             text = content(f"{path}/{name}")
         except OSError as error:
-            if error.errno != errno.EOPNOTSUPP:
+            is_older = error.errno == errno.ENOENT and name in LATER and os.path.isdir(path)
+            if error.errno != errno.EOPNOTSUPP and not is_older:
                 raise
         else:
             told |= SOURCES[name].parse(text)

@@ -9,7 +9,7 @@ import attrs
 from ggroupfs.view.figures import Figures
 from ggroupfs.view.snapshot import ProcessUse, Snapshot
 
-COUNTERS = ("finished", "gpu_usec", "swapin_bytes", "swapout_bytes")
+COUNTERS = ("finished", "gpu_usec", "swapin_bytes", "swapout_bytes", "throttled_usec")
 """What is counted up, and needed for rates."""
 
 
@@ -25,6 +25,9 @@ class Rates:
     """Bytes moved to the GPU a second."""
     swapout: float | None = None
     """Bytes moved to the host a second."""
+    throttled: float | None = None
+    """Time for which it was kept from running, for its quota or the turn of another, of all there was: 0 to 1 for each
+    process."""
 
 
 UNKNOWN = Rates()
@@ -47,8 +50,12 @@ def _rates(before: ProcessUse, after: ProcessUse, seconds: float) -> Rates:
     def rate(field: str) -> float | None:
         return _rate(before.figures, after.figures, field, seconds)
 
-    usec = rate("gpu_usec")
-    return Rates(rate("finished"), None if usec is None else usec / 1e6, rate("swapin_bytes"), rate("swapout_bytes"))
+    def part(field: str) -> float | None:
+        usec = rate(field)
+        return None if usec is None else usec / 1e6
+
+    moved = rate("swapin_bytes"), rate("swapout_bytes")
+    return Rates(rate("finished"), part("gpu_usec"), *moved, part("throttled_usec"))
 
 
 def _rate(before: Figures, after: Figures, field: str, seconds: float) -> float | None:

@@ -25,10 +25,11 @@
  *
  * HOW MUCH. Sizes are bytes, times microseconds. GGROUP_MAX is "no limit", and no group ever
  * holds more. A charge goes to a process and every group above it. Going over a high never fails:
- * memory is reclaimed. A charge fails with ENOMEM only where some swap_max leaves no room to bring
- * every level back under its high, as backend/ledgers/soft.py specifies, and where a program says
- * of itself that it has more, on the GPU or not, than GGROUP_OVERCOMMIT times the capacity. A call
- * happens whole, or fails and changes nothing.
+ * memory is reclaimed. Going over a limit_max never happens by a charge: memory is reclaimed
+ * before. A charge fails with ENOMEM where some swap_max leaves no room to bring every level back
+ * under its high, or to make that room under a limit_max, as backend/ledgers/soft.py specifies, and
+ * where a program says of itself that it has more, on the GPU or not, than GGROUP_OVERCOMMIT times
+ * the capacity. A call happens whole, or fails and changes nothing.
  *
  * HOW MANY. There are at most 65536 groups of a GPU (ENOSPC). A user other than root has at most
  * GGROUP_MAX_SLICES_PER_USER slices of it, and as many processes as the module's parameter
@@ -98,6 +99,10 @@
 #define GGROUP_PRIORITY_DEFAULT	8
 #define GGROUP_WEIGHT_MOST	10000
 #define GGROUP_WEIGHT_DEFAULT	100
+#define GGROUP_QUOTA_LEAST_US	1000
+#define GGROUP_PERIOD_LEAST_US	10000
+#define GGROUP_PERIOD_MOST_US	1000000
+#define GGROUP_PERIOD_DEFAULT_US	100000
 
 /* struct ggroup_hello.features */
 #define GGROUP_FEATURE_BOOKS	0x1ULL	/* groups, charges, limits, plans */
@@ -230,6 +235,12 @@ struct ggroup_books {
 	__u64 swap_peak_ever;
 	__u32 off_all;		/* process: why it is off the runlist, with all engines */
 	__u32 off_gr;		/* process: ... with the GR engine alone */
+	__u64 quota_us;		/* work on the GPU in each period; GGROUP_MAX is no quota */
+	__u64 period_us;
+	__u64 limit_max;
+	__u64 oom_group;	/* kept for the daemon, which kills */
+	__u64 events_oom_kill;
+	__u64 events_oom_group_kill;
 };
 
 /* struct ggroup_set.mask */
@@ -243,6 +254,10 @@ struct ggroup_books {
 #define GGROUP_SET_KEPT		0x80ULL
 #define GGROUP_SET_UID		0x100ULL
 #define GGROUP_SET_GID		0x200ULL
+#define GGROUP_SET_QUOTA	0x400ULL
+#define GGROUP_SET_PERIOD	0x800ULL
+#define GGROUP_SET_LIMIT_MAX	0x1000ULL
+#define GGROUP_SET_OOM_GROUP	0x2000ULL
 
 /* Fields that mask does not name are not looked at. */
 struct ggroup_set {
@@ -258,6 +273,10 @@ struct ggroup_set {
 	__u32 kept;		/* 0, 1 */
 	__u32 uid;		/* any but GGROUP_NOBODY */
 	__u32 gid;		/* any but GGROUP_NOBODY */
+	__u64 quota_us;		/* GGROUP_QUOTA_LEAST_US..GGROUP_MAX */
+	__u64 period_us;	/* GGROUP_PERIOD_LEAST_US..GGROUP_PERIOD_MOST_US */
+	__u64 limit_max;	/* 0..GGROUP_MAX */
+	__u64 oom_group;	/* 0, 1 */
 };
 
 struct ggroup_amount {
@@ -286,10 +305,12 @@ struct ggroup_reasons {
 /* struct ggroup_note.event */
 #define GGROUP_EVENT_LOW	0
 #define GGROUP_EVENT_HIGH	1
-#define GGROUP_EVENT_MAX	2	/* counted by the kernel alone */
-#define GGROUP_EVENT_OOM	3	/* counted by the kernel alone */
+#define GGROUP_EVENT_MAX	2	/* this and the next: by NOTE of a limit_max alone */
+#define GGROUP_EVENT_OOM	3
 #define GGROUP_EVENT_RECLAIM	4
 #define GGROUP_EVENT_FAIL	5
+#define GGROUP_EVENT_OOM_KILL	6	/* this and the next came with GGROUP_SET_LIMIT_MAX */
+#define GGROUP_EVENT_OOM_GROUP_KILL	7
 
 struct ggroup_note {
 	__u64 id;
@@ -451,10 +472,13 @@ struct ggroup_message {
  *   provider is told (ARRIVE), and makes a group if there is none yet. ENODEV without GPU or
  *   provider, ETIMEDOUT, EBUSY for a file that is bound or registered already, and whatever the
  *   provider answers.
- * CHARGE: ENOMEM, see above.
+ * CHARGE: ENOMEM, see above. Over a limit_max: of the caller's own group memory is reclaimed and
+ *   waited for, and ENOMEM says that it was in vain; of another, EAGAIN where as much could leave
+ *   that level, since the caller is the provider or has one: it has that done, and charges again.
  * UNCHARGE, UNCHARGE_SWAP: EINVAL for more than it holds.
  * SWAP_OUT: ENOSPC over some swap_max, EINVAL for more than it holds.
- * SWAP_IN: EAGAIN if that would put some level over its high, EINVAL for more than it has there.
+ * SWAP_IN: EAGAIN if that would put some level over its high, or its limit_max, EINVAL for more
+ *   than it has there.
  *   Both: of the caller's own group EINVAL for 0 bytes, and of bytes and usec the statistics count
  *   what can be: together at most 1 TB/s since the group was made, and no longer than that is ago.
  * USERMEM: a descriptor of struct ggroup_pressure. EMFILE.
@@ -493,7 +517,9 @@ struct ggroup_message {
  *   for no other. EMFILE where GGROUP_RESETS_MOST files of others than root have one of the group.
  * OBSERVE: the driver says that the process holds nbytes; the books follow, whatever the limits
  *   say.
- * NOTE: counts an event here and in every group above. EINVAL for those that the kernel counts.
+ * NOTE: counts an event here and in every group above. EINVAL for one that is none; without
+ *   GGROUP_SET_LIMIT_MAX among the settings of HELLO also for MAX and OOM, which then the kernel
+ *   alone counts, and MAX for a charge that a swap_max refuses.
  * PRESS: a record for usermemfd.
  * PLAN: what to take nbytes from: what is not protected by low first, then, with
  *   GGROUP_TARGET_BELOW_LOW, what is; of each the farthest next use first, and of one class from

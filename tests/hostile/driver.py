@@ -1,4 +1,4 @@
-"""The daemon with NVIDIA GPUs that exist only in memory, on a real mount: who has a context is in the page.
+"""The daemon with NVIDIA GPUs that exist only in memory, on a real mount: which programs have a context is in the page.
 
 Programs are real. The descriptors of the driver's file that they have are those of the driver in memory, and those
 that the kernel says are called so: what a tenant calls so itself is met as on a real machine.
@@ -37,7 +37,7 @@ FIRST_FAKE = 1 << 20
 
 
 class Programs:
-    """Who has a context, by the page."""
+    """The programs that have a context, by the page."""
 
     def __init__(self, page: Page) -> None:
         self._page = page
@@ -112,6 +112,11 @@ class Driver(FakeSystem):
         self._pids[pidfd] = pid
         return pidfd
 
+    def look(self, pid: int, fds: Sequence[int]) -> tuple[int, Sequence[int]]:
+        start, real = self._real.look(pid, [fd for fd in fds if fd < FIRST_FAKE])
+        program = self._program(pid)
+        return start, [*real, *(fd for fd in fds if program is not None and fd in program.files)]
+
     def pidfd_getfd(self, pidfd: int, fd: int) -> int:
         if fd < FIRST_FAKE:
             return self._real.pidfd_getfd(pidfd, fd)
@@ -145,7 +150,7 @@ class Driver(FakeSystem):
 
 
 class Counted(FakeNvml):
-    """An NVML that lists who has a context."""
+    """An NVML that lists the programs that have a context."""
 
     def __init__(self, programs: Programs, driver: Driver) -> None:
         super().__init__(count=GPUS)

@@ -30,6 +30,7 @@ SETTINGS = {
     "compute.timeslice": ("1ms", "default"),
     "compute.weight": ("1", "100", "10000"),
     "compute.priority": ("0", "8", "15"),
+    "compute.max": ("1000 10000", "30000 100000", "max", "max"),
 }
 RESET = {
     "gmem.limit.high": "max",
@@ -38,6 +39,7 @@ RESET = {
     "compute.timeslice": "default",
     "compute.weight": "100",
     "compute.priority": "8",
+    "compute.max": "max 100000",
     "compute.freeze": "0",
 }
 ACTS = ("sets", "freezes and thaws", "reads", "makes and removes slices", "moves", "looks at all", "moves to a cgroup")

@@ -224,9 +224,9 @@ class Rig:
             self.nvml.compute[index] = [(p, n) for p, n in self.nvml.compute.get(index, []) if p != pid]
         self.nvml.compute[gpu].append((pid, nbytes))
 
-    def process(self, cgroup: str = "/") -> Process:
-        """A CUDA program that says nothing."""
-        process = backend.process.identity.identify(self.spawn().pid)
+    def process(self, cgroup: str = "/", *words: str) -> Process:
+        """A CUDA program that says nothing, run by these words."""
+        process = backend.process.identity.identify(self.spawn(*words).pid)
         if cgroup != "/":
             self.h.world.cgroups[process.pid] = Slice(cgroup)
         self.fake.program(process.pid, 0, start=process.start)

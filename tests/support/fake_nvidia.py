@@ -268,6 +268,10 @@ class FakeSystem:
     def pidfd_open(self, pid: int) -> int:
         return self._new(self._alive(pid))
 
+    def look(self, pid: int, fds: Sequence[int]) -> tuple[int, Sequence[int]]:
+        start = self.start_time(pid)
+        return start, [fd for fd in fds if fd in self._alive(pid).files]
+
     def pidfd_getfd(self, pidfd: int, fd: int) -> int:
         program = self.open[pidfd]
         assert isinstance(program, Program)

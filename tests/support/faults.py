@@ -159,6 +159,10 @@ class FaultySystem:
         self._pass("pidfd_open")
         return self._inner.pidfd_open(pid)
 
+    def look(self, pid: int, fds: Sequence[int]) -> tuple[int, Sequence[int]]:
+        self._pass("start_time")
+        return self._inner.look(pid, fds)
+
     def pidfd_getfd(self, pidfd: int, fd: int) -> int:
         self._pass("pidfd_getfd")
         return self._inner.pidfd_getfd(pidfd, fd)

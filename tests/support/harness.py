@@ -111,6 +111,13 @@ async def settle() -> None:
         await trio.lowlevel.checkpoint()
 
 
+async def time_for_a_look(clock: trio.testing.MockClock) -> None:
+    """Has all the time for a look pass, part by part, on a clock that stands still."""
+    for _ in range(backend.process.looks.PARTS):
+        await trio.testing.wait_all_tasks_blocked()
+        clock.jump(backend.process.looks.ANSWER_S / backend.process.looks.PARTS)
+
+
 # What a lever of a StubGpu can do
 
 
@@ -138,6 +145,7 @@ class StubGpu:
     """A Gpu that records what is asked of it, and whose levers do as the test says: hang, fail, or die midway."""
 
     def __init__(self, index: int = 0, capacity: int = 1 << 30) -> None:
+        self.late_us = 0
         self.info = GpuInfo(index, f"GPU-{index}", "stub", "none", capacity, 2000, 10, 100_000)
         self.calls: list[tuple[str, int, int]] = []
         """(lever, pid, value) of every call."""
@@ -191,6 +199,9 @@ class StubGpu:
 
     def manages(self, process: Process) -> bool:
         return process not in self.unmanaged
+
+    def spoken(self, process: Process) -> float:
+        return 0.0
 
     def footprint(self, process: Process) -> Footprint:
         return self.footprints.get(process, Footprint(movable=0) if process in self.unmanaged else Footprint())
@@ -445,6 +456,8 @@ class Harness:
             "scheduled": len(follower._placed),
             "shown as frozen": len([r for r in population.records() if r.compute.shown]),
             "held": len([r for r in population.records() if r.compute.held]),
+            "kills": len(self.controller._killer._ends) + len(self.controller._killer._refused),
+            "silences": len(self.controller._killer._silences),
             "moves": len(self.controller._migrator._moves.left()),
             "to be applied": len(follower.background),
             "listeners of the dead": len([g for g in reclaimer._listeners if not population.holds(g)]),

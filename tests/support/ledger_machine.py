@@ -38,6 +38,7 @@ PROCESSES = tuple(Process(pid, pid % 3) for pid in range(1, 6))
 gpus = st.sampled_from((0, 0, 0, 1))
 OF_SLICES = {setting.field for setting in SETTINGS if setting.slices_only}
 CONFIGURABLE = {setting.field for setting in SETTINGS}
+NOTED = ("low", "high", "reclaim", "fail", "max", "oom", "oom_kill", "oom_group_kill")
 OUT_OF_RANGE = tuple(
     (setting.field, value)
     for setting in SETTINGS
@@ -220,7 +221,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ask(0, self.ledger.reset_peak, group, peak)
         self.naive.reset_peak(group, peak)
 
-    @rule(index=pick, event=st.sampled_from(("low", "high", "reclaim", "fail")))
+    @rule(index=pick, event=st.sampled_from(NOTED))
     def note(self, index: int, event: str) -> None:
         group = self.any_group(index)
         self.ask(0, self.ledger.note, group, event)
@@ -244,13 +245,14 @@ class LedgerMachine(RuleBasedStateMachine):
             if not 0 <= nbytes <= MAX:
                 self.ask(errno.EINVAL, self.ledger.charge, group, nbytes)
                 continue
-            obstacle = self.naive.obstacle(group, nbytes)
-            self.ask(errno.ENOMEM if obstacle else 0, self.ledger.charge, group, nbytes)
-            if obstacle is None:
+            code, met = self.naive.refusal(group, nbytes)
+            self.ask(code, self.ledger.charge, group, nbytes)
+            if not code:
                 self.naive.held[group] += nbytes
                 self.naive.raise_peaks()
-            else:
-                self.count(obstacle, "max")
+            if met is not None:
+                self.count(met, "max")
+            if code == errno.ENOMEM:
                 self.count(group, "oom")
 
     @precondition(has_process)
@@ -298,7 +300,7 @@ class LedgerMachine(RuleBasedStateMachine):
         if not 0 <= nbytes <= naive.swapped[group]:
             code = errno.EINVAL
         else:
-            over = [level for level in naive.path(group) if naive.current(level) + nbytes > naive.asked[level]["high"]]
+            over = any(naive.current(level) + nbytes > naive.limit(level) for level in naive.path(group))
             code = errno.EAGAIN if over else 0
         self.ask(code, self.ledger.swap_in, group, nbytes, usec)
         if not code:
@@ -409,7 +411,7 @@ class LedgerMachine(RuleBasedStateMachine):
             naive = self.naive.books(group)
             assert attrs.asdict(found[group], recurse=False) == attrs.asdict(naive, recurse=False), group
             assert self.ledger.parent(group) == above
-            assert self.ledger.excess(group) == max(0, naive.current - naive.high)
+            assert self.ledger.excess(group) == max(0, naive.current - self.naive.limit(group))
         self.books_add_up(found)
 
     def books_add_up(self, found: Mapping[Group, Books]) -> None:

@@ -22,6 +22,9 @@ ASKED = {
     "compute.freeze": "1\n",
     "compute.priority": "3\n",
     "compute.weight": "250\n",
+    "compute.max": "30000 50000\n",
+    "gmem.limit.max": f"{56 * MIB}\n",
+    "gmem.oom.group": "1\n",
 }
 """What can be asked for a process, and something else than what it has at first."""
 

@@ -6,6 +6,7 @@ ledger; what protects memory is transcribed from the kernel's C.
 
 from __future__ import annotations
 
+import errno
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -115,6 +116,10 @@ class NaiveLedger:
             **figures,
         )
 
+    def limit(self, group: Group) -> int:
+        """The lower one of its limits."""
+        return min(int(self.asked[group]["high"]), int(self.asked[group]["limit_max"]))
+
     def room(self, group: Group) -> int:
         """What the swap.max of one level leaves."""
         return max(0, int(self.asked[group]["swap_max"]) - self.swap(group))
@@ -134,13 +139,18 @@ class NaiveLedger:
                 room[level] -= gives
         return total
 
-    def obstacle(self, group: Group, nbytes: int) -> Group | None:
-        """The lowest level that a charge would put over MAX, or over its high with no way back under it."""
+    def refusal(self, group: Group, nbytes: int) -> tuple[int, Group | None]:
+        """The errno of a charge, 0 for none, and the level whose limit_max it met. The lowest level counts that it
+        would put over MAX, over its limit_max, or over its high with no way back under it."""
         for level in self.path(group):
-            over = self.current(level) + nbytes - self.asked[level]["high"]
-            if over > max(0, self.most(level, Counter({group: nbytes}))) or self.current(level) + nbytes > MAX:
-                return level
-        return None
+            holds, asked = self.current(level) + nbytes, self.asked[level]
+            if holds > MAX:
+                return errno.ENOMEM, None
+            if (beyond := holds - asked["limit_max"]) > 0:
+                return errno.EAGAIN if beyond <= self.most(level) else errno.ENOMEM, level
+            if holds - asked["high"] > max(0, self.most(level, Counter({group: nbytes}))):
+                return errno.ENOMEM, None
+        return 0, None
 
     def protected(self, group: Group, top: Group) -> int:
         """The effective low, by the kernel's words (tests.t2_parts.t2_reclaim)."""

@@ -13,15 +13,15 @@ import errno
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
 from unittest import mock
 
 import attrs
 
 from backend.common.errors import fail
 from backend.core.records import Channel, Peak
-from backend.core.settings import SETTINGS
+from backend.core.settings import BY_FIELD, GID, LIMIT_MAX, SETTINGS, Setting
 from backend.door.wire import SIZE, Message, Op
 from backend.ledgers import abi, kernel
 from backend.ledgers.soft import SoftLedger
@@ -33,6 +33,10 @@ ANSWER_S = 60.0
 PEAKS: Mapping[int, Peak] = {abi.PEAK_GMEM: "peak", abi.PEAK_SWAP: "swap_peak"}
 SINCE_PEAKS = ("swap_peak", "peak_ever", "swap_peak_ever")
 """Fields of the books that came with FEATURE_PEAKS."""
+SINCE_LIMIT_MAX = ("events_oom_kill", "events_oom_group_kill")
+"""Counts in the books that came with the setting limit_max."""
+OF_THE_FIRST = frozenset(SETTINGS[: SETTINGS.index(GID) + 1])
+"""Settings of the first version."""
 ON, OFF, OFF_GR = range(3)
 """What a runlist lever says, as enum ggroup_runlist in kmod/queue.h."""
 CHANNELS = {Channel.GMEM: abi.CHANNEL_GMEM, Channel.USERMEM: abi.CHANNEL_USERMEM}
@@ -144,10 +148,12 @@ class Device:
 
 
 class Module:
-    """See the module. `features` are the bits that its HELLO has."""
+    """See the module. `features` are the bits that its HELLO has, `settings` what it takes and keeps: of those of the
+    first version alone its HELLO says nothing."""
 
-    def __init__(self, features: int) -> None:
+    def __init__(self, features: int, settings: Collection[Setting] = SETTINGS) -> None:
         self.features = features
+        self.settings = frozenset(settings)
         self.calls: list[int] = []
         """Requests that it took."""
         self._books = SoftLedger()
@@ -250,6 +256,8 @@ class Module:
 
     def _hello(self, _: int, argument: abi.Hello) -> None:
         argument.version, argument.features = abi.ABI_VERSION, self.features
+        if self.settings != OF_THE_FIRST:  # which said nothing of that
+            argument.settings = self._known
 
     def _register(self, descriptor: int, argument: abi.Gpu) -> None:
         index = self._indices.setdefault(argument.uuid, len(self._indices))
@@ -325,6 +333,8 @@ class Module:
             name = "current_bytes" if field.name == "current" else field.name
             lacking = name in SINCE_PEAKS and not self.has(abi.FEATURE_PEAKS)
             lacking = lacking or (name in ("off_all", "off_gr") and not self.has(abi.FEATURE_REASONS))
+            lacking = lacking or (name in abi.SET and BY_FIELD[name] not in self.settings)
+            lacking = lacking or (name in SINCE_LIMIT_MAX and LIMIT_MAX not in self.settings)
             if not lacking:
                 setattr(argument, name, getattr(books, field.name))
         argument.parent = self._ids[above] if above is not None else 0
@@ -333,7 +343,13 @@ class Module:
         argument.flags |= abi.BOOKS_DETACHED_GR if levers.runlist.held == OFF_GR else 0
         argument.flags |= abi.BOOKS_DOUBTFUL if levers.doubtful else 0
 
+    @property
+    def _known(self) -> int:
+        return sum(abi.SET[setting.field] for setting in self.settings)
+
     def _set(self, _: int, argument: abi.Set) -> None:
+        if argument.mask & ~self._known:
+            raise fail(errno.EINVAL)
         fields = [setting.field for setting in SETTINGS if argument.mask & abi.SET[setting.field]]
         self._books.configure(self._group(argument.id), **{name: getattr(argument, name) for name in fields})
 
@@ -353,12 +369,21 @@ class Module:
         self._books.set_next_use(self._slice(argument.root).gpu, classes)
 
     def _note(self, _: int, argument: abi.Note) -> None:
-        names: Mapping[int, Literal["low", "high", "reclaim", "fail"]] = {
+        names = {
             abi.EVENT_LOW: "low",
             abi.EVENT_HIGH: "high",
             abi.EVENT_RECLAIM: "reclaim",
             abi.EVENT_FAIL: "fail",
         }
+        if LIMIT_MAX in self.settings:
+            names |= {
+                abi.EVENT_MAX: "max",
+                abi.EVENT_OOM: "oom",
+                abi.EVENT_OOM_KILL: "oom_kill",
+                abi.EVENT_OOM_GROUP_KILL: "oom_group_kill",
+            }
+        if argument.event not in names:
+            raise fail(errno.EINVAL)
         self._books.note(self._group(argument.id), names[argument.event])
 
     def _plan(self, _: int, argument: abi.Plan) -> None:

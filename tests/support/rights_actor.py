@@ -25,6 +25,7 @@ VALUES = {
     "compute.timeslice": b"default",
     "compute.weight": b"100",
     "gmem.limit.low": b"0",
+    "gmem.oom.group": b"0",
     "ggroup.slices": b"infinity /gone.slice/",
     "gmem.reclaim": b"0",
 }

@@ -89,6 +89,7 @@ policies = st.one_of(
     st.fixed_dictionaries({"low": limits}),
     st.fixed_dictionaries({"swap_max": swap_limits}),
     st.fixed_dictionaries({"high": small, "swap_max": swap_limits}),
+    st.fixed_dictionaries({"limit_max": limits}, optional={"high": limits, "swap_max": swap_limits}),
     st.fixed_dictionaries({"high": limits, "low": limits, "swap_max": swap_limits}),
     st.fixed_dictionaries(
         {
@@ -96,8 +97,10 @@ policies = st.one_of(
             "frozen": st.booleans(),
             "priority": st.integers(0, 15),
             "weight": st.integers(1, 10_000),
+            "quota_us": st.one_of(st.integers(1_000, 2_000_000), st.just(MAX)),
+            "period_us": st.integers(10_000, 1_000_000),
         },
-        optional={"kept": st.booleans(), "uid": users, "gid": users},
+        optional={"kept": st.booleans(), "uid": users, "gid": users, "oom_group": st.booleans()},
     ),
     st.just({"current": 0}),  # nothing that can be set
 )

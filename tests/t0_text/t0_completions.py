@@ -84,6 +84,10 @@ def test_every_mount_option_and_setting() -> None:
     assert set(re.findall(r"^ +'([\w.]+):", in_zsh, re.MULTILINE)) == SETTINGS
 
 
+INFINITE = ("=", "=infinity")
+"""What stands behind the name of a size."""
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -98,7 +102,10 @@ def test_every_mount_option_and_setting() -> None:
         ("ggroupfs mount -o scheduler=o", {"on", "off"}),
         (
             "ggroupfs run -p GMem",
-            {"GMemHigh=", "GMemLow=", "GMemSwapMax=", "GMemHigh=infinity", "GMemLow=infinity", "GMemSwapMax=infinity"},
+            {
+                *(f"{key}{word}" for key in ("GMemHigh", "GMemLow", "GMemMax", "GMemSwapMax") for word in INFINITE),
+                *(f"GMemOOMGroup={word}" for word in ("", "yes", "no")),
+            },
         ),
         ("ggroupfs run -p compute.freeze=", {"0", "1"}),
         ("ggroupfs run -p compute.freeze=1 -- mkfif", {"mkfifo"}),

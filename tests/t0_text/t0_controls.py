@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from backend.core import settings
 from backend.core.records import Capability
-from backend.core.settings import Kind, Setting
+from backend.core.settings import MAX, Kind, Setting
 from backend.process.identity import ROOT, SliceOn
 from backend.soft.gpu import SoftGpu
 from ggroupfs.fs.controls import CONTROLS, LEVERS, shown
@@ -16,7 +17,9 @@ from ggroupfs.text import values
 
 DESIGN = {
     "gmem.limit.high": 0o644,
+    "gmem.limit.max": 0o644,
     "gmem.limit.low": 0o644,
+    "gmem.oom.group": 0o644,
     "gmem.current": 0o444,
     "gmem.peak": 0o644,
     "gmem.swap.peak": 0o644,
@@ -30,6 +33,7 @@ DESIGN = {
     "compute.freeze": 0o644,
     "compute.priority": 0o644,
     "compute.weight": 0o644,
+    "compute.max": 0o644,
     "compute.migrate": 0o200,
     "compute.events": 0o444,
     "gcgroup.stat": 0o444,
@@ -56,6 +60,15 @@ def test_a_setting_shows_what_was_written_to_it(kind: Kind) -> None:
         controller = SimpleNamespace(ledger=SimpleNamespace(books=lambda group, books=books: books))
         text = shown(setting)(controller, SliceOn(ROOT, 0))  # type: ignore[arg-type]
         assert values.parser(setting)(text.rstrip("\n")) == value
+
+
+def test_a_file_with_two_numbers_shows_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = Setting("fresh", Kind.QUOTA, least=1000, most=MAX, control="compute.fresh")
+    monkeypatch.setitem(settings.SECOND, "fresh", Setting("fresh_period", Kind.NUMBER, most=10**6, in_file_of="fresh"))
+    books = SimpleNamespace(fresh=30_000, fresh_period=200_000, quota_us=77_000, period_us=78_000)
+    controller = SimpleNamespace(ledger=SimpleNamespace(books=lambda group: books))
+    text = shown(setting)(controller, SliceOn(ROOT, 0))  # type: ignore[arg-type]
+    assert values.parser(setting)(text.rstrip("\n")) == (30_000, 200_000)
 
 
 def test_every_channel_has_its_file() -> None:

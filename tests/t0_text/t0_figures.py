@@ -44,8 +44,8 @@ def test_every_figure_is_in_a_file() -> None:
 
 def test_what_an_entry_costs() -> None:
     """Opens: of a frame of top, and of a scrape."""
-    assert len(files_for(FIELDS)) == 7
-    assert len(collector.FILES) == 12
+    assert len(files_for(FIELDS)) == 8
+    assert len(collector.FILES) == 14
 
 
 @pytest.mark.parametrize(
@@ -54,11 +54,16 @@ def test_what_an_entry_costs() -> None:
         ("gmem.limit.high", "max", {"high": MAX}),
         ("gmem.limit.low", "0", {"low": 0}),
         ("gmem.events", "low 0\nhigh 2", {"events": {"low": 0, "high": 2}}),
+        ("gmem.events", "max 3\nover 1", {"events": {"max": 3}, "over": True}),
+        ("gmem.limit.max", "max", {"limit_max": MAX}),
+        ("gmem.oom.group", "1", {"oom_group": True}),
         ("gmem.stat", "resident 5\nswapped 7\nof_tomorrow 1", {"current": 5, "swap": 7}),
         ("compute.timeslice", "default", {"timeslice": 0.0}),
         ("compute.timeslice", "2.048", {"timeslice": 2.048}),
         ("compute.freeze", "1", {"freeze": True}),
         ("compute.events", "populated 1\nfrozen 0", {"populated": True, "frozen": False}),
+        ("compute.max", "max 100000\n", {"quota": MAX, "period": 100_000}),
+        ("compute.max", "30000 50000", {"quota": 30_000, "period": 50_000}),
         ("gcgroup.stat", "tsgs 2\nmanaged 0", {"tsgs": 2, "managed": False}),
         ("gcgroup.stat", "off_freeze 0\noff_turn 2\noff_gr 1", {"off": {"freeze": 0, "turn": 2, "gr": 1}}),
         ("gcgroup.stat", "", {}),
@@ -81,3 +86,11 @@ def test_what_programs_say_of_themselves_adds_up_to_a_number() -> None:
     said = Footprint(implicit=0, unmovable=0, disputed=0, exchanged=MAX)
     assert (said + said + said).exchanged == MAX
     assert (said + Footprint()).exchanged is None
+
+
+@pytest.mark.parametrize("name", ["compute.max", "gmem.limit.max", "gmem.oom.group"])
+def test_a_daemon_of_an_earlier_version_lacks_files(tmp_path: Path, name: str) -> None:
+    (tmp_path / "compute.weight").write_text("100\n")
+    assert figures_of(tmp_path, ["compute.weight", name]) == Figures(weight=100)
+    with pytest.raises(FileNotFoundError):
+        figures_of(tmp_path / "gone", [name])

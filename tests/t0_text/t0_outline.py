@@ -53,9 +53,10 @@ def test_names_of_cgroups_in_the_tree() -> None:
 
 
 def test_rates_are_over_the_time_between_two_passes() -> None:
-    before = snapshot(process(1, finished=10, gpu_usec=1_000_000, swapin_bytes=0, swapout_bytes=500), at=1.0)
-    after = snapshot(process(1, finished=30, gpu_usec=2_000_000, swapin_bytes=8, swapout_bytes=500), at=5.0)
-    assert between(before, after) == {"1/0": Rates(5.0, 0.25, 2.0, 0.0)}
+    was = {"finished": 10, "gpu_usec": 1_000_000, "swapin_bytes": 0, "swapout_bytes": 500, "throttled_usec": 0}
+    now = {"finished": 30, "gpu_usec": 2_000_000, "swapin_bytes": 8, "swapout_bytes": 500, "throttled_usec": 2_800_000}
+    before, after = snapshot(process(1, **was), at=1.0), snapshot(process(1, **now), at=5.0)
+    assert between(before, after) == {"1/0": Rates(5.0, 0.25, 2.0, 0.0, 0.7)}
 
 
 @pytest.mark.parametrize(
@@ -276,6 +277,7 @@ def test_ten_thousand() -> None:
         (columns.percent(0.004), "0%"),
         (columns.percent(1.0), "100%"),
         (columns.percent(1.04), "100%"),
+        (columns.parts(2.504), "250%"),
         (columns.speed(1_550_000), "1.6"),
         (columns.speed(123_400_000), "123"),
         (columns.timeslice(0), "default"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backend.core.settings import BY_CONTROL
+from backend.core.settings import BY_CONTROL, PERIOD
 from ggroupfs.fs.controls import CONTROLS
 from ggroupfs.text.properties import BY_NAME, PROPERTIES, text_of
 
@@ -32,6 +32,13 @@ GPU = 80 << 30
         ("ComputeTimeSlice", "0.5", "500us"),
         ("ComputePriority", "15", "15"),
         ("ComputeWeight", "10000", "10000"),
+        ("ComputeQuota", "30%", "30000 100000"),
+        ("ComputeQuota", "12.5%", "12500 100000"),
+        ("ComputeQuota", "150%", "150000 100000"),
+        ("ComputeQuota", "30% 1s", "300000 1000000"),
+        ("ComputeQuota", "10%  50ms", "5000 50000"),
+        ("ComputeQuota", "infinity", "max 100000"),
+        ("ComputeQuota", "", "max 100000"),
         ("ComputeFreeze", "Yes", "1"),
         ("ComputeFreeze", "off", "0"),
         ("gmem.limit.high", "8G", "8G"),
@@ -58,6 +65,14 @@ def test_values(name: str, value: str, text: str) -> None:
         ("ComputePriority", "¼"),
         ("ComputeWeight", "0"),
         ("ComputeFreeze", "maybe"),
+        ("ComputeQuota", "30"),
+        ("ComputeQuota", "0%"),
+        ("ComputeQuota", "0.99%"),
+        ("ComputeQuota", "30% 2s"),
+        ("ComputeQuota", "30% 9ms"),
+        ("ComputeQuota", "30% soon"),
+        ("ComputeQuota", "max"),
+        ("ComputeQuota", "infinity 1s"),
     ],
 )
 def test_what_makes_no_sense(name: str, value: str) -> None:
@@ -70,4 +85,5 @@ def test_each_is_a_control_that_takes_its_default() -> None:
     for one in PROPERTIES:
         parse = controls[one.control].parse
         assert parse is not None
-        assert parse(one.default) == BY_CONTROL[one.control].default
+        default = BY_CONTROL[one.control].default
+        assert parse(one.default) == ((default, PERIOD.default) if one.control == "compute.max" else default)

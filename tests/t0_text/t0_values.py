@@ -106,3 +106,32 @@ def test_text_ends_at_a_nul_and_loses_the_blanks_around() -> None:
 
 def test_flat_keyed_leaves_out_what_is_not_known() -> None:
     assert values.flat_keyed({"a": 1, "b": None, "c": "x"}) == "a 1\nc x\n"
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("max", (MAX, None)),
+        ("max 50000", (MAX, 50_000)),
+        ("30000", (30_000, None)),
+        ("30000 100000", (30_000, 100_000)),
+        ("1000\t10000", (1000, 10_000)),
+        ("2000000 1000000", (2_000_000, 1_000_000)),
+        (str(MAX), (MAX, None)),
+    ],
+)
+def test_a_quota(word: str, expected: tuple[int, int | None]) -> None:
+    assert values.quota(word) == expected
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("", "0", "999", "-1", "max max", "30000 max", "30000 9999", "30000 1000001", "1000 0", "30%", "0x7530"),
+        *("30000us", "30000 100000 1", "default", f"{MAX + 1}", "9" * 30, "٣٠٠٠٠"),
+    ],
+)
+def test_what_is_no_quota_is_einval_as_in_cpu_max(word: str) -> None:
+    with pytest.raises(OSError) as refused:  # noqa: PT011 - the errno is what matters
+        values.quota(word)
+    assert refused.value.errno == errno.EINVAL

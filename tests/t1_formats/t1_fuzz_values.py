@@ -120,6 +120,25 @@ def time(word: bytes) -> int:
     return us
 
 
+def quota(word: bytes) -> tuple[int, int | None]:
+    """Two numbers of decimal digits with blanks between, of which the first may be `max`, and the second not there."""
+    words = [b""]
+    for byte in word:
+        if byte not in BLANKS:
+            words[-1] += bytes([byte])
+        elif words[-1]:
+            words.append(b"")
+    if len(words) > 2 or not all(one == b"max" or one.isdigit() for one in words) or words[1:] == [b"max"]:
+        raise Refused("EINVAL")
+    us = MAX if words[0] == b"max" else int(words[0])
+    period = int(words[1]) if words[1:] else None
+    if any(len(one) > 19 for one in words) or not 1000 <= us <= MAX or not 10_000 <= (period or 10_000) <= 1_000_000:
+        raise Refused("EINVAL")
+    if period == 0:
+        raise Refused("EINVAL")
+    return us, period
+
+
 def device(word: bytes) -> str:
     return word.decode("latin-1") if word[:4] == b"GPU-" else str(whole(0, MAX)(word))
 
@@ -127,7 +146,9 @@ def device(word: bytes) -> str:
 MODEL: dict[str, Callable[[bytes], Any]] = {
     "gmem.limit.high": size,
     "gmem.limit.low": size,
+    "gmem.limit.max": size,
     "gmem.swap.max": size,
+    "gmem.oom.group": lambda word: bool(whole(0, 1)(word)),
     "gmem.peak": lambda word: None,
     "gmem.swap.peak": lambda word: None,
     "gmem.reclaim": amount,
@@ -135,6 +156,7 @@ MODEL: dict[str, Callable[[bytes], Any]] = {
     "compute.freeze": lambda word: bool(whole(0, 1)(word)),
     "compute.priority": whole(0, 15),
     "compute.weight": whole(1, 10000),
+    "compute.max": quota,
     "compute.migrate": device,
 }
 """By control; those that are not here cannot be written."""

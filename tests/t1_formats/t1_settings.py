@@ -82,7 +82,7 @@ def test_the_module_has_the_same_rows(tmp_path: Path) -> None:
 
 def test_what_holds_for_a_process_has_each_lever() -> None:
     fields = {field.name: field.default for field in attrs.fields(Wanted)}
-    levers = fields.keys() - {"off", "drains"}
+    levers = fields.keys() - {"off", "drains", "spent"}
     assert {lever.field: 0 for lever in LEVERS} == {name: fields[name] for name in levers}
     assert {lever.default for lever in LEVERS} == {0}
 
@@ -97,7 +97,9 @@ def test_the_books_of_a_new_group_have_each_at_its_default() -> None:
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.field)
 def test_a_row_makes_sense(setting: Setting) -> None:
     assert setting.default in setting.allowed or setting.kind is Kind.OWNER
-    assert (setting.control is None) == (setting.kind is Kind.OWNER or setting.field == "kept")
+    is_beside = setting.in_file_of is not None
+    assert (setting.control is None) == (setting.kind is Kind.OWNER or setting.field == "kept" or is_beside)
+    assert not is_beside or BY_FIELD[str(setting.in_file_of)].kind is Kind.QUOTA
     assert setting.control is None or setting.summary
     assert setting.control is not None or setting.unit_key is None
     assert set(setting.needs) <= {other.control for other in SETTINGS}

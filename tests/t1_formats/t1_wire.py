@@ -99,6 +99,7 @@ def test_the_numbers_are_for_good() -> None:
         "TREE": 11,
         "WANT": 12,
         "FAMILY": 13,
+        "TOTAL": 14,
         "ARRIVE": 16,
         "SET_TIMESLICE": 17,
         "ATTACH_TSG": 18,

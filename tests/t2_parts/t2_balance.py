@@ -1,4 +1,4 @@
-"""The policy balance, pure and in simulated time: who is moved, that it helps, that it comes to rest."""
+"""The policy balance, pure and in simulated time: what is moved, that it helps, that it comes to rest."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def anywhere(_: Load, __: int) -> bool:
 
 
 def names(plan: Plan | None) -> list[tuple[str, int]]:
-    """Who goes where."""
+    """Which group goes where."""
     return [] if plan is None else [(move.load.name, move.to) for move in plan.moves]
 
 
@@ -257,7 +257,7 @@ LOADS = st.lists(
 
 
 def legal(seen: Picture, move: Move) -> bool:
-    """Room, and those who have bounds there keep them."""
+    """Room, and those that have bounds there keep them."""
     kept = all(
         strain(one, [*others(seen, one), move.load]) <= max(KEEP, strain(one, others(seen, one)) + 1e-6)
         for one in seen.on(move.to)
@@ -361,8 +361,21 @@ def test_what_is_seen_of_programs() -> None:
     assert "gone" not in found
 
 
+def test_a_program_wants_no_more_than_its_quota() -> None:
+    """It stands most of the time, and would on any other GPU."""
+    found = seen_again(
+        10,
+        lambda at: [
+            Seen("busy", 0, at * 300_000, True, throttled_us=at * 700_000, ceiling=0.3),
+            Seen("less", 0, at * 100_000, False, ceiling=0.3),
+        ],
+    )
+    assert found["busy"].want == 0.3
+    assert found["less"].want == pytest.approx(0.1, rel=0.01)
+
+
 def test_where_nobody_tells_who_waits() -> None:
-    """Who has as much as he would get if all wanted all may well want more; not on a GPU that has time left."""
+    """One that has as much as it would get if all wanted all may well want more; not on a GPU that has time left."""
     for of, wanted in ((10, [1.0, 1.0, 0.1]), (5, [0.225, 0.225, 0.05])):
         found = seen_again(
             5,
@@ -532,7 +545,7 @@ class World:
 @given(loads=LOADS, power=st.sampled_from([0.5, 1.0, 2.0]))
 def test_constant_loads_come_to_rest(loads: list[Load], power: float) -> None:
     """No group moves twice in a minute; and in twenty minutes there are no more moves than a few for each group. Where
-    nobody has bounds each moves once at most."""
+    none has bounds each moves once at most."""
     world = World(loads, power)
     world.run(1200)
     assert_rested(world.moves)
@@ -545,7 +558,7 @@ def test_constant_loads_come_to_rest(loads: list[Load], power: float) -> None:
 @settings(max_examples=60)
 @given(loads=LOADS, changes=st.lists(st.lists(st.sampled_from([0.0, 0.3, 1.0]), min_size=7, max_size=7), max_size=30))
 def test_whatever_loads_do_nobody_moves_twice_in_a_minute(loads: list[Load], changes: list[list[float]]) -> None:
-    """Wants change every 20 s, as they like; and who moves again and again does so ever more rarely."""
+    """Wants change every 20 s, as they like; and what moves again and again does so ever more rarely."""
     world = World(loads, 1.0)
     for wants in changes:
         for one, wanted in zip(list(world.loads.values()), wants, strict=False):

@@ -6,8 +6,9 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -137,6 +138,23 @@ def test_a_program_that_changes_its_files_while_they_are_duplicated_keeps_no_oth
     with open(NULL, "rb") as file, rm.borrowed(system, identify(os.getpid()), [file.fileno()]) as controls:
         assert list(controls) == [file.fileno()], "others are not those of its user"
     assert ours() == before
+
+
+def test_a_program_is_looked_at_once_however_many_descriptors_are_lent(
+    tenant: Tenant, system: linux.LinuxSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look has two threads wake each other up, of which a freeze by the file waits for every one."""
+    looks: list[int] = []
+
+    def look_here(pid: int, function: Callable[[], Any]) -> Any:
+        looks.append(pid)
+        return function()
+
+    process = identify(tenant.pid)
+    monkeypatch.setattr(linux, "look_here", look_here)
+    with rm.borrowed(system, process, [tenant.real, tenant.own, tenant.path]) as controls:
+        assert list(controls) == [tenant.real]
+    assert looks == [tenant.pid]
 
 
 def test_one_of_them_that_is_closed_at_once_counts_for_nothing(

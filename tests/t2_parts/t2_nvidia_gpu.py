@@ -392,6 +392,38 @@ def test_a_reused_handle_is_not_acted_upon() -> None:
 
 
 @pytest.mark.parametrize("readback", [True, False])
+@pytest.mark.parametrize("class_", [None, 0x40, rm.CLASS_TSG])
+def test_a_channel_that_was_freed_before_the_call(class_: int | None, readback: bool) -> None:
+    """Its number is no object's, or another's: that is named in no call, and every other channel is off, once."""
+
+    def prepare(fake: FakeSystem, _nvml: FakeNvml) -> None:
+        fake.readback = readback
+
+    async def test(rig: Rig) -> None:
+        program = rig.fake.program(5, 0)
+        gpu = rig.gpus[0]
+        await gpu.detach(program.identity)
+        await gpu.attach(program.identity)
+        victim = program.channels()[3]
+        if class_ is None:
+            del program.objects[victim]
+        else:
+            program.objects[victim].class_ = class_
+        assert victim not in program.channels()
+        rig.fake.disables.clear()
+        await gpu.detach(program.identity)
+        assert rig.fake.disables == [(True, len(program.channels()))]
+        assert {program.objects[channel].disabled for channel in program.channels()} == {1}
+        await gpu.attach(program.identity)
+        assert all(program.running())
+        assert {count for _, count in rig.fake.disables} == {len(program.channels())}
+        assert class_ is None or not program.objects[victim].disabled
+        assert not gpu._tenant(program.identity).has_policy
+
+    drive(test, prepare)
+
+
+@pytest.mark.parametrize("readback", [True, False])
 def test_a_channel_freed_during_the_call(readback: bool) -> None:
     def prepare(fake: FakeSystem, _nvml: FakeNvml) -> None:
         fake.readback = readback

@@ -1,4 +1,4 @@
-"""The policy slo in simulated time: shares follow loads and do not oscillate; who is asked to migrate, and when."""
+"""The policy slo in simulated time: shares follow loads and do not oscillate; which is asked to migrate, and when."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ggroupfs.policies.slo.core import (
     Pace,
     Withdraw,
 )
-from ggroupfs.policies.slo.levers import Wanted, wanted
+from ggroupfs.policies.slo.levers import By, Wanted, wanted
 from ggroupfs.policies.slo.samples import MOST, Interval, Statistic
 from ggroupfs.policies.slo.settings import Settings
 from tests.support.page import rows, section
@@ -229,7 +229,7 @@ def test_a_group_that_may_not_have_more_takes_nothing_from_others() -> None:
 
 
 def test_what_another_does_not_need_is_taken_first() -> None:
-    """Whatever its rank, before anybody is asked to migrate."""
+    """Whatever its rank, before another is asked to migrate."""
     for quiet in ({"b": 0.01}, {}):
         core = Core(PACE)
         core.come(0.0, "a", attrs.evolve(BOUNDS, initial=5000, rank=1))
@@ -458,6 +458,22 @@ def test_weights() -> None:
     assert wanted({}, 0, PRIORITY) == ({}, Wanted(10_000))
 
 
+def test_shares_as_quotas() -> None:
+    """In the place of weights, or besides; what is below the least that there is, is that."""
+    assert wanted({"a": 3000, "b": 2000}, 4, PRIORITY, By.QUOTA) == (
+        {"a": Wanted(quota="30000 100000"), "b": Wanted(quota="20000 100000")},
+        Wanted(quota="12500 100000"),
+    )
+    assert wanted({"a": 3000, "b": 50}, 1, PRIORITY, By.BOTH, 50_000) == (
+        {"a": Wanted(3000, quota="15000 50000"), "b": Wanted(50, quota="1000 50000")},
+        Wanted(6950),
+    )
+    assert wanted({"a": 10_000}, 3, PRIORITY, By.QUOTA, 20_000) == (
+        {"a": Wanted(None, PRIORITY, "max 20000")},
+        Wanted(quota="1000 20000"),
+    )
+
+
 @pytest.mark.parametrize(("name", "value"), [("mean", 50.5), ("p50", 50), ("p99", 99), ("p100", 100), ("p0", 1)])
 def test_statistics(name: str, value: float) -> None:
     assert Statistic(name).of([float(one) for one in range(100, 0, -1)]) == value
@@ -522,7 +538,8 @@ def test_the_defaults_on_the_page_are_right() -> None:
                 text = value.strip("`")
                 told[key.strip("`")] = text if text.startswith("/") else tomllib.loads(f"it = {text}")["it"]
     ours = {"gpu", "statistic", "share", "least", "most", "scale_up", "scale_down", "rank"}
-    everywhere = {"socket", "interval", "window", "cooldown", "silence", "reserve", "priority", "migrate"}
+    everywhere = {"socket", "interval", "window", "cooldown", "silence", "reserve", "priority"}
+    everywhere |= {"lever", "period", "migrate"}
     assert told.keys() == ours | everywhere
     full = read({key: told[key] for key in ours}, {key: told[key] for key in everywhere})
     bare = read({}, {})

@@ -39,13 +39,15 @@ async def stands_by(request: Message) -> Message:
     return request.answer()
 
 
-def moved_by(rig: Rig, act: Callable[[Program, Standby], Awaitable[None]], program: Program, near: bool = True) -> None:
-    """The agent, as the daemon sees it."""
+def moved_by(
+    rig: Rig, act: Callable[[Program, Standby], Awaitable[None]], program: Program, near: bool = True, intact: int = 0
+) -> None:
+    """The agent, as the daemon sees it. `intact` bytes go by way of the host although the library could move them."""
 
     async def move(*words: object) -> None:
         held, standby = program.resident + CONTEXT, words[-1]
         places = program.process, rig.gpu.info, rig.others[0].info
-        assert words[:-1] == (*places, held, CONTEXT if near else held)
+        assert words[:-1] == (*places, held, CONTEXT + intact if near else held)
         assert isinstance(standby, Standby)
         try:
             await act(program, standby)
@@ -384,6 +386,26 @@ def test_one_that_has_more_in_the_host_than_it_may_is_moved(drive: Drive) -> Non
         assert await rig.number(program.file + "gmem.swap.max") == GIB // 2
         program = await again(rig, program, 1)
         assert await rig.h.refused(program.file + "gmem.limit.high", GIB) == errno.EBUSY
+
+    drive(test, count=2)
+
+
+@pytest.mark.parametrize("near", [False, True])
+@pytest.mark.parametrize(("fixed", "said"), [(0, 2 * GIB), (GIB // 2, GIB), (0, 0), (0, 1 << 60)])
+def test_what_is_as_the_program_made_it_is_carried(drive: Drive, near: bool, fixed: int, said: int) -> None:
+    """Such memory can be moved, and the driver has it: there has to be room for it in the host. What cannot be moved is
+    counted once, and a program that says too much has all of it carried."""
+
+    async def test(rig: Rig) -> None:
+        program = await begin(rig)
+        rig.nvml.p2p = 0 if near else FakeNvml.NVML_P2P_STATUS_NOT_SUPPORTED
+
+        async def act(program: Program, standby: Standby) -> None:
+            raise OSError(errno.EIO, "so far")
+
+        (await program.ask(Op.REPORT, fixed, 0, 0, said)).check()
+        moved_by(rig, act, program, near, min(fixed + said, program.resident))
+        assert await rig.h.refused(program.file + "compute.migrate", 1) == errno.EIO
 
     drive(test, count=2)
 

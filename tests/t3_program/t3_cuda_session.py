@@ -572,6 +572,31 @@ def test_what_changes_places_leaves_no_room(drive: Drive) -> None:
     drive(test)
 
 
+def test_what_lives_by_descriptors_alone_stays_charged(drive: Drive) -> None:
+    """The driver counts it for no process: it is neither free nor disputed before the last of them is closed."""
+
+    async def test(rig: Rig) -> None:
+        program = await rig.program(3 * GIB)
+        await trio.sleep(LOOKS)
+        current = await rig.number(program.file + "gmem.current")
+        (await program.ask(Op.REPORT, GIB, 0, 0, 0, GIB)).check()
+        program.lag = program.resident + CONTEXT - GIB
+        program.show()
+        await trio.sleep(LOOKS)
+        assert await rig.number(program.file + "gmem.current") == current
+        stat = await rig.stat(program.file + "gmem.stat")
+        assert (stat["implicit"], stat["unmovable"], stat["disputed"]) == (CONTEXT, GIB, 0)
+        program.lag = None
+        assert await program.free(GIB) == 0
+        (await program.ask(Op.REPORT, 0, 0, 0, 0, 0)).check()
+        await trio.sleep(LOOKS)
+        assert await rig.number(program.file + "gmem.current") == current - GIB
+        stat = await rig.stat(program.file + "gmem.stat")
+        assert (stat["implicit"], stat["unmovable"], stat["disputed"]) == (CONTEXT, 0, 0)
+
+    drive(test)
+
+
 def test_what_was_let_back_counts_until_it_comes(drive: Drive) -> None:
     """What runs in the program is off the runlist, so a batch cannot come that was granted: it comes with a later turn,
     without a word. A limit that is written right then holds by the driver."""

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+import trio
 
 from backend.cuda.about import MAGIC, MARK
 from backend.door.wire import CUDA, VERSION
-from backend.process import procfs
+from backend.process import fanotify, procfs
 from backend.process.cgroups import WITNESS
 from backend.process.procfs import Mount
-from ggroupfs.commands import host, mounted
+from ggroupfs.commands import doctor, host, mounted
 from ggroupfs.commands.mounted import Place, places
 from tests.support.mounted import eventually
 
@@ -40,6 +42,19 @@ def test_cgroups(mounts: list[Mount], verdict: str, words: str) -> None:
     assert words in found.why
 
 
+def test_whether_an_opening_can_be_had_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fanotify, "check", lambda: None)
+    assert host.openings().verdict == "ok"
+
+    def refused() -> None:
+        raise OSError(errno.EOPNOTSUPP, "this kernel was made without it")
+
+    monkeypatch.setattr(fanotify, "check", refused)
+    found = host.openings()
+    assert (found.subject, found.verdict) == ("usher", "unsupported")
+    assert found.why.endswith("this kernel was made without it")
+
+
 def test_mps(tmp_path: Path) -> None:
     """A program that is called as the control daemon is."""
     double = tmp_path / "nvidia-cuda-mps-control"
@@ -53,6 +68,19 @@ def test_mps(tmp_path: Path) -> None:
         finally:
             process.kill()
     assert host.mps().verdict == "ok"
+
+
+def test_groups_over_a_limit(tmp_path: Path) -> None:
+    for name, over in (("slice/a/0", 1), ("slice/a/b/1", 0), ("slice/c d/1", 1), ("4242/0", 1), ("gpus/0", 1)):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "gmem.events").write_text(f"low 0\nover {over}\n")
+    assert sorted(map(str, doctor.over(tmp_path))) == ["4242/0", "slice/a/0", "slice/c d/1"]
+    (finding,) = trio.run(doctor.overs, [str(tmp_path)])
+    assert (finding.subject, finding.verdict) == (str(tmp_path), "advisory")
+    assert finding.why.startswith("over a limit, which reclaim does not change: slice/")
+    (tmp_path / "slice/a/0/gmem.events").write_text("low 0\n")  # of a daemon that does not say
+    assert len(doctor.over(tmp_path)) == 2
+    assert list(trio.run(doctor.overs, [str(tmp_path / "slice/a/b")])) == []
 
 
 def versions(monkeypatch: pytest.MonkeyPatch, folder: Path, **loaded: str) -> dict[str, tuple[str, str]]:

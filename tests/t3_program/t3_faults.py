@@ -41,15 +41,18 @@ LOST = [
 READABLE = ("gmem.current", "gmem.limit.high", "gmem.stat", "compute.freeze", "compute.timeslice", "gcgroup.stat")
 WRITES = {
     "gmem.limit.high": "32M",
+    "gmem.limit.max": "64M",
     "gmem.limit.low": "1M",
     "gmem.peak": 0,
     "gmem.swap.peak": 0,
     "gmem.swap.max": "1M",
     "gmem.reclaim": "1M",
+    "gmem.oom.group": 1,
     "compute.freeze": 1,
     "compute.timeslice": 5,
     "compute.priority": 3,
     "compute.weight": 50,
+    "compute.max": "30000 50000",
     "compute.migrate": 1,
 }
 """Something that each of them takes."""

@@ -409,7 +409,7 @@ def begun(*messages: tuple[Op, *tuple[int, ...]]) -> st.SearchStrategy[bytes]:
 
 joined = begun((Op.HELLO, VERSION), (Op.JOIN, 2), (Op.ALLOC, 139))
 managed = begun((Op.HELLO, VERSION), (Op.MANAGE, 0, 0), (Op.CHARGE, 145))
-SOFT_OPS = (Op.JOIN, Op.LEAVE, Op.ALLOC, Op.FREE, Op.WRITE, Op.READ, Op.LAUNCH)
+SOFT_OPS = (Op.JOIN, Op.LEAVE, Op.ALLOC, Op.FREE, Op.WRITE, Op.READ, Op.LAUNCH, Op.TOTAL, Op.LIMITS)
 SOFT = Target(
     "soft",
     check_soft,
@@ -424,7 +424,7 @@ CUDA = Target(
     check_cuda,
     scripts(
         st.one_of(begun((Op.HELLO, VERSION)), managed, managed),
-        (Op.LOCATE, Op.MANAGE, Op.CHARGE, Op.UNCHARGE, Op.MOVE_IN, Op.LIMITS, Op.REPORT),
+        (Op.LOCATE, Op.MANAGE, Op.CHARGE, Op.UNCHARGE, Op.MOVE_IN, Op.LIMITS, Op.REPORT, Op.TOTAL),
     ),
     examples=30,
 )

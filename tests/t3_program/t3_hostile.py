@@ -930,6 +930,30 @@ def test_memory_that_is_said_to_be_away_does_not_stay_in_the_books(drive: Drive)
     drive(test)
 
 
+def test_what_is_said_to_live_by_descriptors_is_no_more_than_was_charged(drive: Drive) -> None:
+    """It may have that, and is charged as if it had. Nothing of another is charged, and what it has besides is seen."""
+
+    async def test(session: Session) -> None:
+        program = await session.program()
+        program.lag = CONTEXT
+        program.show()
+        (await program.ask(Op.CHARGE, 40 << 30)).check()
+        (await program.ask(Op.REPORT, 0, 0, 0, 0, U64)).check()
+        await trio.sleep(2)
+        assert await session.number(program.file + "gmem.current") <= CONTEXT + (40 << 30)
+        program.lag = 60 << 30
+        program.show()
+        await trio.sleep(2)
+        assert await session.number(program.file + "gmem.current") >= 60 << 30
+        (await program.ask(Op.REPORT, 0, 0, 0, 0, 0)).check()
+        program.lag = CONTEXT
+        program.show()
+        await trio.sleep(2)
+        assert await session.number(program.file + "gmem.current") <= CONTEXT + (16 << 20)
+
+    drive(test)
+
+
 def test_what_a_program_says_of_its_kernels_keeps_no_place_for_it() -> None:
     """It claims work that waits, forever, and uses nothing: then none stands back for it. One that has had its turn
     is believed again, and so is one that could not run."""

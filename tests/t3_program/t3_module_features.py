@@ -35,7 +35,7 @@ from backend.ledgers.soft import SoftLedger
 from backend.process.identity import ROOT, Group, Member, Process, Slice, SliceOn
 from tests.support import harness
 from tests.support.harness import MIB, Harness, Spawn, StubGpu, running
-from tests.support.module_double import Module
+from tests.support.module_double import OF_THE_FIRST, Module
 
 ALL = sum(kernel.WITHOUT)
 OPTIONAL = [bit for bit in kernel.WITHOUT if not kernel.NEEDED & bit]
@@ -200,6 +200,45 @@ def test_every_control_acts_or_is_refused_as_the_pages_say(features: int, module
     trio.run(test)
 
 
+def test_a_module_without_limit_max_has_none(spawn: Spawn) -> None:
+    """It is refused, never said to hold; what is asked for nothing is taken, and what was counted reads as ever."""
+
+    async def test() -> None:
+        with Module(ALL, OF_THE_FIRST).loaded() as module:
+            async with daemon(module, StubGpu()) as h:
+                who = await h.arrive(spawn().pid, gmem=8 * MIB)
+                place = f"{who.pid}/0/"
+                for file, value, shown in (("gmem.limit.max", "4M", "max\n"), ("gmem.oom.group", "1", "0\n")):
+                    assert await h.refused(place + file, value) == errno.EOPNOTSUPP
+                    assert await h.read(place + file) == shown
+                    assert f"{file} unsupported\n" in await h.read("ggroup.capabilities")
+                await h.write(place + "gmem.limit.high", "4M")
+                assert await h.read(place + "gmem.current") == f"{4 * MIB}\n"
+                assert "oom_kill 0\noom_group_kill 0\nover 0\n" in await h.read(place + "gmem.events")
+
+    trio.run(test)
+
+
+def test_a_charge_that_meets_limit_max_waits_for_reclaim(spawn: Spawn) -> None:
+    """The module says that it met the limit, the daemon has the memory moved, and it is charged then."""
+
+    async def test() -> None:
+        with Module(ALL).loaded() as module:
+            async with daemon(module, StubGpu()) as h:
+                who = await h.arrive(spawn().pid, gmem=8 * MIB)
+                place = f"{who.pid}/0/"
+                await h.write(place + "gmem.limit.max", "10M")
+                await h.controller.bookkeeper.charge(who, 0, 6 * MIB)
+                assert await h.read(place + "gmem.current") == f"{10 * MIB}\n"
+                assert int(await h.read(place + "gmem.peak")) == 10 * MIB
+                with pytest.raises(OSError, match="Cannot allocate memory"):
+                    await h.controller.bookkeeper.charge(who, 0, 11 * MIB)
+                events = await h.read(place + "gmem.events")
+                assert "max 2\noom 1\n" in events
+
+    trio.run(test)
+
+
 @each_set
 def test_the_farthest_give_first_where_the_module_knows_of_it(features: int, module: Module, spawn: Spawn) -> None:
     """Elsewhere the largest does, and the module is asked nothing that it does not know."""
@@ -299,8 +338,13 @@ def test_what_is_missing_is_named(features: int, module: Module, caplog: pytest.
 
 def test_an_unknown_field_of_the_books_is_zero() -> None:
     """What an older module does not fill reads as what nothing is: no field is left as the caller's memory had it."""
-    with Module(kernel.NEEDED).loaded():
+    with Module(kernel.NEEDED, OF_THE_FIRST).loaded():
         ledger = KernelLedger(NAMES)
         begun(ledger)
         assert ledger.books(WHO) == Books()
+        for setting in ledger.lacks:
+            ledger.configure(WHO, **{setting.field: setting.default})
+            other = setting.least if setting.least != setting.default else setting.most
+            with pytest.raises(OSError, match="not supported"):
+                ledger.configure(WHO, **{setting.field: other})
         ledger.close()

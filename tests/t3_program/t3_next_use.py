@@ -225,7 +225,7 @@ async def test_the_shape_of_the_kernels_memory_low(spawn: Spawn, scheduler: bool
             """Return the MiB of P1, of P2 and of P1's children, and the `low` events of those."""
             p1, p2 = [int(await r.h.read(f"slice/p0/{name}/0/gmem.current")) // MIB for name in ("p1", "p2")]
             events = [await r.h.read(f"{child.pid}/0/gmem.events") for child in children]
-            lows = [int(dict(line.split() for line in text.splitlines())["low"]) for text in events]
+            lows = [int(dict(line.split(" ", 1) for line in text.splitlines())["low"]) for text in events]
             print(f"P1 {p1}M ({[r.held(child) // MIB for child in children]}), P2 {p2}M, low events {lows}")
             return p1, p2, [r.held(child) // MIB for child in children], lows
 
@@ -553,7 +553,7 @@ async def test_a_frozen_program_is_idle_and_one_that_loads_is_not(spawn: Spawn) 
             await trio.sleep(IDLE / 8)
             await r.gpu.allocate(loads, 2 * MIB)
         assert (r.next_use(frozen), r.next_use(loads)) == (NextUse.IDLE, NextUse.SOON)
-        found = dict(line.split() for line in (await r.h.read(f"{frozen.pid}/0/gcgroup.record")).splitlines())
+        found = dict(line.split(" ", 1) for line in (await r.h.read(f"{frozen.pid}/0/gcgroup.record")).splitlines())
         assert found["memory.next_use"] == "idle"
         await r.h.write(f"{frozen.pid}/0/compute.freeze", 0)
         await trio.sleep(1.5)

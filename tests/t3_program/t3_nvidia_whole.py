@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import signal
 import subprocess
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -13,6 +15,8 @@ import trio
 from trio.testing import MockClock
 
 import backend.process.identity
+from backend.core.oom import NOTICE_S
+from backend.core.silence import RETURN_S
 from backend.nvidia import checkpoint
 from backend.nvidia.checkpoint.records import Action, Outcome, Progress, Request, State, Step
 from backend.nvidia.gpu import NvidiaGpu
@@ -158,6 +162,12 @@ def drive(
     clock = MockClock(autojump_threshold=0.005)
     with patient(clock, lambda: False):
         trio.run(main, clock=clock)
+
+
+def has_been_killed(pid: int) -> bool:
+    """Whether a child was, and is not waited for yet."""
+    found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    return found is not None and found.si_status == signal.SIGKILL
 
 
 def test_out_and_back(monkeypatch: pytest.MonkeyPatch, spawn: Spawn) -> None:
@@ -339,6 +349,35 @@ def test_one_whose_library_does_not_speak_gives_nothing_and_others_do(
     silent = 0
     monkeypatch.setattr("backend.nvidia.swapped.has_library", has_library)
     drive(monkeypatch, spawn, test, programs=2, room=2 * HELD)
+
+
+@pytest.mark.logs(r"over its gmem\.limit\.max: ", "cannot be moved: killed")
+def test_one_whose_library_does_not_speak_has_the_time_to_before_it_ends(
+    monkeypatch: pytest.MonkeyPatch, spawn: Spawn
+) -> None:
+    """Frozen as another, it could go as a whole but for the library: that it holds is not held against it at once."""
+
+    async def has_library(pid: int) -> bool:
+        return True
+
+    async def test(rig: Rig) -> None:
+        (pid,) = rig.pids
+        rig.h.world.cgroups[pid] = backend.process.identity.Slice("/jobs")
+        await rig.seen()
+        await rig.h.write(f"{pid}/0/compute.freeze", 1)
+        await rig.h.write("slice/jobs/0/gmem.limit.max", LARGE)
+        await trio.sleep(RETURN_S)  # the daemon is no longer new
+        rig.driver.nvml.compute[0] = [(pid, LARGE + HELD)]
+        await trio.sleep(RETURN_S - 1)
+        assert "over 1\n" in await rig.h.read("slice/jobs/0/gmem.events")
+        assert not has_been_killed(pid)
+        await trio.sleep(4 + 2 * NOTICE_S)
+        assert has_been_killed(pid)
+        assert rig.driver.done == []
+
+    monkeypatch.setattr("backend.nvidia.swapped.has_library", has_library)
+    monkeypatch.setattr("backend.core.silence.has_library", has_library)
+    drive(monkeypatch, spawn, test, room=2 * LARGE)
 
 
 @pytest.mark.parametrize("ready", [False, True])

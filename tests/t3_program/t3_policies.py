@@ -400,30 +400,33 @@ async def batch(gpu: SoftGpu, process: Process) -> None:
         await trio.sleep(0.0531)
 
 
-async def served(spawn: Spawn, path: Path) -> tuple[list[tuple[float, float]], list[str], list[str]]:
-    """One beside two batch programs, by the policy: its latencies, weights of all at the end, and after it."""
+async def served(
+    spawn: Spawn, path: Path, lever: str = "weight", file: str = "compute.weight"
+) -> tuple[list[tuple[float, float]], list[str], list[str]]:
+    """One beside two batch programs, by the policy: its latencies, weights or quotas of all at the end, and after
+    it."""
     gpu = SoftGpu(0, SoftConfig(capacity=64 * MIB))
     async with running(gpu, scheduler=True) as h, trio.open_nursery() as nursery:
         server = Server(gpu, await h.arrive(spawn().pid), path)
         others = [await h.arrive(spawn().pid) for _ in range(2)]
         config = {
-            **{"socket": str(path), "interval": "1s"},
+            **{"socket": str(path), "interval": "1s", "lever": lever},
             "group": [
                 {"name": "a", "pid": server.process.pid, "statistic": "p90", "upper": f"{UPPER}s", "lower": "20ms"}
             ],
             "best_effort": [{"pid": process.pid} for process in others],
         }
-        files = [f"{place(process)}/compute.weight" for process in (server.process, *others)]
+        files = [f"{place(process)}/{file}" for process in (server.process, *others)]
         for process in others:
             nursery.start_soon(batch, gpu, process)
         async with at_work(h, slo.run, config):
             await trio.sleep(0.0007)
             nursery.start_soon(server.serve, lambda t: 0.5 if STEP_S <= t < BACK_S else 0.1)
             await trio.sleep(END_S)
-            weights = [await h.read(file) for file in files]
+            found = [await h.read(file) for file in files]
         after = [await h.read(file) for file in files]
         nursery.cancel_scope.cancel()
-    return server.latencies, weights, after
+    return server.latencies, found, after
 
 
 def test_slo(spawn: Spawn, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -440,3 +443,18 @@ def test_slo(spawn: Spawn, capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     share = round(10_000 * events[-1]["share"])
     assert [int(weight) for weight in weights] == [share, (10_000 - share) // 2, (10_000 - share) // 2]
     assert after == ["100\n"] * 3
+
+
+@pytest.mark.parametrize("lever", ["quota", "both"])
+def test_slo_by_quotas(spawn: Spawn, capsys: pytest.CaptureFixture[str], tmp_path: Path, lever: str) -> None:
+    """Latencies are within their bounds by ceilings, too, and all ceilings are gone in the end."""
+    run = partial(served, spawn, tmp_path / "slo.sock", lever, "compute.max")
+    (latencies, quotas, after), events = twice(run, capsys)
+    for begin, end in ((STEP_S + SETTLED_S, BACK_S), (BACK_S, END_S)):
+        found = sorted(latency for at, latency in latencies if begin <= at < end)
+        assert len(found) > 100
+        assert found[len(found) * 9 // 10] <= UPPER
+    share = round(10_000 * events[-1]["share"])
+    rest = f"{(10_000 - share) // 2 * 10} 100000\n" if lever == "quota" else "max 100000\n"
+    assert quotas == [f"{10 * share} 100000\n" if share < 10_000 else "max 100000\n", rest, rest]
+    assert after == ["max 100000\n"] * 3

@@ -15,8 +15,8 @@ from trio.testing import MockClock
 from backend.core.controller import DEADLINE_S
 from backend.core.records import NOWHERE, Activity
 from backend.process.identity import Member, Process
+from backend.scheduler.failing import AGAIN_S
 from backend.scheduler.fair import SWITCH_US
-from backend.scheduler.scheduler import AGAIN_S
 from tests.support.contenders import Bench, Programs
 from tests.support.harness import StubGpu, hang, refuses, running, settle, virtual
 from tests.support.restarted import Machine

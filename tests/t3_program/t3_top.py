@@ -124,14 +124,17 @@ FILES = {
     "gmem.peak": "6\n",
     "gmem.swap.peak": "9\n",
     "gmem.limit.high": "max\n",
+    "gmem.limit.max": "max\n",
+    "gmem.oom.group": "0\n",
     "gmem.limit.low": "0\n",
     "gmem.swap.max": "8\n",
-    "gmem.events": "low 0\nhigh 2\n",
+    "gmem.events": "low 0\nhigh 2\nover 1\n",
     "compute.timeslice": "2.048\n",
     "compute.freeze": "0\n",
     "compute.events": "populated 1\nfrozen 1\n",
     "compute.priority": "8\n",
     "compute.weight": "100\n",
+    "compute.max": "max 100000\n",
     "gcgroup.stat": "tsgs 1\nchannels 8\nattached 1\nmanaged 1\n",
 }
 """Those of a process on a machine that cannot tell what it runs."""
@@ -175,6 +178,8 @@ def test_a_pass_reads_everything_there_is(tree: Path) -> None:
         peak=6,
         swap_peak=9,
         high=MAX,
+        limit_max=MAX,
+        oom_group=False,
         low=0,
         swap_max=8,
         swapin=1,
@@ -188,11 +193,14 @@ def test_a_pass_reads_everything_there_is(tree: Path) -> None:
         populated=True,
         priority=8,
         weight=100,
+        quota=MAX,
+        period=100_000,
         tsgs=1,
         channels=8,
         attached=1,
         managed=True,
         events={"low": 0, "high": 2},
+        over=True,
     )
     pid = os.getpid()
     command = Path("/proc/self/comm").read_text().strip()

@@ -26,7 +26,7 @@ NOW = f"ledger soft\nledger.lacks none\ngpu nvidia\nprotocol 1\nfeatures {names(
         (NOW.replace(",depart", ""), "its daemon is of another version and lacks depart"),
         (NOW.replace(",depart", ",depart,later"), ""),
         (f"gpu soft\nprotocol 1\nfeatures {names(SOFT)}\n", ""),
-        ("gpu soft\nprotocol 1\nfeatures engine,family\n", "its daemon is of another version and lacks turns"),
+        ("gpu soft\nprotocol 1\nfeatures engine,family\n", "its daemon is of another version and lacks total,turns"),
     ],
 )
 def test_what_doctor_says_of_a_tree(tmp_path: Path, text: str, why: str) -> None:

@@ -17,7 +17,7 @@ import pytest
 from backend.soft.client import socket_of
 from ggroupfs.fs.controls import CONTROLS
 from ggroupfs.mounts import mount_of
-from tests.support.mounted import SECONDS, Mounted, Tenant, contents, eventually, mounted, reborn
+from tests.support.mounted import SECONDS, SLOW, Mounted, Tenant, contents, eventually, mounted, reborn
 
 Spawn = Callable[..., subprocess.Popen[bytes]]
 
@@ -61,8 +61,10 @@ INTEGERS = {b"-1": RANGE, b"1.0": INVAL, b"max": INVAL, b"1K": INVAL, b"default"
 
 REFUSED = {
     "gmem.limit.high": SIZES,
+    "gmem.limit.max": SIZES,
     "gmem.limit.low": SIZES,
     "gmem.swap.max": SIZES,
+    "gmem.oom.group": {**INTEGERS, b"2": RANGE, b"yes": INVAL, b"true": INVAL},
     "gmem.reclaim": {**SIZES, b"max": INVAL, b"1": AGAIN, b"1T": AGAIN},
     "compute.timeslice": {
         **{b"-1": INVAL, b"max": INVAL, b"1s": INVAL, b".": INVAL, b"1.2.3": INVAL, b"0x10": INVAL, b"+1": INVAL},
@@ -71,20 +73,28 @@ REFUSED = {
     "compute.freeze": {**INTEGERS, b"2": RANGE, b"yes": INVAL, b"true": INVAL},
     "compute.priority": {**INTEGERS, b"16": RANGE},
     "compute.weight": {**INTEGERS, b"0": RANGE, b"10001": RANGE},
+    "compute.max": {
+        **dict.fromkeys((b"0", b"999", b"-1", b"max max", b"30000 9999", b"30000 1000001", b"30%", b"0x7530"), INVAL),
+        **dict.fromkeys((b"30000 100000 1", b"30000us", b"%d" % (1 << 63), b"%d" % (1 << 70)), INVAL),
+        **dict.fromkeys((number for number, code in GARBAGE.items() if code == RANGE), INVAL),  # as cpu.max has it
+    },
     "compute.migrate": {b"-1": RANGE, b"0": NOTSUP, b"GPU-x": NOTSUP, b"gpu-0": INVAL},
 }
 """What each of them does not take besides."""
 
 ACCEPTED = {
     "gmem.limit.high": [b" 8G ", b"8g\n", b"0x10", b"010", b"max", b"8\0garbage", b"+8", b"%d" % ((1 << 64) - 1)],
+    "gmem.limit.max": [b" 8G ", b"8g\n", b"max"],
     "gmem.limit.low": [b"\t0\n", b"max"],
     "gmem.swap.max": [b"0", b"max\n"],
+    "gmem.oom.group": [b"1", b"0x1", b" 0\n"],
     "gmem.peak": [b"\n", b"anything at all", b"0"],
     "gmem.swap.peak": [b"\n", b"anything at all", b"0"],
     "compute.timeslice": [b"2", b"2.048", b" 2 ms", b"10us", b"1000", b"default"],
     "compute.freeze": [b"1", b"0x1", b" 0\n"],
     "compute.priority": [b"0", b" 15\n", b"8"],
     "compute.weight": [b"1", b"10000", b"100"],
+    "compute.max": [b"30000 100000", b" 1000\t10000\n", b"2000000", b"max"],
 }
 """The other side of the border, so that the table above cannot be right by refusing everything."""
 
@@ -333,6 +343,6 @@ def test_a_path_that_is_gone_is_not_there(mount: Mounted, spawn: Callable[..., s
 
 def eventually_raises(way: Callable[[], object]) -> None:
     """Goes that way until it is no more."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + SECONDS * SLOW
     while time.monotonic() < deadline:
         way()

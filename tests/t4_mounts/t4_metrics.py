@@ -74,6 +74,7 @@ def standing(mount: Mounted) -> Iterator[Tenant]:
         tenant.write("compute.timeslice", "4.5")
         tenant.write("compute.weight", 70)
         tenant.write("compute.priority", 3)
+        tenant.write("compute.max", "60000 50000")  # which limits nothing: its counts stand
         tenant.write("compute.freeze", 1)
         os.kill(tenant.pid, signal.SIGSTOP)
         eventually(lambda: stat_of(tenant.pid)[0] == "T", "it stands")
@@ -99,6 +100,8 @@ def test_a_process_has_the_numbers_of_its_files(mount: Mounted) -> None:
             "peak_bytes": tenant.number("gmem.peak"),
             "swap_peak_bytes": tenant.number("gmem.swap.peak"),
             "limit_high_bytes": 32 * MIB,
+            "limit_max_bytes": math.inf,
+            "over_limit": tenant.flat("gmem.events")["over"],
             "limit_low_bytes": MIB,
             "swap_max_bytes": math.inf,
             "swapin_bytes_total": memory["swapin_bytes"],
@@ -114,15 +117,19 @@ def test_a_process_has_the_numbers_of_its_files(mount: Mounted) -> None:
             "gpu_losses_total": 0,
             "weight": 70,
             "priority": 3,
+            "quota_seconds": 0.06,
+            "quota_period_seconds": 0.05,
+            "periods_total": work["nr_periods"],
             "gpu_seconds_total": work["gpu_usec"] / 1e6,
             "busy_seconds_total": work["busy_usec"] / 1e6,
             "busy_sampled_seconds_total": 0,
-            "throttles_total": 0,
-            "throttled_seconds_total": 0,
+            "throttles_total": work["nr_throttled"],
+            "throttled_seconds_total": work["throttled_usec"] / 1e6,
             "managed": 1,
         }
         assert {name: one(found, f"ggroup_process_{name}", **who) for name in expected} == expected
         events = tenant.flat("gmem.events")
+        del events["over"]  # a state, and no count: over_limit
         assert events["reclaim"] > 0
         assert {e: one(found, "ggroup_process_events_total", event=e, **who) for e in events} == events
         reasons = {"freeze": 1, "turn": 0, "quota": 0, "busy": 0, "gang": 0, "migration": 0}

@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,7 +27,19 @@ from backend.soft.client import socket_of
 from ggroupfs.daemon import successor
 from ggroupfs.daemon.mount import SOCKETS
 from ggroupfs.mounts import mount_of
-from tests.support.mounted import LEDGER, SECONDS, SLOW, Mounted, Tenant, daemons, eventually, kill, mounted, mountpoint
+from tests.support.mounted import (
+    BUSY,
+    LEDGER,
+    SECONDS,
+    SLOW,
+    Mounted,
+    Tenant,
+    daemons,
+    eventually,
+    kill,
+    mounted,
+    mountpoint,
+)
 from tests.support.proc import stat_of
 
 SERVICE = Path(__file__).parents[2] / "systemd/ggroupfs.service"
@@ -42,6 +55,9 @@ FILES = {
     "compute.freeze": ("0", ["0", "1"]),
     "compute.priority": ("8", ["0", "8", "15"]),
     "compute.weight": ("100", ["1", "100", "10000"]),
+    "gmem.limit.max": ("max", ["2147483648", "4294967296", "max"]),
+    "gmem.oom.group": ("0", ["0", "1"]),
+    "compute.max": ("max 100000", ["30000 100000", "1000 10000", "max 1000000"]),
 }
 """What a file says at first, and what is written to it."""
 
@@ -277,6 +293,39 @@ def test_what_was_counted_is_counted_on(place: Path) -> None:
             assert tenant.flat("gmem.events") == events
             assert tenant.number("gmem.current") == 0, "its contexts were on a GPU that is gone"
             second.check()
+
+
+@pytest.mark.parametrize("how", ["kill", "upgrade"])
+def test_a_quota_holds_on_and_its_periods_are_counted_on(place: Path, how: str) -> None:
+    """With the next daemon, of the process and of its slice."""
+    with daemons(place) as start:
+        mount = start()
+        with Tenant(mount, *BUSY) as tenant:
+            (place / "slice" / SLICES[0]).mkdir(exist_ok=True)
+            there = place / "slice" / SLICES[0] / "0" / "compute.max"
+            there.write_text("400000 500000\n")
+            tenant.write("compute.max", "20000 50000")
+            eventually(lambda: tenant.flat("gcgroup.stat")["nr_periods"] > 40, "it works")
+            os.kill(tenant.pid, signal.SIGSTOP)  # it would end when its GPU does, and take along what was its own
+            before = tenant.flat("gcgroup.stat")["nr_periods"]
+            time.sleep(5 * SLOW)  # counts are written down each second, or more rarely where the machine is busy
+            if how == "kill":
+                kill(mount)
+                mount = start()
+            else:
+                assert upgraded(place).returncode == 0
+            assert (tenant.group / "compute.max").read_text() == "20000 50000\n"
+            assert there.read_text() == "400000 500000\n"
+            assert tenant.flat("gcgroup.stat")["nr_periods"] >= before
+        with Tenant(mount, *BUSY) as other:
+            other.write("compute.max", "10000 100000")
+            time.sleep(0.5)
+            began = time.monotonic()
+            used = other.flat("gcgroup.stat")["gpu_usec"]
+            time.sleep(3)
+            used = other.flat("gcgroup.stat")["gpu_usec"] - used
+            assert used <= 0.1 * (time.monotonic() - began) * 1e6 * 1.5
+        mount.check()
 
 
 def files_of(place: Path) -> set[str]:

@@ -50,6 +50,8 @@ def read(path: Path) -> str:
         ("ComputeFreeze=yes", "compute.freeze", "1"),
         ("ComputePriority=1", "compute.priority", "1"),
         ("compute.weight=50", "compute.weight", "50"),
+        ("ComputeQuota=30%", "compute.max", "30000 100000"),
+        ("compute.max=max 50000", "compute.max", "max 50000"),
     ],
 )
 def test_a_control_by_its_name_or_as_a_property(

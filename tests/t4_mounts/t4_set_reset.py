@@ -26,6 +26,9 @@ CHANGED = {
     "compute.freeze": "1",
     "compute.priority": "1",
     "compute.weight": "7",
+    "compute.max": "30000 50000",
+    "gmem.limit.max": "2G",
+    "gmem.oom.group": "1",
 }
 
 

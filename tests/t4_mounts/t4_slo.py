@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +95,12 @@ def configured(pair: tuple[Tenant, Tenant], path: Path, tmp_path: Path) -> Path:
     return file
 
 
-def places(pair: tuple[Tenant, Tenant]) -> list[tuple[int, int]]:
+def quota_of(mount: Mounted, tenant: Tenant) -> str:
+    """What its compute.max says."""
+    return (mount.group(tenant.pid) / "compute.max").read_text().strip()
+
+
+def places(pair: Sequence[Tenant]) -> list[tuple[int, int]]:
     """Weights and priorities."""
     return [(one.number("compute.weight"), one.number("compute.priority")) for one in pair]
 
@@ -125,6 +130,35 @@ def test_shares_rise_and_fall_and_are_taken_back(
         assert (policy.returncode, errors) == (0, f"ggroupfs: {words}\n")
         assert places(pair) == [(150, 8), (100, 8)]
     assert not path.exists()
+
+
+def test_shares_as_quotas(mount: Mounted, pair: tuple[Tenant, Tenant], configured: Path, path: Path) -> None:
+    """Ceilings rise and fall, also of one that is alone; weights stay what they are."""
+    critical, batch = pair
+    critical.write("compute.max", "max 50000")
+    configured.write_text(f'lever = "quota"\nperiod = "20ms"\n{configured.read_text()}')
+
+    def quotas() -> list[str]:
+        return [quota_of(mount, one) for one in pair]
+
+    with policy_in(mount, configured) as policy, Reporter(path) as reporter:
+        assert quotas() == ["16000 20000", "4000 20000"]
+        reporter.seconds = 0.09
+        until(policy, "share", 0.9)
+        eventually(lambda: quotas()[0] != "16000 20000", "it has more")
+        until(policy, "share", 1.0)
+        until(policy, "migrate", 1.0)
+        assert quotas() == ["max 20000", "1000 20000"]
+        assert places(pair) == [(100, 7), (100, 8)]
+        batch.kill()
+        reporter.seconds = 0.01
+        until(policy, "share", 0.9)
+        assert quota_of(mount, critical) in ("19000 20000", "18000 20000")
+        policy.send_signal(signal.SIGTERM)
+        policy.communicate()
+        assert policy.returncode == 0
+        assert quota_of(mount, critical) == "max 50000"
+        assert places(pair[:1]) == [(100, 8)]
 
 
 SERVER = """
@@ -168,7 +202,7 @@ pid = {batch}
 
 def test_a_server_has_its_latency_kept(mount: Mounted, tmp_path: Path, path: Path) -> None:
     """It computes for 20 ms, and is to answer within 35, beside a program that always has work. It reports by itself,
-    and nobody told it which group it is. With the fifth of the GPU that it begins with it would take some 100 ms."""
+    and nothing told it which group it is. With the fifth of the GPU that it begins with it would take some 100 ms."""
     with ended("-c", SERVER, mount.path, path) as server, Tenant(mount, *OPTIONS) as batch:
         assert server.stdout is not None
 
@@ -416,7 +450,7 @@ NOBODY = 65534
 def test_another_user_speaks_for_nobody_but_himself(
     mount: Mounted, pair: tuple[Tenant, Tenant], configured: Path, tmp_path: Path
 ) -> None:
-    """What he says of the group of another is not heard, and what its own user says is."""
+    """What a user says of the group of another is not heard, and what its own user says is."""
     with tempfile.TemporaryDirectory() as directory:
         os.chmod(directory, 0o755)
         path = f"{directory}/slo.sock"
@@ -437,7 +471,7 @@ def test_another_user_speaks_for_nobody_but_himself(
 
 
 def test_a_group_is_known_by_who_is_in_it(tmp_path: Path, spawn: Callable[..., subprocess.Popen[bytes]]) -> None:
-    """Without a name: by the pid, or by the cgroup, whoever the user is; and never by what he says."""
+    """Without a name: by the pid, or by the cgroup, whatever user it is; and never by what that says."""
     me, other = os.getpid(), spawn().pid
     intervals = {name: Interval(Statistic("mean")) for name in ("process", "here", "elsewhere")}
     here = cgroup_of(me)
@@ -469,7 +503,7 @@ def test_a_group_is_known_by_who_is_in_it(tmp_path: Path, spawn: Callable[..., s
 
 
 def test_reports_need_no_policy(tmp_path: Path) -> None:
-    """Where nobody receives, and where nobody reads what he receives: nothing is raised, and nobody waits."""
+    """Where none receives, and where none reads what it receives: nothing is raised, and nothing waits."""
     latencies = Latencies("a", tmp_path / "slo.sock")
     for _ in range(1000):
         latencies.report(0.1)

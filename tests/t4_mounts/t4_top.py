@@ -448,12 +448,12 @@ def test_once(mount: Mounted, tenants: tuple[Tenant, Tenant]) -> None:
         assert lines[0] == "2 processes, 1 frozen"
         assert lines[3].split() == [
             *("CURRENT", "HIGH", "SWAP", "SHARE", "KERN/S", "TIMESLICE", "FROZEN", "USER", "WEIGHT", "PRIO"),
-            *("OFF", "IN", "MB/S", "OUT", "MB/S", "ORIGIN"),
+            *("OFF", "IN", "MB/S", "OUT", "MB/S", "THROT", "ORIGIN"),
         ]
         row = next(line for line in lines if f"{small.pid} " in line)
         assert re.split(" {2,}", row.strip(" │")) == [
             *(f"└─{small.pid} python", "64.0M", "max", "0", "0%", "0", "2.048 ms", "frozen"),
-            *("root", "100", "8", "freeze", "0.0", "0.0"),
+            *("root", "100", "8", "freeze", "0.0", "0.0", "0%"),
             columns.origin_words(cgroup_of(small.pid).path) or columns.NOT_TOLD,
         ]
         assert re.search(r"\b\d+%", next(line for line in lines if f"{large.pid} " in line))
@@ -546,6 +546,23 @@ def test_json(mount: Mounted, tenants: tuple[Tenant, Tenant]) -> None:
     assert first["kernels"] > 10
     assert (second["high"], second["share"], second["kernels"], second["frozen"]) == (None, 0, 0, True)
     assert gpu["share"] == pytest.approx(first["share"] + second["share"])
+
+
+def test_one_that_stands_by_its_quota(mount: Mounted, tenants: tuple[Tenant, Tenant]) -> None:
+    """For what part of the time, and why."""
+    small, large = tenants
+    large.write("compute.max", "10000 100000")
+
+    def shown(pid: int) -> dict[str, Any]:
+        told = json.loads(ok("top", "--json", "-d", "0.5", "--mount", mount.path))
+        found: dict[str, Any] = next(one for one in told["processes"] if one["pid"] == pid)
+        return found
+
+    eventually(lambda: 0.7 < shown(large.pid)["throttled"] < 1, "it stands most of the time")
+    eventually(lambda: shown(large.pid)["off"]["quota"] == 1, "why it does")
+    assert shown(small.pid)["throttled"] == 0
+    words = ("top", "--once", "-d", "0.5", "--mount", mount.path)
+    eventually(lambda: re.search(rf"─{large.pid} .* quota .* [789]\d%  ", ok(*words)), "as text")
 
 
 def test_what_it_does_not_take(tmp_path: Path) -> None:

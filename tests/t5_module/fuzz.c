@@ -225,11 +225,15 @@ static void build(u64 *random, unsigned int kind, void *to)
 	case GGROUP_IOC_SET:
 		arg->set = (struct ggroup_set) {
 			.id = arg->id,
-			.mask = below(random, 8) ? 1U << below(random, 9) : edge(random),
+			.mask = below(random, 8) ? 1U << below(random, 14) : edge(random),
 			.high = size(random), .low = size(random), .swap_max = size(random),
 			.timeslice_us = size(random), .frozen = below(random, 3),
 			.priority = below(random, 18), .weight = below(random, 10002),
 			.kept = below(random, 3), .uid = NOBODY, .gid = edge(random),
+			.quota_us = 998 + below(random, 4) * 1000,
+			.period_us = below(random, 2) ? 100000 : below(random, 1000002),
+			.limit_max = below(random, 4) ? GGROUP_MAX : size(random),
+			.oom_group = below(random, 3),
 		};
 		break;
 	case GGROUP_IOC_REASONS:
@@ -247,7 +251,7 @@ static void build(u64 *random, unsigned int kind, void *to)
 		arg->uses.reserved = !below(random, 16);
 		break;
 	case GGROUP_IOC_NOTE:
-		arg->note.event = below(random, 8);
+		arg->note.event = below(random, GGROUP_EVENT_OOM_GROUP_KILL + 3);
 		arg->note.reserved = !below(random, 16);
 		break;
 	case GGROUP_IOC_PLAN:

@@ -46,6 +46,9 @@ class CudaStub(StubGpu):
     def manages(self, process: Process) -> bool:
         return process in self.managed
 
+    def spoken(self, process: Process) -> float:
+        return self.managed.spoken(process)
+
     def footprint(self, process: Process) -> Footprint:
         return self.managed.footprint(process) if process in self.managed else Footprint(movable=0)
 
@@ -97,6 +100,10 @@ class Daemon:
     def away(self, program: Program) -> int:
         """Bytes that it said may be off the GPU for a moment."""
         return self.gpu.managed._programs[program.process].holding.away
+
+    def lent(self, program: Program) -> int:
+        """Bytes that it said others may have by descriptors alone."""
+        return self.gpu.managed._programs[program.process].holding.lent
 
 
 @contextlib.asynccontextmanager

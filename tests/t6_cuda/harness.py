@@ -279,6 +279,8 @@ class BookingDaemon(GrantingDaemon):
     swapped = 0
     room = False
     """Whether MOVE_IN is granted."""
+    reported: tuple[int, ...] = (0, 0, 0, 0, 0)
+    """What the last REPORT said."""
 
     def _serve(self, connection: socket.socket) -> None:
         page = CounterPage()
@@ -312,11 +314,13 @@ class BookingDaemon(GrantingDaemon):
                 self.swapped -= heard.args[0]
             case 9:  # LIMITS
                 answer = heard.answer(64 << 20, 1 << 20, self.swapped)
+            case Op.REPORT:
+                self.reported = heard.args
         if heard.seq:
             fds = [page.descriptor] if heard.op == 5 else []
             socket.send_fds(connection, [answer.encode()], fds)
 
-    def reclaim(self, nbytes: int) -> int:
+    def reclaim(self, nbytes: int, gpu: int = 0) -> int:
         """Asks the program to move so much out; what it says it has moved."""
-        self._connections[-1].send(Message(Op.RECLAIM, 77, 0, (0, 0, 0, nbytes)).encode())
+        self._connections[-1].send(Message(Op.RECLAIM, 77, gpu, (0, 0, 0, nbytes)).encode())
         return self.answers.get(timeout=SECONDS).check().args[0]

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from tests.t6_cuda.daemon import GIB, MIB, Program, serving
 HERE = Path(__file__).parent
 CUDA = Path(os.environ.get("CUDA_INCLUDE", "/usr/local/cuda/include"))
 LIBRARY = HERE.parent.parent / "backend" / "cuda" / "library"
-PARTS = ("daemon", "move", "count", "driver")
+PARTS = ("daemon", "memory", "move", "count", "driver")
 INCLUDES = [f"-I{place}" for place in (CUDA, LIBRARY, *(LIBRARY / part for part in PARTS))]
 FLAGS = ["-std=gnu11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", *INCLUDES]
 SANITIZERS = {"plain": [], "thread": ["-fsanitize=thread"], "address": ["-fsanitize=address,undefined"]}
@@ -32,7 +33,9 @@ def binary(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     if not (CUDA / "cuda.h").exists():
         pytest.fail(f"no cuda.h in {CUDA}: make cuda brings it")
     out = tmp_path_factory.mktemp("daemon") / "daemon_main"
-    sources = [LIBRARY / "daemon" / f"{name}.c" for name in ("daemon", "session", "listener", "link", "family")]
+    sources = [
+        LIBRARY / "daemon" / f"{name}.c" for name in ("daemon", "session", "listener", "link", "family", "sight")
+    ]
     main = HERE / "socket" / "daemon_main.c"
     subprocess.run(["gcc", *FLAGS, *SANITIZERS[request.param], main, *sources, "-o", out], check=True)
     return out
@@ -131,11 +134,112 @@ def test_charges_limits_counts_and_the_thread(start: Start, path: Path) -> None:
             await program.do("report", 100, 30, 64)
             assert await program.do("limits") == [1, 4096, 3096]
             assert daemon.away(program) == 64 * MIB
+            assert await program.do("lend", 48) == [0]
+            assert await program.do("limits") == [1, 4096, 3096]
+            assert daemon.lent(program) == 48 * MIB
+            assert await program.do("closed") == [0]
+            await daemon.until(lambda: daemon.lent(program) == 0, "it looks whether others have it still")
             look_at_the_thread(program.process.pid)
             assert (await program.do("ticks", 500))[0] <= 2, "it sleeps"
             assert await program.do("wake") == [0]
 
     real(test)
+
+
+WHOLE = ((1 << 64) - 1) // MIB
+"""What a program is told that is to see all that its GPU has, in MiB."""
+
+
+def test_the_size_is_that_of_the_first_question(start: Start, path: Path) -> None:
+    """Before it is managed, and whatever becomes of the limits, and of the daemon. A child has its own."""
+    program = start()
+
+    async def test() -> None:
+        async with serving(path) as daemon:
+            await daemon.h.controller.make_process(program.process.pid)
+            file = f"{program.process.pid}/0/gmem.limit."
+            await daemon.h.write(f"{file}high", "4G")
+            assert await program.do("sight", 0) == [1, 4096]
+            assert await program.do("sight", 1) == [1, WHOLE], "a GPU of no tree"
+            assert program.process not in daemon.gpu.managed
+            await daemon.h.write(f"{file}high", "1G")
+            await daemon.h.write(f"{file}max", "2G")
+            await program.do("use", 0)
+            assert await program.do("sight", 0) == [1, 4096]
+            assert await program.do("limits") == [1, 1024, 1024]
+        assert await program.do("sight", 0) == [1, 4096]
+
+    real(test)
+
+
+def test_the_size_without_a_daemon(start: Start, path: Path) -> None:
+    """All that there is, for good."""
+    program, nothing = start(), start(GGROUP_SOCKET="")
+    assert program._do("sight 0") == nothing._do("sight 0") == [1, WHOLE]
+
+    async def test() -> None:
+        async with serving(path) as daemon:
+            await daemon.h.controller.make_process(program.process.pid)
+            await daemon.h.write(f"{program.process.pid}/0/gmem.limit.max", "4G")
+            assert await program.do("use", 0) == [0]
+            assert await program.do("limits") == [1, 4096, 4096]
+            assert await program.do("sight", 0) == [1, WHOLE]
+
+    real(test)
+
+
+@contextlib.contextmanager
+def hanging_up(path: Path, times: int) -> Iterator[tuple[list[int], threading.Event]]:
+    """A daemon that takes a message of each of so many connections, and ends them; then it is gone, which is told."""
+    ended, gone = list[int](), threading.Event()
+
+    def serve(listener: socket.socket) -> None:
+        for _ in range(times):
+            connection, _ = listener.accept()
+            with connection:
+                ended.append(len(connection.recv(SIZE)))
+                if len(ended) == times:
+                    path.unlink()
+                    listener.close()
+        gone.set()
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(os.fspath(path))
+        listener.listen()
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        yield ended, gone
+        thread.join()
+
+
+def test_a_daemon_that_is_replaced_while_it_is_asked_for_the_size(start: Start, path: Path) -> None:
+    """Its successor is waited for, since the answer is for good."""
+    program = start()
+
+    async def test() -> None:
+        with hanging_up(path, 1) as (_, listens_no_more):
+            async with trio.open_nursery() as nursery:
+                told: list[list[int]] = []
+
+                async def ask() -> None:
+                    told.append(await program.do("sight", 0))
+
+                nursery.start_soon(ask)
+                await trio.to_thread.run_sync(listens_no_more.wait)
+                async with serving(path) as daemon:
+                    await daemon.until(lambda: told, "it is told")
+            assert told == [[1, WHOLE]]
+
+    real(test)
+
+
+def test_a_daemon_that_serves_others_alone_is_not_waited_for(start: Start, path: Path) -> None:
+    program = start()
+    with hanging_up(path, 3) as (ended, _):
+        begun = time.monotonic()
+        assert program._do("sight 0") == [1, WHOLE]
+        assert time.monotonic() - begun < 4
+    assert ended == [SIZE] * 3
 
 
 def test_memory_goes_out_and_comes_back(start: Start, path: Path) -> None:
@@ -181,6 +285,29 @@ def test_refused(start: Start, path: Path) -> None:
             assert daemon.books(program) == (1024, 0)
             await program.do("free", 2)
             assert await program.do("charge", 2) == [0]
+
+    real(test)
+
+
+def test_over_limit_max_room_is_made_before_or_it_is_refused(start: Start, path: Path) -> None:
+    """The program is told before it allocates: what is refused is not there for a moment."""
+    program = start()
+
+    async def test() -> None:
+        async with serving(path) as daemon:
+            await program.do("use", 0)
+            await program.do("charge", 1024)
+            file = f"{program.process.pid}/0/"
+            await daemon.h.write(file + "gmem.limit.max", "1G")
+            assert await program.do("charge", 256) == [0]
+            assert daemon.books(program) == (1024, 256)
+            assert await program.do("charge", 1025) == [12], "larger than the limit"
+            assert daemon.books(program) == (1024, 256)
+            await daemon.h.write(file + "gmem.swap.max", "256M")
+            assert await program.do("charge", 2) == [12]
+            await program.do("free", 2)
+            assert await program.do("charge", 2) == [0]
+            assert int(await daemon.h.read(file + "gmem.peak")) == 1024 * MIB
 
     real(test)
 

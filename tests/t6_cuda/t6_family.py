@@ -192,6 +192,24 @@ def test_programs_are_limited_together(start: Start, path: Path) -> None:
     real(test)
 
 
+def test_a_program_sees_its_limit_before_it_uses_a_gpu(start: Start, path: Path) -> None:
+    """It says in which family it is as it asks."""
+
+    async def test() -> None:
+        process, refused = start(GGROUP_GMEM_HIGH="512M"), start(GGROUP_GMEM_HIGH="512M")
+        async with serving(path) as daemon:
+            assert await trio.to_thread.run_sync(partial(ask, process, "sight 0")) == "1 512"
+            assert len(daemon.h.controller.population) == 0
+            assert await trio.to_thread.run_sync(partial(ask, process, "use 0")) == "0"
+            assert await trio.to_thread.run_sync(partial(ask, process, "limits")) == "1 512 512"
+            daemon.gpu.unsupported.add("gmem.limit.high")
+            assert await trio.to_thread.run_sync(partial(ask, refused, "sight 0")) == ""
+        said = (await trio.to_thread.run_sync(refused.communicate))[1]
+        assert said == "ggroupfs: GGROUP_GMEM_HIGH=536870912: Operation not supported\n"
+
+    real(test)
+
+
 def test_what_the_daemon_refuses_ends_the_program_at_its_first_answer(start: Start, path: Path) -> None:
     async def use(daemon: Daemon, **environment: str) -> tuple[str, str]:
         process = start(GGROUP_GMEM_HIGH="512M", **environment)

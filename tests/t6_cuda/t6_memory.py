@@ -47,10 +47,26 @@ MOST = int(os.environ.get("GGROUP_CUDA_FAULTS", "12"))
 
 @pytest.mark.parametrize("sanitize", ["", "address,undefined"])
 @pytest.mark.parametrize(
-    "name", ["basic", "limit", "no_swap", "exhaustion", "async", "foreign", "attributes", "capture", "peers"]
+    "name", ["basic", "limit", "no_swap", "exhaustion", "async", "foreign", "reused", "attributes", "capture", "peers"]
 )
 def test_unit(name: str, sanitize: str) -> None:
     run_unit(name, sanitize, **ENVIRONMENT.get(name, {}))
+
+
+@pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"])
+@pytest.mark.parametrize("name", ["moves", "counts", "destroyed", "current", "not_ours", "given"])
+def test_pools_of_the_program(name: str, sanitize: str) -> None:
+    """What is allocated from them moves where no other process, and no other GPU, can have it (unit/sources.c)."""
+    run_unit(name, sanitize, program="sources", FAKE_DEVICES="2")
+
+
+@pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"])
+@pytest.mark.parametrize(
+    "name", ["peers", "pools", "readers", "elsewhere", "captures", "copies", "frees", "books", "contexts"]
+)
+def test_one_failure_is_no_more_than_that(name: str, sanitize: str) -> None:
+    """Nothing is taken for done, free or out of the books for one call of the driver that fails (unit/once.c)."""
+    run_unit(name, sanitize, program="once", FAKE_DEVICES="2")
 
 
 @pytest.mark.parametrize("entry", FAULTY)

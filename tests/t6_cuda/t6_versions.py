@@ -77,7 +77,7 @@ async def connected(path: Path) -> AsyncIterator[Raw]:
 # The library of 0.1, and this daemon
 
 
-@pytest.mark.logs("its library is older than this daemon and lacks turns")
+@pytest.mark.logs("its library is older than this daemon and lacks turns,total")
 def test_the_library_of_0_1_is_served_in_full(path: Path) -> None:
     """Each message as it said it; each answer as it got it, but for the bits, at which it does not look."""
     replies: dict[int, bytes] = {}
@@ -101,7 +101,9 @@ def test_the_library_of_0_1_is_served_in_full(path: Path) -> None:
                     assert program.descriptors == line.descriptor
                     replies[line.message.op] = raw
             assert daemon.gpu.managed.counts(process) == (0, 0), "its kernels are counted"
-            assert facts == {"programs.older": "1", "programs.lack": "turns"}, "it lacks what came later, and no more"
+            assert facts == {"programs.older": "1", "programs.lack": "turns,total"}, (
+                "it lacks what came later, and no more"
+            )
             assert int(await daemon.h.read(f"{process.pid}/0/gmem.current")) == 1000 * MIB
 
     real(test)
@@ -114,13 +116,13 @@ def test_what_0_1_could_is_what_it_is_taken_to_be_able_to() -> None:
     assert met(CUDA, 0) == CUDA & FIRST
     assert met(CUDA, UNKNOWN | Feature.MEMORY) == Feature.MEMORY
     assert met(CUDA, UNKNOWN) == Feature(0)
-    assert names(CUDA) == "memory,counters,report,depart,family,turns"
+    assert names(CUDA) == "memory,counters,report,depart,family,turns,total"
 
 
 # What a program's library lacks
 
 
-@pytest.mark.parametrize("lacks", [Feature.COUNTERS, Feature.DEPART, Feature.REPORT, Feature.MEMORY, Feature.TURNS])
+@pytest.mark.parametrize("lacks", [one for one in CUDA if one != Feature.FAMILY])
 @pytest.mark.logs("its library is older than this daemon and lacks")
 def test_what_an_older_library_lacks_is_not_asked_of_it_and_said(path: Path, lacks: Feature, caplog: object) -> None:
     async def test() -> None:
@@ -135,6 +137,8 @@ def test_what_an_older_library_lacks_is_not_asked_of_it_and_said(path: Path, lac
                 -errno.ENOSYS if lacks == Feature.REPORT else -errno.ENODEV if lacks == Feature.MEMORY else 0
             )
             assert facts == {"programs.older": "1", "programs.lack": names(lacks)}
+            total = await program.ask(Op.TOTAL)
+            assert total.status == (-errno.ENOSYS if lacks == Feature.TOTAL else 0)
             if lacks != Feature.MEMORY:
                 await leaves(daemon, process, lacks)
                 stat = await daemon.h.read(f"{process.pid}/0/gcgroup.stat")
@@ -146,7 +150,7 @@ def test_what_an_older_library_lacks_is_not_asked_of_it_and_said(path: Path, lac
         assert facts == {"programs.older": "0", "programs.lack": "none"}
 
     async def leaves(daemon: Daemon, process: Process, lacks: Feature) -> None:
-        if lacks == Feature.REPORT:
+        if lacks in (Feature.REPORT, Feature.TOTAL):
             return
         if lacks == Feature.TURNS:
             assert await daemon.gpu.managed.end_turn(process, 1000) is TurnEnd.UNGATED
@@ -276,6 +280,15 @@ def test_this_library_uses_what_both_can(served: Served, features: int) -> None:
         program.ask("limits")
         assert (Op.CHARGE in double.ops()) == bool(features & Feature.MEMORY)
         assert (Op.REPORT in double.ops()) == bool(features & Feature.REPORT)
+
+
+@pytest.mark.parametrize("features", [0, CUDA & ~Feature.TOTAL, UNKNOWN])
+def test_this_library_does_not_ask_for_the_size_where_that_is_not_known(served: Served, features: int) -> None:
+    """It goes by the limit of the moment then, as 0.1 did."""
+    with served(features) as (double, program):
+        assert program.ask("sight 0") == "0 0"
+        assert double.ops() == {Op.HELLO}
+        assert program.ask("sight 0") == "0 0", "it does not ask again"
 
 
 def test_turns_are_for_a_gpu_that_is_managed(served: Served) -> None:

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import subprocess
 from collections import Counter
 from pathlib import Path
+from subprocess import PIPE
 
 from tests.t6_cuda.harness import CUDA_INCLUDE, HERE, OPTIONS, build
+
+STEP_S = 0.2
+"""Seconds that a step of a generator may take on top of that (UNIT_STEPS)."""
+
+TWO_GPUS = {"FAKE_DEVICES": "2", "FAKE_OFFSETS": "1"}
+"""A double with another GPU to give access to, whose cuMemMap takes offsets."""
+
+STACKS_S = 30.0
+"""Seconds that a program gets to say where its threads are, once it has taken too long."""
 
 SECONDS = 240.0
 """What a test may take: some are built with a sanitizer, and other programs may want the processors."""
@@ -24,25 +35,38 @@ def build_unit(sanitize: str = "") -> Path:
     return at
 
 
-def attempt(name: str, sanitize: str = "", **extra: str) -> subprocess.CompletedProcess[str]:
-    """Runs one test of unit.c to its end."""
+def attempt(name: str, sanitize: str = "", program: str = "unit", **extra: str) -> subprocess.CompletedProcess[str]:
+    """Return what one test of unit.c, or of another program there, came to at its end."""
     at = build_unit(sanitize)
     kept = {
         key: value for key, value in os.environ.items() if not key.startswith(("GGROUP_", "FAKE_", "CUDA_", "UNIT_"))
     }
     environment = {**kept, "LD_LIBRARY_PATH": str(at / "fake"), "GGROUP_CUDA_POOL": "0", **OPTIONS, **extra}
-    words = [str(at / "unit" / "unit"), name]
-    return subprocess.run(words, env=environment, text=True, capture_output=True, timeout=SECONDS)
+    words = [str(at / "unit" / program), name]
+    most = SECONDS + STEP_S * int(extra.get("UNIT_STEPS", 0))
+    with subprocess.Popen(words, env=environment, text=True, stdout=PIPE, stderr=PIPE) as running:
+        try:
+            out, error = running.communicate(timeout=most)
+        except subprocess.TimeoutExpired:
+            # The generator says where each thread is (unit/fuzz/watch.c); others just end.
+            running.send_signal(signal.SIGQUIT)
+            try:
+                out, error = running.communicate(timeout=STACKS_S)
+            except subprocess.TimeoutExpired:
+                running.kill()
+                out, error = running.communicate()
+            error += f"\n{name}: not at its end after {most:.0f} s"
+    return subprocess.CompletedProcess(words, running.returncode, out, error)
 
 
-def run_unit(name: str, sanitize: str = "", **extra: str) -> str:
-    """The same, which is to succeed; its output."""
-    done = attempt(name, sanitize, **extra)
+def run_unit(name: str, sanitize: str = "", program: str = "unit", **extra: str) -> str:
+    """Return the output of one that is to succeed."""
+    done = attempt(name, sanitize, program, **extra)
     assert done.returncode == 0, f"{name}: {done.returncode}\n{done.stdout}{done.stderr}"
     return done.stdout
 
 
-def calls(name: str, log: Path) -> Counter[str]:
-    """How often a test calls each entry point of the driver."""
-    run_unit(name, FAKE_LOG=str(log))
+def calls(name: str, log: Path, program: str = "unit") -> Counter[str]:
+    """Return how often a test calls each entry point of the driver."""
+    run_unit(name, program=program, FAKE_LOG=str(log))
     return Counter(line.split()[0] for line in log.read_text(encoding="utf-8").splitlines())

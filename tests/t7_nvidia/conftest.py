@@ -7,7 +7,7 @@ import os
 import struct
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +88,9 @@ def built(tmp_path_factory: pytest.TempPathFactory, name: str) -> str:
     """NAME.cu, built."""
     path = os.fspath(tmp_path_factory.mktemp("cuda") / name)
     source = Path(__file__).with_name(f"{name}.cu")
-    subprocess.run(["nvcc", "-O2", "-I", ROOT / "backend" / "cuda" / "library", "-o", path, source], check=True)
+    subprocess.run(
+        ["nvcc", "-O2", "-I", ROOT / "backend" / "cuda" / "library", "-o", path, source, "-lcuda"], check=True
+    )
     return path
 
 
@@ -112,7 +114,7 @@ def worker(binary: Path) -> Iterator[Callable[..., Worker]]:
     workers: list[Worker] = []
     files: list[Path] = []
 
-    def start(kernel_us: int = 200, nbytes: int = 0, gpu: int = 0) -> Worker:
+    def start(kernel_us: int = 200, nbytes: int = 0, gpu: int = 0, before: Sequence[str] = ()) -> Worker:
         # On tmpfs: the page is pinned for the GPU, and pages of other file systems may not be.
         file = Path(f"/dev/shm/ggroupfs-t7-{os.getpid()}-{len(files)}")
         file.write_bytes(bytes(4096))
@@ -120,7 +122,7 @@ def worker(binary: Path) -> Iterator[Callable[..., Worker]]:
         with file.open("r+b") as opened:
             page = mmap.mmap(opened.fileno(), 4096)
         struct.pack_into("<I", page, WANT, 1)
-        words = [os.fspath(binary), os.fspath(file), str(kernel_us)]
+        words = [*before, os.fspath(binary), os.fspath(file), str(kernel_us)]
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": str(gpu), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         words = [*words, str(nbytes)] if nbytes else words
         workers.append(Worker(subprocess.Popen(words, env=environment), page))

@@ -24,14 +24,19 @@ SAME = ("taskset", "--cpu-list", "2-5")
 
 
 @pytest.mark.timeout(300)
-def test_training_under_moving_limits(gpu_mount: Mounted) -> None:
-    """The losses of every step are the same to the bit: plain, managed, and with the limit rewritten all the time."""
-    with torch(None, "train") as run:
+@pytest.mark.parametrize("expandable", [False, True])
+def test_training_under_moving_limits(gpu_mount: Mounted, expandable: bool) -> None:
+    """The losses of every step are the same to the bit: plain, managed, and with the limit rewritten all the time.
+
+    With expandable segments PyTorch makes its memory by cuMemCreate, and maps it itself.
+    """
+    on = ("env", f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:{expandable}")
+    with torch(None, "train", on=on) as run:
         expected, _ = outcome(run)
     assert len(expected) == 8 * STEPS
-    with torch(gpu_mount, "train") as run:
+    with torch(gpu_mount, "train", on=on) as run:
         assert outcome(run)[0] == expected
-    with torch(gpu_mount, "train") as run:
+    with torch(gpu_mount, "train", on=on) as run:
         result = rewrite(run, member(gpu_mount, run), 3, lambda _: run.passes >= STEPS - 5)
         assert outcome(run)[0] == expected
     print(f"{result}, losses equal")

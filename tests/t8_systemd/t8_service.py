@@ -5,6 +5,26 @@ from __future__ import annotations
 from tests.container.guest import Guest
 from tests.t8_systemd.units import MIB, SLICES, daemon, holding, mounted_with, until_holds, until_mounted_again
 
+KILL = """
+import sys
+
+sys.path.insert(0, "/usr/lib/ggroupfs")
+
+import trio
+from backend.process.exits import ExitWatch
+from backend.process.identity import identify
+
+
+async def main():
+    watch, process = ExitWatch(lambda process: None), identify(int(sys.argv[1]))
+    await watch.watch(process)
+    watch.signal(process, 9)
+
+
+trio.run(main)
+"""
+"""Program that kills a process as the daemon does."""
+
 
 def test_services_and_slices_are_in_the_tree(guest: Guest) -> None:
     """Each at the path of its cgroup; a slice has the sum. They go as they end."""
@@ -76,7 +96,7 @@ def test_a_daemon_that_hangs_is_found_by_the_watchdog(guest: Guest) -> None:
 
 
 def test_a_tree_whose_mount_is_gone_is_found_by_the_watchdog(guest: Guest) -> None:
-    """The daemon runs, and no program can ask it: a file that is open keeps it from seeing that."""
+    """The daemon runs, and no process can ask what it answers: a file that is open keeps it from seeing that."""
     forgotten = daemon(guest)
     guest.ok("systemd-run -q --unit=keeps -p StandardInput=file:/run/ggroup/ggroup.backend sleep 600")
     try:
@@ -88,7 +108,7 @@ def test_a_tree_whose_mount_is_gone_is_found_by_the_watchdog(guest: Guest) -> No
 
 
 def test_stop_unmounts(guest: Guest) -> None:
-    """And lets each program go; start mounts again."""
+    """And lets every program go; start mounts again."""
     with holding(guest, "frozen", 16 * MIB) as place:
         until_holds(guest, place, 16 * MIB)
         guest.ok(f"echo 1 >{place}/compute.freeze")
@@ -117,7 +137,7 @@ def test_no_process_outlives_the_daemon(guest: Guest) -> None:
 
 
 def test_options_of_the_mount(guest: Guest) -> None:
-    """/etc/default/ggroupfs, and a line for one that asks how the service is."""
+    """/etc/default/ggroupfs, and a line for those that ask how the service is."""
     with mounted_with(guest, "-o soft.gpus=2"):
         assert guest.ok("systemctl show -P StatusText ggroupfs") == "/run/ggroup: 2 soft GPUs, ledger soft\n"
 
@@ -161,3 +181,19 @@ def test_the_mount_unit(guest: Guest) -> None:
     assert "ggroupfs mount" in guest.ok("systemctl status --no-pager run-ggroup.mount")
     guest.ok("systemctl stop run-ggroup.mount")
     assert guest.run("findmnt /run/ggroup").code == 1
+
+
+def test_the_service_may_kill_a_process_of_another_user(guest: Guest) -> None:
+    """As for gmem.limit.max: all that confines the service is around what does that."""
+    guest.write("/root/kill.py", KILL)
+    unit = guest.ok("systemctl cat ggroupfs").replace("NotifyAccess=main\n", "").replace("Type=notify", "Type=oneshot")
+    lines = [line for line in unit.splitlines() if not line.startswith(("Exec", "Restart", "Watchdog", "WantedBy"))]
+    at = lines.index("[Service]") + 1
+    lines.insert(at, "ExecStart=/usr/bin/python3 /root/kill.py %i")
+    guest.write("/run/systemd/system/killer@.service", "\n".join(lines) + "\n")
+    guest.ok("systemctl daemon-reload && systemd-run -q --unit=victim -p User=ggroup sleep infinity")
+    guest.ok("systemctl start killer@$(systemctl show -P MainPID victim).service")
+    guest.until("! systemctl is-active victim", "it is killed")
+    assert guest.ok("systemctl show -P ExecMainStatus victim") == "9\n"
+    guest.ok("systemctl reset-failed victim; rm /run/systemd/system/killer@.service /root/kill.py")
+    guest.ok("systemctl daemon-reload")

@@ -13,7 +13,7 @@ from typing import IO
 
 HERE = Path(__file__).parent
 CUDA_INCLUDE = Path(os.environ.get("CUDA_INCLUDE", "/usr/local/cuda/include"))
-PARTS = ("daemon", "move", "count", "driver")
+PARTS = ("daemon", "memory", "move", "count", "driver")
 
 
 def compile_library(tree: Path, out: Path) -> Path:
@@ -21,7 +21,7 @@ def compile_library(tree: Path, out: Path) -> Path:
     library = tree / "backend" / "cuda" / "library"
     if not library.exists():  # where it was in 0.1
         library = tree / "backend" / "cuda"
-    files = [library / "daemon" / f"{name}.c" for name in ("daemon", "session", "listener", "link", "family")]
+    files = [library / "daemon" / f"{name}.c" for name in ("daemon", "session", "listener", "link", "family", "sight")]
     sources = [file for file in files if file.exists()]  # each since it is there
     includes = [f"-I{place}" for place in (CUDA_INCLUDE, library, *(library / part for part in PARTS))]
     flags = ["-std=gnu11", "-D_GNU_SOURCE", "-O1", "-g", "-pthread", *includes]

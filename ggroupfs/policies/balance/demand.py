@@ -4,8 +4,8 @@ and again. Pure.
 A program computes for a time s and does something else for a time z, again and again. Alone it uses s / (s + z) of the
 GPU. Beside others s takes longer, so it uses a smaller part u of it, and has work that is not done for a part p of the
 time; z is what is left. From u and p, which can be seen, it follows that alone it would use u / (u + 1 - p): all of a
-GPU if it always has work, and as much as now if it never waits for anybody. Where requests come by themselves that is
-an upper bound.
+GPU if it always has work, and as much as now if it never waits for another. Where requests come by themselves that is
+an upper bound. More than its quota it has on no GPU, so it wants no more than that.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ggroupfs.policies.balance.picture import Load, parts
 LOOKS = 8
 """Over so many looks use and waiting are measured."""
 FULL = 0.9
-"""A GPU that is used for that part of the time has no time left that somebody would have wanted."""
+"""A GPU that is used for that part of the time has no time left that a group would have wanted."""
 FAIR = 0.8
-"""Where nobody knows who waits: who uses that part of what he would get if all wanted all, wants more."""
+"""Part of what a group would get if all wanted all: using that, it wants more, where nothing tells whether it waits."""
 
 
 @attrs.frozen
@@ -49,6 +49,8 @@ class Seen:
     """compute.weight."""
     priority: int = 8
     """compute.priority."""
+    ceiling: float = 1.0
+    """The part of the time that it may work, by its quota and those above it (compute.max)."""
 
 
 @attrs.frozen
@@ -68,8 +70,8 @@ class Demand:
         self._looks: dict[tuple[str, int], deque[_Look]] = {}
 
     def look(self, now: float, seen: list[Seen]) -> list[Load]:
-        """One look at everybody, at the time `now`, seconds. Who is not in it is forgotten. The loads are without
-        bounds, and of who has just come nothing is known yet: it wants nothing."""
+        """One look at all groups, at the time `now`, seconds. What is not in it is forgotten. The loads are without
+        bounds, and of one that has just come nothing is known yet: it wants nothing."""
         before, self._looks = self._looks, {}
         for one in seen:
             looks = before.get((one.name, one.gpu), deque())
@@ -104,7 +106,7 @@ class Demand:
                 waiting = sum(told) / len(told)
             else:
                 waiting = 1.0 if is_full and use[name] >= FAIR * fair[name] else use[name]
-            wants[name] = want(use[name], waiting)
+            wants[name] = min(want(use[name], waiting), one.ceiling)
         return wants
 
 

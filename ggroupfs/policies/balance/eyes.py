@@ -95,7 +95,12 @@ class Eyes:
             processes.setdefault(member.pid, {})[member.gpu] = member.path
         cards = {gpu: self._card(gpu) for gpu in numbers(self._mount / "gpus") if self._is_present(gpu)}
         fixed = {name for name, one in self._watched.items() if not one.movable}
-        seen = [one for gpu in cards for name in self._slices(gpu) for one in _seen(name, gpu, self.path(name, gpu))]
+        seen = [
+            one
+            for gpu in cards
+            for name, slice_ in self._slices(gpu).items()
+            for one in _seen(name, gpu, self.path(name, gpu), self._above(slice_, gpu))
+        ]
         for pid, paths in processes.items():
             cgroup = _cgroup(pid)
             for gpu, path in paths.items():
@@ -110,8 +115,17 @@ class Eyes:
                         fixed.add(name)
                 if len(paths) > 1:
                     fixed.add(name)  # it works on all of them together
-                seen += _seen(name, gpu, path)
+                seen += _seen(name, gpu, path, () if cgroup is None else self._levels(cgroup, gpu))
         return _Found(cards, seen, frozenset(fixed))
+
+    def _levels(self, slice_: Slice, gpu: int) -> Iterable[Path]:
+        """The control files of a slice and of those above it, on a GPU; the root has none."""
+        parts = [part for part in slice_.path.split("/") if part]
+        for count in range(len(parts), 0, -1):
+            yield self._mount / slice_directory("/".join(parts[:count])) / str(gpu)
+
+    def _above(self, slice_: Slice, gpu: int) -> Iterable[Path]:
+        return list(self._levels(slice_, gpu))[1:]
 
     def _slices(self, gpu: int) -> dict[str, Slice]:
         """The watched groups that are slices, on a GPU."""
@@ -126,7 +140,7 @@ class Eyes:
         return next((n for n, one in self._watched.items() if one.place.pid == pid and one.gpu in (None, gpu)), None)
 
     def _is_present(self, gpu: int) -> bool:
-        """Whether a GPU is there. One that is lost is no place for anybody, and who is on it cannot be moved."""
+        """Whether a GPU is there. One that is lost is no place for a group, and what is on it cannot be moved."""
         return flat(content(self._mount / "gpus" / str(gpu) / "gpu.events"))["present"] == 1
 
     def _card(self, gpu: int) -> Card:
@@ -144,8 +158,9 @@ def _cgroup(pid: int) -> Slice | None:
         return None
 
 
-def _seen(name: str, gpu: int, path: Path) -> Iterator[Seen]:
-    """A group by its files; nothing where it is not there, or no process of it is."""
+def _seen(name: str, gpu: int, path: Path, above: Iterable[Path]) -> Iterator[Seen]:
+    """A group by its files, and by those of the slices above it; nothing where it is not there, or no process of it
+    is."""
     with contextlib.suppress(OSError):
         events = flat(content(path / "compute.events"))
         if not events["populated"]:
@@ -162,8 +177,18 @@ def _seen(name: str, gpu: int, path: Path) -> Iterator[Seen]:
             swapped=_number(path, "gmem.swap.current"),
             weight=_number(path, "compute.weight"),
             priority=_number(path, "compute.priority"),
+            ceiling=min([_ceiling(level) for level in (path, *above)]),
         )
 
 
 def _number(path: Path, name: str) -> int:
     return int(content(os.fspath(path / name)))
+
+
+def _ceiling(path: Path) -> float:
+    """The part of the time that a group may work by its own quota; all where it has none, or is not there."""
+    try:
+        us, period_us = content(path / "compute.max").split()
+    except OSError:  # also of a daemon of an earlier version
+        return 1.0
+    return 1.0 if us == "max" else min(1.0, int(us) / int(period_us))

@@ -1,4 +1,4 @@
-"""The policy at work: takes reports, looks who is there, asks the core once an interval, and writes what it says."""
+"""The policy at work: takes reports, looks what is there, asks the core once an interval, and writes what it says."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import trio
 from ggroupfs.client import GONE, Tree, emit
 from ggroupfs.policies.config import Table
 from ggroupfs.policies.slo.core import WHOLE, Change, Core, Decision, Migrate
-from ggroupfs.policies.slo.levers import Levers, wanted
+from ggroupfs.policies.slo.levers import By, Levers, wanted
 from ggroupfs.policies.slo.moves import Moves
 from ggroupfs.policies.slo.reports import Desk, receive, receiving
 from ggroupfs.policies.slo.samples import Interval
@@ -53,13 +53,13 @@ class Tenant:
             self.levers = Levers(self._group)
 
     async def look(self) -> bool:
-        """Whether it came or went. A process that has gone does not come back: who has its pid then is another one."""
+        """Whether it came or went. A process that has gone does not come back: what has its pid then is another one."""
         before = self.is_present
         try:
             populated = not self._over and (await self._group.flat("compute.events")).get("populated") == 1
         except OSError as error:
             if error.errno not in GONE:
-                return False  # nobody knows
+                return False  # it is not known
             populated = False
             self.levers.forget()
             self._over = self._over or (before and self.target.place.pid is not None)
@@ -72,7 +72,7 @@ class Card:
 
     def __init__(self, index: int, settings: Settings, moves: Moves | None) -> None:
         self._index = index
-        self._priority = settings.priority
+        self._priority, self._by, self._period_us = settings.priority, settings.by, settings.period_us
         self._core = Core(settings.pace, settings.reserve)
         self._tenants: list[Tenant] = []
         self._moves = moves
@@ -95,7 +95,7 @@ class Card:
                 if self._moves is not None:
                     self._moves.sample(now, name, sample)
         present = [tenant for tenant in self._tenants if tenant.is_present]
-        made += self._core.decide(now, contended=len(present) > 1)
+        made += self._core.decide(now, contended=len(present) > 1 or self._by is not By.WEIGHT)
         for decision in made:
             self._tell(decision)
         await self._apply(present)
@@ -115,7 +115,7 @@ class Card:
 
     async def _apply(self, present: Sequence[Tenant]) -> None:
         others = sum(tenant.target.bounds is None for tenant in present)
-        critical, rest = wanted(self._core.shares, others, self._priority)
+        critical, rest = wanted(self._core.shares, others, self._priority, self._by, self._period_us)
         for tenant in present:
             await tenant.levers.apply(critical.get(tenant.target.name, rest))
 
@@ -173,8 +173,10 @@ async def _check(tree: Tree, settings: Settings) -> bool:
     for index in {one.gpu for one in settings.targets}:
         await tree.capacity(index)
     capabilities = await tree.capabilities()
-    if capabilities["compute.weight"] == "unsupported":
-        raise OSError(errno.EOPNOTSUPP, "compute.weight unsupported: is the scheduler off?", os.fspath(tree.mount))
+    needed = ("compute.weight",) if settings.by is By.WEIGHT else ("compute.weight", "compute.max")
+    for name in needed:
+        if capabilities.get(name, "unsupported") == "unsupported":  # a daemon of an earlier version has no quotas
+            raise OSError(errno.EOPNOTSUPP, f"{name} unsupported: is the scheduler off?", os.fspath(tree.mount))
     return capabilities["compute.migrate"] != "unsupported"
 
 

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import attrs
 
+from backend.core.settings import PERIOD
 from backend.process.identity import Slice, slice_at
 from ggroupfs.client import Group, Tree
 from ggroupfs.client.latencies import SOCKET
 from ggroupfs.policies.config import Table
 from ggroupfs.policies.slo.core import WHOLE, Bounds, Pace
+from ggroupfs.policies.slo.levers import By
 from ggroupfs.policies.slo.reports import Place
 from ggroupfs.policies.slo.samples import Statistic
 
@@ -53,6 +55,10 @@ class Settings:
     """Points that no group is given."""
     priority: int
     """compute.priority of groups that have all of a GPU together."""
+    by: By
+    """What shares are."""
+    period_us: int
+    """Period of quotas, microseconds."""
     migrate: bool
     """Whether groups are moved to other GPUs where there are any."""
     targets: Sequence[Target]
@@ -72,6 +78,8 @@ class Settings:
             pace=pace,
             reserve=_points(config, "reserve", 0, low=0),
             priority=config.whole("priority", 7, high=15),
+            by=By(config.choice("lever", [one.value for one in By], By.WEIGHT.value)),
+            period_us=_period_us(config),
             migrate=config.flag("migrate", True),
             targets=[
                 *[_critical(table) for table in config.tables("group")],
@@ -86,6 +94,13 @@ class Settings:
             if len(set(seen)) < len(seen):
                 raise config.wrong("group", f"two of the same {'process or slice' if key == 'place' else key}")
         return settings
+
+
+def _period_us(config: Table) -> int:
+    us = round(1e6 * config.seconds("period", PERIOD.default / 1e6))
+    if us not in PERIOD.allowed:
+        raise config.wrong("period", f"not from {PERIOD.least // 1000} to {PERIOD.most // 1000} ms")
+    return us
 
 
 def _critical(table: Table) -> Target:

@@ -49,6 +49,12 @@ u64 ggroup_group_held(const struct ggroup *group)
 	return 0;
 }
 
+u64 ggroup_group_limit(const struct ggroup *group)
+{
+	(void)group;
+	return GGROUP_MAX;
+}
+
 struct ggroup *ggroup_group_next_pre(struct ggroup *pos, const struct ggroup *top)
 {
 	(void)pos, (void)top;

@@ -56,10 +56,10 @@ struct ggroup {
 	struct ggroup_device *device;
 	struct ggroup *parent;
 	struct work_struct reclaim_work;
-	u64 high;
 };
 
 u64 ggroup_group_held(const struct ggroup *group);
+u64 ggroup_group_limit(const struct ggroup *group);
 struct ggroup *ggroup_group_find(u64 id);
 void ggroup_group_get(struct ggroup *group);
 void ggroup_group_put(struct ggroup *group);

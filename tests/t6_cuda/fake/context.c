@@ -185,10 +185,8 @@ FAKE_EXPORT cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer)
 	return CUDA_SUCCESS;
 }
 
-FAKE_EXPORT cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device)
+static CUresult create(CUcontext *context, CUdevice device)
 {
-	FAKE(cuCtxCreate_v2);
-	(void)flags;
 	if (no_device(device))
 		return CUDA_ERROR_INVALID_DEVICE;
 	if (depth == DEPTH)
@@ -197,16 +195,39 @@ FAKE_EXPORT cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice devi
 	return CUDA_SUCCESS;
 }
 
+FAKE_EXPORT cuCtxCreate(CUcontext *context, unsigned int flags, CUdevice device)
+{
+	FAKE(cuCtxCreate);
+	(void)flags;
+	return create(context, device);
+}
+
+FAKE_EXPORT cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device)
+{
+	FAKE(cuCtxCreate_v2);
+	(void)flags;
+	return create(context, device);
+}
+
+FAKE_EXPORT cuCtxCreate_v3(CUcontext *context, CUexecAffinityParam *params, int count, unsigned int flags, CUdevice device)
+{
+	FAKE(cuCtxCreate_v3);
+	(void)params;
+	(void)count;
+	(void)flags;
+	return create(context, device);
+}
+
 FAKE_EXPORT cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *params, unsigned int flags, CUdevice device)
 {
 	FAKE(cuCtxCreate_v4);
 	(void)params;
-	return cuCtxCreate_v2(context, flags, device);
+	(void)flags;
+	return create(context, device);
 }
 
-FAKE_EXPORT cuCtxDestroy_v2(CUcontext context)
+static CUresult destroy_own(CUcontext context)
 {
-	FAKE(cuCtxDestroy_v2);
 	fake_check(context, FAKE_CONTEXT, "cuCtxDestroy");
 	if (context->primary)
 		return CUDA_ERROR_INVALID_CONTEXT;
@@ -214,6 +235,52 @@ FAKE_EXPORT cuCtxDestroy_v2(CUcontext context)
 		depth--;
 	destroy(context);
 	return CUDA_SUCCESS;
+}
+
+#define DESTROY(name)					\
+	FAKE_EXPORT name(CUcontext context)		\
+	{						\
+		FAKE(name);				\
+		return destroy_own(context);		\
+	}
+
+DESTROY(cuCtxDestroy)
+DESTROY(cuCtxDestroy_v2)
+/* It is attached as often as it was made: once. */
+DESTROY(cuCtxDetach)
+
+FAKE_EXPORT cuCtxGetApiVersion(CUcontext context, unsigned int *version)
+{
+	FAKE(cuCtxGetApiVersion);
+	if (context->kind != FAKE_CONTEXT)
+		return CUDA_ERROR_INVALID_CONTEXT;
+	*version = 3020;
+	return CUDA_SUCCESS;
+}
+
+/* A green context is a context, with another type. */
+FAKE_EXPORT cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc about, CUdevice device, unsigned int flags)
+{
+	FAKE(cuGreenCtxCreate);
+	(void)about;
+	if (flags != CU_GREEN_CTX_DEFAULT_STREAM || no_device(device))
+		return CUDA_ERROR_INVALID_VALUE;
+	*green = (CUgreenCtx)make(device, false);
+	return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green)
+{
+	FAKE(cuCtxFromGreenCtx);
+	fake_check(green, FAKE_CONTEXT, "cuCtxFromGreenCtx");
+	*context = (CUcontext)green;
+	return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT cuGreenCtxDestroy(CUgreenCtx green)
+{
+	FAKE(cuGreenCtxDestroy);
+	return destroy_own((CUcontext)green);
 }
 
 FAKE_EXPORT cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
@@ -229,11 +296,10 @@ FAKE_EXPORT cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 	return CUDA_SUCCESS;
 }
 
-FAKE_EXPORT cuDevicePrimaryCtxRelease_v2(CUdevice device)
+static CUresult release(CUdevice device)
 {
 	CUcontext last = NULL;
 
-	FAKE(cuDevicePrimaryCtxRelease_v2);
 	if (no_device(device))
 		return CUDA_ERROR_INVALID_DEVICE;
 	pthread_mutex_lock(&lock);
@@ -249,11 +315,10 @@ FAKE_EXPORT cuDevicePrimaryCtxRelease_v2(CUdevice device)
 	return CUDA_SUCCESS;
 }
 
-FAKE_EXPORT cuDevicePrimaryCtxReset_v2(CUdevice device)
+static CUresult reset(CUdevice device)
 {
 	CUcontext context;
 
-	FAKE(cuDevicePrimaryCtxReset_v2);
 	if (no_device(device))
 		return CUDA_ERROR_INVALID_DEVICE;
 	pthread_mutex_lock(&lock);
@@ -264,6 +329,18 @@ FAKE_EXPORT cuDevicePrimaryCtxReset_v2(CUdevice device)
 		destroy(context);
 	return CUDA_SUCCESS;
 }
+
+#define PRIMARY(name, act)			\
+	FAKE_EXPORT name(CUdevice device)	\
+	{					\
+		FAKE(name);			\
+		return act(device);		\
+	}
+
+PRIMARY(cuDevicePrimaryCtxRelease, release)
+PRIMARY(cuDevicePrimaryCtxRelease_v2, release)
+PRIMARY(cuDevicePrimaryCtxReset, reset)
+PRIMARY(cuDevicePrimaryCtxReset_v2, reset)
 
 FAKE_EXPORT cuDevicePrimaryCtxGetState(CUdevice device, unsigned int *flags, int *active)
 {

@@ -22,6 +22,7 @@ struct rule {
 static struct rule rules[32];
 static int rule_count;
 static int log_file = -1;
+static CUresult (*on_call)(const char *name); /* atomically */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pid_t initialised; /* the process that called cuInit; atomically */
@@ -81,8 +82,16 @@ __attribute__((visibility("default"))) void fake_fail_now(void)
 	pthread_mutex_unlock(&lock);
 }
 
+/* From now on `hook` is called first in every call, and what it answers but CUDA_SUCCESS is what the call does. NULL: no
+ * more. */
+__attribute__((visibility("default"))) void fake_on_call(CUresult (*hook)(const char *name))
+{
+	__atomic_store_n(&on_call, hook, __ATOMIC_RELEASE);
+}
+
 CUresult fake_fault(const char *name)
 {
+	CUresult (*hook)(const char *) = __atomic_load_n(&on_call, __ATOMIC_ACQUIRE);
 	CUresult result = fake_while_checkpointed(name);
 
 	if (result != CUDA_SUCCESS)
@@ -90,6 +99,7 @@ CUresult fake_fault(const char *name)
 	pthread_once(&once, read_environment);
 	if (log_file >= 0)
 		dprintf(log_file, "%s %d\n", name, (int)gettid());
+	result = hook ? hook(name) : CUDA_SUCCESS;
 	for (int i = 0; i < __atomic_load_n(&rule_count, __ATOMIC_ACQUIRE) && !result; i++) {
 		struct rule *rule = &rules[i];
 

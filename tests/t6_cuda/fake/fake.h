@@ -10,6 +10,7 @@
  * of memory) FAKE_LOG=path         one line for every call that FAKE(name) begins: "name thread"
  * FAKE_ALIASES=1       cuGetProcAddress gives other pointers than dlsym, which are only good to look at
  * FAKE_KERNEL_US=n      each kernel takes at least that long
+ * FAKE_OFFSETS=1      cuMemMap takes offsets that are not 0 (the driver's page says that it does not)
  * FAKE_BUSY=path        while that is there, cuMemCreate takes as long as it does where others have the driver busy
  *
  * A "kernel" is a C function of the test program, void name(void **parameters), found by its name in

@@ -4,7 +4,8 @@
  * is not mapped, or not accessible, faults; a kernel that runs while its memory moves gets SIGSEGV, or loses
  * what it writes.
  */
-#include "fake.h"
+#include "memory.h"
+#include "lease.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -31,30 +32,44 @@ struct memory {
 	bool descriptor;	/* it came by one */
 	ino_t file;		/* of memory that can be exported */
 	unsigned int handles, mappings;
-	struct memory *next;	/* all that live */
+	struct bound *bound;	/* to a multicast object */
+	struct lease *leases;	/* descriptors that were given of it */
+	struct memory *next;	/* all that live; of spares, the next one */
 };
 #define MAGIC UINT64_C(0x6d656d6f7279aa01)
+
+/* What is bound to a multicast object. */
+struct bound {
+	struct bound *next;
+	uint64_t offset, bytes;
+	struct memory *memory;	/* NULL: an allocation of the driver's own, which does not live longer */
+};
 
 /* Reserved addresses, mappings in them, and allocations of the driver's own; sorted by nothing. */
 struct range {
 	struct range *next;
 	uint64_t start, bytes;
 	struct memory *memory;	/* of a mapping */
+	uint64_t offset;	/* of a mapping, in that */
 	uint64_t accessible;	/* a bit a device */
+	uint64_t read_only;	/* of those */
 	CUcontext context;	/* of an allocation */
 	CUdevice device;
-	bool managed, host;
+	bool managed, host, graph;
 	CUmemoryPool pool;
 	unsigned long long id;
 	uint64_t charged;	/* bytes of the GPU */
 };
 
-struct CUmemPoolHandle_st {
+/* Memory that has neither a handle nor a mapping any more, and descriptors perhaps. */
+static struct orphan {
+	struct orphan *next;
 	CUdevice device;
-	uint64_t used;
-};
+	uint64_t bytes;
+	struct lease *leases;
+} *orphans;
 
-/* What was exported: who imports that here has what it was. */
+/* What was exported: what is imported here is what it was. */
 static struct export {
 	ino_t file;
 	CUmemAllocationProp prop;
@@ -62,7 +77,8 @@ static struct export {
 } *exports;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct memory *memories;
+static struct memory *memories, *spares;
+static const CUmemAllocationProp on_gpu = { .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE } };
 static struct range *reservations, *mappings, *allocations, *copies;
 static uint64_t gpu_bytes[DEVICES], host_bytes;
 static struct CUmemPoolHandle_st default_pools[DEVICES];
@@ -87,6 +103,45 @@ __attribute__((visibility("default"))) void fake_memory_usage(int device, uint64
 	for (struct range *range = reservations; range; range = range->next)
 		*addresses += range->bytes;
 	pthread_mutex_unlock(&lock);
+}
+
+/* Bytes on the device that this process has let go of, and that live by descriptors. */
+__attribute__((visibility("default"))) uint64_t fake_memory_lent(int device)
+{
+	uint64_t bytes = 0;
+
+	pthread_mutex_lock(&lock);
+	for (struct orphan **at = &orphans, *orphan; (orphan = *at);) {
+		if (!lease_any(&orphan->leases)) {
+			*at = orphan->next;
+			free(orphan);
+			continue;
+		}
+		bytes += orphan->device == device ? orphan->bytes : 0;
+		at = &orphan->next;
+	}
+	pthread_mutex_unlock(&lock);
+	return bytes;
+}
+
+int fake_memory_lease(CUdeviceptr address, uint64_t bytes)
+{
+	struct memory *first = NULL;
+	int fd = -1;
+
+	pthread_mutex_lock(&lock);
+	for (struct range *range = mappings; range; range = range->next) {
+		if (range->start >= address + bytes || address >= range->start + range->bytes)
+			continue;
+		if (!first) {
+			first = range->memory;
+			fd = lease_make(&first->leases, first->fd);
+		} else if (range->memory != first) {
+			lease_share(first->leases, &range->memory->leases);
+		}
+	}
+	pthread_mutex_unlock(&lock);
+	return fd;
 }
 
 /* Physical memory that this process has a handle of, or has mapped: what a checkpoint would have to carry. In the host,
@@ -152,6 +207,37 @@ static bool overlaps(const struct range *list, uint64_t start, uint64_t bytes)
 	return false;
 }
 
+static void clear(uint64_t start, uint64_t bytes)
+{
+	if (mmap((void *)start, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
+		fake_die("mmap: %s", strerror(errno));
+}
+
+/* Addresses of an allocation that was freed last: the driver gives them out again at once. */
+static struct {
+	uint64_t start, bytes;
+} spare;
+
+/* With the lock. */
+static void give_up(uint64_t start, uint64_t bytes)
+{
+	if (spare.start)
+		munmap((void *)spare.start, spare.bytes);
+	clear(start, bytes);
+	spare.start = start;
+	spare.bytes = bytes;
+}
+
+/* With the lock; 0: there is none. */
+static uint64_t take_spare(uint64_t bytes)
+{
+	const uint64_t start = spare.bytes == bytes ? spare.start : 0;
+
+	if (start)
+		spare.start = spare.bytes = 0;
+	return start;
+}
+
 /* Addresses of our own, aligned, that nothing can be done with. */
 static uint64_t reserve(uint64_t bytes, uint64_t alignment)
 {
@@ -165,12 +251,6 @@ static uint64_t reserve(uint64_t bytes, uint64_t alignment)
 		munmap(raw, (size_t)(start - raw));
 	munmap(start + bytes, (size_t)(raw + alignment - start));
 	return (uintptr_t)start;
-}
-
-static void clear(uint64_t start, uint64_t bytes)
-{
-	if (mmap((void *)start, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
-		fake_die("mmap: %s", strerror(errno));
 }
 
 /* Virtual memory management */
@@ -230,18 +310,34 @@ static struct memory *memory_of(CUmemGenericAllocationHandle handle, const char 
 	return memory;
 }
 
+static bool unbind(struct bound **at, uint64_t offset, uint64_t bytes);
+
+static void leave(const struct memory *memory)
+{
+	struct orphan *orphan = malloc(sizeof(*orphan));
+
+	if (!orphan)
+		fake_die("out of memory");
+	*orphan = (struct orphan){ .next = orphans, .device = memory->prop.location.id, .bytes = memory->bytes,
+				   .leases = memory->leases };
+	orphans = orphan;
+}
+
 static void forget(struct memory *memory)
 {
 	struct memory **at = &memories;
 
 	if (memory->handles || memory->mappings)
 		return;
+	unbind(&memory->bound, 0, UINT64_MAX);
 	if (memory->imported)
 		;
 	else if (memory->prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE)
 		gpu_bytes[memory->prop.location.id] -= memory->bytes;
 	else
 		host_bytes -= memory->bytes;
+	if (memory->leases && !memory->imported)
+		leave(memory);
 	if (memory->fd != arena)
 		close(memory->fd);
 	else if (fallocate(arena, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, memory->offset, (off_t)memory->bytes))
@@ -250,7 +346,24 @@ static void forget(struct memory *memory)
 		at = &(*at)->next;
 	*at = memory->next;
 	memory->magic = 0;
-	free(memory);
+	memory->next = spares;
+	spares = memory;
+}
+
+/* The driver gives the value of a handle out again, often at once: here the last one that memory of such properties had, so
+ * that a program meets those of its own again. */
+static struct memory *new_memory(const CUmemAllocationProp *prop)
+{
+	struct memory **at = &spares, *memory;
+
+	pthread_mutex_lock(&lock);
+	while (*at && memcmp(&(*at)->prop, prop, sizeof(*prop)))
+		at = &(*at)->next;
+	memory = *at;
+	if (memory)
+		*at = memory->next;
+	pthread_mutex_unlock(&lock);
+	return memory ? memory : calloc(1, sizeof(*memory));
 }
 
 static ino_t file_of(int fd)
@@ -292,15 +405,17 @@ FAKE_EXPORT cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const
 		fake_die("cuMemCreate: location %d of type %d", prop->location.id, (int)prop->location.type);
 	if (is_busy())
 		nanosleep(&(struct timespec){ .tv_nsec = BUSY_NS }, NULL);
+	struct memory *memory = new_memory(prop);
+
 	pthread_mutex_lock(&lock);
 	uint64_t *sum = host ? &host_bytes : &gpu_bytes[prop->location.id];
 
 	if (*sum + size > (host ? fake_number("FAKE_HOST_MEMORY", UINT64_MAX / 2) : capacity())) {
+		memory->next = spares;
+		spares = memory;
 		pthread_mutex_unlock(&lock);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	struct memory *memory = calloc(1, sizeof(*memory));
-
 	if (arena < 0)
 		arena = memfd_create("fake-gpu", MFD_CLOEXEC);
 	*memory = (struct memory){ .magic = MAGIC, .bytes = size, .prop = *prop, .handles = 1, .next = memories };
@@ -348,7 +463,7 @@ FAKE_EXPORT cuMemExportToShareableHandle(void *shareableHandle, CUmemGenericAllo
 		pthread_mutex_unlock(&lock);
 		return CUDA_ERROR_INVALID_VALUE;
 	}
-	*(int *)shareableHandle = fcntl(memory->fd, F_DUPFD_CLOEXEC, 3);
+	*(int *)shareableHandle = fake_number("FAKE_LENT", 0) ? lease_make(&memory->leases, memory->fd) : fcntl(memory->fd, F_DUPFD_CLOEXEC, 3);
 	if (!exported(memory->file)) {
 		struct export *export = calloc(1, sizeof(*export));
 
@@ -363,16 +478,16 @@ FAKE_EXPORT cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle,
 					   CUmemAllocationHandleType shHandleType)
 {
 	FAKE(cuMemImportFromShareableHandle);
-	struct memory *memory = calloc(1, sizeof(*memory));
+	struct memory *memory = new_memory(&on_gpu);
+	const int fd = lease_open((int)(intptr_t)osHandle);
 	struct stat status;
 
-	if (!memory || shHandleType != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
-	    fstat((int)(intptr_t)osHandle, &status))
+	if (!memory || shHandleType != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || fd < 0 || fstat(fd, &status))
 		fake_die("cuMemImportFromShareableHandle: no descriptor");
 	*memory = (struct memory){ .magic = MAGIC, .bytes = (uint64_t)status.st_size, .handles = 1, .imported = true,
 				    .descriptor = true };
-	memory->prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-	memory->fd = fcntl((int)(intptr_t)osHandle, F_DUPFD_CLOEXEC, 3);
+	memory->prop = on_gpu;
+	memory->fd = fd;
 	memory->file = status.st_ino;
 	pthread_mutex_lock(&lock);
 	const struct export *export = exported(memory->file);
@@ -401,15 +516,20 @@ FAKE_EXPORT cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAl
 	struct memory *memory = memory_of(handle, "cuMemMap");
 	struct range *reserved = containing(reservations, ptr);
 
-	if (flags || offset || !size || size % GRANULE || ptr % GRANULE || size > memory->bytes)
+	if (flags || (offset && !fake_number("FAKE_OFFSETS", 0)) || !size || (size | offset | ptr) % GRANULE ||
+	    offset > memory->bytes || size > memory->bytes - offset)
 		fake_die("cuMemMap(%llx, %zu, %zu)", ptr, size, offset);
 	if (!reserved || ptr + size > reserved->start + reserved->bytes)
 		fake_die("cuMemMap(%llx, %zu): not reserved", ptr, size);
 	if (overlaps(mappings, ptr, size))
 		fake_die("cuMemMap(%llx, %zu): something is mapped there", ptr, size);
-	if (mmap((void *)ptr, size, PROT_NONE, MAP_SHARED | MAP_FIXED, memory->fd, memory->offset) == MAP_FAILED)
+	if (mmap((void *)ptr, size, PROT_NONE, MAP_SHARED | MAP_FIXED, memory->fd,
+		 memory->offset + (off_t)offset) == MAP_FAILED)
 		fake_die("mmap: %s", strerror(errno));
-	add(&mappings, ptr, size)->memory = memory;
+	struct range *mapping = add(&mappings, ptr, size);
+
+	mapping->memory = memory;
+	mapping->offset = offset;
 	memory->mappings++;
 	pthread_mutex_unlock(&lock);
 	return CUDA_SUCCESS;
@@ -451,6 +571,13 @@ FAKE_EXPORT cuMemUnmap(CUdeviceptr ptr, size_t size)
 	return CUDA_SUCCESS;
 }
 
+/* What others than the program's GPUs get at: it has to be memory that the driver knows as the program's, and on a GPU. */
+static void must_be_on_gpu(const struct memory *memory, const char *what)
+{
+	if (memory->prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+		fake_die("%s: it is in the host", what);
+}
+
 FAKE_EXPORT cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc *desc, size_t count)
 {
 	FAKE(cuMemSetAccess);
@@ -458,14 +585,63 @@ FAKE_EXPORT cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc *
 	if (!desc || !count || !covered(ptr, size))
 		fake_die("cuMemSetAccess(%llx, %zu): not whole mappings", ptr, size);
 	for (size_t i = 0; i < count; i++) {
+		if (desc[i].location.type == CU_MEM_LOCATION_TYPE_HOST) {
+			for (uint64_t at = ptr; at < ptr + size; at += containing(mappings, at)->bytes)
+				must_be_on_gpu(containing(mappings, at)->memory, "cuMemSetAccess for the host");
+			continue;
+		}
 		if (desc[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE || desc[i].location.id >= fake_devices())
 			fake_die("cuMemSetAccess: location %d of type %d", desc[i].location.id,
 				 (int)desc[i].location.type);
-		for (uint64_t at = ptr; at < ptr + size; at += containing(mappings, at)->bytes)
-			containing(mappings, at)->accessible |= UINT64_C(1) << desc[i].location.id;
+		for (uint64_t at = ptr; at < ptr + size; at += containing(mappings, at)->bytes) {
+			const uint64_t bit = UINT64_C(1) << desc[i].location.id;
+			struct range *range = containing(mappings, at);
+
+			range->accessible &= ~bit;
+			range->read_only &= ~bit;
+			if (desc[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE)
+				range->accessible |= bit;
+			if (desc[i].flags == CU_MEM_ACCESS_FLAGS_PROT_READ)
+				range->read_only |= bit;
+		}
 	}
-	if (mprotect((void *)ptr, size, PROT_READ | PROT_WRITE))
-		fake_die("mprotect: %s", strerror(errno));
+	for (uint64_t at = ptr; at < ptr + size; at += containing(mappings, at)->bytes) {
+		const struct range *range = containing(mappings, at);
+		const int none = range->accessible ? PROT_READ : PROT_NONE;
+
+		if (mprotect((void *)range->start, range->bytes,
+			     range->accessible & ~range->read_only ? PROT_READ | PROT_WRITE : none))
+			fake_die("mprotect: %s", strerror(errno));
+	}
+	pthread_mutex_unlock(&lock);
+	return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr ptr)
+{
+	CUresult result = CUDA_ERROR_INVALID_VALUE;
+
+	FAKE(cuMemGetAccess);
+	if (!flags || !location || location->type != CU_MEM_LOCATION_TYPE_DEVICE || location->id >= fake_devices())
+		return result;
+	pthread_mutex_lock(&lock);
+	const struct range *range = containing(mappings, ptr);
+	const uint64_t bit = UINT64_C(1) << location->id;
+
+	if (range) {
+		*flags = !(range->accessible & bit) ? CU_MEM_ACCESS_FLAGS_PROT_NONE :
+			 range->read_only & bit ? CU_MEM_ACCESS_FLAGS_PROT_READ : CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+		result = CUDA_SUCCESS;
+	}
+	pthread_mutex_unlock(&lock);
+	return result;
+}
+
+FAKE_EXPORT cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CUmemGenericAllocationHandle handle)
+{
+	FAKE(cuMemGetAllocationPropertiesFromHandle);
+	pthread_mutex_lock(&lock);
+	*prop = memory_of(handle, "cuMemGetAllocationPropertiesFromHandle")->prop;
 	pthread_mutex_unlock(&lock);
 	return CUDA_SUCCESS;
 }
@@ -489,7 +665,7 @@ FAKE_EXPORT cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, vo
 
 /* The driver's own allocations */
 
-static CUresult allocate(CUdeviceptr *ptr, size_t bytes, bool managed, CUmemoryPool pool)
+CUresult fake_allocate(CUdeviceptr *ptr, size_t bytes, enum fake_memory_kind kind, CUmemoryPool pool)
 {
 	const CUcontext context = fake_context();
 	const uint64_t whole = (bytes + GRANULE - 1) & ~(GRANULE - 1);
@@ -502,20 +678,23 @@ static CUresult allocate(CUdeviceptr *ptr, size_t bytes, bool managed, CUmemoryP
 	const CUdevice device = pool ? pool->device : fake_device_of(context);
 
 	pthread_mutex_lock(&lock);
-	if (!managed && (whole < bytes || gpu_bytes[device] + whole > capacity())) {
+	if (kind == FAKE_PLAIN && (whole < bytes || gpu_bytes[device] + whole > capacity())) {
 		pthread_mutex_unlock(&lock);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	*ptr = reserve(whole, GRANULE);
+	*ptr = take_spare(whole);
+	if (!*ptr)
+		*ptr = reserve(whole, GRANULE);
 	if (!*ptr || mprotect((void *)*ptr, whole, PROT_READ | PROT_WRITE))
 		fake_die("mmap: %s", strerror(errno));
 	range = add(&allocations, *ptr, bytes);
 	range->context = context;
 	range->device = device;
-	range->managed = managed;
+	range->managed = kind == FAKE_MANAGED;
+	range->graph = kind == FAKE_OF_GRAPH;
 	range->pool = pool;
 	range->id = ++ids;
-	range->charged = managed ? 0 : whole;
+	range->charged = kind == FAKE_PLAIN ? whole : 0;
 	gpu_bytes[device] += range->charged;
 	if (pool)
 		pool->used += bytes;
@@ -529,8 +708,37 @@ static void deallocate(struct range *range)
 	gpu_bytes[range->device] -= range->charged;
 	if (range->pool)
 		range->pool->used -= range->bytes;
-	munmap((void *)range->start, (range->bytes + GRANULE - 1) & ~(GRANULE - 1));
+	give_up(range->start, (range->bytes + GRANULE - 1) & ~(GRANULE - 1));
 	drop(&allocations, range);
+}
+
+bool fake_deallocate(CUdeviceptr address)
+{
+	struct range *range;
+
+	pthread_mutex_lock(&lock);
+	range = containing(allocations, address);
+	if (range && (range->start != address || range->host))
+		range = NULL;
+	if (range)
+		deallocate(range);
+	pthread_mutex_unlock(&lock);
+	return range;
+}
+
+uint64_t fake_allocated(CUdeviceptr address, CUmemoryPool *pool)
+{
+	uint64_t bytes = 0;
+
+	pthread_mutex_lock(&lock);
+	const struct range *range = containing(allocations, address);
+
+	if (range && range->start == address) {
+		bytes = range->bytes;
+		*pool = range->pool;
+	}
+	pthread_mutex_unlock(&lock);
+	return bytes;
 }
 
 FAKE_EXPORT cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)
@@ -538,7 +746,7 @@ FAKE_EXPORT cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)
 	CUresult result = fake_unsafe();
 
 	FAKE(cuMemAlloc_v2);
-	return result ? result : allocate(dptr, bytesize, false, NULL);
+	return result ? result : fake_allocate(dptr, bytesize, FAKE_PLAIN, NULL);
 }
 
 FAKE_EXPORT cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pPitch, size_t WidthInBytes, size_t Height, unsigned int element)
@@ -549,7 +757,7 @@ FAKE_EXPORT cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pPitch, size_t WidthIn
 	if (!pPitch || (element != 4 && element != 8 && element != 16))
 		return CUDA_ERROR_INVALID_VALUE;
 	*pPitch = (WidthInBytes + 511) & ~(size_t)511;
-	return result ? result : allocate(dptr, *pPitch * Height, false, NULL);
+	return result ? result : fake_allocate(dptr, *pPitch * Height, FAKE_PLAIN, NULL);
 }
 
 FAKE_EXPORT cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flags)
@@ -557,13 +765,12 @@ FAKE_EXPORT cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int f
 	FAKE(cuMemAllocManaged);
 	if (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST)
 		return CUDA_ERROR_INVALID_VALUE;
-	return allocate(dptr, bytesize, true, NULL);
+	return fake_allocate(dptr, bytesize, FAKE_MANAGED, NULL);
 }
 
 FAKE_EXPORT cuMemFree_v2(CUdeviceptr dptr)
 {
 	CUresult result = fake_unsafe();
-	struct range *range;
 
 	FAKE(cuMemFree_v2);
 	if (result || !dptr)
@@ -571,14 +778,7 @@ FAKE_EXPORT cuMemFree_v2(CUdeviceptr dptr)
 	if (!fake_context())
 		return CUDA_ERROR_INVALID_CONTEXT;
 	fake_drain_context(fake_context());
-	pthread_mutex_lock(&lock);
-	range = containing(allocations, dptr);
-	if (range && (range->start != dptr || range->host))
-		range = NULL;
-	if (range)
-		deallocate(range);
-	pthread_mutex_unlock(&lock);
-	return range ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+	return fake_deallocate(dptr) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 static CUresult host_allocate(void **pp, size_t bytes)
@@ -639,6 +839,146 @@ FAKE_EXPORT cuMemHostGetDevicePointer_v2(CUdeviceptr *pdptr, void *p, unsigned i
 	return CUDA_SUCCESS;
 }
 
+/* For what is to be on a GPU, and stay, while something but the program gets at it. */
+
+CUmemGenericAllocationHandle fake_memory_multicast(uint64_t bytes)
+{
+	struct memory *memory = new_memory(&on_gpu);
+
+	pthread_mutex_lock(&lock);
+	*memory = (struct memory){ .magic = MAGIC, .bytes = bytes, .fd = memfd_create("fake-gpu-multicast", MFD_CLOEXEC),
+				    .handles = 1, .imported = true, .next = memories };
+	memory->prop = on_gpu;
+	if (memory->fd < 0 || ftruncate(memory->fd, (off_t)bytes))
+		fake_die("memfd: %s", strerror(errno));
+	memory->file = file_of(memory->fd);
+	memories = memory;
+	pthread_mutex_unlock(&lock);
+	return (uintptr_t)memory;
+}
+
+struct memory *fake_memory_keep(CUmemGenericAllocationHandle handle, uint64_t offset, uint64_t bytes, const char *what)
+{
+	pthread_mutex_lock(&lock);
+	struct memory *memory = memory_of(handle, what);
+
+	must_be_on_gpu(memory, what);
+	if (offset > memory->bytes || bytes > memory->bytes - offset)
+		fake_die("%s: it has %llu bytes", what, (unsigned long long)memory->bytes);
+	memory->mappings++;
+	pthread_mutex_unlock(&lock);
+	return memory;
+}
+
+/* False: it does not end within the object. With the lock. */
+static bool bind(CUmemGenericAllocationHandle object, struct bound bound, const char *what)
+{
+	struct memory *to = memory_of(object, what);
+	struct bound *more;
+
+	if ((bound.offset | bound.bytes) % GRANULE)
+		fake_die("%s: a binding of %llu bytes", what, (unsigned long long)bound.bytes);
+	if (bound.offset + bound.bytes > to->bytes)
+		return false;
+	more = malloc(sizeof(*more));
+	if (!more)
+		fake_die("out of memory");
+	*more = bound;
+	more->next = to->bound;
+	to->bound = more;
+	if (bound.memory)
+		bound.memory->mappings++;
+	return true;
+}
+
+/* What lies in [offset, offset + bytes). With the lock. */
+static bool unbind(struct bound **at, uint64_t offset, uint64_t bytes)
+{
+	struct bound *bound;
+	bool any = false;
+
+	while ((bound = *at)) {
+		if (bound->offset < offset || bound->offset - offset > bytes || bound->bytes > bytes - (bound->offset - offset)) {
+			at = &bound->next;
+			continue;
+		}
+		*at = bound->next;
+		any = true;
+		if (bound->memory) {
+			bound->memory->mappings--;
+			forget(bound->memory);
+		}
+		free(bound);
+	}
+	return any;
+}
+
+bool fake_memory_bind(CUmemGenericAllocationHandle object, uint64_t offset, CUmemGenericAllocationHandle handle, uint64_t from,
+		      uint64_t bytes, const char *what)
+{
+	struct memory *memory = fake_memory_keep(handle, from, bytes, what);
+
+	pthread_mutex_lock(&lock);
+	const bool bound = bind(object, (struct bound){ .offset = offset, .bytes = bytes, .memory = memory }, what);
+
+	memory->mappings--;
+	pthread_mutex_unlock(&lock);
+	return bound;
+}
+
+/* "The size cannot be larger than the size of the allocated memory." */
+bool fake_memory_bind_at(CUmemGenericAllocationHandle object, uint64_t offset, CUdeviceptr address, uint64_t bytes,
+			 const char *what)
+{
+	const bool known = fake_memory_known(address, bytes, what);
+
+	pthread_mutex_lock(&lock);
+	const struct range *mapping = containing(mappings, address);
+	const struct range *range = mapping ? mapping : containing(allocations, address);
+	const bool one = known && range && bytes <= range->start + range->bytes - address;
+	const struct bound bound = { .offset = offset, .bytes = bytes, .memory = mapping ? mapping->memory : NULL };
+	const bool is_bound = one && bind(object, bound, what);
+
+	pthread_mutex_unlock(&lock);
+	return is_bound;
+}
+
+bool fake_memory_unbind(CUmemGenericAllocationHandle object, uint64_t offset, uint64_t bytes, const char *what)
+{
+	pthread_mutex_lock(&lock);
+	const bool any = unbind(&memory_of(object, what)->bound, offset, bytes);
+	pthread_mutex_unlock(&lock);
+	return any;
+}
+
+void fake_memory_let_go(struct memory *memory)
+{
+	pthread_mutex_lock(&lock);
+	memory->mappings--;
+	forget(memory);
+	pthread_mutex_unlock(&lock);
+}
+
+bool fake_memory_known(CUdeviceptr address, uint64_t bytes, const char *what)
+{
+	uint64_t at = address;
+
+	pthread_mutex_lock(&lock);
+	while (at < address + bytes) {
+		struct range *range = containing(mappings, at);
+
+		if (range)
+			must_be_on_gpu(range->memory, what);
+		else
+			range = containing(allocations, at);
+		if (!range || range->host)
+			break;
+		at = range->start + range->bytes;
+	}
+	pthread_mutex_unlock(&lock);
+	return at >= address + bytes;
+}
+
 /* A context that ends takes its allocations with it; what was mapped stays. */
 void fake_memory_context_gone(CUcontext context)
 {
@@ -663,6 +1003,35 @@ FAKE_EXPORT cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
 		*total = capacity();
 	pthread_mutex_unlock(&lock);
 	return CUDA_SUCCESS;
+}
+
+/* Before CUDA 3.2 figures had 32 bits. */
+FAKE_EXPORT cuMemGetInfo(unsigned int *free_bytes, unsigned int *total)
+{
+	size_t left, all;
+	CUresult result;
+
+	FAKE(cuMemGetInfo);
+	result = cuMemGetInfo_v2(&left, &all);
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (free_bytes)
+		*free_bytes = left > UINT32_MAX ? UINT32_MAX : (unsigned int)left;
+	if (total)
+		*total = all > UINT32_MAX ? UINT32_MAX : (unsigned int)all;
+	return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT cuDeviceTotalMem(unsigned int *bytes, CUdevice device)
+{
+	size_t all;
+	CUresult result;
+
+	FAKE(cuDeviceTotalMem);
+	result = cuDeviceTotalMem_v2(&all, device);
+	if (result == CUDA_SUCCESS)
+		*bytes = all > UINT32_MAX ? UINT32_MAX : (unsigned int)all;
+	return result;
 }
 
 FAKE_EXPORT cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
@@ -697,9 +1066,10 @@ FAKE_EXPORT cuMemGetAddressRange_v2(CUdeviceptr *pbase, size_t *psize, CUdevicep
 	return result;
 }
 
-/* As the driver answers: for mapped memory, about the mapping and where the memory is. */
+/* As the driver answers: for mapped memory, about where it is; RANGE_* is "the address of the mappable address range". */
 static CUresult attribute_of(void *data, CUpointer_attribute attribute, CUdeviceptr ptr)
 {
+	const struct range *reserved = containing(reservations, ptr);
 	struct range *range = containing(allocations, ptr), *mapping = containing(mappings, ptr);
 	const bool host = range ? range->host : mapping && mapping->memory->prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE;
 
@@ -731,10 +1101,10 @@ static CUresult attribute_of(void *data, CUpointer_attribute attribute, CUdevice
 		*(bool *)data = range != NULL;
 		return CUDA_SUCCESS;
 	case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-		*(CUdeviceptr *)data = range ? range->start : mapping->start;
+		*(CUdeviceptr *)data = range ? range->start : reserved->start;
 		return CUDA_SUCCESS;
 	case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-		*(size_t *)data = range ? range->bytes : mapping->bytes;
+		*(size_t *)data = range ? range->bytes : reserved->bytes;
 		return CUDA_SUCCESS;
 	case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
 		*(CUmemoryPool *)data = range ? range->pool : NULL;
@@ -779,40 +1149,6 @@ FAKE_EXPORT cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr dptr)
 	return CUDA_SUCCESS;
 }
 
-/* Arrays: linear, rows side by side. */
-
-struct CUarray_st {
-	CUdeviceptr data;
-	size_t width;	/* bytes */
-};
-
-FAKE_EXPORT cuArrayCreate_v2(CUarray *pHandle, const CUDA_ARRAY_DESCRIPTOR *descriptor)
-{
-	struct CUarray_st *array = calloc(1, sizeof(*array));
-	CUresult result;
-
-	FAKE(cuArrayCreate_v2);
-	if (!array || !pHandle || !descriptor || descriptor->Format != CU_AD_FORMAT_FLOAT)
-		fake_die("cuArrayCreate");
-	array->width = descriptor->Width * descriptor->NumChannels * 4;
-	result = allocate(&array->data, array->width * (descriptor->Height ? descriptor->Height : 1), false, NULL);
-	if (result)
-		free(array);
-	else
-		*pHandle = array;
-	return result;
-}
-
-FAKE_EXPORT cuArrayDestroy(CUarray array)
-{
-	CUresult result;
-
-	FAKE(cuArrayDestroy);
-	result = cuMemFree_v2(array->data);
-	free(array);
-	return result;
-}
-
 /* Copies and fills */
 
 /* Rows of bytes to be copied, or filled with a value. */
@@ -825,20 +1161,26 @@ struct transfer {
 	struct range *noted[2];
 };
 
-static bool held; /* atomically */
+static uint64_t held = UINT64_MAX; /* atomically: copies of so many bytes hang */
 
 /* Asynchronous copies of whole chunks do not end from now on, as if the GPU were taken away; or they do
  * again. Not of the real driver. */
 __attribute__((visibility("default"))) void fake_memory_hold(bool hold)
 {
-	__atomic_store_n(&held, hold, __ATOMIC_RELEASE);
+	__atomic_store_n(&held, hold ? 0 : UINT64_MAX, __ATOMIC_RELEASE);
+}
+
+/* ... those of so many bytes, or more, alone. */
+__attribute__((visibility("default"))) void fake_memory_hold_from(uint64_t bytes)
+{
+	__atomic_store_n(&held, bytes, __ATOMIC_RELEASE);
 }
 
 static void carry_out(void *argument)
 {
 	const struct transfer *transfer = argument;
 
-	while (transfer->can_hang && __atomic_load_n(&held, __ATOMIC_ACQUIRE))
+	while (transfer->can_hang && transfer->width >= __atomic_load_n(&held, __ATOMIC_ACQUIRE))
 		usleep(1000);
 	for (uint64_t slice = 0; slice < transfer->slices; slice++)
 		for (uint64_t row = 0; row < transfer->rows; row++) {
@@ -1051,12 +1393,20 @@ FAKE_EXPORT cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device)
 	return CUDA_SUCCESS;
 }
 
+static CUmemoryPool current_pool(CUdevice device)
+{
+	CUmemoryPool pool;
+
+	pthread_mutex_lock(&lock);
+	pool = current_pools[device] ? current_pools[device] : default_pool(device);
+	pthread_mutex_unlock(&lock);
+	return pool;
+}
+
 FAKE_EXPORT cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice device)
 {
 	FAKE(cuDeviceGetMemPool);
-	pthread_mutex_lock(&lock);
-	*pool = current_pools[device] ? current_pools[device] : default_pool(device);
-	pthread_mutex_unlock(&lock);
+	*pool = current_pool(device);
 	return CUDA_SUCCESS;
 }
 
@@ -1065,44 +1415,6 @@ FAKE_EXPORT cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool)
 	FAKE(cuDeviceSetMemPool);
 	pthread_mutex_lock(&lock);
 	current_pools[device] = pool;
-	pthread_mutex_unlock(&lock);
-	return CUDA_SUCCESS;
-}
-
-FAKE_EXPORT cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props)
-{
-	FAKE(cuMemPoolCreate);
-	*pool = calloc(1, sizeof(**pool));
-	(*pool)->device = props->location.id;
-	return CUDA_SUCCESS;
-}
-
-FAKE_EXPORT cuMemPoolDestroy(CUmemoryPool pool)
-{
-	FAKE(cuMemPoolDestroy);
-	if (pool->used)
-		fake_die("cuMemPoolDestroy: %llu bytes in use", (unsigned long long)pool->used);
-	free(pool);
-	return CUDA_SUCCESS;
-}
-
-FAKE_EXPORT cuMemPoolTrimTo(CUmemoryPool pool, size_t bytes)
-{
-	FAKE(cuMemPoolTrimTo);
-	(void)pool;
-	(void)bytes;
-	return CUDA_SUCCESS;
-}
-
-FAKE_EXPORT cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
-{
-	FAKE(cuMemPoolGetAttribute);
-	if (attribute < CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) {
-		*(int *)value = 1;
-		return CUDA_SUCCESS;
-	}
-	pthread_mutex_lock(&lock);
-	*(cuuint64_t *)value = attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD ? 0 : pool->used;
 	pthread_mutex_unlock(&lock);
 	return CUDA_SUCCESS;
 }
@@ -1121,17 +1433,21 @@ static CUresult allocate_async(CUdeviceptr *ptr, size_t bytes, CUmemoryPool pool
 		return CUDA_ERROR_INVALID_CONTEXT;
 	stream = fake_stream(handle, per_thread);
 	if (!pool)
-		cuDeviceGetMemPool(&pool, fake_device_of(fake_context()));
-	result = allocate(ptr, bytes, false, pool);
+		pool = current_pool(fake_device_of(fake_context()));
+	result = fake_allocate(ptr, bytes, fake_capturing(stream) ? FAKE_OF_GRAPH : FAKE_PLAIN, pool);
 	if (result == CUDA_SUCCESS)
 		result = fake_enqueue(stream, CU_GRAPH_NODE_TYPE_MEM_ALLOC, nothing, NULL, NULL);
 	return result;
 }
 
+/* What a graph has allocated is there again at its next launch, and counted nowhere. */
 static void free_now(void *argument)
 {
 	pthread_mutex_lock(&lock);
-	deallocate(containing(allocations, (uintptr_t)argument));
+	struct range *range = containing(allocations, (uintptr_t)argument);
+
+	if (!range->graph)
+		deallocate(range);
 	pthread_mutex_unlock(&lock);
 }
 

@@ -6,8 +6,10 @@
 #include <dlfcn.h>
 
 #define BYTES (84 << 20)
+#define OBJECT (20 << 20)
 
-KERNEL(add_one, sizeof(CUdeviceptr), sizeof(size_t));
+KERNEL(add_one, sizeof(CUdeviceptr), sizeof(size_t), sizeof(CUdeviceptr), sizeof(CUdeviceptr), sizeof(CUdeviceptr),
+       sizeof(CUdeviceptr));
 void add_one(void **parameters)
 {
 	uint64_t *words = *(uint64_t **)parameters[0];
@@ -21,6 +23,7 @@ static CUdeviceptr address;
 static size_t count = BYTES / 8;
 static _Atomic bool stop;
 static _Atomic uint64_t launched;
+static _Atomic CUdeviceptr used;	/* more often than all else, so that it does not change places with that; 0: nothing */
 
 /* Asks, as another thread does, whether work is done. */
 static void *ask(void *unused)
@@ -51,7 +54,8 @@ static void *work(void *unused)
 	DO(cuCtxSetCurrent(context));
 	kernel = function("add_one");
 	while (!stop) {
-		void *parameters[] = { &address, &count };
+		CUdeviceptr also = used;
+		void *parameters[] = { &address, &count, &also, &also, &also, &also };
 
 		DO(cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL));
 		launched++;
@@ -67,6 +71,56 @@ static void *work(void *unused)
 	return NULL;
 }
 
+/* Memory of the program's own, if it is to have some. */
+struct object {
+	CUmemGenericAllocationHandle handle;
+	CUdeviceptr address;
+};
+
+static void make_object(struct object *object, uint64_t *data)
+{
+	const CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+					   .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE } };
+	const CUmemAccessDesc access = { .location = prop.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
+
+	if (!getenv("OBJECTS"))
+		return;
+	DO(cuMemAddressReserve(&object->address, OBJECT, 0, 0, 0));
+	DO(cuMemCreate(&object->handle, OBJECT, &prop, 0));
+	DO(cuMemMap(object->address, OBJECT, 0, object->handle, 0));
+	DO(cuMemSetAccess(object->address, OBJECT, &access, 1));
+	number(object->address, data, OBJECT);
+}
+
+static void end_object(const struct object *object, uint64_t *data)
+{
+	if (!object->address)
+		return;
+	DO(cuMemcpyDtoH_v2(data, object->address, OBJECT));
+	for (size_t i = 0; i < OBJECT / 8; i++)
+		CHECK(data[i] == i);
+	DO(cuMemUnmap(object->address, OBJECT));
+	DO(cuMemRelease(object->handle));
+	DO(cuMemAddressFree(object->address, OBJECT));
+}
+
+/* Memory of which nothing is left to the program but a descriptor; -1: it is to have none. */
+static int lend(void)
+{
+	const CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+					   .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+					   .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE } };
+	CUmemGenericAllocationHandle handle;
+	int fd = -1;
+
+	if (!getenv("FAKE_LENT"))
+		return fd;
+	DO(cuMemCreate(&handle, OBJECT, &prop, 0));
+	DO(cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+	DO(cuMemRelease(handle));
+	return fd;
+}
+
 int main(void)
 {
 	void (*move)(int) = (void (*)(int))dlsym(RTLD_DEFAULT, "fake_move");
@@ -75,8 +129,10 @@ int main(void)
 	void (*fail)(void) = (void (*)(void))dlsym(RTLD_DEFAULT, "fake_fail_now");
 	const bool checkpointed = getenv("CHECKPOINTED");
 	uint64_t *data = malloc(BYTES);
+	struct object objects_made[2] = { 0 };
 	pthread_t thread, asking;
 	CUdeviceptr small;
+	int lent;
 
 	CHECK(move && objects && checkpoint && fail && data);
 	context = start(0);
@@ -86,10 +142,19 @@ int main(void)
 	number(small, data, 100);
 	CHECK(!pthread_create(&thread, NULL, work, NULL));
 	CHECK(!pthread_create(&asking, NULL, ask, NULL));
+	make_object(&objects_made[0], data);
 	tell("ready", 0);
+	make_object(&objects_made[1], data);
+	used = objects_made[1].address;
+	lent = lend();
 	fail();
 	tell("armed", 0);
 	for (int moves = atoi(getenv("MOVES")); moves; moves--) {
+		if (lent >= 0) {
+			close(lent);
+			lent = -1;
+			tell("closed", 0);
+		}
 		tell("host", objects(true));
 		tell("objects", objects(false));
 		uint64_t before = launched;
@@ -118,6 +183,8 @@ int main(void)
 		CHECK(data[i] == i);
 	DO(cuMemFree_v2(address));
 	DO(cuMemFree_v2(small));
+	end_object(&objects_made[0], data);
+	end_object(&objects_made[1], data);
 	free(data);
 	return 0;
 }

@@ -6,11 +6,13 @@
 #include "departure.h"
 #include "exchange.h"
 #include "home.h"
+#include "lent.h"
 #include "listener.h"
 #include "log.h"
 #include "mover.h"
 #include "ours.h"
 #include "session.h"
+#include "sight.h"
 #include "totals.h"
 #include "turn.h"
 
@@ -126,6 +128,19 @@ int64_t home_some(struct device *device)
 	return -1;
 }
 
+static uint64_t lent_look;	/* atomically: what is lent is found to be closed */
+
+int64_t lent_tick(void)
+{
+	if (!__atomic_load_n(&devices[0].lent, __ATOMIC_RELAXED))
+		return -1;
+	if (__atomic_load_n(&lent_look, __ATOMIC_RELAXED)) {
+		__atomic_store_n(&devices[0].lent, 0, __ATOMIC_RELAXED);
+		daemon_report(&devices[0]);
+	}
+	return 10;
+}
+
 int counters_tick(void)
 {
 	ticks++;
@@ -193,13 +208,20 @@ int64_t exchange_tick(struct device *device)
 	return 2000;
 }
 
-static void use(struct device *device, int ordinal)
+static CUuuid uuid_of(int ordinal)
 {
 	static const unsigned char name[16] = { 0x50, 0xf7, 0x99, 0, 0, 0, 0x40, 0, 0x80 };
+	CUuuid uuid;
 
+	memcpy(&uuid, name, sizeof(name));
+	uuid.bytes[15] = (char)ordinal;
+	return uuid;
+}
+
+static void use(struct device *device, int ordinal)
+{
 	memset(device, 0, sizeof(*device));
-	memcpy(&device->uuid, name, sizeof(name));
-	device->uuid.bytes[15] = (char)ordinal;
+	device->uuid = uuid_of(ordinal);
 	device->ordinal = ordinal;
 	device->index = -1;
 	listener_begin();
@@ -273,6 +295,7 @@ static int in_a_child(uint64_t mib)
 
 	if (!child) {
 		daemon_forget();
+		sight_forget();
 		if (session.running || session.socket.fd >= 0)
 			_exit(90);
 		if (charge(mib))	/* no daemon: granted */
@@ -309,11 +332,27 @@ int main(void)
 
 			printf("%d %llu %llu\n", limited, (unsigned long long)(total / GG_MIB),
 			       (unsigned long long)(free / GG_MIB));
+		} else if (!strcmp(command, "sight")) {
+			CUuuid uuid = uuid_of((int)a);
+			uint64_t most = 0;
+			bool kept;
+
+			if (!sight_looked((int)a))
+				sight_look((int)a, &uuid);
+			kept = sight_kept((int)a, &most);
+			printf("%d %llu\n", kept, (unsigned long long)(most / GG_MIB));
 		} else if (!strcmp(command, "report")) {
 			devices[0].foreign = a * GG_MIB;
 			devices[0].exchanged = b * GG_MIB;
 			devices[0].away = c * GG_MIB;
 			daemon_report(&devices[0]);
+			puts("0");
+		} else if (!strcmp(command, "lend")) {
+			__atomic_store_n(&devices[0].lent, a * GG_MIB, __ATOMIC_RELAXED);
+			daemon_report(&devices[0]);
+			puts("0");
+		} else if (!strcmp(command, "closed")) {
+			__atomic_store_n(&lent_look, 1, __ATOMIC_RELAXED);
 			puts("0");
 		} else if (!strcmp(command, "kernels")) {
 			kernels += a;

@@ -7,10 +7,12 @@
 
 #include "daemon.h"
 #include "exchange.h"
+#include "lent.h"
 #include "life.h"
 #include "moment.h"
 #include "mover.h"
 #include "ours.h"
+#include "sight.h"
 
 /* Calls for one order, where each takes all of its time. */
 #define CALLS_MOST 30
@@ -21,6 +23,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static uint64_t resident, swapped, limit = UINT64_MAX;
 static bool swap = true;
+static uint64_t moved_out, moved_in;
 static unsigned int reclaims;
 static struct device *known;
 
@@ -50,6 +53,8 @@ static void *listen_to(void *argument)
 			what == TICK ? (uint64_t)exchange_tick(order_device) :
 				       mover_exchange(order_device, bytes, &usec);
 		pthread_mutex_lock(&lock);
+		moved_out += what == OUT || what == EXCHANGE ? moved : 0;
+		moved_in += what == IN || what == EXCHANGE ? moved : 0;
 		if (what == OUT) {
 			moved = mover_booked(order_device);
 			CHECK(moved <= resident);
@@ -85,6 +90,24 @@ static uint64_t carry_out(int what, struct device *device, uint64_t bytes)
 	return moved;
 }
 
+/*
+ * As the daemon, it asks again where a call has taken all of its time (mover.c, CALL_US): on a busy
+ * machine that is no matter of bytes.
+ */
+static uint64_t carry_out_whole(int what, struct device *device, uint64_t bytes)
+{
+	uint64_t moved = 0;
+
+	for (int call = 0; call < CALLS_MOST && moved < bytes; call++) {
+		const uint64_t began = moment_us();
+
+		moved += carry_out(what, device, bytes - moved);
+		if (moment_us() - began < CALL_US)
+			break;
+	}
+	return moved;
+}
+
 static void device_known(struct device *device)
 {
 	pthread_t thread;
@@ -93,7 +116,8 @@ static void device_known(struct device *device)
 		running = !pthread_create(&thread, NULL, listen_to, NULL);
 	CHECK(running);
 	device->index = 0;
-	known = device;
+	if (!known)	/* the one that the books are about: another is a peer of it */
+		known = device;
 }
 
 LIFE(.stage = LIFE_DAEMON, .known = device_known);
@@ -164,6 +188,26 @@ bool daemon_limits(struct device *device, uint64_t *total, uint64_t *left)
 	return true;
 }
 
+/* As with an older daemon: the limit of the moment counts. */
+bool sight_looked(CUdevice ordinal)
+{
+	(void)ordinal;
+	return true;
+}
+
+bool sight_kept(CUdevice ordinal, uint64_t *most)
+{
+	(void)ordinal;
+	(void)most;
+	return false;
+}
+
+void sight_look(CUdevice ordinal, const CUuuid *uuid)
+{
+	(void)ordinal;
+	(void)uuid;
+}
+
 void daemon_report(struct device *device)
 {
 	if (device->away) {
@@ -183,7 +227,7 @@ void double_limit(uint64_t bytes)
 	limit = bytes;
 	pthread_mutex_unlock(&lock);
 	if (raised && known)
-		carry_out(IN, known, UINT64_MAX);
+		carry_out_whole(IN, known, UINT64_MAX);
 	else if (known)
 		reclaim(known);
 }
@@ -191,24 +235,6 @@ void double_limit(uint64_t bytes)
 void double_swap(bool allowed)
 {
 	swap = allowed;
-}
-
-/*
- * As the daemon, it asks again where a call has taken all of its time (mover.c, CALL_US): on a busy
- * machine that is no matter of bytes.
- */
-static uint64_t carry_out_whole(int what, struct device *device, uint64_t bytes)
-{
-	uint64_t moved = 0;
-
-	for (int call = 0; call < CALLS_MOST && moved < bytes; call++) {
-		const uint64_t began = moment_us();
-
-		moved += carry_out(what, device, bytes - moved);
-		if (moment_us() - began < CALL_US)
-			break;
-	}
-	return moved;
 }
 
 uint64_t double_out(struct device *device, uint64_t bytes)
@@ -244,6 +270,14 @@ unsigned int double_reclaims(void)
 	return count;
 }
 
+struct double_moved double_moved(void)
+{
+	pthread_mutex_lock(&lock);
+	const struct double_moved moved = { moved_out, moved_in };
+	pthread_mutex_unlock(&lock);
+	return moved;
+}
+
 static bool agrees(struct device *device, bool say)
 {
 	void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
@@ -251,14 +285,23 @@ static bool agrees(struct device *device, bool say)
 	uint64_t gpu, host, addresses, credit = pool_credited(device);
 	const uint64_t on_gpu = __atomic_load_n(&device->resident, __ATOMIC_RELAXED);
 	const uint64_t in_host = __atomic_load_n(&device->swapped, __ATOMIC_RELAXED);
-	uint64_t booked_gpu, booked_host;
+	uint64_t (*lent)(int) = driver_dlsym(library, "fake_memory_lent");
+	uint64_t booked_gpu, booked_host, others;
 
+	lent_sweep();
+	others = lent(device->ordinal);
 	pthread_mutex_lock(&lock);
 	booked_gpu = resident;
 	booked_host = swapped;
 	pthread_mutex_unlock(&lock);
 	usage(device->ordinal, &gpu, &host, &addresses);
-	if (gpu + credit == on_gpu && on_gpu == booked_gpu && in_host == booked_host &&
+	if (__atomic_load_n(&device->lent, __ATOMIC_RELAXED) != others) {
+		if (say)
+			fprintf(stderr, "others may have %llu MiB, of which the device says %llu\n", (unsigned long long)(others >> 20),
+				(unsigned long long)(device->lent >> 20));
+		return false;
+	}
+	if (gpu + others + credit == on_gpu && on_gpu == booked_gpu && in_host == booked_host &&
 	    host == in_host + credit + host_kept(device))
 		return true;
 	if (say)

@@ -41,6 +41,11 @@ void double_tick(struct device *device);
 uint64_t double_away(void);
 /* Checks that the books here, those of `device`, and what the driver's double has are the same. */
 void double_agree(struct device *device);
+/* The bytes that have moved, all orders together. */
+struct double_moved {
+	uint64_t out, in;
+};
+struct double_moved double_moved(void);
 /* How often mover_out was asked. */
 unsigned int double_reclaims(void);
 

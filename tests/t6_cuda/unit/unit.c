@@ -50,7 +50,7 @@ static void start(void)
 	CHECK(real.cuCtxSetCurrent(context) == CUDA_SUCCESS);
 	device = device_current();
 	CHECK(device && device->elastic);
-	device->mover->copy_us = 60000000;	/* a driver made of threads, on a busy machine: longer than any copy */
+	device->mover->copy_us = device->mover->work_us = 60000000;	/* a driver made of threads, on a busy machine: longer than any copy */
 	place = (int (*)(CUdeviceptr))plain("fake_memory_place");
 }
 
@@ -426,6 +426,7 @@ static void test_persistent(void)
 	double before;
 
 	start();
+	device->mover->work_us = 300000;
 	CHECK(cuMemAlloc_v2(&item.address, item.bytes) == CUDA_SUCCESS);
 	fill(&item);
 	CHECK(real.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
@@ -439,6 +440,7 @@ static void test_persistent(void)
 	verify(&item);
 	__atomic_store_n(&ended, true, __ATOMIC_RELAXED);
 	CHECK(real.cuStreamSynchronize(stream) == CUDA_SUCCESS);
+	device->mover->work_us = 60000000;
 	CHECK(double_out(device, 8 << 20) == 8 << 20);
 	double_agree(device);
 	verify(&item);
@@ -463,6 +465,7 @@ static void test_queue(void)
 	struct item item = { .bytes = 8 << 20, .seed = 3 };
 
 	start();
+	device->mover->work_us = 300000;
 	counters_wake = nobody_sleeps;	/* as with a daemon: what finishes is looked at */
 	CHECK(cuMemAlloc_v2(&item.address, item.bytes) == CUDA_SUCCESS);
 	fill(&item);
@@ -525,6 +528,72 @@ static void test_stuck(void)
 		CHECK(cuMemFree_v2(items[1].address) == CUDA_SUCCESS);
 		double_agree(device);
 	}
+}
+
+/* The copy that was given up goes with the context that it runs in, and what waits for it does not wait for another. */
+
+static CUcontext current_there;
+
+static void *reset_primary(void *unused)
+{
+	CHECK(real.cuCtxSetCurrent(current_there) == CUDA_SUCCESS);
+	CHECK(cuDevicePrimaryCtxReset_v2(0) == CUDA_SUCCESS);
+	return unused;
+}
+
+static void *free_item(void *address)
+{
+	CHECK(real.cuCtxSetCurrent(current_there) == CUDA_SUCCESS);
+	CHECK(cuMemFree_v2(*(CUdeviceptr *)address) == CUDA_SUCCESS);
+	return NULL;
+}
+
+/* Does it in a thread, which comes to its end. */
+static void finish(void *(*what)(void *), void *argument)
+{
+	struct timespec until;
+	pthread_t thread;
+
+	clock_gettime(CLOCK_REALTIME, &until);
+	until.tv_sec += 60;
+	CHECK(!pthread_create(&thread, NULL, what, argument));
+	CHECK(!pthread_timedjoin_np(thread, NULL, &until));
+}
+
+/* `lasting`: what is copied is of another context, whose thread frees it afterwards. */
+static void stuck_and_gone(bool lasting)
+{
+	struct item item = { .bytes = 6 << 20, .seed = 1 };
+	CUcontext other;
+	void (*hold)(bool);
+
+	start();
+	hold = (void (*)(bool))plain("fake_memory_hold");
+	CHECK(cuCtxCreate_v2(&other, 0, 0) == CUDA_SUCCESS);
+	current_there = lasting ? other : context;
+	CHECK(real.cuCtxSetCurrent(current_there) == CUDA_SUCCESS);
+	CHECK(cuMemAlloc_v2(&item.address, item.bytes) == CUDA_SUCCESS);
+	fill(&item);
+	hold(true);
+	device->mover->copy_us = 1000;
+	CHECK(double_out(device, UINT64_MAX) == 0 && device->mover->stuck);
+	device->mover->copy_us = 60000000;
+	hold(false);
+	finish(reset_primary, NULL);
+	if (lasting)
+		finish(free_item, &item.address);
+	CHECK(!device->mover->stuck && device->swapped == 0 && device->resident == pool_kept(device));
+	double_agree(device);
+}
+
+static void test_stuck_goes(void)
+{
+	stuck_and_gone(false);
+}
+
+static void test_stuck_stays(void)
+{
+	stuck_and_gone(true);
 }
 
 /* cuMemFreeAsync: not before the stream is there; the same stream has it back at once. */
@@ -594,9 +663,11 @@ static void test_contexts(void)
 	CHECK(cuMemAlloc_v2(&small, 100) == CUDA_SUCCESS);
 	CHECK(cuMemsetD8_v2(first, 2, 6 << 20) == CUDA_SUCCESS);
 	CHECK(launch(kernel("forever"), NULL, NULL) == CUDA_SUCCESS);
+	device->mover->work_us = 300000;
 	before = now();
 	CHECK(double_out(device, 2 << 20) == 0);
 	CHECK(now() - before > 0.2);
+	device->mover->work_us = 60000000;
 	__atomic_store_n(&ended, true, __ATOMIC_RELAXED);
 	CHECK(real.cuCtxSynchronize() == CUDA_SUCCESS);
 	CHECK(double_out(device, UINT64_MAX) == 12 << 20);
@@ -639,6 +710,22 @@ static void test_pin(void)
 	CHECK(device->foreign == 0 && tree_pinned(device) == 0);
 	double_agree(device);
 	CHECK(pin_range(items[1].address, 1) == CUDA_ERROR_INVALID_VALUE);
+}
+
+/* What something outside may still reach after it is freed goes to the driver, which has that let go; no other gets it. */
+static void test_reached(void)
+{
+	CUdeviceptr address;
+	int fd;
+
+	start();
+	CHECK(cuMemAlloc_v2(&address, 4 << 20) == CUDA_SUCCESS && cuMemFree_v2(address) == CUDA_SUCCESS);
+	CHECK(pool_kept(device) == 4 << 20);
+	CHECK(cuMemAlloc_v2(&address, 4 << 20) == CUDA_SUCCESS && pool_kept(device) == 0);
+	CHECK(cuMemGetHandleForAddressRange(&fd, address, 2 << 20, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0) == CUDA_SUCCESS);
+	CHECK(cuMemFree_v2(address) == CUDA_SUCCESS);
+	CHECK(pool_kept(device) == 2 << 20 && device->resident == 2 << 20);
+	double_agree(device);
 }
 
 static void use(CUdeviceptr address, int times)
@@ -713,6 +800,25 @@ static void test_heat_in_one(void)
 	use(address, 20);
 	CHECK(pick_look(device, false));
 	CHECK(pick_misplaced(device, UINT64_MAX) == 0);
+	double_agree(device);
+}
+
+/* What is copied begins once: all of it is as hot as what works on it is told at its first page. */
+static void test_heat_copied(void)
+{
+	CUdeviceptr copied, other;
+
+	start();
+	CHECK(cuMemAlloc_v2(&copied, 8 << 20) == CUDA_SUCCESS && cuMemAlloc_v2(&other, 8 << 20) == CUDA_SUCCESS);
+	pages_use(copied, 8 << 20);
+	for (int round = 0; round < 3; round++) {
+		use(copied, 20);
+		use(other, 10);
+		CHECK(pick_look(device, false));
+	}
+	CHECK(double_out(device, 8 << 20) == 8 << 20);
+	for (CUdeviceptr at = 0; at < 8 << 20; at += 2 << 20)
+		CHECK(on_gpu(copied + at) && !on_gpu(other + at));
 	double_agree(device);
 }
 
@@ -794,9 +900,11 @@ static void test_exchange_more(void)
 static void test_foreign(void)
 {
 	const CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
-					   .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE } };
+					   .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE },
+					   .allocFlags = { .compressionType = CU_MEM_ALLOCATION_COMP_GENERIC } };
 	const CUmemAccessDesc access = { .location = prop.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
-	const CUmemPoolProps pool_props = { .allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = prop.location };
+	const CUmemPoolProps pool_props = { .allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = prop.location,
+					    .handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR };
 	const CUDA_ARRAY_DESCRIPTOR array_props = { .Width = 1000, .Height = 1000, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1 };
 	CUmemGenericAllocationHandle handle, again;
 	CUdeviceptr address, managed, elastic;
@@ -805,7 +913,7 @@ static void test_foreign(void)
 	CUarray array;
 
 	start();
-	/* As PyTorch's expandable segments do it, but for the handle that goes first. */
+	/* Compressed memory cannot move (what can: objects.c). Its handle goes first. */
 	CHECK(cuMemCreate(&handle, 4 << 20, &prop, 0) == CUDA_SUCCESS);
 	CHECK(device->foreign == 4 << 20 && device->resident == 4 << 20);
 	CHECK(cuMemAddressReserve(&address, 4 << 20, 0, 0, 0) == CUDA_SUCCESS);
@@ -968,6 +1076,85 @@ static void test_ahead(void)
 	double_agree(device);
 }
 
+/* What another thread does within a call that frees, once the driver has: it is given what was freed. */
+static struct {
+	__typeof__(real.cuMemFree_v2) free;
+	__typeof__(real.cuMemFreeAsync) free_async;
+	CUresult refusal;	/* instead */
+	CUdeviceptr given;
+	bool async;
+} within;
+
+static CUresult allocate_there(CUdeviceptr *address)
+{
+	return within.async ? cuMemAllocAsync(address, 6 << 20, NULL) : cuMemAlloc_v2(address, 6 << 20);
+}
+
+static void *allocate_within(void *unused)
+{
+	CHECK(real.cuCtxSetCurrent(context) == CUDA_SUCCESS);
+	CHECK(allocate_there(&within.given) == CUDA_SUCCESS);
+	return unused;
+}
+
+static CUresult freed(CUresult result)
+{
+	pthread_t thread;
+
+	CHECK(result == CUDA_SUCCESS);
+	CHECK(!pthread_create(&thread, NULL, allocate_within, NULL) && !pthread_join(thread, NULL));
+	return result;
+}
+
+static CUresult free_within(CUdeviceptr address)
+{
+	return within.refusal ? within.refusal : freed(within.free(address));
+}
+
+static CUresult free_async_within(CUdeviceptr address, CUstream stream)
+{
+	const CUresult result = within.refusal ? within.refusal : within.free_async(address, stream);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	CHECK(real.cuStreamSynchronize(stream) == CUDA_SUCCESS);
+	return freed(result);
+}
+
+static CUresult free_there(CUdeviceptr address)
+{
+	return within.async ? cuMemFreeAsync(address, NULL) : cuMemFree_v2(address);
+}
+
+/* The driver gives an address out again at once: its new allocation is not taken for the one that was freed. What it refuses to
+ * free stays in the books. */
+static void test_reused(void)
+{
+	CUdeviceptr address;
+
+	CHECK(!setenv("GGROUP_CUDA_IPC", "1", 1));
+	start();
+	within.free = real.cuMemFree_v2;
+	within.free_async = real.cuMemFreeAsync;
+	for (int async = 0; async < 2; async++) {
+		within.async = async;
+		CHECK(allocate_there(&address) == CUDA_SUCCESS && device->foreign == 6 << 20);
+		real.cuMemFree_v2 = free_within;
+		real.cuMemFreeAsync = free_async_within;
+		within.refusal = CUDA_ERROR_UNKNOWN;
+		CHECK(free_there(address) == CUDA_ERROR_UNKNOWN && device->foreign == 6 << 20);
+		within.refusal = CUDA_SUCCESS;
+		CHECK(free_there(address) == CUDA_SUCCESS);
+		CHECK(within.given == address);
+		double_agree(device);
+		real.cuMemFree_v2 = within.free;
+		real.cuMemFreeAsync = within.free_async;
+		CHECK(free_there(within.given) == CUDA_SUCCESS && real.cuCtxSynchronize() == CUDA_SUCCESS);
+		CHECK(device->foreign == 0 && device->resident == 0);
+		double_agree(device);
+	}
+}
+
 int main(int count, char **arguments)
 {
 	static const struct {
@@ -978,10 +1165,12 @@ int main(int count, char **arguments)
 		{ "exhaustion", test_exhaustion }, { "faults", test_faults }, { "stress", test_stress },
 		{ "persistent", test_persistent }, { "queue", test_queue }, { "async", test_async }, { "contexts", test_contexts },
 		{ "pin", test_pin }, { "heat", test_heat }, { "heat_in_one", test_heat_in_one }, { "exchange", test_exchange },
+		{ "heat_copied", test_heat_copied }, { "reached", test_reached },
 		{ "exchange_by_itself", test_exchange_by_itself }, { "exchange_more", test_exchange_more },
-		{ "foreign", test_foreign },
+		{ "foreign", test_foreign }, { "reused", test_reused },
 		{ "attributes", test_attributes }, { "capture", test_capture }, { "peers", test_peers },
 		{ "ahead", test_ahead }, { "stuck", test_stuck },
+		{ "stuck_goes", test_stuck_goes }, { "stuck_stays", test_stuck_stays },
 	};
 
 	for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]) && count == 2; i++)

@@ -139,19 +139,13 @@ bool daemon_limits(struct device *device, uint64_t *total, uint64_t *free)
 void daemon_report(struct device *device)
 {
 	struct managed *managed;
-	uint64_t foreign = __atomic_load_n(&device->foreign, __ATOMIC_RELAXED);
-	uint64_t exchanged = __atomic_load_n(&device->exchanged, __ATOMIC_RELAXED);
-	uint64_t away = __atomic_load_n(&device->away, __ATOMIC_RELAXED);
 
 	if (!session.running)
 		return;
 	pthread_mutex_lock(&session.lock);
 	managed = session_find(device);
-	if (managed && (managed->foreign != foreign || managed->exchanged != exchanged || managed->away != away)) {
-		managed->foreign = foreign;
-		managed->exchanged = exchanged;
-		managed->away = away;
-		managed->report = true;
+	if (managed) {
+		session_note(managed);
 		if (managed->ours && session_flush(managed) == EAGAIN && !session_listening)
 			session_wake();
 	}

@@ -2,7 +2,7 @@
 /*
  * The other end of the socket: backend/cuda/server.py, by the messages of backend/door/wire.py.
  *
- * One thread listens: it carries out what the daemon asks (RECLAIM, ROOM), hands replies to whoever waits,
+ * One thread listens: it carries out what the daemon asks (RECLAIM, ROOM), hands replies to the threads that wait,
  * and looks after the counters. It sleeps in poll(2). Requests may come from any thread. When the daemon goes
  * away everything is granted; when one is there again it is told what is resident and what is swapped.
  */
@@ -20,10 +20,11 @@ int daemon_charge(struct device *device, uint64_t bytes);
 void daemon_uncharge(struct device *device, uint64_t resident, uint64_t swapped);
 /* Whether `bytes` may come back to the GPU: 0 and booked, or EAGAIN. Called by the listening thread. */
 int daemon_move_in(struct device *device, uint64_t bytes);
-/* What the program is to see as its GPU: the lowest high above it, and what of that is free; false: as the
- * driver says. */
+/* The lowest limit above the program now, and what is free under all of them; false: there is none. What it is to see as
+ * the size of its GPU is sight.h's. */
 bool daemon_limits(struct device *device, uint64_t *total, uint64_t *free);
-/* What cannot be moved changed (device->foreign), or memory changes places (away), or has (exchanged). */
+/* What cannot be moved changed (device->foreign), or memory changes places (away), or has (exchanged). What a checkpoint
+ * carries (intact) is told with it, and in seconds anyhow. */
 void daemon_report(struct device *device);
 
 void daemon_forget(void);	/* in the child of fork(): closes the socket, which is the parent's */

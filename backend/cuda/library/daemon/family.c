@@ -45,7 +45,9 @@ struct level {
 static struct level levels[LEVELS];
 static unsigned int level_count;
 static char complaint[LINE];	/* of what the environment asks for; empty: none */
-static bool lenient, answered;
+static bool lenient;
+/* Atomically: a thread that asks (sight.c) and the one that listens may be told at once. */
+static bool judged, answered;
 
 extern char **environ;
 
@@ -285,12 +287,11 @@ static void say(const char *words, const char *end)
 
 void family_begin(void)
 {
-	if (!*complaint)
+	if (!*complaint || __atomic_exchange_n(&judged, true, __ATOMIC_ACQ_REL))
 		return;
 	say(complaint, lenient ? ": ignored" : "");
 	if (!lenient)
 		_exit(EXIT_FAILURE);
-	*complaint = 0;
 }
 
 bool family_request(unsigned int number, struct message *message)
@@ -322,11 +323,10 @@ void family_refused(int error)
 			used += snprintf(words + used, sizeof(words) - (size_t)used, "%s%s=%llu", used ? " " : "",
 					 settings[i].variable, (unsigned long long)level->values[i]);
 	snprintf(words + used, sizeof(words) - (size_t)used, "%s: %s", used ? "" : VARIABLE, strerror(error));
-	if (answered) {
+	if (__atomic_exchange_n(&answered, true, __ATOMIC_ACQ_REL)) {
 		log_line("%s", words);
 		return;
 	}
-	answered = true;
 	say(words, lenient ? ": ignored" : "");
 	if (!lenient)
 		_exit(EXIT_FAILURE);
@@ -334,10 +334,10 @@ void family_refused(int error)
 
 void family_taken(void)
 {
-	answered = true;
+	__atomic_store_n(&answered, true, __ATOMIC_RELEASE);
 }
 
 void family_forget(void)
 {
-	answered = false;
+	__atomic_store_n(&answered, false, __ATOMIC_RELEASE);
 }

@@ -4,7 +4,7 @@
  * the daemon is told of that: its families, each in the one before.
  *
  * The environment is read as the library is loaded, and GGROUP_FAMILY put there: children of a program that never uses
- * a GPU, as a shell, are in one family. Values are judged when the first device is used.
+ * a GPU, as a shell, are in one family. Values are judged when the first device is used, or asked about.
  */
 #ifndef GGROUP_CUDA_FAMILY_H
 #define GGROUP_CUDA_FAMILY_H

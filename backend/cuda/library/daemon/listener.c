@@ -17,6 +17,7 @@
 #include "exchange.h"
 #include "family.h"
 #include "home.h"
+#include "lent.h"
 #include "life.h"
 #include "log.h"
 #include "moment.h"
@@ -267,9 +268,10 @@ static void manage(struct managed *managed)
 		return;
 	}
 	managed->ours = true;
-	managed->foreign = __atomic_load_n(&managed->device->foreign, __ATOMIC_RELAXED);
-	managed->exchanged = __atomic_load_n(&managed->device->exchanged, __ATOMIC_RELAXED);
-	managed->report = managed->foreign || managed->exchanged;
+	/* A daemon begins with that. */
+	managed->foreign = managed->exchanged = managed->away = managed->intact = managed->lent = 0;
+	managed->report = false;
+	session_note(managed);
 	log_line("gpu %d: managed, with %llu MiB", managed->device->index,
 		  (unsigned long long)(managed->resident / GG_MIB));
 	if (waiter.fd >= 0) {
@@ -349,9 +351,12 @@ static void receive(void)
 	if (session.socket.fd >= 0)
 		session_drain();
 	session.clogged = false;
-	for (int i = 0; i < session.managed_count; i++)
+	for (int i = 0; i < session.managed_count; i++) {
+		/* What is made changes what is intact with each call: that is told when this thread next looks. */
+		session_note(&session.managed[i]);
 		if (session.managed[i].ours && session_flush(&session.managed[i]) == EAGAIN)
 			session.clogged = true;
+	}
 	lost = session.broken;
 	pthread_cond_broadcast(&session.changed);	/* a thread that found the socket full tries again */
 	pthread_mutex_unlock(&session.lock);
@@ -380,6 +385,9 @@ static void *listen_to_it(void *unused)
 		/* A program that stands by makes no call. */
 		next = departure_begun() ? LONGEST : move_back();
 		tick = departure_begun() ? -1 : counters_tick();
+		if (tick >= 0)
+			next = sooner(next, tick);
+		tick = lent_tick();
 		if (tick >= 0)
 			next = sooner(next, tick);
 		pthread_mutex_lock(&session.lock);

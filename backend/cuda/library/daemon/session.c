@@ -6,7 +6,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Milliseconds that the listening thread sleeps at most: somebody may have closed what wakes us. */
+/* Milliseconds that the listening thread sleeps at most: the program may have closed what wakes us. */
 #define LONGEST 2000
 
 struct session session = {
@@ -80,7 +80,25 @@ struct message session_about(enum op op, const struct managed *managed, uint64_t
 	return (struct message){ .op = op, .gpu = (uint32_t)managed->device->index, .args = { first, second } };
 }
 
-/* What was freed, and could not be told. An event: nobody waits for an answer. */
+void session_note(struct managed *managed)
+{
+	const struct device *device = managed->device;
+	const uint64_t foreign = __atomic_load_n(&device->foreign, __ATOMIC_RELAXED);
+	const uint64_t exchanged = __atomic_load_n(&device->exchanged, __ATOMIC_RELAXED);
+	const uint64_t away = __atomic_load_n(&device->away, __ATOMIC_RELAXED);
+	const uint64_t intact = __atomic_load_n(&device->intact, __ATOMIC_RELAXED);
+	const uint64_t lent = __atomic_load_n(&device->lent, __ATOMIC_RELAXED);
+
+	managed->report |= managed->foreign != foreign || managed->exchanged != exchanged || managed->away != away ||
+			   managed->intact != intact || managed->lent != lent;
+	managed->foreign = foreign;
+	managed->exchanged = exchanged;
+	managed->away = away;
+	managed->intact = intact;
+	managed->lent = lent;
+}
+
+/* What was freed, and could not be told. An event, which has no answer. */
 int session_flush(struct managed *managed)
 {
 	struct message message;
@@ -96,6 +114,8 @@ int session_flush(struct managed *managed)
 	if (managed->report && session.features & FEATURE_REPORT) {
 		message = session_about(OP_REPORT, managed, managed->foreign, managed->exchanged);
 		message.args[2] = managed->away;
+		message.args[3] = managed->intact;
+		message.args[4] = managed->lent;
 		error = transmit(&message);
 		if (error)
 			return error;
@@ -160,7 +180,7 @@ static void take(const struct message *message, int fd)
 		for (struct waiter *waiter = session.waiters; waiter; waiter = waiter->next) {
 			if (waiter->message.seq == message->seq && !waiter->done) {
 				waiter->message = *message;
-				/* The page of counters: with no other answer anybody expects one. */
+				/* The page of counters: no other answer comes with one. */
 				if (message->op == (OP_MANAGE | OP_REPLY)) {
 					waiter->fd = fd;
 					fd = -1;
@@ -212,7 +232,7 @@ void session_sleep(int64_t timeout)
 
 	pthread_mutex_unlock(&session.lock);
 	timeout = timeout < 0 ? 0 : timeout > LONGEST ? LONGEST : timeout;
-	/* What somebody does before he wakes us is looked at afterwards: so the pipe is emptied first. */
+	/* What a thread does before it wakes us is looked at afterwards: so the pipe is emptied first. */
 	if (poll(fds, 2, (int)timeout) > 0 && fds[0].revents)
 		while (link_ours(&session.pipe[0]) &&
 		       read(session.pipe[0].fd, bytes, sizeof(bytes)) == sizeof(bytes))

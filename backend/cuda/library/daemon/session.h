@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the parts of daemon.h share: session.c has the connection and who waits for what, listener.c the
+ * What the parts of daemon.h share: session.c has the connection and which request waits for what, listener.c the
  * thread, daemon.c what the others of the library ask for.
  *
  * What the daemon was told of each device is kept here too (struct managed), apart from what the allocator
@@ -26,9 +26,9 @@ struct managed {
 	struct device *device;
 	uint64_t resident, swapped;	/* as the daemon knows them, or is to know them */
 	uint64_t freed_resident, freed_swapped;	/* not told yet: the socket was full */
-	uint64_t foreign, exchanged, away;	/* as in struct device, told or to be told */
+	uint64_t foreign, exchanged, away, intact, lent;	/* as in struct device, told or to be told */
 	bool report;
-	bool tried;		/* whoever waits in daemon_manage waits no longer */
+	bool tried;		/* a thread that waits in daemon_manage waits no longer */
 	bool ours;		/* the daemon that we are connected to manages it */
 	bool strange;		/* ... or does not know it */
 	uint64_t room;		/* it said that so much may come back */
@@ -49,7 +49,7 @@ struct session {
 	pthread_cond_t changed;
 	bool running;			/* there is a thread */
 	bool broken;			/* the connection is to be given up */
-	bool clogged;			/* somebody waits for room in the socket */
+	bool clogged;			/* a thread waits for room in the socket */
 	char path[sizeof(((struct sockaddr_un *)NULL)->sun_path)];
 	struct descriptor socket;
 	struct descriptor pipe[2];	/* wakes the thread */
@@ -93,6 +93,8 @@ struct message session_about(enum op op, const struct managed *managed, uint64_t
 int session_say(struct managed *managed, const struct message *message);
 /* ... what was not told alone. */
 int session_flush(struct managed *managed);
+/* Notes what is to be reported now, if anything of it is another than was. */
+void session_note(struct managed *managed);
 /* Asks and waits, in a thread of the program; false without an answer. */
 bool session_ask(struct waiter *waiter);
 /* ... in the listening thread, which goes on receiving meanwhile, and calls `work`, without the lock, for

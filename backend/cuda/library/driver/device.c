@@ -34,14 +34,20 @@ static int attribute(CUdevice ordinal, CUdevice_attribute which)
 	return value;
 }
 
+bool device_uuid(CUdevice ordinal, CUuuid *uuid)
+{
+	/* _v2 differs for a MIG slice only: its own UUID, not that of the GPU it is part of. */
+	if (real.cuDeviceGetUuid_v2 && !real.cuDeviceGetUuid_v2(uuid, ordinal))
+		return true;
+	return real.cuDeviceGetUuid && !real.cuDeviceGetUuid(uuid, ordinal);
+}
+
 bool device_identify(struct device *device)
 {
 	const CUuuid before = device->uuid;
 
-	/* _v2 differs for a MIG slice only: its own UUID, not that of the GPU it is part of. */
-	if (!real.cuDeviceGetUuid_v2 || real.cuDeviceGetUuid_v2(&device->uuid, device->ordinal))
-		if (!real.cuDeviceGetUuid || real.cuDeviceGetUuid(&device->uuid, device->ordinal))
-			log_line("device %d: no UUID", device->ordinal);
+	if (!device_uuid(device->ordinal, &device->uuid))
+		log_line("device %d: no UUID", device->ordinal);
 	device->host_node = attribute(device->ordinal, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID);
 	if (device->host_node < 0)
 		device->host_node = 0;
@@ -72,7 +78,7 @@ static void set_up_parts(struct device *device)
 	}
 }
 
-/* The first use of a device, by the thread whose context is current. Others wait for it: MANAGE is the arrival in the
+/* The first use of a device, by the thread whose context is current, if it has one. Others wait for it: MANAGE is the arrival in the
  * tree, and a frozen slice holds a newcomer there. */
 static struct device *set_up_device(CUdevice ordinal, CUcontext context)
 {
@@ -90,7 +96,7 @@ static struct device *set_up_device(CUdevice ordinal, CUcontext context)
 	device = make(ordinal);
 	if (device) {
 		device->primary = context;
-		device->contexts = 1;
+		device->contexts = context ? 1 : 0;
 		set_up_parts(device);
 		__atomic_store_n(&devices[ordinal], device, __ATOMIC_RELEASE);
 		life_known(device);
@@ -131,10 +137,8 @@ static struct device *device_with(CUdevice ordinal, CUcontext context)
 
 	if (ordinal < 0 || ordinal >= GG_ORDINALS)
 		return NULL;
-	if (!__atomic_load_n(&set_up[ordinal], __ATOMIC_ACQUIRE)) {
-		/* Without a context there is nothing to set up in. */
+	if (!__atomic_load_n(&set_up[ordinal], __ATOMIC_ACQUIRE))
 		return context ? set_up_device(ordinal, context) : NULL;
-	}
 	device = __atomic_load_n(&devices[ordinal], __ATOMIC_ACQUIRE);
 	if (context && !__atomic_load_n(&device->primary, __ATOMIC_ACQUIRE))
 		adopt(device, context);
@@ -161,7 +165,8 @@ struct device *device_current(void)
 	return known.device;
 }
 
-struct device *device_of(CUdevice ordinal)
+/* The current context, if it is one of `ordinal`. */
+static CUcontext context_on(CUdevice ordinal)
 {
 	CUcontext context = NULL;
 	CUdevice current;
@@ -169,7 +174,25 @@ struct device *device_of(CUdevice ordinal)
 	if (real.cuCtxGetCurrent && !real.cuCtxGetCurrent(&context) && context &&
 	    (real.cuCtxGetDevice(&current) || current != ordinal))
 		context = NULL;
-	return device_with(ordinal, context);
+	return context;
+}
+
+struct device *device_of(CUdevice ordinal)
+{
+	return device_with(ordinal, context_on(ordinal));
+}
+
+struct device *device_for_memory(CUdevice ordinal)
+{
+	struct device *device = device_of(ordinal);
+	int count = 0;
+
+	if (device || ordinal < 0 || ordinal >= GG_ORDINALS)
+		return device;
+	/* A program that was not initialised, or names a GPU that is not there, hears so from the driver. */
+	if (!real.cuDeviceGetCount || real.cuDeviceGetCount(&count) || ordinal >= count)
+		return NULL;
+	return set_up_device(ordinal, NULL);
 }
 
 void device_each(void (*visit)(struct device *, void *), void *argument)
@@ -202,10 +225,12 @@ void device_return(struct device *device)
 
 /* Two threads may destroy contexts at once; which devices are held must not change in between. */
 static uint64_t held;	/* a bit an ordinal; under `ending` */
+static CUcontext ends;	/* the one that does; atomically */
 
 void device_context_ends(CUcontext context)
 {
 	pthread_mutex_lock(&ending);
+	__atomic_store_n(&ends, context, __ATOMIC_SEQ_CST);
 	held = 0;
 	for (int i = 0; i < GG_ORDINALS; i++) {
 		struct device *device = __atomic_load_n(&devices[i], __ATOMIC_ACQUIRE);
@@ -235,6 +260,15 @@ void device_context_ended(bool gone)
 	}
 	if (gone)
 		__atomic_add_fetch(&epoch, 1, __ATOMIC_ACQ_REL);
+	__atomic_store_n(&ends, NULL, __ATOMIC_SEQ_CST);
+	pthread_mutex_unlock(&ending);
+}
+
+void device_context_made(CUcontext context)
+{
+	if (!context || __atomic_load_n(&ends, __ATOMIC_SEQ_CST) != context)
+		return;
+	pthread_mutex_lock(&ending);
 	pthread_mutex_unlock(&ending);
 }
 
@@ -242,6 +276,7 @@ void device_forget(void)
 {
 	setup_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 	ending = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+	ends = NULL;
 	for (int i = 0; i < GG_ORDINALS; i++) {
 		devices[i] = NULL;
 		set_up[i] = false;

@@ -22,7 +22,7 @@ struct pool;		/* memory/kept.h */
 struct quiet;		/* driver/quiet.h */
 struct mover;		/* move/batch.h */
 
-/* One GPU that the program uses. Made at the first context on it, never freed but by fork. */
+/* One GPU that the program uses. Made at the first context, or cuMemCreate, on it, never freed but by fork. */
 struct device {
 	CUdevice ordinal;	/* as this program numbers them */
 	CUuuid uuid;
@@ -41,7 +41,9 @@ struct device {
 	/* Bytes, atomically updated; multiples of GG_CHUNK; in gmem.stat. */
 	uint64_t resident;	/* in chunks of the GPU, those cached in the pool included: what is charged */
 	uint64_t swapped;	/* in pinned host chunks that serve the program */
-	uint64_t foreign;	/* that cannot be moved: the program's own cuMemCreate, native pools, arrays, managed memory */
+	uint64_t foreign;	/* that cannot be moved: the program's own cuMemCreate, pools that are not ours, arrays, managed memory */
+	uint64_t lent;		/* in `foreign`, and only by descriptors that others may have (lent.h) */
+	uint64_t intact;	/* in objects that can move and have not yet: a checkpoint carries them */
 	uint64_t exchanged;	/* bytes that came back in the place of others, ever (exchange.c) */
 	uint64_t away;		/* bytes in `resident` that may be off the GPU just now: they change places */
 };
@@ -49,6 +51,10 @@ struct device {
 /* The device of the current context, or of `ordinal`; set up on first use. NULL: not one that we manage. */
 struct device *device_current(void);
 struct device *device_of(CUdevice ordinal);
+/* device_of, where memory is about to be made on it: set up without a context, too. */
+struct device *device_for_memory(CUdevice ordinal);
+/* Which GPU a device is, by the driver; false: it does not say. */
+bool device_uuid(CUdevice ordinal, CUuuid *uuid);
 /* Asks the driver which GPU a device is: after a checkpoint it may be another one. Whether it is. */
 bool device_identify(struct device *device);
 /* From here to the other no device is set up; false, at once, while one is. By one thread. */
@@ -69,6 +75,8 @@ void device_context_ends(CUcontext context);
 void device_context_ended(bool gone);
 /* In between, once it is destroyed: it is no device's `primary` any more. */
 void device_context_forgotten(CUcontext context);
+/* A context was made: it may have the value of one that is destroyed, and whose end is not told everywhere yet. Waits. */
+void device_context_made(CUcontext context);
 
 void device_forget(void);	/* in the child of fork() */
 

@@ -30,8 +30,8 @@ enum life_stage {
 /* NULL: the part has nothing to do then. */
 struct life {
 	enum life_stage stage;
-	/* A device is used for the first time; its first context is current, `elastic` and `host_node` are set. Only
-	 * where it is elastic; after an error it is so no longer, and later stages are not asked. */
+	/* A device is used for the first time; its first context is current, or there is none yet; `elastic` and
+	 * `host_node` are set. Only where it is elastic; after an error it is so no longer, and later stages are not asked. */
 	CUresult (*set_up)(struct device *device);
 	/* The device can be found from now on. */
 	void (*known)(struct device *device);

@@ -12,6 +12,8 @@
 #include <time.h>
 
 #define CONTEXTS 64
+/* An error that is answered so often stays. */
+#define TRIES 3
 
 /* A thread of ours is in a context, which must not be destroyed meanwhile. */
 struct visit {
@@ -136,16 +138,53 @@ void quiet_context_ended(void)
 	device_each(ended, NULL);
 }
 
+static bool is_answer(CUresult result)
+{
+	return result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_READY;
+}
+
+/* `call`, until it is no error, or one that stays. */
+#define ASK(result, call)								\
+	do {										\
+		for (int try_ = 0; try_ < TRIES && !is_answer((result) = (call)); try_++)	\
+			;								\
+	} while (0)
+
+bool quiet_passed(CUevent event)
+{
+	CUresult result;
+
+	ASK(result, real.cuEventQuery(event));
+	return result != CUDA_ERROR_NOT_READY;
+}
+
+bool quiet_ended(CUstream stream)
+{
+	CUresult result;
+
+	ASK(result, real.cuStreamQuery(stream));
+	return result != CUDA_ERROR_NOT_READY;
+}
+
+void quiet_await(CUevent event)
+{
+	CUresult ignored;
+
+	ASK(ignored, real.cuEventSynchronize(event));
+	(void)ignored;
+}
+
 /* Waits for everything that was submitted to one context. */
 static bool synchronize(CUcontext context)
 {
 	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
 	CUresult result;
 
-	if (real.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS)
+	ASK(result, real.cuCtxPushCurrent_v2(context));
+	if (result != CUDA_SUCCESS)
 		return false;
 	real.cuThreadExchangeStreamCaptureMode(&mode);
-	result = real.cuCtxSynchronize();
+	ASK(result, real.cuCtxSynchronize());
 	real.cuThreadExchangeStreamCaptureMode(&mode);
 	real.cuCtxPopCurrent_v2(&context);
 	return result == CUDA_SUCCESS;

@@ -23,4 +23,11 @@ bool quiet_wait(struct device *device, uint64_t timeout_us);
  * during a capture. */
 CUresult quiet_drain(struct device *device);
 
+/* Whether the GPU has come to an event of ours, or to the end of a stream, without waiting, and an event with. An error that
+ * stays is one of the context, where nothing runs any more; one that does not says nothing, and what is to be freed after
+ * that may be in use. */
+bool quiet_passed(CUevent event);
+bool quiet_ended(CUstream stream);
+void quiet_await(CUevent event);
+
 #endif

@@ -61,8 +61,11 @@ bool stream_captured(CUstream stream, bool per_thread)
 	else
 		CALL_REAL(result, cuStreamIsCapturing, (stream, &status));
 	/* The legacy stream, while one that waits for it is captured: what is launched there now
-	 * will fail, and for the rest the driver is to say what it thinks of it. */
-	return result || status != CU_STREAM_CAPTURE_STATUS_NONE;
+	 * will fail, and for the rest the driver is to say what it thinks of it. Where nothing is captured
+	 * an error is of something else: what is allocated is charged all the same. */
+	if (result)
+		return stream_capturing_any();
+	return status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
 bool stream_runs(CUstream stream, bool per_thread)

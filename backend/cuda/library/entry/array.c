@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Arrays: opaque, so that they stay the driver's own, charged and named. */
+/* Arrays: opaque, so that they stay the driver's own, charged and named; and sparse ones, to which the program maps memory of
+ * its own, where no address is. */
+
+#include <stdlib.h>
 
 #include "driver.h"
-#include "wrapper.h"
 #include "foreign.h"
+#include "handle.h"
+#include "turn.h"
+#include "wrapper.h"
 
 static uint64_t bytes_of(CUarray_format format, unsigned int channels, size_t width, size_t height,
 			 size_t depth)
@@ -69,6 +74,118 @@ ARRAY(cuMipmappedArrayCreate,
       (pHandle, pMipmappedArrayDesc, numMipmapLevels), pMipmappedArrayDesc,
       BYTES_3D(pMipmappedArrayDesc) * 4 / 3, OWN(pMipmappedArrayDesc))
 
-FORWARD_THEN(cuArrayDestroy, (CUarray hArray), (hArray), foreign_gone((uintptr_t)hArray))
-FORWARD_THEN(cuMipmappedArrayDestroy, (CUmipmappedArray hMipmappedArray), (hMipmappedArray),
-	     foreign_gone((uintptr_t)hMipmappedArray))
+/* Its handle may be another's as soon as it is gone. */
+#define DESTROY(name, type)								\
+	WRAPPER name(type array)							\
+	{										\
+		struct binding *bindings;						\
+		struct foreign *foreign;						\
+		CUresult result;							\
+											\
+		PASS_INSIDE(name, (array));						\
+		foreign = foreign_take((uintptr_t)array);				\
+		bindings = binding_take_all((uintptr_t)array);				\
+		CALL_REAL(result, name, (array));					\
+		foreign_taken(foreign, (uintptr_t)array, result == CUDA_SUCCESS);	\
+		binding_taken(bindings, result == CUDA_SUCCESS);			\
+		return result;								\
+	}
+
+DESTROY(cuArrayDestroy, CUarray)
+DESTROY(cuMipmappedArrayDestroy, CUmipmappedArray)
+
+/* Maps, of which the driver does all or none. What is mapped stays, and is charged as long as it is mapped (binding.h). */
+struct maps {
+	unsigned int count;
+	CUarrayMapInfo *list;		/* as the driver has it */
+	struct binding **bindings;	/* NULL: it unmaps */
+};
+
+static struct maps maps_of(const CUarrayMapInfo *list, unsigned int count)
+{
+	struct maps maps = { .count = count, .list = malloc(count * sizeof(*maps.list)),
+			     .bindings = calloc(count, sizeof(struct binding *)) };
+
+	for (unsigned int i = 0; maps.list && i < count; i++)
+		maps.list[i] = list[i];
+	return maps;
+}
+
+static CUresult fix_all(struct maps *maps)
+{
+	CUresult result = maps->list && maps->bindings ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+
+	for (unsigned int i = 0; i < maps->count && result == CUDA_SUCCESS; i++) {
+		CUmemGenericAllocationHandle *handle = &maps->list[i].memHandle.memHandle;
+
+		if (maps->list[i].memOperationType != CU_MEM_OPERATION_TYPE_MAP)
+			continue;
+		maps->bindings[i] = binding_new();
+		result = maps->bindings[i] ? handle_fix(*handle, handle, maps->bindings[i]) : CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	return result;
+}
+
+static struct binding_box box_of(const CUarrayMapInfo *info)
+{
+	if (info->subresourceType == CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_MIPTAIL)
+		return (struct binding_box){ .kind = BINDING_MIPTAIL, .layer = info->subresource.miptail.layer,
+					     .from = { info->subresource.miptail.offset },
+					     .to = { info->subresource.miptail.offset + info->subresource.miptail.size } };
+	return (struct binding_box){
+		.kind = BINDING_LEVEL, .level = info->subresource.sparseLevel.level, .layer = info->subresource.sparseLevel.layer,
+		.from = { info->subresource.sparseLevel.offsetX, info->subresource.sparseLevel.offsetY,
+			  info->subresource.sparseLevel.offsetZ },
+		.to = { (uint64_t)info->subresource.sparseLevel.offsetX + info->subresource.sparseLevel.extentWidth,
+			(uint64_t)info->subresource.sparseLevel.offsetY + info->subresource.sparseLevel.extentHeight,
+			(uint64_t)info->subresource.sparseLevel.offsetZ + info->subresource.sparseLevel.extentDepth },
+	};
+}
+
+/* What was mapped where something is mapped, or unmapped, is so no more. */
+static void settle(struct maps *maps, CUresult result)
+{
+	for (unsigned int i = 0; maps->bindings && i < maps->count; i++) {
+		const struct binding_box box = result == CUDA_SUCCESS ? box_of(&maps->list[i]) : (struct binding_box){ 0 };
+		const uint64_t holder = maps->list ? (uintptr_t)maps->list[i].resource.array : 0;
+
+		if (result == CUDA_SUCCESS)
+			binding_clear(holder, &box);
+		if (result == CUDA_SUCCESS && maps->bindings[i])
+			binding_enter(maps->bindings[i], holder, driver_context(), &box);
+		else if (maps->bindings[i])
+			binding_drop(maps->bindings[i]);
+	}
+	free(maps->list);
+	free(maps->bindings);
+}
+
+/* It has its place in a stream, behind other work: it waits for the turn, once what it needs has come back. */
+#define MAP_IN_TURN(result, name, list, count, stream)					\
+	do {										\
+		turn_enter(TURN_OTHER, stream, PER_THREAD(name));			\
+		CALL_REAL(result, name, (list, count, stream));				\
+		gate_leave();								\
+	} while (0)
+
+#define MAP_ARRAY(name)									\
+	WRAPPER name(CUarrayMapInfo *mapInfoList, unsigned int count, CUstream hStream)	\
+	{										\
+		struct maps maps;							\
+		CUresult result;							\
+											\
+		PASS_INSIDE(name, (mapInfoList, count, hStream));			\
+		if (!mapInfoList || !count) {						\
+			MAP_IN_TURN(result, name, mapInfoList, count, hStream);		\
+			return result;							\
+		}									\
+		maps = maps_of(mapInfoList, count);					\
+		result = fix_all(&maps);						\
+		if (result == CUDA_SUCCESS)						\
+			MAP_IN_TURN(result, name, maps.list, count, hStream);		\
+		settle(&maps, result);							\
+		return result;								\
+	}
+
+MAP_ARRAY(cuMemMapArrayAsync)
+MAP_ARRAY(cuMemMapArrayAsync_ptsz)

@@ -71,7 +71,7 @@ BEGIN(cuStreamBeginCaptureToGraph_ptsz, TO_GRAPH, TO_GRAPH_ARGUMENTS, true)
 /* Whatever it answers, an invalidated capture is over too; the wrong thread's call ends nothing. */
 static CUresult ended(CUstream stream, bool per_thread, CUresult result)
 {
-	if (!stream_captured(stream, per_thread))
+	if (result == CUDA_SUCCESS || !stream_captured(stream, per_thread))
 		over(stream, per_thread);
 	ours_leave();
 	return result;

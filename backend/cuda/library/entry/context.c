@@ -86,45 +86,72 @@ static void end(const struct ending *ending, bool gone)
 DESTROY(cuCtxDestroy)
 DESTROY(cuCtxDestroy_v2)
 
-static bool active(CUdevice device)
-{
-	unsigned int flags;
-	int is_active = 0;
+/* An error that is answered so often stays. */
+#define TRIES 3
 
-	return real.cuDevicePrimaryCtxGetState &&
-	       !real.cuDevicePrimaryCtxGetState(device, &flags, &is_active) && is_active;
+static CUresult is_active(CUdevice device, int *active)
+{
+	CUresult result = CUDA_SUCCESS;
+	unsigned int flags;
+
+	*active = 0;
+	if (!real.cuDevicePrimaryCtxGetState)
+		return result;
+	for (int try = 0; try < TRIES; try++) {
+		result = real.cuDevicePrimaryCtxGetState(device, &flags, active);
+		if (result == CUDA_SUCCESS)
+			break;
+	}
+	return result;
 }
 
-/* The primary context of a device; NULL: it has none now. */
-static CUcontext primary_of(CUdevice device)
+/* The primary context of a device; NULL: it has none now. Where that is not known it is not to go: what is in it would stay
+ * in the books for good. */
+static CUresult primary_of(CUdevice device, CUcontext *context)
 {
-	CUcontext context = NULL;
+	int active;
+	CUresult result = is_active(device, &active);
 
-	if (!active(device) || real.cuDevicePrimaryCtxRetain(&context, device))
-		return NULL;
+	*context = NULL;
+	if (result != CUDA_SUCCESS || !active)
+		return result;
+	result = real.cuDevicePrimaryCtxRetain(context, device);
+	if (result != CUDA_SUCCESS)
+		return result;
 	if (real.cuDevicePrimaryCtxRelease_v2)
 		real.cuDevicePrimaryCtxRelease_v2(device);
 	else
 		real.cuDevicePrimaryCtxRelease(device);
-	return context;
+	return result;
 }
 
-/* Destroyed when it is released as often as it was retained; a reset destroys it at once. */
-#define PRIMARY(name)							\
-	WRAPPER name(CUdevice dev)					\
-	{								\
-		struct ending ending;					\
-		CUcontext context;					\
-		CUresult result;					\
-									\
-		PASS_INSIDE(name, (dev));				\
-		ours_enter();						\
-		context = primary_of(dev);				\
-		ours_leave();						\
-		ending = begin(context);				\
-		result = real.name(dev);				\
-		end(&ending, context && !active(dev));			\
-		return result;						\
+/* After a call that went well: whether it has gone. */
+static bool has_gone(CUdevice device)
+{
+	int active;
+
+	return is_active(device, &active) != CUDA_SUCCESS || !active;
+}
+
+/* Destroyed when it is released as often as it was retained; a reset destroys it at once. An error of the driver
+ * about the device is the program's, as it would be without us. */
+#define PRIMARY(name)								\
+	WRAPPER name(CUdevice dev)						\
+	{									\
+		struct ending ending;						\
+		CUcontext context;						\
+		CUresult result;						\
+										\
+		PASS_INSIDE(name, (dev));					\
+		ours_enter();							\
+		result = primary_of(dev, &context);				\
+		ours_leave();							\
+		if (result != CUDA_SUCCESS)					\
+			return result;						\
+		ending = begin(context);					\
+		result = real.name(dev);					\
+		end(&ending, result == CUDA_SUCCESS && context && has_gone(dev));	\
+		return result;							\
 	}
 
 PRIMARY(cuDevicePrimaryCtxRelease)
@@ -151,15 +178,15 @@ WRAPPER cuCtxDetach(CUcontext ctx)
 /* A green context is a context too, by cuCtxFromGreenCtx. */
 WRAPPER cuGreenCtxDestroy(CUgreenCtx hCtx)
 {
+	CUresult result = CUDA_SUCCESS;
 	CUcontext context = NULL;
 	struct ending ending;
-	CUresult result;
 
 	PASS_INSIDE(cuGreenCtxDestroy, (hCtx));
-	ours_enter();
-	if (!real.cuCtxFromGreenCtx || real.cuCtxFromGreenCtx(&context, hCtx))
-		context = NULL;
-	ours_leave();
+	if (real.cuCtxFromGreenCtx && hCtx)
+		CALL_REAL(result, cuCtxFromGreenCtx, (&context, hCtx));
+	if (result != CUDA_SUCCESS)	/* what is in it would stay in the books */
+		return result;
 	ending = begin(context);
 	result = real.cuGreenCtxDestroy(hCtx);
 	end(&ending, result == CUDA_SUCCESS);
@@ -172,7 +199,7 @@ WRAPPER cuGreenCtxDestroy(CUgreenCtx hCtx)
  * lazily; the first allocation or launch finds it.
  */
 #define CREATE(name, parameters, arguments)	\
-	FORWARD_THEN(name, parameters, arguments, device_current())
+	FORWARD_THEN(name, parameters, arguments, device_context_made(*pctx); device_current())
 
 CREATE(cuCtxCreate, (CUcontext *pctx, unsigned int flags, CUdevice dev), (pctx, flags, dev))
 CREATE(cuCtxCreate_v2, (CUcontext *pctx, unsigned int flags, CUdevice dev), (pctx, flags, dev))

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Memory that the program maps, exports, shares between GPUs or asks about: its own physical memory
- * is charged, and what it can do with an allocation of cuMemAlloc it can do with one of ours; the
- * rest is refused as for cuMemAlloc's.
+ * Addresses that others get at, or that the program asks about: what it can do with an allocation of cuMemAlloc it can do
+ * with one of ours, and what with memory that it maps itself, with that.
  */
 
 #include <string.h>
@@ -10,123 +9,56 @@
 #include "async.h"
 #include "driver.h"
 #include "foreign.h"
+#include "lent.h"
+#include "object.h"
 #include "ours.h"
 #include "pin.h"
 #include "region.h"
+#include "view.h"
 #include "wrapper.h"
 
-/* Refuses an address of ours as the driver does one of cuMemAlloc; else does `then` where the
- * driver has succeeded. */
-#define NOT_OURS_THEN(name, parameters, arguments, address, refusal, then)	\
-	WRAPPER name parameters							\
-	{									\
-		struct region_about about;					\
-		CUresult result;						\
-										\
-		PASS_INSIDE(name, arguments);					\
-		if (region_about(address, &about))				\
-			return refusal;						\
-		CALL_REAL(result, name, arguments);				\
-		if (result == CUDA_SUCCESS) {					\
-			then;							\
-		}								\
-		return result;							\
-	}
-#define NOT_OURS(name, parameters, arguments, address, refusal)			\
-	NOT_OURS_THEN(name, parameters, arguments, address, refusal, )
-
-/* Keeps on the GPU what somebody outside of the process is about to get at. */
+/* Keeps on the GPU what a user outside of the process is about to get at: memory of ours, or of the program's own. */
 static CUresult pin(CUdeviceptr address, size_t bytes)
 {
 	CUstreamCaptureMode mode = driver_enter();
-	CUresult result = pin_range(address, bytes);
+	struct region_about about;
+	CUresult result = region_about(address, &about) ? pin_range(address, bytes) : pin_objects(address, bytes);
 
 	driver_leave(mode);
 	return result;
 }
 
-#define PINNED(name, parameters, arguments, address, bytes)	\
-	WRAPPER name parameters					\
-	{							\
-		struct region_about about;			\
-		CUresult result;				\
-								\
-		PASS_INSIDE(name, arguments);			\
-		if (region_about(address, &about)) {		\
-			result = pin(address, bytes);		\
-			if (result != CUDA_SUCCESS)		\
-				return result;			\
-		}						\
-		CALL_REAL(result, name, arguments);		\
-		return result;					\
-	}
-
-/* The program's own physical memory */
-
-WRAPPER cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
-		    const CUmemAllocationProp *prop, unsigned long long flags)
+/* What is there lives for as long as a descriptor of it is open (lent.h). */
+static void give(CUdeviceptr address, size_t bytes, int fd)
 {
-	struct device *device = NULL;
-	CUresult result;
+	struct object_range range;
 
-	PASS_INSIDE(cuMemCreate, (handle, size, prop, flags));
-	if (prop && prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
-		device = device_of(prop->location.id);
-	result = foreign_charge(device, size);
-	if (result != CUDA_SUCCESS)
-		return result;
-	CALL_REAL(result, cuMemCreate, (handle, size, prop, flags));
-	if (result == CUDA_SUCCESS) {
-		foreign_made_in_host(&prop->location);
-		foreign_created(device, *handle, size);
-	} else {
-		foreign_uncharge(device, size);
+	if (region_given(address, bytes, fd))
+		return;
+	range = object_claim_range(address, bytes);
+	for (size_t i = 0; i < range.count; i++) {
+		struct region *region = range.views[i]->region;
+
+		region->lent |= lent_give(LENT_REGION(region->serial), fd);
 	}
-	return result;
+	if (!range.count)
+		foreign_exported_at(address, fd);
+	object_put_range(&range);
 }
 
-FORWARD_THEN(cuMemRelease, (CUmemGenericAllocationHandle handle), (handle),
-	     foreign_released(handle))
-NOT_OURS_THEN(cuMemMap,
-	      (CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
-	       unsigned long long flags),
-	      (ptr, size, offset, handle, flags), ptr, CUDA_ERROR_INVALID_VALUE,
-	      foreign_mapped(ptr, size, handle))
-NOT_OURS_THEN(cuMemUnmap, (CUdeviceptr ptr, size_t size), (ptr, size), ptr,
-	      CUDA_ERROR_INVALID_VALUE, foreign_unmapped(ptr, size))
-/* "The address must be one that cuMemMap mapped": not one of cuMemAlloc. */
-NOT_OURS_THEN(cuMemRetainAllocationHandle, (CUmemGenericAllocationHandle *handle, void *addr),
-	      (handle, addr), (CUdeviceptr)(uintptr_t)addr, CUDA_ERROR_INVALID_VALUE,
-	      foreign_retained(*handle, (CUdeviceptr)(uintptr_t)addr))
-NOT_OURS(cuMemSetAccess, (CUdeviceptr ptr, size_t size, const CUmemAccessDesc *desc, size_t count),
-	 (ptr, size, desc, count), ptr, CUDA_ERROR_INVALID_VALUE)
-FORWARD(cuMemGetAccess, (unsigned long long *flags, const CUmemLocation *location, CUdeviceptr ptr),
-	(flags, location, ptr))
-FORWARD(cuMemAddressReserve,
-	(CUdeviceptr *ptr, size_t size, size_t alignment, CUdeviceptr addr,
-	 unsigned long long flags),
-	(ptr, size, alignment, addr, flags))
-NOT_OURS(cuMemAddressFree, (CUdeviceptr ptr, size_t size), (ptr, size), ptr,
-	 CUDA_ERROR_INVALID_VALUE)
-FORWARD(cuMemExportToShareableHandle,
-	(void *shareableHandle, CUmemGenericAllocationHandle handle,
-	 CUmemAllocationHandleType handleType, unsigned long long flags),
-	(shareableHandle, handle, handleType, flags))
-/* Another process's memory, charged to that. */
-FORWARD(cuMemImportFromShareableHandle,
-	(CUmemGenericAllocationHandle *handle, void *osHandle,
-	 CUmemAllocationHandleType shHandleType),
-	(handle, osHandle, shHandleType))
-FORWARD(cuMemGetAllocationPropertiesFromHandle,
-	(CUmemAllocationProp *prop, CUmemGenericAllocationHandle handle), (prop, handle))
-PINNED(cuMemGetHandleForAddressRange,
-       (void *handle, CUdeviceptr dptr, size_t size, CUmemRangeHandleType handleType,
-	unsigned long long flags),
-       (handle, dptr, size, handleType, flags), dptr, size)
-PINNED(cuMulticastBindAddr,
-       (CUmemGenericAllocationHandle mcHandle, size_t mcOffset, CUdeviceptr memptr, size_t size,
-	unsigned long long flags),
-       (mcHandle, mcOffset, memptr, size, flags), memptr, size)
+WRAPPER cuMemGetHandleForAddressRange(void *handle, CUdeviceptr dptr, size_t size, CUmemRangeHandleType handleType,
+				      unsigned long long flags)
+{
+	CUresult result;
+
+	PASS_INSIDE(cuMemGetHandleForAddressRange, (handle, dptr, size, handleType, flags));
+	result = pin(dptr, size);
+	if (result == CUDA_SUCCESS)
+		CALL_REAL(result, cuMemGetHandleForAddressRange, (handle, dptr, size, handleType, flags));
+	if (result == CUDA_SUCCESS && handleType == CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD)
+		give(dptr, size, *(int *)handle);
+	return result;
+}
 
 /* Other GPUs */
 
@@ -142,12 +74,13 @@ WRAPPER cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags)
 	if (result != CUDA_SUCCESS || !device)
 		return result;
 	ours_enter();
-	if (real.cuCtxPushCurrent_v2(peerContext) == CUDA_SUCCESS) {
+	result = real.cuCtxPushCurrent_v2(peerContext);
+	if (result == CUDA_SUCCESS) {
 		peer = device_current();
 		real.cuCtxPopCurrent_v2(&context);
 	}
 	/* The current context may use from now on all that is, and will be, on the peer. */
-	if (peer && peer->regions && peer != device)
+	if (result == CUDA_SUCCESS && peer && peer->regions && peer != device)
 		result = pin_peer(peer, device->ordinal);
 	if (result != CUDA_SUCCESS) {
 		undone = real.cuCtxDisablePeerAccess(peerContext);
@@ -157,7 +90,7 @@ WRAPPER cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags)
 	return result;
 }
 
-/* What a peer was given it keeps: that nobody uses it any more costs nothing but that
+/* What a peer was given it keeps: that it is used no more costs nothing but that
  * it stays on the GPU. */
 FORWARD(cuCtxDisablePeerAccess, (CUcontext peerContext), (peerContext))
 
@@ -213,8 +146,7 @@ static bool answer(const struct region_about *about, CUpointer_attribute attribu
 		*(unsigned long long *)data = CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE;
 		return true;
 	case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
-		*(CUmemoryPool *)data = NULL;
-		if (async_is(about->start) && real.cuDeviceGetDefaultMemPool)
+		if (async_pool(about->start, data) && !*(CUmemoryPool *)data && real.cuDeviceGetDefaultMemPool)
 			real.cuDeviceGetDefaultMemPool(data, about->device->ordinal);
 		return true;
 	default:
@@ -222,33 +154,102 @@ static bool answer(const struct region_about *about, CUpointer_attribute attribu
 	}
 }
 
-WRAPPER cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr ptr)
+/* The same about a view of an object: of one that has moved the driver would tell of one chunk, where that is, and of one
+ * that moves, nothing. What it tells of the reservation, which is the program's own, is right, and of the access, if it is
+ * asked while nothing of it moves. */
+static bool answer_view(const struct mapped *mapped, CUpointer_attribute attribute, CUdeviceptr address, void *data,
+			CUresult *result)
+{
+	*result = CUDA_SUCCESS;
+	switch (attribute) {
+	case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+		*(unsigned int *)data = CU_MEMORYTYPE_DEVICE;
+		return true;
+	case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+		*(CUdeviceptr *)data = address;
+		return true;
+	case CU_POINTER_ATTRIBUTE_HOST_POINTER:
+		*(void **)data = NULL;
+		*result = CUDA_ERROR_INVALID_VALUE;
+		return true;
+	case CU_POINTER_ATTRIBUTE_BUFFER_ID:
+	case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID:
+		*(unsigned long long *)data = 1ULL << 62 | mapped->serial;
+		return true;
+	case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+		memset(data, 0, sizeof(bool));
+		return true;
+	case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+		*(int *)data = mapped->device->ordinal;
+		return true;
+	case CU_POINTER_ATTRIBUTE_MAPPED:
+		*(bool *)data = true;
+		return true;
+	case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
+		*(unsigned long long *)data = mapped->handle_types;
+		return true;
+	case CU_POINTER_ATTRIBUTE_MAPPING_SIZE:
+		*(size_t *)data = mapped->bytes;
+		return true;
+	case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR:
+		*(CUdeviceptr *)data = mapped->start;
+		return true;
+	default:
+		return false;
+	}
+}
+
+/* False: it is nothing of ours, or the driver knows better. */
+static bool answer_ours(CUpointer_attribute attribute, CUdeviceptr address, void *data, CUresult *result)
 {
 	struct region_about about;
+	struct mapped mapped;
+
+	if (region_about(address, &about))
+		return answer(&about, attribute, address, data, result);
+	return object_mapped(address, &mapped) && answer_view(&mapped, attribute, address, data, result);
+}
+
+WRAPPER cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr ptr)
+{
+	struct region *region;
 	CUresult result;
 
 	PASS_INSIDE(cuPointerGetAttribute, (data, attribute, ptr));
-	if (data && region_about(ptr, &about) && answer(&about, attribute, ptr, data, &result))
+	if (data && answer_ours(attribute, ptr, data, &result))
 		return result;
+	region = object_claim_at(ptr);	/* it is mapped while it is asked for */
 	CALL_REAL(result, cuPointerGetAttribute, (data, attribute, ptr));
+	if (region)
+		object_put(region);
 	return result;
 }
 
 WRAPPER cuPointerGetAttributes(unsigned int numAttributes, CUpointer_attribute *attributes,
 			       void **data, CUdeviceptr ptr)
 {
-	struct region_about about;
+	struct region *region;
 	CUresult result, ignored;
 
 	PASS_INSIDE(cuPointerGetAttributes, (numAttributes, attributes, data, ptr));
+	region = object_claim_at(ptr);
 	CALL_REAL(result, cuPointerGetAttributes, (numAttributes, attributes, data, ptr));
+	if (region)
+		object_put(region);
 	/* "Data is set to NULL or 0 for attributes that do not apply, and the call succeeds." */
-	if (result == CUDA_SUCCESS && region_about(ptr, &about))
-		for (unsigned int i = 0; i < numAttributes; i++)
-			answer(&about, attributes[i], ptr, data[i], &ignored);
+	for (unsigned int i = 0; i < numAttributes && result == CUDA_SUCCESS; i++)
+		answer_ours(attributes[i], ptr, data[i], &ignored);
 	return result;
 }
 
-/* CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, for those who map it into another device. */
-PINNED(cuPointerSetAttribute, (const void *value, CUpointer_attribute attribute, CUdeviceptr ptr),
-       (value, attribute, ptr), ptr, 1)
+/* CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, for memory that is mapped into another device. */
+WRAPPER cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, CUdeviceptr ptr)
+{
+	CUresult result;
+
+	PASS_INSIDE(cuPointerSetAttribute, (value, attribute, ptr));
+	result = pin(ptr, 1);
+	if (result == CUDA_SUCCESS)
+		CALL_REAL(result, cuPointerSetAttribute, (value, attribute, ptr));
+	return result;
+}

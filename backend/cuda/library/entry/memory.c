@@ -7,6 +7,7 @@
  * (cuStreamBeginCapture). What streams allocate and free is in mempool.c.
  */
 
+#include "lent.h"
 #include "memory.h"
 
 #include <stdlib.h>
@@ -17,10 +18,12 @@
 #include "driver.h"
 #include "foreign.h"
 #include "gate.h"
+#include "object.h"
 #include "parked.h"
 #include "pool.h"
 #include "quiet.h"
 #include "region.h"
+#include "sight.h"
 #include "wrapper.h"
 
 /* The pitch of the driver on every GPU so far: CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT's 512. */
@@ -49,6 +52,7 @@ static CUresult alloc(struct device *device, size_t bytes, CUdeviceptr *address)
 	parked_sweep(false);
 	result = region_alloc(device, bytes, 0, address);
 	if (result == CUDA_ERROR_OUT_OF_MEMORY) {
+		lent_sweep();
 		parked_sweep(true);
 		result = region_alloc(device, bytes, 0, address);
 	}
@@ -148,26 +152,93 @@ static CUresult free_elastic(const struct region_about *about)
 WRAPPER cuMemFree_v2(CUdeviceptr dptr)
 {
 	struct region_about about;
+	struct foreign *foreign;
 	CUresult result;
 
 	PASS_INSIDE(cuMemFree_v2, (dptr));
 	if (region_about(dptr, &about))
 		return about.start == dptr ? free_elastic(&about) : CUDA_ERROR_INVALID_VALUE;
+	foreign = foreign_take(dptr);
 	CALL_REAL(result, cuMemFree_v2, (dptr));
-	if (result == CUDA_SUCCESS)
-		foreign_gone(dptr);
+	foreign_taken(foreign, dptr, result == CUDA_SUCCESS);
 	return result;
 }
 
-/* How much there is */
+/* How much there is. In all, as much as at the first question (sight.h); what is free follows the limits of the moment. */
 
-FORWARD(cuMemGetInfo, (unsigned int *free, unsigned int *total), (free, total))
-FORWARD(cuDeviceTotalMem, (unsigned int *bytes, CUdevice dev), (bytes, dev))
+/* At the first question of a device the daemon is asked. */
+static void look(CUdevice ordinal)
+{
+	CUstreamCaptureMode mode;
+	CUuuid uuid;
+	bool named;
+
+	if (sight_looked(ordinal))
+		return;
+	mode = driver_enter();
+	named = device_uuid(ordinal, &uuid);
+	driver_leave(mode);
+	if (named)
+		sight_look(ordinal, &uuid);
+}
+
+/* What a device is to look as if it had at most; UINT64_MAX: as the driver says. */
+static uint64_t total_of(CUdevice ordinal)
+{
+	uint64_t most = UINT64_MAX, left;
+	struct device *device;
+
+	look(ordinal);
+	if (!sight_kept(ordinal, &most)) {
+		device = device_of(ordinal);
+		if (device)
+			daemon_limits(device, &most, &left);
+	}
+	return most;
+}
+
+struct amount {
+	uint64_t total, free;	/* at most */
+};
+
+/* In the context that is current. */
+static struct amount amount_here(void)
+{
+	struct amount amount = { UINT64_MAX, UINT64_MAX };
+	struct device *device = device_current();
+
+	if (!device)
+		return amount;
+	look(device->ordinal);
+	daemon_limits(device, &amount.total, &amount.free);
+	sight_kept(device->ordinal, &amount.total);
+	if (amount.free > amount.total)
+		amount.free = amount.total;
+	return amount;
+}
+
+/* Before CUDA 3.2 figures had 32 bits: what does not fit in them is the driver's business. */
+WRAPPER cuMemGetInfo(unsigned int *free, unsigned int *total)
+{
+	struct amount amount;
+	CUresult result;
+
+	PASS_INSIDE(cuMemGetInfo, (free, total));
+	CALL_REAL(result, cuMemGetInfo, (free, total));
+	if (result != CUDA_SUCCESS)
+		return result;
+	amount = amount_here();
+	if (total && *total > amount.total)
+		*total = (unsigned int)amount.total;
+	if (free && *free > amount.free)
+		*free = (unsigned int)amount.free;
+	return result;
+}
 
 WRAPPER cuMemGetInfo_v2(size_t *free, size_t *total)
 {
 	struct device *device;
-	uint64_t limit, left;
+	struct amount amount;
 	CUresult result;
 
 	PASS_INSIDE(cuMemGetInfo_v2, (free, total));
@@ -181,38 +252,48 @@ WRAPPER cuMemGetInfo_v2(size_t *free, size_t *total)
 		if (free && *free + kept > *free)
 			*free += kept;
 	}
-	if (!daemon_limits(device, &limit, &left))
-		return result;
-	if (total && *total > limit)
-		*total = limit;
-	if (free && *free > left)
-		*free = left;
+	amount = amount_here();
+	if (total && *total > amount.total)
+		*total = amount.total;
+	if (free && *free > amount.free)
+		*free = amount.free;
 	return result;
 }
 
-WRAPPER cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev)
-{
-	struct device *device;
-	uint64_t limit, left;
-	CUresult result;
+#define TOTAL(name, type)						\
+	WRAPPER name(type *bytes, CUdevice dev)				\
+	{								\
+		uint64_t total;						\
+		CUresult result;					\
+									\
+		PASS_INSIDE(name, (bytes, dev));			\
+		CALL_REAL(result, name, (bytes, dev));			\
+		if (result != CUDA_SUCCESS || !bytes)			\
+			return result;					\
+		total = total_of(dev);				\
+		if (*bytes > total)					\
+			*bytes = (type)total;				\
+		return result;						\
+	}
 
-	PASS_INSIDE(cuDeviceTotalMem_v2, (bytes, dev));
-	CALL_REAL(result, cuDeviceTotalMem_v2, (bytes, dev));
-	device = result == CUDA_SUCCESS ? device_of(dev) : NULL;
-	if (device && daemon_limits(device, &limit, &left) && *bytes > limit)
-		*bytes = limit;
-	return result;
-}
+TOTAL(cuDeviceTotalMem, unsigned int)
+TOTAL(cuDeviceTotalMem_v2, size_t)
 
 WRAPPER cuMemGetAddressRange_v2(CUdeviceptr *pbase, size_t *psize, CUdeviceptr dptr)
 {
 	struct region_about about;
+	struct mapped mapped;
 	CUresult result;
 
 	PASS_INSIDE(cuMemGetAddressRange_v2, (pbase, psize, dptr));
 	if (!region_about(dptr, &about)) {
-		CALL_REAL(result, cuMemGetAddressRange_v2, (pbase, psize, dptr));
-		return result;
+		if (object_mapped(dptr, &mapped)) {	/* the driver would tell of one chunk, or of nothing while it moves */
+			about.start = mapped.start;
+			about.bytes = mapped.bytes;
+		} else {
+			CALL_REAL(result, cuMemGetAddressRange_v2, (pbase, psize, dptr));
+			return result;
+		}
 	}
 	if (pbase)	/* either may be NULL, and is ignored then */
 		*pbase = about.start;

@@ -8,6 +8,7 @@
 #include "tree.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 static size_t round_bytes(size_t bytes)
 {
@@ -29,8 +30,12 @@ static uint64_t number_of(CUstream stream, bool per_thread)
 	return 0;
 }
 
+/* Of the default pools, by ordinal; under the lock. */
+static struct usage defaults[GG_ORDINALS];
+
 struct wish {
 	struct device *device;
+	const struct usage *usage;
 	uint64_t stream;
 	size_t bytes;
 };
@@ -39,15 +44,16 @@ static bool suits(const struct block *block, const void *argument)
 {
 	const struct wish *wish = argument;
 
-	return !block->later && block->device == wish->device && block->bytes == wish->bytes &&
+	return !block->later && block->device == wish->device && block->usage == wish->usage && block->bytes == wish->bytes &&
 	       wish->stream && block->stream == wish->stream;
 }
 
-CUresult async_alloc(struct device *device, size_t bytes, CUstream stream, bool per_thread,
+CUresult async_alloc(struct device *device, struct usage *usage, size_t bytes, CUstream stream, bool per_thread,
 		     CUdeviceptr *address)
 {
 	struct wish wish = {
 		.device = device,
+		.usage = usage ? usage : async_default(device),
 		.bytes = round_bytes(bytes),
 		.stream = number_of(stream, per_thread),
 	};
@@ -56,8 +62,10 @@ CUresult async_alloc(struct device *device, size_t bytes, CUstream stream, bool 
 
 	pthread_mutex_lock(&parked_lock);
 	block = parked_take(suits, &wish);
-	if (block)
+	if (block) {
 		block->parked = false;
+		block_is(block, BLOCK_USED);
+	}
 	pthread_mutex_unlock(&parked_lock);
 	if (block) {
 		real.cuEventDestroy_v2(block->event);
@@ -82,8 +90,12 @@ CUresult async_alloc(struct device *device, size_t bytes, CUstream stream, bool 
 	block->bytes = wish.bytes;
 	real.cuCtxGetCurrent(&block->context);
 	pthread_mutex_lock(&parked_lock);
-	if (!table_put(&parked_blocks, block->address, block))
+	if (table_put(&parked_blocks, block->address, block)) {
+		block_of(block, usage ? usage : async_default(device));
+		block_is(block, BLOCK_USED);
+	} else {
 		result = CUDA_ERROR_OUT_OF_MEMORY;
+	}
 	pthread_mutex_unlock(&parked_lock);
 	*address = block->address;
 	if (result != CUDA_SUCCESS) {
@@ -143,10 +155,12 @@ CUresult async_free(CUdeviceptr address, CUstream stream, bool per_thread)
 	block->stream = number_of(stream, per_thread);
 	result = mark(block, stream, per_thread);
 	pthread_mutex_lock(&parked_lock);
-	if (result == CUDA_SUCCESS)
+	if (result == CUDA_SUCCESS) {
 		parked_put(block);
-	else
+		block_is(block, BLOCK_PARKED);
+	} else {
 		block->parked = false;
+	}
 	pthread_mutex_unlock(&parked_lock);
 	return result;
 }
@@ -158,10 +172,12 @@ bool async_take(CUdeviceptr address)
 
 	pthread_mutex_lock(&parked_lock);
 	block = table_get(&parked_blocks, address);
-	if (block && block->parked)
+	if (block && block->parked) {
 		free_it = false;
-	else if (block)
+	} else if (block) {
 		table_take(&parked_blocks, address);
+		block_of(block, NULL);
+	}
 	pthread_mutex_unlock(&parked_lock);
 	if (free_it)
 		free(block);
@@ -196,30 +212,76 @@ bool async_later(struct device *device, CUdeviceptr address)
 	return put;
 }
 
-struct sum {
-	struct device *device;
-	uint64_t used, parked;
-};
-
-static void add(uint64_t key, void *value, void *argument)
+bool async_pool(CUdeviceptr address, CUmemoryPool *pool)
 {
-	const struct block *block = value;
-	struct sum *sum = argument;
+	pthread_mutex_lock(&parked_lock);
+	const struct block *block = table_get(&parked_blocks, address);
 
-	(void)key;
-	if (block->device == sum->device && !block->later)
-		*(block->parked ? &sum->parked : &sum->used) += block->bytes;
+	*pool = block && block->usage ? block->usage->pool : NULL;
+	pthread_mutex_unlock(&parked_lock);
+	return block;
 }
 
-void async_usage(struct device *device, uint64_t *used, uint64_t *parked_bytes)
+/* The pools */
+
+struct usage *async_default(const struct device *device)
 {
-	struct sum sum = { .device = device };
+	return &defaults[device->ordinal];
+}
+
+struct usage *async_usage_new(CUmemoryPool pool)
+{
+	struct usage *usage = calloc(1, sizeof(*usage));
+
+	if (usage)
+		usage->pool = pool;
+	return usage;
+}
+
+void async_usage_gone(struct usage *usage)
+{
+	pthread_mutex_lock(&parked_lock);
+	usage->gone = true;
+	usage->pool = NULL;	/* another may have that value */
+	const bool empty = !usage->blocks;
+	pthread_mutex_unlock(&parked_lock);
+	if (empty)
+		free(usage);
+}
+
+bool async_usage_empty(const struct usage *usage)
+{
+	pthread_mutex_lock(&parked_lock);
+	const bool empty = !usage->blocks;
+	pthread_mutex_unlock(&parked_lock);
+	return empty;
+}
+
+uint64_t async_usage_get(const struct usage *usage, CUmemPool_attribute attribute)
+{
+	uint64_t bytes = 0;
 
 	pthread_mutex_lock(&parked_lock);
-	table_each(&parked_blocks, add, &sum);
+	if (attribute == CU_MEMPOOL_ATTR_USED_MEM_CURRENT)
+		bytes = usage->used;
+	else if (attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH)
+		bytes = usage->used_high;
+	else if (attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
+		bytes = usage->used + usage->parked;
+	else if (attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)
+		bytes = usage->reserved_high;
 	pthread_mutex_unlock(&parked_lock);
-	*used = sum.used;
-	*parked_bytes = sum.parked;
+	return bytes;
+}
+
+void async_usage_reset(struct usage *usage, CUmemPool_attribute attribute)
+{
+	pthread_mutex_lock(&parked_lock);
+	if (attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH)
+		usage->used_high = usage->used;
+	else if (attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)
+		usage->reserved_high = usage->used + usage->parked;
+	pthread_mutex_unlock(&parked_lock);
 }
 
 static bool is_this(const struct block *block, const void *argument)
@@ -240,6 +302,7 @@ static void forget_gone(uint64_t key, void *value, void *argument)
 		return;
 	table_take(&parked_blocks, key);
 	parked_take(is_this, block);
+	block_of(block, NULL);
 	free(block);
 }
 
@@ -264,4 +327,9 @@ static void context_gone(struct device *device, CUcontext context)
 	pthread_mutex_unlock(&parked_lock);
 }
 
-LIFE(.stage = LIFE_STREAMED, .context_gone = context_gone);
+static void forget(void)
+{
+	memset(defaults, 0, sizeof(defaults));
+}
+
+LIFE(.stage = LIFE_STREAMED, .context_gone = context_gone, .forget = forget);

@@ -8,18 +8,20 @@
 #include "daemon.h"
 #include "driver.h"
 #include "host.h"
+#include "kept.h"
+#include "lent.h"
 #include "log.h"
 #include "pool.h"
 #include "small.h"
 #include "tree.h"
 
-/* A region takes chunks of a class from this size on; below, they would hold memory that hardly anybody uses. */
+/* A region takes chunks of a class from this size on; below, they would hold memory that is hardly used. */
 #define LARGE_FROM (1024 * GG_MIB)
 #define MIDDLE_FROM (16 * GG_MIB)
 /* What undoes something is tried so often. */
 #define TRIES 3
 
-static struct region *plan(struct device *device, size_t bytes)
+struct region *backing_plan(struct device *device, size_t bytes)
 {
 	size_t reserved = (bytes + GG_CHUNK - 1) & ~(size_t)(GG_CHUNK - 1), rest = reserved, chunks = 0;
 	size_t count[CLASSES] = { 0 };
@@ -54,7 +56,7 @@ static bool unmap(const struct region *region, size_t mapped)
 	return result == CUDA_SUCCESS;
 }
 
-static void unreserve(const struct region *region)
+void backing_unreserve(const struct region *region)
 {
 	CUresult result = CUDA_ERROR_UNKNOWN;
 
@@ -90,7 +92,7 @@ static CUresult map(struct region *region, size_t alignment)
 	if (result == CUDA_SUCCESS)
 		return CUDA_SUCCESS;
 	if (unmap(region, mapped))
-		unreserve(region);
+		backing_unreserve(region);
 	return result;
 }
 
@@ -134,7 +136,7 @@ static CUresult back(struct region *region, size_t alignment)
 
 CUresult backing_make(struct device *device, size_t bytes, size_t alignment, struct region **made)
 {
-	struct region *region = plan(device, bytes);
+	struct region *region = backing_plan(device, bytes);
 	CUresult result;
 
 	if (!region)
@@ -156,18 +158,50 @@ bool backing_unmap(const struct region *region)
 
 void backing_return(struct region *region)
 {
+	backing_unreserve(region);
+	backing_give(region);
+}
+
+/* Whether others may have a chunk by a descriptor: all of what the driver has as a whole, and what was named to others. */
+static bool may_be_lent(const struct chunk *chunk)
+{
+	return !chunk->memory || (chunk->reached && chunk->place == CHUNK_DEVICE);
+}
+
+/* Whether that stays charged, since it lives. */
+static bool is_lent(const struct region *region)
+{
+	uint64_t bytes = 0;
+
+	for (size_t i = 0; region->lent && i < region->chunks; i++)
+		bytes += may_be_lent(&region->chunk[i]) ? chunk_bytes(region, i) : 0;
+	return bytes && lent_keep(region->device, LENT_REGION(region->serial), bytes);
+}
+
+void backing_give(struct region *region)
+{
 	struct device *device = region->device;
+	const bool lent = is_lent(region);
 	int64_t pinned = 0;
 
-	unreserve(region);
 	for (size_t i = 0; i < region->chunks; i++) {
 		struct chunk *chunk = &region->chunk[i];
 		enum chunk_class class = chunk_class(region, i);
 
 		if (chunk->pinned)
 			pinned += (int64_t)class_bytes[class];
+		if (lent && may_be_lent(chunk)) {
+			if (chunk->memory)
+				kept_release(device, chunk->memory);
+			continue;
+		}
+		if (!chunk->memory) {	/* of what the driver has freed as a whole */
+			pool_uncharge(device, class_bytes[class]);
+			continue;
+		}
 		if (chunk->place == CHUNK_DEVICE) {
-			(chunk->shareable || chunk->imported ? pool_drop : pool_give)(device, class, chunk->memory);
+			(chunk->shareable || chunk->imported || chunk->reached ? pool_drop :
+										 pool_give)(device, class, chunk->memory);
 			continue;
 		}
 		(chunk->imported ? host_drop :

@@ -4,13 +4,18 @@
 #define GGROUP_CUDA_BACKING_H
 
 #include "chunk.h"
-#include "chunk.h"
 
-/* A region that nobody can find yet, backed, charged, in the current context; all or nothing. Waits in the daemon. */
+/* A region that no thread can find yet, backed, charged, in the current context; all or nothing. Waits in the daemon. */
 CUresult backing_make(struct device *device, size_t bytes, size_t alignment, struct region **made);
+/* A region with the chunks for `bytes`, and nothing behind them; NULL without memory. */
+struct region *backing_plan(struct device *device, size_t bytes);
 /* Unmaps all of it; false: it is still mapped. */
 bool backing_unmap(const struct region *region);
-/* Gives back what is behind a region that is mapped nowhere, and that nobody can find any more; frees it. */
+/* Gives back the addresses of a region that is mapped nowhere, and that no thread can find any more. */
+void backing_unreserve(const struct region *region);
+/* ... and what is behind it; frees it. */
 void backing_return(struct region *region);
+/* ... of one that has no addresses. */
+void backing_give(struct region *region);
 
 #endif

@@ -25,15 +25,20 @@ struct chunk {
 	uint8_t place;		/* enum chunk_place */
 	bool busy;		/* the mover has it */
 	bool pinned;		/* never moves: mapped by a peer, exported, registered */
+	bool reached;		/* ... by what is outside of the program: no other allocation gets it */
 	bool shareable;		/* other processes may have it mapped (ipc.h) */
 	bool imported;		/* by a descriptor: it cannot be exported (departure.h) */
 };
 
 struct small;
+struct object;
+
+/* Chunks that move together at most. */
+#define CHUNKS_TOGETHER 512
 
 struct region {
 	struct region *next, *previous;	/* of the device: a ring */
-	CUdeviceptr address;
+	CUdeviceptr address;	/* 0: the program maps it itself, where `object` says */
 	size_t bytes;		/* as asked for */
 	size_t reserved;	/* of addresses, and of memory behind all of them */
 	uint64_t serial;	/* no two allocations of the process have the same */
@@ -41,7 +46,11 @@ struct region {
 	CUcontext context;	/* it was allocated in, and goes with */
 	struct small *small;	/* what is in it, if it is one for small allocations */
 	struct region *next_small;
+	struct object *object;	/* what the program made by cuMemCreate (object.h); else NULL */
+	bool lent;		/* the program was given a descriptor of some of it (lent.h) */
 	bool freeing;		/* a thread is at it */
+	bool gone;		/* it is freed, but for what is behind it, which is bound still */
+	size_t bound;		/* so often (binding.h) */
 	size_t count[CLASSES];	/* of chunks of each class, in this order */
 	size_t chunks;		/* all of them */
 	struct chunk chunk[];

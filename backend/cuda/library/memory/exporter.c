@@ -14,12 +14,13 @@
 #include "life.h"
 #include "ours.h"
 #include "pick.h"
+#include "tree.h"
 
-/* Seconds for one who asks; there may be another. */
+/* Seconds for a process that asks; there may be another. */
 #define PATIENCE 2
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static uint64_t token, secret;	/* under `lock`; 0: nobody was given a handle yet */
+static uint64_t token, secret;	/* under `lock`; 0: no handle was given out yet */
 static bool serving;		/* under `lock` */
 
 static bool send_part(int socket, const struct ipc_part *part, const int *fds)
@@ -54,16 +55,17 @@ static uint64_t hand_out(int socket, const struct ipc_handle *asked, uint64_t of
 	size_t count = pick_shareable(asked->address + offset, asked->bytes - offset, asked->serial, true, picks,
 					     IPC_CHUNKS);
 
-	/* While they are busy nobody frees them. */
+	/* While they are busy they are not freed. */
 	while (part.count < count) {
 		const struct pick *pick = &picks[part.count];
 		int fd = -1;
 
-		/* One that is missing in between: somebody else is at it. */
+		/* One that is missing in between: another thread is at it. */
 		if (chunk_offset(pick->region, pick->index) != offset + bytes ||
 		    real.cuMemExportToShareableHandle(&fd, pick->region->chunk[pick->index].memory,
 						      CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0))
 			break;
+		tree_lend(pick->region, fd);
 		part.bytes[part.count] = chunk_bytes(pick->region, pick->index);
 		fds[part.count] = fd;
 		bytes += part.bytes[part.count++];
@@ -177,7 +179,7 @@ bool exporter_own(uint64_t of)
 static void forget(void)
 {
 	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-	token = secret = 0;	/* the parent's; its socket is its own, and ours a copy that nobody listens at */
+	token = secret = 0;	/* the parent's; its socket is its own, and ours a copy that no thread listens at */
 	serving = false;
 }
 

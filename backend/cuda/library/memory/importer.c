@@ -13,6 +13,7 @@
 
 #include "driver.h"
 #include "exporter.h"
+#include "lent.h"
 #include "life.h"
 #include "log.h"
 
@@ -27,6 +28,7 @@ struct import {
 	CUcontext context;
 	CUdeviceptr address;
 	uint64_t mapped;	/* bytes of it */
+	int held;		/* one of its descriptors, so that the other process is charged for it; -1: none */
 	unsigned int opened;	/* times */
 };
 
@@ -48,7 +50,7 @@ static bool again(time_t until)
 	return errno == EINTR && now() <= until;
 }
 
-/* Whether who listens there is who the handle names (ipc.h). */
+/* Whether the process that listens there is the one that the handle names (ipc.h). */
 static bool is_exporter(int socket, const struct ipc_handle *handle)
 {
 	const uint32_t here = ipc_pid_namespace();
@@ -148,7 +150,10 @@ static bool map_all(struct import *import, int socket, time_t until)
 		good = part.count;
 		for (size_t i = 0; i < count; i++) {
 			good = good && map_chunk(import, fds[i], part.bytes[i]);
-			close(fds[i]);
+			if (good && import->held < 0)
+				import->held = lent_hold(fds[i]);
+			else
+				close(fds[i]);
 		}
 	} while (good && !part.last && now() <= until);
 	return good && import->mapped == import->handle.bytes;
@@ -160,6 +165,7 @@ static void drop(struct import *import)
 		log_line("imported memory stays mapped at %llx", import->address);
 	else if (import->address)
 		real.cuMemAddressFree(import->address, import->handle.bytes);
+	lent_let(import->held);
 	free(import);
 }
 
@@ -174,6 +180,8 @@ static struct import *import(const struct ipc_handle *handle, CUcontext context,
 	int socket_ = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 	bool good = made && socket_ >= 0 && ask(socket_, handle, until);
 
+	if (made)
+		made->held = -1;
 	if (good) {
 		made->handle = *handle;
 		made->context = context;

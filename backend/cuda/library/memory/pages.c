@@ -12,9 +12,9 @@
  * that pages_use needs no lock and nothing that it looks at can go away: it does not look at regions at all.
  *
  * A kernel is told where something begins, not how long it is. So uses are counted where a pointer points to,
- * and when somebody looks, they hold from there to the next page that something else was seen to begin in: a
+ * and at each look, they hold from there to the next page that something else was seen to begin in: a
  * tensor in a large allocation has its own heat. Where nothing was seen to begin for some looks, nothing
- * does.
+ * does. A copy tells both ends: what it goes through on the way does not begin.
  */
 #define LEAF_BITS 15
 #define LEAF_PAGES (1 << LEAF_BITS)
@@ -25,7 +25,7 @@
 
 struct leaf {
 	struct region *region[LEAF_PAGES];	/* under the lock */
-	uint16_t uses[LEAF_PAGES];		/* since somebody looked; atomically */
+	uint16_t uses[LEAF_PAGES];		/* since the last look; atomically */
 	uint8_t begins[LEAF_PAGES];		/* looks for which something is known to begin here; atomically */
 };
 
@@ -50,11 +50,9 @@ struct region *pages_region(CUdeviceptr address)
 	return leaf ? leaf->region[page_of(address)] : NULL;
 }
 
-bool pages_ready(const struct region *region)
+bool pages_ready(CUdeviceptr address, size_t bytes)
 {
-	const CUdeviceptr end = region->address + region->reserved;
-
-	for (CUdeviceptr at = region->address; at < end; at += GG_CHUNK) {
+	for (CUdeviceptr at = address; at < address + bytes; at += GG_CHUNK) {
 		uint64_t index = at >> (CHUNK_BITS + LEAF_BITS);
 
 		if (index >= 1 << ROOT_BITS)
@@ -70,18 +68,32 @@ bool pages_ready(const struct region *region)
 	return true;
 }
 
-void pages_set(const struct region *region, struct region *value)
+void pages_fresh(CUdeviceptr address, size_t bytes)
 {
-	for (CUdeviceptr at = region->address; at < region->address + region->reserved; at += GG_CHUNK) {
-		leaf_of(at)->region[page_of(at)] = value;
+	for (CUdeviceptr at = address; at < address + bytes; at += GG_CHUNK) {
 		__atomic_store_n(&leaf_of(at)->uses[page_of(at)], 0, __ATOMIC_RELAXED);
 		__atomic_store_n(&leaf_of(at)->begins[page_of(at)], 0, __ATOMIC_RELAXED);
 	}
 }
 
+void pages_set(const struct region *region, struct region *value)
+{
+	for (CUdeviceptr at = region->address; at < region->address + region->reserved; at += GG_CHUNK)
+		leaf_of(at)->region[page_of(at)] = value;
+	pages_fresh(region->address, region->reserved);
+}
+
 bool pages_near(CUdeviceptr address)
 {
 	return leaf_of(address) != NULL;
+}
+
+static void begin(struct leaf *leaf, CUdeviceptr at)
+{
+	uint8_t *begins = &leaf->begins[page_of(at)];
+
+	if (__atomic_load_n(begins, __ATOMIC_RELAXED) != BEGINS_LOOKS)
+		__atomic_store_n(begins, BEGINS_LOOKS, __ATOMIC_RELAXED);
 }
 
 static void use(struct leaf *leaf, CUdeviceptr at)
@@ -98,16 +110,20 @@ void pages_use_from(CUdeviceptr address)
 {
 	struct leaf *leaf = leaf_of(address);
 
-	if (leaf)
-		use(leaf, address);
+	if (!leaf)
+		return;
+	begin(leaf, address);
+	use(leaf, address);
 }
 
 void pages_use(CUdeviceptr address, size_t bytes)
 {
 	const CUdeviceptr first = address & ~(GG_CHUNK - 1), last = bytes ? address + bytes - 1 : address;
 	CUdeviceptr at;
-	struct leaf *leaf;
+	struct leaf *leaf = leaf_of(first);
 
+	if (leaf)
+		begin(leaf, first);
 	for (at = first; at <= last && at >= first; at += GG_CHUNK) {
 		leaf = leaf_of(at);
 		if (leaf)
@@ -116,8 +132,8 @@ void pages_use(CUdeviceptr address, size_t bytes)
 			at |= (UINT64_C(1) << (CHUNK_BITS + LEAF_BITS)) - GG_CHUNK;
 	}
 	leaf = leaf_of(at);
-	if (leaf && !__atomic_load_n(&leaf->begins[page_of(at)], __ATOMIC_RELAXED))
-		__atomic_store_n(&leaf->begins[page_of(at)], BEGINS_LOOKS, __ATOMIC_RELAXED);
+	if (leaf)
+		begin(leaf, at);
 }
 
 uint32_t pages_uses(CUdeviceptr address)
@@ -131,15 +147,12 @@ uint32_t pages_look(CUdeviceptr address, uint32_t before)
 	uint8_t *begins = &leaf->begins[page_of(address)];
 	uint32_t uses = pages_uses(address);
 
-	if (uses) {
+	if (uses)
 		uses = __atomic_exchange_n(&leaf->uses[page_of(address)], 0, __ATOMIC_RELAXED);
-		__atomic_store_n(begins, BEGINS_LOOKS, __ATOMIC_RELAXED);
-		return uses;
-	}
 	if (!__atomic_load_n(begins, __ATOMIC_RELAXED))
-		return before;
+		return uses > before ? uses : before;
 	__atomic_sub_fetch(begins, 1, __ATOMIC_RELAXED);
-	return 0;
+	return uses;
 }
 
 static void forget(void)

@@ -24,6 +24,35 @@ size_t parked_count(void)
 	return __atomic_load_n(&count, __ATOMIC_RELAXED);
 }
 
+void block_is(struct block *block, enum block_state state)
+{
+	struct usage *usage = block->usage;
+
+	if (!usage)
+		return;
+	usage->used -= block->state == BLOCK_USED ? block->bytes : 0;
+	usage->parked -= block->state == BLOCK_PARKED ? block->bytes : 0;
+	usage->used += state == BLOCK_USED ? block->bytes : 0;
+	usage->parked += state == BLOCK_PARKED ? block->bytes : 0;
+	block->state = state;
+	if (usage->used > usage->used_high)
+		usage->used_high = usage->used;
+	if (usage->used + usage->parked > usage->reserved_high)
+		usage->reserved_high = usage->used + usage->parked;
+}
+
+void block_of(struct block *block, struct usage *usage)
+{
+	struct usage *before = block->usage;
+
+	block_is(block, BLOCK_NEW);
+	block->usage = usage;
+	if (usage)
+		usage->blocks++;
+	if (before && !--before->blocks && before->gone)
+		free(before);
+}
+
 struct block *parked_take(bool (*wanted)(const struct block *, const void *), const void *argument)
 {
 	for (struct block **at = &parked; *at; at = &(*at)->next) {
@@ -60,11 +89,15 @@ static void finish(struct block *block)
 	pthread_mutex_lock(&parked_lock);
 	table_take(&parked_blocks, block->address);
 	pthread_mutex_unlock(&parked_lock);
-	if (region_free(block->address) == CUDA_SUCCESS) {
+	const bool freed = region_free(block->address) == CUDA_SUCCESS;
+
+	pthread_mutex_lock(&parked_lock);
+	if (freed) {
+		block_of(block, NULL);
+		pthread_mutex_unlock(&parked_lock);
 		free(block);
 		return;
 	}
-	pthread_mutex_lock(&parked_lock);
 	block->later = true;
 	table_put(&parked_blocks, block->address, block);
 	parked_put(block);
@@ -76,8 +109,7 @@ static bool is_due(const struct block *block, const void *argument)
 	(void)argument;
 	if (block->later)
 		return false;
-	/* An error is one of the context: nothing runs there any more. */
-	return real.cuEventQuery(block->event) != CUDA_ERROR_NOT_READY;
+	return quiet_passed(block->event);
 }
 
 static bool is_later(const struct block *block, const void *argument)
@@ -131,9 +163,8 @@ void parked_sweep(bool wait)
 		break;
 	}
 	for (rounds = parked_count(); wait && rounds && (block = next(is_any)); rounds--) {
-		if (block->event)
-			real.cuEventSynchronize(block->event);
 		if (block->event) {
+			quiet_await(block->event);
 			finish(block);
 			continue;
 		}

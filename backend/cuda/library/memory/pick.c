@@ -4,8 +4,10 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "object.h"
 #include "pages.h"
 #include "tree.h"
+#include "view.h"
 
 /* Heat of one use a look of a whole chunk. */
 #define ONE_USE 16
@@ -85,6 +87,60 @@ static struct heats weigh_all(struct region_tree *tree)
 
 /* Looking */
 
+/* The uses of the page that was used most, where [offset, offset + bytes) of a region is mapped at `at`. */
+static void most_used(struct region *region, CUdeviceptr at, size_t bytes, size_t offset, void *argument)
+{
+	uint32_t *most = argument;
+
+	(void)region;
+	(void)offset;
+	for (const CUdeviceptr end = at + bytes; at < end; at += GG_CHUNK)
+		*most = pages_uses(at) > *most ? pages_uses(at) : *most;
+}
+
+/* Uses there become heat. `uses`, and what is returned: those that hold for the page before it, and for the last one. */
+static uint32_t warm(struct region *region, CUdeviceptr at, size_t bytes, size_t offset, uint32_t uses)
+{
+	const size_t end = offset + bytes;
+
+	for (size_t i = chunk_at(region, offset); offset < end; i++) {
+		const size_t next = chunk_offset(region, i) + chunk_bytes(region, i);
+		uint64_t sum = 0;
+
+		for (; offset < next && offset < end; offset += GG_CHUNK, at += GG_CHUNK) {
+			uses = pages_look(at, uses);
+			sum += uses;
+		}
+		region->chunk[i].heat += (uint32_t)(sum * ONE_USE / (chunk_bytes(region, i) / GG_CHUNK));
+	}
+	return uses;
+}
+
+/* What begins in a view goes on in the next one, if that is mapped right behind it: a tensor is larger than a segment. */
+static void warm_views(const struct device *device)
+{
+	CUdeviceptr end = 0;
+	uint32_t uses = 0;
+
+	for (const struct view *view = view_from(0); view; view = view_after(view)) {
+		if (view->region->device != device)
+			continue;
+		uses = warm(view->region, view->address, view->bytes, view->offset, view->address == end ? uses : 0);
+		end = view->address + view->bytes;
+	}
+}
+
+/* What moves as a whole is as hot as it is on average. */
+static void even_out(struct region *region)
+{
+	uint64_t sum = 0;
+
+	for (size_t i = 0; i < region->chunks; i++)
+		sum += region->chunk[i].heat * (uint64_t)chunk_bytes(region, i);
+	for (size_t i = 0; i < region->chunks; i++)
+		region->chunk[i].heat = (uint32_t)(sum / region->reserved);
+}
+
 bool pick_look(struct device *device, bool must)
 {
 	struct region_tree *tree = device->regions;
@@ -95,23 +151,25 @@ bool pick_look(struct device *device, bool must)
 	pthread_mutex_lock(&tree_lock);
 	region = tree->ring;
 	for (bool more = region && !must; more && most < LOOK_USES; more = (region = region->next) != tree->ring)
-		for (CUdeviceptr at = region->address; at < region->address + region->reserved; at += GG_CHUNK)
-			most = pages_uses(at) > most ? pages_uses(at) : most;
+		if (region->object)
+			view_each(region, most_used, &most);
+		else
+			most_used(region, region->address, region->reserved, 0, &most);
 	must |= most >= LOOK_USES;
 	region = tree->ring;
 	for (bool more = region && must; more; more = (region = region->next) != tree->ring) {
-		CUdeviceptr at = region->address;
-		uint32_t uses = 0;
-
+		for (size_t i = 0; i < region->chunks; i++)
+			region->chunk[i].heat /= 2;
+		if (!region->object)
+			warm(region, region->address, region->reserved, 0, 0);
+	}
+	if (must)
+		warm_views(device);
+	region = tree->ring;
+	for (bool more = region && must; more; more = (region = region->next) != tree->ring) {
+		if (object_is_whole(region))
+			even_out(region);
 		for (size_t i = 0; i < region->chunks; i++) {
-			const CUdeviceptr end = at + chunk_bytes(region, i), pages = (end - at) / GG_CHUNK;
-			uint64_t sum = 0;
-
-			for (; at < end; at += GG_CHUNK) {
-				uses = pages_look(at, uses);
-				sum += uses;
-			}
-			region->chunk[i].heat = (uint32_t)(region->chunk[i].heat / 2 + sum * ONE_USE / pages);
 			heat += region->chunk[i].heat;
 			chunks++;
 		}
@@ -152,8 +210,10 @@ static int by_address(const void *a, const void *b)
 {
 	const struct pick *one = a, *other = b;
 
-	if (one->region != other->region)
+	if (one->region != other->region && one->region->address != other->region->address)
 		return one->region->address < other->region->address ? -1 : 1;
+	if (one->region != other->region)	/* objects */
+		return one->region->serial < other->region->serial ? -1 : 1;
 	return one->index < other->index ? -1 : one->index > other->index;
 }
 
@@ -172,6 +232,21 @@ static bool full(const struct taking *taking)
 	return taking->count == taking->most || taking->bytes >= taking->want;
 }
 
+/* All of a region, or nothing. */
+static bool take_whole(struct region *region, struct taking *taking)
+{
+	bool all = taking->most - taking->count >= region->chunks;
+
+	for (size_t i = 0; i < region->chunks; i++)
+		all = all && movable(&(struct pick){ region, i }, taking->from);
+	for (size_t i = 0; all && i < region->chunks; i++) {
+		region->chunk[i].busy = true;
+		taking->picks[taking->count++] = (struct pick){ region, i };
+	}
+	taking->bytes += all ? region->reserved : 0;
+	return all;
+}
+
 static bool take(struct pick *pick, struct taking *taking)
 {
 	const unsigned int at = level(chunk_of(pick)->heat);
@@ -179,6 +254,9 @@ static bool take(struct pick *pick, struct taking *taking)
 	if (full(taking) || !movable(pick, taking->from) ||
 	    !(taking->colder ? at < taking->at : taking->hotter ? at > taking->at : at == taking->at))
 		return false;
+	/* One handle of the driver is behind all of it. */
+	if (object_is_whole(pick->region))
+		return take_whole(pick->region, taking);
 	chunk_of(pick)->busy = true;
 	taking->bytes += bytes_of(pick);
 	taking->picks[taking->count++] = *pick;
@@ -355,6 +433,9 @@ static void take_all(struct pick *pick, void *argument)
 {
 	struct leaving *leaving = argument;
 
+	/* Memory as the program made it outlives a checkpoint: the driver carries it. */
+	if (object_is_whole(pick->region))
+		return;
 	if (chunk_of(pick)->pinned)
 		leaving->error = EOPNOTSUPP;
 	else if (!leaving->error && (pick->region->freeing || chunk_of(pick)->busy))

@@ -3,6 +3,7 @@
 
 #include "backing.h"
 #include "chunk.h"
+#include "lent.h"
 #include "life.h"
 #include "log.h"
 #include "packed.h"
@@ -12,12 +13,9 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 /* Below it, allocations share a chunk. */
 #define SMALL_BELOW GG_MIB
-/* How often to look whether the GPU has come to an old copy. */
-#define LOOK_NS 5000000
 
 bool region_about(CUdeviceptr address, struct region_about *about)
 {
@@ -47,6 +45,52 @@ bool region_about(CUdeviceptr address, struct region_about *about)
 	return found;
 }
 
+/* With the lock: no other memory takes its place any more, as for another process (ipc.h). */
+static void name_chunks(struct region *region, size_t offset, size_t bytes)
+{
+	const size_t last = chunk_at(region, offset + bytes - 1);
+
+	for (size_t i = chunk_at(region, offset); i <= last && i < region->chunks; i++)
+		region->chunk[i].shareable = true;
+}
+
+bool region_given(CUdeviceptr address, size_t bytes, int fd)
+{
+	struct region_about about;
+	struct region *region;
+	bool lent;
+
+	if (!region_about(address, &about))
+		return false;
+	lent = lent_give(LENT_REGION(about.region.serial), fd);
+	pthread_mutex_lock(&tree_lock);
+	region = pages_region(address);
+	if (region && region->serial == about.region.serial) {
+		region->lent |= lent;
+		name_chunks(region, address - region->address, bytes ? bytes : 1);
+	}
+	pthread_mutex_unlock(&tree_lock);
+	return true;
+}
+
+size_t region_piece(CUdeviceptr address)
+{
+	const struct region *region;
+	size_t piece = 0, offset, index;
+
+	if (!pages_near(address))
+		return 0;
+	pthread_mutex_lock(&tree_lock);
+	region = pages_region(address);
+	if (region) {
+		offset = address - region->address;
+		index = chunk_at(region, offset);
+		piece = chunk_offset(region, index) + chunk_bytes(region, index) - offset;
+	}
+	pthread_mutex_unlock(&tree_lock);
+	return piece;
+}
+
 bool region_find(CUdeviceptr address, CUdeviceptr *start, size_t *bytes, struct device **device)
 {
 	struct region_about about;
@@ -71,12 +115,18 @@ static CUresult destroy(struct region *region)
 {
 	struct region_tree *tree = region->device->regions;
 	const bool unmapped = backing_unmap(region);
+	bool bound = false;
 
 	if (unmapped) {
 		pthread_mutex_lock(&tree_lock);
 		tree_remove(region);
 		pthread_mutex_unlock(&tree_lock);
-		backing_return(region);
+		backing_unreserve(region);
+		pthread_mutex_lock(&tree_lock);
+		bound = region->gone = region->bound;
+		pthread_mutex_unlock(&tree_lock);
+		if (!bound)
+			backing_give(region);
 	}
 	pthread_mutex_lock(&tree_lock);
 	if (!unmapped)
@@ -84,6 +134,15 @@ static CUresult destroy(struct region *region)
 	tree->frees--;
 	pthread_mutex_unlock(&tree_lock);
 	return unmapped ? CUDA_SUCCESS : CUDA_ERROR_UNKNOWN;
+}
+
+void region_unbind(struct region *region)
+{
+	pthread_mutex_lock(&tree_lock);
+	const bool last = !--region->bound && region->gone;
+	pthread_mutex_unlock(&tree_lock);
+	if (last)
+		backing_give(region);
 }
 
 static CUresult alloc_large(struct device *device, size_t bytes, size_t alignment, CUdeviceptr *address)
@@ -110,28 +169,11 @@ static bool any_busy(const struct region *region)
 }
 
 /* Waits until the mover is done with it. With the lock, which is let go meanwhile: `region` may only be
- * one that cannot be freed by anybody else. */
+ * one that cannot be freed by another thread. */
 static void wait_idle(struct region *region)
 {
-	const struct region_tree *tree = region->device->regions;
-	struct timespec until;
-
-	while (any_busy(region)) {
-		pthread_mutex_unlock(&tree_lock);
-		/* What it left for later, because the GPU did not come to it, may be done by now. */
-		if (tree->reap)
-			tree->reap(region->device);
-		pthread_mutex_lock(&tree_lock);
-		if (!any_busy(region))
-			break;
-		clock_gettime(CLOCK_MONOTONIC, &until);
-		until.tv_nsec += LOOK_NS;
-		if (until.tv_nsec >= 1000000000) {
-			until.tv_nsec -= 1000000000;
-			until.tv_sec++;
-		}
-		pthread_cond_clockwait(&tree_idle, &tree_lock, CLOCK_MONOTONIC, &until);
-	}
+	while (any_busy(region))
+		tree_await(region->device);
 }
 
 CUresult region_alloc(struct device *device, size_t bytes, size_t alignment, CUdeviceptr *address)

@@ -30,9 +30,15 @@ CUresult region_alloc(struct device *device, size_t bytes, size_t alignment, CUd
 /* CUDA_ERROR_INVALID_VALUE for an address that is not the start of one of ours (the caller then asks the driver). The
  * caller has made sure that nothing in flight uses it (cuMemFree waits; see memory.c). */
 CUresult region_free(CUdeviceptr address);
+/* One is bound once less (binding.h): what is behind one that was freed meanwhile is given back then. */
+void region_unbind(struct region *region);
 
 /* The allocation that holds `address`, as cuMemGetAddressRange tells it. */
 bool region_find(CUdeviceptr address, CUdeviceptr *start, size_t *bytes, struct device **device);
 bool region_about(CUdeviceptr address, struct region_about *about);
+/* The program was given a descriptor of a range in one of ours (lent.h): false, nothing of ours is there. */
+bool region_given(CUdeviceptr address, size_t bytes, int fd);
+/* How many bytes from an address on are of the same memory to the driver; 0: none of ours is there. */
+size_t region_piece(CUdeviceptr address);
 
 #endif

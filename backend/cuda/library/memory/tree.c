@@ -3,12 +3,17 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "chunk.h"
 #include "daemon.h"
 #include "keeper.h"
+#include "lent.h"
 #include "life.h"
 #include "pages.h"
+
+/* How often to look whether the GPU has come to an old copy. */
+#define LOOK_NS 5000000
 
 pthread_mutex_t tree_lock = PTHREAD_MUTEX_INITIALIZER;
 pthread_cond_t tree_idle = PTHREAD_COND_INITIALIZER;
@@ -34,6 +39,15 @@ void tree_report_pinned(struct device *device, int64_t change)
 	daemon_report(device);
 }
 
+void tree_lend(struct region *region, int fd)
+{
+	const bool lent = lent_give(LENT_REGION(region->serial), fd);
+
+	pthread_mutex_lock(&tree_lock);
+	region->lent |= lent;
+	pthread_mutex_unlock(&tree_lock);
+}
+
 size_t tree_access(const struct region *region, CUmemAccessDesc *access)
 {
 	const struct region_tree *tree = region->device->regions;
@@ -50,6 +64,25 @@ size_t tree_access(const struct region *region, CUmemAccessDesc *access)
 		access[count++].location.id = tree->peers[i];
 	}
 	return count;
+}
+
+void tree_await(struct device *device)
+{
+	const struct region_tree *tree = device->regions;
+	struct timespec until;
+
+	pthread_mutex_unlock(&tree_lock);
+	/* What the mover left for later, because the GPU did not come to it, may be done by now. */
+	if (tree->reap)
+		tree->reap(device);
+	pthread_mutex_lock(&tree_lock);
+	clock_gettime(CLOCK_MONOTONIC, &until);
+	until.tv_nsec += LOOK_NS;
+	if (until.tv_nsec >= 1000000000) {
+		until.tv_nsec -= 1000000000;
+		until.tv_sec++;
+	}
+	pthread_cond_clockwait(&tree_idle, &tree_lock, CLOCK_MONOTONIC, &until);
 }
 
 /* With the lock. */
@@ -74,8 +107,8 @@ bool tree_insert(struct region *region)
 	bool inserted, pinned;
 
 	pthread_mutex_lock(&tree_lock);
-	inserted = pages_ready(region);
-	pinned = tree->peer_count != 0;
+	inserted = region->object || pages_ready(region->address, region->reserved);
+	pinned = !region->object && tree->peer_count != 0;	/* which GPUs may use an object, its views say */
 	if (inserted) {
 		region->serial = ++tree_serials;
 		for (size_t i = 0; i < region->chunks; i++) {
@@ -90,7 +123,8 @@ bool tree_insert(struct region *region)
 			tree->hand = 0;
 		}
 		region->previous->next = region->next->previous = region;
-		pages_set(region, region);
+		if (!region->object)
+			pages_set(region, region);
 		count(region, 1);
 	}
 	memcpy(resident, tree->resident, sizeof(resident));
@@ -112,7 +146,8 @@ void tree_remove(struct region *region)
 	}
 	region->previous->next = region->next;
 	region->next->previous = region->previous;
-	pages_set(region, NULL);
+	if (!region->object)
+		pages_set(region, NULL);
 	count(region, -1);
 }
 

@@ -15,6 +15,7 @@ struct region_tree {
 	struct region *small;	/* those for small allocations */
 	CUdevice peers[GG_DEVICES];
 	size_t peer_count;
+	uint64_t peers_done;	/* a bit an index of these: what was there before has been given to it, too */
 	uint64_t resident[CLASSES];	/* bytes on the GPU */
 	uint64_t pinned;
 	uint64_t imported;
@@ -24,12 +25,18 @@ struct region_tree {
 	uint32_t usual;		/* heat of what is new: it is not known yet, and is as good as any */
 };
 
+/* Waits for a moment, or until something is no longer busy. With the lock, which is let go meanwhile. */
+void tree_await(struct device *device);
+
 /* No two allocations have the same; this was the last. With the lock. */
 extern uint64_t tree_serials;
 /* From now on it is found; false without memory. Without the lock. */
 bool tree_insert(struct region *region);
 /* From now on it is not. With the lock. */
 void tree_remove(struct region *region);
+
+/* Others are given a descriptor of a chunk that the caller has (lent.h). */
+void tree_lend(struct region *region, int fd);
 
 /* What is pinned changed by so much: the daemon hears of it. Without the lock. */
 void tree_report_pinned(struct device *device, int64_t change);

@@ -9,10 +9,12 @@
 #include "kept.h"
 #include "log.h"
 #include "moment.h"
+#include "object.h"
 #include "pick.h"
 #include "pool.h"
 #include "quiet.h"
 #include "tree.h"
+#include "view.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -25,10 +27,9 @@
 #define CLOSED_US 25000
 #define CLOSED_MOST_US 200000
 #define WAITS_WORTH 3
-/* For how long the gate may be closed for nothing: a thread inside does not leave, or a kernel does not end. */
+/* For how long the gate may be closed for nothing: a thread inside does not leave. */
 #define GATE_MS 50
-#define WORK_US 300000
-/* ... while kernels do end. */
+/* ... while kernels do end; where none does, mover->work_us. */
 #define QUEUE_US 2000000
 /* What undoes something is tried so often. */
 #define TRIES 3
@@ -46,9 +47,11 @@ struct batch *batch_new(bool in, const struct pick *picks, size_t count)
 		const struct chunk *chunk = &region->chunk[picks[i].index];
 
 		batch->pick[i] = picks[i];
-		batch->address[i] = region->address + chunk_offset(region, picks[i].index);
+		batch->source[i] = region->object ? chunk->window :
+						    region->address + chunk_offset(region, picks[i].index);
 		batch->bytes[i] = chunk_bytes(region, picks[i].index);
-		batch->from[i] = chunk->memory;
+		batch->whole[i] = object_is_whole(region);
+		batch->from[i] = batch->whole[i] ? region->object->whole : chunk->memory;
 		batch->from_window[i] = chunk->window;
 		batch->imported[i] = chunk->imported;
 	}
@@ -63,6 +66,11 @@ struct batch *batch_new_out(struct device *device, const struct pick *picks, siz
 	if (batch && device_borrow(device)) {
 		while (i < count && host_take(device, batch_class(batch, i), &batch->to[i]) == CUDA_SUCCESS)
 			i++;
+		/* What goes as a whole goes, or stays. */
+		while (i < count && i && batch->whole[i] && batch->pick[i].index) {
+			i--;
+			host_give(device, batch_class(batch, i), batch->to[i]);
+		}
 		device_return(device);
 	}
 	if (i < count)
@@ -76,24 +84,71 @@ struct batch *batch_new_out(struct device *device, const struct pick *picks, siz
 	return batch;
 }
 
+void batch_free(struct batch *batch)
+{
+	free(batch);
+}
+
 enum chunk_class batch_class(const struct batch *batch, size_t i)
 {
 	return chunk_class(batch->pick[i].region, batch->pick[i].index);
 }
 
-void batch_drop_window(struct batch *batch, size_t mapped)
+/* The first `mapped` bytes of a window are mapped. */
+static void drop(CUdeviceptr *window, size_t bytes, size_t mapped)
 {
 	CUresult result = mapped ? CUDA_ERROR_UNKNOWN : CUDA_SUCCESS, freed = CUDA_ERROR_UNKNOWN;
 
-	if (!batch->window)
+	if (!*window)
 		return;
 	for (int try = 0; try < TRIES && result != CUDA_SUCCESS; try++)
-		result = real.cuMemUnmap(batch->window, mapped);
+		result = real.cuMemUnmap(*window, mapped);
 	for (int try = 0; try < TRIES && freed != CUDA_SUCCESS && result == CUDA_SUCCESS; try++)
-		freed = real.cuMemAddressFree(batch->window, batch->window_bytes);
+		freed = real.cuMemAddressFree(*window, bytes);
 	if (freed != CUDA_SUCCESS)
 		log_line("a window stays: errors %d, %d", (int)result, (int)freed);
-	batch->window = 0;
+	*window = 0;
+}
+
+void batch_drop_window(struct batch *batch, size_t mapped)
+{
+	drop(&batch->window, batch->window_bytes, mapped);
+}
+
+/* A window on what is to be copied of objects, which the program may have mapped nowhere, or where no GPU may read it. With
+ * nothing running, as make_room. */
+static bool show_sources(struct device *device, struct batch *batch)
+{
+	const CUmemAccessDesc access = {
+		.location = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device->ordinal },
+		.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+	};
+	CUresult result = CUDA_SUCCESS;
+	size_t mapped = 0, bytes;
+
+	for (size_t i = 0; i < batch->count; i++)
+		batch->sources_bytes += batch->source[i] ? 0 : batch->bytes[i];
+	if (!batch->sources_bytes)
+		return true;
+	result = real.cuMemAddressReserve(&batch->sources, batch->sources_bytes, 0, 0, 0);
+	if (result != CUDA_SUCCESS)
+		batch->sources = 0;
+	for (size_t i = 0, shown = 0; i < batch->count && result == CUDA_SUCCESS; i++) {
+		if (batch->source[i])
+			continue;
+		batch->source[i] = batch->sources + shown;
+		shown += batch->bytes[i];
+		bytes = batch->whole[i] ? batch->pick[i].region->reserved : batch->bytes[i];
+		if (batch->whole[i] && batch->pick[i].index)
+			continue;
+		result = real.cuMemMap(batch->source[i], bytes, 0, batch->from[i], 0);
+		mapped += result == CUDA_SUCCESS ? bytes : 0;
+	}
+	if (result == CUDA_SUCCESS)
+		result = real.cuMemSetAccess(batch->sources, batch->sources_bytes, &access, 1);
+	if (result != CUDA_SUCCESS)
+		drop(&batch->sources, batch->sources_bytes, mapped);
+	return result == CUDA_SUCCESS;
 }
 
 /* Memory of the GPU for a batch on its way in, at a window. False: none of it. With nothing running:
@@ -110,7 +165,7 @@ static bool make_room(struct device *device, struct batch *batch)
 
 	for (size_t i = 0; i < batch->count; i++)
 		batch->window_bytes += batch->bytes[i];
-	for (; made < batch->count && result == CUDA_SUCCESS; made++)
+	for (; made < batch->count && result == CUDA_SUCCESS && !batch->join; made++)
 		result = pool_create(device, batch_class(batch, made), &batch->to[made].memory);
 	if (result != CUDA_SUCCESS)
 		made--;
@@ -120,9 +175,14 @@ static bool make_room(struct device *device, struct batch *batch)
 		batch->window = 0;
 	for (size_t i = 0; i < batch->count && result == CUDA_SUCCESS; i++) {
 		batch->to[i].window = batch->window + mapped;
-		result = real.cuMemMap(batch->to[i].window, batch->bytes[i], 0, batch->to[i].memory, 0);
+		if (!batch->join)
+			result = real.cuMemMap(batch->to[i].window, batch->bytes[i], 0, batch->to[i].memory, 0);
 		if (result == CUDA_SUCCESS)
 			mapped += batch->bytes[i];
+	}
+	if (batch->join && result == CUDA_SUCCESS) {
+		result = real.cuMemMap(batch->window, batch->window_bytes, 0, batch->joined, 0);
+		mapped = result == CUDA_SUCCESS ? mapped : 0;
 	}
 	if (result == CUDA_SUCCESS)
 		result = real.cuMemSetAccess(batch->window, batch->window_bytes, &access, 1);
@@ -143,19 +203,45 @@ static void free_host(struct device *device, const struct batch *batch, size_t i
 	(batch->imported[i] ? host_drop : host_give)(device, batch_class(batch, i), spare);
 }
 
+/* What is joined was charged when there were to be two of it (join.c). */
+static void settle_join(struct device *device, const struct batch *batch, uint64_t moved)
+{
+	struct region *region = batch->pick[0].region;
+
+	if (moved) {
+		object_join(region, batch->joined);
+	} else {
+		kept_release(device, batch->joined);
+		pool_uncharge(device, region->reserved);
+	}
+	object_put(region);
+}
+
 /* The end of a batch: everything is where `moved` says. Returns the bytes that moved. A context is
  * borrowed, or needs not. */
 static uint64_t settle(struct device *device, struct batch *batch)
 {
-	uint64_t moved = 0;
+	uint64_t moved = 0, stayed = 0;
 
 	if (batch->in)
 		batch_drop_window(batch, batch->window_bytes);
+	drop(&batch->sources, batch->sources_bytes, batch->sources_bytes);
 	for (size_t i = 0; i < batch->count; i++) {
 		const enum chunk_class class = batch_class(batch, i);
 		const struct spare *to = &batch->to[i];
 
-		if (batch->moved[i] && batch->in) {
+		if (batch->moved[i] && batch->join) {
+			const bool on_gpu = batch->pick[i].region->chunk[batch->pick[i].index].place == CHUNK_DEVICE;
+
+			tree_moved(&batch->pick[i], CHUNK_DEVICE, 0, 0);
+			if (on_gpu) {
+				kept_release(device, batch->from[i]);
+				pool_uncharge(device, batch->bytes[i]);
+			} else {
+				free_host(device, batch, i);
+				pool_uncharge_swapped(device, batch->bytes[i]);
+			}
+		} else if (batch->moved[i] && batch->in) {
 			tree_moved(&batch->pick[i], CHUNK_DEVICE, to->memory, 0);
 			if (batch->within) {
 				if (!batch->home)
@@ -168,20 +254,28 @@ static uint64_t settle(struct device *device, struct batch *batch)
 			tree_moved(&batch->pick[i], CHUNK_HOST, to->memory, to->window);
 			if (batch->within)
 				free_host(device, batch, i);
-			else
+			else if (!batch->whole[i])
 				kept_release(device, batch->from[i]);
+			else if (!batch->pick[i].index)
+				kept_release(device, object_part(batch->pick[i].region));
 		} else if (batch->in) {
 			if (to->memory)
 				kept_release(device, to->memory);
 		} else {
 			host_give(device, class, *to);
 		}
-		moved += batch->moved[i] ? batch->bytes[i] : 0;
+		*(batch->moved[i] ? &moved : &stayed) += batch->bytes[i];
 	}
 	/* In the books it is on the GPU until mover_booked; once it is let go it may be freed, as that. */
 	if (!batch->in && !batch->within && moved)
 		pool_credit(device, moved);
-	pick_put(batch->pick, batch->count);
+	/* What was to come is in the books as on the GPU; and the same. */
+	if (batch->in && !batch->within && stayed)
+		pool_credit(device, stayed);
+	if (!batch->join)
+		pick_put(batch->pick, batch->count);
+	else if (batch->count)
+		settle_join(device, batch, moved);
 	return moved;
 }
 
@@ -189,23 +283,22 @@ bool batch_reap(struct device *device)
 {
 	struct mover *mover = device->mover;
 	struct batch *batch = mover->stuck;
-	uint64_t bytes = 0;
+	bool borrowed;
 
 	if (!batch)
 		return true;
-	if (!device_borrow(device))
+	borrowed = device_borrow(device);
+	if (!borrowed && __atomic_load_n(&device->primary, __ATOMIC_ACQUIRE))
 		return false;
-	/* In another context than theirs: that one is gone, and they with it. */
-	if (mover->made_in != device->contexts || carry_idle(device)) {
-		for (size_t i = 0; batch->in && !batch->within && i < batch->count; i++)
-			bytes += batch->bytes[i];
+	/* In another context than theirs, or in none: that one is gone, and they with it. The thread that destroyed it holds
+	 * it until it has freed all that was in there, what waits for them too. */
+	if (!borrowed || mover->made_in != device->contexts || carry_idle(device)) {
 		settle(device, batch);
-		if (bytes)
-			pool_credit(device, bytes);
 		mover->stuck = NULL;
 		free(batch);
 	}
-	device_return(device);
+	if (borrowed)
+		device_return(device);
 	return !mover->stuck;
 }
 
@@ -223,16 +316,17 @@ static void give_up(struct device *device, struct batch *batch)
 		size_t at = batch->moved[i] ? settled++ : kept++;
 
 		of->pick[at] = batch->pick[i];
-		of->address[at] = batch->address[i];
+		of->source[at] = batch->source[i];
 		of->bytes[at] = batch->bytes[i];
 		of->from[at] = batch->from[i];
 		of->from_window[at] = batch->from_window[i];
 		of->imported[at] = batch->imported[i];
+		of->whole[at] = batch->whole[i];
 		of->to[at] = batch->to[i];
 		of->moved[at] = batch->moved[i];
 	}
 	batch->count = settled;
-	batch->window = 0;	/* the rest has it */
+	batch->window = batch->sources = 0;	/* the rest has them */
 	rest->count = kept;
 	device->mover->stuck = rest;
 }
@@ -249,10 +343,37 @@ bool batch_quiet(struct device *device)
 {
 	const uint64_t until = moment_us() + QUEUE_US;
 
-	while (!quiet_wait(device, WORK_US))
+	while (!quiet_wait(device, device->mover->work_us))
 		if (!counters_progress(device) || moment_us() > until)
 			return false;
 	return true;
+}
+
+struct users {
+	struct device *device;
+	uint64_t which;		/* a bit an ordinal */
+	bool quiet;
+};
+
+static void wait_for(struct device *device, void *argument)
+{
+	struct users *users = argument;
+
+	if (device != users->device && users->which >> device->ordinal & 1)
+		users->quiet = users->quiet && device->mover && batch_quiet(device);
+}
+
+/* Other GPUs of the process may be using an object. */
+static bool users_quiet(struct device *device, const struct batch *batch)
+{
+	struct users users = { .device = device, .quiet = true };
+
+	for (size_t i = 0; i < batch->count; i++)
+		if (batch->pick[i].region->object && (!i || batch->pick[i].region != batch->pick[i - 1].region))
+			users.which |= view_users(batch->pick[i].region);
+	if (users.which & ~(UINT64_C(1) << device->ordinal))
+		device_each(wait_for, &users);
+	return users.quiet;
 }
 
 uint64_t batch_move(struct device *device, struct batch *batch)
@@ -270,12 +391,13 @@ uint64_t batch_move(struct device *device, struct batch *batch)
 		return 0;
 	}
 	waited = moment_us();
-	borrowed = batch_quiet(device) && device_borrow(device);
+	borrowed = batch_quiet(device) && users_quiet(device, batch) && device_borrow(device);
 	begun = moment_us();
 	waited = begun - waited;
 	if (borrowed) {
 		real.cuThreadExchangeStreamCaptureMode(&mode);
-		if (carry_prepare(device) == CUDA_SUCCESS && (!batch->in || make_room(device, batch)))
+		if (carry_prepare(device) == CUDA_SUCCESS && show_sources(device, batch) &&
+		    (!batch->in || make_room(device, batch)))
 			sure = carry(device, batch);
 		real.cuThreadExchangeStreamCaptureMode(&mode);
 	} else {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Chunks that move together: copied, remapped, and put in their places. The steps of mover.c; whoever calls these has
+ * Chunks that move together: copied, remapped, and put in their places. The steps of mover.c; their callers have
  * mover->lock.
  */
 #ifndef GGROUP_CUDA_BATCH_H
@@ -14,6 +14,8 @@
 struct batch *batch_new(bool in, const struct pick *picks, size_t count);
 /* To the host: for as many of the picks as chunks of the host are found for, the others are let go. NULL: for none. */
 struct batch *batch_new_out(struct device *device, const struct pick *picks, size_t count);
+/* One that is not to move after all: nothing was made for it. */
+void batch_free(struct batch *batch);
 enum chunk_class batch_class(const struct batch *batch, size_t i);
 /* Moves a batch that has all it needs; returns the bytes that moved. Frees it. */
 uint64_t batch_move(struct device *device, struct batch *batch);

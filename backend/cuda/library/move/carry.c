@@ -4,7 +4,8 @@
 #include "driver.h"
 #include "log.h"
 #include "moment.h"
-#include "tree.h"
+#include "place.h"
+#include "quiet.h"
 
 #include <string.h>
 #include <time.h>
@@ -43,7 +44,7 @@ CUresult carry_prepare(struct device *device)
 bool carry_idle(struct device *device)
 {
 	for (int i = 0; i < 2; i++)
-		if (real.cuStreamQuery(device->mover->stream[i]) == CUDA_ERROR_NOT_READY)
+		if (!quiet_ended(device->mover->stream[i]))
 			return false;
 	return true;
 }
@@ -70,7 +71,7 @@ static bool await_streams(struct device *device)
 	return is_idle;
 }
 
-/* Neighbours in one region, up to RUN_BYTES. */
+/* Neighbours in one region, up to RUN_BYTES, or all of what one handle is behind. */
 static size_t runs_of(const struct batch *batch, struct run *runs)
 {
 	size_t count = 0;
@@ -79,7 +80,8 @@ static size_t runs_of(const struct batch *batch, struct run *runs)
 		struct run *last = count ? &runs[count - 1] : NULL;
 
 		if (last && batch->pick[i].region == batch->pick[i - 1].region &&
-		    batch->pick[i].index == batch->pick[i - 1].index + 1 && last->bytes + batch->bytes[i] <= RUN_BYTES) {
+		    batch->pick[i].index == batch->pick[i - 1].index + 1 &&
+		    (batch->whole[i] || batch->join || last->bytes + batch->bytes[i] <= RUN_BYTES)) {
 			last->count++;
 			last->bytes += batch->bytes[i];
 			continue;
@@ -99,7 +101,7 @@ static CUresult copy(struct device *device, const struct batch *batch, const str
 	if (!mover->event[number])
 		result = real.cuEventCreate(&mover->event[number], CU_EVENT_DISABLE_TIMING);
 	for (size_t i = run->first; i < run->first + run->count && result == CUDA_SUCCESS; i++)
-		result = real.cuMemcpyDtoDAsync_v2(batch->to[i].window, batch->address[i], batch->bytes[i], stream);
+		result = real.cuMemcpyDtoDAsync_v2(batch->to[i].window, batch->source[i], batch->bytes[i], stream);
 	if (result == CUDA_SUCCESS)
 		result = real.cuEventRecord(mover->event[number], stream);
 	return result;
@@ -107,47 +109,27 @@ static CUresult copy(struct device *device, const struct batch *batch, const str
 
 /* Remapping */
 
-/* Maps what `batch` has for a run: what was behind it, or what is to be. The addresses are mapped nowhere;
- * on an error they are not again. */
-static CUresult map_run(const struct batch *batch, const struct run *run, bool to)
-{
-	CUmemAccessDesc access[GG_DEVICES];
-	const CUdeviceptr address = batch->address[run->first];
-	CUresult result = CUDA_SUCCESS, undone = CUDA_ERROR_UNKNOWN;
-	size_t mapped = 0, count;
-
-	for (size_t i = run->first; i < run->first + run->count && result == CUDA_SUCCESS; i++) {
-		result = real.cuMemMap(batch->address[i], batch->bytes[i], 0,
-				       to ? batch->to[i].memory : batch->from[i], 0);
-		if (result == CUDA_SUCCESS)
-			mapped += batch->bytes[i];
-	}
-	if (result == CUDA_SUCCESS) {
-		count = tree_access(batch->pick[run->first].region, access);
-		result = real.cuMemSetAccess(address, run->bytes, access, count);
-	}
-	if (result == CUDA_SUCCESS || !mapped)
-		return result;
-	for (int try = 0; try < TRIES && undone != CUDA_SUCCESS; try++)
-		undone = real.cuMemUnmap(address, mapped);
-	return result;
-}
-
 /* Puts the new chunks behind the addresses of a run, or leaves the old ones there. */
 static bool remap(struct batch *batch, const struct run *run)
 {
-	CUresult result = real.cuMemUnmap(batch->address[run->first], run->bytes);
+	const struct place_run place = {
+		.region = batch->pick[run->first].region, .first = batch->pick[run->first].index, .count = run->count,
+	};
+	CUmemGenericAllocationHandle to[BATCH_MOST_CHUNKS];
+	CUresult result;
 
-	if (result != CUDA_SUCCESS)
+	for (size_t i = 0; i < run->count; i++)
+		to[i] = batch->to[run->first + i].memory;
+	if (!place_leave(&place))
 		return false;
-	result = map_run(batch, run, true);
+	result = batch->join ? place_enter_whole(&place, batch->joined) : place_enter(&place, to);
 	if (result == CUDA_SUCCESS)
 		return true;
 	log_line("cannot remap %zu bytes: error %d", run->bytes, (int)result);
 	for (int try = 0; try < TRIES && result != CUDA_SUCCESS; try++)
-		result = map_run(batch, run, false);
+		result = place_enter(&place, NULL);
 	if (result != CUDA_SUCCESS)
-		log_line("%zu bytes at %llx are lost: error %d", run->bytes, batch->address[run->first], (int)result);
+		log_line("%zu bytes at %llx are lost: error %d", run->bytes, batch->source[run->first], (int)result);
 	return false;
 }
 

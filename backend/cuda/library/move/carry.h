@@ -9,7 +9,7 @@
 #include "chunk.h"
 
 /* Chunks that move together at most. */
-#define BATCH_MOST_CHUNKS 512
+#define BATCH_MOST_CHUNKS CHUNKS_TOGETHER
 /* Bytes of them, at least: what is begun with where it is not known what the driver takes. */
 #define BATCH_LEAST (64 * GG_MIB)
 
@@ -18,17 +18,22 @@ struct batch {
 	size_t count;
 	bool in;			/* to the GPU */
 	bool within;			/* from there, or from the host to the host: to memory that others can map, or */
-	bool home;			/* ... to memory of our own, for what was imported */
+	bool home;			/* ... to memory of our own, for what was imported, or */
+	bool join;			/* ... to `joined`, which is to be behind all of an object */
+	CUmemGenericAllocationHandle joined;
 	struct pick pick[BATCH_MOST_CHUNKS];
-	CUdeviceptr address[BATCH_MOST_CHUNKS];
+	CUdeviceptr source[BATCH_MOST_CHUNKS];			/* where it can be copied from */
 	size_t bytes[BATCH_MOST_CHUNKS];
-	CUmemGenericAllocationHandle from[BATCH_MOST_CHUNKS];	/* behind the address now */
+	CUmemGenericAllocationHandle from[BATCH_MOST_CHUNKS];	/* behind it now */
 	CUdeviceptr from_window[BATCH_MOST_CHUNKS];			/* of a chunk in the host */
 	bool imported[BATCH_MOST_CHUNKS];				/* that chunk */
+	bool whole[BATCH_MOST_CHUNKS];				/* `from` is behind all of the region */
 	struct spare to[BATCH_MOST_CHUNKS];				/* `window`: where it can be copied to */
 	bool moved[BATCH_MOST_CHUNKS];
 	CUdeviceptr window;		/* in: of all the new chunks together */
 	size_t window_bytes;
+	CUdeviceptr sources;		/* of objects: a window of what is on the GPU, for they may be mapped nowhere */
+	size_t sources_bytes;
 };
 
 struct mover {
@@ -38,6 +43,7 @@ struct mover {
 	uint64_t made_in;		/* device->contexts when those were made */
 	uint64_t batch_bytes;		/* what is moved at a time */
 	uint64_t copy_us;		/* for how long a copy is waited for: then it is left to itself */
+	uint64_t work_us;		/* for how long what runs is waited for, while none of it ends */
 	uint64_t busy_us;		/* spent on moving, ever: not on waiting for the program */
 	struct batch *stuck;		/* given up on, with copies that may still run */
 };

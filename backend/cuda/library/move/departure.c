@@ -18,15 +18,18 @@
 #include "host.h"
 #include "importer.h"
 #include "kept.h"
+#include "lent.h"
 #include "life.h"
 #include "log.h"
 #include "moment.h"
+#include "object.h"
 #include "pick.h"
+#include "place.h"
 #include "pool.h"
 #include "totals.h"
 #include "tree.h"
 
-/* For how long the gate may be closed until nobody is inside, and until nobody is at any chunk, ms. */
+/* For how long the gate may be closed until no thread is inside, and until none is at any chunk, ms. */
 #define GATE_MS 500
 #define CHUNKS_MS 500
 /* What undoes something is tried so often. */
@@ -37,10 +40,10 @@ struct parked {
 	int fd;			/* -1: not yet, or it is left to the driver */
 	bool unmapped;		/* from its region */
 	bool shut;		/* ... and from its window */
-	bool barred;		/* ... where nobody may use it */
+	bool barred;		/* ... where no GPU may use it */
 	bool released;
 	bool imported;		/* again */
-	bool back;		/* it is mapped again */
+	bool back;		/* it can be mapped again */
 };
 
 struct leaving {
@@ -57,7 +60,7 @@ static struct {
 	size_t borrowed;	/* the first of them */
 	bool kept;		/* no other device is set up */
 	bool closed;		/* the gate is */
-	bool stands;		/* ... and to those who wait for work, too */
+	bool stands;		/* ... and to threads that wait for work, too */
 	bool more_files;	/* than before, may be open */
 	struct rlimit files;
 	bool begun;
@@ -68,9 +71,12 @@ static struct chunk *chunk_of(const struct leaving *leaving, size_t i)
 	return &leaving->picks[i].region->chunk[leaving->picks[i].index];
 }
 
+/* For what is said of it. */
 static CUdeviceptr address_of(const struct leaving *leaving, size_t i)
 {
-	return leaving->picks[i].region->address + chunk_offset(leaving->picks[i].region, leaving->picks[i].index);
+	const struct region *region = leaving->picks[i].region;
+
+	return (region->object ? region->object->name : region->address) + chunk_offset(region, leaving->picks[i].index);
 }
 
 static size_t bytes_of(const struct leaving *leaving, size_t i)
@@ -165,14 +171,15 @@ static bool is_held(const struct parked *parked)
 static int unmap(struct leaving *leaving, size_t *i)
 {
 	const struct run run = run_from(leaving, *i, is_held);
-	CUresult result = CUDA_SUCCESS;
+	const struct place_run place = { leaving->picks[*i].region, leaving->picks[*i].index, run.count };
+	bool left = true;
 
 	if (run.count)
-		CALL_REAL(result, cuMemUnmap, (address_of(leaving, *i), run.bytes));
-	for (size_t k = 0; k < run.count && result == CUDA_SUCCESS; k++)
+		left = place_leave(&place);
+	for (size_t k = 0; k < run.count && left; k++)
 		leaving->parked[*i + k].unmapped = true;
 	*i += run.count ? run.count : 1;
-	return result == CUDA_SUCCESS ? 0 : EIO;
+	return left ? 0 : EIO;
 }
 
 /* Nothing but its descriptor is left of one that is unmapped. */
@@ -218,7 +225,7 @@ static int come_to_a_rest(void)
 	for (size_t d = 0; d < departure.devices; d++)
 		home_all(departure.leaving[d].device);	/* what was imported cannot be exported */
 	for (size_t d = 0; d < departure.devices; d++)
-		pthread_mutex_lock(&departure.leaving[d].device->mover->lock);	/* nobody else takes two */
+		pthread_mutex_lock(&departure.leaving[d].device->mover->lock);	/* no other thread takes two */
 	for (size_t d = 0; d < departure.devices && !error; d++)
 		if (!batch_reap(departure.leaving[d].device) || tree_has_imported(departure.leaving[d].device))
 			error = EBUSY;
@@ -246,7 +253,8 @@ int departure_begin(bool near)
 	const uint64_t start = moment_us();
 	int error;
 
-	if (importer_any() || foreign_is_in_host())
+	/* What others have does not go along. */
+	if (importer_any() || foreign_is_in_host() || lent_any())
 		return EOPNOTSUPP;
 	error = come_to_a_rest();
 	if (!error) {
@@ -255,7 +263,7 @@ int departure_begin(bool near)
 			error = park_all(&departure.leaving[d], near);
 	}
 	departure.begun = true;
-	/* From here on somebody may checkpoint us. */
+	/* From here on the process may be checkpointed. */
 	if (!error && !totals_stand(true))
 		error = EOPNOTSUPP;
 	log_line("departure: error %d, %llu us", error, (unsigned long long)(moment_us() - start));
@@ -303,11 +311,8 @@ static CUresult take(struct leaving *leaving, size_t i)
 			return result;
 		parked->barred = false;
 	}
-	if (parked->unmapped)
-		CALL_REAL(result, cuMemMap, (address_of(leaving, i), bytes_of(leaving, i), 0, memory, 0));
-	parked->back |= parked->unmapped && result == CUDA_SUCCESS;
-	parked->unmapped &= !parked->back;
-	return result;
+	parked->back = parked->unmapped;
+	return CUDA_SUCCESS;
 }
 
 static bool is_back(const struct parked *parked)
@@ -315,23 +320,19 @@ static bool is_back(const struct parked *parked)
 	return parked->back;
 }
 
-/* One call for neighbours that were mapped again: the number of them from `i` on, at least 1. */
-static size_t allow(struct leaving *leaving, size_t i)
+/* Maps neighbours again: the number of them from `i` on, at least 1. */
+static size_t enter(struct leaving *leaving, size_t i)
 {
 	const struct run run = run_from(leaving, i, is_back);
+	const struct place_run place = { leaving->picks[i].region, leaving->picks[i].index, run.count };
 	CUresult result = CUDA_ERROR_UNKNOWN;
-	CUmemAccessDesc access[GG_DEVICES];
-	size_t count;
 
 	if (!run.count)
 		return 1;
-	pthread_mutex_lock(&tree_lock);
-	count = tree_access(leaving->picks[i].region, access);
-	pthread_mutex_unlock(&tree_lock);
 	for (int try = 0; try < TRIES && result != CUDA_SUCCESS; try++)
-		CALL_REAL(result, cuMemSetAccess, (address_of(leaving, i), run.bytes, access, count));
+		result = place_enter(&place, NULL);
 	if (result != CUDA_SUCCESS)
-		log_line("%zu bytes at %llx cannot be used: error %d", run.bytes, address_of(leaving, i), (int)result);
+		log_line("%zu bytes at %llx are lost: error %d", run.bytes, address_of(leaving, i), (int)result);
 	return run.count;
 }
 
@@ -350,7 +351,7 @@ static void take_all(struct leaving *leaving)
 		close(leaving->parked[i].fd);
 	}
 	for (size_t i = 0; i < leaving->count;)
-		i += allow(leaving, i);
+		i += enter(leaving, i);
 }
 
 static void let_go(struct leaving *leaving)
@@ -377,7 +378,7 @@ void departure_end(void)
 {
 	const uint64_t start = moment_us();
 
-	/* Before any call of the driver: who has locked us by then sees it, and does not go on; or those calls wait. */
+	/* Before any call of the driver: the agent that has locked us by then sees it, and does not go on; or those calls wait. */
 	totals_stand(false);
 	if (departure.borrowed)
 		await_unlock(departure.leaving[0].device);
@@ -392,7 +393,7 @@ void departure_end(void)
 	}
 	for (size_t d = departure.borrowed; d--;)
 		device_return(departure.leaving[d].device);
-	/* The places are right before anybody goes on. */
+	/* The places are right before any thread goes on. */
 	for (size_t d = 0; d < departure.devices; d++)
 		let_go(&departure.leaving[d]);
 	if (departure.stands)

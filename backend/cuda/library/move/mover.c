@@ -8,6 +8,7 @@
 #include "keeper.h"
 #include "life.h"
 #include "moment.h"
+#include "object.h"
 #include "ours.h"
 #include "pick.h"
 #include "pool.h"
@@ -22,10 +23,16 @@
 #ifndef COPY_US
 #define COPY_US 1000000
 #endif
+/* For how long the gate may be closed for what runs, while none of it ends. */
+#define WORK_US 300000
 #define TRIES 3
 #define MOST BATCH_MOST_CHUNKS
-/* It takes as much memory again while it changes. */
-#define SHARED_AT_ONCE 8
+/* It takes as much memory of the GPU again while it changes, in no books: a large chunk at most. */
+#define SHARED_AT_ONCE 1
+/* For how long the next of it is tried, us, and until it is tried again, ns: the driver never refuses because something of
+ * the program runs. */
+#define SHARE_US 5000000
+#define LOOK_NS 5000000
 
 static void reap(struct device *device)
 {
@@ -47,6 +54,7 @@ static CUresult set_up(struct device *device)
 	pthread_mutex_init(&mover->lock, NULL);
 	mover->batch_bytes = BATCH_FIRST;
 	mover->copy_us = COPY_US;
+	mover->work_us = WORK_US;
 	device->mover = mover;
 	device->regions->reap = reap;
 	return CUDA_SUCCESS;
@@ -121,6 +129,7 @@ uint64_t mover_out(struct device *device, uint64_t bytes, uint64_t *usec)
 	if (!mover)
 		return 0;
 	freed = begin(device, &busy_us);
+	object_pin_reachable(device);
 	/* What was let back and never came is in the host already. */
 	moved = pool_credited(device);
 	while (freed + moved < bytes && moment_us() - start < CALL_US && batch_reap(device)) {
@@ -139,23 +148,16 @@ uint64_t mover_out(struct device *device, uint64_t bytes, uint64_t *usec)
 
 /* In */
 
-/* Moves the picks in, for which `bytes` are in the books already; what did not move becomes credit. */
+/* Moves the picks in, for which `bytes` are in the books already; what does not move becomes credit. */
 static uint64_t in(struct device *device, const struct pick *picks, size_t count, uint64_t bytes)
 {
 	struct batch *batch = batch_new(true, picks, count);
-	uint64_t moved = 0;
 
-	if (batch) {
-		moved = batch_move(device, batch);
-		/* Of a batch that is stuck the credit comes when it is reaped. */
-		for (size_t i = 0; device->mover->stuck && i < device->mover->stuck->count; i++)
-			bytes -= device->mover->stuck->bytes[i];
-	} else {
-		pick_put(picks, count);
-	}
-	if (bytes > moved)
-		pool_credit(device, bytes - moved);
-	return moved;
+	if (batch)
+		return batch_move(device, batch);
+	pool_credit(device, bytes);	/* before it is let go: it may be freed at once */
+	pick_put(picks, count);
+	return 0;
 }
 
 static uint64_t bytes_of(const struct pick *picks, size_t count)
@@ -222,6 +224,7 @@ uint64_t mover_exchange(struct device *device, uint64_t bytes, uint64_t *usec)
 	pthread_mutex_lock(&mover->lock);
 	ours_enter();
 	busy_us = mover->busy_us;
+	object_pin_reachable(device);
 	gone = batch_reap(device) ? out(device, bytes) : 0;
 	if (gone) {
 		count = pick_in(device, gone, picks, MOST);
@@ -230,6 +233,28 @@ uint64_t mover_exchange(struct device *device, uint64_t bytes, uint64_t *usec)
 	}
 	*usec = end(device, busy_us);
 	return moved;
+}
+
+/* `charged` bytes may come: they are credit for what of it is still in the host, as it may have come, or gone, meanwhile. */
+static void let_come(struct device *device, CUdeviceptr address, size_t bytes, uint64_t charged)
+{
+	struct pick picks[MOST];
+	uint64_t there, credit;
+	size_t count;
+
+	pthread_mutex_lock(&device->mover->lock);
+	count = pick_range(address, bytes, picks, MOST);
+	there = bytes_of(picks, count);
+	if (there > charged)
+		there = charged;
+	credit = pool_spend(device, there);
+	__atomic_sub_fetch(&device->swapped, there - credit, __ATOMIC_RELAXED);
+	if (there > credit)
+		daemon_uncharge(device, 0, there - credit);
+	pool_credit(device, there);
+	pick_put(picks, count);
+	pthread_mutex_unlock(&device->mover->lock);
+	pool_uncharge(device, charged - (there - credit));
 }
 
 CUresult mover_fetch(struct device *device, CUdeviceptr address, size_t bytes)
@@ -264,42 +289,52 @@ CUresult mover_fetch(struct device *device, CUdeviceptr address, size_t bytes)
 		/* Without the lock: it may be this process that has to give for it. */
 		if (daemon_charge(device, need))
 			return CUDA_ERROR_OUT_OF_MEMORY;
-		daemon_uncharge(device, 0, need);
 		__atomic_add_fetch(&device->resident, need, __ATOMIC_RELAXED);
-		__atomic_sub_fetch(&device->swapped, need, __ATOMIC_RELAXED);
-		pool_credit(device, need);
+		let_come(device, address, bytes, need);
 	}
 	return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-CUresult mover_share(struct device *device, CUdeviceptr address, size_t bytes)
+/* The bytes of it that moved; `left`: there is more. */
+static uint64_t share_some(struct device *device, CUdeviceptr address, size_t bytes, bool *left)
 {
 	struct mover *mover = device->mover;
 	struct pick picks[SHARED_AT_ONCE];
 	struct batch *batch;
-	bool ready, left = true;
+	uint64_t moved = 0;
+	size_t count = 0;
 
-	for (int try = 0; try < TRIES && left; try++) {
-		size_t count = 1;
-
-		while (count) {
-			pthread_mutex_lock(&mover->lock);
-			ours_enter();
-			ready = batch_reap(device);
-			count = ready ? pick_shareable(address, bytes, 0, false, picks, SHARED_AT_ONCE) : 0;
-			left = !ready || count;
-			batch = count ? batch_new(true, picks, count) : NULL;
-			if (batch) {
-				batch->within = true;
-				count = batch_move(device, batch) ? count : 0;
-			} else if (count) {
-				pick_put(picks, count);
-				count = 0;
-			}
-			ours_leave();
-			pthread_mutex_unlock(&mover->lock);
-		}
+	pthread_mutex_lock(&mover->lock);
+	ours_enter();
+	*left = true;
+	if (batch_reap(device)) {
+		count = pick_shareable(address, bytes, 0, false, picks, SHARED_AT_ONCE);
+		*left = count;
 	}
+	batch = count ? batch_new(true, picks, count) : NULL;
+	if (batch) {
+		batch->within = true;
+		moved = batch_move(device, batch);
+	} else {
+		pick_put(picks, count);
+	}
+	ours_leave();
+	pthread_mutex_unlock(&mover->lock);
+	return moved;
+}
+
+CUresult mover_share(struct device *device, CUdeviceptr address, size_t bytes)
+{
+	const struct timespec moment = { .tv_nsec = LOOK_NS };
+	uint64_t until = moment_us() + SHARE_US;
+	bool left;
+
+	do
+		if (share_some(device, address, bytes, &left))
+			until = moment_us() + SHARE_US;
+		else if (left)
+			nanosleep(&moment, NULL);
+	while (left && moment_us() < until);
 	return left ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
 }
 

@@ -3,11 +3,15 @@
 
 #include "chunk.h"
 #include "driver.h"
+#include "join.h"
 #include "mover.h"
+#include "object.h"
 #include "pages.h"
 #include "tree.h"
+#include "view.h"
 
-CUresult pin_range(CUdeviceptr address, size_t bytes)
+/* `reached`: by what is outside of the program. */
+static CUresult stay(CUdeviceptr address, size_t bytes, bool reached)
 {
 	struct region *region;
 	struct device *device;
@@ -26,6 +30,7 @@ CUresult pin_range(CUdeviceptr address, size_t bytes)
 	first = chunk_at(region, address - region->address);
 	last = chunk_at(region, address - region->address + (bytes ? bytes - 1 : 0));
 	for (size_t i = first; i <= last && i < region->chunks; i++) {
+		region->chunk[i].reached |= reached;
 		host |= region->chunk[i].place == CHUNK_HOST || region->chunk[i].busy;
 		if (region->chunk[i].pinned)
 			continue;
@@ -39,6 +44,38 @@ CUresult pin_range(CUdeviceptr address, size_t bytes)
 	return result;
 }
 
+CUresult pin_range(CUdeviceptr address, size_t bytes)
+{
+	return stay(address, bytes, true);
+}
+
+CUresult pin_whole(struct region *region)
+{
+	CUresult result = CUDA_SUCCESS;
+
+	if (!object_is_whole(region))
+		result = join_object(region);
+	if (result == CUDA_SUCCESS)
+		object_pin(region);
+	return result;
+}
+
+CUresult pin_objects(CUdeviceptr address, size_t bytes)
+{
+	struct object_range range;
+	CUresult result = CUDA_SUCCESS;
+
+	if (!pages_near(address))
+		return result;
+	range = object_claim_range(address, bytes);
+	if (range.failed)
+		result = CUDA_ERROR_OUT_OF_MEMORY;
+	for (size_t i = 0; i < range.count && result == CUDA_SUCCESS; i++)
+		result = pin_whole(range.views[i]->region);
+	object_put_range(&range);
+	return result;
+}
+
 /* The first region with a serial above `after`: a walk that survives regions that come and go. */
 static bool next_region(struct device *device, uint64_t after, uint64_t *serial, CUdeviceptr *address, size_t *bytes)
 {
@@ -47,7 +84,7 @@ static bool next_region(struct device *device, uint64_t after, uint64_t *serial,
 	pthread_mutex_lock(&tree_lock);
 	first = region = device->regions->ring;
 	while (region) {
-		if (region->serial > after && !region->freeing && (!found || region->serial < found->serial))
+		if (region->serial > after && !region->freeing && !region->object && (!found || region->serial < found->serial))
 			found = region;
 		region = region->next == first ? NULL : region->next;
 	}
@@ -79,24 +116,31 @@ CUresult pin_peer(struct device *device, CUdevice peer)
 	CUresult result = CUDA_SUCCESS;
 	uint64_t serial = 0;
 	CUdeviceptr address;
-	size_t bytes;
-	bool known = false;
+	size_t bytes, number = 0;
+	bool done;
 
+	/* Said first: what is allocated meanwhile is given to it as well. */
 	pthread_mutex_lock(&tree_lock);
-	for (size_t i = 0; i < tree->peer_count; i++)
-		known |= tree->peers[i] == peer;
-	if (!known && tree->peer_count < GG_DEVICES - 1)
+	while (number < tree->peer_count && tree->peers[number] != peer)
+		number++;
+	if (number == tree->peer_count && number < GG_DEVICES - 1)
 		tree->peers[tree->peer_count++] = peer;
+	done = tree->peers_done >> number & 1;
 	pthread_mutex_unlock(&tree_lock);
-	if (known)
+	if (done)
 		return CUDA_SUCCESS;
 	while (next_region(device, serial, &serial, &address, &bytes) && result == CUDA_SUCCESS) {
-		result = pin_range(address, bytes);
+		result = stay(address, bytes, false);
 		if (result == CUDA_SUCCESS)
 			CALL_REAL(result, cuMemSetAccess, (address, bytes, &access, 1));
 		/* It was freed meanwhile. */
 		if (result == CUDA_ERROR_INVALID_VALUE && !still(address, serial))
 			result = CUDA_SUCCESS;
 	}
+	/* After an error it is done again by the next call, and not taken for done. */
+	pthread_mutex_lock(&tree_lock);
+	if (result == CUDA_SUCCESS && number < tree->peer_count)
+		tree->peers_done |= UINT64_C(1) << number;
+	pthread_mutex_unlock(&tree_lock);
 	return result;
 }

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "binding.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "driver.h"
+#include "foreign.h"
+#include "life.h"
+#include "object.h"
+#include "pages.h"
+#include "region.h"
+#include "tree.h"
+#include "view.h"
+
+struct binding {
+	struct binding *next;
+	uint64_t holder;
+	CUcontext context;
+	struct binding_box box;
+	struct region *region;		/* what is bound: memory of ours, or an object; */
+	struct foreign *memory;		/* ... of the driver's; neither: of another process */
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct binding *bindings;
+
+struct binding *binding_new(void)
+{
+	return calloc(1, sizeof(struct binding));
+}
+
+void binding_hold_object(struct binding *binding, struct region *object)
+{
+	pthread_mutex_lock(&tree_lock);
+	object->bound++;
+	binding->region = object;
+	pthread_mutex_unlock(&tree_lock);
+}
+
+void binding_hold_handle(struct binding *binding, CUmemGenericAllocationHandle name)
+{
+	binding->memory = foreign_bind(name);
+}
+
+void binding_hold_address(struct binding *binding, CUdeviceptr address)
+{
+	struct region *region = NULL;
+	const struct view *view;
+
+	if (pages_near(address)) {
+		pthread_mutex_lock(&tree_lock);
+		view = view_at(address);
+		region = view ? view->region : pages_region(address);
+		if (region && region->freeing)
+			region = NULL;
+		if (region)
+			region->bound++;
+		pthread_mutex_unlock(&tree_lock);
+	}
+	binding->region = region;
+	if (!region)
+		binding->memory = foreign_bind_at(address);
+}
+
+int binding_ordinal(const struct binding *binding)
+{
+	const struct device *device = binding->region ? binding->region->device :
+				      binding->memory ? foreign_device(binding->memory) : NULL;
+
+	return device ? device->ordinal : -1;
+}
+
+void binding_enter(struct binding *binding, uint64_t holder, CUcontext context, const struct binding_box *box)
+{
+	if (!binding->region && !binding->memory) {
+		free(binding);
+		return;
+	}
+	binding->holder = holder;
+	binding->context = context;
+	binding->box = *box;
+	pthread_mutex_lock(&lock);
+	binding->next = bindings;
+	bindings = binding;
+	pthread_mutex_unlock(&lock);
+}
+
+void binding_drop(struct binding *binding)
+{
+	const CUstreamCaptureMode mode = driver_enter();
+
+	if (binding->region)
+		(binding->region->object ? object_unbind : region_unbind)(binding->region);
+	if (binding->memory)
+		foreign_unbind(binding->memory);
+	driver_leave(mode);
+	free(binding);
+}
+
+/* Which are unbound: those of a holder, in a box, if there is one; or of a context. */
+struct unbound {
+	uint64_t holder;
+	const struct binding_box *box;
+	CUcontext context;
+};
+
+static bool lies_in(const struct binding_box *one, const struct binding_box *other)
+{
+	bool inside = one->kind == other->kind && one->level == other->level && one->layer == other->layer;
+
+	for (int i = 0; i < 3; i++)
+		inside = inside && one->from[i] >= other->from[i] && one->to[i] <= other->to[i];
+	return inside;
+}
+
+static bool is_unbound(const struct binding *binding, const struct unbound *unbound)
+{
+	if (unbound->context)
+		return binding->context == unbound->context;
+	return binding->holder == unbound->holder && (!unbound->box || lies_in(&binding->box, unbound->box));
+}
+
+bool binding_find(uint64_t holder, const struct binding_box *box, struct binding_box *found)
+{
+	const struct unbound unbound = { .holder = holder, .box = box };
+	const struct binding *binding;
+
+	pthread_mutex_lock(&lock);
+	for (binding = bindings; binding && !is_unbound(binding, &unbound);)
+		binding = binding->next;
+	if (binding)
+		*found = binding->box;
+	pthread_mutex_unlock(&lock);
+	return binding;
+}
+
+static struct binding *take(const struct unbound *unbound)
+{
+	struct binding *taken = NULL, *binding;
+
+	pthread_mutex_lock(&lock);
+	for (struct binding **at = &bindings; (binding = *at);) {
+		if (!is_unbound(binding, unbound)) {
+			at = &binding->next;
+			continue;
+		}
+		*at = binding->next;
+		binding->next = taken;
+		taken = binding;
+	}
+	pthread_mutex_unlock(&lock);
+	return taken;
+}
+
+static void clear(const struct unbound *unbound)
+{
+	binding_taken(take(unbound), true);
+}
+
+void binding_clear(uint64_t holder, const struct binding_box *box)
+{
+	clear(&(struct unbound){ .holder = holder, .box = box });
+}
+
+void binding_clear_all(uint64_t holder)
+{
+	clear(&(struct unbound){ .holder = holder });
+}
+
+struct binding *binding_take_all(uint64_t holder)
+{
+	return take(&(struct unbound){ .holder = holder });
+}
+
+void binding_taken(struct binding *taken, bool destroyed)
+{
+	for (struct binding *binding; (binding = taken);) {
+		taken = binding->next;
+		if (destroyed) {
+			binding_drop(binding);
+			continue;
+		}
+		pthread_mutex_lock(&lock);
+		binding->next = bindings;
+		bindings = binding;
+		pthread_mutex_unlock(&lock);
+	}
+}
+
+static void context_gone(struct device *device, CUcontext context)
+{
+	(void)device;
+	clear(&(struct unbound){ .context = context });
+}
+
+static void forget(void)
+{
+	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+	bindings = NULL;
+}
+
+LIFE(.stage = LIFE_FOREIGN, .context_gone = context_gone, .forget = forget);

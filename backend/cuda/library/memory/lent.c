@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lent.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "daemon.h"
+#include "life.h"
+#include "log.h"
+#include "moment.h"
+
+/* Milliseconds between two looks. */
+#define LOOK_MS 250
+
+/* Memory that the program has let go of. */
+struct lent {
+	struct lent *next;
+	struct device *device;
+	uint64_t name, bytes;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct lent *lents;	/* under the lock */
+static bool any;		/* atomically: there are some */
+static uint64_t looked;		/* by the thread that ticks, us */
+
+/* The set, and a file in it that we never close: without that it is not ours, as the program closes what it does not know.
+ * Under the lock. */
+static int set = -1, mark = -1;
+static uint64_t base;		/* so much is added to names: no other set has such numbers */
+
+/* What the set was found to have. */
+struct found {
+	uint64_t *names;
+	size_t count;
+	bool ours;		/* it is the set that we have made */
+	bool known;		/* that could be found out */
+};
+
+static bool add_name(struct found *found, uint64_t name)
+{
+	uint64_t *bigger = found->count % 64 ? found->names : realloc(found->names, (found->count + 64) * sizeof(*bigger));
+
+	if (!bigger)
+		return false;
+	found->names = bigger;
+	found->names[found->count++] = name;
+	return true;
+}
+
+/* With the lock. A line of an entry: "tfd: 5 events: 19 data: 1f pos:0 ino:3d sdev:9" (fs/eventpoll.c, ep_show_fdinfo()). */
+static struct found look(void)
+{
+	struct found found = { .known = set < 0 };
+	char path[64], *line = NULL;
+	size_t room = 0;
+	FILE *file;
+
+	if (set < 0)
+		return found;
+	/* The thread's own: of a main thread that has ended there is none in /proc/self. */
+	snprintf(path, sizeof(path), "/proc/thread-self/fdinfo/%d", set);
+	file = fopen(path, "re");
+	found.known = file || errno == ENOENT;	/* it was closed */
+	while (file && getline(&line, &room, file) >= 0) {
+		const char *data = strncmp(line, "tfd:", 4) ? NULL : strstr(line, "data:");
+		const uint64_t number = data ? strtoull(data + strlen("data:"), NULL, 16) : 0;
+
+		if (data && number == base)
+			found.ours = true;
+		else if (data && !add_name(&found, number - base))
+			found.known = false;
+	}
+	found.known = found.known && !(file && ferror(file));
+	if (file)
+		fclose(file);
+	free(line);
+	return found;
+}
+
+static bool has(const struct found *found, uint64_t name)
+{
+	for (size_t i = 0; found->ours && i < found->count; i++)
+		if (found->names[i] == name)
+			return true;
+	return false;
+}
+
+static bool enter(int fd, uint64_t name)
+{
+	/* Nothing waits for it, and no event is asked for. */
+	struct epoll_event event = { .events = 0, .data.u64 = base + name };
+	bool entered = !epoll_ctl(set, EPOLL_CTL_ADD, fd, &event);
+	int other;
+
+	if (entered || errno != EEXIST)
+		return entered;
+	/* It is of several pieces of memory. An entry is a file and a number, which may be closed by then. */
+	other = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	entered = other >= 0 && enter(other, name);
+	if (other >= 0)
+		close(other);
+	return entered;
+}
+
+/* With the lock. */
+static bool make_set(void)
+{
+	if (getrandom(&base, sizeof(base), 0) != sizeof(base))
+		return false;
+	set = epoll_create1(EPOLL_CLOEXEC);
+	mark = eventfd(0, EFD_CLOEXEC);
+	if (set >= 0 && mark >= 0 && enter(mark, 0))
+		return true;
+	if (set >= 0)
+		close(set);
+	if (mark >= 0)
+		close(mark);
+	set = mark = -1;
+	return false;
+}
+
+bool lent_give(uint64_t name, int fd)
+{
+	struct found found;
+	bool given;
+
+	pthread_mutex_lock(&lock);
+	found = look();
+	given = found.ours || (found.known && make_set());
+	given = given && enter(fd, name);
+	pthread_mutex_unlock(&lock);
+	free(found.names);
+	if (!given)
+		log_line("memory that is exported is not seen once it is freed here: descriptor %d", fd);
+	return given;
+}
+
+int lent_hold(int fd)
+{
+	if (fd < 0 || lent_give(LENT_HELD, fd))
+		return fd;
+	close(fd);
+	return -1;
+}
+
+void lent_let(int fd)
+{
+	struct epoll_event event = { .events = 0 };
+	struct found found = { 0 };
+
+	if (fd < 0)
+		return;
+	pthread_mutex_lock(&lock);
+	found = look();
+	event.data.u64 = base + LENT_HELD;
+	/* There is such an entry only if the very file is under that number still. */
+	if (found.ours && !epoll_ctl(set, EPOLL_CTL_MOD, fd, &event))
+		close(fd);
+	pthread_mutex_unlock(&lock);
+	free(found.names);
+}
+
+bool lent_keep(struct device *device, uint64_t name, uint64_t bytes)
+{
+	struct lent *lent = device && bytes ? malloc(sizeof(*lent)) : NULL;
+	struct found found;
+	bool kept;
+
+	if (!lent)
+		return false;
+	*lent = (struct lent){ .device = device, .name = name, .bytes = bytes };
+	pthread_mutex_lock(&lock);
+	found = look();
+	kept = !found.known || has(&found, name);	/* what cannot be seen now is looked at again */
+	if (kept) {
+		lent->next = lents;
+		lents = lent;
+		__atomic_store_n(&any, true, __ATOMIC_RELAXED);
+		__atomic_add_fetch(&device->foreign, bytes, __ATOMIC_RELAXED);
+		__atomic_add_fetch(&device->lent, bytes, __ATOMIC_RELAXED);
+	}
+	pthread_mutex_unlock(&lock);
+	free(found.names);
+	if (kept)
+		daemon_report(device);
+	else
+		free(lent);
+	return kept;
+}
+
+/* Those that no descriptor is open of any more. They are off our books by then: a sweep of another thread that finds none
+ * left may be what an allocation waits for. */
+static struct lent *take_gone(void)
+{
+	struct lent *gone = NULL, *lent;
+	struct found found;
+
+	pthread_mutex_lock(&lock);
+	found = look();
+	for (struct lent **at = &lents; found.known && (lent = *at);) {
+		if (has(&found, lent->name)) {
+			at = &lent->next;
+			continue;
+		}
+		__atomic_sub_fetch(&lent->device->lent, lent->bytes, __ATOMIC_RELAXED);
+		__atomic_sub_fetch(&lent->device->foreign, lent->bytes, __ATOMIC_RELAXED);
+		__atomic_sub_fetch(&lent->device->resident, lent->bytes, __ATOMIC_RELAXED);
+		*at = lent->next;
+		lent->next = gone;
+		gone = lent;
+	}
+	__atomic_store_n(&any, lents != NULL, __ATOMIC_RELEASE);
+	pthread_mutex_unlock(&lock);
+	free(found.names);
+	return gone;
+}
+
+bool lent_sweep(void)
+{
+	struct lent *gone, *lent;
+	bool some;
+
+	if (!__atomic_load_n(&any, __ATOMIC_ACQUIRE))
+		return false;
+	gone = take_gone();
+	some = gone != NULL;
+	while ((lent = gone)) {
+		gone = lent->next;
+		daemon_uncharge(lent->device, lent->bytes, 0);
+		daemon_report(lent->device);
+		free(lent);
+	}
+	return some;
+}
+
+bool lent_any(void)
+{
+	lent_sweep();
+	return __atomic_load_n(&any, __ATOMIC_RELAXED);
+}
+
+int64_t lent_tick(void)
+{
+	const uint64_t now = moment_us();
+
+	if (!__atomic_load_n(&any, __ATOMIC_RELAXED))
+		return -1;
+	if (now - looked >= LOOK_MS * 1000) {
+		looked = now;
+		lent_sweep();
+	}
+	return LOOK_MS;
+}
+
+/* Descriptors of the parent's are no matter of the child's, which has none of the memory. */
+static void forget(void)
+{
+	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+	lents = NULL;
+	any = false;
+	set = mark = -1;
+}
+
+LIFE(.stage = LIFE_FOREIGN, .forget = forget);

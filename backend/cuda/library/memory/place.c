@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "place.h"
+
+#include "driver.h"
+#include "log.h"
+#include "object.h"
+#include "tree.h"
+#include "view.h"
+
+/* What undoes something is tried so often. */
+#define TRIES 3
+
+/* What is, or is to be, behind a run: one handle, chunks, or, where neither is said, what is there by the books. */
+struct behind {
+	CUmemGenericAllocationHandle whole;
+	const CUmemGenericAllocationHandle *chunks;
+};
+
+/* A part of a region, and where it is mapped. */
+struct spot {
+	CUdeviceptr address;
+	size_t from, to;
+	const struct view *view;	/* NULL: of the region's own addresses */
+};
+
+static struct spot spot_of(const struct place_run *run, const struct view *view)
+{
+	const struct region *region = run->region;
+	const size_t last = run->first + run->count - 1;
+	struct spot spot = {
+		.from = chunk_offset(region, run->first),
+		.to = chunk_offset(region, last) + chunk_bytes(region, last),
+		.view = view,
+	};
+
+	if (!view) {
+		spot.address = region->address + spot.from;
+		return spot;
+	}
+	if (spot.from < view->offset)
+		spot.from = view->offset;
+	if (spot.to > view->offset + view->bytes)
+		spot.to = view->offset + view->bytes;
+	spot.address = view->address + (spot.from - view->offset);
+	return spot;
+}
+
+static bool is_empty(const struct spot *spot)
+{
+	return spot->from >= spot->to;
+}
+
+static CUresult unmap(const struct spot *spot, size_t bytes, int tries)
+{
+	CUresult result = CUDA_ERROR_UNKNOWN;
+
+	for (int try = 0; try < tries && result != CUDA_SUCCESS; try++)
+		CALL_REAL(result, cuMemUnmap, (spot->address, bytes));
+	return result;
+}
+
+/* Maps what is behind a spot; the bytes that are. */
+static size_t map(const struct place_run *run, const struct spot *spot, struct behind behind, CUresult *result)
+{
+	const struct region *region = run->region;
+	size_t at = spot->from;
+
+	*result = CUDA_SUCCESS;
+	if (!behind.chunks && !behind.whole && region->object)
+		behind.whole = region->object->whole;
+	if (behind.whole) {
+		CALL_REAL(*result, cuMemMap, (spot->address, spot->to - spot->from, spot->from, behind.whole, 0));
+		return *result == CUDA_SUCCESS ? spot->to - spot->from : 0;
+	}
+	for (size_t i = chunk_at(region, at); at < spot->to; i++) {
+		const size_t start = chunk_offset(region, i), end = start + chunk_bytes(region, i);
+		const size_t upto = end < spot->to ? end : spot->to;
+
+		CALL_REAL(*result, cuMemMap,
+			  (spot->address + (at - spot->from), upto - at, at - start,
+			   behind.chunks ? behind.chunks[i - run->first] : region->chunk[i].memory, 0));
+		if (*result != CUDA_SUCCESS)
+			break;
+		at = upto;
+	}
+	return at - spot->from;
+}
+
+static size_t describe(const struct access *access, CUmemAccessDesc *descriptions)
+{
+	size_t count = 0;
+
+	for (int ordinal = 0; ordinal < GG_ORDINALS; ordinal++)
+		if (access->read >> ordinal & 1)
+			descriptions[count++] = (CUmemAccessDesc){
+				.location = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = ordinal },
+				.flags = access->write >> ordinal & 1 ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE :
+									CU_MEM_ACCESS_FLAGS_PROT_READ,
+			};
+	return count;
+}
+
+static bool same(const struct access *one, const struct access *other)
+{
+	return one->read == other->read && one->write == other->write;
+}
+
+/* By as few calls as there are kinds of access. */
+static CUresult allow(const struct place_run *run, const struct spot *spot)
+{
+	CUmemAccessDesc access[GG_ORDINALS];
+	CUresult result = CUDA_SUCCESS;
+	size_t page, last, count;
+
+	if (!spot->view) {
+		pthread_mutex_lock(&tree_lock);
+		count = tree_access(run->region, access);
+		pthread_mutex_unlock(&tree_lock);
+		CALL_REAL(result, cuMemSetAccess, (spot->address, spot->to - spot->from, access, count));
+		return result;
+	}
+	page = (spot->from - spot->view->offset) / GG_CHUNK;
+	last = (spot->to - spot->view->offset) / GG_CHUNK;
+	while (page < last && result == CUDA_SUCCESS) {
+		const struct access *has = &spot->view->access[page];
+		const CUdeviceptr at = spot->view->address + page * GG_CHUNK;
+		size_t pages = 1;
+
+		while (page + pages < last && same(has, &has[pages]))
+			pages++;
+		count = describe(has, access);
+		if (count)
+			CALL_REAL(result, cuMemSetAccess, (at, pages * GG_CHUNK, access, count));
+		page += pages;
+	}
+	return result;
+}
+
+static CUresult enter(const struct place_run *run, const struct spot *spot, struct behind behind)
+{
+	CUresult result;
+	const size_t mapped = map(run, spot, behind, &result);
+
+	if (result == CUDA_SUCCESS)
+		result = allow(run, spot);
+	if (result != CUDA_SUCCESS && mapped && unmap(spot, mapped, TRIES) != CUDA_SUCCESS)
+		log_line("%zu bytes at %llx stay mapped", mapped, spot->address);
+	return result;
+}
+
+/* Over all spots of a run. */
+struct walk {
+	const struct view *next;
+	bool own;	/* the region's own addresses are still to come */
+};
+
+static struct walk walk_over(const struct place_run *run)
+{
+	const struct object *object = run->region->object;
+
+	return (struct walk){ .next = object ? object->views : NULL, .own = !object };
+}
+
+static bool step(const struct place_run *run, struct walk *walk, struct spot *spot)
+{
+	if (walk->own) {
+		walk->own = false;
+		*spot = spot_of(run, NULL);
+		return true;
+	}
+	while (walk->next) {
+		*spot = spot_of(run, walk->next);
+		walk->next = walk->next->next;
+		if (!is_empty(spot))
+			return true;
+	}
+	return false;
+}
+
+/* Leaves the first `most` spots. */
+static void leave_again(const struct place_run *run, size_t most)
+{
+	struct walk walk = walk_over(run);
+	struct spot spot;
+
+	for (size_t i = 0; i < most && step(run, &walk, &spot); i++)
+		if (unmap(&spot, spot.to - spot.from, TRIES) != CUDA_SUCCESS)
+			log_line("%zu bytes at %llx stay mapped", spot.to - spot.from, spot.address);
+}
+
+bool place_leave(const struct place_run *run)
+{
+	struct walk walk = walk_over(run);
+	CUresult result = CUDA_SUCCESS;
+	struct spot spot;
+	size_t left = 0;
+
+	while (step(run, &walk, &spot) && (result = unmap(&spot, spot.to - spot.from, 1)) == CUDA_SUCCESS)
+		left++;
+	if (result == CUDA_SUCCESS)
+		return true;
+	walk = walk_over(run);
+	for (size_t i = 0; i < left && step(run, &walk, &spot); i++) {
+		result = CUDA_ERROR_UNKNOWN;
+		for (int try = 0; try < TRIES && result != CUDA_SUCCESS; try++)
+			result = enter(run, &spot, (struct behind){ 0 });
+		if (result != CUDA_SUCCESS)
+			log_line("%zu bytes at %llx are lost: error %d", spot.to - spot.from, spot.address, (int)result);
+	}
+	return false;
+}
+
+static CUresult enter_all(const struct place_run *run, struct behind behind)
+{
+	struct walk walk = walk_over(run);
+	CUresult result = CUDA_SUCCESS;
+	struct spot spot;
+	size_t entered = 0;
+
+	while (step(run, &walk, &spot) && (result = enter(run, &spot, behind)) == CUDA_SUCCESS)
+		entered++;
+	if (result != CUDA_SUCCESS)
+		leave_again(run, entered);
+	return result;
+}
+
+CUresult place_enter(const struct place_run *run, const CUmemGenericAllocationHandle *memory)
+{
+	return enter_all(run, (struct behind){ .chunks = memory });
+}
+
+CUresult place_enter_whole(const struct place_run *run, CUmemGenericAllocationHandle whole)
+{
+	return enter_all(run, (struct behind){ .whole = whole });
+}
+
+CUresult place_enter_view(const struct view *view)
+{
+	const struct place_run run = { view->region, 0, view->region->chunks };
+	const struct spot spot = spot_of(&run, view);
+
+	return enter(&run, &spot, (struct behind){ 0 });
+}

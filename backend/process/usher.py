@@ -1,0 +1,230 @@
+"""The daemon's side of the usher (:mod:`backend.process.ushering`): starts it, tells it what is frozen, replaces it.
+
+A program that starts in a slice that is frozen would run until NVML lists it and its channels are off: 34 to 155 ms.
+With the usher it comes no further than to the library of CUDA, which it has to open first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterator, MutableMapping, Sequence
+
+import trio
+
+from backend.common import interpreter
+from backend.process.identity import Slice
+from backend.process.ushering import CUDA, HEARD, LEASE_S, REFUSED_MOST, SAID, SAID_MOST
+
+log = logging.getLogger(__name__)
+
+BEAT_S = 1.0
+"""Seconds between two messages, at most: a third of what one counts for."""
+ANSWER_S = 2.0
+"""Seconds for the answer, which takes 0.1 ms. Without one it is killed, by which all that waits goes on."""
+START_S = 30.0
+"""Seconds until it is there, with no file marked: an interpreter starts in 0.1 s where the machine has nothing else to
+do."""
+HANGS_S = 3600.0
+"""Seconds within which a second one that does not answer is the last: each has held all programs that open the files,
+of whichever slice."""
+TOLD_S = 1.0
+"""Seconds that a writer of a freeze waits for it to be told."""
+AGAIN_S, AGAIN_MOST_S = 0.1, 30.0
+"""Seconds until one that has ended is replaced; each time twice as long, up to the second."""
+GONE_S = 0.5
+"""Seconds that one that is killed is waited for, with which nothing else is done."""
+STEADY_S = 60.0
+"""Seconds after which one that has ended was no failure from the start."""
+
+assert BEAT_S + ANSWER_S <= LEASE_S
+
+
+class Usher:
+    """See the module. Runs in the daemon's main thread, with which the process ends."""
+
+    def __init__(
+        self, files: Sequence[str], frozen: Callable[[], Collection[Slice]], facts: MutableMapping[str, str]
+    ) -> None:
+        """`frozen` says below which slices programs wait, and `facts` are those of ``ggroup.backend``."""
+        self._files = tuple(CUDA if file == CUDA else os.path.abspath(file) for file in files)
+        self._frozen = frozen
+        self._facts = facts
+        self._wake = trio.Event()
+        self._begun = trio.Event()
+        self._progress = trio.Event()
+        self._asked = 0  # how often it changed what is frozen
+        self._heard = 0  # ... of which the usher knows
+        self._number = 0
+        self._idle = False  # whether it was said that there is no file
+        self._refused: Sequence[str] = ()
+        self._hung: float | None = None  # when one did not answer, the last time
+        self._waiting = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._show(None)
+
+    @property
+    def pid(self) -> int | None:
+        """The process; None while there is none."""
+        return None if self._process is None else self._process.pid
+
+    def changed(self) -> None:
+        """Other slices are frozen: it is told, soon."""
+        self._asked += 1
+        self._wake.set()
+
+    async def told(self) -> None:
+        """Returns once what comes to a slice that is frozen by now waits; or after TOLD_S, or where there is none."""
+        asked = self._asked
+        with trio.move_on_after(TOLD_S):
+            while self._heard < asked and self._process is not None:
+                await self._progress.wait()
+
+    async def begun(self) -> None:
+        """Returns once the first is there, or has failed."""
+        await self._begun.wait()
+
+    async def run(self) -> None:
+        """Has one there until cancelled; none any more once two have not answered."""
+        again = AGAIN_S
+        while True:
+            began = trio.current_time()
+            try:
+                with self._usher() as end:
+                    await self._serve(end)
+            except (OSError, trio.TooSlowError) as error:
+                why = "no answer in time" if isinstance(error, trio.TooSlowError) else error.strerror
+                if isinstance(error, trio.TooSlowError) and self._hangs_again():
+                    break
+                if trio.current_time() - began >= STEADY_S:
+                    again = AGAIN_S
+                log.error(
+                    "usher: %s: programs that open CUDA's library in a frozen slice go on, %d that waited among them;"
+                    " replaced in %g s",
+                    *(why, self._waiting, again),
+                )
+            finally:
+                self._show(None)
+                self._begun.set()
+            await trio.sleep(again)
+            again = min(AGAIN_MOST_S, 2 * again)
+        self._facts["usher"] = "off"
+        log.error(
+            "usher: no answer in time, again within %g s: off until the daemon is replaced (`ggroupfs upgrade`):"
+            " programs that start in a frozen slice run until they are found",
+            HANGS_S,
+        )
+
+    def _hangs_again(self) -> bool:
+        before, self._hung = self._hung, trio.current_time()
+        return before is not None and self._hung - before < HANGS_S
+
+    async def _serve(self, end: trio.socket.SocketType) -> None:
+        self._number = 0
+        with trio.move_on_after(START_S) as start:
+            await self._hear(end)
+        if start.cancelled_caught:
+            raise OSError(errno.ETIMEDOUT, "it does not start")
+        while True:
+            self._wake = trio.Event()
+            asked = self._asked
+            with trio.fail_after(ANSWER_S):
+                await self._tell(end)
+            self._heard = asked
+            self._step()
+            self._begun.set()
+            with trio.move_on_after(BEAT_S):
+                await self._wake.wait()
+
+    async def _tell(self, end: trio.socket.SocketType) -> None:
+        """Says what is frozen, and hears what came of it."""
+        self._number += 1
+        frozen = self._frozen()
+        parts = list(_parts(frozen))
+        for left, part in zip(reversed(range(len(parts))), parts, strict=True):
+            await end.send(SAID.pack(self._number, not left) + part)
+        marked, waiting = await self._hear(end)
+        if frozen and (not marked and not self._refused) != self._idle:
+            self._idle = not self._idle
+            if self._idle:
+                log.warning("usher: none of %s is there: no program waits", ", ".join(self._files))
+        if waiting != self._waiting:
+            log.info("usher: %d programs of frozen slices wait to open CUDA's library", waiting)
+        self._show(waiting)
+
+    async def _hear(self, end: trio.socket.SocketType) -> tuple[int, int]:
+        """Hears its answer: how many files are marked, and how many programs wait."""
+        raw = await end.recv(HEARD.size + REFUSED_MOST)
+        if not raw:
+            raise OSError(errno.ECHILD, "it has ended")
+        number, marked, waiting, lapsed, over, paused = HEARD.unpack_from(raw)
+        if number != self._number:
+            raise OSError(errno.EPROTO, "it is of another version")
+        refused = tuple(os.fsdecode(file) for file in raw[HEARD.size :].split(b"\0") if file)
+        if number and refused != self._refused:
+            self._refused = refused
+            for file in refused:
+                log.warning("usher: %s: its filesystem may not answer by itself: no program waits to open it", file)
+        if lapsed:
+            log.error("usher: heard nothing of the daemon for %g s: %d programs that waited went on", LEASE_S, lapsed)
+        if over:
+            log.error("usher: too many programs wait in frozen slices: %d went on", over)
+        if paused:
+            log.info("usher: %d programs that waited went on, as their cgroup is frozen", paused)
+        return marked, waiting
+
+    def _step(self) -> None:
+        """Those that wait for it to be told look again."""
+        self._progress.set()
+        self._progress = trio.Event()
+
+    def _show(self, waiting: int | None) -> None:
+        self._waiting = waiting or 0
+        self._facts["usher"] = "no" if waiting is None else "yes"
+        self._facts["usher.waiting"] = str(self._waiting)
+
+    @contextlib.contextmanager
+    def _usher(self) -> Iterator[trio.socket.SocketType]:
+        """One that lasts as long as the body."""
+        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours:
+            with its:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "backend.process.ushering", str(os.getpid()), *self._files],
+                    stdin=its.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    cwd="/",
+                    env=interpreter.environment(),
+                    start_new_session=True,  # a terminal stops and kills groups of processes
+                )
+            try:
+                yield trio.socket.from_stdlib_socket(ours)
+            finally:
+                process, self._process = self._process, None
+                self._step()
+                process.kill()  # one that is stopped, too
+                try:
+                    process.wait(GONE_S)
+                except subprocess.TimeoutExpired:  # it has to wait for a processor, or for a file
+                    threading.Thread(target=process.wait, daemon=True).start()
+
+
+def _parts(slices: Collection[Slice]) -> Iterator[bytes]:
+    """Their paths, in parts of SAID_MOST bytes at most; one at least."""
+    part = b""
+    for slice_ in slices:
+        path = os.fsencode(slice_.path) + b"\0"
+        if len(path) > SAID_MOST:  # no cgroup has a path of more than PATH_MAX
+            continue
+        if len(part) + len(path) > SAID_MOST:
+            yield part
+            part = b""
+        part += path
+    yield part

@@ -1,0 +1,182 @@
+"""Programs below quotas on a software GPU, in virtual time: told of as it does, or as the driver of a real one does."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+import attrs
+import trio
+
+from backend.core.protocols import Bookkeeping
+from backend.core.records import Activity
+from backend.process.identity import Process
+from tests.support.contenders import Bench
+from tests.support.harness import Harness, running
+
+Spawn = Callable[..., subprocess.Popen[bytes]]
+
+LATE_S = 0.2
+"""Seconds by which the trace of a real GPU is late."""
+READ_S = 0.1
+"""Seconds between two reads of it."""
+STEP_S = 0.0025
+"""Seconds for which the engine is looked at in one, for the trace."""
+KERNEL_US = 500
+"""Microseconds of a kernel."""
+
+
+class Traced(Bench):
+    """A software GPU that tells of its programs as the driver of a real one: what they used until 0.2 s ago, the time
+    in which their context stood on an idle engine among it, and whether they have work only of those with the
+    library. Of the others samples tell, once a second, how busy they were."""
+
+    late_us = round(LATE_S * 1e6)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._there: dict[Process, int] = {}
+        self._last: dict[Process, int] = {}
+        self._on: Process | None = None
+        self._seen: deque[tuple[float, Mapping[Process, int]]] = deque()
+        self._told: Mapping[Process, int] = {}
+        self._sampled: dict[Process, int] = {}
+        self._ended: list[tuple[float, Process, int]] = []  # when, which, and what was told of it by then
+        self._engine._runlist.switch = 0  # a trace charges switches as well, and the figures of work here are without
+
+    async def run(
+        self, bookkeeper: Bookkeeping, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._look_on)
+            nursery.start_soon(self._take_samples)
+            await super().run(bookkeeper, task_status=task_status)
+
+    def really(self, process: Process) -> int:
+        """Microseconds that a process worked, up to now."""
+        return super().activity(process).gpu_usec or 0
+
+    async def _look_on(self) -> None:
+        read = 0.0
+        while True:
+            await trio.sleep(STEP_S)
+            idle_us = round(STEP_S * 1e6)
+            for process, tenant in self._tenants.items():
+                used = self.really(process)
+                grown, self._last[process] = used - self._last.get(process, 0), used
+                self._there[process] = self._there.get(process, 0) + grown
+                idle_us -= grown
+                if grown:
+                    self._on = process
+                elif self._on == process and not tenant.attached:
+                    self._on = None
+            if self._on in self._tenants and idle_us > 0:
+                self._there[self._on] += idle_us
+            now = trio.current_time()
+            self._seen.append((now, dict(self._there)))
+            if now - read >= READ_S:
+                read = now
+                while self._seen and self._seen[0][0] <= now - LATE_S:
+                    _, self._told = self._seen.popleft()
+
+            self._tell_late(now)
+
+    def forget(self, process: Process) -> None:
+        used = self.really(process)
+        self._there[process] = self._there.get(process, 0) + used - self._last.pop(process, used)
+        self._ended.append((trio.current_time(), process, self._told.get(process, 0)))
+        super().forget(process)
+
+    def _tell_late(self, now: float) -> None:
+        while self._ended and self._ended[0][0] + LATE_S + READ_S <= now:
+            _, process, told = self._ended.pop(0)
+            assert self._bookkeeper is not None
+            rest = self._told.get(process, 0) - told
+            self._bookkeeper.late(process, 0, {"gpu_usec": rest, "busy_usec": rest})
+
+    async def _take_samples(self) -> None:
+        while True:
+            await trio.sleep(1)
+            self._sampled = {process: self.really(process) for process in self._tenants}
+
+    def activity(self, process: Process) -> Activity:
+        activity = super().activity(process)
+        told = self._told.get(process, 0)  # of one that has ended, too
+        tenant = self._tenants.get(process)
+        if tenant is not None and tenant.is_gated:
+            return attrs.evolve(activity, gpu_usec=told, busy_usec=told)
+        return attrs.evolve(activity, gpu_usec=told, busy_usec=self._sampled.get(process, 0), pending=None)
+
+
+@attrs.define
+class Limited:
+    """A GPU and its programs."""
+
+    h: Harness
+    gpu: Bench
+    spawn: Spawn
+    nursery: trio.Nursery
+    _bodies: dict[Process, subprocess.Popen[bytes]] = attrs.field(factory=dict)
+
+    async def end(self, process: Process) -> None:
+        """A process is killed, and gone from the tree."""
+        body = self._bodies.pop(process)
+        body.kill()
+        body.wait()
+        await self.h.gone(process)
+
+    async def program(
+        self, cgroup: str = "/", *, library: bool = True, work_s: float = 0.0, rest_s: float = 0.0, kernel_us: int = 0
+    ) -> Process:
+        """A program that always has something to do; or one that works for `work_s` seconds of the engine and then has
+        nothing to do for `rest_s`, again and again."""
+        body = self.spawn()
+        process = await self.h.arrive(body.pid, cgroup)
+        self._bodies[process] = body
+        number = await self.gpu.open_context(process, 8, lambda finished: None, gated=library)
+        if rest_s:
+            self.nursery.start_soon(self._idle_in_between, process, number, work_s, rest_s)
+        else:
+            self.nursery.start_soon(self._feed, process, number, kernel_us or KERNEL_US)
+        return process
+
+    async def _feed(self, process: Process, number: int, kernel_us: int) -> None:
+        queue = self.gpu._tenants[process].tsgs[number].queue
+        with contextlib.suppress(OSError):
+            while True:
+                if len(queue) * kernel_us < 50_000:
+                    await self.gpu.launch(process, number, max(1, 20_000 // kernel_us), kernel_us, range(0))
+                else:
+                    await trio.sleep(0.01)
+                await trio.lowlevel.checkpoint()
+
+    async def _idle_in_between(self, process: Process, number: int, work_s: float, rest_s: float) -> None:
+        queue = self.gpu._tenants[process].tsgs[number].queue
+        with contextlib.suppress(OSError):
+            while True:
+                await self.gpu.launch(process, number, round(work_s * 1e6 / KERNEL_US), KERNEL_US, range(0))
+                while queue:
+                    await trio.sleep(0.001)
+                    self.gpu._engine.advance()
+                await trio.sleep(rest_s)
+
+    def worked(self, process: Process) -> int:
+        """Microseconds that a process worked."""
+        return self.gpu.really(process) if isinstance(self.gpu, Traced) else self.gpu.used(process)
+
+    async def shares(self, processes: Sequence[Process], seconds: float) -> list[float]:
+        """What each works of the time."""
+        before = [self.worked(process) for process in processes]
+        await trio.sleep(seconds)
+        return [(self.worked(p) - b) / seconds / 1e6 for p, b in zip(processes, before, strict=True)]
+
+
+@contextlib.asynccontextmanager
+async def limited(spawn: Spawn, *, traced: bool = False) -> AsyncIterator[Limited]:
+    """A GPU, its daemon with a scheduler, and programs on it; one that tells of them as a real one where `traced`."""
+    gpu = Traced() if traced else Bench()
+    async with running(gpu, scheduler=True) as h, trio.open_nursery() as nursery:
+        yield Limited(h, gpu, spawn, nursery)
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,208 @@
+"""What a program with the library sees of the size of its GPUs: the same from its first question to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from backend.cuda.page import CounterPage
+from backend.door.wire import CUDA, SIZE, Feature, Message, Op
+from tests.t6_cuda.harness import GrantingDaemon, Program, eventually, running
+
+MIB = 1 << 20
+WHOLE = (1 << 64) - 1
+CARD = 1024
+"""MiB that the double of the driver has."""
+
+
+class SizingDaemon(GrantingDaemon):
+    """One with limits, which says what it can."""
+
+    features: Feature = CUDA
+    totals: dict[int, int]
+    """What TOTAL is answered with, by GPU, MiB; the others are whole."""
+    limits: tuple[int, int] | None = None
+    """What LIMITS is answered with, MiB: the lowest limit, and what is free; None: there is none."""
+
+    def __init__(self, path: Path) -> None:
+        self.totals = {}
+        self.said: list[list[Op]] = []
+        """What was asked on each connection."""
+        super().__init__(path)
+
+    def _serve(self, connection: socket.socket) -> None:
+        page, said = CounterPage(), list[Op]()
+        self.pages.append(page)
+        self.said.append(said)
+        with contextlib.suppress(OSError):
+            while raw := connection.recv(SIZE):
+                request = Message.decode(raw)
+                said.append(Op(request.op))
+                if request.seq == 0:
+                    continue
+                fds = [page.descriptor] if request.op == Op.MANAGE else []
+                socket.send_fds(connection, [self._answer(request).encode()], fds)
+
+    def _answer(self, request: Message) -> Message:
+        match request.op:
+            case Op.HELLO:
+                return request.answer(1, 2 << 20, 2000, self.features)
+            case Op.LOCATE:
+                return request.answer(request.args[1] >> 56)
+            case Op.TOTAL:
+                return request.answer(self.totals[request.gpu] * MIB if request.gpu in self.totals else WHOLE)
+            case Op.LIMITS if self.limits is not None:
+                return request.answer(self.limits[0] * MIB, self.limits[1] * MIB, 0)
+            case Op.LIMITS:
+                return request.answer(WHOLE, 0, 0)
+        return request.answer()
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[SizingDaemon]:
+    server = SizingDaemon(tmp_path / "socket")
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+@contextlib.contextmanager
+def sees(tmp_path: Path, *words: str, sanitize: str = "", devices: int = 1) -> Iterator[Program]:
+    extra = {"GGROUP_SOCKET": str(tmp_path / "socket"), "FAKE_DEVICES": str(devices), "FAKE_MEMORY": str(CARD * MIB)}
+    with running("sees", *words, tmp_path=tmp_path, sanitize=sanitize, extra=extra) as program:
+        yield program
+
+
+def hear(program: Program, what: str) -> int:
+    number = program.hears(what)
+    program.go()
+    return number
+
+
+def threads(program: Program) -> list[str]:
+    """Names of its threads; LD_PRELOAD is of a program that `env` becomes, with the same pid."""
+    return [(task / "comm").read_text().strip() for task in Path(f"/proc/{program.process.pid}/task").iterdir()]
+
+
+def amounts(program: Program) -> tuple[int, int]:
+    """Total and free, MiB."""
+    return hear(program, "total"), hear(program, "free")
+
+
+def amounts_under(program: Program, daemon: SizingDaemon, *limits: tuple[int, int] | None) -> list[tuple[int, int]]:
+    """Total and free in MiB, under each of some limits in turn: those are told before the program goes on."""
+    found = []
+    for one in limits:
+        daemon.limits = one
+        program.go()
+        total = program.hears("total")
+        program.go()
+        found.append((total, program.hears("free")))
+    program.go()
+    return found
+
+
+@pytest.mark.parametrize("sanitize", ["", "address,undefined"])
+def test_it_is_what_it_was_at_the_first_question(tmp_path: Path, daemon: SizingDaemon, sanitize: str) -> None:
+    """Before a context, in one, and whatever becomes of the limits; what is free follows them, and never exceeds it."""
+    daemon.totals = {0: 512}
+    with sees(tmp_path, sanitize=sanitize) as program:
+        assert program.hears("total") == 512
+        assert daemon.said == [[Op.HELLO, Op.LOCATE, Op.TOTAL]], "it is not managed by that"
+        assert "ggroup" not in threads(program), "nor has it a thread of ours"
+        daemon.totals = {0: 256}
+        found = amounts_under(program, daemon, (512, 512), (256, 240), (768, 752))
+        assert found == [(512, 512), (512, 240), (512, 512)]
+        program.ends()
+    assert [said.count(Op.TOTAL) for said in daemon.said] == [1, 0]
+
+
+def test_without_a_limit_it_is_the_cards(tmp_path: Path, daemon: SizingDaemon) -> None:
+    """For good: a limit that is set afterwards is what is free."""
+    with sees(tmp_path) as program:
+        assert program.hears("total") == CARD
+        daemon.totals = {0: 256}
+        found = amounts_under(program, daemon, None, (256, 240), (256, 0))
+        assert found == [(CARD, CARD), (CARD, 240), (CARD, 0)]
+        program.ends()
+
+
+def test_each_gpu_has_its_own(tmp_path: Path, daemon: SizingDaemon) -> None:
+    daemon.totals = {1: 256, 2: 0}
+    with sees(tmp_path, devices=3) as program:
+        assert [hear(program, "total"), hear(program, "total")] == [CARD, 256]
+        assert program.hears("total") == 0, "a limit of nothing"
+        found = amounts_under(program, daemon, None, None, None)
+        assert [total for total, _ in found] == [CARD] * 3
+        program.ends()
+
+
+def test_threads_that_ask_at_once_hear_the_same(tmp_path: Path, daemon: SizingDaemon) -> None:
+    daemon.totals = {0: 512}
+    with sees(tmp_path, "threads", sanitize="thread") as program:
+        assert hear(program, "total") == 512
+        program.ends()
+    assert len(daemon.said) == 1, "it is asked once"
+
+
+def test_another_program_asks_anew(tmp_path: Path, daemon: SizingDaemon) -> None:
+    """A child that executes one; what it was forked by keeps its own."""
+    daemon.totals = {0: 512}
+    with sees(tmp_path, "fork") as program:
+        assert program.hears("total") == 512
+        daemon.totals = {0: 256}
+        program.go()
+        assert hear(program, "total") == 256
+        for _ in range(3):
+            assert amounts(program)[0] == 256
+        assert hear(program, "total") == 512
+        program.ends()
+
+
+@pytest.mark.parametrize("features", [Feature(0), CUDA & ~Feature.TOTAL])
+def test_an_older_daemon(tmp_path: Path, daemon: SizingDaemon, features: Feature) -> None:
+    """As it was with that: all before the first context, then the limit of the moment."""
+    daemon.features, daemon.totals = features, {0: 512}
+    with sees(tmp_path) as program:
+        assert program.hears("total") == CARD
+        found = amounts_under(program, daemon, (512, 512), (256, 240), None)
+        assert found == [(512, 512), (256, 240), (CARD, CARD - 16)]
+        program.ends()
+    assert not any(Op.TOTAL in said for said in daemon.said)
+
+
+def test_a_daemon_that_comes_later(tmp_path: Path) -> None:
+    """And none at all: what was seen stays, and what is free follows once there is one."""
+    with sees(tmp_path) as program:
+        assert program.hears("total") == CARD
+        program.go()
+        assert program.hears("total") == CARD
+        daemon = SizingDaemon(tmp_path / "socket")
+        try:
+            daemon.totals, daemon.limits = {0: 256}, (256, 240)
+            eventually(lambda: any(Op.MANAGE in said for said in daemon.said), lambda: "it is managed")
+            program.go()
+            assert program.hears("free") == CARD, "that was asked before"
+            found = amounts_under(program, daemon, (256, 240), (256, 240))
+            assert found == [(CARD, 240)] * 2
+            program.ends()
+        finally:
+            daemon.close()
+
+
+def test_a_daemon_that_goes(tmp_path: Path, daemon: SizingDaemon) -> None:
+    daemon.totals, daemon.limits = {0: 512}, (512, 512)
+    with sees(tmp_path) as program:
+        assert hear(program, "total") == 512
+        assert hear(program, "total") == 512
+        assert program.hears("free") == 512
+        daemon.close()
+        program.go()
+        assert amounts(program) == (512, 512)
+        assert amounts(program) == (512, 512)
+        program.ends()

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * A generator of the calls by which a program makes, maps, shares and frees memory, against a model of what is mapped where
+ * and what is in it (model.h), while memory moves (moves.h). UNIT_STEPS says how many, UNIT_SEED which ones, UNIT_FAULTS
+ * whether calls of the driver within them fail (calls.h); FAKE_OFFSETS is 1, FAKE_DEVICES 2.
+ */
+#include "fuzz.h"
+
+#include <unistd.h>
+
+#include "calls.h"
+#include "model.h"
+#include "moves.h"
+#include "pools.h"
+#include "steps.h"
+#include "watch.h"
+
+/* Steps between two looks at a few things, at all of them, and two lines that say how far it is. */
+#define SOME_EVERY 8
+#define ALL_EVERY 256
+#define SAID_EVERY 100
+/* The step that does not end where UNIT_HANGS is 1. */
+#define HANGS_IN 50
+/* So many steps reach every entry point. */
+#define ENOUGH 2000
+
+/* Each once in a while, in turn; those that come often besides. */
+static void (*const steps[])(void) = {
+	things_make, things_release, things_retain, things_export, things_close,
+	mapped_map, mapped_unmap, mapped_allow, mapped_reserve,
+	plain_alloc, plain_free, plain_refused,
+	pools_alloc, pools_alloc, pools_make, pools_destroy, pools_share, pools_tell, pools_ask,
+	arrays_make, arrays_destroy, arrays_map, graphs_run, contexts_come_and_go, contexts_green, contexts_primary,
+	bound_make, bound_bind, bound_unbind, shares_name, shares_set,
+	opened_give, opened_open, opened_close,
+	asked_physical, asked_address, asked_amounts,
+};
+static void (*const often[])(void) = {
+	things_make, things_release, things_release, mapped_map, mapped_map, mapped_map, mapped_unmap, mapped_allow, mapped_allow,
+	plain_alloc, plain_alloc, plain_free, pools_alloc, plain_free,
+	model_write_view, model_write_view, model_write_view, model_write_plain, model_write_plain,
+	pools_alloc, moves_now, moves_along, moves_along,
+};
+
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+/* The next in turn for which there is what it needs. */
+static void step_in_turn(void)
+{
+	static size_t turn;
+	const uint64_t before = calls_made();
+
+	for (size_t i = 0; i < COUNT(steps) && calls_made() == before; i++)
+		steps[turn++ % COUNT(steps)]();
+}
+
+static void step(uint64_t number, uint64_t count)
+{
+	if (number % 2)
+		step_in_turn();
+	else
+		often[model_any(COUNT(often))]();
+	/* From then on what is allocated stays where it is: the last tenth has nothing but objects move. */
+	if (number == count - count / 10 || (number > count - count / 10 && number % 50 == 0))
+		peers_give();
+	if (number % SOME_EVERY == 0)
+		model_check_some();
+	if (number % ALL_EVERY == ALL_EVERY - 1)
+		model_check_all();
+}
+
+static void say(uint64_t number)
+{
+	const struct double_moved moved = double_moved();
+
+	printf("step %llu: %llu MiB out, %llu MiB in, %llu faults, %llu names, %llu of %llu pages in the host\n",
+	       (unsigned long long)number, (unsigned long long)(moved.out >> 20), (unsigned long long)(moved.in >> 20),
+	       (unsigned long long)calls_faults(), (unsigned long long)model.renamed,
+	       (unsigned long long)model.checked_in_host, (unsigned long long)model.checked);
+	fflush(stdout);
+}
+
+static void end(void)
+{
+	double_limit(UINT64_MAX);
+	model_check_all();
+	peers_end();
+	bound_end();
+	arrays_end();
+	opened_end();
+	mapped_end();
+	things_end();
+	plain_end();
+	calls_spare();	/* what could not be given back is so now */
+	pools_end();
+	CHECK(cuMemAddressFree(model.arena, ARENA * PAGE) == CUDA_SUCCESS);
+	double_agree(model.device);
+}
+
+static uint64_t number_of(const char *name, uint64_t otherwise)
+{
+	const char *text = getenv(name);
+
+	return text ? strtoull(text, NULL, 0) : otherwise;
+}
+
+void fuzz_prepare(void)
+{
+	opened_start();
+}
+
+void fuzz(struct device *device, CUcontext context, CUcontext other)
+{
+	const uint64_t count = number_of("UNIT_STEPS", ENOUGH);
+
+	model.device = device;
+	model.context = context;
+	model.other = other;
+	model_seed(number_of("UNIT_SEED", 0));
+	watch_start();
+	for (int i = 0; i < 2; i++)
+		CHECK(real.cuStreamCreate(&model.streams[i], CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+	CHECK(cuMemAddressReserve(&model.arena, ARENA * PAGE, 0, 0, 0) == CUDA_SUCCESS);
+	peers_start();
+	pools_default();	/* by a call of the driver's own, which is not to fail within another */
+	moves_start(device);
+	calls_start(number_of("UNIT_FAULTS", 0));
+	for (uint64_t i = 0; i < count; i++) {
+		watch_step(i);
+		while (i == HANGS_IN && number_of("UNIT_HANGS", 0))	/* for a test of what is said then */
+			pause();
+		step(i, count);
+		if (i % SAID_EVERY == 0)
+			say(i);
+	}
+	moves_allow(false);
+	end();
+	say(count);
+	double_agree(device);
+	/* One chunk is kept for small allocations, and stays where others had access to it. */
+	CHECK(device->foreign <= PAGE && device->swapped == 0 && device->resident - pool_kept(device) <= PAGE);
+	if (count < ENOUGH)
+		return;
+	calls_check_all();
+	/* Else there is nothing that all this has been held against. */
+	CHECK(double_moved().out > count << 20 && double_moved().in > count << 20);
+	CHECK(model.renamed > count / 200 && model.checked_in_host > count / 10);
+}

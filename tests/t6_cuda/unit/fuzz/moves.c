@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "moves.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <time.h>
+
+#include "double.h"
+#include "model.h"
+
+/* Bytes that move at once at most, in chunks of the smallest size. */
+#define MOST 40
+/* How long a call of the driver waits for what moves within it, ns. */
+#define WITHIN_NS 5000000
+
+/* What is to move. */
+enum kind { EXCHANGE, LIMIT, IN, OUT, KINDS };
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static struct device *device;
+static bool ordered, forbidden;
+static enum kind kind;
+static uint64_t bytes;
+
+static void carry_out(enum kind what, uint64_t amount)
+{
+	switch (what) {
+	case EXCHANGE:
+		double_exchange(device, amount);
+		break;
+	case LIMIT:
+		double_limit(amount);
+		break;
+	case IN:
+		double_in(device, amount);
+		break;
+	default:
+		double_out(device, amount);
+	}
+}
+
+static void *move(void *unused)
+{
+	pthread_mutex_lock(&lock);
+	for (;;) {
+		while (!ordered)
+			pthread_cond_wait(&changed, &lock);
+		const enum kind what = kind;
+		const uint64_t amount = bytes;
+
+		pthread_mutex_unlock(&lock);
+		carry_out(what, amount);
+		pthread_mutex_lock(&lock);
+		ordered = false;
+		pthread_cond_broadcast(&changed);
+	}
+	return unused;
+}
+
+void moves_start(struct device *of)
+{
+	pthread_t thread;
+
+	device = of;
+	CHECK(!pthread_create(&thread, NULL, move, NULL));
+}
+
+/* With the lock. One at a time. */
+static void order(uint64_t (*random)(uint64_t))
+{
+	static const enum kind kinds[] = { EXCHANGE, LIMIT, IN, OUT, OUT };
+
+	if (ordered || forbidden)
+		return;
+	kind = kinds[random(sizeof(kinds) / sizeof(kinds[0]))];
+	bytes = random(3) ? (1 + random(MOST)) * GG_CHUNK : UINT64_MAX;
+	ordered = true;
+	pthread_cond_broadcast(&changed);
+}
+
+void moves_rest(void)
+{
+	pthread_mutex_lock(&lock);
+	while (ordered)
+		pthread_cond_wait(&changed, &lock);
+	pthread_mutex_unlock(&lock);
+}
+
+void moves_allow(bool allowed)
+{
+	pthread_mutex_lock(&lock);
+	forbidden = !allowed;
+	pthread_mutex_unlock(&lock);
+	if (!allowed)
+		moves_rest();
+}
+
+void moves_now(void)
+{
+	moves_rest();
+	moves_along();
+	moves_rest();
+}
+
+void moves_along(void)
+{
+	pthread_mutex_lock(&lock);
+	order(model_any);
+	pthread_mutex_unlock(&lock);
+}
+
+void moves_within(void)
+{
+	struct timespec until;
+
+	clock_gettime(CLOCK_REALTIME, &until);
+	until.tv_nsec += WITHIN_NS;
+	until.tv_sec += until.tv_nsec / 1000000000;
+	until.tv_nsec %= 1000000000;
+	pthread_mutex_lock(&lock);
+	order(model_odd);
+	while (ordered && pthread_cond_timedwait(&changed, &lock, &until) != ETIMEDOUT)
+		;
+	pthread_mutex_unlock(&lock);
+}

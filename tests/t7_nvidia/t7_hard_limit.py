@@ -1,0 +1,93 @@
+"""Level 7: a limit holds, or says that it does not, whichever way memory is allocated, without the library, too."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+
+import pytest
+
+from ggroupfs.client import Member
+from tests.support.cgroups import cgroup, slice_path
+from tests.support.mounted import Mounted
+from tests.t7_nvidia.conftest import built, wait_for
+from tests.t7_nvidia.programs import ERROR, GIB, MIB, STOP, Program, member, nvml_used, program, run_in, write
+
+WAYS = ("plain", "pitch", "async", "pool", "create", "managed", "array", "ipc", "graph")
+"""How ways.cu allocates."""
+WANTED, LIMIT = 8, 4
+"""GiB that a program allocates, and those that it may hold."""
+DONE = 32
+"""Offset in the page of ways.cu."""
+UNCHARGED = ("managed", "graph")
+"""Ways whose memory the driver alone places and counts: a hard limit does not refuse it, but kills what is past it."""
+FIXED = ("array", "ipc")
+"""Ways whose memory is charged before, and stays: what goes over a hard limit is refused. What moves makes room."""
+OUT_OF_MEMORY = 2
+"""cudaErrorMemoryAllocation, and CUDA_ERROR_OUT_OF_MEMORY."""
+SETTLES_S = 3.0
+"""Seconds after which what the driver counts has been seen, and moved."""
+YOUNG_S = 11.0
+"""Seconds of a daemon in which it kills nothing: programs with the library connect in them."""
+
+
+@pytest.fixture(scope="session")
+def ways(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return built(tmp_path_factory, "ways")
+
+
+def ends(run: Program) -> None:
+    run.set(STOP, 1)
+    assert run.process.wait(60) == 0
+
+
+@pytest.mark.parametrize("name", ["gmem.limit.high", "gmem.limit.max"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_limit_holds_or_says_that_it_does_not(gpu_mount: Mounted, ways: str, way: str, name: str) -> None:
+    """By NVML the program has no more than its limit, or an allocation has failed, or `over` says so."""
+    with program(*run_in(gpu_mount, f"{name}={LIMIT}G"), ways, "PAGE", way, str(WANTED)) as run:
+        wait_for(lambda: run.u32(DONE) == 1 or run.process.poll() is not None, "it has allocated", seconds=60)
+        time.sleep(SETTLES_S)
+        if name == "gmem.limit.max" and way in UNCHARGED and run.process.poll() is not None:
+            print(f"{way}, {name}: killed with {run.passes * 64} MiB")
+            assert run.process.returncode == -signal.SIGKILL
+            return
+        group = Member(run.pid, 0, gpu_mount.group(run.pid))
+        wait_for(group.path.exists, "it is in the tree")
+        used, failed, over = nvml_used(run.pid), run.u32(ERROR), group.flat("gmem.events")["over"]
+        print(f"{way}, {name}: {run.passes * 64} MiB allocated, error {failed}, NVML {used >> 20} MiB, over {over}")
+        assert failed in (0, OUT_OF_MEMORY)
+        assert used <= LIMIT * GIB + 64 * MIB or over == 1
+        assert run.passes * 64 == WANTED << 10 or failed
+        if name == "gmem.limit.max" and way not in UNCHARGED:
+            assert bool(failed) == (way in FIXED)
+            assert over == 0
+        ends(run)
+
+
+def test_a_program_without_the_library_is_dead_in_time(gpu_mount: Mounted, ways: str, elastic: str) -> None:
+    """Two of them in a slice: the one that grows over the hard limit of that ends within 2 s, and nothing else does."""
+    time.sleep(YOUNG_S)
+    with contextlib.ExitStack() as stack:
+        place = stack.enter_context(cgroup(f"ggroup-t7-hard-{os.getpid()}"))
+        group = Member(0, 0, gpu_mount / "slice" / slice_path(place) / "0")
+        within = ("sh", "-c", 'echo $$ >"$0/cgroup.procs"; exec "$@"', os.fspath(place))
+        neighbour = stack.enter_context(program(*run_in(gpu_mount), elastic, "PAGE", "1024"))
+        member(gpu_mount, neighbour)
+        small = stack.enter_context(program(*within, ways, "PAGE", "plain", "2"))
+        wait_for(lambda: small.u32(DONE) == 1 and group.path.exists(), "it is in its slice", seconds=60)
+        write(group, "gmem.limit.max", f"{LIMIT}G")
+        large = stack.enter_context(program(*within, ways, "PAGE", "plain", str(LIMIT)))
+        wait_for(lambda: nvml_used(small.pid) + nvml_used(large.pid) > LIMIT * GIB, "it is over", seconds=60)
+        took = wait_for(lambda: large.process.poll() is not None, "it is dead", seconds=2)
+        print(f"killed after {took:.2f} s over the limit")
+        assert large.process.returncode == -signal.SIGKILL
+        events = group.flat("gmem.events")
+        assert events["oom_kill"] == 1
+        assert events["max"] >= 1
+        wait_for(lambda: group.flat("gmem.events")["over"] == 0, "it says that it holds")
+        assert nvml_used(small.pid) <= LIMIT * GIB
+        ends(small)
+        neighbour.finish()
