@@ -48,9 +48,9 @@ _ggroupfs_settings="
     ComputePriority=
     ComputeWeight=
     ComputeQuota=
-    GMemMax=
     GMemOOMGroup=
     ComputeWaitMax=
+    GMemMax=
     ComputeFreeze=
 "
 _ggroupfs_words_of_settings="
@@ -69,9 +69,9 @@ _ggroupfs_words_of_settings="
     GMemLow=infinity
     GMemSwapMax=infinity
     ComputeQuota=infinity
-    GMemMax=infinity
     GMemOOMGroup=yes
     GMemOOMGroup=no
+    GMemMax=infinity
     ComputeFreeze=yes
     ComputeFreeze=no
 "

@@ -183,23 +183,6 @@ static int charge_slow(struct ggroup *group, u64 nbytes, bool tenant, struct ggr
 	return 0;
 }
 
-static int charge(struct ggroup *group, u64 nbytes, bool tenant, struct ggroup **full, u64 *over)
-{
-	struct ggroup_device *device = group->device;
-	bool done;
-	int err;
-
-	down_read(&device->lock);
-	done = charge_fast(group, nbytes, tenant, &err);
-	up_read(&device->lock);
-	if (!done) {
-		down_write(&device->lock);
-		err = charge_slow(group, nbytes, tenant, full, over);
-		up_write(&device->lock);
-	}
-	return err;
-}
-
 /* The room that a limit_max leaves no more is not to be had: so the program is told. */
 static int out_of_memory(struct ggroup *group)
 {
@@ -214,7 +197,8 @@ static int out_of_memory(struct ggroup *group)
 	return err;
 }
 
-int ggroup_charge_add(struct ggroup *group, u64 nbytes, bool tenant)
+/* As try_charge_memcg() of mm/memcontrol.c: over a limit_max it is reclaimed, and tried again. */
+static noinline int charge_reclaiming(struct ggroup *group, u64 nbytes, bool tenant)
 {
 	unsigned int round;
 	u64 over, moved;
@@ -223,25 +207,35 @@ int ggroup_charge_add(struct ggroup *group, u64 nbytes, bool tenant)
 	for (round = 0;; round++) {
 		struct ggroup *full = NULL;
 
-		err = charge(group, nbytes, tenant, &full, &over);
+		down_write(&group->device->lock);
+		err = charge_slow(group, nbytes, tenant, &full, &over);
+		up_write(&group->device->lock);
 		if (!full)
-			break;
+			return err;
 		if (!tenant) {	/* it has the memory moved, and comes again */
 			ggroup_group_put(full);
-			break;
+			return err;
 		}
-		/* As try_charge_memcg() of mm/memcontrol.c: reclaimed, and tried again. */
 		failed = ggroup_reclaim_below(full, over, 0, &moved);
 		ggroup_group_put(full);
-		if (failed == -EINTR) {
-			err = failed;
-			break;
-		}
-		if (!moved || round == GGROUP_CHARGE_ROUNDS) {
-			err = out_of_memory(group);
-			break;
-		}
+		if (failed == -EINTR)
+			return failed;
+		if (!moved || round == GGROUP_CHARGE_ROUNDS)
+			return out_of_memory(group);
 	}
+}
+
+int ggroup_charge_add(struct ggroup *group, u64 nbytes, bool tenant)
+{
+	struct ggroup_device *device = group->device;
+	bool done;
+	int err;
+
+	down_read(&device->lock);
+	done = charge_fast(group, nbytes, tenant, &err);
+	up_read(&device->lock);
+	if (!done)
+		err = charge_reclaiming(group, nbytes, tenant);
 	trace_ggroup_charge(group->id, nbytes, err);
 	return err;
 }

@@ -50,6 +50,8 @@ class Bookkeeper:
         """A process that arrives waits so many `seconds` for what is asked for it to hold."""
         self.policy: Policy | None = None
         """The policy: it knows what slices are to have, before a program in them may go on."""
+        self.presences: list[Callable[[], None]] = []
+        """Told that a GPU was lost, or is back."""
         self._ledger = ledger
         self._gpus = gpus
         self._population = population
@@ -214,6 +216,8 @@ class Bookkeeper:
             self._totals.tally.lost(gpu, everybody)
         else:
             self._totals.tally.back(gpu)
+        for listener in self.presences:
+            listener()
         self._tell(root, Channel.GPU)
         for group in everybody:
             self._tell(group, Channel.COMPUTE)

@@ -37,7 +37,7 @@ from backend.core.settings import Lever, Setting
 from backend.core.tally import LOST, PERIODS, UNDONE, Memory
 from backend.core.totals import Totals
 from backend.core.workingset import WorkingSet
-from backend.core.writers import Writers
+from backend.core.writers import Changes, Writers
 from backend.process.delegated import delegate_of
 from backend.process.identity import ROOT, Group, Member, Process, Slice, SliceOn
 from backend.process.looks import identified
@@ -130,6 +130,7 @@ class Controller:
             *(self._notices, self._schedulers, self._totals, self.turns, self._tell, seconds),
         )
         """What the GPUs talk to."""
+        self.bookkeeper.presences.append(self.frozen.presence)
         self.released = False
         """Whether, at the end, every process was given its TSGs and default timeslices back."""
         self.handed_over = False
@@ -319,9 +320,10 @@ class Controller:
         await self._set_limit(group, settings.HIGH, nbytes)
 
     async def set_max(self, group: Group, nbytes: int) -> None:
-        """gmem.limit.max: returns once the group is under it, by reclaim; where that is not enough, by the end of
-        members whose memory cannot be moved, as with memory.max. EBUSY, and none ends, where that would not be enough
-        either. EAGAIN as for gmem.limit.high."""
+        """gmem.limit.max: one that raises it holds at once. A lower one returns once the group is under it, by reclaim;
+        where that is not enough, by the end of members whose memory cannot be moved, as with memory.max. EBUSY, and
+        none ends, where that would not be enough either. EAGAIN as for gmem.limit.high. Neither once one was killed for
+        it: then the limit stays, as that of memory.max does."""
         await self._set_limit(group, settings.LIMIT_MAX, nbytes)
 
     async def _set_limit(self, group: Group, setting: Setting, nbytes: int) -> None:
@@ -329,38 +331,73 @@ class Controller:
         changes, kills = {setting.field: nbytes}, setting is settings.LIMIT_MAX
         books = self.require(group, setting.control)
         before = self._writers.ask(group, books, changes)
-        if before is not None and not self.ledger.excess(group):
+        # Another writer may wait for members to end: none is killed for a limit that has been raised.
+        raised = kills and nbytes > books.limit_max
+        if before is None and raised:
+            self._writers.overrule(group, changes)
+            self._eased(group)
+            return
+        if before is not None and (raised or not self._short(group, setting)):
             self._writers.holds(group, changes)
             if nbytes > getattr(before, setting.field):
-                self._notices.freed(group.gpu)
+                self._eased(group)
             return
-        if before is None and kills and nbytes > books.limit_max:
-            # Another writer may wait for members to end: none is killed for a limit that has been raised.
-            if nbytes >= books.current:
-                self._writers.overrule(group, changes)
-                self._notices.freed(group.gpu)
-                return
-            self.ledger.configure(group, **changes)
         async with self._writers.asked(group, changes, before, patient=kills) as scope:
-            if not (excess := self.ledger.excess(group)):
-                self._notices.freed(group.gpu)
+            if not (short := self._short(group, setting)):
+                self._eased(group)
                 return
             with self._killer.held(group):
                 # The writer wants that, whichever member gives: no neighbour takes it.
-                planned = sum(target.nbytes for target in self._reclaimer.plan(group, excess, owed=excess))
-                if planned < excess - (await self._killer.killable(group) if kills else 0):
+                planned = self._planned(group, short)
+                if planned < short and not (kills and await self._is_held_by_kills(group)):
                     raise fail(errno.EBUSY)
                 promised, whole = self._promised(group), self._whole(group)
-                await self._reclaimer.settle(group, excess)
+                await self._reclaimer.settle(group, short)
                 promised -= self._kept(group, whole)
-                ends = kills and self._killer.beyond(group) and await self._killer.killable(group)
+                ends = kills and self._killer.beyond(group) > 0 and await self._killer.is_enough(group)
             if ends:
                 if isinstance(group, SliceOn) and self.population.holds(group):
                     self.population.keep(group.slice)  # the last of it may be among them
-                scope.deadline = math.inf  # what is killed for it cannot be taken back: the killer is bounded itself
-                await self._overs.settled(group)
-            if self.ledger.excess(group):  # ENODEV for one that is gone
-                raise fail(errno.EBUSY if promised < excess else errno.EAGAIN)
+                scope.deadline = math.inf  # the killer is bounded itself
+                if await self._killed(group, changes):
+                    return
+            if self._short(group, setting):  # ENODEV for one that is gone
+                raise fail(errno.EBUSY if promised < short else errno.EAGAIN)
+
+    async def _killed(self, group: Group, changes: Changes) -> bool:
+        """Wait until a new limit holds, or will not by a kill. Whether any was killed for it: that cannot be taken
+        back, and so the limit is not, whatever becomes of the writer."""
+        before, any_killed = self._killer.kills(group), False
+        try:
+            await self._overs.settled(group)
+        finally:
+            any_killed = self._killer.kills(group) != before
+            if any_killed:
+                self._writers.stand(group, changes)
+        return any_killed
+
+    def _short(self, group: Group, setting: Setting) -> int:
+        """Bytes by which a group is over a limit, whatever another says. ENODEV when the group is gone."""
+        books = self.ledger.books(group)
+        return max(0, books.current - int(getattr(books, setting.field)))
+
+    def _planned(self, group: Group, nbytes: int, but: Collection[Member] = ()) -> int:
+        """Bytes of so many that members of a group can give, but for some, whichever members they are."""
+        return sum(target.nbytes for target in self._reclaimer.plan(group, nbytes, but, owed=nbytes))
+
+    async def _is_held_by_kills(self, group: Group) -> bool:
+        """Whether a group can be brought under its gmem.limit.max by reclaim and by the end of all that may be
+        killed."""
+        doomed = await self._killer.doomed(group)
+        left = self._killer.beyond(group) - self._killer.held_by(doomed)
+        return left <= 0 or self._planned(group, left, doomed) >= left
+
+    def _eased(self, group: Group) -> None:
+        """A limit of a group has been raised, or holds."""
+        self._notices.freed(group.gpu)
+        self._overs.eased(group)
+        if self.ledger.excess(group):
+            self._reclaimer.background.later(group)
 
     def _promised(self, group: Group) -> int:
         """Bytes that the processes of a group could move by their own word. They are asked for more all the same: not
@@ -514,6 +551,7 @@ class Controller:
     def _left(self, record: Record, heir: Record | None) -> None:
         """A group has left the tree, and its record is dropped; its process may go on elsewhere, in `heir`."""
         self._follower.left(record.group)
+        self._killer.left(record.group)
         self._reclaimer.wake(record)
         self._schedulers.poke(record.group.gpu)
         self._peaks.forget(record.group)

@@ -147,15 +147,29 @@ class Follower:
 
     async def stop(self, group: Member) -> None:
         """Has a process that stands as its quota is used up be without its GR engine, since its gate does not hold
-        it."""
-        if self._of(group).spent is Engines.NONE:
-            self._of(group).spent = Engines.GR
+        it. Errors as of the levers; it stands at its gate then, as before."""
+        compute = self._of(group)
+        if compute.spent is not Engines.NONE:
+            return
+        compute.spent = Engines.GR
+        try:
             await self.apply(group)
+        except BaseException:
+            if compute.spent is Engines.GR and self._population.holds(group):
+                compute.spent = Engines.NONE
+                self.background.later(group)
+            raise
 
     async def restore(self, group: Member) -> None:
-        """Has a process go on that stood as its quota was used up."""
+        """Has a process go on that stood as its quota was used up. Errors as of the levers; it may stand on then,
+        until this is done again or something else has its levers follow."""
         self._of(group).spent = None
         await self.apply(group)
+
+    def forgive(self, group: Member) -> None:
+        """No quota has a say in a process any more. Its GPU is lost: no lever moves there, and what is back is followed
+        anew (:meth:`begin_again`)."""
+        self._of(group).spent = None
 
     def spent(self, group: Member) -> Engines | None:
         """The engines that a process is without as its quota is used up; None where it is not to stand for that."""
@@ -243,6 +257,7 @@ class Follower:
                 await self._detach(group, compute, wanted)
             elif not wanted.off and (again or applied.off):
                 compute.doubtful = True  # it may run by the time that a failure is told
+                compute.pulls += 1
                 await gpu.attach(process)
                 compute.doubtful = False
                 self._remember(group, compute, wanted)
@@ -259,6 +274,7 @@ class Follower:
         self._remember(group, compute, attrs.evolve(wanted, off=applied.off | wanted.off))
         if not applied.engines.covers(wanted.engines) or compute.inherited:
             compute.doubtful = True
+        compute.pulls += 1
         await self._gpus[group.gpu].detach(group.process, wanted.engines)
         compute.doubtful = False
         self._remember(group, compute, wanted)

@@ -71,6 +71,8 @@ class Compute(Followed):
     it work."""
     doubtful: bool = False
     """Detached at most in part: the lever has not returned, or failed."""
+    pulls: int = 0
+    """Times that its engines were to go off the runlist, or on again."""
     held: bool = False
     """Let run without what is asked for it: no lever of it is pulled."""
     inherited: bool = False

@@ -4,6 +4,7 @@ Programs with the library never bring it there: an allocation that does not fit 
 is not asked before. So members whose memory cannot be moved are killed, NOTICE_S after the notice in gmem.events: the
 one that holds most of such memory first, one after the other, until the level is under its limit. As with memory.max,
 members of that level alone, and those that have an oom_score_adj of -1000 are spared (:mod:`backend.process.victims`).
+None is killed where all that may be killed do not hold enough.
 A program with the library is killed with a slice whose gmem.oom.group says so, or where it goes past the library, and
 for no other reason; one that does not speak has some time to do so (:mod:`backend.core.silence`).
 """
@@ -14,7 +15,7 @@ import contextlib
 import logging
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import attrs
 import trio
@@ -80,6 +81,7 @@ class OomKiller:
         self._ends: dict[Process, float] = {}  # since when it was sent SIGKILL, or seen to end by itself
         self._held: Counter[Group] = Counter()  # writes of its limit that are not decided
         self._refused: set[Process] = set()  # that cannot be killed: they are spared for as long as they live
+        self._kills: Counter[Group] = Counter()  # for each level
 
     def begin(self) -> None:
         """Note that the daemon begins now."""
@@ -90,6 +92,14 @@ class OomKiller:
         self._ends.pop(process, None)
         self._refused.discard(process)
         self._silences.forget(process)
+
+    def left(self, level: Group) -> None:
+        """Drop what is known of a level that has gone."""
+        self._kills.pop(level, None)
+
+    def kills(self, level: Group) -> int:
+        """Return how many victims were killed for a level."""
+        return self._kills[level]
 
     def is_early(self) -> bool:
         """Whether the daemon began so recently that no process is killed yet: programs with the library connect."""
@@ -123,13 +133,29 @@ class OomKiller:
             return None
         return Obstacle(member, min(held, past + (found.unmovable or 0)), past=True)
 
-    async def killable(self, level: Group) -> int:
-        """Return the bytes of members of a level that may be killed now."""
-        nbytes = 0
+    async def doomed(self, level: Group) -> Mapping[Member, bool]:
+        """Return the members of a level that may be killed for it now, with all that end with them; and of each whether
+        it may be for what it holds itself."""
+        found: dict[Member, bool] = {}
         for one in self.obstacles(level) if not self.is_early() else ():
-            if await self._is_choice(level, one.member):
-                nbytes += one.nbytes
-        return nbytes
+            if one.member.process in self._ends or not await self._is_choice(level, one.member):
+                continue
+            found[one.member] = True
+            if (whole := self._whole(level, one.member)) is not None:
+                for resident in list(self._population.below(whole)):
+                    member = Member(resident.process, level.gpu)
+                    if member not in found and await self._may_be(whole, member):
+                        found[member] = False
+        return found
+
+    def held_by(self, members: Collection[Member]) -> int:
+        """Return the bytes that members hold, as far as they are there."""
+        return sum(self._ledger.books(member).current for member in members if self._population.holds(member))
+
+    async def is_enough(self, level: Group) -> bool:
+        """Whether the end of all that may be killed now brings a level under its gmem.limit.max."""
+        doomed = await self.doomed(level)
+        return self.held_by(doomed) >= self.beyond(level)
 
     @contextlib.contextmanager
     def held(self, level: Group) -> Iterator[None]:
@@ -147,23 +173,33 @@ class OomKiller:
         """Whether that is so of a level now."""
         return level in self._held
 
-    async def relieve(self, level: Group) -> None:
-        """Kill members of a level until it is under its gmem.limit.max, or none is left that may be killed. None is
-        chosen while another ends, for this level or any other: what that holds may be enough."""
+    async def relieve(self, level: Group, lasts: Callable[[], bool]) -> int:
+        """Kill members of a level until it is under its gmem.limit.max, while the notice of that `lasts`. None is
+        chosen while another ends, for this level or any other: what that holds may be enough. Nor is one where all that
+        may be killed do not hold enough: how much they hold is returned; else 0."""
         told = False
-        while self._is_to_be_relieved(level):
+        while self._is_to_be_relieved(level) and lasts():
             self._see_ends(level)
             if self._ends_in(level):
                 await trio.sleep(EXIT_LOOK_S)
                 continue
-            if (victim := await self._next(level)) is None:
-                return
-            if not self._is_to_be_relieved(level) or self._ends_in(level):  # by what happened while it was looked at
+            doomed = await self.doomed(level)
+            victim = self._next(level, doomed)
+            if victim is not None and not await self._is_choice(level, victim.member):
+                await trio.lowlevel.checkpoint()
                 continue
+            # By what happened while they were looked at.
+            if not self._is_to_be_relieved(level) or not lasts() or self._ends_in(level):
+                continue
+            if (held := self.held_by(doomed)) < self.beyond(level):
+                return held
+            if victim is None:
+                return 0
             if not told:
                 told = True
                 self._note(level, "oom")
             await self._end(level, victim)
+        return 0
 
     def _is_to_be_relieved(self, level: Group) -> bool:
         return not self._gpus[level.gpu].lost and not self.is_held(level) and self.beyond(level) > 0
@@ -186,11 +222,9 @@ class OomKiller:
         ago = trio.current_time() - since
         return ago < EXIT_S or (ago < TEARDOWN_S and _is_ending(process))
 
-    async def _next(self, level: Group) -> Obstacle | None:
-        for one in self.obstacles(level):
-            if one.member.process not in self._ends and await self._is_choice(level, one.member):
-                return one
-        return None
+    def _next(self, level: Group, doomed: Mapping[Member, bool]) -> Obstacle | None:
+        """The one with most that cannot be moved of those that may be killed for it."""
+        return next((one for one in self.obstacles(level) if doomed.get(one.member)), None)
 
     async def _is_choice(self, level: Group, member: Member) -> bool:
         """Whether a member of a level may be killed for what it holds itself. It may have connected, or have been moved
@@ -238,6 +272,7 @@ class OomKiller:
         limit = self._ledger.books(level).limit_max
         if not self._kill(victim):
             return
+        self._kills[level] += 1
         if whole is not None:
             self._note(whole, "oom_group_kill")
         log.error(

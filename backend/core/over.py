@@ -41,6 +41,8 @@ class Mark:
     """Whether the log says so."""
     killing: bool = False
     """Whether the killer is at it."""
+    vain: bool = False
+    """Whether the log says that none is killed, as that would not be enough."""
     settled: trio.Event = attrs.field(factory=trio.Event)
     """It is under its limit, or is not going to be by a kill."""
 
@@ -79,6 +81,13 @@ class Overs:
         """Return once a level is under its limits, or is not going to be by a kill."""
         if (mark := self._marks.get(level)) is not None:
             await mark.settled.wait()
+
+    def eased(self, level: Group) -> None:
+        """Note that a limit of a level was raised, or holds: a notice ends at once, and another has all its time."""
+        mark = self._marks.get(level)
+        if mark is not None and not self._killer.beyond(level):
+            mark.beyond_since = None
+            mark.settled.set()
 
     async def run(self) -> None:
         """Look at them until cancelled."""
@@ -128,19 +137,29 @@ class Overs:
             mark.beyond_since = now
         if now - mark.beyond_since >= NOTICE_S and not mark.killing and not self._killer.is_early():
             mark.killing = True
-            nursery.start_soon(self._relieve, level, mark)
+            nursery.start_soon(self._relieve, level, mark, mark.beyond_since)
 
-    async def _relieve(self, level: Group, mark: Mark) -> None:
+    async def _relieve(self, level: Group, mark: Mark, since: float) -> None:
+        """Have members killed for a notice, which began at `since`, for as long as there is no later one."""
         try:
-            await self._killer.relieve(level)
+            vain = await self._killer.relieve(level, lambda: mark.beyond_since == since)
+            if vain and not mark.vain:
+                mark.vain = True
+                log.warning(
+                    "GPU %d: %s: no process is killed for its gmem.limit.max, which it exceeds by %d: all that may be"
+                    " killed hold %d (raise the limit, or end one that is spared)",
+                    *(level.gpu, level.node, self._killer.beyond(level), vain),
+                )
         except OSError as error:  # the level has gone meanwhile
             log.debug("GPU %d: %s: %s", level.gpu, level.node, error)
         except Exception:  # a bug here ends no other's
             log.exception("GPU %d: no process is killed for %s", level.gpu, level.node)
         finally:
-            mark.killing, mark.beyond_since = False, None
-            if not self._killer.is_held(level):  # else it is not decided what is to hold
-                mark.settled.set()
+            mark.killing = False
+            if mark.beyond_since == since:
+                mark.beyond_since = None
+                if not self._killer.is_held(level):  # else it is not decided what is to hold
+                    mark.settled.set()
 
     def _complain(self, level: Group) -> None:
         """Say once what keeps a level over its limit, and what would help."""

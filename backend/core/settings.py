@@ -253,9 +253,13 @@ SECOND = {one.in_file_of: one for one in SETTINGS if one.in_file_of is not None}
 BY_FIELD = {one.field: one for one in SETTINGS}
 BY_CONTROL = {one.control: one for one in SETTINGS if one.control is not None}
 
-APPLIED = tuple(sorted((one for one in SETTINGS if one.unit_key is not None), key=lambda one: one is FROZEN))
+APPLIED = tuple(
+    sorted(
+        (one for one in SETTINGS if one.unit_key is not None), key=lambda one: 2 * (one is FROZEN) + (one is LIMIT_MAX)
+    )
+)
 """Those of unit files in the order in which they are applied: what protects and limits memory comes before what lets a
-program run."""
+program run, and what ends with one that is killed before the limit for which it is."""
 
 BY_ENVIRONMENT = {one.environment: one for one in SETTINGS if one.environment is not None}
 """Settings that a program may ask for itself, by their variable."""

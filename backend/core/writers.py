@@ -42,7 +42,7 @@ class Writers:
         self._follower = follower
         self._schedulers = schedulers
         self._deadlines = deadlines
-        self._overruled: dict[Group, set[str]] = {}  # names that were written without a turn, in that of another write
+        self._overruled: dict[Group, set[str]] = {}  # names that the write under way does not take back
 
     async def note(self, group: Group, books: Books, changes: Changes) -> None:
         """Writes what is asked into the books, which say `books`; that is all of it."""
@@ -114,8 +114,12 @@ class Writers:
     def overrule(self, group: Group, changes: Changes) -> None:
         """Writes what is asked into the books while another write is under way, which does not take that back."""
         self._ledger.configure(group, **changes)
-        self._overruled.setdefault(group, set()).update(changes)
+        self.stand(group, changes)
         self.holds(group, changes)
+
+    def stand(self, group: Group, changes: Iterable[str]) -> None:
+        """What the books say under these names is not taken back by the write that is under way."""
+        self._overruled.setdefault(group, set()).update(changes)
 
     @contextlib.asynccontextmanager
     async def turn_of(self, group: Group) -> AsyncIterator[None]:

@@ -7,6 +7,9 @@ will allocate before it does, and that it freed after it did. So a figure is jud
 have been charged from the look before it to the look after it. If that was one amount, the figure says exactly what is
 implicit; if it was a range, what is known of the implicit part is kept as far as the range allows. A program that
 allocates and frees does not make the books flap, and one that lies is found out however busy it keeps itself.
+
+What was let back may come much later than it was granted: a batch waits until nothing runs, in vain where the turn of
+the program is over meanwhile, and comes with its next turn, without a word. So it stays in the books until it is seen.
 """
 
 from __future__ import annotations
@@ -25,6 +28,10 @@ TOLERANCE = 16 << 20
 AWAY_MOST = 2 << 30
 """Bytes that are off the GPU for a moment at most, whatever a program says: the library exchanges half as much at a
 time. A program that charges more than it has may have so much too much in the books without being found out."""
+
+DUE_MOST = 4 << 30
+"""Bytes that were let back and are not on the GPU yet, at most, whatever a program says: what its library moves at a
+time (``BYTES_MOST`` of ``library/move/batch.c``)."""
 
 USEC_MOST = 60_000_000
 """A move that is said to have taken longer took this long."""
@@ -68,6 +75,9 @@ class Holding:
         self.lent = 0
         """Bytes of `charged` that it reports to have let go of, and that live by descriptors which others may have: the
         driver counts them for no process."""
+        self.due = 0
+        """Bytes of `charged` that were let back, and that the driver was not seen to count yet."""
+        self._granted = 0  # bytes of those since the last look
         self.twice = 0
         """Bytes of `charged` that the driver may count twice: they come from another GPU, and are copied."""
         self.given = 0
@@ -136,6 +146,8 @@ class Holding:
             raise fail(errno.EINVAL)
         if not self._bookkeeper.move_in(self.process, self.gpu, nbytes, min(usec, USEC_MOST)):
             raise fail(errno.EAGAIN)
+        self._granted += nbytes
+        self.due = min(self.due + nbytes, DUE_MOST)
         self._charged(nbytes)
         self.swapped -= nbytes
 
@@ -182,6 +194,7 @@ class Holding:
 
     def look(self, nbytes: int) -> None:
         """The driver's figure for the process, as of now."""
+        self._come(nbytes)
         before, self._look = self._look, (self._least, self._most, nbytes)
         if before is not None:
             least, most = min(before[0], self._least), max(before[1], self._most)
@@ -192,7 +205,13 @@ class Holding:
                 self._correction = max(correction, -self.charged)
                 self._bookkeeper.observe(self.process, self.gpu, self.charged + self._correction)
         self._least = self._most = self.charged
-        self._mark()  # what is promised, asked for or away may not be there, and what comes may be there twice
+        self._mark()  # what is promised, asked for, away or due may not be there, and what comes may be there twice
+
+    def _come(self, nbytes: int) -> None:
+        """What was due before the last look is no more than what the driver counts too little now."""
+        missing = max(0, self._most - self._granted - self.lent + self._correction - nbytes)
+        self.due = min(self.due, missing + self._granted)
+        self._granted = 0
 
     # The end
 
@@ -210,5 +229,6 @@ class Holding:
 
     def _mark(self) -> None:
         lent = min(self.lent, self.charged)
-        self._least = min(self._least, self.charged - self.promised - self.asked - self.away - lent)
+        gone = self.promised + self.asked + self.away + lent + self.due
+        self._least = min(self._least, self.charged - gone)
         self._most = max(self._most, self.charged + self.twice)

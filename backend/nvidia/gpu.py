@@ -163,7 +163,7 @@ class NvidiaGpu:
 
     async def _counted(self, process: Process) -> int:
         try:
-            return (await self._nvml.usage(self.info.index)).get(process.pid) or 0
+            return await self._nvml.held(self.info.index, process.pid)
         except OSError:
             return 0  # a look that is later shows it
 

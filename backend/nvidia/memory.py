@@ -79,7 +79,7 @@ class ProgramMemory:
                 await tenant.look()
             if not self._goes(process):
                 return 0
-            now = (await self._nvml.usage(self._info.index)).get(process.pid) or 0  # the last look may be too old
+            now = await self._nvml.held(self._info.index, process.pid)  # the last look may be too old
             return now if self._swapped.can(process, now) else 0
 
         return await self._swapped.out(process, held)
@@ -87,7 +87,7 @@ class ProgramMemory:
     async def migrate(self, process: Process, target: ProgramMemory) -> None:
         """As :meth:`backend.core.protocols.Gpu.migrate`."""
         await self._managed.returned(process)
-        held = (await self._nvml.usage(self._info.index)).get(process.pid)
+        held = await self._nvml.held(self._info.index, process.pid)
         if not held:
             raise OSError(errno.EOPNOTSUPP, "the driver does not say how much memory it has")
         if process not in self._managed:

@@ -1,7 +1,7 @@
 """NVML: which GPUs there are, which processes use them, and how much memory each holds.
 
 Any call can hang in the driver, so all of them go through a :class:`~backend.nvidia.deadline.Deadline`: one for each
-GPU, so that one that hangs keeps nobody from the others. A GPU is asked for by its UUID, which means the same GPU
+GPU, so that one that hangs keeps no caller from the others. A GPU is asked for by its UUID, which means the same GPU
 whatever else has fallen off the bus; that it is not there any more is ENODEV.
 """
 
@@ -82,6 +82,10 @@ class Nvml:
     async def usage(self, index: int) -> Mapping[int, int | None]:
         """Pid to bytes of GPU memory held, for each process with a context; None where the driver does not say."""
         return await self._call(partial(self._usage, index), index)
+
+    async def held(self, index: int, pid: int) -> int:
+        """Bytes of GPU memory that a process holds now; 0 where it has no context, or the driver does not say."""
+        return (await self.usage(index)).get(pid) or 0
 
     async def busy(self, index: int) -> Mapping[int, float]:
         """Pid to the part of the time, from 0 to 1, that its kernels ran of late. It counts two that ran at once

@@ -15,7 +15,7 @@ import ctypes
 import errno
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 import attrs
 
@@ -23,6 +23,7 @@ from backend.common import syscalls
 from backend.common.errors import fail
 
 FAN_CLOEXEC, FAN_NONBLOCK, FAN_CLASS_CONTENT, FAN_UNLIMITED_QUEUE = 0x1, 0x2, 0x4, 0x10  # linux/fanotify.h
+FAN_REPORT_TID = 0x100
 FAN_MARK_ADD, FAN_MARK_FLUSH = 0x1, 0x80
 FAN_OPEN_PERM = 0x10000
 FAN_ALLOW = 1
@@ -32,8 +33,10 @@ EVENT = struct.Struct("=IBBHQii")
 """struct fanotify_event_metadata: length, version, reserved, length of this, mask, descriptor, process."""
 ANSWER = struct.Struct("=iI")
 """struct fanotify_response."""
-READ_BYTES = 64 * EVENT.size
-"""Bytes that are read at once, of events that have no more than this."""
+VERSION = 3
+"""FANOTIFY_METADATA_VERSION: of the layout of an event."""
+AT_ONCE = 64
+"""Openings that are taken by one read(2), at most. Each is a descriptor."""
 
 
 @attrs.frozen
@@ -42,15 +45,16 @@ class Opening:
 
     fd: int
     """The same file, opened for us: its number is the name of the opening until that is answered."""
-    pid: int
-    """The process; 0 for one of another pid namespace."""
+    thread: int
+    """The thread that opens it; 0 for one of another pid namespace. It ends without its process where another thread
+    of that executes a program (execve(2))."""
 
 
 class Openings:
     """See the module. OSError where the kernel has none, or we may not."""
 
     def __init__(self) -> None:
-        flags = FAN_CLOEXEC | FAN_NONBLOCK | FAN_CLASS_CONTENT | FAN_UNLIMITED_QUEUE
+        flags = FAN_CLOEXEC | FAN_NONBLOCK | FAN_CLASS_CONTENT | FAN_UNLIMITED_QUEUE | FAN_REPORT_TID
         self._fd = syscalls.named("fanotify_init", flags, os.O_RDONLY | os.O_CLOEXEC | os.O_LARGEFILE)
 
     def fileno(self) -> int:
@@ -71,22 +75,31 @@ class Openings:
         """No opening waits from now on, but for those that do."""
         syscalls.named("fanotify_mark", self._fd, FAN_MARK_FLUSH, ctypes.c_uint64(0), AT_FDCWD, None)
 
-    def asked(self) -> Iterator[Opening]:
-        """Those that have come. OSError where something is short: the kernel has refused that one then."""
+    def asked(self) -> Sequence[Opening]:
+        """Those that have come, each of which is to be answered, or all by :meth:`close`. OSError where something is
+        short, by which the kernel has refused one (EPERM for the program), or where the events are of a later layout.
+        """
         try:
-            raw = os.read(self._fd, READ_BYTES)
+            raw = os.read(self._fd, AT_ONCE * EVENT.size)
         except BlockingIOError:
-            return
-        for offset in range(0, len(raw), EVENT.size):
-            _, _, _, _, mask, fd, pid = EVENT.unpack_from(raw, offset)
+            return ()
+        found, offset = [], 0
+        while offset < len(raw):
+            length, version, _, _, mask, fd, thread = EVENT.unpack_from(raw, offset)
+            if version != VERSION or length < EVENT.size:
+                raise fail(errno.EPROTO)
+            offset += length
             if mask & FAN_OPEN_PERM and fd >= 0:
-                yield Opening(fd, pid)
+                found.append(Opening(fd, thread))
+        return found
 
     def allow(self, opening: Opening) -> None:
-        """Answers one. Of a process that was killed meanwhile the kernel knows none any more."""
-        with contextlib.suppress(FileNotFoundError):
-            os.write(self._fd, ANSWER.pack(opening.fd, FAN_ALLOW))
-        os.close(opening.fd)
+        """Answers one. Of a thread that was killed meanwhile the kernel knows none any more."""
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.write(self._fd, ANSWER.pack(opening.fd, FAN_ALLOW))
+        finally:
+            os.close(opening.fd)
 
 
 def check() -> None:

@@ -7,8 +7,12 @@ it executes another program and its files are closed, one of which it may serve 
 until Linux 6.17 it could hold the second by a page fault on a file that it serves itself.
 
 So a start time is read once for each newcomer, and here. That a process is still the one that it was is said by a
-pidfd. What else is asked all the time (``status``, ``cgroup``, ``comm``, the directories and who owns them) takes
+pidfd. What else is asked all the time (``status``, ``cgroup``, ``comm``, the directories and their owners) takes
 neither lock.
+
+The time for a look is counted in parts, and a part counts once, however long it took. A machine that is suspended, or
+has no processor for the daemon, has neither the thread nor the one that waits for it go on: by the clock alone every
+program that is looked at just then would be one that holds on. The thread has its turns between those of its waiter.
 """
 
 from __future__ import annotations
@@ -35,6 +39,8 @@ from backend.process.identity import Process, owner_of
 
 ANSWER_S = 2.0
 """Seconds for one look, which takes 0.1 ms, or with a program's maps 1 ms."""
+PARTS = 20
+"""Parts that the seconds for a look are counted in."""
 STUCK = 4
 """Threads that are with programs of one user, or stay there: where there are as many none of its programs is looked at,
 until one of them comes back. Besides, each user's programs are looked at one after the other."""
@@ -51,18 +57,43 @@ _guard = threading.Lock()
 
 @attrs.define(eq=False)
 class _User:
-    """Who is looked at just now."""
+    """A user whose programs are looked at just now."""
 
     at: int = 0
     """Threads that are with its programs."""
     waiting: int = 0
-    """Who is in one of the queues, or at the head of one."""
+    """Callers in one of the queues, or at the head of one."""
     queue: threading.Lock = attrs.field(factory=threading.Lock)
-    """Of those who look from threads."""
+    """The queue of callers that are threads."""
 
 
 _users: dict[int | None, _User] = {}
 _tasks: trio.lowlevel.RunVar[dict[int | None, trio.Lock]] = trio.lowlevel.RunVar("tasks")  # the queues of those
+
+
+@attrs.define
+class _Patience:
+    """The time that a thread waits for others, counted in parts."""
+
+    whole: float
+    """Seconds in all, at first."""
+    left: float = attrs.field(init=False)
+    """Seconds that are left."""
+
+    @left.default
+    def _all(self) -> float:
+        return self.whole
+
+    def wait(self, come: Callable[[float], bool]) -> bool:
+        """Whether that comes, which waits for as many seconds as it is given."""
+        part = self.whole / PARTS
+        while self.left > 0:
+            began = time.monotonic()
+            came = come(min(part, self.left))
+            self.left -= min(part, time.monotonic() - began)
+            if came:
+                return True
+        return come(0.0)
 
 
 class _Look(Generic[T]):
@@ -129,13 +160,17 @@ async def look(pid: int, function: Callable[[], T]) -> T:
             one = _Look(function)
             await trio.lowlevel.checkpoint_if_cancelled()  # now there is a thread, or it is said that there is none
             one.begin(uid)
-            with trio.move_on_after(ANSWER_S):
+            with trio.move_on_after(ANSWER_S / PARTS):
                 try:
                     # None of those that others count on: how many there are is bounded by user.
                     await in_a_thread("a program", one.run, trio.CapacityLimiter(1))
                 except BlockingIOError:  # there is no thread
                     one.over()
                     raise
+            for _ in range(PARTS - 1):
+                if one.came.is_set():
+                    break
+                await trio.sleep(ANSWER_S / PARTS)
             return one.result()
     finally:
         _leave(uid)
@@ -152,12 +187,12 @@ async def _queue(uid: int | None) -> AsyncIterator[None]:
         async with queue:
             yield
     finally:
-        if not queue.locked():  # nobody waits: who does has it at once
+        if not queue.locked():  # no task waits: one that does has it at once
             queues.pop(uid, None)
 
 
 def look_here(pid: int, function: Callable[[], T]) -> T:
-    """As :func:`look`, in a thread of somebody who waits for that, and has others wait."""
+    """As :func:`look`, for a caller that is a thread: it waits, and has others wait."""
     uid = owner_of(pid)
     user = _enter(uid)
     try:
@@ -169,7 +204,7 @@ def look_here(pid: int, function: Callable[[], T]) -> T:
             except RuntimeError as error:
                 one.over()
                 raise OSError(errno.EAGAIN, f"a program is not asked: {error}") from None
-            one.came.wait(ANSWER_S)
+            _Patience(ANSWER_S).wait(one.came.wait)
             return one.result()
     finally:
         _leave(uid)
@@ -187,9 +222,9 @@ async def verify(process: Process) -> None:
 
 
 def gone(processes: Iterable[Process]) -> Collection[Process]:
-    """Those of a daemon before us that do not run any more; for a beginning, when there are no tasks. Who cannot be
-    looked at in time is none of them: nothing that was asked for it is forgotten for that. It is known by its pid until
-    it comes itself, as who it is."""
+    """Those of a daemon before us that do not run any more; for a beginning, when there are no tasks. One that cannot
+    be looked at in time is none of them: nothing that was asked for it is forgotten for that. It is known by its pid
+    until it comes itself, as the one that it is."""
     found: set[Process] = set()
     living: dict[int | None, list[Process]] = defaultdict(list)
     for process in set(processes):
@@ -208,14 +243,14 @@ def gone(processes: Iterable[Process]) -> Collection[Process]:
         finally:
             latch.release()
 
-    until = time.monotonic() + START_S
+    patience = _Patience(START_S)
     for theirs in living.values():
         with contextlib.suppress(RuntimeError):  # no thread is to be had
             trio.lowlevel.start_thread_soon(partial(ask, theirs), lambda _: None)
             continue
         latch.release()
     for _ in living:
-        if not latch.acquire(timeout=max(0.0, until - time.monotonic())):
+        if not patience.wait(lambda seconds: latch.acquire(timeout=seconds)):
             log.warning("some programs do not let themselves be looked at: they are taken for those from before")
             break
     return frozenset(found.copy())

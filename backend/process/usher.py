@@ -20,7 +20,7 @@ import trio
 
 from backend.common import interpreter
 from backend.process.identity import Slice
-from backend.process.ushering import CUDA, HEARD, LEASE_S, SAID, SAID_MOST
+from backend.process.ushering import CUDA, HEARD, LEASE_S, REFUSED_MOST, SAID, SAID_MOST
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,11 @@ BEAT_S = 1.0
 ANSWER_S = 2.0
 """Seconds for the answer, which takes 0.1 ms. Without one it is killed, by which all that waits goes on."""
 START_S = 30.0
-"""Seconds for the first answer: an interpreter starts in 0.1 s where the machine has nothing else to do."""
+"""Seconds until it is there, with no file marked: an interpreter starts in 0.1 s where the machine has nothing else to
+do."""
+HANGS_S = 3600.0
+"""Seconds within which a second one that does not answer is the last: each has held all programs that open the files,
+of whichever slice."""
 TOLD_S = 1.0
 """Seconds that a writer of a freeze waits for it to be told."""
 AGAIN_S, AGAIN_MOST_S = 0.1, 30.0
@@ -59,6 +63,8 @@ class Usher:
         self._heard = 0  # ... of which the usher knows
         self._number = 0
         self._idle = False  # whether it was said that there is no file
+        self._refused: Sequence[str] = ()
+        self._hung: float | None = None  # when one did not answer, the last time
         self._waiting = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._show(None)
@@ -85,7 +91,7 @@ class Usher:
         await self._begun.wait()
 
     async def run(self) -> None:
-        """Has one there until cancelled."""
+        """Has one there until cancelled; none any more once two have not answered."""
         again = AGAIN_S
         while True:
             began = trio.current_time()
@@ -94,6 +100,8 @@ class Usher:
                     await self._serve(end)
             except (OSError, trio.TooSlowError) as error:
                 why = "no answer in time" if isinstance(error, trio.TooSlowError) else error.strerror
+                if isinstance(error, trio.TooSlowError) and self._hangs_again():
+                    break
                 if trio.current_time() - began >= STEADY_S:
                     again = AGAIN_S
                 log.error(
@@ -106,15 +114,28 @@ class Usher:
                 self._begun.set()
             await trio.sleep(again)
             again = min(AGAIN_MOST_S, 2 * again)
+        self._facts["usher"] = "off"
+        log.error(
+            "usher: no answer in time, again within %g s: off until the daemon is replaced (`ggroupfs upgrade`):"
+            " programs that start in a frozen slice run until they are found",
+            HANGS_S,
+        )
+
+    def _hangs_again(self) -> bool:
+        before, self._hung = self._hung, trio.current_time()
+        return before is not None and self._hung - before < HANGS_S
 
     async def _serve(self, end: trio.socket.SocketType) -> None:
-        seconds = START_S
+        self._number = 0
+        with trio.move_on_after(START_S) as start:
+            await self._hear(end)
+        if start.cancelled_caught:
+            raise OSError(errno.ETIMEDOUT, "it does not start")
         while True:
             self._wake = trio.Event()
             asked = self._asked
-            with trio.fail_after(seconds):
+            with trio.fail_after(ANSWER_S):
                 await self._tell(end)
-            seconds = ANSWER_S
             self._heard = asked
             self._step()
             self._begun.set()
@@ -128,21 +149,35 @@ class Usher:
         parts = list(_parts(frozen))
         for left, part in zip(reversed(range(len(parts))), parts, strict=True):
             await end.send(SAID.pack(self._number, not left) + part)
-        raw = await end.recv(HEARD.size)
-        if not raw:
-            raise OSError(errno.ECHILD, "it has ended")
-        _, marked, waiting, lapsed, over = HEARD.unpack(raw)
-        if lapsed:
-            log.error("usher: heard nothing of the daemon for %g s: %d programs that waited went on", LEASE_S, lapsed)
-        if over:
-            log.error("usher: too many programs wait in frozen slices: %d went on", over)
-        if frozen and bool(marked) == self._idle:
-            self._idle = not marked
+        marked, waiting = await self._hear(end)
+        if frozen and (not marked and not self._refused) != self._idle:
+            self._idle = not self._idle
             if self._idle:
                 log.warning("usher: none of %s is there: no program waits", ", ".join(self._files))
         if waiting != self._waiting:
             log.info("usher: %d programs of frozen slices wait to open CUDA's library", waiting)
         self._show(waiting)
+
+    async def _hear(self, end: trio.socket.SocketType) -> tuple[int, int]:
+        """Hears its answer: how many files are marked, and how many programs wait."""
+        raw = await end.recv(HEARD.size + REFUSED_MOST)
+        if not raw:
+            raise OSError(errno.ECHILD, "it has ended")
+        number, marked, waiting, lapsed, over, paused = HEARD.unpack_from(raw)
+        if number != self._number:
+            raise OSError(errno.EPROTO, "it is of another version")
+        refused = tuple(os.fsdecode(file) for file in raw[HEARD.size :].split(b"\0") if file)
+        if number and refused != self._refused:
+            self._refused = refused
+            for file in refused:
+                log.warning("usher: %s: its filesystem may not answer by itself: no program waits to open it", file)
+        if lapsed:
+            log.error("usher: heard nothing of the daemon for %g s: %d programs that waited went on", LEASE_S, lapsed)
+        if over:
+            log.error("usher: too many programs wait in frozen slices: %d went on", over)
+        if paused:
+            log.info("usher: %d programs that waited went on, as their cgroup is frozen", paused)
+        return marked, waiting
 
     def _step(self) -> None:
         """Those that wait for it to be told look again."""

@@ -8,10 +8,13 @@ the daemon, and goes on
 
 - as soon as its slice is not frozen any more, or its program is in another one;
 - where the daemon has said nothing for LEASE_S;
+- where its cgroup is being frozen (``docker pause``), which the kernel is done with only then: it runs no further;
 - at the end of this process, whatever ends it: the kernel answers then. It is killed with the daemon
-  (PR_SET_PDEATHSIG), and by it where it does not answer, be it stopped by a signal.
+  (PR_SET_PDEATHSIG), by it where it does not answer, be it stopped by a signal, and by a timer of its own (SIGALRM)
+  where it does not come to the next event.
 
-Files are marked only while some slice is frozen. The daemon, and what it started, never wait.
+Files are marked only while some slice is frozen, and only those of a filesystem that needs no other program or machine
+to answer. The daemon, and what it started, never wait.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+import random
 import resource
 import select
 import signal
@@ -27,11 +31,14 @@ import stat
 import struct
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+import attrs
 
 from backend.common import syscalls
-from backend.process import procfs
-from backend.process.fanotify import Opening, Openings
+from backend.process import procfs, running
+from backend.process.fanotify import AT_ONCE, Opening, Openings
 from backend.process.identity import Slice, cgroup_of
 
 SAID = struct.Struct("=QB")
@@ -39,17 +46,25 @@ SAID = struct.Struct("=QB")
 Paths of slices follow, with a zero between them."""
 SAID_MOST = 32 << 10
 """Bytes of a part, at most."""
-HEARD = struct.Struct("=QIIII")
-"""The answer: the number of the message, how many files are marked, how many programs wait, how many went on since the
-last answer as nothing was heard of the daemon, and how many did as too many waited."""
+HEARD = struct.Struct("=QIIIII")
+"""The answer: the number of the message, how many files are marked, how many programs wait; and of those that went on
+since the last answer, how many did as nothing was heard of the daemon, as too many waited, and as their cgroup was
+frozen. Files follow that are not marked for the sake of their filesystem, with a zero between them.
+
+One of number 0 comes first, with no file marked: this process is there."""
+REFUSED_MOST = 8 << 10
+"""Bytes of these files, at most."""
 LEASE_S = 3.0
-"""Seconds that what the daemon has said counts."""
+"""Seconds that what the daemon has said counts, and that this process may take for what it is woken for."""
 MARK_S = 5.0
 """Seconds between two looks for the files: a driver that is installed has others."""
+FREEZERS_S = 0.2
+"""Seconds of a beat for looking whether cgroups are frozen: users make as many, and as deep, as they like.
+What is left is for the next beat."""
 WAITING_MOST = 1024
 """Openings that wait at once, at most; what comes then goes on."""
-SPARE = 64
-"""Descriptors for all else."""
+SPARE = AT_ONCE + 64
+"""Descriptors for all else, those that come by one read(2) among them: with none left the kernel refuses an opening."""
 ANCESTORS_MOST = 64
 """Parents of a program, and theirs, that are looked at."""
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -71,6 +86,47 @@ LIBRARIES = tuple(
 )
 """Where CUDA is: without one of these no program comes to a GPU by it. What containers are given of it by NVIDIA's
 runtimes are these very inodes."""
+LOCAL = frozenset(
+    (
+        0xEF53,  # ext2, ext3, ext4
+        0x58465342,  # xfs
+        0x9123683E,  # btrfs
+        0xCA451A4E,  # bcachefs
+        0x2FC12FC1,  # zfs
+        0xF2F52010,  # f2fs
+        0x01021994,  # tmpfs
+        0x858458F6,  # ramfs
+        0x794C7630,  # overlay
+        0x73717368,  # squashfs
+        0xE0F5E1E2,  # erofs
+        0x9660,  # iso9660
+    )
+)
+"""Types of filesystems (statfs(2), linux/magic.h) that answer by themselves. On any other, as NFS and FUSE are, what
+serves the file may need what waits for it, or may never answer this process."""
+
+
+@attrs.frozen
+class Waiter:
+    """An opening that waits, and whose it is."""
+
+    opening: Opening
+    user: int
+    slice: Slice
+    """The frozen one that its program is in."""
+    cgroup: Slice
+    """Where that is, at or below it."""
+
+
+def surplus(waiting: Sequence[Waiter], came: Waiter) -> Waiter:
+    """Which one goes on where no more can wait: the last of the user that has the most, in the slice where that user
+    has the most. So a user, or a container of the same user, has none of another go on before it has fewer."""
+    everyone = [*waiting, came]
+    users = Counter(waiter.user for waiter in everyone)
+    user = max(users, key=lambda user: (users[user], user == came.user))
+    slices = Counter(waiter.slice for waiter in everyone if waiter.user == user)
+    slice_ = max(slices, key=lambda slice_: (slices[slice_], slice_ == came.slice))
+    return next(waiter for waiter in reversed(everyone) if (waiter.user, waiter.slice) == (user, slice_))
 
 
 class Ushering:
@@ -82,13 +138,15 @@ class Ushering:
         self._end = end
         self._files = files
         self._openings = Openings()
-        self._marked: set[tuple[int, int]] = set()  # device and inode
+        self._marked = 0
+        self._has_marks = False
+        self._refused: Sequence[str] = ()
         self._looked = 0.0
         self._coming: list[bytes] = []  # of a message of which the last part is not here yet
         self._frozen: Collection[Slice] = frozenset()
         self._until = 0.0  # when what the daemon said counts no more
-        self._waiting: list[Opening] = []
-        self._lapsed = self._over = 0
+        self._waiting: list[Waiter] = []
+        self._lapsed = self._over = self._paused = 0
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -96,30 +154,41 @@ class Ushering:
         self._most = WAITING_MOST if soft < 0 else max(1, min(WAITING_MOST, soft - SPARE))
 
     def run(self) -> None:
-        """Serves until the daemon closes its end."""
+        """Serves until the daemon closes its end. All go on at its end, and at any error: an opening that is neither
+        answered nor kept would wait for ever."""
         poller = select.poll()
         poller.register(self._end, select.POLLIN)
         poller.register(self._openings, select.POLLIN)
-        while True:
-            left = max(0.0, self._until - time.monotonic()) * 1000 + 1 if self._frozen else None
-            ready = {fd for fd, _ in poller.poll(left)}
-            if self._end.fileno() in ready and not self._hear():
-                return
-            if self._frozen and time.monotonic() >= self._until:
-                self._lapse()
-            if self._openings.fileno() in ready:
-                self._ask()
+        try:
+            self._answer(0)
+            while True:
+                left = max(0.0, self._until - time.monotonic()) * 1000 + 1 if self._frozen else None
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                ready = {fd for fd, _ in poller.poll(left)}
+                signal.setitimer(signal.ITIMER_REAL, LEASE_S)
+                if self._end.fileno() in ready and not self._hear():
+                    return
+                if self._frozen and time.monotonic() >= self._until:
+                    self._lapse()
+                if self._openings.fileno() in ready:
+                    for opening in self._openings.asked():
+                        self._take(opening)
+        finally:
+            self._openings.close()
 
-    def _ask(self) -> None:
-        with contextlib.suppress(OSError):  # the kernel has answered that one, as something is short
-            for opening in self._openings.asked():
-                if not self._is_frozen(opening.pid):
-                    self._openings.allow(opening)
-                elif len(self._waiting) >= self._most:
-                    self._over += 1
-                    self._openings.allow(opening)
-                else:
-                    self._waiting.append(opening)
+    def _take(self, opening: Opening) -> None:
+        waiter = self._waiter(opening)
+        if waiter is None:
+            self._openings.allow(opening)
+            return
+        if len(self._waiting) >= self._most:
+            left_over = surplus(self._waiting, waiter)
+            self._over += 1
+            self._openings.allow(left_over.opening)
+            if left_over is waiter:
+                return
+            self._waiting.remove(left_over)
+        self._waiting.append(waiter)
 
     def _hear(self) -> bool:
         """Takes a part of a message. Whether the daemon is there."""
@@ -134,10 +203,13 @@ class Ushering:
             self._until = time.monotonic() + LEASE_S
             self._mark()
             self._look_again()
-            found = HEARD.pack(number, len(self._marked), len(self._waiting), self._lapsed, self._over)
-            self._lapsed = self._over = 0
-            self._end.send(found)
+            self._answer(number)
         return True
+
+    def _answer(self, number: int) -> None:
+        words = HEARD.pack(number, self._marked, len(self._waiting), self._lapsed, self._over, self._paused)
+        self._lapsed = self._over = self._paused = 0
+        self._end.send(words + b"\0".join(map(os.fsencode, self._refused))[:REFUSED_MOST])
 
     def _mark(self) -> None:
         """Has the files marked, or none while nothing is frozen."""
@@ -145,14 +217,32 @@ class Ushering:
             self._unmark()
         elif not self._marked or time.monotonic() - self._looked >= MARK_S:
             self._looked = time.monotonic()
-            for path in self._found():
-                with contextlib.suppress(OSError):  # gone since; or it is no file that is on a disk
-                    status = os.stat(path)
-                    if not stat.S_ISREG(status.st_mode):
-                        continue  # the kernel would take the mark, and never ask
-                    if (status.st_dev, status.st_ino) not in self._marked:
-                        self._openings.mark(path)
-                        self._marked.add((status.st_dev, status.st_ino))
+            with contextlib.ExitStack() as stack:
+                # All are looked at before the first is marked: a look may not come back.
+                files, self._refused = self._open(stack)
+                self._marked = 0
+                for file in files:
+                    with contextlib.suppress(OSError):  # the kernel has none of such a file
+                        # One that is marked already, too: it may be another one with the inode of that.
+                        self._openings.mark(f"/proc/self/fd/{file}")
+                        self._marked += 1
+                        self._has_marks = True
+
+    def _open(self, stack: contextlib.ExitStack) -> tuple[Sequence[int], Sequence[str]]:
+        """The files, opened by no more than their path, and those that are of no filesystem that answers by itself."""
+        files: dict[tuple[int, int], int] = {}
+        refused = []
+        for path in self._found():
+            with contextlib.suppress(OSError):  # gone since
+                file = os.open(path, os.O_PATH | os.O_CLOEXEC)
+                stack.callback(os.close, file)
+                if (kind := syscalls.filesystem(file)) not in LOCAL:
+                    refused.append(f"{path} (type {kind:#x})")
+                    continue
+                status = os.fstat(file)
+                if stat.S_ISREG(status.st_mode):  # of another the kernel would take the mark, and never ask
+                    files.setdefault((status.st_dev, status.st_ino), file)
+        return list(files.values()), refused
 
     def _found(self) -> Iterator[str]:
         for file in self._files:
@@ -163,42 +253,58 @@ class Ushering:
                 yield file
 
     def _unmark(self) -> None:
-        if self._marked:
+        if self._has_marks:  # of a file that has left its place, too
             self._openings.unmark()
-            self._marked.clear()
+            self._has_marks = False
+        self._marked = 0
 
     def _look_again(self) -> None:
-        """Those whose slice is not frozen any more go on, and so does what has been killed."""
-        still = []
-        for opening in self._waiting:
-            if self._is_frozen(opening.pid):
-                still.append(opening)
+        """Those whose slice is not frozen any more go on, and so does what has been killed, and what its cgroup's own
+        freezer waits for."""
+        found = [(waiter.opening, self._waiter(waiter.opening, waits=True)) for waiter in self._waiting]
+        paused = self._paused_among(waiter for _, waiter in found if waiter is not None)
+        self._waiting = []
+        for opening, waiter in found:
+            if waiter is not None and waiter.cgroup not in paused:
+                self._waiting.append(waiter)
             else:
+                self._paused += waiter is not None
                 self._openings.allow(opening)
-        self._waiting = still
+
+    def _paused_among(self, waiting: Iterable[Waiter]) -> Collection[Slice]:
+        """The cgroups of these that are frozen by the kernel's own freezer, or about to be, as far as there is time."""
+        one_of_each = list({waiter.cgroup: waiter.opening.thread for waiter in waiting}.items())
+        random.shuffle(one_of_each)
+        until = time.monotonic() + FREEZERS_S
+        return {cgroup for cgroup, thread in one_of_each if time.monotonic() < until and running.is_frozen(thread)}
 
     def _lapse(self) -> None:
         """The daemon has said nothing: all go on, and none waits until it does."""
         self._frozen = frozenset()
         self._lapsed += len(self._waiting)
         waiting, self._waiting = self._waiting, []
-        for opening in waiting:
-            self._openings.allow(opening)
+        for waiter in waiting:
+            self._openings.allow(waiter.opening)
         self._unmark()
 
-    def _is_frozen(self, pid: int) -> bool:
-        """Whether a process is in a slice that is frozen, and none of the daemon's. What cannot be told is not."""
-        if pid <= 0 or not self._frozen:
-            return False
+    def _waiter(self, opening: Opening, *, waits: bool = False) -> Waiter | None:
+        """It, where its thread is in a slice that is frozen, and none of the daemon's, as is one that `waits` already.
+        What cannot be told does not wait."""
+        thread = opening.thread
+        if thread <= 0 or not self._frozen:
+            return None
         try:
-            if procfs.status(pid).has_ended:  # killed as it waited: its pid stays until its parent asks
-                return False
-            slice_: Slice | None = cgroup_of(pid)
+            status = procfs.status(thread)
+            if status.is_exiting:  # killed as it waited: its pid stays until its parent asks
+                return None
+            slice_: Slice | None = (cgroup := cgroup_of(thread))
             while slice_ is not None and slice_ not in self._frozen:
                 slice_ = slice_.parent
-            return slice_ is not None and not self._is_of_the_daemon(pid)
+            if slice_ is None or (not waits and self._is_of_the_daemon(status.tgid)):
+                return None
+            return Waiter(opening, procfs.descent(thread).uid, slice_, cgroup)
         except OSError:
-            return False
+            return None
 
     def _is_of_the_daemon(self, pid: int) -> bool:
         for _ in range(ANCESTORS_MOST):
@@ -213,6 +319,8 @@ class Ushering:
 def main() -> None:
     """Serves, as a child of the daemon's main thread."""
     daemon = int(sys.argv[1])
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # it may be ignored where the daemon was started
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
     syscalls.named("prctl", PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != daemon:
         return

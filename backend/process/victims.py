@@ -20,11 +20,19 @@ from backend.process.looks import look
 SPARED_ADJ = -1000
 """Value of ``oom_score_adj`` that spares a process (OOM_SCORE_ADJ_MIN of include/uapi/linux/oom.h)."""
 
+CAP_KILL = 1 << 5
+"""Bit of the capability to signal processes of other users (include/uapi/linux/capability.h)."""
+
 CONTROL, SERVER = "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"
 """Names of the programs of MPS, as NVIDIA's packages install them."""
 
 REPLACED = " (deleted)"
 """End of the path of a program whose file is no more, as after an upgrade of its package (d_path() of the kernel)."""
+
+
+def may_kill_any() -> bool:
+    """Return whether this process may signal those of every user (kill_ok_by_cred() of kernel/signal.c)."""
+    return bool(int(procfs.keyed(procfs.of_process("self", "status"))[b"CapEff"], 16) & CAP_KILL)
 
 
 async def spared(process: Process) -> str | None:

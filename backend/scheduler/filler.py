@@ -85,10 +85,15 @@ class Account:
     """In how much of that those before it did not have the engine, microseconds."""
     done: int = 0
     """Microseconds of the engine that it used of that: what is heard of late is counted, too."""
+    heard: int = 0
+    """Microseconds of the engine that those before it left in the windows that `done` is of: a trace is as late for all
+    of them, so that what was offered to it in its turn is not of the same time."""
     seen: bool = False
     """Whether anything of that was before the last window."""
     unheard: int = 0
     """What of that may not have been heard of yet when the turn was over, microseconds."""
+    turned: int = 0
+    """Microseconds of the engine that it used in the last window, of its turn."""
     drained: int = 0
     """Microseconds of the engine that it used in the last window, and that were not of its turn."""
     ended: int = 0
@@ -105,7 +110,7 @@ class Account:
         what was not used in it was used in that of another."""
         of_turn = min(used, self.unheard) if drains else used
         self.unheard -= of_turn if drains else 0
-        self.drained = used - of_turn
+        self.turned, self.drained = of_turn, used - of_turn
         self.waits |= waits
         self.seen = self.done > 0
         self.free += free
@@ -128,7 +133,7 @@ class Account:
             less = max(0.0, needs - self.done / self.offered)
             self.needs = needs - less * min(1.0, self.on / LATE_US)
         self.ended = now
-        self.on = self.offered = self.done = 0
+        self.on = self.offered = self.done = self.heard = 0
         self.seen = self.waits = False
 
     def end(self, *, had_it: bool) -> None:
@@ -139,7 +144,8 @@ class Account:
     @property
     def filled(self) -> bool:
         """Whether it had enough to do for all of its turn."""
-        return self.done >= FILLED * self.offered or self.offered < NOTHING * self.on
+        left = min(self.heard, self.offered) if self.done else self.offered
+        return self.done >= FILLED * left or self.offered < NOTHING * self.on
 
     def is_rare(self, now: int) -> bool:
         """Whether it has something to do now and then only."""
@@ -178,6 +184,7 @@ class Filler:
     _current: Process | None = None
     _off: set[Process] = attrs.field(factory=set)
     _drained: Mapping[Process, float] = attrs.field(factory=dict)  # parts of the last window, of those that drained
+    _heard: Process | None = None  # whose turn it was in the windows that are heard of now
     _turns: Bucket = attrs.field(factory=lambda: Bucket(RATE, BURST))
     _left: int = 0  # microseconds of its turn
     _more: int = 0  # how many of them there are as long as all fill theirs
@@ -224,6 +231,7 @@ class Filler:
             drains = process in self._off and use.drains(process) and used is not None
             account.observe(self._now, free, free if used is None else used, process in self._off, drains)
         self._drained = self._parts_drained(free, use)
+        self._hear(free)
         if self._current is None or self._current not in last:
             return
         current = last[self._current]
@@ -234,6 +242,22 @@ class Filler:
                 self._left = 0
             current.offered += round(free * part)
             current.ended = self._now
+
+    def _hear(self, free_us: int) -> None:
+        """Adds what was free in the last window to those that used it in their turns. One that was not used is of the
+        process that used the one before, until that would be heard of no more, and then of the one whose turn it is."""
+        used = {process: account.turned for process, account in self._accounts.items() if account.turned}
+        whole = sum(used.values()) + sum(account.drained for account in self._accounts.values())
+        for process, us in used.items():
+            self._accounts[process].heard += round(free_us * us / whole)
+        if used:
+            self._heard = max(used, key=lambda process: (process == self._current, self._accounts[process].ended))
+        elif not whole:
+            last = None if self._heard is None else self._accounts.get(self._heard)
+            is_late = last is not None and self._now - last.ended <= LATE_US
+            idle = last if is_late else None if self._current is None else self._accounts.get(self._current)
+            if idle is not None:
+                idle.heard += free_us
 
     def _parts_drained(self, free_us: int, use: Use) -> Mapping[Process, float]:
         """Return the part of the last window that each process had to drain in, of `free_us` microseconds that it and

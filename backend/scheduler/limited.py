@@ -2,10 +2,37 @@
 
 from __future__ import annotations
 
+import enum
+
 import attrs
 
 from backend.core.records import Activity
 from backend.scheduler.quota import Account
+
+
+class Act(enum.Enum):
+    """What is done with a process for its quota, with what the log says where that fails."""
+
+    SPEND = "cannot be held to its quota"
+    """Has it stand."""
+    STOP = "cannot be held to its quota, as its gate does not"
+    """Has one that stands at its gate be without its GR engine."""
+    RESTORE = "does not go on, though its quota has it"
+    """Has it go on."""
+
+
+@attrs.define
+class Failing:
+    """Something that fails with a process."""
+
+    since: float
+    """When it did for the first time, by trio's clock."""
+    wait_s: float = 0.0
+    """Seconds for which it was put off the last time; 0 where it was not."""
+    again: float = 0.0
+    """When it is tried again, by trio's clock."""
+    is_told: bool = False
+    """Whether the log says so."""
 
 
 @attrs.define(eq=False)
@@ -13,19 +40,21 @@ class Limited:
     """A process below a quota."""
 
     accounts: tuple[Account, ...]
-    """Those of the process itself and of the slices above it."""
+    """Those of the process itself and of the slices above it; none where it only has to go on."""
     contexts: int = 1
     """Calls that a lever takes."""
     pending: int | None = None
     """Kernels that it had launched and that were not done, at the last look; None where it does not count them."""
-    levers: bool = False
-    """Whether it takes calls of the driver to have it stand."""
+    levers: bool | None = None
+    """Whether it takes calls of the driver to have it stand; None before that is known."""
     stands_at_gate: bool = False
     """Whether it stands, and on the runlist."""
     is_bound: bool = False
     """Whether it has stood before, so that its library bounds what it launches ahead."""
     after_us: int = 0
     """Work since its gate closed, microseconds."""
+    demand: int = 0
+    """Calls in a cycle of all that are below the same quota at the top: those with few go first."""
     equals: object = None
     """What is the same for processes that may have periods in turns."""
     waits: bool = False
@@ -34,17 +63,19 @@ class Limited:
     """Until when it has no period of a rota, microseconds: it left one to which it had no work."""
     busy: bool = False
     """Whether it is being had stand, or go on."""
-    again: float = 0.0
-    """When that is tried again, by trio's clock."""
-    failed_s: float = 0.0
-    """Seconds for which it was put off the last time; 0 where it did not fail."""
-    told: bool = False
-    """Whether the log says that it fails."""
+    is_behind: bool = False
+    """Whether it is to go on, and does not for all that is known: its lever moves, or failed."""
+    failing: dict[Act, Failing] = attrs.field(factory=dict)
+    """What failed the last time."""
 
     @property
     def is_spent(self) -> bool:
         """Whether it is to stand."""
         return self.waits or any(account.is_spent for account in self.accounts)
+
+    def let_go(self) -> None:
+        """No quota holds it any more."""
+        self.accounts, self.equals, self.waits, self.rests_us, self.demand = (), None, False, 0, 0
 
 
 @attrs.define

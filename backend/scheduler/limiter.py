@@ -1,11 +1,10 @@
 """The quotas of one GPU at work: which programs work by compute.max, and which stand until the next period.
 
 Each group with a quota has an account (``quota.py``), each process below one a meter (``meter.py``), and what that says
-is charged to all accounts above the process. A process stands while one of them is spent. With the library it stands at
-its gate, which takes no call of the driver; without, its GR engine is off the runlist, which takes two to three in each
-period. There are RATE of those a second for all processes of a GPU: where they do not do for every period, several are
-strung together, and the work of all of them is done at their beginning. Where all that is on the GPU are programs below
-the same quotas that always have work, one of them works in each (``rota.py``).
+is charged to all accounts above the process. A process stands while one of them is spent (``holding.py``). There are
+RATE calls of the driver a second for that, for all processes of a GPU: where they do not do for every period, several
+are strung together, and the work of all of them is done at their beginning. Where all that is on the GPU are programs
+below the same quotas that always have work, one of them works in each (``rota.py``).
 
 A program whose gate does not hold what it does is off the runlist as well, once it has done GATE_US of work there: one
 with long kernels, or a library that lies. One that stands for the first time is so at once: nothing bounded before how
@@ -14,14 +13,12 @@ far it launched ahead. One whose memory is moving is left on it for longer.
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import attrs
 import trio
 
-from backend.core.deadlines import deadline
 from backend.core.follower import Follower
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger
@@ -30,21 +27,14 @@ from backend.core.records import Books
 from backend.core.turns import AHEAD_US
 from backend.process.identity import ROOT, Group, Member, Process, SliceOn
 from backend.scheduler.bucket import Bucket
-from backend.scheduler.failing import AGAIN_MOST_S, AGAIN_S, PASSING
-from backend.scheduler.limited import Gone, Limited
+from backend.scheduler.holding import RATE, Holding
+from backend.scheduler.limited import Act, Gone, Limited
 from backend.scheduler.meter import Look, Meters
 from backend.scheduler.parts import Pace
 from backend.scheduler.quota import CHECK_US, Account
 from backend.scheduler.rota import Rotation
+from backend.scheduler.stringing import string
 
-log = logging.getLogger(__name__)
-
-RATE, BURST = 12, 8
-"""Calls of the driver a second for quotas, and at once. They are taken from those that the scheduler has."""
-USED = 0.8
-"""Part of these that periods are strung together for: each process is to find some when it needs them."""
-CYCLE_CALLS = 3
-"""Calls for each context in a period: one that takes it off the runlist, and two that put it back and look."""
 READ_US = 5_000
 """Microseconds between two reads of processes that may run, where what they use is told late: whether they have work
 is known only at these."""
@@ -57,8 +47,9 @@ MOVING_US = 400_000
 to an end of that. So much it may have in each turn as well (DRAIN_WORK_US of ``ends.py``)."""
 GATE_LOOK_US = 1_000
 """Microseconds between two looks at processes that stand at their gate with work that goes on."""
-CALLS_AGAIN_US = 20_000
-"""Microseconds after which calls of the driver are asked for again."""
+LOOK_REST = 3
+"""Time after a look in which none is made, as a multiple of what it took: one at a hundred processes takes 3 ms of a
+CPU, and a slice may have thousands. What is over for that is a debt, as all that is."""
 LATE_US = 5_000_000
 """Microseconds for which a GPU may tell what a process did that has ended."""
 TURN_US = 10_000
@@ -87,27 +78,25 @@ class Limiter:
         self._ledger = ledger
         self._population = population
         self._follower = follower
-        self._calls = calls
-        self._lever_s = lever_s
-        self._own = Bucket(RATE, BURST)
+        self._holding = Holding(gpu, population, follower, calls, lever_s, self._done)
         self._changed = changed
         self._periods = periods
         self._accounts: dict[Group, Account] = {}
         self._limited: dict[Process, Limited] = {}
+        self._leaving: dict[Process, Limited] = {}  # those that stand yet, or may, and have no quota any more
         self._gone: dict[Process, Gone] = {}
         self._meters = Meters(gpu.late_us)
-        self._rotation = Rotation(self._may_wait, lambda process: follower.runs(Member(process, self._index)))
+        self._rotation = Rotation(self._may_wait, self._runs)
         self._known: set[Process] | None = None  # all processes at the last search; None where no quota was
         self._poked = trio.Event()
         self._poked.set()
         self._poked_us = self._since_us = 0  # when it was poked, of the next search and of the last
         self._woken = trio.Event()
-        self._nursery: trio.Nursery | None = None
         self._epoch = 0.0
 
     @property
     def pulls(self) -> bool:
-        """Whether quotas take calls of the driver: up to RATE a second."""
+        """Whether quotas take calls of the driver: up to RATE a second (``holding.py``)."""
         return any(one.levers for one in self._limited.values())
 
     def poke(self) -> None:
@@ -123,6 +112,7 @@ class Limiter:
 
     def ended(self, process: Process) -> None:
         """A process is about to be gone: what it did last is charged, by a guess where that is told late."""
+        self._leaving.pop(process, None)
         one = self._limited.pop(process, None)
         if one is None and self._known is not None and process not in self._known:
             one = Limited(self._accounts_of(Member(process, self._index)))  # it came and went between two searches
@@ -145,16 +135,45 @@ class Limiter:
             one.activity, one.is_told = attrs.evolve(one.activity, gpu_usec=one.activity.gpu_usec + us), True
 
     async def run(self) -> None:
-        """Has quotas hold until cancelled."""
-        self._epoch = trio.current_time()
-        async with trio.open_nursery() as self._nursery:
-            self._nursery.start_soon(self._search)
+        """Has quotas hold until cancelled. What stands then goes on once this is run again, or the Follower takes it
+        back."""
+        self._begin()
+        async with trio.open_nursery() as self._holding.nursery:
+            self._holding.nursery.start_soon(self._search)
             while True:
-                self._woken = trio.Event()
-                due_us = self._look() if self._accounts else None
+                self._woken, began = trio.Event(), trio.current_time()
+                due_us = self._look() if self._accounts or self._leaving else None
+                busy = trio.current_time() - began
                 with trio.CancelScope(deadline=math.inf if due_us is None else self._epoch + due_us / 1e6):
                     await self._woken.wait()
-                await trio.sleep(CHECK_US / 1e6)  # so much passes between two looks in any case
+                await trio.sleep(max(CHECK_US / 1e6, LOOK_REST * busy))
+
+    def _begin(self) -> None:
+        """Its time begins. Of what was used while it did not run, and of what that was charged to, nothing is known:
+        each quota begins anew, and what stands goes on."""
+        self._epoch = trio.current_time()
+        self._forget()
+        self._poked.set()
+        self._poked_us = self._since_us = 0
+
+    def _forget(self) -> None:
+        """Nothing is charged to any account any more, and nothing is owed."""
+        self._leaving |= self._limited
+        for one in self._leaving.values():
+            one.let_go()
+        self._accounts, self._limited, self._gone, self._known = {}, {}, {}, None
+        self._meters = Meters(self._gpu.late_us)
+        self._rotation = Rotation(self._may_wait, self._runs)
+
+    def _lose(self) -> None:
+        """The GPU is lost: nothing is used there, and no lever moves. Once it is back, quotas begin anew."""
+        self._forget()
+        for process in self._leaving:
+            member = Member(process, self._index)
+            if self._population.holds(member) and self._follower.spent(member) is not None:
+                self._follower.forgive(member)
+                self._changed(process, False)
+        self._leaving.clear()
 
     # The processes below quotas
 
@@ -164,6 +183,9 @@ class Limiter:
         while True:
             await self._poked.wait()
             self._poked, self._since_us = trio.Event(), self._poked_us
+            if self._gpu.lost:
+                self._lose()
+                continue
             pace = Pace()
             there = [
                 Member(resident.process, self._index)
@@ -187,23 +209,32 @@ class Limiter:
             for level, books in levels.items()
             if books.quota_us < books.period_us  # one engine does no more than that
         }
-        before, self._limited = self._limited, {}
+        before, self._limited, self._leaving = {**self._leaving, **self._limited}, {}, {}
         known = set()
-        for member in there if self._accounts or before else ():
+        for member in there:
             if not self._population.holds(member):
                 continue
             process = member.process
             known.add(process)
-            if mine := self._accounts_of(member):
+            if self._accounts and (mine := self._accounts_of(member)):
                 one = self._limited[process] = self._renewed(process, before.get(process), mine)
                 books = levels.get(member)
                 one.equals = mine, self._population.path(member)[1:], books and (books.priority, books.weight)
-            elif self._follower.spent(member) is not None and not (one := before.get(process) or Limited(())).busy:
-                self._start(process, one, self._restore)
+            elif self._stands(process, one := before.get(process) or Limited(())):
+                one.let_go()
+                self._leaving[process] = one
+            if self._follower.spent(member) is None and not one.busy:
+                self._changed(process, False)  # a move that failed has let it go on, say
         if not self._accounts:
             self._gone.clear()
         self._meters.keep([*self._limited, *self._gone])
         self._known = known if self._accounts else None
+
+    def _stands(self, process: Process, one: Limited) -> bool:
+        """Whether a process stands, or may: nothing is known of it before its levers have moved."""
+        member = Member(process, self._index)
+        is_there = self._population.holds(member)
+        return is_there and (one.busy or one.is_behind or self._follower.spent(member) is not None)
 
     def _renewed(self, process: Process, one: Limited | None, accounts: tuple[Account, ...]) -> Limited:
         """What is kept of a process with these accounts. One that came since the last search has worked since then."""
@@ -270,7 +301,9 @@ class Limiter:
     def _look(self) -> int:
         """Charges what was worked, has processes stand or go on, and returns when to look again, microseconds."""
         now_us = self._now_us()
-        self._string()
+        for account in self._accounts.values():
+            account.strung = 1
+        string(RATE, self._limited.values())
         self._charge()
         for process, one in self._limited.items():
             if self._waits_for_its_turn(process):
@@ -283,12 +316,18 @@ class Limiter:
             account.decide()
         self._rotation.look(now_us, self._limited, self._known)
         dues = [account.next_us(now_us) for account in self._busy_accounts()]
-        dues += [due_us for process, one in self._limited.items() if (due_us := self._act(process, one, now_us))]
+        self._leaving = {process: one for process, one in self._leaving.items() if self._stands(process, one)}
+        self._holding.begin()
+        each = (*self._leaving.items(), *sorted(self._limited.items(), key=lambda item: item[1].demand))
+        dues += [due_us for process, one in each if (due_us := self._act(process, one, now_us))]
         return min(dues, default=now_us + 1_000_000)
 
     def _waits_for_its_turn(self, process: Process) -> bool:
         member = Member(process, self._index)
         return self._population.holds(member) and self._follower.place(member).off
+
+    def _runs(self, process: Process) -> bool:
+        return self._follower.runs(Member(process, self._index))
 
     def _may_wait(self, process: Process) -> bool:
         """Whether a process may wait for a period of its own: it always has work, and nothing but its quota keeps it
@@ -301,16 +340,6 @@ class Limiter:
         """The accounts that a process is charged to."""
         return iter({id(account): account for one in self._limited.values() for account in one.accounts}.values())
 
-    def _string(self) -> None:
-        """Has as many periods strung together as the calls of the driver ask for."""
-        calls = sum(CYCLE_CALLS * one.contexts for one in self._limited.values() if one.levers and not one.waits)
-        for account in self._accounts.values():
-            account.strung = 1
-        if calls:
-            for one in self._limited.values():
-                for account in one.accounts if one.levers else ():
-                    account.strung = max(1, math.ceil(calls / (USED * RATE) * 1e6 / account.period_us))
-
     # What is done about it
 
     def _act(self, process: Process, one: Limited, now_us: int) -> int | None:
@@ -319,24 +348,19 @@ class Limiter:
         if one.busy or not self._population.holds(member) or self._gpu.lost or self._follower.is_held(member):
             return None
         spent, is_spent = self._follower.spent(member), one.is_spent
-        if trio.current_time() < one.again:
-            return now_us + CALLS_AGAIN_US
         if is_spent and spent is None:
-            if one.levers and not self._take(one, 1):
-                return now_us + CALLS_AGAIN_US
             one.after_us = 0
-            self._start(process, one, self._spend)
-        elif not is_spent and spent is not None:
-            if spent is not Engines.NONE and not self._take(one, 2):
-                for account in one.accounts:
-                    account.is_kept = True
-                return now_us + CALLS_AGAIN_US
-            self._start(process, one, self._restore)
-        elif spent is Engines.NONE and self._gpu.activity(process).pending != 0:
-            if one.after_us > self._most_after_us(member, one) and self._take(one, 1):
-                self._start(process, one, self._stop)
+            return self._start(process, one, Act.SPEND)
+        if not is_spent and (spent is not None or one.is_behind):
+            due_us = self._start(process, one, Act.RESTORE)
+            for account in one.accounts if due_us is not None else ():
+                account.is_kept = True
+            return due_us
+        if spent is Engines.NONE and self._gpu.activity(process).pending != 0:
+            if one.after_us > self._most_after_us(member, one):
+                self._start(process, one, Act.STOP)
             return now_us + GATE_LOOK_US
-        elif self._gpu.late_us:
+        if self._gpu.late_us:
             return now_us + (WAIT_US if is_spent else READ_US)
         return None
 
@@ -346,59 +370,20 @@ class Limiter:
             return MOVING_US
         return GATE_US if one.is_bound else 0
 
-    def _take(self, one: Limited, calls: int) -> bool:
-        """Whether there are so many calls for each context of a process; they are taken then."""
-        now, calls = trio.current_time(), calls * one.contexts
-        return self._own.take(now, min(BURST, calls)) and self._calls.take(now, min(BURST, calls))
+    def _start(self, process: Process, one: Limited, act: Act) -> int | None:
+        """Has that done; returns when to ask again where it is not, microseconds."""
+        again = self._holding.start(process, one, act)
+        return None if again is None else round((again - self._epoch) * 1e6)
 
-    def _start(self, process: Process, one: Limited, act: Callable[[Member, Limited], Awaitable[None]]) -> None:
-        assert self._nursery is not None
-        one.busy = True
-        self._nursery.start_soon(self._try, process, one, act)
-
-    async def _try(self, process: Process, one: Limited, act: Callable[[Member, Limited], Awaitable[None]]) -> None:
-        member = Member(process, self._index)
-        try:
-            with deadline(self._lever_s):
-                await act(member, one)
-            one.failed_s, one.told = 0.0, False
-        except Exception as error:
-            self._failed(member, one, error)
-        finally:
-            one.busy = False
-        if not self._population.holds(member):
-            return
-        one.stands_at_gate = self._follower.spent(member) is Engines.NONE
-        if self._follower.spent(member) is not None and process not in self._limited:  # it has no quota any more
-            self._start(process, one, self._restore)
-        self._changed(process, self._follower.spent(member) is not None and self._stands_for_long(one))
+    def _done(self, process: Process, one: Limited, act: Act | None) -> None:
+        """That was done with a process; nothing, where it failed."""
+        spent = self._follower.spent(Member(process, self._index))
+        if act is Act.RESTORE:
+            self._meters.begins(process)
+        one.stands_at_gate = spent is Engines.NONE
+        self._changed(process, spent is not None and self._stands_for_long(one))
         self._woken.set()
-
-    def _failed(self, member: Member, one: Limited, error: Exception) -> None:
-        """It works on, and is asked again later. One that ends has let go of its files before that is heard of."""
-        if not self._population.holds(member) or self._gpu.lost:
-            return
-        is_ending = isinstance(error, ProcessLookupError) or not self._gpu.activity(member.process).tsgs
-        is_passing = getattr(error, "errno", None) in PASSING and not one.failed_s
-        if not is_ending and not is_passing and not one.told:
-            one.told = True
-            log.error("GPU %d: pid %d cannot be held to its quota: %s", self._index, member.process.pid, error)
-        one.failed_s = min(AGAIN_MOST_S, 2 * one.failed_s or AGAIN_S)
-        one.again = trio.current_time() + one.failed_s
 
     def _stands_for_long(self, one: Limited) -> bool:
         now_us = self._now_us()
         return any(account.is_spent and account.next_us(now_us) - now_us >= TURN_US for account in one.accounts)
-
-    async def _spend(self, member: Member, one: Limited) -> None:
-        await self._follower.spend(member)
-        one.levers = self._follower.spent(member) is Engines.GR
-
-    async def _stop(self, member: Member, one: Limited) -> None:
-        one.levers = one.is_bound
-        await self._follower.stop(member)
-
-    async def _restore(self, member: Member, one: Limited) -> None:
-        await self._follower.restore(member)
-        one.is_bound = True
-        self._meters.begins(member.process)

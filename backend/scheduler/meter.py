@@ -182,9 +182,11 @@ class Meters:
             meter.marks.add(since_us, 0)
 
     def keep(self, processes: Iterable[Process]) -> None:
-        """No other process is below a quota."""
+        """No other process is below a quota. Where none is, nothing of what was is of any use."""
         there = set(processes)
         self._each = {process: meter for process, meter in self._each.items() if process in there}
+        if not self._each:
+            self._any, self._any_chance, self._least, self._until = Marks(), 0.0, Least(), None
 
     def always_works(self, process: Process) -> bool:
         """Whether a process always has work, as far as is known."""

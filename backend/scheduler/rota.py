@@ -93,11 +93,18 @@ class Rotation:
 
     def _on_it(self, now_us: int, limited: Mapping[Process, Limited], known: Set[Process] | None) -> Sequence[Process]:
         """Return the processes that may work one in each period: all that are on the GPU, if they are equals below the
-        same quotas, and always have work; else none."""
+        same quotas, always have work, and do as they are had; else none. One that does not go on in its period would
+        keep all others from theirs."""
         if not 2 <= len(limited) <= TURNS_MOST or known != limited.keys():
             return ()
         first = next(iter(limited.values()))
         for process, one in limited.items():
-            if not one.levers or one.equals != first.equals or now_us < one.rests_us or not self.may_wait(process):
+            if (
+                one.failing
+                or not one.levers
+                or one.equals != first.equals
+                or now_us < one.rests_us
+                or not self.may_wait(process)
+            ):
                 return ()
         return tuple(limited)

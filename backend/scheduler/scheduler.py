@@ -28,7 +28,7 @@ from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger
 from backend.core.records import NOWHERE, Place, Throttled
 from backend.process.identity import ROOT, Group, Member, Process, SliceOn, is_borne
-from backend.scheduler import limiter
+from backend.scheduler import holding
 from backend.scheduler.bucket import Bucket
 from backend.scheduler.core import Core
 from backend.scheduler.ends import Ends
@@ -291,13 +291,13 @@ class Scheduler:
     def _levers_us(self, process: Process) -> int:
         """In how many microseconds the calls come back that a turn of memory of a process takes, where each level that
         has turns takes as many."""
-        rate = TURNS_USE * (RATE - (limiter.RATE if self._limiter.pulls else 0)) / max(1, len(self._levels))
+        rate = TURNS_USE * (RATE - (holding.RATE if self._limiter.pulls else 0)) / max(1, len(self._levels))
         return math.ceil((END_CALLS + BEGIN_CALLS) * self._contexts(process) * 1e6 / rate)
 
     def _take(self, calls: int) -> bool:
         """Whether there are so many calls of the driver for what is no turn of memory; they are taken then."""
         spared = SPARED if self._levels else 0
-        return self._bucket.take(trio.current_time(), min(BURST - spared, calls), spared=spared)
+        return self._bucket.take(trio.current_time(), calls, spared=spared)
 
     async def _rest(self, process: Process) -> None:
         """Has a process wait for a turn of memory. EIO where it does not."""
@@ -330,7 +330,7 @@ class Scheduler:
         for _ in range(PAY_TIMES):
             if not self._population.holds(self._member(process)):
                 raise fail(errno.ESRCH)
-            if self._bucket.take(trio.current_time(), min(BURST, calls)):
+            if self._bucket.take(trio.current_time(), calls):
                 return
             await trio.sleep(PAY_S)
         raise fail(errno.EAGAIN)

@@ -102,16 +102,21 @@ def _of_tree(place: Place) -> tuple[Finding, bool]:
                 why = f"its daemon is dead: `ggroupfs mount {place.point}` goes on from the journal"
                 return _finding(place, "advisory", why), False
             facts = facts_of(place.point)
+            verdict = "ok"
             words = f"{facts.get('gpu')} GPUs, books of {facts.get('ledger')}, served by process {daemon.pid}"
             words += f" at socket {facts.get('socket')}"
             if facts.get("usher") == "yes":
                 words += f"; programs of frozen slices that wait to use a GPU: {facts.get('usher.waiting')}"
+            elif facts.get("usher") == "off":
+                verdict = "advisory"
+                words += "; its usher is off, as it did not answer twice: what starts in a frozen slice runs until it"
+                words += f" is found; `ggroupfs upgrade {place.point}` begins with another one"
             elif "usher" in facts:
                 words += "; its usher is not there just now: what starts in a frozen slice runs until it is found"
             here = _our_cgroups(daemon.pid) and not daemon.has_ended
         if not here:
             words += "; whether its slices have a cgroup is not known: they are of another cgroup namespace"
-        return _finding(place, "ok", words), here
+        return _finding(place, verdict, words), here
     except Unknown as error:
         return _finding(place, "advisory", f"which process serves it is not known: {error}"), False
     except OSError as error:  # gone since, or it ends just now

@@ -26,7 +26,7 @@ from backend.door import tenants
 from backend.door.client import pid_namespace
 from backend.door.wire import CUDA, CUDA_ALL, SOFT, VERSION, names
 from backend.ledgers.journal.file import Busy, Journal, default_path
-from backend.process import fanotify
+from backend.process import fanotify, victims
 from backend.process.usher import Usher
 from backend.soft import server as soft_server
 from ggroupfs import serving
@@ -203,7 +203,9 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
 
 
 def _check(options: MountOptions) -> None:
-    """MountError for what this kernel has not, or does not let us have."""
+    """MountError for what this kernel has not, or does not let us have; what else is not to be had is told of."""
+    if not victims.may_kill_any():  # a daemon that was upgraded as it ran has what its unit let it have before
+        log.warning("no CAP_KILL: gmem.limit.max ends no process of another user (`systemctl restart ggroupfs`)")
     if options.usher:
         try:
             fanotify.check()

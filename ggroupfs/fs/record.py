@@ -107,6 +107,7 @@ def _compute(compute: Compute, wanted: Wanted) -> Lines:
     yield "compute.draining", _switch(compute.draining is not None)
     yield "compute.lever", "pulled" if compute.is_busy() else "idle"
     yield "compute.doubtful", _switch(compute.doubtful)
+    yield "compute.pulls", compute.pulls
     yield "compute.held", _switch(compute.held)
     yield "compute.inherited", _switch(compute.inherited)
     yield "compute.shown", _switch(compute.shown)

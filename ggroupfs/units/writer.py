@@ -43,11 +43,15 @@ async def _write_one(controller: Controller, group: Group, name: str, value: str
     row = BY_CONTROL[control]
     assert row.parse is not None
     assert row.apply is not None, f"{BY_NAME[name]} is a file that can be written"
+    asked = row.parse(text)
     try:
-        await row.apply(controller, group, row.parse(text))
+        await row.apply(controller, group, asked)
     except OSError as error:
         if error.errno == errno.ENODEV:
             raise
+        if error.errno in (errno.EBUSY, errno.EAGAIN) and row.show is not None:
+            # One that stands already, as of a daemon before, and that the group is over for now, is asked for still.
+            return None if row.parse(row.show(controller, group).strip()) == asked else error
         return error
     return None
 

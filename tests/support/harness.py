@@ -113,6 +113,13 @@ async def settle() -> None:
         await trio.lowlevel.checkpoint()
 
 
+async def time_for_a_look(clock: trio.testing.MockClock) -> None:
+    """Has all the time for a look pass, part by part, on a clock that stands still."""
+    for _ in range(backend.process.looks.PARTS):
+        await trio.testing.wait_all_tasks_blocked()
+        clock.jump(backend.process.looks.ANSWER_S / backend.process.looks.PARTS)
+
+
 # What a lever of a StubGpu can do
 
 

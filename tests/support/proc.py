@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,3 +22,13 @@ def child_of(pid: int) -> int:
     """The one child of a process."""
     (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return int(child)
+
+
+def children_of(pid: int, words: bytes) -> Sequence[int]:
+    """The children of a process with those words in their command line. One that goes meanwhile is none."""
+    found = []
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if words in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.append(int(child))
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import subprocess
 import threading
@@ -18,7 +19,7 @@ from trio.testing import MockClock
 
 from backend.process import exits, identity, inside, looks, procfs
 from backend.process.identity import Process
-from tests.support.harness import until
+from tests.support.harness import REAL_S, time_for_a_look, until
 from tests.support.mounted import eventually
 
 Spawn = Callable[..., subprocess.Popen[bytes]]
@@ -96,7 +97,7 @@ def test_who_does_not_let_itself_be_looked_at_is_not_known_and_keeps_nobody(
             for count in range(1, looks.STUCK + 1):
                 await until(lambda count=count: held.reads == count, "a thread is with it")  # type: ignore[misc]
                 assert (await looks.identified(os.getpid())).pid == os.getpid(), "another user's is looked at"
-                clock.jump(looks.ANSWER_S)
+                await time_for_a_look(clock)
         assert held.reads == looks._users[OTHER].at == looks.STUCK
         assert trio.to_thread.current_default_thread_limiter().borrowed_tokens == 0, "others have theirs"
         with pytest.raises(OSError, match=TOO_MANY):
@@ -173,6 +174,72 @@ def test_who_is_cancelled_before_there_is_a_thread_leaves_none() -> None:
     trio.run(test)
 
 
+# A machine that stands still, or has no processor for us
+
+
+@pytest.fixture
+def standstill(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a thread waits for has not come by the end of the first wait, and more time has passed than there was: no
+    other thread has had a turn. They have one in the second."""
+    waits, hours = itertools.count(), itertools.count()
+
+    def turn() -> bool:
+        if next(waits) == 0:
+            return False
+        held.go.set()
+        return True
+
+    class Event(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            return turn() and super().wait(REAL_S)
+
+    class Semaphore(threading.Semaphore):
+        def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
+            return turn() and super().acquire(timeout=REAL_S)
+
+    monkeypatch.setattr(looks, "threading", SimpleNamespace(Event=Event, Semaphore=Semaphore, Lock=threading.Lock))
+    monkeypatch.setattr(looks, "time", SimpleNamespace(monotonic=lambda: 3600.0 * next(hours)))
+
+
+def test_a_machine_that_stands_still_makes_no_program_one_that_holds_on(held: Held, spawn: Spawn) -> None:
+    pid, found, clock = spawn().pid, [], MockClock()
+    held.pids.add(pid)
+
+    async def ask() -> None:
+        found.append(await looks.identified(pid))
+
+    async def test() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await until(lambda: held.reads, "a thread is with it")
+            for _ in range(looks.PARTS - 1):
+                await trio.testing.wait_all_tasks_blocked()
+                clock.jump(3600.0)
+            await trio.testing.wait_all_tasks_blocked()
+            held.go.set()
+            await until(lambda: not looks._users[OTHER].at, "it came back")
+            clock.jump(looks.ANSWER_S)
+
+    trio.run(test, clock=clock)
+    assert found == [identity.identify(pid)]
+
+
+@pytest.mark.usefixtures("standstill")
+def test_nor_for_a_thread_of_somebody_else(held: Held, spawn: Spawn) -> None:
+    pid = spawn().pid
+    held.pids.add(pid)
+    assert looks.look_here(pid, partial(identity.identify, pid)).pid == pid
+
+
+@pytest.mark.usefixtures("standstill")
+def test_nor_for_a_daemon_that_begins(held: Held, spawn: Spawn) -> None:
+    later = Process(spawn().pid, 1)
+    held.pids.add(later.pid)
+    assert looks.gone([later]) == {later}
+
+
+# What is short here
+
 NO_THREAD = RuntimeError("can't start new thread")
 
 
@@ -205,9 +272,10 @@ def test_who_does_not_let_itself_be_looked_at_is_taken_for_who_it_was(
     held: Held, spawn: Spawn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The daemon begins all the same, and a process that is gone, or another by now, is told from it."""
-    times = iter([0.0, 0.0, 60.0])  # at the beginning; the others have all the time that they take; it is over
+    times = iter([0.0, 60.0])  # the others have all the time that they take; then it is over
     monkeypatch.setattr(looks, "time", SimpleNamespace(monotonic=lambda: next(times)))
     monkeypatch.setattr(looks, "START_S", 60.0)
+    monkeypatch.setattr(looks, "PARTS", 1)
     stuck, here, dead = (identity.identify(spawn().pid) for _ in range(3))
     later = Process(identity.identify(spawn().pid).pid, 1)
     held.pids.add(stuck.pid)

@@ -12,9 +12,11 @@ import gc
 import os
 import resource
 import signal
+import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -53,6 +55,36 @@ except OSError as error:
 sys.stdin.read()
 """
 """A program that leaves its parent before it opens the file."""
+REPLACED = f"""
+import os, sys, threading
+os.setsid(){LEAVE.replace("time.sleep(0.001)", "pass")}
+threading.Thread(target=open, args=(sys.argv[1],), daemon=True).start()
+print(os.getpid(), flush=True)
+sys.stdin.readline()
+os.execvp("cat", ["cat"])
+"""
+"""One of which a thread opens the file, and another executes a program at the first line that it reads."""
+THREADS = 80
+"""More than the openings that one read(2) brings."""
+CROWD = f"""
+import os, sys, threading
+os.setsid(){LEAVE.replace("time.sleep(0.001)", "pass")}
+print(os.getpid(), flush=True)
+answers = []
+def opens():
+    try:
+        open(sys.argv[1], "rb").close()
+    except OSError as error:
+        answers.append(error)
+threads = [threading.Thread(target=opens) for _ in range({THREADS})]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(*(answers or ["opened"]), flush=True)
+sys.stdin.read()
+"""
+"""One of which many threads open the file."""
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="fanotify(7) needs root")
 
@@ -64,6 +96,8 @@ class Opener:
     pid: int
     answer: Any
     """The pipe of its words."""
+    words: Any
+    """The pipe that it reads."""
 
     async def has_opened(self, seconds: float = SECONDS) -> bool:
         """Whether it has the file open by then."""
@@ -96,14 +130,14 @@ class Place:
         self.usher.changed()
         await self.usher.told()
 
-    def opener(self, *before: str, file: Path | None = None, daemons: bool = False) -> Opener:
+    def opener(self, *before: str, file: Path | None = None, daemons: bool = False, program: str = OPENER) -> Opener:
         """Starts one, by the words before it; one that stays a child of ours with `daemons`."""
-        program = OPENER.replace(LEAVE, "\n") if daemons else OPENER
+        program = program.replace(LEAVE, "\n") if daemons else program
         words = [*before, "/usr/bin/python3", "-c", program, os.fspath(file or self.file)]
         process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
         assert process.stdout is not None
         assert process.stdin is not None
-        found = Opener(int(process.stdout.readline()), process.stdout)
+        found = Opener(int(process.stdout.readline()), process.stdout, process.stdin)
         self.openers.callback(process.wait)
         self.openers.callback(process.stdout.close)
         self.openers.callback(process.stdin.close)
@@ -429,10 +463,277 @@ async def test_a_file_that_comes_later_and_one_that_is_replaced(tmp_path: Path) 
         await context.__aexit__(None, None, None)
 
 
-def often(words: list[str], **options: Any) -> subprocess.Popen[bytes]:
-    """An usher that looks for the files all the time."""
-    program = "import sys; from backend.process import ushering; ushering.MARK_S = 0.0; ushering.main()"
+@real
+async def test_a_file_that_has_the_inode_of_the_one_before_it(tmp_path: Path) -> None:
+    """As filesystems give it at once: the mark went with the file."""
+    file = tmp_path / "libcuda.so.1"
+    with mock.patch.object(subprocess, "Popen", often):
+        context = place(tmp_path)
+        at = await context.__aenter__()
+    try:
+        await at.freeze(ROOT)
+        number = file.stat().st_ino
+        file.unlink()
+        file.write_bytes(b"another")
+        others = iter(range(1000))
+        while file.stat().st_ino != number:
+            file.rename(tmp_path / str(next(others, pytest.skip)))
+            file.write_bytes(b"another")
+        await seen(functools.partial(has_mark, at.usher, f"ino:{number:x} "))
+        assert not await at.opener().has_opened(SOON_S)
+    finally:
+        await context.__aexit__(None, None, None)
+
+
+def altered(code: str, words: list[str], **options: Any) -> subprocess.Popen[bytes]:
+    """An usher that does that, too. Any other process is as usual."""
+    if "backend.process.ushering" not in words:
+        return POPEN(words, **options)
+    program = f"import signal\nfrom backend.process import fanotify, ushering\n{code}\nushering.main()"
     return POPEN([words[0], "-c", program, *words[3:]], **options)
+
+
+often = functools.partial(altered, "ushering.MARK_S = 0.0")
+"""One that looks for the files all the time."""
+
+HANGS = "ushering.Ushering._look_again = lambda self: signal.pause()"
+"""One that hangs once it has marked the files, before it answers."""
+
+
+@pytest.mark.logs("usher: no answer in time: ", "usher: no answer in time, again within 3600 s: off until")
+@real
+async def test_one_that_hangs_holds_all_for_seconds_and_the_second_is_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From its first mark on; and what waits then is of any slice."""
+    monkeypatch.setattr(subprocess, "Popen", functools.partial(altered, HANGS))
+    file = tmp_path / "libcuda.so.1"
+    file.write_bytes(b"library")
+    facts: dict[str, str] = {}
+    one = Usher([os.fspath(file)], lambda: [Slice("/of-another")], facts)
+    with contextlib.ExitStack() as openers:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one.run)
+            await seen(lambda: has_any(one.pid))
+            program = Place(one, file, facts, [], openers).opener()
+            assert await program.has_opened(usher.START_S / 3)
+            await seen(lambda: facts["usher"] == "off")
+            assert one.pid is None
+            await one.told()  # no writer waits for it
+        assert await Place(one, file, facts, [], openers).opener().has_opened()
+
+
+def has_any(pid: int | None) -> bool:
+    """Whether that process has a mark."""
+    try:
+        return pid is not None and bool(marks(pid))
+    except OSError:  # it has ended
+        return False
+
+
+@pytest.mark.logs("usher: no answer in time: ")
+@real
+async def test_one_that_hangs_seldom_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(usher, "ANSWER_S", 0.5)
+    monkeypatch.setattr(usher, "HANGS_S", 0.0)
+    async with place(tmp_path) as at:
+        for _ in range(2):
+            former = at.usher.pid
+            assert former is not None
+            os.kill(former, signal.SIGSTOP)
+            await seen(lambda former=former: at.usher.pid not in (None, former) and at.facts["usher"] == "yes")  # type: ignore[misc]
+
+
+@real
+async def test_one_that_hangs_under_a_daemon_that_does_nothing_ends_by_itself(tmp_path: Path) -> None:
+    file = tmp_path / "libcuda.so.1"
+    file.write_bytes(b"library")
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    words = [sys.executable, "-m", "backend.process.ushering", str(os.getpid()), os.fspath(file)]
+    with ours, its, contextlib.ExitStack() as stack:
+        process = stack.enter_context(altered(HANGS, words, stdin=its))
+        stack.callback(process.kill)
+        ours.send(ushering.SAID.pack(1, True) + b"/of-another\0")
+        await seen(lambda: has_any(process.pid))
+        assert await Place(mock.Mock(), file, {}, [], stack).opener().has_opened()
+        assert process.wait(SECONDS) == -signal.SIGALRM
+
+
+@pytest.mark.logs("usher: .*: programs that open CUDA's library in a frozen slice go on, 0 that waited among them")
+@real
+async def test_at_an_error_in_one_event_all_of_them_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come by one read(2), of which the others are not answered any more."""
+    monkeypatch.setattr(usher, "ANSWER_S", SECONDS)
+    fails = "fanotify.Openings.allow = lambda self, opening: (_ for _ in ()).throw(OSError(5, 'Input/output error'))"
+    with mock.patch.object(subprocess, "Popen", functools.partial(altered, fails)):
+        context = place(tmp_path)
+        at = await context.__aenter__()
+    try:
+        await at.freeze(Slice("/of-another"))
+        former = at.usher.pid
+        assert former is not None
+        os.kill(former, signal.SIGSTOP)
+        programs = [at.opener() for _ in range(3)]
+        for program in programs:
+            await seen(functools.partial(is_held, program.pid))
+        os.kill(former, signal.SIGCONT)
+        for program in programs:
+            assert await program.has_opened(SECONDS / 4)
+        await seen(lambda: at.usher.pid not in (None, former))
+    finally:
+        await context.__aexit__(None, None, None)
+
+
+def is_held(pid: int, threads: int = 1) -> bool:
+    """Whether so many threads of a process sleep in the kernel, as in an opening that waits."""
+    return sum(procfs.status(pid, tid).state == b"D" for tid in procfs.threads(pid)) == threads
+
+
+@pytest.mark.logs("too many programs wait in frozen slices: [0-9]+ went on")
+@real
+async def test_none_is_refused_where_many_come_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An opening for which the usher has no descriptor would fail."""
+    monkeypatch.setattr(usher, "ANSWER_S", SECONDS)
+    with mock.patch.object(subprocess, "Popen", functools.partial(limited, ushering.SPARE + 2)):
+        context = place(tmp_path)
+        at = await context.__aenter__()
+    try:
+        await at.freeze(ROOT)
+        assert at.usher.pid is not None
+        os.kill(at.usher.pid, signal.SIGSTOP)
+        program = at.opener(program=CROWD)
+        await seen(functools.partial(is_held, program.pid, THREADS))
+        os.kill(at.usher.pid, signal.SIGCONT)
+        await at.waiting(2)
+        await at.freeze()
+        assert await program.has_opened()
+    finally:
+        await context.__aexit__(None, None, None)
+
+
+@real
+async def test_a_thread_that_ends_as_another_executes_a_program_does_not_wait(tmp_path: Path) -> None:
+    async with place(tmp_path) as at:
+        await at.freeze(ROOT)
+        program = at.opener(program=REPLACED)
+        await at.waiting(1)
+        program.words.write(b"\n")
+        await at.waiting(0)
+        assert not gone(program.pid)
+
+
+@contextlib.contextmanager
+def public_directory() -> Iterator[Path]:
+    """One that every user may look into."""
+    with tempfile.TemporaryDirectory() as path:
+        os.chmod(path, 0o755)
+        yield Path(path)
+
+
+@pytest.mark.logs("too many programs wait in frozen slices: 1 went on")
+@real
+async def test_a_user_with_many_that_wait_has_none_of_another_go_on() -> None:
+    with public_directory() as path:
+        with mock.patch.object(subprocess, "Popen", functools.partial(limited, ushering.SPARE + 2)):
+            context = place(path)
+            at = await context.__aenter__()
+        try:
+            await at.freeze(ROOT)
+            one = at.opener()
+            await at.waiting(1)
+            other = at.opener()
+            await at.waiting(2)
+            later = at.opener("setpriv", "--reuid=65534", "--clear-groups")
+            assert await other.has_opened(), "the last of the user that has two"
+            await at.waiting(2)
+            await at.freeze()
+            assert await one.has_opened()
+            assert await later.has_opened()
+        finally:
+            await context.__aexit__(None, None, None)
+
+
+def test_which_goes_on_where_no_more_can_wait() -> None:
+    def waiters(*whose: str) -> list[ushering.Waiter]:
+        return [ushering.Waiter(mock.Mock(), int(word[0]), Slice(f"/{word[1:]}"), ROOT) for word in whose]
+
+    for words, expected in (
+        ("1a 1a 1a", 2),  # the one that comes
+        ("1a 1a 2a", 1),
+        ("1a 2a 1a", 2),  # the one that comes, as its user would have the most
+        ("1a 2a 3a", 2),
+        ("1a 1b 1a 1c", 2),
+        ("1a 1a 1b 1b", 3),
+        ("2a 1a 1a 2b 2b 3a", 4),
+    ):
+        *waiting, came = waiters(*words.split())
+        assert ushering.surplus(waiting, came) is [*waiting, came][expected], words
+
+
+ONCE = """
+asked = set()
+def once(self, pid):
+    if pid in asked:
+        signal.pause()
+    asked.add(pid)
+    return False
+ushering.Ushering._is_of_the_daemon = once
+"""
+"""One that hangs where it looks at the parents of a program twice."""
+
+
+@real
+async def test_the_parents_of_what_waits_are_looked_at_once(tmp_path: Path) -> None:
+    """There may be 64 of each of 1024, at every beat: one that takes too long for it is ended, and all go on."""
+    with mock.patch.object(subprocess, "Popen", functools.partial(altered, ONCE)):
+        context = place(tmp_path)
+        at = await context.__aenter__()
+    try:
+        await at.freeze(ROOT)
+        former = at.usher.pid
+        program = at.opener()
+        await at.waiting(1)
+        await at.freeze(ROOT)
+        await at.waiting(1)
+        assert at.usher.pid == former
+        assert not await program.has_opened(0)
+    finally:
+        await context.__aexit__(None, None, None)
+
+
+@pytest.mark.logs("none of .*/libcuda.so.1 is there: no program waits")
+@real
+async def test_a_file_that_has_left_its_place_is_marked_no_longer_than_others(tmp_path: Path) -> None:
+    with mock.patch.object(subprocess, "Popen", often):
+        context = place(tmp_path)
+        at = await context.__aenter__()
+    try:
+        await at.freeze(ROOT)
+        at.file.rename(tmp_path / "former")
+        await at.freeze(ROOT)
+        assert len(marks(at.usher.pid)) == 1, "it is what programs may have by another name"
+        await at.freeze()
+        assert not marks(at.usher.pid)
+    finally:
+        await context.__aexit__(None, None, None)
+
+
+@pytest.mark.logs("usher: .*/libcuda.so.1 .type 0x[0-9a-f]+.: its filesystem may not answer by itself")
+@real
+async def test_a_file_of_a_filesystem_that_may_not_answer_is_not_marked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with mock.patch.object(subprocess, "Popen", functools.partial(altered, "ushering.LOCAL = {0x6969}")):
+        context = place(tmp_path)
+        at = await context.__aenter__()
+    try:
+        await at.freeze(ROOT)
+        await at.freeze(ROOT)
+        assert not marks(at.usher.pid)
+        assert await at.opener().has_opened()
+        assert caplog.text.count("may not answer") == 1
+    finally:
+        await context.__aexit__(None, None, None)
 
 
 @real

@@ -39,6 +39,15 @@ trio.run(main)
 """
 """Program that kills a process as the daemon does."""
 
+CHECK = """
+from pathlib import Path
+from ggroupfs.daemon import mount
+from ggroupfs.daemon.options import MountOptions
+
+mount._check(MountOptions(Path("/tree")))
+"""
+"""Program that says of itself what a daemon does as it begins."""
+
 
 # What may do that
 
@@ -57,6 +66,14 @@ def test_the_capabilities_of_the_service_let_it_kill_a_process_of_another_user(s
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert victim.wait(60) == -9
+
+
+@pytest.mark.parametrize(("change", "told"), [("-kill", 1), ("+kill", 0)])
+def test_a_daemon_that_may_not_kill_says_so(change: str, told: int) -> None:
+    """As one that was upgraded while it ran: what its unit lets it do is what the version before needed."""
+    words = ["setpriv", "--bounding-set", change, sys.executable, "-c", CHECK]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr.count("no CAP_KILL: gmem.limit.max ends no process of another user") == told, done.stderr
 
 
 # Those that are spared

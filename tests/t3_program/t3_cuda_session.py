@@ -597,6 +597,61 @@ def test_what_lives_by_descriptors_alone_stays_charged(drive: Drive) -> None:
     drive(test)
 
 
+def test_what_was_let_back_counts_until_it_comes(drive: Drive) -> None:
+    """What runs in the program is off the runlist, so a batch cannot come that was granted: it comes with a later turn,
+    without a word. A limit that is written right then holds by the driver."""
+
+    async def test(rig: Rig) -> None:
+        program = await rig.program(4 * GIB)
+        await trio.sleep(LOOKS)
+        await rig.h.write(program.file + "gmem.limit.high", 2 * GIB + CONTEXT)
+        await trio.sleep(LOOKS)
+        await rig.h.write(program.file + "gmem.limit.high", "max")
+        (await program.ask(Op.MOVE_IN, GIB, 0)).check()
+        await trio.sleep(3 * LOOKS)
+        assert await rig.number(program.file + "gmem.current") == 3 * GIB + CONTEXT
+        program.resident, program.swapped = 3 * GIB, GIB
+        program.show()
+        await rig.h.write(program.file + "gmem.limit.high", GIB + CONTEXT)
+        assert program.resident <= GIB
+        await trio.sleep(LOOKS)
+        assert await rig.number(program.file + "gmem.current") == GIB + CONTEXT
+        program.lag = CONTEXT  # it is there, and this is no part of it any more
+        program.show()
+        await trio.sleep(LOOKS)
+        assert await rig.number(program.file + "gmem.current") == CONTEXT
+
+    drive(test)
+
+
+def test_what_was_let_back_and_freed_is_due_no_more(drive: Drive) -> None:
+    """It is let back in pieces, and some of it is freed before it comes; then less is missing than was granted."""
+
+    async def test(rig: Rig) -> None:
+        program = await rig.program(4 * GIB)
+        await trio.sleep(LOOKS)
+        await rig.h.write(program.file + "gmem.limit.high", 2 * GIB + CONTEXT)
+        await trio.sleep(LOOKS)
+        await rig.h.write(program.file + "gmem.limit.high", "max")
+        for _ in range(2):
+            (await program.ask(Op.MOVE_IN, GIB, 0)).check()
+        await trio.sleep(LOOKS)
+        (await program.ask(Op.UNCHARGE, GIB, 0)).check()  # of what did not come
+        await trio.sleep(LOOKS)
+        assert await rig.number(program.file + "gmem.current") == 3 * GIB + CONTEXT
+        program.resident, program.swapped = 3 * GIB, 0
+        program.show()
+        await trio.sleep(LOOKS)
+        stat = await rig.stat(program.file + "gmem.stat")
+        assert (stat["implicit"], stat["disputed"]) == (CONTEXT, 0)
+        program.context -= 100 * MIB
+        program.show()
+        await trio.sleep(LOOKS)
+        assert await rig.number(program.file + "gmem.current") == 3 * GIB + CONTEXT - 100 * MIB
+
+    drive(test)
+
+
 def test_implicit_memory_counts_towards_the_limit(drive: Drive) -> None:
     """What grows past the library pushes out what can be moved, without a write or an allocation."""
 

@@ -61,6 +61,37 @@ async def test_only_what_is_frozen_on_every_gpu() -> None:
 
 
 @virtual
+async def test_a_gpu_that_is_lost_is_none_that_a_program_can_use() -> None:
+    """Nor can a slice be frozen there: it waits for the other one."""
+    gpus = StubGpu(0), StubGpu(1)
+
+    async with running(*gpus) as h:
+        told: list[set[str]] = []
+        h.controller.frozen.watcher = lambda: told.append(frozen(h))
+
+        def turn(gpu: int, lost: bool) -> None:
+            gpus[gpu].lost = lost
+            h.controller.bookkeeper.presence(gpu)
+
+        await made(h)
+        await freeze(h, "job/a/b", 1, 1)
+        assert frozen(h) == set()
+        turn(0, lost=True)
+        assert frozen(h) == {"/job/a/b"}
+        await freeze(h, "job/c", 1, 1)
+        assert frozen(h) == {"/job/a/b", "/job/c"}
+        await freeze(h, "job/c", 0, 1)
+        assert frozen(h) == {"/job/a/b"}
+        turn(0, lost=False)
+        assert frozen(h) == set(), "it may be used"
+        await freeze(h, "job/a/b", 1, 0)
+        turn(0, lost=True)
+        turn(1, lost=True)
+        assert frozen(h) == {"/job/a/b"}, "as it was before"
+        assert told == [{"/job/a/b"}, {"/job/a/b", "/job/c"}, {"/job/a/b"}, set(), {"/job/a/b"}]
+
+
+@virtual
 async def test_a_slice_that_goes_is_none_of_them() -> None:
     async with running() as h:
         await made(h)

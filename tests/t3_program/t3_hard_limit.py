@@ -16,9 +16,10 @@ from backend.core.oom import NOTICE_S
 from backend.core.silence import RETURN_S
 from backend.door.wire import Op
 from backend.process import procfs, victims
-from backend.process.identity import Group, Member, Process, Slice
+from backend.process.identity import Group, Member, Process, Slice, SliceOn
 from backend.process.inside import in_maps
 from backend.process.running import is_stopped
+from ggroupfs.units import Units
 from tests.support.cuda_session import CONTEXT, GIB, LOOKS, MIB, Drive, Program, Rig, drive, pieces, until_then
 from tests.support.harness import until
 
@@ -372,6 +373,57 @@ def test_one_that_is_spared_stays_and_is_shown(
     assert "ggroupfs run" in lines[0]
 
 
+IN_VAIN = r"no process is killed for its gmem\.limit\.max"
+"""Line of the log."""
+
+
+@pytest.mark.logs(OVER_MAX, IN_VAIN, KILLED)
+def test_none_ends_where_all_together_would_not_be_enough(
+    drive: Drive, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What one that is spared holds is over the limit by itself: the level is shown to be over it, and the log says so
+    once. As soon as the end of the other is enough, it ends."""
+
+    async def test(rig: Rig) -> None:
+        spared, other = await stranger(rig, 1 * GIB), await stranger(rig, 2 * GIB)
+        spare(spared, monkeypatch)
+        await rig.h.write(JOB + "gmem.limit.max", "4G")
+        await trio.sleep(RETURN_S)
+        rig.driver_says(spared.pid, 6 * GIB)
+        await trio.sleep(SEEN_S + 5 * NOTICE_S)
+        assert not has_ended(other)
+        events = await rig.stat(JOB + "gmem.events")
+        assert (events["over"], events["oom"], events["oom_kill"]) == (1, 0, 0)
+        lines = [line for line in caplog.messages if "no process is killed" in line]
+        assert len(lines) == 1, "said once"
+        assert f"exceeds by {4 * GIB}: all that may be killed hold {2 * GIB} " in lines[0]
+        rig.driver_says(spared.pid, 3 * GIB)
+        await buried(rig, other)
+
+    drive(test)
+
+
+@pytest.mark.logs(OVER_MAX, "killed with all of")
+def test_what_ends_with_a_slice_counts_as_enough(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that the end of one without the library would not make hold holds by that of its slice."""
+
+    async def test(rig: Rig) -> None:
+        program = await rig.program(4 * GIB, "/job/inner")
+        await rig.h.write(program.file + "gmem.swap.max", "0")
+        process, spared = await stranger(rig, 1 * GIB, "/job/inner"), await stranger(rig, 1 * GIB)
+        spare(spared, monkeypatch)
+        await rig.h.write("slice/job/inner/0/gmem.oom.group", "1")
+        await trio.sleep(RETURN_S)
+        async with trio.open_nursery() as nursery:
+            for one in (process, program.process):
+                nursery.start_soon(buried, rig, one)
+            await rig.h.write(JOB + "gmem.limit.max", "2G")
+        assert not has_ended(spared)
+        assert await rig.number(JOB + "gmem.current") == 1 * GIB
+
+    drive(test)
+
+
 @pytest.mark.logs(OVER_MAX, "killed with all of")
 def test_a_slice_ends_as_a_whole_where_it_says_so(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
     """The highest that says so at or below the limit, those with the library too; one that is spared stays."""
@@ -391,6 +443,52 @@ def test_a_slice_ends_as_a_whole_where_it_says_so(drive: Drive, monkeypatch: pyt
         assert not has_ended(beside)
         events = await rig.stat(JOB + "gmem.events")
         assert (events["oom"], events["oom_kill"], events["oom_group_kill"]) == (1, 2, 1)
+
+    drive(test)
+
+
+@pytest.mark.logs(OVER_MAX, "killed with all of")
+def test_files_have_a_slice_end_as_a_whole_before_they_lower_its_limit(drive: Drive, tmp_path: Path) -> None:
+    """Whatever the order of their lines: of a service whose limit comes with that none is left behind."""
+
+    async def test(rig: Rig) -> None:
+        (tmp_path / "a.conf").write_text("[/job]\nGMemMax=2G\nGMemOOMGroup=yes\n")
+        small, large = await stranger(rig, 1 * GIB), await stranger(rig, 3 * GIB)
+        await trio.sleep(RETURN_S)
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(Units(rig.h.controller, tmp_path, None).run)
+                for process in (large, small):
+                    await buried(rig, process)
+                nursery.cancel_scope.cancel()
+
+    drive(test)
+
+
+@pytest.mark.logs(OVER_MAX)
+def test_files_have_a_limit_that_stands_and_does_not_hold_as_a_daemon_begins(drive: Drive, tmp_path: Path) -> None:
+    """As after an upgrade within the notice, when no process is killed yet: no mistake of the file, which takes the
+    limit back once it is out of it."""
+
+    async def test(rig: Rig) -> None:
+        file = tmp_path / "a.conf"
+        file.write_text("[/job]\nGMemMax=4G\n")
+        process = await stranger(rig, 1 * GIB)
+        await rig.h.write(JOB + "gmem.limit.max", "4G")
+        rig.driver_says(process.pid, 6 * GIB)
+        await trio.sleep(SEEN_S)
+        assert (await rig.stat(JOB + "gmem.events"))["over"] == 1
+        units = Units(rig.h.controller, tmp_path, None)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(units.run)
+            with trio.fail_after(1):
+                await until_then(lambda: rig.h.controller.facts.get("units.configured") == "1")
+                file.write_text("")
+                units.reload()
+                await until_then(lambda: rig.h.controller.facts["units.configured"] == "0")
+            nursery.cancel_scope.cancel()
+        assert await rig.h.read(JOB + "gmem.limit.max") == "max\n"
+        assert not has_ended(process)
 
     drive(test)
 
@@ -715,11 +813,11 @@ def test_none_is_killed_while_another_ends(ending: bool, drive: Drive, monkeypat
     not waited for."""
 
     async def test(rig: Rig) -> None:
-        large, small = await stranger(rig, 2 * GIB), await stranger(rig, 1 * GIB)
+        large, small = await stranger(rig, 1 * GIB), await stranger(rig, 3 * GIB)
         await rig.h.write(JOB + "gmem.limit.max", "4G")
         await trio.sleep(RETURN_S)
         with Lingering(monkeypatch, ending) as lingering:
-            rig.driver_says(large.pid, 6 * GIB)
+            rig.driver_says(large.pid, 3 * GIB + 512 * MIB)
             await until_then(lambda: large.pid in lingering.sent)
             await trio.sleep(3 * oom.EXIT_S)
             if ending:
@@ -866,6 +964,174 @@ def test_a_write_that_no_kill_makes_hold_is_refused_and_none_ends(
         spare(spared, monkeypatch)
         await trio.sleep(RETURN_S)
         assert await rig.h.refused(JOB + "gmem.limit.max", "2G") == errno.EBUSY
+        assert await rig.h.read(JOB + "gmem.limit.max") == "max\n"
+        await trio.sleep(3 * NOTICE_S)
+        assert not has_ended(other)
+
+    drive(test)
+
+
+@pytest.mark.logs(OVER_HIGH)
+def test_a_raise_holds_at_once_in_a_slice_that_is_over_its_high(drive: Drive) -> None:
+    """As one to memory.max does: neither limit waits for the other, nor is refused for it. So does a lower one."""
+
+    async def test(rig: Rig) -> None:
+        process = await stranger(rig, 2 * GIB)
+        await rig.h.write(JOB + "gmem.limit.max", "8G")
+        await rig.h.write(JOB + "gmem.limit.high", "4G")
+        await trio.sleep(RETURN_S)
+        rig.driver_says(process.pid, 6 * GIB)
+        await trio.sleep(SEEN_S)
+        assert (await rig.stat(JOB + "gmem.events"))["over"] == 1
+        for value in ("9G", "7G", "max"):
+            began = trio.current_time()
+            await rig.h.write(JOB + "gmem.limit.max", value)
+            assert trio.current_time() == began
+        await trio.sleep(3 * NOTICE_S)
+        assert not has_ended(process)
+
+    drive(test)
+
+
+@pytest.mark.logs(OVER_MAX)
+def test_a_high_is_raised_in_a_slice_that_is_over_its_max(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(rig: Rig) -> None:
+        process = await stranger(rig, 2 * GIB)
+        spare(process, monkeypatch)
+        await rig.h.write(JOB + "gmem.limit.max", "4G")
+        await rig.h.write(JOB + "gmem.limit.high", "3G")
+        rig.driver_says(process.pid, 6 * GIB)
+        await trio.sleep(SEEN_S)
+        await rig.h.write(JOB + "gmem.limit.high", "max")
+        assert await rig.h.read(JOB + "gmem.limit.high") == "max\n"
+
+    drive(test)
+
+
+@pytest.mark.logs(OVER_MAX, KILLED)
+def test_a_raise_that_is_not_enough_holds_at_once_too(drive: Drive) -> None:
+    """No member is spared by it: what is over the limit all the time has had its notice."""
+
+    async def test(rig: Rig) -> None:
+        process = await stranger(rig, 2 * GIB)
+        await rig.h.write(JOB + "gmem.limit.max", "4G")
+        await trio.sleep(RETURN_S)
+        rig.driver_says(process.pid, 6 * GIB)
+        await until_then(lambda: rig.h.controller.is_over(SliceOn(Slice("/job"), 0)))
+        began = trio.current_time()
+        await trio.sleep(0.5 * NOTICE_S)
+        now = trio.current_time()
+        await rig.h.write(JOB + "gmem.limit.max", "5G")
+        assert trio.current_time() == now
+        await until_then(lambda: has_ended(process))
+        assert trio.current_time() - began < 1.5 * NOTICE_S
+        await buried(rig, process)
+
+    drive(test)
+
+
+@pytest.mark.logs(OVER_MAX, KILLED)
+def test_a_raise_ends_the_notice(drive: Drive) -> None:
+    """One that is lower again right after it has a notice of its own."""
+
+    async def test(rig: Rig) -> None:
+        process = await stranger(rig, 3 * GIB)
+        await rig.h.write(JOB + "gmem.limit.max", "4G")
+        await trio.sleep(RETURN_S)
+        rig.driver_says(process.pid, 6 * GIB)
+        await until_then(lambda: rig.h.controller.is_over(SliceOn(Slice("/job"), 0)))
+        await trio.sleep(0.7 * NOTICE_S)
+        await rig.h.write(JOB + "gmem.limit.max", "8G")
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(buried, rig, process)
+            await rig.h.write(JOB + "gmem.limit.max", "4G")
+        assert trio.current_time() - began >= NOTICE_S
+
+    drive(test)
+
+
+@pytest.mark.logs(OVER_HIGH, KILLED)
+def test_a_write_that_kills_holds_though_the_slice_is_over_its_high(
+    drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(rig: Rig) -> None:
+        spared, other = await stranger(rig, 1 * GIB), await stranger(rig, 1 * GIB)
+        spare(spared, monkeypatch)
+        await rig.h.write(JOB + "gmem.limit.high", "2G")
+        await trio.sleep(RETURN_S)
+        rig.driver_says(spared.pid, 3 * GIB)
+        await trio.sleep(SEEN_S)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(buried, rig, other)
+            await rig.h.write(JOB + "gmem.limit.max", "3G")
+        assert await rig.number(JOB + "gmem.limit.max") == 3 * GIB
+        assert (await rig.stat(JOB + "gmem.events"))["oom_kill"] == 1
+
+    drive(test)
+
+
+@pytest.mark.logs(OVER_MAX, KILLED)
+def test_a_write_that_has_killed_holds_though_that_was_not_enough(
+    drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As memory.max stays, and is returned from: another member has grown meanwhile, and the slice is shown to be over
+    the limit."""
+
+    async def test(rig: Rig) -> None:
+        spared, other = await stranger(rig, 1 * GIB), await stranger(rig, 2 * GIB)
+        spare(spared, monkeypatch)
+        await trio.sleep(RETURN_S)
+
+        with Lingering(monkeypatch, ending=True) as lingering:
+
+            async def grow() -> None:
+                await until_then(lambda: other.pid in lingering.sent)
+                rig.driver_says(spared.pid, 5 * GIB)
+                await until_then(lambda: rig.h.ledger.books(Member(spared, 0)).current == 5 * GIB)
+                lingering.bury(other)
+                await buried(rig, other)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(grow)
+                await rig.h.write(JOB + "gmem.limit.max", "2G")
+        assert await rig.number(JOB + "gmem.limit.max") == 2 * GIB
+        assert (await rig.stat(JOB + "gmem.events"))["over"] == 1
+
+    drive(test)
+
+
+@pytest.mark.logs(OVER_MAX, KILLED)
+def test_a_writer_that_is_interrupted_takes_nothing_back_once_it_has_killed(
+    drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(rig: Rig) -> None:
+        process = await stranger(rig, 3 * GIB)
+        await trio.sleep(RETURN_S)
+        with Lingering(monkeypatch, ending=True) as lingering:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(rig.h.write, JOB + "gmem.limit.max", "2G")
+                await until_then(lambda: process.pid in lingering.sent)
+                nursery.cancel_scope.cancel()
+            assert await rig.number(JOB + "gmem.limit.max") == 2 * GIB
+            lingering.bury(process)
+            await buried(rig, process)
+
+    drive(test)
+
+
+def test_none_ends_for_a_write_that_reclaim_leaves_too_far_from_holding(drive: Drive) -> None:
+    """The program said that it could move what it does not: the end of the other alone is not enough, and it lives."""
+
+    async def test(rig: Rig) -> None:
+        program, other = await rig.program(4 * GIB, "/job"), await stranger(rig, 1 * GIB)
+
+        async def nothing(request: object) -> object:
+            return request.answer(0, 0)  # type: ignore[attr-defined]
+
+        program.obey = nothing  # type: ignore[assignment]
+        await trio.sleep(RETURN_S)
+        assert await rig.h.refused(JOB + "gmem.limit.max", "2G") == errno.EAGAIN
         assert await rig.h.read(JOB + "gmem.limit.max") == "max\n"
         await trio.sleep(3 * NOTICE_S)
         assert not has_ended(other)

@@ -23,7 +23,7 @@ from backend.door import tenants
 from backend.door.wire import SIZE, Message, Op
 from backend.process import identity, looks, procfs
 from backend.process.identity import Process
-from tests.support.harness import Harness, answers, running, until, virtual
+from tests.support.harness import Harness, answers, running, time_for_a_look, until, virtual
 from tests.support.mounted import eventually
 
 Spawn = Callable[..., subprocess.Popen[bytes]]
@@ -150,7 +150,7 @@ def test_who_comes_and_does_not_let_itself_be_looked_at_keeps_nobody(
                 for number in range(1, looks.STUCK + 1):
                     await until(lambda number=number: holding.readers == number, "it is looked at")  # type: ignore[misc]
                     await served(path)
-                    clock.jump(looks.ANSWER_S)
+                    await time_for_a_look(clock)
                 await until(lambda: not list(tenants_of(nursery)), "all of them are hung up on")
                 await served(path)
                 assert holding.readers == looks.STUCK
@@ -186,7 +186,7 @@ def test_mkdir_of_one_is_busy_and_everybody_else_goes_on(holding: Holding, other
                     await h.write(f"{process.pid}/0/gmem.limit.high", 1 << 20)
                     assert await answers(h.operations.mkdir(1, b"1", 0o755, h.ctx)) == 0, "that of another user"
                     assert not result
-                    clock.jump(looks.ANSWER_S)
+                    await time_for_a_look(clock)
                 assert result == [errno.EBUSY]
                 assert str(pid) not in await h.listdir("/")
                 holding.go.set()

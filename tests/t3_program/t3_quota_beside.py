@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import errno
+import signal
 
 import attrs
 import pytest
 import trio
 
 from backend.core.member import COMES_S
+from backend.core.oom import NOTICE_S
 from backend.core.reasons import ON, Engines
 from backend.core.records import Activity
+from backend.core.silence import RETURN_S
 from backend.core.turns import TurnEnd
-from backend.process.identity import Member, Slice
+from backend.process.identity import Member, Process, Slice, SliceOn
 from backend.scheduler.limiter import MOVING_US
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
 from backend.soft.machine import Machine as SoftMachine
-from tests.support.harness import MIB, StubGpu, running, settle, virtual
+from tests.support.harness import MIB, StubGpu, refuses, running, settle, until, virtual
 from tests.support.quotas import Limited, Spawn, limited
 from tests.support.restarted import Machine
 
@@ -408,3 +411,91 @@ async def test_a_frozen_one_keeps_no_other_from_its_period(spawn: Spawn) -> None
             await p.h.write(f"{one.pid}/0/compute.freeze", 0)
             await trio.sleep(8)
             assert sum(await p.shares(three, 10)) == pytest.approx(0.3, rel=0.05)
+
+
+@virtual
+async def test_a_move_that_fails_counts_nothing_for_what_ran_meanwhile(spawn: Spawn) -> None:
+    """A program that stood runs while it is moved: it is throttled no longer, whatever becomes of that."""
+
+    async def fails_late() -> None:
+        await trio.sleep(2)
+        await refuses(errno.EIO)()
+
+    here, there = StubGpu(0), StubGpu(1)
+    async with running(here, there, scheduler=True) as h:
+        who = await h.arrive(spawn().pid)
+        here.works[who] = attrs.evolve(BUSY, gpu_usec=0)
+        await h.write(f"{who.pid}/0/compute.max", "30000 100000")
+        await trio.sleep(0.05)
+        here.works[who] = attrs.evolve(BUSY, gpu_usec=40_000)
+        await trio.sleep(0.05)
+        assert here.without_gr == {who}
+        here.script("migrate", fails_late)
+        assert await h.refused(f"{who.pid}/0/compute.migrate", 1) == errno.EIO
+        assert not here.without_gr
+        await trio.sleep(10)
+        text = await h.read(f"{who.pid}/0/gcgroup.stat")
+        assert int(text.split("throttled_usec ")[1].split()[0]) < 200_000
+
+
+@pytest.mark.logs(r"over its gmem\.limit\.max", "killed")
+@virtual
+async def test_a_hard_limit_and_a_quota_of_one_slice(spawn: Spawn) -> None:
+    """Both hold, whatever the other does: one that goes over the limit ends although it stands, what it worked last is
+    charged, and nothing of it is left throttled; the others have the quota."""
+    gpu, limit = StubGpu(), 64 * MIB
+    async with running(gpu, scheduler=True) as h:
+        body = spawn()
+        small, gated = [await h.arrive(spawn().pid, "/jobs") for _ in range(2)]
+        large = await h.arrive(body.pid, "/jobs")
+        gpu.unmanaged |= {small, large}
+        gpu.ends[gated] = TurnEnd.DRAINED, 0.0
+
+        def work(us: int) -> None:
+            """Each has worked so much altogether, microseconds."""
+            for who in (small, gated, large):
+                gpu.works[who] = attrs.evolve(BUSY, gpu_usec=us, pending=0 if who == gated else None)
+
+        async def figures() -> dict[str, int]:
+            text = await h.read("slice/jobs/0/gcgroup.stat")
+            each = dict(line.split() for line in text.splitlines())
+            return {key: int(value) for key, value in each.items() if key.startswith(("off_", "nr_", "throttled"))}
+
+        async def current() -> int:
+            return int(await h.read("slice/jobs/0/gmem.current"))
+
+        def standing() -> set[Process]:
+            follower = h.controller._follower
+            held = {who for who in (small, gated, large) if h.controller.population.holds(Member(who, 0))}
+            return {who for who in held if follower.spent(Member(who, 0)) is not None}
+
+        work(0)
+        h.controller.bookkeeper.observe(small, 0, 16 * MIB)
+        h.controller.bookkeeper.observe(large, 0, 32 * MIB)
+        await h.write("slice/jobs/0/compute.max", "30000 100000")
+        await h.write("slice/jobs/0/gmem.limit.max", limit)
+        await trio.sleep(2 * RETURN_S)
+        work(2_000_000)  # 6 s of debt: they stand for 20 s
+        await trio.sleep(5)
+        assert standing() == {small, gated, large}
+        h.controller.bookkeeper.observe(large, 0, 60 * MIB)
+        await trio.sleep(3 * NOTICE_S)
+        assert await until(body.poll, "it is killed") == -signal.SIGKILL
+        assert standing() >= {small, gated}, "the limit is no way out of the quota"
+        await h.gone(large)
+        await trio.sleep(1)
+        assert await current() == 16 * MIB <= limit
+        assert standing() == {small, gated}
+        assert (await figures())["off_quota"] == 2
+        await trio.sleep(30)
+        assert not standing()
+        assert not gpu.without_gr - {large}
+        assert [turn for turn in gpu.turns if turn[1] == gated.pid][-1][0] == "begin"
+        before = await figures()
+        assert before["off_quota"] == before["off_gr"] == 0
+        await trio.sleep(30)
+        assert await figures() == before, "nothing is throttled, and no period counts"
+        work(2_500_000)
+        await trio.sleep(0.5)
+        assert standing() == {small, gated}, "the quota holds as before"
+        assert h.ledger.books(SliceOn(Slice("/jobs"), 0)).current <= limit

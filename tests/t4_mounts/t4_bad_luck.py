@@ -17,7 +17,7 @@ import pytest
 from backend.soft.client import socket_of
 from ggroupfs.fs.controls import CONTROLS
 from ggroupfs.mounts import mount_of
-from tests.support.mounted import SECONDS, Mounted, Tenant, contents, eventually, mounted, reborn
+from tests.support.mounted import SECONDS, SLOW, Mounted, Tenant, contents, eventually, mounted, reborn
 
 Spawn = Callable[..., subprocess.Popen[bytes]]
 
@@ -345,6 +345,6 @@ def test_a_path_that_is_gone_is_not_there(mount: Mounted, spawn: Callable[..., s
 
 def eventually_raises(way: Callable[[], object]) -> None:
     """Goes that way until it is no more."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + SECONDS * SLOW
     while time.monotonic() < deadline:
         way()

@@ -19,6 +19,7 @@ from ggroupfs.daemon.mount import SOCKETS
 from ggroupfs.fs import connection
 from ggroupfs.mounts import device_number, mount_of
 from tests.support.mounted import LEFT_BEHIND, Mounted, eventually, mounted
+from tests.support.proc import children_of
 
 FILES = 800
 AGAIN = 8
@@ -152,8 +153,7 @@ def test_a_message_that_waits_for_a_waiting_program_keeps_neither(held: Held) ->
 
 def guard_of(pid: int) -> int:
     """The process beside a daemon that aborts the connection where the daemon is killed."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    [found] = [int(child) for child in children if b"guarding.py" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    [found] = children_of(pid, b"guarding.py")
     return found
 
 

@@ -54,8 +54,9 @@ def test_a_slice_goes_with_its_cgroup_and_not_before(mount: Mounted, pods: Path)
         eventually(lambda: (here / "0/gmem.current").read_text() == f"{48 * MIB}\n", "its limit holds")
     eventually(lambda: "populated 0" in (here / "0/compute.events").read_text(), "it is empty")
     assert made(mount) == {"pod": "there"}
+    watch = mount.watch()
     pod.rmdir()
-    eventually(lambda: not tree(mount, pods).exists(), "the slice went, and that above it, which came for it", 2)
+    eventually(lambda: not tree(mount, pods).exists(), "the slice went, and that above it, which came for it", 2, watch)
     assert made(mount) == {}
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from backend.soft.client import socket_of
 from ggroupfs.fs.controls import CONTROLS, Control
 from ggroupfs.fs.facts import GPU_FACTS, ROOT_FACTS
 from tests.support import semantics
-from tests.support.mounted import mounted
+from tests.support.mounted import Mounted, eventually, mounted
 from tests.support.semantics import DocumentError, Stage, Statement
 
 PAGE = Path(__file__).parents[2] / "docs" / "semantics.md"
@@ -23,7 +26,7 @@ DOCUMENT = semantics.parse(PAGE.read_text())
 
 
 @pytest.fixture(scope="module")
-def stage() -> Iterator[Stage]:
+def module_stage() -> Iterator[Stage]:
     """A tree with two software GPUs that every user of the machine can reach."""
     with tempfile.TemporaryDirectory(prefix="ggroupfs-semantics-") as top:
         os.chmod(top, 0o755)
@@ -36,6 +39,13 @@ def stage() -> Iterator[Stage]:
             yield stage
 
 
+@pytest.fixture
+def stage(module_stage: Stage) -> Iterator[Stage]:
+    """The tree, whose books and log are checked after the test, whatever came of that."""
+    yield module_stage
+    module_stage.mount.check()
+
+
 @pytest.mark.parametrize("statement", DOCUMENT.statements, ids=lambda statement: statement.name)
 def test_semantics(stage: Stage, statement: Statement) -> None:
     assert statement.commands, f"{PAGE.name}:{statement.line} promises something that nothing executes"
@@ -43,7 +53,6 @@ def test_semantics(stage: Stage, statement: Statement) -> None:
         pytest.fail("this machine has no cgroup2 tree that groups can be made in")
     found = stage.run(statement)
     assert not found, f"{PAGE.name}:{statement.line}: {statement.text}\n{found}"
-    stage.mount.check()
 
 
 def test_every_statement_has_a_name_of_its_own() -> None:
@@ -95,6 +104,18 @@ def test_a_right_output_passes(stage: Stage) -> None:
 )
 def test_a_wrong_output_fails(stage: Stage, example: str) -> None:
     assert stage.run(only(example)) != ""
+
+
+def test_what_the_daemon_complains_of_fails_one_test(stage: Stage) -> None:
+    """It is not held against the tests after that one, nor against the mount at its end."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.connect(os.fspath(socket_of(stage.mount.path)))
+        connection.send(b"no message")
+        eventually(lambda: any("not a message" in line for line in stage.mount.errors), "it complains")
+    books = mock.patch.object(Mounted, "_adds_up", side_effect=AssertionError("the books are wrong as well"))
+    with books, pytest.raises(AssertionError, match="not a message"):
+        stage.mount.check()
+    stage.mount.check()
 
 
 def test_a_promise_without_an_example_fails() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.mounted import BUSY, Mounted, Tenant, eventually
+from tests.support.mounted import BUSY, SECONDS, SLOW, Mounted, Tenant, eventually
 
 MIB = 1 << 20
 
@@ -122,7 +122,7 @@ def test_usermemfd_wakes_a_poller_with_what_to_give_back(pair: tuple[Tenant, Ten
         with pytest.raises(BlockingIOError):
             os.read(channel.fileno(), 16)
         one.write("gmem.limit.high", "896M")
-        assert poller.poll(5000) == [(channel.fileno(), select.POLLIN)]
+        assert poller.poll(SECONDS * SLOW * 1000) == [(channel.fileno(), select.POLLIN)]
         nbytes, sequence = struct.unpack("<QQ", os.read(channel.fileno(), 16))
         assert (nbytes, sequence) == (128 * MIB, 1)
         assert poller.poll(0) == []
@@ -137,7 +137,7 @@ def test_gmem_events_wake_a_poller(pair: tuple[Tenant, Tenant]) -> None:
         assert "high 0\n" in file.read()
         assert poller.poll(0) == []
         one.write("gmem.limit.high", "512M")
-        assert poller.poll(5000) == [(file.fileno(), select.POLLPRI | select.POLLERR)]
+        assert poller.poll(SECONDS * SLOW * 1000) == [(file.fileno(), select.POLLPRI | select.POLLERR)]
         file.seek(0)
         assert "high 1\n" in file.read()
         assert poller.poll(0) == []
@@ -177,7 +177,7 @@ def test_exit_takes_the_directory_away_and_open_files_say_so(mount: Mounted, pai
         events.read()
         one.kill()
         eventually(lambda: not (mount / one.pid).exists(), "its directory is gone", 0.2, mount.watch())
-        assert poller.poll(1000)
+        assert poller.poll(SECONDS * SLOW * 1000)
         with pytest.raises(OSError, match="No such device"):
             os.pread(current.fileno(), 100, 0)
     assert other.number("gmem.current") == 512 * MIB

@@ -18,9 +18,10 @@ import pytest
 
 from backend.door.client import facts_of
 from ggroupfs.text.names import slice_directory
-from tests.support.cgroups import cgroup, slice_path
+from tests.support.cgroups import cgroup, frozen, slice_path
 from tests.support.command import complaint, ok
-from tests.support.mounted import Mounted, alive, daemons, eventually, kill, mounted, mountpoint
+from tests.support.mounted import SECONDS, SLOW, Mounted, alive, daemons, eventually, kill, mounted, mountpoint
+from tests.support.proc import children_of
 
 SOON_S = 0.3
 """Seconds in which what waits is seen to do so."""
@@ -72,11 +73,7 @@ def waiting(mount: Mounted) -> int:
 
 def ushers(mount: Mounted) -> list[int]:
     """The processes of a daemon that are one."""
-    pid = facts_of(mount.path)["pid"]
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [
-        int(child) for child in children if b"backend.process.ushering" in Path(f"/proc/{child}/cmdline").read_bytes()
-    ]
+    return children_of(int(facts_of(mount.path)["pid"]), b"backend.process.ushering")
 
 
 def test_it_waits_from_the_freeze_to_the_thaw(tmp_path: Path, library: Path, place: Path) -> None:
@@ -132,8 +129,34 @@ def test_a_container_can_be_stopped_meanwhile(library: Path, place: Path) -> Non
         with starting(place, library) as process:
             eventually(lambda: waiting(mount) == 1, "it waits")
             (place / "cgroup.kill").write_text("1")
-            assert process.wait(5) == -signal.SIGKILL
+            assert process.wait(SECONDS * SLOW) == -signal.SIGKILL
             eventually(lambda: waiting(mount) == 0, "it is gone")
+
+
+def test_its_cgroup_can_be_frozen_meanwhile(library: Path, place: Path) -> None:
+    """Which the kernel is done with once no thread of it waits. It runs no further by that."""
+    with mountpoint() as path, mounted(path, f"usher={library}") as mount:
+        freeze(mount, place, 1)
+        with starting(place, library) as process:
+            eventually(lambda: waiting(mount) == 1, "it waits")
+            with frozen(place):
+                eventually(lambda: waiting(mount) == 0, "it is answered")
+                assert not has_opened(process)
+            eventually(lambda: has_opened(process), "it goes on with its cgroup")
+
+
+def test_a_file_of_a_tree_is_not_marked(place: Path) -> None:
+    """Nor one of any other filesystem that a program serves (FUSE), which may wait itself."""
+    with (
+        mountpoint() as path,
+        mountpoint() as other,
+        mounted(other) as tree,
+        mounted(path, f"usher={tree / 'ggroup.backend'}", expect_errors=("may not answer by itself",)) as mount,
+    ):
+        freeze(mount, place, 1)
+        with starting(place, tree / "ggroup.backend") as process:
+            eventually(lambda: has_opened(process), "it goes on")
+            assert waiting(mount) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
@@ -175,6 +198,21 @@ def test_what_doctor_says(library: Path, place: Path) -> None:
             found = {one["subject"]: one for one in json.loads(ok("doctor", "--json"))}
             assert "; programs of frozen slices that wait to use a GPU: 1" in found[os.fspath(mount.path)]["why"]
             assert found["usher"]["verdict"] == "ok"
+
+
+def test_one_that_does_not_answer_twice_is_off_until_the_next_daemon(library: Path) -> None:
+    words = ("usher: no answer in time",)
+    with mountpoint() as path, mounted(path, f"usher={library}", expect_errors=words) as mount:
+        for _ in range(2):
+            eventually(lambda: facts_of(mount.path)["usher"] == "yes", "it is there")
+            os.kill(ushers(mount)[0], signal.SIGSTOP)
+            eventually(lambda: facts_of(mount.path)["usher"] != "yes", "it did not answer")
+        assert facts_of(mount.path)["usher"] == "off"
+        found = {one["subject"]: one for one in json.loads(ok("doctor", "--json"))}[os.fspath(mount.path)]
+        assert found["verdict"] == "advisory"
+        assert "its usher is off" in found["why"]
+        ok("upgrade", mount.path)
+        eventually(lambda: facts_of(mount.path)["usher"] == "yes", "the next daemon has one")
 
 
 @pytest.mark.parametrize("value", ["", "nothing", "cuda:", ":cuda", "a/b"])

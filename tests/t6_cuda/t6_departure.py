@@ -23,6 +23,8 @@ EXTRA = 4
 """MiB that it allocates and frees besides: what of that is in the host when it is freed is gone from there."""
 OBJECT = 20
 """MiB of each object that it makes besides, if it is to: one before it gives memory back, and one after."""
+EXCHANGED_MOST = 5
+"""Programs of which an object may have changed places before it was to be seen at rest."""
 AWAY = 40
 """MiB of the former that are in the host, whatever happens to the latter."""
 
@@ -165,29 +167,51 @@ def test_a_program_stands_by_and_goes_on_elsewhere(tmp_path: Path, sanitize: str
 @pytest.mark.parametrize("near", [True, False])
 def test_objects_go_along(tmp_path: Path, sanitize: str, near: bool) -> None:
     """What has moved once goes as all that the library has placed; what has not the driver carries, and the daemon is
-    told of that before."""
-    with departing(tmp_path, sanitize, away=HELD + OBJECT, OBJECTS="1") as (daemon, program):
-        eventually(lambda: daemon.reported[3] == OBJECT * MIB, lambda: f"{daemon.reported} is said")
-        assert daemon.reported[0] == 0
-        eventually(lambda: daemon.depart(near) == 0, lambda: "it does not stand by")
+    told of that before. An object that has changed places with what is hotter has moved, as it may where a machine is
+    slow: then another program is to show it."""
+    for number in range(EXCHANGED_MOST):
+        (here := tmp_path / str(number)).mkdir()
+        with departing(here, sanitize, away=HELD + OBJECT, OBJECTS="1") as (daemon, program):
+            if objects_go_along(daemon, program, near):
+                return
+    pytest.fail("objects change places each time")
+
+
+def objects_go_along(daemon: DepartingDaemon, program: Program, near: bool) -> bool:
+    """Whether they do, up to the end of a program; not where one has changed places before it was seen at rest."""
+
+    def rests() -> bool:
+        def is_told() -> bool:
+            return daemon.reported[3] == OBJECT * MIB
+
+        eventually(lambda: is_told() or daemon.reported[1] > 0, lambda: f"{daemon.reported} is said")
+        return is_told()
+
+    if not rests():
+        return False
+    assert daemon.reported[0] == 0
+    eventually(lambda: daemon.depart(near) == 0, lambda: "it does not stand by")
+    program.go()
+    assert program.hears("host") == 0
+    program.go()
+    assert program.hears("objects") <= 2 + 1
+    for what in ("launched", "moved"):
         program.go()
-        assert program.hears("host") == 0
-        program.go()
-        assert program.hears("objects") <= 2 + 1
-        for what in ("launched", "moved"):
-            program.go()
-            program.hears(what)
-        daemon.let_go()
-        eventually(lambda: daemon.reported[3] == OBJECT * MIB, lambda: f"{daemon.reported} is said")
-        daemon.room = True
-        eventually(lambda: not daemon.swapped, lambda: f"{daemon.swapped} bytes stay away")
-        # Once it moves the library carries it.
-        eventually(lambda: daemon.has_given((HELD + 2 * OBJECT) * MIB), lambda: "it gives nothing")
-        eventually(lambda: daemon.reported[3] == 0, lambda: f"{daemon.reported} is said")
-        program.go()
-        assert program.hears("launched") > 0
-        program.go()
-        program.ends()
+        program.hears(what)
+    daemon.let_go()
+    if not rests():
+        return False
+    daemon.room = True
+    eventually(lambda: not daemon.swapped, lambda: f"{daemon.swapped} bytes stay away")
+    # Once it moves the library carries it.
+    daemon.room = False
+    eventually(lambda: daemon.has_given((HELD + 2 * OBJECT) * MIB), lambda: "it gives nothing")
+    eventually(lambda: daemon.reported[3] == 0, lambda: f"{daemon.reported} is said")
+    program.go()
+    assert program.hears("launched") > 0
+    program.go()
+    program.ends()
+    return True
 
 
 def test_what_others_have_by_descriptors_keeps_it_here(tmp_path: Path) -> None:

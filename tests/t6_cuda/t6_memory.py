@@ -47,7 +47,7 @@ MOST = int(os.environ.get("GGROUP_CUDA_FAULTS", "12"))
 
 @pytest.mark.parametrize("sanitize", ["", "address,undefined"])
 @pytest.mark.parametrize(
-    "name", ["basic", "limit", "no_swap", "exhaustion", "async", "foreign", "attributes", "capture", "peers"]
+    "name", ["basic", "limit", "no_swap", "exhaustion", "async", "foreign", "reused", "attributes", "capture", "peers"]
 )
 def test_unit(name: str, sanitize: str) -> None:
     run_unit(name, sanitize, **ENVIRONMENT.get(name, {}))

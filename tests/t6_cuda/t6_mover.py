@@ -20,8 +20,8 @@ def test_exact_under_random_limits(sanitize: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("persistent", "queue", "contexts", "pin", "reached", "heat", "heat_in_one", "heat_copied", "stuck"),
-        *("exchange", "exchange_by_itself", "exchange_more"),
+        *("persistent", "queue", "contexts", "pin", "reached", "heat", "heat_in_one", "heat_copied"),
+        *("stuck", "stuck_goes", "stuck_stays", "exchange", "exchange_by_itself", "exchange_more"),
         *("order", "order_in_one", "order_of_short_turns"),
     ],
 )

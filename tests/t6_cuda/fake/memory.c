@@ -207,6 +207,37 @@ static bool overlaps(const struct range *list, uint64_t start, uint64_t bytes)
 	return false;
 }
 
+static void clear(uint64_t start, uint64_t bytes)
+{
+	if (mmap((void *)start, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
+		fake_die("mmap: %s", strerror(errno));
+}
+
+/* Addresses of an allocation that was freed last: the driver gives them out again at once. */
+static struct {
+	uint64_t start, bytes;
+} spare;
+
+/* With the lock. */
+static void give_up(uint64_t start, uint64_t bytes)
+{
+	if (spare.start)
+		munmap((void *)spare.start, spare.bytes);
+	clear(start, bytes);
+	spare.start = start;
+	spare.bytes = bytes;
+}
+
+/* With the lock; 0: there is none. */
+static uint64_t take_spare(uint64_t bytes)
+{
+	const uint64_t start = spare.bytes == bytes ? spare.start : 0;
+
+	if (start)
+		spare.start = spare.bytes = 0;
+	return start;
+}
+
 /* Addresses of our own, aligned, that nothing can be done with. */
 static uint64_t reserve(uint64_t bytes, uint64_t alignment)
 {
@@ -220,12 +251,6 @@ static uint64_t reserve(uint64_t bytes, uint64_t alignment)
 		munmap(raw, (size_t)(start - raw));
 	munmap(start + bytes, (size_t)(raw + alignment - start));
 	return (uintptr_t)start;
-}
-
-static void clear(uint64_t start, uint64_t bytes)
-{
-	if (mmap((void *)start, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
-		fake_die("mmap: %s", strerror(errno));
 }
 
 /* Virtual memory management */
@@ -657,7 +682,9 @@ CUresult fake_allocate(CUdeviceptr *ptr, size_t bytes, enum fake_memory_kind kin
 		pthread_mutex_unlock(&lock);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	*ptr = reserve(whole, GRANULE);
+	*ptr = take_spare(whole);
+	if (!*ptr)
+		*ptr = reserve(whole, GRANULE);
 	if (!*ptr || mprotect((void *)*ptr, whole, PROT_READ | PROT_WRITE))
 		fake_die("mmap: %s", strerror(errno));
 	range = add(&allocations, *ptr, bytes);
@@ -681,7 +708,7 @@ static void deallocate(struct range *range)
 	gpu_bytes[range->device] -= range->charged;
 	if (range->pool)
 		range->pool->used -= range->bytes;
-	munmap((void *)range->start, (range->bytes + GRANULE - 1) & ~(GRANULE - 1));
+	give_up(range->start, (range->bytes + GRANULE - 1) & ~(GRANULE - 1));
 	drop(&allocations, range);
 }
 

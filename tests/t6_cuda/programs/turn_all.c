@@ -90,7 +90,11 @@ static void begin_doing(struct doing *doing, void (*what)(struct doing *))
 
 static void end_doing(struct doing *doing)
 {
-	pthread_join(doing->thread, NULL);
+	struct timespec until;
+
+	clock_gettime(CLOCK_REALTIME, &until);
+	until.tv_sec += LONG_US / 1000000;
+	CHECK(!pthread_timedjoin_np(doing->thread, NULL, &until));
 	CHECK(is_done(doing));
 }
 
@@ -104,6 +108,17 @@ static bool is_held(const struct doing *doing, const struct device *at)
 		usleep(200);
 	}
 	return turn_waiting(at) && !is_done(doing);
+}
+
+/* Waits until another thread has said so. */
+static void wait_for(const bool *said)
+{
+	const uint64_t until = microseconds() + LONG_US;
+
+	while (!__atomic_load_n(said, __ATOMIC_SEQ_CST)) {
+		CHECK(microseconds() < until);
+		usleep(200);
+	}
 }
 
 static void over(struct device *of)
@@ -439,6 +454,15 @@ static void nested(void)
 	turn_begin(device, 0);
 }
 
+static bool copying;		/* atomically: a copy came to the driver */
+static __typeof__(&cuMemcpyDtoH_v2) real_copy;
+
+static CUresult copies_out(void *host, CUdeviceptr from, size_t bytes)
+{
+	__atomic_store_n(&copying, true, __ATOMIC_SEQ_CST);
+	return real_copy(host, from, bytes);
+}
+
 static void copies(struct doing *doing)
 {
 	uint64_t word;
@@ -481,9 +505,13 @@ static void devices(void)
 	other.stream = stream_new();
 	DO(cuCtxSetCurrent(context));
 	launch("waits", NULL);
+	real_copy = real.cuMemcpyDtoH_v2;
+	real.cuMemcpyDtoH_v2 = copies_out;
 	begin_doing(&stuck, copies);
-	usleep(20000);
+	/* Else it would be held as `held` is, until the turn begins, which comes after its end. */
+	wait_for(&copying);
 	CHECK(!turn_end(device, 20000, &drained) && !drained);
+	CHECK(!turn_waiting(device));
 	begin_doing(&held, launches_one);
 	CHECK(is_held(&held, device));
 	begin_doing(&other, launches_other);

@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sched.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
@@ -902,6 +903,321 @@ static void test_bound_to_array(void)
 	has_fixed(0);
 }
 
+/* What another thread does within a call that frees, once the driver has: it is given what was freed. */
+static struct {
+	void *(*other)(void *);	/* NULL: nothing */
+	CUresult refusal;	/* instead */
+	CUmemGenericAllocationHandle handle;
+	CUdeviceptr address;
+	CUarray array;
+} within;
+
+static __typeof__(real.cuMemRelease) release;
+static __typeof__(real.cuMemUnmap) unmap;
+static __typeof__(real.cuArrayDestroy) destroy;
+
+static CUresult freed(CUresult result)
+{
+	void *(*const other)(void *) = within.other;
+	pthread_t thread;
+
+	within.other = NULL;
+	if (other && result == CUDA_SUCCESS)
+		CHECK(!pthread_create(&thread, NULL, other, NULL) && !pthread_join(thread, NULL));
+	return result;
+}
+
+static CUresult release_within(CUmemGenericAllocationHandle handle)
+{
+	return within.refusal ? within.refusal : freed(release(handle));
+}
+
+static CUresult unmap_within(CUdeviceptr address, size_t bytes)
+{
+	return within.refusal ? within.refusal : freed(unmap(address, bytes));
+}
+
+static CUresult destroy_within(CUarray array)
+{
+	return within.refusal ? within.refusal : freed(destroy(array));
+}
+
+static void start_within(void)
+{
+	start();
+	release = real.cuMemRelease;
+	unmap = real.cuMemUnmap;
+	destroy = real.cuArrayDestroy;
+	real.cuMemRelease = release_within;
+	real.cuMemUnmap = unmap_within;
+	real.cuArrayDestroy = destroy_within;
+}
+
+static void *create_within(void *unused)
+{
+	within.handle = create_either(4 << 20, true);
+	return unused;
+}
+
+/* The driver gives the value of a handle out again at once: what is created is not taken for what was released. What it refuses
+ * to release stays in the books. */
+static void test_reused_handle(void)
+{
+	CUmemGenericAllocationHandle handle;
+
+	start_within();
+	handle = create_either(4 << 20, true);
+	within.refusal = CUDA_ERROR_UNKNOWN;
+	CHECK(cuMemRelease(handle) == CUDA_ERROR_UNKNOWN);
+	has_fixed(4 << 20);
+	within.refusal = CUDA_SUCCESS;
+	within.other = create_within;
+	CHECK(cuMemRelease(handle) == CUDA_SUCCESS && within.handle == handle);
+	has_fixed(4 << 20);
+	CHECK(cuMemRelease(handle) == CUDA_SUCCESS);
+	has_fixed(0);
+}
+
+static void *map_within(void *unused)
+{
+	create_within(unused);
+	map(within.address, 4 << 20, within.handle);
+	CHECK(cuMemRelease(within.handle) == CUDA_SUCCESS);
+	return unused;
+}
+
+/* As are addresses: nor is what is mapped there. */
+static void test_reused_mapping(void)
+{
+	CUmemGenericAllocationHandle handle;
+
+	start_within();
+	handle = create_either(4 << 20, true);
+	within.address = reserve(4 << 20);
+	map(within.address, 4 << 20, handle);
+	CHECK(cuMemRelease(handle) == CUDA_SUCCESS);
+	within.refusal = CUDA_ERROR_UNKNOWN;
+	CHECK(cuMemUnmap(within.address, 4 << 20) == CUDA_ERROR_UNKNOWN);
+	has_fixed(4 << 20);
+	within.refusal = CUDA_SUCCESS;
+	within.other = map_within;
+	CHECK(cuMemUnmap(within.address, 4 << 20) == CUDA_SUCCESS);
+	has_fixed(4 << 20);
+	CHECK(cuMemUnmap(within.address, 4 << 20) == CUDA_SUCCESS);
+	has_fixed(0);
+	within.refusal = CUDA_ERROR_INVALID_VALUE;
+	CHECK(cuMemUnmap(within.address, (size_t)1 << 62) == CUDA_ERROR_INVALID_VALUE);	/* at once */
+}
+
+static void *map_object_within(void *unused)
+{
+	within.handle = create(4 << 20);
+	map(within.address, 4 << 20, within.handle);
+	return unused;
+}
+
+/* What can move, too: a thread may try to map it until the addresses are free. */
+static void test_reused_view(void)
+{
+	CUmemGenericAllocationHandle old, mapped;
+
+	start_within();
+	old = create(12 << 20);
+	within.address = reserve(12 << 20);
+	map(within.address, 12 << 20, old);
+	write_all(within.address, 12 << 20, 5);
+	within.refusal = CUDA_ERROR_UNKNOWN;
+	CHECK(cuMemUnmap(within.address, 12 << 20) == CUDA_ERROR_UNKNOWN);
+	within.refusal = CUDA_SUCCESS;
+	CHECK(double_out(device, UINT64_MAX) == 12 << 20 && have(within.address, 12 << 20, 5));
+	within.other = map_object_within;
+	CHECK(cuMemUnmap(within.address, 12 << 20) == CUDA_SUCCESS);
+	CHECK(cuMemRetainAllocationHandle(&mapped, (void *)within.address) == CUDA_SUCCESS && mapped == within.handle);
+	CHECK(cuMemRelease(mapped) == CUDA_SUCCESS);
+	write_all(within.address, 4 << 20, 6);
+	CHECK(double_out(device, UINT64_MAX) == 4 << 20 && have(within.address, 4 << 20, 6));
+	CHECK(cuMemRelease(old) == CUDA_SUCCESS && device->swapped == 4 << 20);
+	CHECK(cuMemUnmap(within.address, 4 << 20) == CUDA_SUCCESS && cuMemRelease(within.handle) == CUDA_SUCCESS);
+	CHECK(device->resident == pool_kept(device) && device->swapped == 0);
+	double_agree(device);
+}
+
+static const CUDA_ARRAY3D_DESCRIPTOR plain_array = { .Width = 1024, .Height = 1024, .Format = CU_AD_FORMAT_FLOAT,
+						     .NumChannels = 1 };
+static const CUDA_ARRAY3D_DESCRIPTOR sparse_array = { .Width = 1024, .Height = 1024, .Format = CU_AD_FORMAT_FLOAT,
+						      .NumChannels = 1, .Flags = CUDA_ARRAY3D_SPARSE };
+
+static CUarray plain_of_4m(void)
+{
+	CUarray array;
+
+	CHECK(cuArray3DCreate_v2(&array, &plain_array) == CUDA_SUCCESS);
+	return array;
+}
+
+static CUarray sparse_of_4m(void)
+{
+	CUarrayMapInfo info;
+	CUarray array;
+
+	CHECK(cuArray3DCreate_v2(&array, &sparse_array) == CUDA_SUCCESS);
+	create_within(NULL);
+	info = tile(array, 0, 1, within.handle);
+	CHECK(cuMemMapArrayAsync(&info, 1, NULL) == CUDA_SUCCESS && cuMemRelease(within.handle) == CUDA_SUCCESS);
+	return array;
+}
+
+static void *plain_within(void *unused)
+{
+	enter_context();
+	within.array = plain_of_4m();
+	return unused;
+}
+
+static void *sparse_within(void *unused)
+{
+	enter_context();
+	within.array = sparse_of_4m();
+	return unused;
+}
+
+/* As are arrays, with memory of their own or of the program's. */
+static void test_reused_array(void)
+{
+	CUarray array;
+
+	start_within();
+	for (int sparse = 0; sparse < 2; sparse++) {
+		array = sparse ? sparse_of_4m() : plain_of_4m();
+		within.refusal = CUDA_ERROR_UNKNOWN;
+		CHECK(cuArrayDestroy(array) == CUDA_ERROR_UNKNOWN);
+		has_fixed(4 << 20);
+		within.refusal = CUDA_SUCCESS;
+		within.other = sparse ? sparse_within : plain_within;
+		CHECK(cuArrayDestroy(array) == CUDA_SUCCESS && within.array == array);
+		has_fixed(4 << 20);
+		CHECK(cuArrayDestroy(array) == CUDA_SUCCESS);
+		has_fixed(0);
+	}
+}
+
+/* A context whose value is another's as soon as the driver has destroyed it. */
+static struct {
+	CUcontext context;
+	CUdeviceptr address;		/* of memory in the other one */
+	pthread_t thread;
+	pid_t number;			/* of the thread; atomically, all three */
+	bool made, used;
+} reused;
+
+static CUresult make_again(CUcontext *made, unsigned int flags, CUdevice ordinal)
+{
+	CHECK(!flags && !ordinal);
+	*made = reused.context;
+	return real.cuCtxPushCurrent_v2(reused.context);
+}
+
+static void *use_again(void *unused)
+{
+	CUcontext made;
+
+	__atomic_store_n(&reused.number, gettid(), __ATOMIC_RELEASE);
+	CHECK(cuCtxCreate_v2(&made, 0, 0) == CUDA_SUCCESS && made == reused.context);
+	__atomic_store_n(&reused.made, true, __ATOMIC_RELEASE);
+	CHECK(cuMemAlloc_v2(&reused.address, 4 << 20) == CUDA_SUCCESS);
+	__atomic_store_n(&reused.used, true, __ATOMIC_RELEASE);
+	return unused;
+}
+
+/* The other thread waits for something. */
+static bool is_asleep(void)
+{
+	const pid_t number = __atomic_load_n(&reused.number, __ATOMIC_ACQUIRE);
+	char path[64], state = 0;
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/self/task/%d/stat", (int)number);
+	file = number ? fopen(path, "re") : NULL;
+	if (file) {
+		CHECK(fscanf(file, "%*d (%*[^)]) %c", &state) == 1);
+		fclose(file);
+	}
+	return state == 'S';
+}
+
+static CUresult destroy_and_make(CUcontext destroyed)
+{
+	reused.context = destroyed;
+	CHECK(!pthread_create(&reused.thread, NULL, use_again, NULL));
+	while (!__atomic_load_n(&reused.used, __ATOMIC_ACQUIRE) &&
+	       (__atomic_load_n(&reused.made, __ATOMIC_ACQUIRE) || !is_asleep()))
+		sched_yield();
+	return CUDA_SUCCESS;
+}
+
+/* What is allocated in it does not go with the one before. */
+static void test_reused_context(void)
+{
+	CUdeviceptr before, base;
+	CUcontext other;
+	size_t bytes;
+
+	start();
+	CHECK(cuCtxCreate_v2(&other, 0, 0) == CUDA_SUCCESS && cuMemAlloc_v2(&before, 8 << 20) == CUDA_SUCCESS);
+	real.cuCtxCreate_v2 = make_again;
+	real.cuCtxDestroy_v2 = destroy_and_make;
+	CHECK(cuCtxDestroy_v2(other) == CUDA_SUCCESS && !pthread_join(reused.thread, NULL));
+	CHECK(cuMemGetAddressRange_v2(&base, &bytes, reused.address) == CUDA_SUCCESS);
+	CHECK(base == reused.address && bytes == 4 << 20 && device->resident - pool_kept(device) == 4 << 20);
+	double_agree(device);
+}
+
+static CUarray create_array(void)
+{
+	const CUDA_ARRAY_DESCRIPTOR about = { .Width = 1024, .Height = 1024, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1 };
+	CUarray array;
+
+	CHECK(cuArrayCreate_v2(&array, &about) == CUDA_SUCCESS);
+	return array;
+}
+
+static CUresult give_again(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *about)
+{
+	CHECK(about->Width == 1024);
+	*array = within.array;
+	return CUDA_SUCCESS;
+}
+
+static void *create_array_within(void *unused)
+{
+	CHECK(real.cuCtxSetCurrent(context) == CUDA_SUCCESS && create_array() == within.array);
+	return unused;
+}
+
+static CUresult destroy_context_within(CUcontext destroyed)
+{
+	CHECK(destroyed != context);
+	return freed(CUDA_SUCCESS);
+}
+
+/* What went with a context is not charged for good where another context was given its value at once. */
+static void test_reused_in_context(void)
+{
+	CUcontext other;
+
+	start_within();
+	CHECK(cuCtxCreate_v2(&other, 0, 0) == CUDA_SUCCESS);
+	within.array = create_array();
+	has_fixed(4 << 20);
+	real.cuArrayCreate_v2 = give_again;
+	real.cuCtxDestroy_v2 = destroy_context_within;
+	within.other = create_array_within;
+	CHECK(cuCtxDestroy_v2(other) == CUDA_SUCCESS && real.cuCtxSetCurrent(context) == CUDA_SUCCESS);
+	CHECK(device->foreign == 4 << 20);
+	CHECK(cuArrayDestroy(within.array) == CUDA_SUCCESS);
+	has_fixed(0);
+}
+
 /* What a network device could reach, which is all that is mapped. */
 static CUdeviceptr reachable(size_t bytes)
 {
@@ -1096,6 +1412,9 @@ int main(int count, char **arguments)
 		{ "export", test_export }, { "questions", test_questions }, { "export_waits", test_export_waits },
 		{ "export_charged", test_export_charged }, { "bound", test_bound }, { "bound_allocation", test_bound_allocation },
 		{ "bound_to_what_goes", test_bound_to_what_goes }, { "bound_to_array", test_bound_to_array },
+		{ "reused_handle", test_reused_handle }, { "reused_mapping", test_reused_mapping },
+		{ "reused_view", test_reused_view }, { "reused_array", test_reused_array },
+		{ "reused_context", test_reused_context }, { "reused_in_context", test_reused_in_context },
 		{ "outside_open", test_outside_open }, { "outside_unseen", test_outside_unseen },
 		{ "object_faults", test_faults }, { "fuzz", test_fuzz }, { "peer", test_peer }, { "threads", test_threads },
 	};

@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "carry.h"
 #include "device.h"
@@ -107,12 +108,19 @@ static void test_moves(void)
 	double_agree(device);
 }
 
+static void wait_for_it(void *argument)
+{
+	while (!__atomic_load_n((bool *)argument, __ATOMIC_ACQUIRE))
+		usleep(1000);
+}
+
 /* Each pool is asked of what is its own; the most of it, too, since that was set to 0. */
 static void test_counts(void)
 {
 	CUmemoryPool pools[2], standard;
 	CUdeviceptr addresses[3];
 	cuuint64_t zero = 0;
+	bool free_now = false;
 
 	start();
 	CHECK(real.cuDeviceGetDefaultMemPool(&standard, 0) == CUDA_SUCCESS);
@@ -124,6 +132,8 @@ static void test_counts(void)
 	CHECK(pool_of(addresses[0]) == pools[0] && pool_of(addresses[2]) == standard);
 	CHECK(get(pools[0], CU_MEMPOOL_ATTR_USED_MEM_CURRENT) == 2 * BYTES);
 	CHECK(get(pools[1], CU_MEMPOOL_ATTR_USED_MEM_CURRENT) == 0 && get(standard, CU_MEMPOOL_ATTR_USED_MEM_CURRENT) == BYTES);
+	/* What the stream has come to, as it may at once, goes with the next call that allocates or frees. */
+	CHECK(real.cuLaunchHostFunc(stream, wait_for_it, &free_now) == CUDA_SUCCESS);
 	CHECK(cuMemFreeAsync(addresses[1], stream) == CUDA_SUCCESS);
 	CHECK(get(pools[0], CU_MEMPOOL_ATTR_USED_MEM_CURRENT) == BYTES);
 	CHECK(get(pools[0], CU_MEMPOOL_ATTR_USED_MEM_HIGH) == 2 * BYTES);
@@ -132,6 +142,7 @@ static void test_counts(void)
 	addresses[2] = allocate(pools[1]);
 	CHECK(addresses[2] != addresses[1] && get(pools[1], CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH) == BYTES);
 	CHECK(allocate(pools[0]) == addresses[1] && get(pools[0], CU_MEMPOOL_ATTR_USED_MEM_CURRENT) == 2 * BYTES);
+	__atomic_store_n(&free_now, true, __ATOMIC_RELEASE);
 	free_all(addresses[1]);
 	CHECK(cuMemPoolSetAttribute(pools[0], CU_MEMPOOL_ATTR_USED_MEM_HIGH, &zero) == CUDA_SUCCESS);
 	CHECK(get(pools[0], CU_MEMPOOL_ATTR_USED_MEM_HIGH) == BYTES);

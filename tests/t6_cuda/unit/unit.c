@@ -529,6 +529,72 @@ static void test_stuck(void)
 	}
 }
 
+/* The copy that was given up goes with the context that it runs in, and what waits for it does not wait for another. */
+
+static CUcontext current_there;
+
+static void *reset_primary(void *unused)
+{
+	CHECK(real.cuCtxSetCurrent(current_there) == CUDA_SUCCESS);
+	CHECK(cuDevicePrimaryCtxReset_v2(0) == CUDA_SUCCESS);
+	return unused;
+}
+
+static void *free_item(void *address)
+{
+	CHECK(real.cuCtxSetCurrent(current_there) == CUDA_SUCCESS);
+	CHECK(cuMemFree_v2(*(CUdeviceptr *)address) == CUDA_SUCCESS);
+	return NULL;
+}
+
+/* Does it in a thread, which comes to its end. */
+static void finish(void *(*what)(void *), void *argument)
+{
+	struct timespec until;
+	pthread_t thread;
+
+	clock_gettime(CLOCK_REALTIME, &until);
+	until.tv_sec += 60;
+	CHECK(!pthread_create(&thread, NULL, what, argument));
+	CHECK(!pthread_timedjoin_np(thread, NULL, &until));
+}
+
+/* `lasting`: what is copied is of another context, whose thread frees it afterwards. */
+static void stuck_and_gone(bool lasting)
+{
+	struct item item = { .bytes = 6 << 20, .seed = 1 };
+	CUcontext other;
+	void (*hold)(bool);
+
+	start();
+	hold = (void (*)(bool))plain("fake_memory_hold");
+	CHECK(cuCtxCreate_v2(&other, 0, 0) == CUDA_SUCCESS);
+	current_there = lasting ? other : context;
+	CHECK(real.cuCtxSetCurrent(current_there) == CUDA_SUCCESS);
+	CHECK(cuMemAlloc_v2(&item.address, item.bytes) == CUDA_SUCCESS);
+	fill(&item);
+	hold(true);
+	device->mover->copy_us = 1000;
+	CHECK(double_out(device, UINT64_MAX) == 0 && device->mover->stuck);
+	device->mover->copy_us = 60000000;
+	hold(false);
+	finish(reset_primary, NULL);
+	if (lasting)
+		finish(free_item, &item.address);
+	CHECK(!device->mover->stuck && device->swapped == 0 && device->resident == pool_kept(device));
+	double_agree(device);
+}
+
+static void test_stuck_goes(void)
+{
+	stuck_and_gone(false);
+}
+
+static void test_stuck_stays(void)
+{
+	stuck_and_gone(true);
+}
+
 /* cuMemFreeAsync: not before the stream is there; the same stream has it back at once. */
 static void test_async(void)
 {
@@ -1142,6 +1208,85 @@ static void test_ahead(void)
 	double_agree(device);
 }
 
+/* What another thread does within a call that frees, once the driver has: it is given what was freed. */
+static struct {
+	__typeof__(real.cuMemFree_v2) free;
+	__typeof__(real.cuMemFreeAsync) free_async;
+	CUresult refusal;	/* instead */
+	CUdeviceptr given;
+	bool async;
+} within;
+
+static CUresult allocate_there(CUdeviceptr *address)
+{
+	return within.async ? cuMemAllocAsync(address, 6 << 20, NULL) : cuMemAlloc_v2(address, 6 << 20);
+}
+
+static void *allocate_within(void *unused)
+{
+	CHECK(real.cuCtxSetCurrent(context) == CUDA_SUCCESS);
+	CHECK(allocate_there(&within.given) == CUDA_SUCCESS);
+	return unused;
+}
+
+static CUresult freed(CUresult result)
+{
+	pthread_t thread;
+
+	CHECK(result == CUDA_SUCCESS);
+	CHECK(!pthread_create(&thread, NULL, allocate_within, NULL) && !pthread_join(thread, NULL));
+	return result;
+}
+
+static CUresult free_within(CUdeviceptr address)
+{
+	return within.refusal ? within.refusal : freed(within.free(address));
+}
+
+static CUresult free_async_within(CUdeviceptr address, CUstream stream)
+{
+	const CUresult result = within.refusal ? within.refusal : within.free_async(address, stream);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	CHECK(real.cuStreamSynchronize(stream) == CUDA_SUCCESS);
+	return freed(result);
+}
+
+static CUresult free_there(CUdeviceptr address)
+{
+	return within.async ? cuMemFreeAsync(address, NULL) : cuMemFree_v2(address);
+}
+
+/* The driver gives an address out again at once: its new allocation is not taken for the one that was freed. What it refuses to
+ * free stays in the books. */
+static void test_reused(void)
+{
+	CUdeviceptr address;
+
+	CHECK(!setenv("GGROUP_CUDA_IPC", "1", 1));
+	start();
+	within.free = real.cuMemFree_v2;
+	within.free_async = real.cuMemFreeAsync;
+	for (int async = 0; async < 2; async++) {
+		within.async = async;
+		CHECK(allocate_there(&address) == CUDA_SUCCESS && device->foreign == 6 << 20);
+		real.cuMemFree_v2 = free_within;
+		real.cuMemFreeAsync = free_async_within;
+		within.refusal = CUDA_ERROR_UNKNOWN;
+		CHECK(free_there(address) == CUDA_ERROR_UNKNOWN && device->foreign == 6 << 20);
+		within.refusal = CUDA_SUCCESS;
+		CHECK(free_there(address) == CUDA_SUCCESS);
+		CHECK(within.given == address);
+		double_agree(device);
+		real.cuMemFree_v2 = within.free;
+		real.cuMemFreeAsync = within.free_async;
+		CHECK(free_there(within.given) == CUDA_SUCCESS && real.cuCtxSynchronize() == CUDA_SUCCESS);
+		CHECK(device->foreign == 0 && device->resident == 0);
+		double_agree(device);
+	}
+}
+
 int main(int count, char **arguments)
 {
 	static const struct {
@@ -1156,9 +1301,10 @@ int main(int count, char **arguments)
 		{ "exchange_by_itself", test_exchange_by_itself }, { "exchange_more", test_exchange_more },
 		{ "order", test_order }, { "order_in_one", test_order_in_one },
 		{ "order_of_short_turns", test_order_of_short_turns },
-		{ "foreign", test_foreign },
+		{ "foreign", test_foreign }, { "reused", test_reused },
 		{ "attributes", test_attributes }, { "capture", test_capture }, { "peers", test_peers },
 		{ "ahead", test_ahead }, { "stuck", test_stuck },
+		{ "stuck_goes", test_stuck_goes }, { "stuck_stays", test_stuck_stays },
 	};
 
 	for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]) && count == 2; i++)

@@ -225,10 +225,12 @@ void device_return(struct device *device)
 
 /* Two threads may destroy contexts at once; which devices are held must not change in between. */
 static uint64_t held;	/* a bit an ordinal; under `ending` */
+static CUcontext ends;	/* the one that does; atomically */
 
 void device_context_ends(CUcontext context)
 {
 	pthread_mutex_lock(&ending);
+	__atomic_store_n(&ends, context, __ATOMIC_SEQ_CST);
 	held = 0;
 	for (int i = 0; i < GG_ORDINALS; i++) {
 		struct device *device = __atomic_load_n(&devices[i], __ATOMIC_ACQUIRE);
@@ -258,6 +260,15 @@ void device_context_ended(bool gone)
 	}
 	if (gone)
 		__atomic_add_fetch(&epoch, 1, __ATOMIC_ACQ_REL);
+	__atomic_store_n(&ends, NULL, __ATOMIC_SEQ_CST);
+	pthread_mutex_unlock(&ending);
+}
+
+void device_context_made(CUcontext context)
+{
+	if (!context || __atomic_load_n(&ends, __ATOMIC_SEQ_CST) != context)
+		return;
+	pthread_mutex_lock(&ending);
 	pthread_mutex_unlock(&ending);
 }
 
@@ -265,6 +276,7 @@ void device_forget(void)
 {
 	setup_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 	ending = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+	ends = NULL;
 	for (int i = 0; i < GG_ORDINALS; i++) {
 		devices[i] = NULL;
 		set_up[i] = false;

@@ -75,6 +75,8 @@ void device_context_ends(CUcontext context);
 void device_context_ended(bool gone);
 /* In between, once it is destroyed: it is no device's `primary` any more. */
 void device_context_forgotten(CUcontext context);
+/* A context was made: it may have the value of one that is destroyed, and whose end is not told everywhere yet. Waits. */
+void device_context_made(CUcontext context);
 
 void device_forget(void);	/* in the child of fork() */
 

@@ -74,14 +74,25 @@ ARRAY(cuMipmappedArrayCreate,
       (pHandle, pMipmappedArrayDesc, numMipmapLevels), pMipmappedArrayDesc,
       BYTES_3D(pMipmappedArrayDesc) * 4 / 3, OWN(pMipmappedArrayDesc))
 
-static void gone(uintptr_t array)
-{
-	foreign_gone(array);
-	binding_clear_all(array);
-}
+/* Its handle may be another's as soon as it is gone. */
+#define DESTROY(name, type)								\
+	WRAPPER name(type array)							\
+	{										\
+		struct binding *bindings;						\
+		struct foreign *foreign;						\
+		CUresult result;							\
+											\
+		PASS_INSIDE(name, (array));						\
+		foreign = foreign_take((uintptr_t)array);				\
+		bindings = binding_take_all((uintptr_t)array);				\
+		CALL_REAL(result, name, (array));					\
+		foreign_taken(foreign, (uintptr_t)array, result == CUDA_SUCCESS);	\
+		binding_taken(bindings, result == CUDA_SUCCESS);			\
+		return result;								\
+	}
 
-FORWARD_THEN(cuArrayDestroy, (CUarray hArray), (hArray), gone((uintptr_t)hArray))
-FORWARD_THEN(cuMipmappedArrayDestroy, (CUmipmappedArray hMipmappedArray), (hMipmappedArray), gone((uintptr_t)hMipmappedArray))
+DESTROY(cuArrayDestroy, CUarray)
+DESTROY(cuMipmappedArrayDestroy, CUmipmappedArray)
 
 /* Maps, of which the driver does all or none. What is mapped stays, and is charged as long as it is mapped (binding.h). */
 struct maps {

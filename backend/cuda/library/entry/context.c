@@ -199,7 +199,7 @@ WRAPPER cuGreenCtxDestroy(CUgreenCtx hCtx)
  * lazily; the first allocation or launch finds it.
  */
 #define CREATE(name, parameters, arguments)	\
-	FORWARD_THEN(name, parameters, arguments, device_current())
+	FORWARD_THEN(name, parameters, arguments, device_context_made(*pctx); device_current())
 
 CREATE(cuCtxCreate, (CUcontext *pctx, unsigned int flags, CUdevice dev), (pctx, flags, dev))
 CREATE(cuCtxCreate_v2, (CUcontext *pctx, unsigned int flags, CUdevice dev), (pctx, flags, dev))

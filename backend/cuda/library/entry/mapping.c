@@ -43,7 +43,7 @@ static void give(CUdeviceptr address, size_t bytes, int fd)
 	}
 	if (!range.count)
 		foreign_exported_at(address, fd);
-	object_put_range(&range, false);
+	object_put_range(&range);
 }
 
 WRAPPER cuMemGetHandleForAddressRange(void *handle, CUdeviceptr dptr, size_t size, CUmemRangeHandleType handleType,

@@ -152,14 +152,15 @@ static CUresult free_elastic(const struct region_about *about)
 WRAPPER cuMemFree_v2(CUdeviceptr dptr)
 {
 	struct region_about about;
+	struct foreign *foreign;
 	CUresult result;
 
 	PASS_INSIDE(cuMemFree_v2, (dptr));
 	if (region_about(dptr, &about))
 		return about.start == dptr ? free_elastic(&about) : CUDA_ERROR_INVALID_VALUE;
+	foreign = foreign_take(dptr);
 	CALL_REAL(result, cuMemFree_v2, (dptr));
-	if (result == CUDA_SUCCESS)
-		foreign_gone(dptr);
+	foreign_taken(foreign, dptr, result == CUDA_SUCCESS);
 	return result;
 }
 

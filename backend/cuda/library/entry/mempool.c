@@ -207,6 +207,7 @@ static CUresult free_ours(CUdeviceptr address, const struct region_about *about,
 #define FREE_ASYNC(name, per_thread)							\
 	WRAPPER name(CUdeviceptr dptr, CUstream hStream)				\
 	{										\
+		struct foreign *foreign = NULL;						\
 		struct region_about about;						\
 		CUresult result;							\
 		bool ours;								\
@@ -214,6 +215,9 @@ static CUresult free_ours(CUdeviceptr address, const struct region_about *about,
 		PASS_INSIDE(name, (dptr, hStream));					\
 		turn_enter(TURN_OTHER, hStream, per_thread);				\
 		ours = region_about(dptr, &about);					\
+		/* In a capture it is not freed, and its node has no part in the books. */	\
+		if (!ours && !stream_captured(hStream, per_thread))			\
+			foreign = foreign_take(dptr);					\
 		if (ours)								\
 			result = free_ours(dptr, &about, hStream, per_thread);		\
 		else									\
@@ -221,8 +225,7 @@ static CUresult free_ours(CUdeviceptr address, const struct region_about *about,
 		gate_leave();								\
 		if (result == CUDA_SUCCESS && ours)					\
 			parked_sweep(parked_count() > PARKED_MOST);			\
-		else if (result == CUDA_SUCCESS && !stream_captured(hStream, per_thread))	\
-			foreign_gone(dptr);						\
+		foreign_taken(foreign, dptr, result == CUDA_SUCCESS);			\
 		return result;								\
 	}
 

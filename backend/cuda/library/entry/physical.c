@@ -80,18 +80,24 @@ static bool release_object(CUmemGenericAllocationHandle handle, CUresult *result
 	return true;
 }
 
+/* Its value may be another's as soon as it is released. */
 WRAPPER cuMemRelease(CUmemGenericAllocationHandle handle)
 {
+	CUmemGenericAllocationHandle known;
+	struct foreign *memory;
 	CUresult result;
+	bool named;
 
 	PASS_INSIDE(cuMemRelease, (handle));
 	if (release_object(handle, &result))
 		return result;
-	CALL_REAL(result, cuMemRelease, (names_real(handle)));
-	if (result == CUDA_SUCCESS) {
-		foreign_released(handle);
-		names_released(handle);
-	}
+	known = names_real(handle);
+	memory = foreign_release(handle);
+	named = names_released(handle);
+	CALL_REAL(result, cuMemRelease, (known));
+	if (named && result != CUDA_SUCCESS)
+		names_kept(handle);
+	foreign_released(memory, handle, result == CUDA_SUCCESS);
 	return result;
 }
 
@@ -237,21 +243,23 @@ WRAPPER cuMemUnmap(CUdeviceptr ptr, size_t size)
 {
 	struct object_range range;
 	struct region_about about;
+	struct foreign *mappings;
 	CUresult result;
 
 	PASS_INSIDE(cuMemUnmap, (ptr, size));
 	if (region_about(ptr, &about))
 		return CUDA_ERROR_INVALID_VALUE;
 	range = object_claim_range(ptr, size);
-	if (range.failed)
-		result = CUDA_ERROR_OUT_OF_MEMORY;
-	else if (range.parted)
-		result = CUDA_ERROR_INVALID_VALUE;
-	else
-		CALL_REAL(result, cuMemUnmap, (ptr, size));
-	object_put_range(&range, result == CUDA_SUCCESS);
-	if (result == CUDA_SUCCESS)
-		foreign_unmapped(ptr, size);
+	if (range.failed || range.parted) {
+		result = range.failed ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_VALUE;
+		object_put_range(&range);
+		return result;
+	}
+	mappings = foreign_unmap(ptr, size);
+	object_unmap_range(&range);
+	CALL_REAL(result, cuMemUnmap, (ptr, size));
+	object_unmapped_range(&range, result == CUDA_SUCCESS);
+	foreign_unmapped(mappings, result == CUDA_SUCCESS);
 	return result;
 }
 
@@ -289,7 +297,7 @@ WRAPPER cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc *desc
 	for (size_t i = 0; i < range.count && result == CUDA_SUCCESS; i++)
 		view_set_access(range.views[i], ptr, size, desc, count);
 	pthread_mutex_unlock(&tree_lock);
-	object_put_range(&range, false);
+	object_put_range(&range);
 	return result;
 }
 

@@ -135,9 +135,9 @@ bool binding_find(uint64_t holder, const struct binding_box *box, struct binding
 	return binding;
 }
 
-static void clear(const struct unbound *unbound)
+static struct binding *take(const struct unbound *unbound)
 {
-	struct binding *cleared = NULL, *binding;
+	struct binding *taken = NULL, *binding;
 
 	pthread_mutex_lock(&lock);
 	for (struct binding **at = &bindings; (binding = *at);) {
@@ -146,14 +146,16 @@ static void clear(const struct unbound *unbound)
 			continue;
 		}
 		*at = binding->next;
-		binding->next = cleared;
-		cleared = binding;
+		binding->next = taken;
+		taken = binding;
 	}
 	pthread_mutex_unlock(&lock);
-	while ((binding = cleared)) {
-		cleared = binding->next;
-		binding_drop(binding);
-	}
+	return taken;
+}
+
+static void clear(const struct unbound *unbound)
+{
+	binding_taken(take(unbound), true);
 }
 
 void binding_clear(uint64_t holder, const struct binding_box *box)
@@ -164,6 +166,26 @@ void binding_clear(uint64_t holder, const struct binding_box *box)
 void binding_clear_all(uint64_t holder)
 {
 	clear(&(struct unbound){ .holder = holder });
+}
+
+struct binding *binding_take_all(uint64_t holder)
+{
+	return take(&(struct unbound){ .holder = holder });
+}
+
+void binding_taken(struct binding *taken, bool destroyed)
+{
+	for (struct binding *binding; (binding = taken);) {
+		taken = binding->next;
+		if (destroyed) {
+			binding_drop(binding);
+			continue;
+		}
+		pthread_mutex_lock(&lock);
+		binding->next = bindings;
+		bindings = binding;
+		pthread_mutex_unlock(&lock);
+	}
 }
 
 static void context_gone(struct device *device, CUcontext context)

@@ -36,7 +36,11 @@ int binding_ordinal(const struct binding *binding);
 bool binding_find(uint64_t holder, const struct binding_box *box, struct binding_box *found);
 /* Nothing that lies in a box of a holder is bound there any more. */
 void binding_clear(uint64_t holder, const struct binding_box *box);
-/* The holder is gone. */
+/* The holder is gone, and none is called so again. */
 void binding_clear_all(uint64_t holder);
+/* All of a holder that the driver is about to destroy: as soon as it has, another may be called so. */
+struct binding *binding_take_all(uint64_t holder);
+/* It is destroyed; or is not, and has them again. */
+void binding_taken(struct binding *taken, bool destroyed);
 
 #endif

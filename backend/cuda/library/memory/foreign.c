@@ -21,6 +21,8 @@ struct foreign {
 	unsigned int named;		/* those to its handle */
 	uint64_t mapped;		/* bytes of this mapping */
 	struct foreign *memory;		/* of a mapping: what is behind it */
+	CUdeviceptr address;		/* ... and where it begins */
+	struct foreign *next;		/* of mappings that are being taken away */
 	uint64_t multicast;		/* the number of a multicast object, which has no memory of its own; 0: it is none */
 	bool exported;			/* other processes may have it */
 	uint64_t lent;			/* what it is called there (lent.h); 0: no descriptor of it was given */
@@ -115,10 +117,24 @@ static void name(struct device *device, uint64_t bytes, bool more)
 	daemon_report(device);
 }
 
+static void drop(struct foreign *foreign)
+{
+	if (foreign->multicast) {
+		if (!foreign->exported)
+			foreign->gone(foreign->multicast);
+	} else if (foreign->managed)
+		name(foreign->device, foreign->bytes, false);
+	else if (foreign->lent && foreign->bytes % GG_CHUNK == 0 && lent_keep(foreign->device, foreign->lent, foreign->bytes))
+		hand_over(foreign->device, foreign->bytes);
+	else
+		foreign_uncharge(foreign->device, foreign->bytes);
+	free(foreign);
+}
+
 static void add(struct device *device, uint64_t key, uint64_t bytes, CUcontext context,
 		bool is_managed)
 {
-	struct foreign *foreign = device ? calloc(1, sizeof(*foreign)) : NULL;
+	struct foreign *foreign = device ? calloc(1, sizeof(*foreign)) : NULL, *before;
 	bool added;
 
 	if (!foreign)
@@ -127,8 +143,12 @@ static void add(struct device *device, uint64_t key, uint64_t bytes, CUcontext c
 		.device = device, .bytes = bytes, .context = context, .managed = is_managed,
 	};
 	pthread_mutex_lock(&lock);
+	/* It went with a context whose end is not told here yet: the driver has given it out again. */
+	before = table_take(&allocations, key);
 	added = table_put(&allocations, key, foreign);
 	pthread_mutex_unlock(&lock);
+	if (before)
+		drop(before);
 	if (!added)
 		free(foreign);
 	else if (is_managed)
@@ -145,29 +165,35 @@ void foreign_is_managed(struct device *device, uint64_t key, uint64_t bytes, CUc
 	add(device, key, bytes, context, true);
 }
 
-static void drop(struct foreign *foreign)
-{
-	if (foreign->multicast) {
-		if (!foreign->exported)
-			foreign->gone(foreign->multicast);
-	} else if (foreign->managed)
-		name(foreign->device, foreign->bytes, false);
-	else if (foreign->lent && foreign->bytes % GG_CHUNK == 0 && lent_keep(foreign->device, foreign->lent, foreign->bytes))
-		hand_over(foreign->device, foreign->bytes);
-	else
-		foreign_uncharge(foreign->device, foreign->bytes);
-	free(foreign);
-}
-
-bool foreign_gone(uint64_t key)
+struct foreign *foreign_take(uint64_t key)
 {
 	struct foreign *foreign;
 
 	pthread_mutex_lock(&lock);
 	foreign = table_take(&allocations, key);
 	pthread_mutex_unlock(&lock);
-	if (foreign)
-		drop(foreign);
+	return foreign;
+}
+
+void foreign_taken(struct foreign *taken, uint64_t key, bool freed)
+{
+	if (!taken)
+		return;
+	if (freed) {
+		drop(taken);
+		return;
+	}
+	pthread_mutex_lock(&lock);
+	if (!table_put(&allocations, key, taken))
+		free(taken);	/* it stays charged until the process ends */
+	pthread_mutex_unlock(&lock);
+}
+
+static bool gone(uint64_t key)
+{
+	struct foreign *foreign = foreign_take(key);
+
+	foreign_taken(foreign, key, true);
 	return foreign;
 }
 
@@ -195,7 +221,7 @@ static void context_gone(struct device *device, CUcontext context)
 		pthread_mutex_lock(&lock);
 		table_each(&allocations, of_context, &search);
 		pthread_mutex_unlock(&lock);
-	} while (search.key && foreign_gone(search.key));
+	} while (search.key && gone(search.key));
 }
 
 /* Physical memory */
@@ -301,16 +327,29 @@ void foreign_retained(CUmemGenericAllocationHandle handle, CUdeviceptr mapped_at
 	pthread_mutex_unlock(&lock);
 }
 
-void foreign_released(CUmemGenericAllocationHandle handle)
+struct foreign *foreign_release(CUmemGenericAllocationHandle handle)
 {
-	struct foreign *memory, *dead = NULL;
+	struct foreign *memory;
 
 	pthread_mutex_lock(&lock);
 	memory = table_get(&handles, handle);
 	if (memory && !--memory->named)
 		table_take(&handles, handle);	/* the driver may use the value again */
-	if (memory)
+	pthread_mutex_unlock(&lock);
+	return memory;
+}
+
+void foreign_released(struct foreign *memory, CUmemGenericAllocationHandle handle, bool released)
+{
+	struct foreign *dead = NULL;
+
+	if (!memory)
+		return;
+	pthread_mutex_lock(&lock);
+	if (released)
 		dead = put(memory);
+	else if (!memory->named++ && !table_put(&handles, handle, memory))
+		memory->named = 0;	/* it stays charged until the process ends */
 	pthread_mutex_unlock(&lock);
 	if (dead)
 		drop(dead);
@@ -324,7 +363,7 @@ void foreign_mapped(CUdeviceptr address, uint64_t bytes, CUmemGenericAllocationH
 	memory = table_get(&handles, handle);
 	mapping = memory ? calloc(1, sizeof(*mapping)) : NULL;
 	if (mapping) {
-		*mapping = (struct foreign){ .mapped = bytes, .memory = memory };
+		*mapping = (struct foreign){ .mapped = bytes, .memory = memory, .address = address };
 		if (table_put(&mappings, address, mapping))
 			memory->references++;
 		else
@@ -333,25 +372,63 @@ void foreign_mapped(CUdeviceptr address, uint64_t bytes, CUmemGenericAllocationH
 	pthread_mutex_unlock(&lock);
 }
 
-void foreign_unmapped(CUdeviceptr address, uint64_t bytes)
+/* Mappings that are being taken away. */
+struct unmap {
+	CUdeviceptr start;
+	uint64_t bytes;
+	struct foreign *taken;
+};
+
+/* With the lock. */
+static uint64_t unmap_one(struct unmap *unmap, CUdeviceptr address)
 {
-	const CUdeviceptr end = address + bytes;
+	struct foreign *mapping = table_take(&mappings, address);
 
-	while (address < end) {
-		struct foreign *mapping, *dead = NULL;
-		uint64_t step = GG_CHUNK;
+	if (!mapping)
+		return GG_CHUNK;
+	mapping->next = unmap->taken;
+	unmap->taken = mapping;
+	return mapping->mapped;
+}
 
+static void unmap_there(uint64_t key, void *value, void *argument)
+{
+	struct unmap *unmap = argument;
+
+	(void)value;
+	if (key - unmap->start < unmap->bytes)
+		unmap_one(unmap, key);
+}
+
+/* The driver has not looked at `bytes` yet. */
+struct foreign *foreign_unmap(CUdeviceptr address, uint64_t bytes)
+{
+	struct unmap unmap = { .start = address, .bytes = bytes };
+
+	pthread_mutex_lock(&lock);
+	if (bytes / GG_CHUNK > mappings.map.size)
+		table_each(&mappings, unmap_there, &unmap);
+	else
+		for (uint64_t at = 0; at < bytes;)
+			at += unmap_one(&unmap, address + at);
+	pthread_mutex_unlock(&lock);
+	return unmap.taken;
+}
+
+void foreign_unmapped(struct foreign *taken, bool unmapped)
+{
+	for (struct foreign *mapping; (mapping = taken);) {
+		struct foreign *dead = NULL;
+
+		taken = mapping->next;
 		pthread_mutex_lock(&lock);
-		mapping = table_take(&mappings, address);
-		if (mapping) {
-			step = mapping->mapped;
+		if (unmapped)
 			dead = put(mapping->memory);
+		if (unmapped || !table_put(&mappings, mapping->address, mapping))
 			free(mapping);
-		}
 		pthread_mutex_unlock(&lock);
 		if (dead)
 			drop(dead);
-		address += step;
 	}
 }
 

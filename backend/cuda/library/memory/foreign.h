@@ -11,6 +11,8 @@
 #include "device.h"
 #include "driver.h"
 
+struct foreign;
+
 /* Charges `bytes` that are about to be allocated; CUDA_ERROR_OUT_OF_MEMORY where that is refused.
  * Waits. NULL: no device of ours, nothing is charged. */
 CUresult foreign_charge(struct device *device, uint64_t bytes);
@@ -18,22 +20,28 @@ CUresult foreign_charge(struct device *device, uint64_t bytes);
 void foreign_uncharge(struct device *device, uint64_t bytes);
 
 /* `key`, an address or a handle, stands for bytes charged before; they are
- * uncharged by foreign_gone. */
+ * uncharged once that is freed (foreign_take). */
 void foreign_is(struct device *device, uint64_t key, uint64_t bytes, CUcontext context);
 /* The same for managed memory, which is not charged. */
 void foreign_is_managed(struct device *device, uint64_t key, uint64_t bytes, CUcontext context);
-/* False: nothing is known of it. */
-bool foreign_gone(uint64_t key);
+/* What `key` stands for, which the driver is about to free: as soon as it has, the key may be another's. NULL: nothing is
+ * known of it. */
+struct foreign *foreign_take(uint64_t key);
+/* It is freed; or is not, and `key` stands for it again. */
+void foreign_taken(struct foreign *taken, uint64_t key, bool freed);
 
 /* The program's own physical memory: it lives while it has a handle or is mapped somewhere. */
 void foreign_created(struct device *device, CUmemGenericAllocationHandle handle, uint64_t bytes);
 void foreign_retained(CUmemGenericAllocationHandle handle, CUdeviceptr mapped_at);
-void foreign_released(CUmemGenericAllocationHandle handle);
 void foreign_mapped(CUdeviceptr address, uint64_t bytes, CUmemGenericAllocationHandle handle);
-void foreign_unmapped(CUdeviceptr address, uint64_t bytes);
+/* What a handle stands for that the driver is about to release, once; as foreign_take. */
+struct foreign *foreign_release(CUmemGenericAllocationHandle handle);
+void foreign_released(struct foreign *memory, CUmemGenericAllocationHandle handle, bool released);
+/* Mappings that the driver is about to take away; as foreign_take. */
+struct foreign *foreign_unmap(CUdeviceptr address, uint64_t bytes);
+void foreign_unmapped(struct foreign *mappings, bool unmapped);
 
 /* ... or is bound to something: that has it until foreign_unbind (binding.h). NULL: nothing is known of it. */
-struct foreign;
 struct foreign *foreign_bind(CUmemGenericAllocationHandle handle);
 struct foreign *foreign_bind_at(CUdeviceptr address);
 struct device *foreign_device(const struct foreign *memory);

@@ -197,7 +197,8 @@ bool lent_keep(struct device *device, uint64_t name, uint64_t bytes)
 	return kept;
 }
 
-/* Those that no descriptor is open of any more. */
+/* Those that no descriptor is open of any more. They are off our books by then: a sweep of another thread that finds none
+ * left may be what an allocation waits for. */
 static struct lent *take_gone(void)
 {
 	struct lent *gone = NULL, *lent;
@@ -210,11 +211,14 @@ static struct lent *take_gone(void)
 			at = &lent->next;
 			continue;
 		}
+		__atomic_sub_fetch(&lent->device->lent, lent->bytes, __ATOMIC_RELAXED);
+		__atomic_sub_fetch(&lent->device->foreign, lent->bytes, __ATOMIC_RELAXED);
+		__atomic_sub_fetch(&lent->device->resident, lent->bytes, __ATOMIC_RELAXED);
 		*at = lent->next;
 		lent->next = gone;
 		gone = lent;
 	}
-	__atomic_store_n(&any, lents != NULL, __ATOMIC_RELAXED);
+	__atomic_store_n(&any, lents != NULL, __ATOMIC_RELEASE);
 	pthread_mutex_unlock(&lock);
 	free(found.names);
 	return gone;
@@ -225,15 +229,12 @@ bool lent_sweep(void)
 	struct lent *gone, *lent;
 	bool some;
 
-	if (!__atomic_load_n(&any, __ATOMIC_RELAXED))
+	if (!__atomic_load_n(&any, __ATOMIC_ACQUIRE))
 		return false;
 	gone = take_gone();
 	some = gone != NULL;
 	while ((lent = gone)) {
 		gone = lent->next;
-		__atomic_sub_fetch(&lent->device->lent, lent->bytes, __ATOMIC_RELAXED);
-		__atomic_sub_fetch(&lent->device->foreign, lent->bytes, __ATOMIC_RELAXED);
-		__atomic_sub_fetch(&lent->device->resident, lent->bytes, __ATOMIC_RELAXED);
 		daemon_uncharge(lent->device, lent->bytes, 0);
 		daemon_report(lent->device);
 		free(lent);

@@ -79,15 +79,27 @@ CUmemGenericAllocationHandle names_real(CUmemGenericAllocationHandle of)
 	return real;
 }
 
-void names_released(CUmemGenericAllocationHandle of)
+bool names_released(CUmemGenericAllocationHandle of)
+{
+	pthread_mutex_lock(&lock);
+	struct name *name = table_get(&by_name, of);
+	const bool held = name && name->held;
+
+	/* While it is mapped the program may have it again, by the same name. */
+	if (held)
+		name->held--;
+	pthread_mutex_unlock(&lock);
+	return held;
+}
+
+void names_kept(CUmemGenericAllocationHandle of)
 {
 	struct name *name;
 
 	pthread_mutex_lock(&lock);
 	name = table_get(&by_name, of);
-	/* While it is mapped the program may have it again, by the same name. */
-	if (name && name->held)
-		name->held--;
+	if (name)
+		name->held++;
 	pthread_mutex_unlock(&lock);
 }
 

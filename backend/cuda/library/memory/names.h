@@ -18,7 +18,9 @@ CUmemGenericAllocationHandle names_next(void);
 CUmemGenericAllocationHandle names_give(CUmemGenericAllocationHandle real, bool again);
 /* What the driver calls it. */
 CUmemGenericAllocationHandle names_real(CUmemGenericAllocationHandle name);
-/* The program has released it, once. */
-void names_released(CUmemGenericAllocationHandle name);
+/* The program releases it, once. False: that changes nothing here. */
+bool names_released(CUmemGenericAllocationHandle name);
+/* ... or has not, after all. */
+void names_kept(CUmemGenericAllocationHandle name);
 
 #endif

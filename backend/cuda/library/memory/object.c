@@ -284,15 +284,11 @@ struct object_range object_claim_range(CUdeviceptr address, size_t bytes)
 	return range;
 }
 
-void object_put_range(struct object_range *range, bool unmapped)
+static void put_range(struct object_range *range, bool unmapped)
 {
 	struct region *region;
 	bool again;
 
-	pthread_mutex_lock(&tree_lock);
-	for (size_t i = 0; unmapped && i < range->count; i++)
-		view_remove(range->views[i]);
-	pthread_mutex_unlock(&tree_lock);
 	/* Once each: it is let go of, and may be gone then. */
 	for (size_t i = 0; i < range->count; i++) {
 		region = range->views[i]->region;
@@ -306,6 +302,28 @@ void object_put_range(struct object_range *range, bool unmapped)
 	}
 	free(range->views);
 	*range = (struct object_range){ 0 };
+}
+
+void object_put_range(struct object_range *range)
+{
+	put_range(range, false);
+}
+
+void object_unmap_range(struct object_range *range)
+{
+	pthread_mutex_lock(&tree_lock);
+	for (size_t i = 0; i < range->count; i++)
+		view_hide(range->views[i]);
+	pthread_mutex_unlock(&tree_lock);
+}
+
+void object_unmapped_range(struct object_range *range, bool unmapped)
+{
+	pthread_mutex_lock(&tree_lock);
+	for (size_t i = 0; i < range->count; i++)
+		(unmapped ? view_remove : view_show)(range->views[i]);
+	pthread_mutex_unlock(&tree_lock);
+	put_range(range, unmapped);
 }
 
 bool object_mapped(CUdeviceptr address, struct mapped *mapped)

@@ -62,8 +62,12 @@ struct object_range {
 	bool failed;		/* there is no memory for this: nothing is claimed */
 };
 struct object_range object_claim_range(CUdeviceptr address, size_t bytes);
-/* Lets go of them, as object_put. `unmapped`: what was mapped there is so no more. */
-void object_put_range(struct object_range *range, bool unmapped);
+/* Lets go of them, as object_put. */
+void object_put_range(struct object_range *range);
+/* The driver is about to unmap them: as soon as it has, others may be mapped there, and are found. */
+void object_unmap_range(struct object_range *range);
+/* It is unmapped; or is not, and is found again. Lets go of them. */
+void object_unmapped_range(struct object_range *range, bool unmapped);
 
 /* What is known of an address where one is mapped. */
 struct mapped {

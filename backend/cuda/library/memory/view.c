@@ -11,6 +11,7 @@
 /* All of them, by their addresses; no two overlap. */
 static struct view **views;
 static size_t count, room;
+static size_t hidden;	/* so many may come back, for which there is room */
 
 struct view *view_new(struct region *region, CUdeviceptr address, size_t bytes, size_t offset)
 {
@@ -41,13 +42,20 @@ static size_t place_of(CUdeviceptr address)
 	return low;
 }
 
+static void put(struct view *view, size_t at)
+{
+	memmove(&views[at + 1], &views[at], (count - at) * sizeof(views[0]));
+	views[at] = view;
+	count++;
+}
+
 bool view_insert(struct view *view)
 {
 	const size_t at = place_of(view->address);
 
 	if (!pages_ready(view->address, view->bytes))
 		return false;
-	if (count == room) {
+	if (count + hidden == room) {
 		const size_t more = room ? room * 2 : 64;
 		struct view **bigger = realloc(views, more * sizeof(views[0]));
 
@@ -57,24 +65,35 @@ bool view_insert(struct view *view)
 		room = more;
 	}
 	pages_fresh(view->address, view->bytes);
-	memmove(&views[at + 1], &views[at], (count - at) * sizeof(views[0]));
-	views[at] = view;
-	count++;
+	put(view, at);
 	view->next = view->region->object->views;
 	view->region->object->views = view;
 	return true;
 }
 
+void view_hide(struct view *view)
+{
+	const size_t at = place_of(view->address);
+
+	count--;
+	memmove(&views[at], &views[at + 1], (count - at) * sizeof(views[0]));
+	hidden++;
+}
+
+void view_show(struct view *view)
+{
+	put(view, place_of(view->address));
+	hidden--;
+}
+
 void view_remove(struct view *view)
 {
 	struct view **before = &view->region->object->views;
-	const size_t at = place_of(view->address);
 
 	while (*before != view)
 		before = &(*before)->next;
 	*before = view->next;
-	count--;
-	memmove(&views[at], &views[at + 1], (count - at) * sizeof(views[0]));
+	hidden--;
 }
 
 struct view *view_from(CUdeviceptr address)
@@ -142,7 +161,7 @@ static void forget(void)
 {
 	free(views);
 	views = NULL;
-	count = room = 0;
+	count = room = hidden = 0;
 }
 
 LIFE(.stage = LIFE_REGIONS, .forget = forget);

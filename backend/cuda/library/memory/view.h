@@ -31,7 +31,10 @@ struct view *view_new(struct region *region, CUdeviceptr address, size_t bytes, 
 
 /* From now on it is found; false without memory. */
 bool view_insert(struct view *view);
-/* From now on it is not. Does not free it. */
+/* From now on it is not, since the driver is about to unmap it: as soon as it has, another may be mapped there. */
+void view_hide(struct view *view);
+/* ... but has not; or has: it is none of its object's any more, and not freed here. */
+void view_show(struct view *view);
 void view_remove(struct view *view);
 /* The view that holds `address`; NULL: none does. */
 struct view *view_at(CUdeviceptr address);

@@ -284,18 +284,22 @@ bool batch_reap(struct device *device)
 {
 	struct mover *mover = device->mover;
 	struct batch *batch = mover->stuck;
+	bool borrowed;
 
 	if (!batch)
 		return true;
-	if (!device_borrow(device))
+	borrowed = device_borrow(device);
+	if (!borrowed && __atomic_load_n(&device->primary, __ATOMIC_ACQUIRE))
 		return false;
-	/* In another context than theirs: that one is gone, and they with it. */
-	if (mover->made_in != device->contexts || carry_idle(device)) {
+	/* In another context than theirs, or in none: that one is gone, and they with it. The thread that destroyed it holds
+	 * it until it has freed all that was in there, what waits for them too. */
+	if (!borrowed || mover->made_in != device->contexts || carry_idle(device)) {
 		settle(device, batch);
 		mover->stuck = NULL;
 		free(batch);
 	}
-	device_return(device);
+	if (borrowed)
+		device_return(device);
 	return !mover->stuck;
 }
 

@@ -72,7 +72,7 @@ CUresult pin_objects(CUdeviceptr address, size_t bytes)
 		result = CUDA_ERROR_OUT_OF_MEMORY;
 	for (size_t i = 0; i < range.count && result == CUDA_SUCCESS; i++)
 		result = pin_whole(range.views[i]->region);
-	object_put_range(&range, false);
+	object_put_range(&range);
 	return result;
 }
 

@@ -1,0 +1,154 @@
+"""The levers of quotas: has programs stand and go on, within the calls of the driver that there are for that.
+
+With the library a program stands at its gate, which takes no call of the driver; without, its GR engine is off the
+runlist, which takes two to three in each period. What was taken of these and not used, as the program stood for another
+reason already, say, is given back; and what was used without being taken is owed.
+
+A lever that fails is pulled again, after FAILED_S and then each time twice as long: a program that could not be had
+stand is to do so in this period yet, and one that could not be put back is not to stand for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import trio
+
+from backend.core.deadlines import deadline
+from backend.core.follower import Follower
+from backend.core.member import Compute
+from backend.core.population import Population
+from backend.core.protocols import Gpu
+from backend.core.reasons import Engines
+from backend.process.identity import Member, Process
+from backend.scheduler.bucket import Bucket
+from backend.scheduler.failing import AGAIN_MOST_S, AGAIN_S, PASSING
+from backend.scheduler.limited import Act, Failing, Limited
+
+log = logging.getLogger(__name__)
+
+RATE, BURST = 12, 8
+"""Calls of the driver a second for quotas, and at once. They are taken from those that the scheduler has."""
+CALLS_AGAIN_S = 0.02
+"""Seconds after which calls of the driver are asked for again."""
+FAILED_S = 0.005
+"""Seconds after which a lever that failed is pulled again, the first time: the shortest period is twice as long."""
+
+
+class Holding:
+    """See the module. Of one GPU."""
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        population: Population,
+        follower: Follower,
+        calls: Bucket,
+        lever_s: float,
+        done: Callable[[Process, Limited, Act | None], None],
+    ) -> None:
+        """`calls` are those that the scheduler has of the driver, `lever_s` what those of one process may take, in
+        seconds. `done` is told what was done with a process that is there still; None where it failed."""
+        self._gpu = gpu
+        self._index = gpu.info.index
+        self._population = population
+        self._follower = follower
+        self._calls = calls
+        self._own = Bucket(RATE, BURST)
+        self._lever_s = lever_s
+        self._done = done
+        self._is_short = False  # there were not enough calls for one in this look
+        self.nursery: trio.Nursery | None = None
+        """What levers are waited for in."""
+
+    def begin(self) -> None:
+        """A look begins. Calls are had in the order in which they are asked for: where there are none for one, those
+        that need fewer would have them for ever, if they could."""
+        self._is_short = False
+
+    def start(self, process: Process, one: Limited, act: Act) -> float | None:
+        """Has something done with a process. Where it failed just now, or there are no calls of the driver for it, it
+        is not, and the time to ask again is returned, by trio's clock."""
+        assert self.nursery is not None
+        now, member = trio.current_time(), Member(process, self._index)
+        failing = one.failing.get(act)
+        if failing is not None and now < failing.again:
+            return min(failing.again, now + CALLS_AGAIN_S)
+        calls = self._times(member, one, act) * one.contexts
+        if calls and (self._is_short or not self._take(now, calls)):
+            self._is_short = True
+            return now + CALLS_AGAIN_S
+        one.busy = True
+        self.nursery.start_soon(self._try, process, one, act, calls, self._population.record(member).compute)
+        return None
+
+    def _times(self, member: Member, one: Limited, act: Act) -> int:
+        """Return the calls that it takes for each context, at most."""
+        match act:
+            case Act.SPEND:
+                return 0 if one.levers is False else 1
+            case Act.STOP:
+                return 1
+            case Act.RESTORE:
+                is_off = self._follower.spent(member) is not Engines.NONE and not self._follower.runs(member)
+                return 2 if is_off else 0
+
+    def _take(self, now: float, calls: int) -> bool:
+        """Whether there are so many calls; they are taken then, from both or from none."""
+        if not self._own.has(now, calls) or not self._calls.take(now, calls):
+            return False
+        return self._own.take(now, calls)
+
+    async def _try(self, process: Process, one: Limited, act: Act, taken: int, compute: Compute) -> None:
+        member, pulls, is_done = Member(process, self._index), compute.pulls, False
+        try:
+            with deadline(self._lever_s):
+                await self._do(member, one, act)
+            one.failing.pop(act, None)
+            is_done = True
+        except Exception as error:
+            self._failed(member, one, act, error)
+        finally:
+            one.busy = False
+            self._settle(one, act, taken, compute.pulls != pulls)
+        if self._population.holds(member):
+            self._done(process, one, act if is_done else None)
+
+    async def _do(self, member: Member, one: Limited, act: Act) -> None:
+        match act:
+            case Act.SPEND:
+                await self._follower.spend(member)
+                one.levers = self._follower.spent(member) is Engines.GR
+            case Act.STOP:
+                one.levers = one.is_bound
+                await self._follower.stop(member)
+            case Act.RESTORE:
+                one.is_behind = True
+                await self._follower.restore(member)
+                one.is_bound = True
+        one.is_behind = False
+
+    def _settle(self, one: Limited, act: Act, taken: int, is_pulled: bool) -> None:
+        """What was taken was for nothing, or what was pulled was not taken."""
+        if taken and not is_pulled:
+            for bucket in (self._own, self._calls):
+                bucket.give_back(taken)
+        elif is_pulled and not taken:
+            for bucket in (self._own, self._calls):
+                bucket.owe(trio.current_time(), (2 if act is Act.RESTORE else 1) * one.contexts)
+
+    def _failed(self, member: Member, one: Limited, act: Act, error: Exception) -> None:
+        """It is as it was, and the same is done again later. One that ends has let go of its files before that is heard
+        of."""
+        if not self._population.holds(member) or self._gpu.lost:
+            return
+        now = trio.current_time()
+        last = one.failing.get(act) or Failing(now)
+        is_ending = isinstance(error, ProcessLookupError) or not self._gpu.activity(member.process).tsgs
+        is_passing = getattr(error, "errno", None) in PASSING and now - last.since < AGAIN_S
+        is_told = last.is_told or not (is_ending or is_passing)
+        if is_told and not last.is_told:
+            log.error("GPU %d: pid %d %s: %s (retried)", self._index, member.process.pid, act.value, error)
+        wait_s = min(AGAIN_MOST_S, 2 * last.wait_s or FAILED_S)
+        one.failing[act] = Failing(last.since, wait_s, now + wait_s, is_told)
