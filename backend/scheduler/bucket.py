@@ -15,8 +15,8 @@ class Bucket:
         self._at = 0.0
 
     def has(self, now: float, count: int = 1, *, spared: int = 0) -> bool:
-        """Whether there are `count` tokens, besides those to be `spared`, at the time `now`, seconds; or all, where that
-        is less."""
+        """Whether there are `count` tokens, besides those to be `spared`, at the time `now`, seconds; or all, where
+        that is less."""
         self._tokens = min(self._burst, self._tokens + max(0.0, now - self._at) * self._rate)
         self._at = max(self._at, now)
         return self._tokens >= min(self._burst, count + spared)
