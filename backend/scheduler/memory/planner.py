@@ -89,15 +89,12 @@ class Planner:
         is_over = turns.current is None
         coming = turns.coming or turns.queue()[0]
         runs = (turns.current or frozenset()) | always
-        return Plan(
-            sets,
-            always,
-            turns.waiting,
-            coming,
-            {gpu: self._moves(gpu, now_us, programs, room, coming, runs, always) for gpu, room in rooms.items()},
-            is_over,
-            turns.latest_us if is_over else turns.ends_us,
-        )
+        ends_us = turns.latest_us if is_over else turns.ends_us
+        left_us = max(0, ends_us - now_us)
+        moves = {
+            gpu: self._moves(gpu, now_us, left_us, programs, room, coming, runs, always) for gpu, room in rooms.items()
+        }
+        return Plan(sets, always, turns.waiting, coming, moves, is_over, ends_us)
 
     def end(self, now_us: int) -> None:
         """The turn is over."""
@@ -145,17 +142,20 @@ class Planner:
         self,
         gpu: int,
         now_us: int,
+        left_us: int,
         programs: Mapping[Name, Program],
         room: int,
         coming: Set,
         runs: Collection[Name],
         always: Collection[Name],
     ) -> Moves:
-        """Return what moves on one GPU for the set that comes next."""
+        """Return what moves on one GPU for the set that comes next. Nothing goes for what does not come in the
+        `left_us` microseconds before this turn ends, or the next begins: then what ran gives, which is used last."""
         claims = claims_on(gpu, programs)
         reserved = sum(max(0, claims[name].missing - claims[name].cold) for name in always if name in claims)
         wanted = [name for name in claims if name in coming and name not in runs]
-        return moving.plan(room - reserved, claims, wanted, runs, self.turns.next_use(now_us))
+        most_in = self.rates.into_in(left_us)
+        return moving.plan(room - reserved, claims, wanted, runs, self.turns.next_use(now_us), most_in)
 
 
 def claims_on(gpu: int, programs: Mapping[Name, Program]) -> Claims:
