@@ -44,7 +44,7 @@ def test_every_call_that_has_a_handle_is_caught() -> None:
         *("segments", "segments_are_hot", "views", "names", "questions", "export", "export_waits", "export_charged"),
         *("bound", "bound_allocation", "bound_to_what_goes", "bound_to_array"),
         *("reused_handle", "reused_mapping", "reused_view", "reused_array"),
-        *("reused_context", "reused_in_context"),
+        *("reused_context", "reused_primary", "reused_in_context"),
     ],
 )
 def test_moves(name: str, sanitize: str) -> None:

@@ -987,14 +987,20 @@ static bool is_asleep(void)
 	return state == 'S';
 }
 
-static CUresult destroy_and_make(CUcontext destroyed)
+/* Until the other thread has used it, or waits before it has it. */
+static CUresult destroyed_and(void *(*uses)(void *))
 {
-	reused.context = destroyed;
-	CHECK(!pthread_create(&reused.thread, NULL, use_again, NULL));
+	CHECK(!pthread_create(&reused.thread, NULL, uses, NULL));
 	while (!__atomic_load_n(&reused.used, __ATOMIC_ACQUIRE) &&
 	       (__atomic_load_n(&reused.made, __ATOMIC_ACQUIRE) || !is_asleep()))
 		sched_yield();
 	return CUDA_SUCCESS;
+}
+
+static CUresult destroy_and_make(CUcontext destroyed)
+{
+	reused.context = destroyed;
+	return destroyed_and(use_again);
 }
 
 /* What is allocated in it does not go with the one before. */
@@ -1009,6 +1015,64 @@ static void test_reused_context(void)
 	real.cuCtxCreate_v2 = make_again;
 	real.cuCtxDestroy_v2 = destroy_and_make;
 	CHECK(cuCtxDestroy_v2(other) == CUDA_SUCCESS && !pthread_join(reused.thread, NULL));
+	CHECK(cuMemGetAddressRange_v2(&base, &bytes, reused.address) == CUDA_SUCCESS);
+	CHECK(base == reused.address && bytes == 4 << 20 && device->resident - pool_kept(device) == 4 << 20);
+	double_agree(device);
+}
+
+/* The same of a primary one, which the driver makes again where the other thread retains it. */
+
+static unsigned int retained;	/* atomically */
+
+static CUresult retain_again(CUcontext *made, CUdevice ordinal)
+{
+	CHECK(!ordinal);
+	__atomic_add_fetch(&retained, 1, __ATOMIC_SEQ_CST);
+	*made = reused.context;
+	return CUDA_SUCCESS;
+}
+
+static CUresult is_retained(CUdevice ordinal, unsigned int *flags, int *active)
+{
+	CHECK(!ordinal);
+	*flags = 0;
+	*active = __atomic_load_n(&retained, __ATOMIC_SEQ_CST) != 0;
+	return CUDA_SUCCESS;
+}
+
+static void *use_primary_again(void *unused)
+{
+	CUcontext made;
+
+	__atomic_store_n(&reused.number, gettid(), __ATOMIC_RELEASE);
+	CHECK(cuDevicePrimaryCtxRetain(&made, 0) == CUDA_SUCCESS && made == reused.context);
+	__atomic_store_n(&reused.made, true, __ATOMIC_RELEASE);
+	CHECK(real.cuCtxSetCurrent(made) == CUDA_SUCCESS && cuMemAlloc_v2(&reused.address, 4 << 20) == CUDA_SUCCESS);
+	__atomic_store_n(&reused.used, true, __ATOMIC_RELEASE);
+	return unused;
+}
+
+static CUresult release_and_retain(CUdevice ordinal)
+{
+	CHECK(!ordinal);
+	if (__atomic_sub_fetch(&retained, 1, __ATOMIC_SEQ_CST))
+		return CUDA_SUCCESS;
+	return destroyed_and(use_primary_again);
+}
+
+static void test_reused_primary(void)
+{
+	CUdeviceptr before, base;
+	size_t bytes;
+
+	start();
+	CHECK(cuMemAlloc_v2(&before, 8 << 20) == CUDA_SUCCESS);
+	reused.context = context;
+	retained = 1;
+	real.cuDevicePrimaryCtxRetain = retain_again;
+	real.cuDevicePrimaryCtxGetState = is_retained;
+	real.cuDevicePrimaryCtxRelease_v2 = release_and_retain;
+	CHECK(cuDevicePrimaryCtxRelease_v2(0) == CUDA_SUCCESS && !pthread_join(reused.thread, NULL));
 	CHECK(cuMemGetAddressRange_v2(&base, &bytes, reused.address) == CUDA_SUCCESS);
 	CHECK(base == reused.address && bytes == 4 << 20 && device->resident - pool_kept(device) == 4 << 20);
 	double_agree(device);
@@ -1253,7 +1317,8 @@ int main(int count, char **arguments)
 		{ "bound_to_what_goes", test_bound_to_what_goes }, { "bound_to_array", test_bound_to_array },
 		{ "reused_handle", test_reused_handle }, { "reused_mapping", test_reused_mapping },
 		{ "reused_view", test_reused_view }, { "reused_array", test_reused_array },
-		{ "reused_context", test_reused_context }, { "reused_in_context", test_reused_in_context },
+		{ "reused_context", test_reused_context }, { "reused_primary", test_reused_primary },
+		{ "reused_in_context", test_reused_in_context },
 		{ "outside_open", test_outside_open }, { "outside_unseen", test_outside_unseen },
 		{ "object_faults", test_faults }, { "fuzz", test_fuzz }, { "peer", test_peer }, { "threads", test_threads },
 	};

@@ -15,6 +15,7 @@ static struct device *devices[GG_ORDINALS];	/* atomically; never freed */
 static bool set_up[GG_ORDINALS];			/* atomically; written under setup_lock */
 static pthread_mutex_t setup_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t ending = PTHREAD_MUTEX_INITIALIZER; /* from device_context_ends to device_context_ended */
+static pthread_mutex_t primaries[GG_ORDINALS] = { [0 ... GG_ORDINALS - 1] = PTHREAD_MUTEX_INITIALIZER };
 
 /* Of which device a context is: asked for on every launch, so each thread keeps its last answer, until a
  * context ends. */
@@ -225,12 +226,11 @@ void device_return(struct device *device)
 
 /* Two threads may destroy contexts at once; which devices are held must not change in between. */
 static uint64_t held;	/* a bit an ordinal; under `ending` */
-static CUcontext ends;	/* the one that does; atomically */
+static CUcontext goes;	/* the one that may be destroyed by now; atomically */
 
 void device_context_ends(CUcontext context)
 {
 	pthread_mutex_lock(&ending);
-	__atomic_store_n(&ends, context, __ATOMIC_SEQ_CST);
 	held = 0;
 	for (int i = 0; i < GG_ORDINALS; i++) {
 		struct device *device = __atomic_load_n(&devices[i], __ATOMIC_ACQUIRE);
@@ -240,6 +240,11 @@ void device_context_ends(CUcontext context)
 		pthread_rwlock_wrlock(&device->in_use);
 		held |= UINT64_C(1) << i;
 	}
+}
+
+void device_context_goes(CUcontext context)
+{
+	__atomic_store_n(&goes, context, __ATOMIC_SEQ_CST);
 }
 
 void device_context_forgotten(CUcontext context)
@@ -260,24 +265,37 @@ void device_context_ended(bool gone)
 	}
 	if (gone)
 		__atomic_add_fetch(&epoch, 1, __ATOMIC_ACQ_REL);
-	__atomic_store_n(&ends, NULL, __ATOMIC_SEQ_CST);
+	__atomic_store_n(&goes, NULL, __ATOMIC_SEQ_CST);
 	pthread_mutex_unlock(&ending);
 }
 
 void device_context_made(CUcontext context)
 {
-	if (!context || __atomic_load_n(&ends, __ATOMIC_SEQ_CST) != context)
+	if (!context || __atomic_load_n(&goes, __ATOMIC_SEQ_CST) != context)
 		return;
 	pthread_mutex_lock(&ending);
 	pthread_mutex_unlock(&ending);
+}
+
+void device_primary_enter(CUdevice ordinal)
+{
+	if (ordinal >= 0 && ordinal < GG_ORDINALS)
+		pthread_mutex_lock(&primaries[ordinal]);
+}
+
+void device_primary_leave(CUdevice ordinal)
+{
+	if (ordinal >= 0 && ordinal < GG_ORDINALS)
+		pthread_mutex_unlock(&primaries[ordinal]);
 }
 
 void device_forget(void)
 {
 	setup_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 	ending = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-	ends = NULL;
+	goes = NULL;
 	for (int i = 0; i < GG_ORDINALS; i++) {
+		primaries[i] = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 		devices[i] = NULL;
 		set_up[i] = false;
 	}

@@ -73,10 +73,16 @@ void device_return(struct device *device);
  * gate, which the mover may close while it borrows; device_borrow never waits, so there is no cycle. */
 void device_context_ends(CUcontext context);
 void device_context_ended(bool gone);
+/* In between, before it may be destroyed: from then on the driver may give out its value again. */
+void device_context_goes(CUcontext context);
 /* In between, once it is destroyed: it is no device's `primary` any more. */
 void device_context_forgotten(CUcontext context);
 /* A context was made: it may have the value of one that is destroyed, and whose end is not told everywhere yet. Waits. */
 void device_context_made(CUcontext context);
+/* Around calls that make or destroy a GPU's primary context, and what is asked of it: from before one that may destroy it
+ * until its end is told everywhere. Inside the gate or not; nothing is waited for in between that may need another. */
+void device_primary_enter(CUdevice ordinal);
+void device_primary_leave(CUdevice ordinal);
 
 void device_forget(void);	/* in the child of fork() */
 

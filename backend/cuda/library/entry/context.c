@@ -17,8 +17,6 @@
 
 struct ending {
 	CUcontext context;	/* NULL: there is none */
-	CUdevice ordinal;
-	bool entered;
 };
 
 static struct ending begin(CUcontext context)
@@ -35,6 +33,7 @@ static struct ending begin(CUcontext context)
 		counters_context_held(context);
 		/* A drain waits for contexts with this gate open (turn.c). */
 		quiet_context_ends(context);
+		device_context_goes(context);
 	}
 	ours_enter();
 	return ending;
@@ -144,13 +143,17 @@ static bool has_gone(CUdevice device)
 										\
 		PASS_INSIDE(name, (dev));					\
 		ours_enter();							\
+		device_primary_enter(dev);					\
 		result = primary_of(dev, &context);				\
+		device_primary_leave(dev);					\
 		ours_leave();							\
 		if (result != CUDA_SUCCESS)					\
 			return result;						\
 		ending = begin(context);					\
+		device_primary_enter(dev);					\
 		result = real.name(dev);					\
 		end(&ending, result == CUDA_SUCCESS && context && has_gone(dev));	\
+		device_primary_leave(dev);					\
 		return result;							\
 	}
 
@@ -158,6 +161,20 @@ PRIMARY(cuDevicePrimaryCtxRelease)
 PRIMARY(cuDevicePrimaryCtxRelease_v2)
 PRIMARY(cuDevicePrimaryCtxReset)
 PRIMARY(cuDevicePrimaryCtxReset_v2)
+
+/* Not while another thread releases it: it is asked then whether the old one has gone, and what was in that goes. */
+WRAPPER cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev)
+{
+	CUresult result;
+
+	PASS_INSIDE(cuDevicePrimaryCtxRetain, (pctx, dev));
+	device_primary_enter(dev);
+	CALL_REAL(result, cuDevicePrimaryCtxRetain, (pctx, dev));
+	device_primary_leave(dev);
+	if (result == CUDA_SUCCESS)
+		device_context_made(*pctx);
+	return result;
+}
 
 /* The old pair of cuCtxAttach and cuCtxDetach: the last detach destroys. Nothing says which it was
  * but that the handle is no longer good. */
@@ -192,6 +209,8 @@ WRAPPER cuGreenCtxDestroy(CUgreenCtx hCtx)
 	end(&ending, result == CUDA_SUCCESS);
 	return result;
 }
+
+FORWARD_THEN(cuCtxFromGreenCtx, (CUcontext *pContext, CUgreenCtx hCtx), (pContext, hCtx), device_context_made(*pContext))
 
 /*
  * New ones. cuCtxCreate makes its context current: the device is in use from here on, and the
