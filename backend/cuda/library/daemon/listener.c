@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "calm.h"
 #include "counters.h"
 #include "daemon.h"
 #include "departure.h"
@@ -147,9 +148,13 @@ static int64_t move_back(void)
 		if (home >= 0)
 			next = sooner(next, home);
 		owed = mover_owed(managed->device);
+		calm_tick(managed->device);
 		pthread_mutex_lock(&session.lock);
+		/* Where there is room now there will be some then. */
+		if (calm_rests(managed->device))
+			managed->room = 0;
 		want = at_most(managed->swapped + owed, MOVE_BACK_PIECE);
-		if (want && (due || managed->room)) {
+		if (want && (due || managed->room) && !calm_rests(managed->device)) {
 			managed->room = 0;
 			pthread_mutex_unlock(&session.lock);
 			moved = mover_in(managed->device, want, &usec);

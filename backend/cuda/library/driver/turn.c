@@ -56,6 +56,7 @@ struct pace {
 static struct turn {
 	uint32_t word;		/* atomically: OPEN, CLOSED; threads sleep on it */
 	uint64_t run_ahead_us;	/* atomically; 0: not bounded */
+	uint64_t bound_us;	/* ... beside that: for memory to move */
 	unsigned int waiting;	/* atomically */
 	bool seen;		/* of the listening thread: each thread inside has seen that it is closed */
 	bool drained;		/* atomically: nothing has run since */
@@ -68,6 +69,15 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static bool is_closed(const struct turn *turn)
 {
 	return __atomic_load_n(&turn->word, __ATOMIC_ACQUIRE) == CLOSED;
+}
+
+/* The lower bound of run-ahead; 0: there is none. */
+static uint64_t bound_of(const struct turn *turn)
+{
+	const uint64_t own = __atomic_load_n(&turn->run_ahead_us, __ATOMIC_RELAXED);
+	const uint64_t other = __atomic_load_n(&turn->bound_us, __ATOMIC_RELAXED);
+
+	return own && other ? own < other ? own : other : own + other;
 }
 
 /* Sleeps while the word is `word`, at most so long; 0: for ever. Spurious returns are harmless. */
@@ -87,15 +97,23 @@ static void pause_for(uint64_t us)
 	nanosleep(&time, NULL);
 }
 
-static void set(struct turn *turn, uint32_t word, uint64_t run_ahead_us)
+/* Two threads may be at it, for a turn and for memory that moves. */
+static void count_any(void)
 {
 	unsigned int any = 0;
 
+	pthread_mutex_lock(&lock);
+	for (size_t i = 0; i < GG_ORDINALS; i++)
+		any += is_closed(&turns[i]) || bound_of(&turns[i]);
+	__atomic_store_n(&turn_any, any, __ATOMIC_SEQ_CST);
+	pthread_mutex_unlock(&lock);
+}
+
+static void set(struct turn *turn, uint32_t word, uint64_t run_ahead_us)
+{
 	__atomic_store_n(&turn->run_ahead_us, run_ahead_us, __ATOMIC_SEQ_CST);
 	__atomic_store_n(&turn->word, word, __ATOMIC_SEQ_CST);
-	for (size_t i = 0; i < GG_ORDINALS; i++)
-		any += is_closed(&turns[i]) || __atomic_load_n(&turns[i].run_ahead_us, __ATOMIC_RELAXED);
-	__atomic_store_n(&turn_any, any, __ATOMIC_SEQ_CST);
+	count_any();
 	syscall(SYS_futex, &turn->word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
@@ -146,7 +164,7 @@ static void learn(struct pace *pace, uint64_t finished, bool pending, bool watch
 /* Whether what is pending would take longer than the bound, by what is known now. */
 static bool is_ahead(struct turn *turn, struct device *device, bool watched)
 {
-	const uint64_t bound_us = __atomic_load_n(&turn->run_ahead_us, __ATOMIC_RELAXED);
+	const uint64_t bound_us = bound_of(turn);
 	struct pace *pace = &turn->pace;
 	uint64_t submitted, finished, pending, now;
 	bool ahead;
@@ -187,7 +205,7 @@ static uint64_t patience_of(const struct pace *pace, uint64_t bound_us)
 /* Waits, outside, until it is no more so far ahead. */
 static void fall_back(struct turn *turn, struct device *device)
 {
-	const uint64_t bound_us = __atomic_load_n(&turn->run_ahead_us, __ATOMIC_RELAXED), start = moment_us();
+	const uint64_t bound_us = bound_of(turn), start = moment_us();
 	const uint64_t pause = bound_us / 16 < LOOK_LEAST ? LOOK_LEAST : bound_us / 16 > LOOK_MOST ? LOOK_MOST : bound_us / 16;
 	struct pace *pace = &turn->pace;
 	uint64_t now, since, patience, last, finished;
@@ -241,7 +259,7 @@ bool turn_hold(enum turn_work work, CUstream stream, bool per_thread)
 		const bool closed = is_closed(turn);
 
 		if (!closed && (fell_back || work != TURN_KERNELS || stream_capturing_any() ||
-				!__atomic_load_n(&turn->run_ahead_us, __ATOMIC_RELAXED)))
+				!bound_of(turn)))
 			break;
 		device = closed ? NULL : device_current();
 		if (!closed && (!device || &turns[device->ordinal] != turn || !is_ahead(turn, device, false)))
@@ -344,20 +362,36 @@ bool turn_is_late(const struct device *device)
 	return is_closed(turn) && !__atomic_load_n(&turn->drained, __ATOMIC_RELAXED);
 }
 
-void turn_begin(struct device *device, uint64_t run_ahead_us)
+/* What is learnt of how fast kernels finish begins now. */
+static void begin_pace(struct device *device, struct pace *pace)
 {
-	struct turn *turn = &turns[device->ordinal];
-	struct pace *pace = &turn->pace;
 	uint64_t submitted;
 
-	log_line("device %d: a turn begins, run-ahead %llu us, %u threads waited", device->ordinal,
-		 (unsigned long long)run_ahead_us, turn_waiting(device));
 	pthread_mutex_lock(&lock);
 	totals_get(device, &submitted, &pace->finished);
 	pace->since = moment_us();
 	pace->vain = 0;
 	pthread_mutex_unlock(&lock);
+}
+
+void turn_begin(struct device *device, uint64_t run_ahead_us)
+{
+	struct turn *turn = &turns[device->ordinal];
+
+	log_line("device %d: a turn begins, run-ahead %llu us, %u threads waited", device->ordinal,
+		 (unsigned long long)run_ahead_us, turn_waiting(device));
+	begin_pace(device, &turn->pace);
 	set(turn, OPEN, run_ahead_us < RUN_AHEAD_MOST ? run_ahead_us : RUN_AHEAD_MOST);
+}
+
+void turn_bound(struct device *device, uint64_t run_ahead_us)
+{
+	struct turn *turn = &turns[device->ordinal];
+
+	if (run_ahead_us && !bound_of(turn))
+		begin_pace(device, &turn->pace);
+	__atomic_store_n(&turn->bound_us, run_ahead_us, __ATOMIC_SEQ_CST);
+	count_any();
 }
 
 static void open_one(struct turn *turn)

@@ -48,7 +48,10 @@ void turn_begin(struct device *device, uint64_t run_ahead_us);
 /* Whether it is over, and something ran still when turn_end said so last: what waits until nothing runs waits in
  * vain. */
 bool turn_is_late(const struct device *device);
-/* Opens that of a device, or all of them, and bounds nothing. */
+/* Bounds run-ahead, as turn_begin does, for as long as memory waits for a queue to get done (calm.h); the lower of both
+ * bounds holds. 0: no more. By the holder of the mover's lock. */
+void turn_bound(struct device *device, uint64_t run_ahead_us);
+/* Opens that of a device, or all of them, and bounds nothing for a turn. */
 void turn_open(struct device *device);
 void turn_open_all(void);
 /* Threads that wait there for their turn, or since they are too far ahead. */

@@ -7,6 +7,7 @@
 
 #include "chunk.h"
 #include "daemon.h"
+#include "gate.h"
 #include "keeper.h"
 #include "lent.h"
 #include "life.h"
@@ -72,6 +73,8 @@ void tree_await(struct device *device)
 	struct timespec until;
 
 	pthread_mutex_unlock(&tree_lock);
+	/* What a thread inside waits for may be on its way, and that way is closed by it. */
+	gate_beg();
 	/* What the mover left for later, because the GPU did not come to it, may be done by now. */
 	if (tree->reap)
 		tree->reap(device);
@@ -83,6 +86,7 @@ void tree_await(struct device *device)
 		until.tv_sec++;
 	}
 	pthread_cond_clockwait(&tree_idle, &tree_lock, CLOCK_MONOTONIC, &until);
+	gate_beg_no_more();
 }
 
 /* With the lock. */

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "calm.h"
 #include "daemon.h"
 #include "heat.h"
 #include "life.h"
@@ -103,7 +104,7 @@ int64_t exchange_tick(struct device *device)
 	}
 	if (!pace->piece)
 		pace->piece = PIECE;
-	bytes = now < pace->next_move ? 0 : pick_misplaced(device, pace->piece);
+	bytes = now < pace->next_move || calm_rests(device) ? 0 : pick_misplaced(device, pace->piece);
 	if (bytes)
 		exchange(device, pace, bytes);
 	else if (now >= pace->next_move)
