@@ -5,6 +5,7 @@ A write asks for something; it returns once that holds, or with an error and eve
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import math
@@ -312,7 +313,7 @@ class Controller:
         assert setting.control is not None
         changes, kills = {setting.field: nbytes}, setting is settings.LIMIT_MAX
         books = self.require(group, setting.control)
-        before = self._writers.ask(group, books, changes)
+        before = self._writers.ask(group, books, changes, patient=kills)
         # Another writer may wait for members to end: none is killed for a limit that has been raised.
         raised = kills and nbytes > books.limit_max
         if before is None and raised:
@@ -324,11 +325,11 @@ class Controller:
             if nbytes > getattr(before, setting.field):
                 self._eased(group)
             return
-        async with self._writers.asked(group, changes, before, patient=kills) as scope:
+        async with self._writers.asked(group, changes, before, patient=kills) as asked:
             if not (short := self._short(group, setting)):
                 self._eased(group)
                 return
-            with self._killer.held(group):
+            with self._killer.held(group) if kills else contextlib.nullcontext():
                 # The writer wants that, whichever member gives: no neighbour takes it.
                 planned = self._planned(group, short)
                 if planned < short and not (kills and await self._is_held_by_kills(group)):
@@ -340,7 +341,8 @@ class Controller:
             if ends:
                 if isinstance(group, SliceOn) and self.population.holds(group):
                     self.population.keep(group.slice)  # the last of it may be among them
-                scope.deadline = math.inf  # the killer is bounded itself
+                asked.scope.deadline = math.inf  # the killer is bounded itself
+                asked.leave()
                 if await self._killed(group, changes):
                     return
             if self._short(group, setting):  # ENODEV for one that is gone
