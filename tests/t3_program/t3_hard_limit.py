@@ -13,6 +13,7 @@ import trio
 
 from backend.core import oom
 from backend.core.oom import NOTICE_S
+from backend.core.over import PASSING_S
 from backend.core.silence import RETURN_S
 from backend.door.wire import Message, Op
 from backend.process import procfs, victims
@@ -383,6 +384,30 @@ def test_the_log_names_at_once_what_a_library_cannot_move(drive: Drive, caplog: 
 
     drive(test)
     assert len([line for line in caplog.messages if "over its gmem.limit.high" in line]) == 1
+
+
+@pytest.mark.logs(OVER_HIGH)
+def test_one_that_gives_nothing_is_told_of_after_a_while(drive: Drive, caplog: pytest.LogCaptureFixture) -> None:
+    """One that is stopped, or waits for its turn, gives later; one that has not by then is told of, once."""
+
+    def lines() -> list[str]:
+        return [line for line in caplog.messages if "over its gmem.limit.high" in line]
+
+    async def test(rig: Rig) -> None:
+        program = await rig.program(0, "/job")
+        await rig.h.write(JOB + "gmem.limit.high", "4G")
+        program.obey = moves_nothing
+        assert await program.alloc(5 * GIB) == 0
+        await trio.sleep(PASSING_S - SEEN_S)
+        assert (await rig.stat(JOB + "gmem.events"))["over"] == 1
+        assert not lines()
+        await trio.sleep(2 * SEEN_S)
+        assert len(lines()) == 1
+        assert "its members hold what cannot be moved now" in lines()[0]
+        await trio.sleep(PASSING_S)
+
+    drive(test)
+    assert len(lines()) == 1
 
 
 def test_one_that_exits_is_not_said_to_be_without_the_library(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
