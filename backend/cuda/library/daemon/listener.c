@@ -149,6 +149,7 @@ static int64_t move_back(void)
 			next = sooner(next, home);
 		owed = mover_owed(managed->device);
 		calm_tick(managed->device);
+		exchange_settle(managed->device);
 		pthread_mutex_lock(&session.lock);
 		/* Where there is room now there will be some then. */
 		if (calm_rests(managed->device))

@@ -69,7 +69,18 @@ static void exchange(struct device *device, struct pace *pace, size_t bytes)
 	if (moved)
 		pace->piece = exchange_next(pace->piece, busy_us, waited);
 	__atomic_add_fetch(&device->exchanged, moved, __ATOMIC_RELAXED);
-	__atomic_store_n(&device->away, 0, __ATOMIC_RELAXED);
+	/* What went and did not come is off the GPU still, and its own. */
+	__atomic_store_n(&device->away, mover_owed(device), __ATOMIC_RELAXED);
+	daemon_report(device);
+}
+
+void exchange_settle(struct device *device)
+{
+	const uint64_t owed = mover_owed(device);
+
+	if (owed >= __atomic_load_n(&device->away, __ATOMIC_RELAXED))
+		return;
+	__atomic_store_n(&device->away, owed, __ATOMIC_RELAXED);
 	daemon_report(device);
 }
 

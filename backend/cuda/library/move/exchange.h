@@ -15,6 +15,9 @@
 /* Moves some, if it is time and worth it; returns the milliseconds until it should be called again. */
 int64_t exchange_tick(struct device *device);
 
+/* What an exchange left off the GPU may have come: the daemon is told. */
+void exchange_settle(struct device *device);
+
 /* Bytes of the next piece, after one of `piece` that moved for `busy_us` and waited for the program for `waited_us`. */
 uint64_t exchange_next(uint64_t piece, uint64_t busy_us, uint64_t waited_us);
 
