@@ -283,7 +283,12 @@ class Managed:
         return bool(program.departs or program.overdue or short or self._halted(process))
 
     def _halted(self, process: Process) -> bool:
-        return self.lost() or self._frozen(process) or is_stopped(process.pid)
+        return self.stays(process) or is_stopped(process.pid)
+
+    def stays(self, process: Process) -> bool:
+        """Whether memory of a program stays where it is, in the host, too: the GPU is lost, or the program is frozen, and
+        would hold room for what does not come before the thaw."""
+        return self.lost() or self._frozen(process)
 
     # Moving
 

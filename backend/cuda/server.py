@@ -279,8 +279,8 @@ class Session:
                 self._holding(request.gpu).uncharge(args[0], args[1])
             case Op.MOVE_IN:
                 holding = self._holding(request.gpu)
-                if self._gpus[request.gpu].lost():
-                    raise fail(errno.EAGAIN)  # what is in the host is safe there
+                if self._gpus[request.gpu].stays(self.process):
+                    raise fail(errno.EAGAIN)  # what is in the host is safe there, and its place is no other's meanwhile
                 holding.move_in(args[0], args[1])
                 self._moved_in = trio.current_time()
             case Op.LIMITS:

@@ -384,6 +384,27 @@ def test_a_frozen_program_cannot_move(drive: Drive) -> None:
     drive(test)
 
 
+def test_a_frozen_program_holds_no_room_for_what_cannot_come(drive: Drive) -> None:
+    """Nothing of it would come before the thaw, which a neighbour need not wait for."""
+
+    async def test(rig: Rig) -> None:
+        program = await rig.program(4 * GIB)
+        await rig.h.write(program.file + "gmem.limit.high", "2G")
+        away = program.swapped
+        assert away
+        await rig.h.write(program.file + "gmem.limit.high", "max")
+        await rig.h.write(program.file + "compute.freeze", "1")
+        assert (await program.ask(Op.MOVE_IN, away, 0)).status == -errno.EAGAIN
+        assert await rig.number(program.file + "gmem.swap.current") == away
+        await rig.h.write(program.file + "compute.freeze", "0")
+        (await program.ask(Op.MOVE_IN, away, 0)).check()
+        program.resident, program.swapped = program.resident + away, 0
+        program.show()
+        assert await rig.number(program.file + "gmem.swap.current") == 0
+
+    drive(test)
+
+
 # Answers that come late, or not
 
 
