@@ -13,7 +13,7 @@
 
 /* Times that a wait in vain took, for which the gate is open then; doubled with each more of them, so often at most. */
 #define REST 3
-#define RESTS_MOST 2
+#define RESTS_MOST 1
 /* Kernels that may be pending where a long queue was waited for in vain, and for how long that is so; us. */
 #define RUN_AHEAD_US 250000
 #define BOUND_US 10000000
@@ -79,17 +79,25 @@ static bool is_patient(unsigned int inside, void *argument)
 bool calm_close(struct device *device, unsigned int timeout_ms)
 {
 	struct calm *calm = calm_of(device);
+	bool closed;
 
 	calm->begun = calm->since = moment_us();
 	calm->closed = 0;
 	calm->inside = 0;
 	calm->short_of_time = false;
 	any_ended(calm);
-	if (!gate_close_patiently(timeout_ms, is_patient, device))
-		return false;
-	if (!calm->closed)
+	closed = gate_close_patiently(timeout_ms, is_patient, device);
+	/* Before it was asked the gate may have been open, for the end of a capture. */
+	if (calm->closed)
+		__atomic_add_fetch(&calm->held_us, moment_us() - calm->closed, __ATOMIC_RELAXED);
+	else if (closed)
 		calm->closed = calm->begun;
-	return true;
+	return closed;
+}
+
+uint64_t calm_held(const struct device *device)
+{
+	return device->mover ? __atomic_load_n(&calm_of(device)->held_us, __ATOMIC_RELAXED) : 0;
 }
 
 bool calm_quiet(struct device *device, struct device *of)

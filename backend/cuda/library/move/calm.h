@@ -24,6 +24,7 @@ struct calm {
 	uint64_t needs_us;	/* for how long what runs is waited for while nothing ends; less than work_us: for that */
 	unsigned int vain;	/* waits of that time in vain, since the last that was not */
 	uint64_t rest_until;	/* by moment_us; atomically */
+	uint64_t held_us;	/* for which newcomers waited, ever, while threads were inside; atomically */
 	uint64_t bound_until;	/* its run-ahead is bounded until then; 0: it is not */
 	/* Of the attempt that is under way. */
 	uint64_t begun, closed;	/* when; and since when the gate is, 0: never */
@@ -42,6 +43,8 @@ void calm_over(struct device *device, bool calm);
 
 /* Whether the program is to have the gate open now. In any thread, without the lock; as what follows. */
 bool calm_rests(const struct device *device);
+/* For how long threads of the program were kept outside, ever, for others that were inside; us. */
+uint64_t calm_held(const struct device *device);
 /* What was bounded may not be any more: to be called from time to time. */
 void calm_tick(struct device *device);
 

@@ -50,7 +50,7 @@ uint64_t exchange_next(uint64_t piece, uint64_t busy_us, uint64_t waited_us)
 
 static void exchange(struct device *device, struct pace *pace, size_t bytes)
 {
-	const uint64_t start = moment_us();
+	const uint64_t start = moment_us(), held = calm_held(device);
 	uint64_t moved, now, waited, busy_us;
 
 	/* The daemon hears of it before: else it would take what the driver counts less for room. */
@@ -63,9 +63,9 @@ static void exchange(struct device *device, struct pace *pace, size_t bytes)
 	log_line("device %d: exchanged %llu of %llu MiB in %llu us, waited %llu us", device->ordinal,
 		  (unsigned long long)(moved / GG_MIB), (unsigned long long)(bytes / GG_MIB),
 		  (unsigned long long)busy_us, (unsigned long long)waited);
-	/* The program gets on with its kernels while they are waited for. What does not move now will not move in a
-	 * moment. */
-	pace->next_move = now + (moved ? busy_us * REST : LOOK);
+	/* The program gets on with its kernels while they are waited for, but not with what its threads bring that are kept
+	 * outside for one that is inside. What does not move now will not move in a moment. */
+	pace->next_move = now + (moved ? (busy_us + calm_held(device) - held) * REST : LOOK);
 	if (moved)
 		pace->piece = exchange_next(pace->piece, busy_us, waited);
 	__atomic_add_fetch(&device->exchanged, moved, __ATOMIC_RELAXED);
