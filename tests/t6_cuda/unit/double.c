@@ -215,7 +215,7 @@ void sight_look(CUdevice ordinal, const CUuuid *uuid)
 void daemon_report(struct device *device)
 {
 	/* Others are in the middle of something; and mover_exchange alone leaves the rest to its caller. */
-	if (device->away && ticks) {
+	if (ticks && device->away) {
 		/* Said before it is. */
 		CHECK(device->away <= device->resident);
 		double_agree(device);

@@ -155,13 +155,16 @@ WRAPPER cuMemExportToShareableHandle(void *shareableHandle, CUmemGenericAllocati
 	return result;
 }
 
+/* An error that is answered so often stays. */
+#define TRIES 3
+
 /* The GPU that a handle of the driver's is of; NULL: it is of none that is known. */
 static struct device *device_of_handle(CUmemGenericAllocationHandle handle)
 {
 	CUmemAllocationProp prop = { 0 };
 	CUresult result = CUDA_ERROR_NOT_SUPPORTED;
 
-	if (real.cuMemGetAllocationPropertiesFromHandle)
+	for (int try = 0; try < TRIES && result != CUDA_SUCCESS && real.cuMemGetAllocationPropertiesFromHandle; try++)
 		CALL_REAL(result, cuMemGetAllocationPropertiesFromHandle, (&prop, handle));
 	return result == CUDA_SUCCESS && prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE ? device_of(prop.location.id) : NULL;
 }
