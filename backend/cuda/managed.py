@@ -286,8 +286,8 @@ class Managed:
         return self.stays(process) or is_stopped(process.pid)
 
     def stays(self, process: Process) -> bool:
-        """Whether memory of a program stays where it is, in the host, too: the GPU is lost, or the program is frozen, and
-        would hold room for what does not come before the thaw."""
+        """Whether memory of a program stays where it is, in the host, too: the GPU is lost, or the program is frozen,
+        and would hold room for what does not come before the thaw."""
         return self.lost() or self._frozen(process)
 
     # Moving

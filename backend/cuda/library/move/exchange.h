@@ -3,7 +3,7 @@
  * What is hot and in the host changes places with what is cold and on the GPU, where there is no room for
  * both.
  *
- * A limit that is written takes what nobody had looked at: which of it is used is learnt only from then on
+ * A limit that is written takes what was not looked at: which of it is used is learnt only from then on
  * (heat.h), and it changes while a program runs. The books stay as they are: as much comes as goes. Called by
  * the listening thread.
  */

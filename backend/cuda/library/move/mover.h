@@ -17,7 +17,7 @@
 
 /*
  * Moves at least `bytes` out, or what can be; returns the bytes moved, and the microseconds that took, but
- * those of waiting for the program. First of all the chunks that the pool keeps on the GPU for nobody go:
+ * those of waiting for the program. First of all the chunks that the pool keeps on the GPU unused go:
  * they are uncharged, count towards `bytes`, and are not in what it returns, for nothing of them is in the
  * host. What moved is to be booked by mover_booked.
  */
