@@ -82,6 +82,7 @@ class NvidiaGpu:
         self._usage = usage
         usage.lost = self._lose
         usage.programs = self._working
+        usage.has_standing = self._has_standing
         usage.late = self._late
         self._ask_it = present
         self._back_s = BACK
@@ -366,6 +367,10 @@ class NvidiaGpu:
         for process in self._tenants:
             counts = self.managed.counts(process)
             yield process, None if counts is None else counts[0] > counts[1] and not self._is_off(process)
+
+    def _has_standing(self) -> bool:
+        """Whether a program that does not count its kernels is off the runlist."""
+        return any(self._is_off(process) and self.managed.counts(process) is None for process in self._tenants)
 
     def _late(self, process: Process, figures: Mapping[str, int]) -> None:
         if self._bookkeeper is not None:
