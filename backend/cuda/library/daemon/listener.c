@@ -387,6 +387,8 @@ static void *listen_to_it(void *unused)
 		tick = departure_begun() ? -1 : counters_tick();
 		if (tick >= 0)
 			next = sooner(next, tick);
+		if (!departure_begun() && turn_watch())
+			next = 0;
 		tick = lent_tick();
 		if (tick >= 0)
 			next = sooner(next, tick);

@@ -40,6 +40,13 @@
 #define BOUNDS_MOST 16
 /* Waits in vain that are counted. */
 #define VAIN_MOST 63
+/* Parts of the bound that have a marker each: what was launched at once is heard of in these, and not when all of it has
+ * finished and the GPU has nothing left to do. */
+#define MARKS 8
+/* For which what runs after the end of a turn is looked at in LOOK_DRAIN. */
+#define DRAIN_WATCHED 50000
+#define LOOK_DRAIN 200
+#define LOOKS_DRAIN 5		/* until the listening thread hears what the daemon says */
 /* Finished kernels in which a longer gap is forgotten, about: more than run at once. */
 #define GAPS 64
 
@@ -59,6 +66,8 @@ static struct turn {
 	unsigned int waiting;	/* atomically */
 	bool seen;		/* of the listening thread: each thread inside has seen that it is closed */
 	bool drained;		/* atomically: nothing has run since */
+	uint64_t closed_at;	/* of the listening thread: when it was closed last; us */
+	struct device *device;	/* atomically; NULL before its first turn */
 	struct pace pace;	/* under `lock` */
 } turns[GG_ORDINALS];
 
@@ -143,6 +152,13 @@ static void learn(struct pace *pace, uint64_t finished, bool pending, bool watch
 	pace->vain = 0;
 }
 
+static uint64_t mark_every(const struct pace *pace, uint64_t bound_us)
+{
+	const uint64_t kernels = pace->kernel_ns ? bound_us * 1000 / MARKS / pace->kernel_ns : 0;
+
+	return bound_us && !kernels ? 1 : kernels;
+}
+
 /* Whether what is pending would take longer than the bound, by what is known now. */
 static bool is_ahead(struct turn *turn, struct device *device, bool watched)
 {
@@ -159,6 +175,7 @@ static bool is_ahead(struct turn *turn, struct device *device, bool watched)
 		learn(pace, finished, pending, watched, now);
 	if (!pending)
 		pace->since = now;	/* what comes next did not wait for anything */
+	__atomic_store_n(&device->mark_every, mark_every(pace, bound_us), __ATOMIC_RELAXED);
 	ahead = bound_us && pending && (!pace->kernel_ns || pending * pace->kernel_ns > bound_us * 1000);
 	pthread_mutex_unlock(&lock);
 	return ahead;
@@ -299,6 +316,7 @@ int turn_end(struct device *device, uint64_t timeout_us, bool *drained)
 	uint64_t now, pause = LOOK_LEAST;
 
 	*drained = false;
+	__atomic_store_n(&turn->device, device, __ATOMIC_RELEASE);
 	__atomic_store_n(&turn->drained, false, __ATOMIC_RELAXED);
 	if (!device->elastic || !device->quiet) {
 		if (again)
@@ -309,6 +327,7 @@ int turn_end(struct device *device, uint64_t timeout_us, bool *drained)
 		if (gate_capturing())
 			return EBUSY;
 		turn->seen = false;
+		turn->closed_at = start;
 		set(turn, CLOSED, 0);
 	}
 	if (!turn->seen) {
@@ -357,13 +376,46 @@ void turn_begin(struct device *device, uint64_t run_ahead_us)
 	pace->since = moment_us();
 	pace->vain = 0;
 	pthread_mutex_unlock(&lock);
+	__atomic_store_n(&turn->device, device, __ATOMIC_RELEASE);
+	__atomic_store_n(&device->mark_every, run_ahead_us ? 1 : 0, __ATOMIC_RELAXED);
 	set(turn, OPEN, run_ahead_us < RUN_AHEAD_MOST ? run_ahead_us : RUN_AHEAD_MOST);
 }
 
 static void open_one(struct turn *turn)
 {
+	struct device *device = __atomic_load_n(&turn->device, __ATOMIC_ACQUIRE);
+
+	if (device)
+		__atomic_store_n(&device->mark_every, 0, __ATOMIC_RELAXED);
 	if (is_closed(turn) || __atomic_load_n(&turn->run_ahead_us, __ATOMIC_RELAXED))
 		set(turn, OPEN, 0);
+}
+
+/* Whether what was launched there before the end of its turn may run still, and is looked at. */
+static bool is_watched(const struct turn *turn)
+{
+	uint64_t submitted, finished;
+
+	if (!turn->device || !is_closed(turn) || moment_us() - turn->closed_at >= DRAIN_WATCHED)
+		return false;
+	totals_get(turn->device, &submitted, &finished);
+	return submitted > finished;
+}
+
+bool turn_watch(void)
+{
+	bool any = false;
+
+	for (size_t i = 0; i < GG_ORDINALS; i++) {
+		if (!is_watched(&turns[i]))
+			continue;
+		for (unsigned int looks = 0; looks < LOOKS_DRAIN && is_watched(&turns[i]); looks++) {
+			pause_for(LOOK_DRAIN);
+			counters_drain(turns[i].device);
+		}
+		any = true;
+	}
+	return any;
 }
 
 void turn_open(struct device *device)

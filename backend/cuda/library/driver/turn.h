@@ -51,6 +51,9 @@ bool turn_is_late(const struct device *device);
 /* Opens that of a device, or all of them, and bounds nothing. */
 void turn_open(struct device *device);
 void turn_open_all(void);
+/* Looks what finishes of what was launched before its turn was over, for a millisecond at most: the daemon goes by what
+ * is pending. False, at once, where nothing is, or has been for long. By the listening thread. */
+bool turn_watch(void);
 /* Threads that wait there for their turn, or since they are too far ahead. */
 unsigned int turn_waiting(const struct device *device);
 
