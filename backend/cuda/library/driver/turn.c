@@ -66,7 +66,7 @@ static struct turn {
 	unsigned int waiting;	/* atomically */
 	bool seen;		/* of the listening thread: each thread inside has seen that it is closed */
 	bool drained;		/* atomically: nothing has run since */
-	uint64_t closed_at;	/* of the listening thread: when it was closed last; us */
+	uint64_t closed_at;	/* atomically: when it was closed last; us */
 	struct device *device;	/* atomically; NULL before its first turn */
 	struct pace pace;	/* under `lock` */
 } turns[GG_ORDINALS];
@@ -327,7 +327,7 @@ int turn_end(struct device *device, uint64_t timeout_us, bool *drained)
 		if (gate_capturing())
 			return EBUSY;
 		turn->seen = false;
-		turn->closed_at = start;
+		__atomic_store_n(&turn->closed_at, start, __ATOMIC_RELAXED);
 		set(turn, CLOSED, 0);
 	}
 	if (!turn->seen) {
@@ -394,11 +394,13 @@ static void open_one(struct turn *turn)
 /* Whether what was launched there before the end of its turn may run still, and is looked at. */
 static bool is_watched(const struct turn *turn)
 {
+	const struct device *device = __atomic_load_n(&turn->device, __ATOMIC_ACQUIRE);
 	uint64_t submitted, finished;
 
-	if (!turn->device || !is_closed(turn) || moment_us() - turn->closed_at >= DRAIN_WATCHED)
+	if (!device || !is_closed(turn) ||
+	    moment_us() - __atomic_load_n(&turn->closed_at, __ATOMIC_RELAXED) >= DRAIN_WATCHED)
 		return false;
-	totals_get(turn->device, &submitted, &finished);
+	totals_get(device, &submitted, &finished);
 	return submitted > finished;
 }
 
@@ -411,7 +413,7 @@ bool turn_watch(void)
 			continue;
 		for (unsigned int looks = 0; looks < LOOKS_DRAIN && is_watched(&turns[i]); looks++) {
 			pause_for(LOOK_DRAIN);
-			counters_drain(turns[i].device);
+			counters_drain(__atomic_load_n(&turns[i].device, __ATOMIC_ACQUIRE));
 		}
 		any = true;
 	}
