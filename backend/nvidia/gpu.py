@@ -10,7 +10,7 @@ import contextlib
 import errno
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import attrs
 import trio
@@ -82,7 +82,7 @@ class NvidiaGpu:
         self._usage = usage
         usage.lost = self._lose
         usage.programs = self._working
-        usage.has_standing = self._has_standing
+        usage.standing = self._off_uncounted
         usage.late = self._late
         self._ask_it = present
         self._back_s = BACK
@@ -368,9 +368,9 @@ class NvidiaGpu:
             counts = self.managed.counts(process)
             yield process, None if counts is None else counts[0] > counts[1] and not self._is_off(process)
 
-    def _has_standing(self) -> bool:
-        """Whether a program that does not count its kernels is off the runlist."""
-        return any(self._is_off(process) and self.managed.counts(process) is None for process in self._tenants)
+    def _off_uncounted(self) -> Collection[Process]:
+        """The programs that are off the runlist, and do not count their kernels."""
+        return frozenset(one for one in self._tenants if self._is_off(one) and self.managed.counts(one) is None)
 
     def _late(self, process: Process, figures: Mapping[str, int]) -> None:
         if self._bookkeeper is not None:

@@ -10,13 +10,17 @@ its own time.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 import attrs
+
+from backend.process.identity import Process
 
 SAMPLE_S = 1.0
 """Seconds between two questions."""
 CLOSELY_S = 2.0
-"""Seconds after a program without the library was off the runlist in which it is asked at each look: 40 us each."""
+"""Seconds after a program without the library was taken off the runlist, or put back, in which NVML is asked at each
+look: 40 us each."""
 SPACING_MOST_US = 1_000_000
 """Microseconds between two samples of the driver, at most."""
 SPACING_LEAST_US = 50_000
@@ -32,17 +36,18 @@ class Sampling:
     spacing_us: int = SPACING_MOST_US
     """How far samples are apart, microseconds; or less. It depends on the driver."""
     _asked: float = 0.0
-    _stood: float = -math.inf  # when a program without the library was off the runlist last
+    _standing: Collection[Process] = frozenset()  # programs without the library that are off the runlist
+    _changed: float = -math.inf  # when these were others
 
     def begin(self, now: float) -> None:
         """Take note that what was before that time, in seconds, is of no matter."""
         self._asked = now
 
-    def is_due(self, now: float, has_standing: bool) -> bool:
-        """Return whether it is to be asked. `has_standing`: a program that does not count its kernels is off the
-        runlist."""
-        if has_standing:
-            self._stood = now
+    def is_due(self, now: float, standing: Collection[Process]) -> bool:
+        """Return whether it is to be asked. `standing`: the programs that are off the runlist, and do not count their
+        kernels."""
+        if standing != self._standing:
+            self._standing, self._changed = standing, now
         return self._is_close(now) or now - self._asked >= SAMPLE_S
 
     def window_us(self, now: float, span_us: int | None) -> float:
@@ -56,4 +61,4 @@ class Sampling:
         return span_us if span_us < GAP * self.spacing_us else min(span_us, max(self.spacing_us, asked_us))
 
     def _is_close(self, now: float) -> bool:
-        return now - self._stood < CLOSELY_S
+        return now - self._changed < CLOSELY_S

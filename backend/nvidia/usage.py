@@ -12,7 +12,7 @@ import logging
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import attrs
 import trio
@@ -63,8 +63,8 @@ class Usage:
         """Is told that the GPU is not there any more."""
         self.programs: Callable[[], Iterable[tuple[Process, bool | None]]] = lambda: ()
         """The processes on this GPU, and whether kernels of theirs are pending; None: they do not count them."""
-        self.has_standing: Callable[[], bool] = lambda: False
-        """Whether a program that does not count its kernels is off the runlist."""
+        self.standing: Callable[[], Collection[Process]] = frozenset
+        """The programs that are off the runlist, and do not count their kernels."""
         self.late: Callable[[Process, Mapping[str, int]], None] = lambda process, figures: None
         """Is told what a process did besides that has ended, by the names of Activity."""
         self._busy = BusyTime(round(LAG_NS / 1e9 / READ_S))
@@ -220,7 +220,7 @@ class Usage:
     async def _sample_others(self) -> None:
         """The samples of programs that do not count their kernels, where the trace tells the rest."""
         now = trio.current_time()
-        if not self._sampling.is_due(now, self.has_standing()):
+        if not self._sampling.is_due(now, self.standing()):
             return
         if any(pending is None for _, pending in self.programs()):
             await self._ask()

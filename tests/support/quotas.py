@@ -113,8 +113,8 @@ class Traced(Bench):
 
     def _ask(self, now: float) -> None:
         """Asks for samples as ``usage.py`` does."""
-        has_standing = any(not self._tenants[process].attached for process, _ in self._others())
-        if not self._sampling.is_due(now, has_standing):
+        standing = frozenset(process for process, _ in self._others() if not self._tenants[process].attached)
+        if not self._sampling.is_due(now, standing):
             return
         shares: Mapping[int, float] = {}
         span_us: int | None = 0

@@ -17,15 +17,24 @@ LOOK_S = 0.1
 def test_while_a_program_stands_now_and_then_all_are_asked_for() -> None:
     sampling = Sampling()
     sampling.begin(0.0)
-    assert not sampling.is_due(LOOK_S, has_standing=False)
-    assert sampling.is_due(2 * LOOK_S, has_standing=True)
+    assert not sampling.is_due(LOOK_S, frozenset())
+    assert sampling.is_due(2 * LOOK_S, {WHO})
     sampling.window_us(2 * LOOK_S, 0)
-    assert sampling.is_due(3 * LOOK_S, has_standing=False)
+    assert sampling.is_due(3 * LOOK_S, frozenset())
     sampling.window_us(3 * LOOK_S, 0)
-    now = 2 * LOOK_S + CLOSELY_S
+    now = 3 * LOOK_S + CLOSELY_S
     sampling.window_us(now, 0)
-    assert not sampling.is_due(now + LOOK_S, has_standing=False)
-    assert sampling.is_due(now + SAMPLE_S, has_standing=False)
+    assert not sampling.is_due(now + LOOK_S, frozenset())
+    assert sampling.is_due(now + SAMPLE_S, frozenset())
+
+
+def test_one_that_stands_for_long_has_it_asked_no_more_often() -> None:
+    """A freeze of days, say."""
+    sampling = Sampling()
+    sampling.begin(0.0)
+    assert sampling.is_due(LOOK_S, {WHO})
+    sampling.window_us(LOOK_S + CLOSELY_S, 0)
+    assert not sampling.is_due(2 * LOOK_S + CLOSELY_S, {WHO})
 
 
 def test_else_the_last_one_stands_for_all_since_it_was_asked() -> None:
@@ -47,7 +56,7 @@ def test_they_add_up_to_what_was_worked(spacing_us: int, late_us: int, look_us: 
     sampling.begin(0.0)
     seen: int | None = None
     for now_us in range(look_us, 20_000_000, look_us):
-        assert sampling.is_due(now_us / 1e6, has_standing=True)
+        assert sampling.is_due(now_us / 1e6, {WHO} if now_us // look_us % 2 else frozenset())
         span_us: int | None = 0
         sampled: dict[int, float] = {}
         for stamp_us in range((now_us - late_us) // spacing_us * spacing_us, seen or 0, -spacing_us):
