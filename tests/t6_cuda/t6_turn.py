@@ -64,7 +64,7 @@ def test_what_is_launched_at_once_is_heard_of_in_parts(tmp_path: Path, sanitize:
 
 
 def test_what_runs_after_a_turn_is_looked_at_often(tmp_path: Path) -> None:
-    """A millisecond after it has finished that is known, and not up to 16 ms later: it is charged to quotas until then."""
+    """A millisecond after it has finished that is known, not up to 16 ms later: quotas are charged until then."""
     with daemon(tmp_path) as server:
         words = run("turn_all", "rest", GGROUP_SOCKET=str(server.path)).split()
     assert int(words[1]) <= 4_000, words
