@@ -36,6 +36,7 @@ from backend.core.room import RoomNotices
 from backend.core.settings import Lever, Setting
 from backend.core.tally import LOST, PERIODS, UNDONE, Memory
 from backend.core.totals import Totals
+from backend.core.turns import HOLD_US
 from backend.core.writers import Changes, Writers
 from backend.process.delegated import delegate_of
 from backend.process.identity import ROOT, Group, Member, Process, Slice, SliceOn
@@ -61,6 +62,7 @@ class Controller:
         moves: Moves | None = None,
         memory: Memory | None = None,
         lives: LivesMemory | None = None,
+        hold_us: int | None = HOLD_US,
     ) -> None:
         """`moves`, `memory` and `lives` have what the daemon before us left, and leave it for the next."""
         self.ledger = ledger
@@ -91,7 +93,7 @@ class Controller:
         self.population.dropped.append(self.frozen.left)
         self._follower = Follower(ledger, self.gpus, self.population, self._tell, deadlines, self._totals.tally)
         self._schedulers = Schedulers(
-            ledger, self.gpus, self.population, self._follower, seconds, scheduler, self._totals.tally.periods
+            ledger, self.gpus, self.population, self._follower, seconds, scheduler, self._totals.tally.periods, hold_us
         )
         self._totals.ending = self._schedulers.ended
         self._writers = Writers(ledger, self.population, self._follower, self._schedulers, deadlines)

@@ -448,6 +448,9 @@ class NvidiaGpu:
             return TurnEnd.UNGATED  # its copy engines go off as well: it gains nothing by being drained
         return await self.managed.end_turn(process, bound_us)
 
+    def rank(self, behind: Mapping[Process, Sequence[Process]], hold_us: int) -> None:
+        self.managed.rank(behind, hold_us)
+
     async def begin_turn(self, process: Process) -> None:
         self.managed.begin_turn(process)
 

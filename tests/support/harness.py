@@ -12,7 +12,7 @@ import gc
 import os
 import subprocess
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -240,6 +240,9 @@ class StubGpu:
         end, seconds = self.ends.get(process, (TurnEnd.UNGATED, 0.0))
         await trio.sleep(min(seconds, bound_us / 1e6))
         return end
+
+    def rank(self, behind: Mapping[Process, Sequence[Process]], hold_us: int) -> None:
+        pass
 
     async def begin_turn(self, process: Process) -> None:
         self.turns.append(("begin", process.pid, 0))

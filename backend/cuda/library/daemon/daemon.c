@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "family.h"
 #include "life.h"
@@ -159,6 +160,9 @@ void daemon_forget(void)
 	link_drop(&session.socket);
 	link_drop(&session.pipe[0]);
 	link_drop(&session.pipe[1]);
+	for (int i = 0; i < session.command_count; i++)
+		if (session.command_fds[i] >= 0)
+			close(session.command_fds[i]);
 	session.running = session.broken = session.clogged = session_listening = false;
 	session.waiters = NULL;
 	session.managed_count = session.command_count = 0;

@@ -195,10 +195,12 @@ static void take(const struct message *message, int fd)
 
 		if (managed)
 			managed->room = message->args[0];
-	} else if (message->op >= OP_EVENTS) {
+	} else if (message->op >= OP_EVENTS && message->op != OP_LEAD && message->op != OP_FOLLOW) {
 		/* Of a daemon that knows more than we do. */
 	} else if (session.command_count < COMMANDS) {
+		session.command_fds[session.command_count] = fd;
 		session.commands[session.command_count++] = *message;
+		fd = -1;
 	} else {
 		session.broken = true;
 	}
@@ -238,6 +240,18 @@ void session_sleep(int64_t timeout)
 		       read(session.pipe[0].fd, bytes, sizeof(bytes)) == sizeof(bytes))
 			;
 	pthread_mutex_lock(&session.lock);
+}
+
+bool session_stirs(unsigned int us)
+{
+	struct pollfd fds[2];
+	const struct timespec time = { 0, (long)us * 1000 };
+
+	pthread_mutex_lock(&session.lock);
+	fds[0] = (struct pollfd){ .fd = usable(&session.pipe[0]), .events = POLLIN };
+	fds[1] = (struct pollfd){ .fd = usable(&session.socket), .events = POLLIN | (session.clogged ? POLLOUT : 0) };
+	pthread_mutex_unlock(&session.lock);
+	return ppoll(fds, 2, &time, NULL) > 0;
 }
 
 bool session_ask_listening(struct waiter *waiter, int64_t ms, void (*work)(void))

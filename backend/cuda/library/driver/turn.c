@@ -19,6 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "burst.h"
 #include "counters.h"
 #include "driver.h"
 #include "life.h"
@@ -38,6 +39,9 @@
 #define PATIENCE_MOST 250000	/* for which a launch waits without anything that finishes, where the bound is less */
 /* Bounds for which one launch waits, while others finish; and twice its patience, at least. */
 #define BOUNDS_MOST 16
+/* Parts of the bound of a program that goes behind others of which each ends with an event: else all that is pending
+ * would be heard of at once, and the GPU run dry before. */
+#define YIELD_MARKS 4
 /* Waits in vain that are counted. */
 #define VAIN_MOST 63
 /* Finished kernels in which a longer gap is forgotten, about: more than run at once. */
@@ -51,11 +55,13 @@ struct pace {
 	uint64_t kernel_ns;		/* that one took lately, on the average; 0: not known */
 	uint64_t gap_us;		/* the longest lately in which none finished, but some were pending; 0: not known */
 	unsigned int vain;		/* waits, since then, in which none finished */
+	uint64_t marked;		/* submitted when an event was last placed for YIELD_MARKS */
 };
 
 static struct turn {
 	uint32_t word;		/* atomically: OPEN, CLOSED; threads sleep on it */
 	uint64_t run_ahead_us;	/* atomically; 0: not bounded */
+	uint64_t yield_us;	/* atomically: the same of what waits behind a kernel that runs */
 	unsigned int waiting;	/* atomically */
 	bool seen;		/* of the listening thread: each thread inside has seen that it is closed */
 	bool drained;		/* atomically: nothing has run since */
@@ -68,6 +74,15 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static bool is_closed(const struct turn *turn)
 {
 	return __atomic_load_n(&turn->word, __ATOMIC_ACQUIRE) == CLOSED;
+}
+
+/* How far ahead it may be, in microseconds; 0: as far as the driver lets it. */
+static uint64_t bound_of(const struct turn *turn)
+{
+	const uint64_t run_ahead_us = __atomic_load_n(&turn->run_ahead_us, __ATOMIC_RELAXED);
+	const uint64_t yield_us = __atomic_load_n(&turn->yield_us, __ATOMIC_RELAXED);
+
+	return run_ahead_us && (!yield_us || run_ahead_us < yield_us) ? run_ahead_us : yield_us;
 }
 
 /* Sleeps while the word is `word`, at most so long; 0: for ever. Spurious returns are harmless. */
@@ -94,7 +109,7 @@ static void set(struct turn *turn, uint32_t word, uint64_t run_ahead_us)
 	__atomic_store_n(&turn->run_ahead_us, run_ahead_us, __ATOMIC_SEQ_CST);
 	__atomic_store_n(&turn->word, word, __ATOMIC_SEQ_CST);
 	for (size_t i = 0; i < GG_ORDINALS; i++)
-		any += is_closed(&turns[i]) || __atomic_load_n(&turns[i].run_ahead_us, __ATOMIC_RELAXED);
+		any += is_closed(&turns[i]) || bound_of(&turns[i]);
 	__atomic_store_n(&turn_any, any, __ATOMIC_SEQ_CST);
 	syscall(SYS_futex, &turn->word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
@@ -143,10 +158,18 @@ static void learn(struct pace *pace, uint64_t finished, bool pending, bool watch
 	pace->vain = 0;
 }
 
-/* Whether what is pending would take longer than the bound, by what is known now. */
-static bool is_ahead(struct turn *turn, struct device *device, bool watched)
+/* Whether so many kernels would take longer than a bound, by what is known; one that is not known does. */
+static bool takes_longer(const struct pace *pace, uint64_t kernels, uint64_t bound_us)
+{
+	return bound_us && kernels && (!pace->kernel_ns || kernels * pace->kernel_ns > bound_us * 1000);
+}
+
+/* Whether what is pending would take longer than the bound, by what is known now; `due`, unless it is NULL: whether an
+ * event is to be placed, so that it is heard of what has finished before all of it has. */
+static bool is_ahead(struct turn *turn, struct device *device, bool watched, bool *due)
 {
 	const uint64_t bound_us = __atomic_load_n(&turn->run_ahead_us, __ATOMIC_RELAXED);
+	const uint64_t yield_us = __atomic_load_n(&turn->yield_us, __ATOMIC_RELAXED);
 	struct pace *pace = &turn->pace;
 	uint64_t submitted, finished, pending, now;
 	bool ahead;
@@ -159,7 +182,14 @@ static bool is_ahead(struct turn *turn, struct device *device, bool watched)
 		learn(pace, finished, pending, watched, now);
 	if (!pending)
 		pace->since = now;	/* what comes next did not wait for anything */
-	ahead = bound_us && pending && (!pace->kernel_ns || pending * pace->kernel_ns > bound_us * 1000);
+	ahead = takes_longer(pace, pending, bound_us) || takes_longer(pace, pending - (pending > 0), yield_us);
+	if (due) {
+		if (submitted < pace->marked)
+			pace->marked = submitted;
+		*due = yield_us && takes_longer(pace, submitted - pace->marked, yield_us / YIELD_MARKS);
+		if (*due)
+			pace->marked = submitted;
+	}
 	pthread_mutex_unlock(&lock);
 	return ahead;
 }
@@ -187,7 +217,7 @@ static uint64_t patience_of(const struct pace *pace, uint64_t bound_us)
 /* Waits, outside, until it is no more so far ahead. */
 static void fall_back(struct turn *turn, struct device *device)
 {
-	const uint64_t bound_us = __atomic_load_n(&turn->run_ahead_us, __ATOMIC_RELAXED), start = moment_us();
+	const uint64_t bound_us = bound_of(turn), start = moment_us();
 	const uint64_t pause = bound_us / 16 < LOOK_LEAST ? LOOK_LEAST : bound_us / 16 > LOOK_MOST ? LOOK_MOST : bound_us / 16;
 	struct pace *pace = &turn->pace;
 	uint64_t now, since, patience, last, finished;
@@ -203,7 +233,7 @@ static void fall_back(struct turn *turn, struct device *device)
 		bool in_vain;
 
 		look(device);
-		if (!is_ahead(turn, device, true))
+		if (!is_ahead(turn, device, true, NULL))
 			return;
 		now = moment_us();
 		pthread_mutex_lock(&lock);
@@ -234,18 +264,30 @@ static bool is_captured(enum turn_work work, CUstream stream, bool per_thread)
 bool turn_hold(enum turn_work work, CUstream stream, bool per_thread)
 {
 	struct turn *turn = gate_nested() ? NULL : of_stream(stream, per_thread);
-	bool waited = false, fell_back = false;
+	bool waited = false, fell_back = false, due = false;
 	struct device *device;
 
 	while (turn && !is_captured(work, stream, per_thread)) {
 		const bool closed = is_closed(turn);
+		const CUdevice ordinal = (CUdevice)(turn - turns);
 
-		if (!closed && (fell_back || work != TURN_KERNELS || stream_capturing_any() ||
-				!__atomic_load_n(&turn->run_ahead_us, __ATOMIC_RELAXED)))
+		if (!closed && (work != TURN_KERNELS || stream_capturing_any() || !bound_of(turn)))
+			break;
+		if (!closed && burst_holds(ordinal)) {
+			gate_leave();
+			burst_wait(ordinal);
+			gate_enter();
+			waited = true;
+			continue;
+		}
+		if (!closed && fell_back)
 			break;
 		device = closed ? NULL : device_current();
-		if (!closed && (!device || &turns[device->ordinal] != turn || !is_ahead(turn, device, false)))
+		if (!closed && (!device || &turns[device->ordinal] != turn || !is_ahead(turn, device, false, &due))) {
+			if (due)
+				counters_mark(stream, per_thread);
 			break;
+		}
 		/* What it launched last is to be heard of when it finishes, not milliseconds later. Inside: an event is work
 		 * for the GPU. */
 		if (!closed)
@@ -377,9 +419,19 @@ void turn_open_all(void)
 		open_one(&turns[i]);
 }
 
+void turn_yield(struct device *device, uint64_t run_ahead_us)
+{
+	struct turn *turn = &turns[device->ordinal];
+
+	if (__atomic_load_n(&turn->yield_us, __ATOMIC_RELAXED) == run_ahead_us)
+		return;
+	__atomic_store_n(&turn->yield_us, run_ahead_us < RUN_AHEAD_MOST ? run_ahead_us : RUN_AHEAD_MOST, __ATOMIC_SEQ_CST);
+	set(turn, turn->word, turn->run_ahead_us);
+}
+
 unsigned int turn_waiting(const struct device *device)
 {
-	return __atomic_load_n(&turns[device->ordinal].waiting, __ATOMIC_RELAXED);
+	return __atomic_load_n(&turns[device->ordinal].waiting, __ATOMIC_RELAXED) + burst_waiting(device->ordinal);
 }
 
 static void forget(void)
