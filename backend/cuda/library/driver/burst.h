@@ -3,8 +3,8 @@
  * Busy periods: while a program works through a burst of requests, programs of worse priority launch nothing in between.
  *
  * A program that goes before others on a GPU has a page there of which it alone writes the word: until when the others
- * are held. The daemon makes it, and gives it to those for reading (backend/cuda/burst.py); it decides who goes before
- * whom. hold.h has the rules. No call of the driver is made for it by those that are held, and none by the other that
+ * are held. The daemon makes it, and gives it to those for reading (backend/cuda/burst.py); it decides which program goes
+ * before which. hold.h has the rules. No call of the driver is made for it by those that are held, and none by the other that
  * waits: it asks which events have passed.
  */
 #ifndef GGROUP_CUDA_BURST_H
