@@ -39,14 +39,15 @@ def name(tsg: Tsg) -> Key:
     return tsg.client, tsg.handle
 
 
-def still_there(controls: Controls, tsgs: Sequence[Tsg]) -> Sequence[Tsg]:
-    """Those of `tsgs`, with those of their channels, whose handles still are what they were."""
+def still_there(controls: Controls, tsgs: Sequence[Tsg], whole: Collection[Tsg]) -> Sequence[Tsg]:
+    """Those of `tsgs` whose handles still are what they were. Of those that are in `whole`, too, with those of their
+    channels that still are; the channels of the others are not acted on, and are left out."""
     found = []
     for tsg in tsgs:
         control = controls.get(tsg.fd)
         if control is None or control.class_of(tsg.client, tsg.handle) != rm.CLASS_TSG:
             continue
-        channels = tuple(still_channels(control, tsg.client, tsg.channels))
+        channels = tuple(still_channels(control, tsg.client, tsg.channels)) if tsg in whole else ()
         found.append(attrs.evolve(tsg, channels=channels))
     return found
 
