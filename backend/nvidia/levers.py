@@ -88,7 +88,7 @@ def set_timeslice(controls: Controls, tsgs: Sequence[Tsg], us: int, slices: Muta
 
 
 def timeslices(controls: Controls, tsgs: Collection[Tsg]) -> Mapping[Key, int]:
-    """What TSGs have, microseconds, whoever set it last: one call for each. Without those that are gone."""
+    """What TSGs have, microseconds, by whichever set it last: one call for each. Without those that are gone."""
     found = {}
     for tsg in tsgs:
         try:
@@ -128,7 +128,7 @@ def detach(controls: Controls, tsgs: Sequence[Tsg], off: set[Key], enabled: Read
 
 
 def attach(controls: Controls, tsgs: Sequence[Tsg], off: set[Key], enabled: ReadBack) -> None:
-    """AttachTSG: all channels of these TSGs back on the runlist, also what somebody else disabled a second time."""
+    """AttachTSG: all channels of these TSGs back on the runlist, also what another one disabled a second time."""
     for control, client, subdevice, channels in _batches(controls, tsgs, frozenset()):
         for _ in range(NESTED):
             try:
@@ -147,7 +147,7 @@ def attach(controls: Controls, tsgs: Sequence[Tsg], off: set[Key], enabled: Read
 
 def attach_once(controls: Controls, tsgs: Sequence[Tsg], off: set[Key]) -> None:
     """Enables every channel once, before :func:`detach` disables all of them: what was disabled stays so as often as it
-    was, and what somebody enabled is disabled once. Asking for each would take four times as long."""
+    was, and what another one enabled is disabled once. Asking for each would take four times as long."""
     for control, client, subdevice, channels in _batches(controls, tsgs, frozenset()):
         off.difference_update((client, channel) for channel in channels)
         try:

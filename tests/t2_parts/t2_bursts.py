@@ -244,7 +244,7 @@ def contender(pid: int, *path: tuple[str, int]) -> Contender:
 
 
 def pids(contenders: Sequence[Contender]) -> dict[int, list[int]]:
-    """Who goes behind whom, by their pids."""
+    """which go behind which, by their pids."""
     return {process.pid: [one.pid for one in ahead] for process, ahead in behind(contenders).items()}
 
 
