@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import attrs
 import pytest
+import trio
 
-from tests.t6_cuda.harness import daemon, run
+from backend.core.turns import HOLD_US
+from backend.process.identity import identify
+from tests.t6_cuda.daemon import Daemon, serving
+from tests.t6_cuda.harness import SECONDS, Program, daemon, run, running
 
 SANITIZERS = ["", "thread", "address,undefined"]
 
@@ -43,3 +51,79 @@ def test_run_ahead_of_one_that_goes_behind_is_bounded(tmp_path: Path, sanitize: 
         words = run("burst_all", "ahead", sanitize=sanitize, **extra).split()
     assert 2 <= int(words[1]) <= 8, words
     assert int(words[3]) <= 8, words
+
+
+# Two programs, and the daemon
+
+
+@attrs.frozen
+class Pair:
+    """Two programs that launch all the time (turns.c), and the daemon that they speak to."""
+
+    daemon: Daemon
+    first: Program
+    second: Program
+
+    async def launched(self, program: Program) -> int:
+        """Kernels in 50 ms from now on."""
+        return await trio.to_thread.run_sync(self._launched, program)
+
+    @staticmethod
+    def _launched(program: Program) -> int:
+        assert program.process.stdin
+        program.process.stdin.write("\n")
+        program.process.stdin.flush()
+        return program.hears("launched")
+
+    async def until(self, program: Program, condition: Callable[[int], bool], what: str) -> None:
+        """Waits until what a program launches in 50 ms is so."""
+        end, counts = time.monotonic() + SECONDS, list[int]()
+        while not counts or not condition(counts[-1]):
+            assert time.monotonic() < end, f"{what}: {counts[-20:]}"
+            counts.append(await self.launched(program))
+
+    def rank(self, *behind: Program) -> None:
+        """Has these go behind the first."""
+        identities = [identify(one.process.pid) for one in (self.first, *behind)]
+        self.daemon.gpu.rank(dict.fromkeys(identities[1:], identities[:1]), HOLD_US)
+
+
+@contextlib.asynccontextmanager
+async def pair(tmp_path: Path, sanitize: str) -> AsyncIterator[Pair]:
+    path = tmp_path / "daemon.sock"
+    extra = {"GGROUP_SOCKET": str(path), "GGROUP_CUDA_POOL": "0"}
+    with contextlib.ExitStack() as stack:
+        programs = []
+        async with serving(path) as daemon:
+            for name in ("first", "second"):
+                (tmp_path / name).mkdir()
+                starts = running("turns", tmp_path=tmp_path / name, sanitize=sanitize, extra=extra)
+                programs.append(stack.enter_context(starts))
+                assert await trio.to_thread.run_sync(programs[-1].hears, "ready") == 0
+            yield Pair(daemon, *programs)
+            stack.close()
+
+
+@pytest.mark.parametrize("sanitize", ["", "thread"])
+def test_a_program_that_is_busy_holds_another(tmp_path: Path, sanitize: str) -> None:
+    """By pages that the daemon handed to both, for all but a hundredth of the time; until that says otherwise, or the
+    other dies."""
+
+    async def main() -> None:
+        with trio.fail_after(4 * SECONDS):
+            async with pair(tmp_path, sanitize) as two:
+                counts = [await two.launched(two.second) for _ in range(5)]
+                little = max(counts) // 5
+                assert little
+                two.rank(two.second)
+                await two.until(two.second, lambda count: count <= little, "it is held")
+                total = sum([await two.launched(two.second) for _ in range(20)])
+                assert total, "and does not starve"
+                two.rank()
+                await two.until(two.second, lambda count: count > little, "it is let go")
+                two.rank(two.second)
+                await two.until(two.second, lambda count: count <= little, "it is held again")
+                two.first.process.kill()
+                await two.until(two.second, lambda count: count > little, "the other has died")
+
+    trio.run(main)
