@@ -27,8 +27,9 @@
 #include "totals.h"
 
 #define PAGE 4096
-/* Nanoseconds by which the listening thread may be woken late while it says what is pending: 50 us by default. */
-#define SLACK_NS 1000UL
+/* Nanoseconds by which a thread may be woken late that says what is pending, or waits for a word: 50 us by default, a quarter
+ * of a hold. */
+#define SLACK_NS 1000
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "futex(2) is about the first half of a word");
 
@@ -59,11 +60,21 @@ static uint64_t now_ns(void)
 	return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
+/* mmap(2), of what other threads may read or write at that moment: the kernel has them find the one or the other. The call of
+ * the C library would be a write of all of it to ThreadSanitizer. */
+static bool replace(void *at, size_t bytes, int protection, int flags, int fd)
+{
+	return syscall(SYS_mmap, at, bytes, protection, flags | MAP_FIXED, fd, 0L) != -1;
+}
+
 /* Memory of our own; NULL: there is none. At `at`, where that is given. */
 static void *map_own(void *at, size_t bytes, int protection)
 {
-	void *mapped = mmap(at, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | (at ? MAP_FIXED : 0), -1, 0);
+	void *mapped;
 
+	if (at)
+		return replace(at, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS, -1) ? at : NULL;
+	mapped = mmap(NULL, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	return mapped == MAP_FAILED ? NULL : mapped;
 }
 
@@ -75,7 +86,15 @@ static bool map_page(void *at, int fd, int protection)
 	if (fstat(fd, &status) || status.st_size < PAGE || fcntl(fd, F_GET_SEALS) < 0 ||
 	    !(fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK))
 		return false;
-	return mmap(at, PAGE, protection, MAP_SHARED | MAP_FIXED, fd, 0) != MAP_FAILED;
+	return replace(at, PAGE, protection, MAP_SHARED, fd);
+}
+
+/* Has the calling thread woken in time. What it had, 0 where that is not known or was as good. */
+static unsigned long be_punctual(void)
+{
+	const int before = prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0);
+
+	return before > SLACK_NS && !prctl(PR_SET_TIMERSLACK, (unsigned long)SLACK_NS, 0, 0, 0) ? (unsigned long)before : 0;
 }
 
 /* Those that go before others */
@@ -125,7 +144,7 @@ bool burst_lead(struct device *device, int fd, uint64_t after_us)
 	__atomic_store_n(&lead->leads, leads_now, __ATOMIC_SEQ_CST);
 	count_leads();
 	if (leads_now)
-		prctl(PR_SET_TIMERSLACK, SLACK_NS, 0, 0, 0);
+		be_punctual();
 	log_line("device %d: %s", device->ordinal, leads_now ? "others go behind" : "none goes behind");
 	return leads_now || fd < 0;
 }
@@ -256,14 +275,17 @@ void burst_wait(CUdevice ordinal)
 {
 	struct follow *follow = &follows[ordinal];
 	const struct burst_page *page;
+	unsigned long slack = 0;
 	uint64_t word, left;
 	bool held = false;
 
 	while ((left = held_for(follow, held, &page, &word))) {
 		const struct timespec time = { (time_t)(left / 1000000000), (long)(left % 1000000000) };
 
-		if (!held)
+		if (!held) {
 			__atomic_add_fetch(&follow->waiting, 1, __ATOMIC_RELAXED);
+			slack = be_punctual();
+		}
 		held = true;
 		if (syscall(SYS_futex, &page->until, FUTEX_WAIT, (uint32_t)word, &time, NULL, 0) &&
 		    errno != EAGAIN && errno != EINTR && errno != ETIMEDOUT)
@@ -271,6 +293,8 @@ void burst_wait(CUdevice ordinal)
 	}
 	if (held)
 		__atomic_sub_fetch(&follow->waiting, 1, __ATOMIC_RELAXED);
+	if (slack)
+		prctl(PR_SET_TIMERSLACK, slack, 0, 0, 0);
 }
 
 unsigned int burst_waiting(CUdevice ordinal)
