@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 #include "counters.h"
+#include "driver.h"
 #include "hold.h"
 #include "life.h"
 #include "log.h"
@@ -35,10 +36,10 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "futex(2) is about the
 
 static struct lead {
 	struct burst_page *page;	/* atomically; NULL: there never was one */
-	struct device *device;		/* of the listening thread */
+	struct device *device;		/* atomically */
 	bool leads;			/* atomically */
 	bool busy;			/* atomically: the listening thread is to look at it */
-	uint64_t after_ns;		/* of the listening thread */
+	uint64_t after_ns;		/* atomically */
 } leads[GG_ORDINALS];
 
 static struct follow {
@@ -137,8 +138,9 @@ bool burst_lead(struct device *device, int fd, uint64_t after_us)
 		if (!leads_now)
 			map_own(lead->page, PAGE, PROT_READ | PROT_WRITE);
 	}
-	lead->device = device;
-	lead->after_ns = (after_us < HOLD_AFTER_US_MOST ? after_us : HOLD_AFTER_US_MOST) * HOLD_NS_A_US;
+	__atomic_store_n(&lead->device, device, __ATOMIC_RELAXED);
+	__atomic_store_n(&lead->after_ns, (after_us < HOLD_AFTER_US_MOST ? after_us : HOLD_AFTER_US_MOST) * HOLD_NS_A_US,
+			 __ATOMIC_RELAXED);
 	/* What is pending already is looked at. */
 	__atomic_store_n(&lead->busy, leads_now, __ATOMIC_SEQ_CST);
 	__atomic_store_n(&lead->leads, leads_now, __ATOMIC_SEQ_CST);
@@ -174,17 +176,22 @@ static bool is_pending(const struct device *device)
 	return submitted > finished;
 }
 
-static bool tick(struct lead *lead)
+static bool is_busy(const struct lead *lead)
+{
+	return __atomic_load_n(&lead->leads, __ATOMIC_SEQ_CST) && __atomic_load_n(&lead->busy, __ATOMIC_SEQ_CST);
+}
+
+/* Says whether anything is pending, by what is known. */
+static bool tell(struct lead *lead)
 {
 	bool pending;
 
-	counters_drain(lead->device);
 	/* Before the look: what is launched meanwhile says that it is, after it is counted. */
 	__atomic_store_n(&lead->busy, false, __ATOMIC_SEQ_CST);
-	pending = is_pending(lead->device);
+	pending = is_pending(__atomic_load_n(&lead->device, __ATOMIC_RELAXED));
 	if (pending)
 		__atomic_store_n(&lead->busy, true, __ATOMIC_SEQ_CST);
-	say(lead, hold_word(now_ns(), pending, lead->after_ns));
+	say(lead, hold_word(now_ns(), pending, __atomic_load_n(&lead->after_ns, __ATOMIC_RELAXED)));
 	if (!pending)
 		wake_them(lead);
 	return pending;
@@ -196,10 +203,23 @@ bool burst_tick(void)
 
 	if (!__atomic_load_n(&burst_leading, __ATOMIC_RELAXED))
 		return false;
-	for (size_t i = 0; i < GG_ORDINALS; i++)
-		if (__atomic_load_n(&leads[i].leads, __ATOMIC_RELAXED) && __atomic_load_n(&leads[i].busy, __ATOMIC_SEQ_CST))
-			any |= tick(&leads[i]);
+	for (size_t i = 0; i < GG_ORDINALS; i++) {
+		if (!is_busy(&leads[i]))
+			continue;
+		counters_drain(__atomic_load_n(&leads[i].device, __ATOMIC_RELAXED));
+		any |= tell(&leads[i]);
+	}
 	return any;
+}
+
+void burst_end_of_wait(void)
+{
+	const CUstreamCaptureMode mode = driver_enter();
+
+	for (size_t i = 0; i < GG_ORDINALS; i++)
+		if (is_busy(&leads[i]) && counters_progress(__atomic_load_n(&leads[i].device, __ATOMIC_RELAXED)))
+			tell(&leads[i]);
+	driver_leave(mode);
 }
 
 /* Those that go behind */

@@ -38,6 +38,16 @@ static inline void burst_launched(struct device *device)
 		burst_begin(device);
 }
 
+void burst_end_of_wait(void);
+
+/* The program has waited for work of its own, or asked for it: where all has finished that is known at once, and not when the
+ * listening thread next looks. With gate_wait_enter. */
+static inline void burst_waited(void)
+{
+	if (__builtin_expect(__atomic_load_n(&burst_leading, __ATOMIC_RELAXED) != 0, 0))
+		burst_end_of_wait();
+}
+
 /* Says of all GPUs what is pending; whether any of it is to be looked at again, in BURST_LOOK_US. By the listening
  * thread. */
 bool burst_tick(void);
