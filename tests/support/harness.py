@@ -36,7 +36,7 @@ from backend.core.reasons import Engines
 from backend.core.records import Activity, Capability, Footprint, GpuInfo
 from backend.core.settings import TIMESLICE, Lever
 from backend.core.tally import Memory
-from backend.core.turns import TurnEnd
+from backend.core.turns import HOLD_US, TurnEnd
 from backend.ledgers.soft import SoftLedger
 from backend.process.identity import ROOT, Member, Process, Slice, SliceOn
 from backend.soft.config import SoftConfig
@@ -513,6 +513,7 @@ async def running(
     mountpoint: Path | None = None,
     poll: bool = True,
     scheduler: bool = False,
+    hold_us: int | None = HOLD_US,
     keeper: Keeper | None = None,
     moves: Moves | None = None,
     memory: Memory | None = None,
@@ -535,7 +536,9 @@ async def running(
         mock.patch.object(pyfuse3, "readdir_reply", _readdir_reply),
     ):
         gpus = gpus or (SoftGpu(0, SoftConfig(capacity=64 * MIB)),)
-        controller = Controller(ledger, gpus, scheduler=scheduler, moves=moves, memory=memory, lives=lives)
+        controller = Controller(
+            *(ledger, gpus), scheduler=scheduler, moves=moves, memory=memory, lives=lives, hold_us=hold_us
+        )
         tree, events = Tree(controller, keeper), Events()
         messenger = Messenger()
         notifier = Notifier(tree, events, kernel, messenger, os.fspath(mountpoint or "/nowhere"))

@@ -72,6 +72,20 @@ async def test_the_gpu_hears_which_programs_go_behind_which(spawn: Spawn) -> Non
         nursery.cancel_scope.cancel()
 
 
+@virtual
+async def test_the_gpu_hears_of_no_ranks_on_a_mount_without(spawn: Spawn) -> None:
+    """With ``hold=no``; and with another hold, of that."""
+    for hold_us in (None, 50):
+        gpu = Bench()
+        async with running(gpu, scheduler=True, hold_us=hold_us) as h, trio.open_nursery() as nursery:
+            p = Programs(h, gpu, spawn, nursery)
+            first, second = await p.batch(), await p.batch()
+            await h.write(f"{second.pid}/0/compute.priority", 9)
+            await trio.sleep(1)
+            assert gpu.ranks == ([] if hold_us is None else [({second: (first,)}, 50)])
+            nursery.cancel_scope.cancel()
+
+
 @pytest.mark.parametrize("contexts", [1, 4])
 @virtual
 async def test_weights(spawn: Spawn, contexts: int) -> None:
