@@ -65,7 +65,7 @@ CELLS = [
 
 def arrivals(cell: Cell, service_s: float) -> list[int]:
     """When requests come, nanoseconds: as a gamma process, or for half of each second at twice the load."""
-    source, now, found = random.Random(f"{cell}"), 0.0, []
+    source, now, found = random.Random(f"{cell}"), 0.0, list[int]()
     load = 2 * cell.load if cell.bursts else cell.load
     while len(found) < MOST:
         now += source.gammavariate(SHAPE, service_s / load / SHAPE)
