@@ -153,12 +153,6 @@ async def serve(
     await tenants.serve(listener, lambda process, line: Session(process, gpus, line, known), tree)
 
 
-def _handed(page: BurstPage | None, *, reading: bool = False) -> Sequence[int]:
-    """What is sent with a message: a descriptor of a page, or none where there is no page, or no more."""
-    descriptor = None if page is None else page.readable if reading else page.writable
-    return () if descriptor is None else (descriptor,)
-
-
 def words(name: str) -> tuple[int, int] | None:
     """A GPU's UUID as LOCATE has it; None for a name that is none."""
     try:
@@ -581,6 +575,18 @@ class Session:
         if self._scope is not None:
             self._scope.cancel()
 
+    async def _hand(self, message: Message, descriptor: int | None) -> None:
+        """Sends a message with a duplicate of a descriptor, if there is one: while it waits for room the page may be
+        given up, and the number be that of another file."""
+        own = []
+        with contextlib.suppress(OSError):  # none is to be had: as without a page
+            own = [] if descriptor is None else [os.dup(descriptor)]
+        try:
+            await self._line.send(message, own)
+        finally:
+            for one in own:
+                os.close(one)
+
     async def _tell_news(self) -> None:
         while True:
             await self._news.wait()
@@ -592,11 +598,13 @@ class Session:
             while self._leads:
                 gpu, hold_us = self._leads.popitem()
                 page = self._pages.get(gpu)
-                await self._line.send(Message(Op.LEAD, gpu=gpu, args=(hold_us or 0,)), _handed(page))
+                await self._hand(
+                    Message(Op.LEAD, gpu=gpu, args=(hold_us or 0,)), None if page is None else page.writable
+                )
             while self._follows:
                 (gpu, slot), (read, ahead_us) = self._follows.popitem()
                 message = Message(Op.FOLLOW, gpu=gpu, args=(slot, ahead_us))
-                await self._line.send(message, _handed(read, reading=True))
+                await self._hand(message, None if read is None else read.readable)
             rooms, self._rooms = self._rooms, {}
             for gpu, nbytes in rooms.items():
                 await self._line.send(Message(Op.ROOM, gpu=gpu, args=(nbytes,)))
