@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import uuid
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -55,6 +56,9 @@ def test_run_ahead_of_one_that_goes_behind_is_bounded(tmp_path: Path, sanitize: 
 
 # Two programs, and the daemon
 
+FAKE_UUID = b"FAKEFAKEFAKEFAK\0"
+"""Of the first GPU of the double (fake/context.c)."""
+
 
 @attrs.frozen
 class Pair:
@@ -91,16 +95,20 @@ class Pair:
 @contextlib.asynccontextmanager
 async def pair(tmp_path: Path, sanitize: str) -> AsyncIterator[Pair]:
     path = tmp_path / "daemon.sock"
-    extra = {"GGROUP_SOCKET": str(path), "GGROUP_CUDA_POOL": "0"}
+    extra = {"GGROUP_SOCKET": str(path), "GGROUP_CUDA_POOL": "0", "GGROUP_CUDA_LOG": "1"}
     with contextlib.ExitStack() as stack:
         programs = []
         async with serving(path) as daemon:
+            daemon.gpu.managed.info = attrs.evolve(daemon.gpu.info, uuid=f"GPU-{uuid.UUID(bytes=FAKE_UUID)}")
             for name in ("first", "second"):
                 (tmp_path / name).mkdir()
                 starts = running("turns", tmp_path=tmp_path / name, sanitize=sanitize, extra=extra)
                 programs.append(stack.enter_context(starts))
                 assert await trio.to_thread.run_sync(programs[-1].hears, "ready") == 0
-            yield Pair(daemon, *programs)
+            two = Pair(daemon, *programs)
+            identities = [identify(one.process.pid) for one in programs]
+            await daemon.until(lambda: all(map(daemon.gpu.manages, identities)), "both speak", SECONDS)
+            yield two
             stack.close()
 
 
@@ -123,6 +131,8 @@ def test_a_program_that_is_busy_holds_another(tmp_path: Path, sanitize: str) -> 
                 await two.until(two.second, lambda count: count > little, "it is let go")
                 two.rank(two.second)
                 await two.until(two.second, lambda count: count <= little, "it is held again")
+                assert "others go behind" in two.first.stderr()
+                assert "goes behind others: 0x1" in two.second.stderr()
                 two.first.process.kill()
                 await two.until(two.second, lambda count: count > little, "the other has died")
 
