@@ -7,6 +7,7 @@
 
 #include "family.h"
 #include "life.h"
+#include "moment.h"
 #include "session.h"
 
 /* Milliseconds: a daemon that went away may be back by then, and nothing moves back until it is over. */
@@ -155,7 +156,7 @@ void daemon_report(struct device *device)
 void daemon_forget(void)
 {
 	session.lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-	session.changed = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
+	moment_condition(&session.changed);
 	link_drop(&session.socket);
 	link_drop(&session.pipe[0]);
 	link_drop(&session.pipe[1]);

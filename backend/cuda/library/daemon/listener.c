@@ -16,6 +16,7 @@
 #include "departure.h"
 #include "exchange.h"
 #include "family.h"
+#include "glibc.h"
 #include "home.h"
 #include "lent.h"
 #include "life.h"
@@ -221,7 +222,7 @@ static void share(int fd)
 
 	/* A page that we had before stays mapped: a thread may be about to count on it. One that can be
 	 * cut off would end the program (SIGBUS): no daemon of ours hands that out. */
-	if (!fstat(fd, &status) && status.st_size >= (off_t)sizeof(struct totals_page) &&
+	if (!glibc_fstat(fd, &status) && status.st_size >= (off_t)sizeof(struct totals_page) &&
 	    fcntl(fd, F_GET_SEALS) >= 0 && (fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK)) {
 		page = mmap(NULL, sizeof(struct totals_page), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 		if (page != MAP_FAILED)

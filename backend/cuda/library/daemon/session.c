@@ -6,6 +6,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "moment.h"
+
 /* Milliseconds that the listening thread sleeps at most: the program may have closed what wakes us. */
 #define LONGEST 2000
 
@@ -27,9 +29,13 @@ int64_t session_now_ms(void)
 
 bool session_wait(int64_t until)
 {
+	static bool made;	/* with the lock: what is woken before the first wait is nothing */
 	struct timespec end = { until / 1000, until % 1000 * 1000000 };
 
-	return pthread_cond_clockwait(&session.changed, &session.lock, CLOCK_MONOTONIC, &end) != ETIMEDOUT;
+	if (!made)
+		moment_condition(&session.changed);
+	made = true;
+	return pthread_cond_timedwait(&session.changed, &session.lock, &end) != ETIMEDOUT;
 }
 
 void session_wake(void)

@@ -90,19 +90,9 @@ static void thread_ended(void *argument)
 	pthread_mutex_unlock(&lock);
 }
 
-static void make_condition(void)
-{
-	pthread_condattr_t attributes;
-
-	pthread_condattr_init(&attributes);
-	pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-	pthread_cond_init(&changed, &attributes);
-	pthread_condattr_destroy(&attributes);
-}
-
 static void prepare(void)
 {
-	make_condition();
+	moment_condition(&changed);
 	pthread_key_create(&key, thread_ended);
 	register_barrier();
 }
@@ -390,7 +380,7 @@ bool gate_capturing(void)
 static void forget(void)
 {
 	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-	make_condition();
+	moment_condition(&changed);
 	for (struct slot *slot = slots; slot; slot = slot->next) {
 		slot->inside = slot->waits = false;
 		slot->depth = 0;

@@ -9,10 +9,10 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 #include "daemon.h"
+#include "glibc.h"
 #include "life.h"
 #include "log.h"
 #include "moment.h"
@@ -114,7 +114,7 @@ static bool enter(int fd, uint64_t name)
 /* With the lock. */
 static bool make_set(void)
 {
-	if (getrandom(&base, sizeof(base), 0) != sizeof(base))
+	if (glibc_random(&base, sizeof(base), 0) != sizeof(base))
 		return false;
 	set = epoll_create1(EPOLL_CLOEXEC);
 	mark = eventfd(0, EFD_CLOEXEC);

@@ -10,6 +10,7 @@
 #include "keeper.h"
 #include "lent.h"
 #include "life.h"
+#include "moment.h"
 #include "pages.h"
 
 /* How often to look whether the GPU has come to an old copy. */
@@ -28,7 +29,7 @@ static CUresult set_up(struct device *device)
 static void forget(void)
 {
 	tree_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-	tree_idle = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
+	moment_condition(&tree_idle);
 }
 
 void tree_report_pinned(struct device *device, int64_t change)
@@ -68,6 +69,7 @@ size_t tree_access(const struct region *region, CUmemAccessDesc *access)
 
 void tree_await(struct device *device)
 {
+	static bool made;	/* with the lock: what is woken before the first wait is nothing */
 	const struct region_tree *tree = device->regions;
 	struct timespec until;
 
@@ -82,7 +84,10 @@ void tree_await(struct device *device)
 		until.tv_nsec -= 1000000000;
 		until.tv_sec++;
 	}
-	pthread_cond_clockwait(&tree_idle, &tree_lock, CLOCK_MONOTONIC, &until);
+	if (!made)
+		moment_condition(&tree_idle);
+	made = true;
+	pthread_cond_timedwait(&tree_idle, &tree_lock, &until);
 }
 
 /* With the lock. */
