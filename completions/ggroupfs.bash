@@ -5,7 +5,7 @@
 
 _ggroupfs_mounts=/proc/self/mounts
 
-_ggroupfs_commands="mount umount upgrade run show top set doctor account metrics policy balance replay tenant demo"
+_ggroupfs_commands="mount umount upgrade run show top set doctor cdi account metrics policy balance replay tenant demo"
 
 declare -A _ggroupfs_options=(
     [mount]="-f --foreground --gpu --ledger -o"
@@ -16,6 +16,7 @@ declare -A _ggroupfs_options=(
     [top]="-a --all -c --command -d --delay --once --json --mount"
     [set]="--reset --gpu --timeout --mount"
     [doctor]="--json --thaw-all --journal --mount"
+    [cdi]="--output --hook --mount"
     [account]="--format --sort --gpu --mount"
     [metrics]="--mount --no-processes --labels --listen --textfile"
     [policy]="--config --mount"
@@ -207,7 +208,7 @@ _ggroupfs() {
             _ggroupfs_offer "$whole" "${gpus[@]}"
             ;;
         *,--mount) _ggroupfs_files -d "$whole" ;;
-        metrics,--textfile | doctor,--journal) _ggroupfs_files -f "$whole" ;;
+        metrics,--textfile | doctor,--journal | cdi,--output | cdi,--hook) _ggroupfs_files -f "$whole" ;;
         policy,policy) _ggroupfs_offer "$whole" balance cooperative dynamic lanes slo --config --mount -h --help ;;
         policy,--config | balance,--config) _ggroupfs_files -f "$whole" ;;
         replay,--policy) _ggroupfs_offer "$whole" lanes ;;
@@ -230,6 +231,8 @@ _ggroupfs() {
             elif [[ $command == set ]]; then
                 if [[ -n $reset ]]; then _ggroupfs_resettable "$whole"; else _ggroupfs_settings_of "$whole"; fi
                 _ggroupfs_groups "$mount" "$whole"
+            elif [[ $command == cdi ]]; then
+                _ggroupfs_offer "$whole" generate
             elif [[ $command == account ]]; then
                 _ggroupfs_slices "$mount" "$whole"
             elif [[ $command == doctor ]]; then

@@ -95,6 +95,16 @@ def zsh_keys() -> Iterator[str]:
         yield f"        '{one.unit_key}:{one.control} as in a unit file'"
 
 
+def annotations() -> Iterator[str]:
+    """The annotations of containers, for docs/containers.md."""
+    yield "| annotation | or | values |"
+    yield "|---|---|---|"
+    for one in APPLIED:
+        allowed, in_units = IN_CONTROL_FILES.get(one.kind, _number(one)), IN_UNIT_FILES.get(one.kind, "")
+        both = f"{allowed}; the other: {in_units}" if in_units else allowed
+        yield f"| `ggroup.{one.control}` | `ggroup.{one.unit_key}` | {both} |"
+
+
 def _words() -> Iterator[tuple[str, tuple[str, ...]]]:
     for control, setting in BY_CONTROL.items():
         yield control, WORDS_IN_CONTROL_FILES.get(setting.kind, ())
@@ -163,6 +173,7 @@ class Place:
 PLACES = (
     Place(TOP / "docs/semantics.md", "table", semantics),
     Place(TOP / "docs/units.md", "keys", units),
+    Place(TOP / "docs/containers.md", "annotations", annotations),
     Place(TOP / "docs/man/ggroupfs.5", "table", page_5),
     Place(TOP / "docs/man/ggroupfs.8", "keys", page_8),
     Place(TOP / "completions/_ggroupfs", "keys", zsh_keys),

@@ -24,6 +24,7 @@ COMMANDS = {
     "top": "what each program uses, live",
     "set": "limits of a process or a slice, by name",
     "doctor": "what this machine can enforce, and why; or all that is known of a process",
+    "cdi": "devices for container engines: the library, the socket and limits",
     "account": "what each slice has used, and since when",
     "metrics": "what the tree says, for Prometheus",
     "policy": "a policy at work on a tree",

@@ -58,6 +58,7 @@ def test_every_mount_option() -> None:
 @pytest.mark.parametrize(
     ("command", "behind"),
     [
+        ("cdi", ".It Cm account"),
         ("account", ".It Cm metrics"),
         ("metrics", ".It Cm tenant"),
         ("policy", ".It Cm balance"),
@@ -65,7 +66,7 @@ def test_every_mount_option() -> None:
         ("replay", ".Sh MOUNT OPTIONS"),
         ("set", ".It Cm doctor"),
     ],
-    ids=["account", "metrics", "policy", "balance", "replay", "set"],
+    ids=["cdi", "account", "metrics", "policy", "balance", "replay", "set"],
 )
 def test_every_option(command: str, behind: str) -> None:
     text = (MAN / "ggroupfs.8").read_text().replace("\\-", "-")
