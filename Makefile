@@ -48,7 +48,7 @@ APT_SYSTEMD := mmdebstrap util-linux libc6-dev
 SOURCES := ggroupfs backend tests
 SHELL_SCRIPTS := .ci/run completions/ggroupfs.bash tests/vm/guest.sh tests/t7_nvidia/one_gpu.sh packaging/tree.sh tests/container/root.sh tests/container/enter.sh tests/t8_systemd/again.sh \
 	$(wildcard tests/debian/*.sh) \
-	$(wildcard packaging/debian/*rm packaging/debian/*inst)
+	$(wildcard packaging/debian/*rm packaging/debian/*inst packaging/container/*rm packaging/container/*inst)
 
 .PHONY: all build build-test run test check test-unit test-hostile test-machines test-gpu fuzz soak bench-files tables screenshot clean
 .PHONY: bench bench-gpu bench-keep bench-render bench-check

@@ -118,3 +118,28 @@ deb:
 	dpkg-deb --root-owner-group -Zgzip --build $(DEB_ROOT) $(DEB)
 	rm -r $(DEB_ROOT)
 	lintian --fail-on error $(DEB)
+	$(MAKE) -s deb-container DEB_VERSION=$(DEB_VERSION)
+
+# What engines of containers find by themselves, in a package of its own: one hook, and the devices that a unit makes.
+CONTAINER_DEB = build/deb/ggroupfs-container_$(DEB_VERSION)_all.deb
+CONTAINER_ROOT := build/deb/container
+CONTAINER_SOURCES := packaging/container
+
+.PHONY: deb-container
+deb-container:
+	rm -rf $(CONTAINER_ROOT)
+	install -d $(CONTAINER_ROOT)/DEBIAN $(CONTAINER_ROOT)/usr/libexec/ggroupfs
+	sed 's|@LIB@|/usr/lib/ggroupfs|' packaging/oci-hook.in >$(CONTAINER_ROOT)/usr/libexec/ggroupfs/oci-hook
+	chmod 755 $(CONTAINER_ROOT)/usr/libexec/ggroupfs/oci-hook
+	install -D -m 644 $(CONTAINER_SOURCES)/hook.json $(CONTAINER_ROOT)/usr/share/containers/oci/hooks.d/ggroupfs.json
+	install -D -m 644 systemd/ggroupfs-cdi.service $(CONTAINER_ROOT)/usr/lib/systemd/system/ggroupfs-cdi.service
+	install -D -m 644 packaging/debian/copyright $(CONTAINER_ROOT)/usr/share/doc/ggroupfs-container/copyright
+	install -D -m 644 $(CONTAINER_SOURCES)/lintian-overrides $(CONTAINER_ROOT)/usr/share/lintian/overrides/ggroupfs-container
+	install -m 755 $(DEB_SCRIPTS:%=$(CONTAINER_SOURCES)/%) $(CONTAINER_ROOT)/DEBIAN
+	sed -e 's/^ggroupfs /ggroupfs-container /' -e 's/@VERSION@/$(DEB_VERSION)/' -e 's/@DATE@/$(DEB_DATE)/' \
+		packaging/debian/changelog.in | gzip -9n >$(CONTAINER_ROOT)/usr/share/doc/ggroupfs-container/changelog.gz
+	cd $(CONTAINER_ROOT) && find . -type f ! -path './DEBIAN/*' -printf '%P\0' | LC_ALL=C sort -z | xargs -0 md5sum >DEBIAN/md5sums
+	sed 's/@VERSION@/$(DEB_VERSION)/' $(CONTAINER_SOURCES)/control.in >$(CONTAINER_ROOT)/DEBIAN/control
+	dpkg-deb --root-owner-group -Zgzip --build $(CONTAINER_ROOT) $(CONTAINER_DEB)
+	rm -r $(CONTAINER_ROOT)
+	lintian --fail-on error $(CONTAINER_DEB)
