@@ -8,6 +8,7 @@
 #   make test-kmod-debug    the same on a kernel with KASAN, lockdep, kmemleak and fault injection, and a fuzzer; an hour
 #   make cuda         libggroup-cuda.so, which has memory limits act on CUDA programs
 #   make test-systemd   ... those of the package and its units: in a container, on a real systemd; three minutes
+#   make test-containers ... those of containers: podman in such a container, images of Debian 11 and 12; three minutes
 #   make test-debian  both commands of the README and the package in a fresh Debian: DEBIAN=12 or 13, PARTS="run test deb"
 #   make test-hostile ... those of hostile tenants, which do every pair of things at once; three minutes, FUZZ=N for longer
 #   make test-versions ... of this tree with an older one, really: library, daemon, journals; OLD=revision, three minutes
@@ -114,7 +115,7 @@ WORKERS ?= 4
 test-unit: build-test cuda-tests
 	@[ "$$(id -u)" = 0 ] || { echo "make test: the mount tests need root" >&2; exit 1; }
 	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
-		tests --ignore tests/t7_nvidia --ignore tests/t5_module --ignore tests/t8_systemd --ignore tests/hostile
+		tests --ignore tests/t7_nvidia --ignore tests/t5_module --ignore tests/t8_systemd --ignore tests/t8_containers --ignore tests/hostile
 
 # By itself, since it takes every CPU. With FUZZ=N every pair N times, each time otherwise.
 test-hostile: build-test
@@ -132,11 +133,12 @@ include tests/vm/kmod.mk
 include backend/cuda/library/cuda.mk
 include packaging/package.mk
 include tests/t8_systemd/systemd.mk
+include tests/t8_containers/containers.mk
 include tests/debian/debian.mk
 
-# test-kmod and test-systemd, two at a time: the longest first, so that both processors are at work to the end.
-test-machines: kmod-ready systemd-share
-	$(MAKE) -j2 --output-sync=target $(KMOD_LONG) systemd-guest $(KMOD_SHORT)
+# test-kmod, test-systemd and test-containers, two at a time: the longest first, so that both processors are at work to the end.
+test-machines: kmod-ready systemd-share containers-share
+	$(MAKE) -j2 --output-sync=target $(KMOD_LONG) systemd-guest containers-guest $(KMOD_SHORT)
 
 FUZZ ?= 50
 
