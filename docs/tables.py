@@ -27,6 +27,9 @@ IN_UNIT_FILES = {
     Kind.SWITCH: "a boolean",
     Kind.QUOTA: "a percentage, and a time for the period behind it, as `30% 1s`; `infinity`",
 }
+JOB_OPTIONS_AHEAD = {"gpu-quota": "compute.max"}
+"""Options of jobs that have no setting yet, and the control file that theirs will have: refused at submission. One
+whose control file has got its row is left out."""
 WORDS_IN_CONTROL_FILES = {Kind.SIZE: ("max",), Kind.SPAN: ("default",), Kind.SWITCH: ("0", "1"), Kind.QUOTA: ("max",)}
 WORDS_IN_UNIT_FILES = {Kind.SIZE: ("infinity",), Kind.SWITCH: ("yes", "no"), Kind.QUOTA: ("infinity",)}
 """What completions offer behind the =."""
@@ -132,6 +135,24 @@ def bash() -> Iterator[str]:
     yield '"'
 
 
+def job_options() -> Iterator[str]:
+    """The options of jobs, for packaging/slurm/options.def."""
+    for one in APPLIED:
+        if one.job_option is not None:
+            numbers = ", ".join("INT64_MAX" if number == MAX else str(number) for number in _range_and_default(one))
+            allowed = IN_UNIT_FILES.get(one.kind)
+            usage = f"{one.summary}: {allowed.replace('`', '')}" if allowed else one.summary
+            row = f'{one.field}, {one.kind.name}, "{one.job_option}", "{one.control}", {numbers}'
+            yield f'GGROUP_OPTION({row},\n\t"{usage}")'
+    for option, control in JOB_OPTIONS_AHEAD.items():
+        if control not in BY_CONTROL:
+            yield f'GGROUP_OPTION_AHEAD("{option}", "{control}")'
+
+
+def _range_and_default(setting: Setting) -> tuple[int, int, int]:
+    return setting.least, setting.most, setting.default
+
+
 @attrs.frozen
 class Place:
     """A place in a file, and what is to stand there."""
@@ -179,6 +200,7 @@ PLACES = (
     Place(TOP / "completions/_ggroupfs", "keys", zsh_keys),
     Place(TOP / "completions/_ggroupfs", "words", zsh_words),
     Place(TOP / "completions/ggroupfs.bash", "all", bash),
+    Place(TOP / "packaging/slurm/options.def", "options", job_options),
 )
 
 
