@@ -16,6 +16,7 @@
 #   make test-gpu     the tests that need an NVIDIA GPU with its stock driver, nvcc and PyTorch; GPU=1 for that one alone
 #   make install      into PREFIX (/usr/local), below DESTDIR; `make uninstall` takes away exactly that
 #   make deb          a Debian package, in build/deb
+#   make deb-slurm    the plugin for Slurm as a package of its own, in build/slurm
 #   make kmod-install the kernel module, by dkms where it is there, with what loads it at boot (DESTDIR)
 #   make bench        the measured comparison, what needs no GPU; two minutes, into build/bench.json
 #   make bench-gpu    ... and what needs one: nvcc, no network; half an hour. ONLY="pareto levers" for some of it
@@ -115,7 +116,7 @@ WORKERS ?= 4
 test-unit: build-test cuda-tests
 	@[ "$$(id -u)" = 0 ] || { echo "make test: the mount tests need root" >&2; exit 1; }
 	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
-		tests --ignore tests/t7_nvidia --ignore tests/t5_module --ignore tests/t8_systemd --ignore tests/t8_containers --ignore tests/hostile
+		tests --ignore tests/t7_nvidia --ignore tests/t5_module --ignore tests/t8_systemd --ignore tests/t8_containers --ignore tests/t8_slurm --ignore tests/hostile
 
 # By itself, since it takes every CPU. With FUZZ=N every pair N times, each time otherwise.
 test-hostile: build-test
@@ -132,13 +133,16 @@ test-versions: build-test cuda
 include tests/vm/kmod.mk
 include backend/cuda/library/cuda.mk
 include packaging/package.mk
+include packaging/slurm/slurm.mk
 include tests/t8_systemd/systemd.mk
 include tests/t8_containers/containers.mk
+include tests/t8_slurm/slurm.mk
 include tests/debian/debian.mk
 
-# test-kmod, test-systemd and test-containers, two at a time: the longest first, so that both processors are at work to the end.
-test-machines: kmod-ready systemd-share containers-share
-	$(MAKE) -j2 --output-sync=target $(KMOD_LONG) systemd-guest containers-guest $(KMOD_SHORT)
+# test-kmod, test-systemd, test-containers and test-slurm, two at a time: the longest first, so that both processors are at
+# work to the end.
+test-machines: kmod-ready systemd-share containers-share slurm-share
+	$(MAKE) -j2 --output-sync=target $(KMOD_LONG) systemd-guest containers-guest slurm-guest $(KMOD_SHORT)
 
 FUZZ ?= 50
 

@@ -135,6 +135,21 @@ def bash() -> Iterator[str]:
     yield '"'
 
 
+def jobs() -> Iterator[str]:
+    """The options of jobs, for docs/slurm.md."""
+    yield "| option | control file | what it is |"
+    yield "|---|---|---|"
+    for one in APPLIED:
+        if one.job_option is not None:
+            yield f"| `--{one.job_option}=` | {one.control} | {one.summary} |"
+    for option, control in _ahead():
+        yield f"| `--{option}=` | {control} | refused: this version has no such setting |"
+
+
+def _ahead() -> Iterator[tuple[str, str]]:
+    return ((option, control) for option, control in JOB_OPTIONS_AHEAD.items() if control not in BY_CONTROL)
+
+
 def job_options() -> Iterator[str]:
     """The options of jobs, for packaging/slurm/options.def."""
     for one in APPLIED:
@@ -144,9 +159,8 @@ def job_options() -> Iterator[str]:
             usage = f"{one.summary}: {allowed.replace('`', '')}" if allowed else one.summary
             row = f'{one.field}, {one.kind.name}, "{one.job_option}", "{one.control}", {numbers}'
             yield f'GGROUP_OPTION({row},\n\t"{usage}")'
-    for option, control in JOB_OPTIONS_AHEAD.items():
-        if control not in BY_CONTROL:
-            yield f'GGROUP_OPTION_AHEAD("{option}", "{control}")'
+    for option, control in _ahead():
+        yield f'GGROUP_OPTION_AHEAD("{option}", "{control}")'
 
 
 def _range_and_default(setting: Setting) -> tuple[int, int, int]:
@@ -200,6 +214,7 @@ PLACES = (
     Place(TOP / "completions/_ggroupfs", "keys", zsh_keys),
     Place(TOP / "completions/_ggroupfs", "words", zsh_words),
     Place(TOP / "completions/ggroupfs.bash", "all", bash),
+    Place(TOP / "docs/slurm.md", "jobs", jobs),
     Place(TOP / "packaging/slurm/options.def", "options", job_options),
 )
 

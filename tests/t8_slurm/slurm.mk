@@ -1,0 +1,27 @@
+# The plugin for Slurm on a real one, in a container (tests/container). Included by the Makefile at the top; all runs there.
+
+SLURM_TEST := build/slurm-test
+# slurmd and slurmctld are one host's.
+SLURM_PACKAGES := $(GUEST_PACKAGES) munge slurm-client slurmctld slurmd
+
+.PHONY: test-slurm slurm-share slurm-guest
+
+# All that goes into it is named here, so it is made again when one of these changes.
+$(SLURM_TEST)/root.tar: tests/t8_slurm/slurm.mk tests/container/root.sh tests/container/agent.py tests/container/agent.service
+	$(call apt_install,$(APT_SYSTEMD))
+	mkdir -p $(@D)
+	nice tests/container/root.sh $(SUITE) "$(SLURM_PACKAGES)" $@
+
+slurm-share: $(SLURM_TEST)/root.tar deb deb-slurm
+	rm -rf $(SLURM_TEST)/share
+	mkdir -p $(SLURM_TEST)/share
+	cp $(DEB) $(SLURM_TEST)/share/ggroupfs.deb
+	cp $(SLURM_DEB) $(SLURM_TEST)/share/ggroupfs-slurm.deb
+	cc -static -O1 -std=gnu11 -Wall -Wextra -Werror -o $(SLURM_TEST)/share/holder tests/t8_systemd/holder.c
+
+test-slurm: slurm-share
+	$(MAKE) slurm-guest
+
+slurm-guest: build-test
+	@[ "$$(id -u)" = 0 ] || { echo "make test-slurm: a container is made as root" >&2; exit 1; }
+	GGROUP_SLURM=$(CURDIR)/$(SLURM_TEST) $(PYTEST) --timeout 600 --durations 5 tests/t8_slurm
