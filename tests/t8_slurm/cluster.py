@@ -15,6 +15,9 @@ CAPACITY = 1 << 30
 SHARDS = 64
 """Shards of the GPU."""
 NODE = "guest"
+ADDRESS = "10.99.0.1"
+"""Of the node: Slurm resolves no name where a host has no address but those of its loopback (AI_ADDRCONFIG of
+getaddrinfo(3))."""
 PLUGSTACK = "/etc/slurm/plugstack.conf"
 SCOPE = f"/system.slice/{NODE}_slurmstepd.scope"
 """Cgroup of all jobs, as Debian's slurmd calls it."""
@@ -24,7 +27,7 @@ OURS = "/run/ggroup/slice$(sed -n 's,^0::,,p' /proc/self/cgroup | sed 's,/step_.
 
 SLURM_CONF = f"""\
 ClusterName=test
-SlurmctldHost={NODE}(127.0.0.1)
+SlurmctldHost={NODE}({ADDRESS})
 SlurmUser=slurm
 AuthType=auth/munge
 StateSaveLocation=/var/lib/slurm/slurmctld
@@ -38,7 +41,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 GresTypes=gpu,shard
 ReturnToService=2
-NodeName={NODE} NodeAddr=127.0.0.1 CPUs=128 RealMemory=1000 Gres=gpu:1,shard:{SHARDS}
+NodeName={NODE} NodeAddr={ADDRESS} CPUs=128 RealMemory=1000 Gres=gpu:1,shard:{SHARDS}
 PartitionName=main Nodes={NODE} Default=YES MaxTime=INFINITE State=UP
 PartitionName=small Nodes={NODE} MaxTime=INFINITE State=UP
 """
@@ -49,6 +52,14 @@ GRES_CONF = f"Name=gpu File=/dev/full\nName=shard Count={SHARDS}\n"
 CGROUP_CONF = "CgroupPlugin=cgroup/v2\n"
 START_S = 120.0
 """Seconds that the cluster may take to start, and what has ended to be gone."""
+ADDRESS_SET = f"""
+import fcntl, socket, struct
+request = struct.pack("16sH2x4s8x", b"lo:0", socket.AF_INET, socket.inet_aton("{ADDRESS}"))
+fcntl.ioctl(socket.socket(socket.AF_INET, socket.SOCK_DGRAM), 0x8916, request)
+"""
+"""SIOCSIFADDR of netdevice(7), for an alias of the loopback."""
+V2_ONLY = "[Service]\nEnvironment=LD_PRELOAD=/mnt/v2only.so\n"
+"""Has slurmd start on a host that is hybrid, too."""
 LINE = "required ggroup.so"
 """All that an administrator adds to plugstack.conf."""
 
@@ -111,13 +122,15 @@ class Cluster:
 def install(guest: Guest) -> None:
     """The steps of docs/slurm.md, besides those of any cluster."""
     guest.ok("dpkg -i /mnt/ggroupfs.deb")
-    guest.ok("sed -i 's/^OPTIONS=.*/OPTIONS=soft.gmem=1G/' /etc/default/ggroupfs && systemctl restart ggroupfs")
+    guest.ok("sed -i 's/^OPTIONS=.*/OPTIONS=-o soft.gmem=1G/' /etc/default/ggroupfs && systemctl restart ggroupfs")
     guest.ok("useradd --create-home alice && useradd --create-home bob")
-    guest.ok("grep -q guest /etc/hosts || echo 127.0.0.1 localhost guest >>/etc/hosts")
+    guest.ok(f"python3 -c {shlex.quote(ADDRESS_SET)}")
+    guest.ok(f"grep -q {NODE} /etc/hosts || echo {ADDRESS} {NODE} >>/etc/hosts")
     for name, text in (("slurm.conf", SLURM_CONF), ("gres.conf", GRES_CONF), ("cgroup.conf", CGROUP_CONF)):
         guest.write(f"/etc/slurm/{name}", text)
     guest.ok("install -d -o slurm /var/lib/slurm/slurmctld /var/lib/slurm/slurmd /var/log/slurm")
     guest.ok("dpkg -i /mnt/ggroupfs-slurm.deb")
     guest.write(PLUGSTACK, f"{LINE}\n")
-    guest.ok("systemctl start munge slurmctld slurmd")
+    guest.write("/etc/systemd/system/slurmd.service.d/v2only.conf", V2_ONLY)
+    guest.ok("systemctl daemon-reload && systemctl start munge slurmctld slurmd")
     guest.until("sinfo --noheader --partition main --format %T | grep -qx idle", "the node is idle", START_S)

@@ -18,6 +18,7 @@ slurm-share: $(SLURM_TEST)/root.tar deb deb-slurm
 	cp $(DEB) $(SLURM_TEST)/share/ggroupfs.deb
 	cp $(SLURM_DEB) $(SLURM_TEST)/share/ggroupfs-slurm.deb
 	cc -static -O1 -std=gnu11 -Wall -Wextra -Werror -o $(SLURM_TEST)/share/holder tests/t8_systemd/holder.c
+	cc -O1 -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -Werror -shared -fPIC -o $(SLURM_TEST)/share/v2only.so tests/t8_slurm/v2only.c
 
 test-slurm: slurm-share
 	$(MAKE) slurm-guest
