@@ -10,7 +10,7 @@ from pathlib import Path
 
 import attrs
 
-from backend.core.settings import APPLIED, BY_CONTROL, MAX, Kind, Setting
+from backend.core.settings import APPLIED, BY_CONTROL, MAX, PERIOD, Kind, Setting
 from ggroupfs.text import values
 
 TOP = Path(__file__).resolve().parent.parent
@@ -27,9 +27,6 @@ IN_UNIT_FILES = {
     Kind.SWITCH: "a boolean",
     Kind.QUOTA: "a percentage, and a time for the period behind it, as `30% 1s`; `infinity`",
 }
-JOB_OPTIONS_AHEAD = {"gpu-quota": "compute.max"}
-"""Options of jobs that have no setting yet, and the control file that theirs will have: refused at submission. One
-whose control file has got its row is left out."""
 WORDS_IN_CONTROL_FILES = {Kind.SIZE: ("max",), Kind.SPAN: ("default",), Kind.SWITCH: ("0", "1"), Kind.QUOTA: ("max",)}
 WORDS_IN_UNIT_FILES = {Kind.SIZE: ("infinity",), Kind.SWITCH: ("yes", "no"), Kind.QUOTA: ("infinity",)}
 """What completions offer behind the =."""
@@ -142,12 +139,6 @@ def jobs() -> Iterator[str]:
     for one in APPLIED:
         if one.job_option is not None:
             yield f"| `--{one.job_option}=` | {one.control} | {one.summary} |"
-    for option, control in _ahead():
-        yield f"| `--{option}=` | {control} | refused: this version has no such setting |"
-
-
-def _ahead() -> Iterator[tuple[str, str]]:
-    return ((option, control) for option, control in JOB_OPTIONS_AHEAD.items() if control not in BY_CONTROL)
 
 
 def job_options() -> Iterator[str]:
@@ -159,8 +150,7 @@ def job_options() -> Iterator[str]:
             usage = f"{one.summary}: {allowed.replace('`', '')}" if allowed else one.summary
             row = f'{one.field}, {one.kind.name}, "{one.job_option}", "{one.control}", {numbers}'
             yield f'GGROUP_OPTION({row},\n\t"{usage}")'
-    for option, control in _ahead():
-        yield f'GGROUP_OPTION_AHEAD("{option}", "{control}")'
+    yield f"GGROUP_PERIOD({', '.join(map(str, _range_and_default(PERIOD)))})"
 
 
 def _range_and_default(setting: Setting) -> tuple[int, int, int]:

@@ -204,6 +204,7 @@ QUOTA = Setting(  # the least that cpu.max takes (kernel/sched/core.c: min_cfs_q
     default=MAX,
     control="compute.max",
     unit_key="ComputeQuota",
+    job_option="gpu-quota",
     summary="microseconds of work on the GPU in each period",
     needs=("compute.freeze",),
 )
@@ -225,6 +226,7 @@ LIMIT_MAX = Setting(
     control="gmem.limit.max",
     unit_key="GMemMax",
     environment="GGROUP_GMEM_MAX",
+    job_option="gpu-mem-max",
     summary="memory over it is refused",
 )
 OOM_GROUP = Setting(

@@ -118,9 +118,9 @@ static bool breaks(const struct rule *rule, struct value value, uint64_t capacit
 {
 	if (rule->value.percent != value.percent && !capacity)
 		return false;	/* not known before the node is */
-	const uint64_t asked = capacity ? value_on(value, capacity) : value.number;
-	const uint64_t bound = capacity ? value_on(rule->value, capacity) : rule->value.number;
-	return rule->relation == AT_MOST ? asked > bound : asked < bound;
+	const struct value asked = capacity ? value_on(value, capacity) : value;
+	const struct value bound = capacity ? value_on(rule->value, capacity) : rule->value;
+	return rule->relation == AT_MOST ? value_exceeds(rule->row, asked, bound) : value_exceeds(rule->row, bound, asked);
 }
 
 bool config_refuses(const struct config *config, const char *partition, const struct row *row, struct value value,

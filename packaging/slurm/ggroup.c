@@ -40,30 +40,13 @@ static int take(int at, const char *text, int remote)
 	return -1;
 }
 
-static int refuse(int at, const char *text, int remote)
-{
-	if (remote) {
-		step_fail("--%s: this version of ggroupfs has no %s", ahead[at].name, ahead[at].control);
-		return 0;
-	}
-	slurm_error("--%s=%.100s: this version of ggroupfs has no %s", ahead[at].name, text ? text : "",
-		    ahead[at].control);
-	return -1;
-}
-
 static void options_register(spank_t spank)
 {
-	static const char *const words[] = { [SIZE] = "BYTES", [NUMBER] = "N" };
+	static const char *const words[] = { [SIZE] = "BYTES", [NUMBER] = "N", [QUOTA] = "PERCENT" };
 
 	for (int at = 0; at < ROWS; at++) {
 		struct spank_option option = { (char *)rows[at].name, (char *)words[rows[at].kind],
 					       (char *)rows[at].usage, 1, at, take };
-
-		if (spank_option_register(spank, &option) != ESPANK_SUCCESS)
-			slurm_error("ggroup: --%s: another plugin has that option", option.name);
-	}
-	for (int at = 0; ahead[at].name; at++) {
-		struct spank_option option = { (char *)ahead[at].name, "VALUE", "not in this version", 1, at, refuse };
 
 		if (spank_option_register(spank, &option) != ESPANK_SUCCESS)
 			slurm_error("ggroup: --%s: another plugin has that option", option.name);

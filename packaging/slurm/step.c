@@ -81,22 +81,23 @@ static uint64_t least_of(uint64_t one, uint64_t other)
 }
 
 /* What one option comes to on a GPU. False: nothing. */
-static bool number_on(const struct row *row, const struct wanted *wanted, uint64_t capacity, uint64_t *number)
+static bool wanted_on(const struct row *row, const struct wanted *wanted, uint64_t capacity, struct value *value)
 {
 	uint64_t share = NO_LIMIT;
 
 	if (wanted->shards && row->kind == SIZE)
 		share = (unsigned __int128)capacity * least_of(wanted->shards, wanted->shards_of_gpu) / wanted->shards_of_gpu;
 	if (wanted->value.given) {
-		*number = least_of(value_on(wanted->value, capacity), row->kind == SIZE ? share : UINT64_MAX);
+		*value = value_on(wanted->value, capacity);
+		value->number = least_of(value->number, row->kind == SIZE ? share : UINT64_MAX);
 		return true;
 	}
 	if (!wanted->shards)
 		return false;
 	if (row == &rows[ROW_high])
-		*number = share;
+		*value = (struct value){ .number = share };
 	else if (row == &rows[ROW_weight])
-		*number = least_of(row->initial * wanted->shards, row->most);
+		*value = (struct value){ .number = least_of(row->initial * wanted->shards, row->most) };
 	else
 		return false;
 	return true;
@@ -105,11 +106,11 @@ static bool number_on(const struct row *row, const struct wanted *wanted, uint64
 static bool setting_write(const char *place, unsigned int at, const struct row *row, const struct wanted *wanted)
 {
 	char text[VALUE_TEXT];
-	uint64_t number;
+	struct value value;
 
-	if (!number_on(row, wanted, here.tree.capacities[at], &number))
+	if (!wanted_on(row, wanted, here.tree.capacities[at], &value))
 		return true;
-	value_text(row, number, text);
+	value_text(row, value, text);
 	if (!tree_write(place, here.tree.gpus[at], row->control, text))
 		return true;
 	if (errno == EOPNOTSUPP && !wanted->value.given)	/* the weight of shards */

@@ -200,7 +200,7 @@ bool tree_moves_memory(const struct tree *tree, const char *place)
 	char path[PLACE + 64], text[TEXT], initial[VALUE_TEXT];
 
 	for (const struct row *row = rows; row < rows + ROWS; row++) {
-		value_text(row, row->initial, initial);
+		value_text(row, value_initial(row), initial);
 		for (unsigned int at = 0; row->kind == SIZE && at < tree->gpu_count; at++) {
 			snprintf(path, sizeof(path), "%s/%u/%s", place, tree->gpus[at], row->control);
 			if (file_read(path, text, sizeof(text)) <= 0)

@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 /* How a value is written: Kind of backend/core/settings.py, those that options have. */
-enum kind { SIZE, NUMBER };
+enum kind { SIZE, NUMBER, QUOTA };
 
 struct row {
 	const char *name, *control;	/* option without its dashes; control file. */
@@ -17,20 +17,14 @@ struct row {
 	const char *usage;
 };
 
-/* An option of a setting that this version does not have yet. */
-struct ahead {
-	const char *name, *control;
-};
-
 extern const struct row rows[];
-extern const struct ahead ahead[];	/* the last one has no name */
 
 enum {
 #define GGROUP_OPTION(field, kind, name, control, least, most, initial, usage) ROW_##field,
-#define GGROUP_OPTION_AHEAD(name, control)
+#define GGROUP_PERIOD(least, most, initial)
 #include "options.def"
 #undef GGROUP_OPTION
-#undef GGROUP_OPTION_AHEAD
+#undef GGROUP_PERIOD
 	ROWS
 };
 
@@ -41,16 +35,23 @@ enum {
 
 struct value {
 	bool given, percent;
-	uint64_t number;	/* bytes; hundredths of a percent of the GPU's memory; or the number itself */
+	uint64_t number;	/* bytes; hundredths of a percent of the GPU's memory; microseconds; or the number itself */
+	uint64_t period;	/* of a quota, in microseconds */
 };
 
 /* Returns NULL, or the reason why a text is no value of the option. */
 const char *value_parse(const struct row *row, const char *text, struct value *value);
 
-/* Returns the number on a GPU with so much memory. */
-uint64_t value_on(struct value value, uint64_t capacity);
+/* Returns what a value is on a GPU with so much memory: never a percentage of it. */
+struct value value_on(struct value value, uint64_t capacity);
+
+/* Returns whether one is more than the other, both on one GPU. */
+bool value_exceeds(const struct row *row, struct value one, struct value other);
+
+/* Returns what a group has before it is set. */
+struct value value_initial(const struct row *row);
 
 /* Writes what the control file takes. */
-void value_text(const struct row *row, uint64_t number, char text[static VALUE_TEXT]);
+void value_text(const struct row *row, struct value value, char text[static VALUE_TEXT]);
 
 #endif

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.core.settings import APPLIED, BY_CONTROL, MAX, Kind, Setting
-from docs import tables
+from backend.core.settings import APPLIED, MAX, Kind, Setting
+from ggroupfs.text import values
 from ggroupfs.text.names import slice_directory
 from ggroupfs.text.origins import origin
 from ggroupfs.text.properties import BY_NAME
@@ -30,7 +30,6 @@ INTERFACE = """
 #include "words.h"
 
 const char *option(int at) { return at < ROWS ? rows[at].name : NULL; }
-const char *option_ahead(int at) { return ahead[at].name; }
 
 const char *text_of(int at, const char *text, unsigned long capacity, char *out)
 {
@@ -105,7 +104,7 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     flags = ["-std=gnu11", "-D_GNU_SOURCE", "-g", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", f"-I{SOURCES}"]
     subprocess.run(["cc", *flags, "-o", folder / "plugin.so", folder / "interface.c", *parts], check=True)
     library = ctypes.CDLL(str(folder / "plugin.so"))
-    for name in ("option", "option_ahead", "text_of", "configure", "tree_named", "cgroups"):
+    for name in ("option", "text_of", "configure", "tree_named", "cgroups"):
         getattr(library, name).restype = ctypes.c_char_p
     library.shards.restype = library.gres_count.restype = ctypes.c_ulong
     return library
@@ -149,13 +148,24 @@ def test_the_options_are_the_rows(plugin: ctypes.CDLL) -> None:
         *(one.job_option.encode() for one in OPTIONS if one.job_option is not None),
         None,
     ]
-    ahead = [name for name, control in tables.JOB_OPTIONS_AHEAD.items() if control not in BY_CONTROL]
-    assert [plugin.option_ahead(at) for at in range(len(ahead) + 1)] == [*(name.encode() for name in ahead), None]
 
 
 SIZES = ["0", "1", "8G", "1.5G", "2GB", "0.001K", "3P", "50%", "12.5%", "33.33%", "0%", "100%", "100.00%", "infinity"]
 NO_SIZES = ["", "lots", "-1", "8X", "8 G", "G", "1.G", ".5G", "101%", "100.01%", "1.234%", "%", "0x10", "1e3", "20P%"]
 NO_SIZES += ["9" * 31, "99999999999999999999", "16384P", "8Gi", "8GG", "1.2.3", "+1", " 1"]
+QUOTAS = ["30%", "30% ", "30% 1s", "12.5% 50", "0.5% 200ms", "1%", "250%", "50% 10ms 500us", "50% 0.5sec", "50% 1 sec"]
+NO_QUOTAS = ["0%", "0.99%", "1% 10ms", "50% 9ms", "50% 1001ms", "50% 2s", "50% x", "50% 1m", "50%1s"]
+NO_QUOTAS += [
+    " 50%",
+    "50",
+    "50% 1s x",
+    "50% -1s",
+    "1.001%",
+    "99999999999999999999999999%",
+    "50% 99999999999999999999s",
+    "50% 0",
+    "50%  0.009s",
+]
 NUMBERS = ["", "-1", "x", "1.5", "1 ", "0x1", "99999999999999999999", "\u0661"]
 
 
@@ -164,7 +174,7 @@ def test_a_value_is_what_a_unit_file_takes(plugin: ctypes.CDLL, one: Setting) ->
     """Where the one takes a value the other makes the same of it; where it does not, the reason has words."""
     at = OPTIONS.index(one)
     ends = [str(one.least - 1), str(one.least), str(one.most), str(one.most + 1)]
-    for text in SIZES + NO_SIZES + NUMBERS + ([] if one.kind is Kind.SIZE else ends):
+    for text in SIZES + NO_SIZES + QUOTAS + NO_QUOTAS + NUMBERS + ([] if one.kind is Kind.SIZE else ends):
         assert outcome(plugin, at, text) == expected(one, text), text
 
 
@@ -187,13 +197,13 @@ def outcome(plugin: ctypes.CDLL, at: int, text: str) -> str | None:
 
 
 def expected(one: Setting, text: str) -> str | None:
-    """What a unit file makes of it; blanks, which a unit file may have and a command line cannot mean, are no value.
-    `max` is for those that know it from the control file."""
+    """What a unit file makes of it; blanks, which a unit file may have and a command line cannot mean, are no value
+    but in a quota. `max` is for those that know it from the control file."""
     assert one.unit_key is not None
-    if not text or any(character.isspace() for character in text):
+    if not text or (one.kind is not Kind.QUOTA and any(character.isspace() for character in text)):
         return None
-    if text == "max" and one.kind is Kind.SIZE:
-        return "max"
+    if text == "max" and one.kind in (Kind.SIZE, Kind.QUOTA):
+        return values.show_default(one) if one.kind is Kind.QUOTA else "max"
     try:
         found = BY_NAME[one.unit_key].text(text, CAPACITY)
     except ValueError:
@@ -243,6 +253,21 @@ def test_bounds_hold_for_what_is_asked(plugin: ctypes.CDLL) -> None:
     assert refused(plugin, "small", "gpu-mem", "max", CAPACITY) is not None
 
 
+def test_quotas_are_compared_by_what_there_is_of_each_period(plugin: ctypes.CDLL) -> None:
+    assert configure(plugin, "gpu-quota<=50%", "small:gpu-quota>=10%") == ""
+    assert refused(plugin, None, "gpu-quota", "50% 1s") is None
+    assert refused(plugin, None, "gpu-quota", "50.01% 10ms") == "--gpu-quota: this cluster allows gpu-quota<=50%"
+    assert refused(plugin, None, "gpu-quota", "infinity") is not None
+    assert refused(plugin, "small", "gpu-quota", "9% 1s") is not None
+    assert refused(plugin, "main", "gpu-quota", "9% 1s") is None
+
+
+def test_a_default_may_be_a_quota(plugin: ctypes.CDLL) -> None:
+    assert configure(plugin, "gpu-quota=50%", "small:gpu-quota=infinity") == ""
+    assert default_of(plugin, "main", "gpu-quota") == "50000 100000"
+    assert default_of(plugin, "small", "gpu-quota") == "max 100000"
+
+
 def test_sizes_are_compared_where_they_are_submitted_if_they_can_be(plugin: ctypes.CDLL) -> None:
     assert configure(plugin, "gpu-mem<=8G", "gpu-mem-low<=10%") == ""
     assert refused(plugin, None, "gpu-mem", "9G") is not None
@@ -260,7 +285,7 @@ def test_sizes_are_compared_where_they_are_submitted_if_they_can_be(plugin: ctyp
         ("gpu-weight<400", "=, <= or >= is missing"),
         (":gpu-weight=1", "not the name of a partition"),
         (f"{'p' * 64}:gpu-weight=1", "not the name of a partition"),
-        ("gpu-quota=1", "no such option"),
+        ("gpu-quota=1", "not a percentage"),
         ("without=maybe", "not one of its words"),
         ("record=yes", "not one of its words"),
         ("shards=0", "not a number of shards"),

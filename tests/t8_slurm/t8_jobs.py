@@ -29,9 +29,10 @@ def test_a_job_has_what_it_asks_for_and_its_figures_afterwards(cluster: Cluster)
 
 
 def test_every_option(cluster: Cluster) -> None:
-    words = "--gpu-mem=50% --gpu-mem-low=16M --gpu-priority=3 --gpu-weight=7"
-    state, said = cluster.run(words, SHOW)
-    assert (state, said.split()) == ("COMPLETED", [str(CAPACITY // 2), str(16 * MIB), "3", "7"])
+    words = "--gpu-mem=50% --gpu-mem-low=16M --gpu-priority=3 --gpu-weight=7 --gpu-quota='30% 1s' --gpu-mem-max=75%"
+    state, said = cluster.run(words, f"{SHOW} compute.max gmem.limit.max")
+    assert state == "COMPLETED"
+    assert said.splitlines() == [str(CAPACITY // 2), str(16 * MIB), "3", "7", "300000 1000000", str(CAPACITY * 3 // 4)]
 
 
 def test_options_in_the_script(cluster: Cluster) -> None:

@@ -28,7 +28,9 @@ def no_daemon(cluster: Cluster) -> Iterator[None]:
         ("--gpu-mem-low=-1", "--gpu-mem-low=-1: not a size"),
         ("--gpu-weight=0", "--gpu-weight=0: not a number from 1 to 10000"),
         ("--gpu-priority=16", "--gpu-priority=16: not a number from 0 to 15"),
-        ("--gpu-quota=50%", "--gpu-quota=50%: this version of ggroupfs has no compute.max"),
+        ("--gpu-quota=50", "--gpu-quota=50: not a percentage, or one and a time span, or infinity"),
+        ("--gpu-quota='50% 2s'", "--gpu-quota=50% 2s: a period that is not from 10 to 1000 ms"),
+        ("--gpu-mem-max=8X", "--gpu-mem-max=8X: not a size"),
     ],
 )
 def test_a_bad_value_is_refused_where_it_is_submitted(cluster: Cluster, option: str, reason: str) -> None:
