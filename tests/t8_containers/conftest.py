@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.container.guest import Guest, booted
-
-IMAGES = ("old", "new", "musl")
-"""Images, by the names that tests/t8_containers/containers.mk gives them."""
+from tests.t8_containers.engine import CONFIGURED, GONE_S, IMAGES, NO_SLICE
 
 
 @pytest.fixture(scope="session")
@@ -26,6 +24,7 @@ def machine() -> Iterator[Guest]:
 @pytest.fixture(scope="session")
 def engine(machine: Guest) -> Guest:
     """Podman has the images, and one that is the machine's own root, in which the command is."""
+    machine.write("/etc/containers/containers.conf", CONFIGURED)
     for image in IMAGES:
         machine.ok(f"podman import -q /mnt/{image}.tar {image}")
     machine.ok("mkdir /srv/own && mount --bind / /srv/own")
@@ -34,8 +33,8 @@ def engine(machine: Guest) -> Guest:
 
 @pytest.fixture
 def guest(engine: Guest) -> Iterator[Guest]:
-    """The service has mounted the tree. After the test no container is left, and no slice."""
-    engine.ok("systemctl start ggroupfs")
+    """The service has mounted the tree, and there are its devices. After the test no container is left, and no slice."""
+    engine.ok("systemctl start ggroupfs ggroupfs-cdi")
     yield engine
     engine.ok("podman rm -f -t 0 -a")
-    engine.until("test ! -s /run/ggroup/ggroup.slices", "no slice is left")
+    engine.until(NO_SLICE, "no slice is left", GONE_S)

@@ -7,11 +7,12 @@ import json
 import pytest
 
 from tests.container.guest import Completed, Guest
+from tests.t8_containers.engine import GONE_S, NO_SLICE
 
 MIB = 1 << 20
 HIGH = 16 * MIB
 """Limit of the containers."""
-RUN = "podman run --privileged --network none --ulimit nofile=1024:1024 --ulimit nproc=1024:1024"
+RUN = "podman run --privileged --network none"
 """A container of podman that asks for no right that root of the test's machine may not have."""
 TREE = "-v /run/ggroup-shared:/run/ggroup-shared:ro,rslave"
 HOLDS = "ggroupfs tenant --mount /run/ggroup-shared/tree --gmem 32M --report 1"
@@ -91,7 +92,8 @@ def test_an_annotation_needs_no_device(guest: Guest) -> None:
 
 @pytest.mark.parametrize("image", ["old", "new"])
 def test_the_library_runs_in_an_image_of_debian(guest: Guest, image: str) -> None:
-    """It is in the program, and has read its environment, of which it tells the children."""
+    """It is in the program with all that it asks for (-z now), and has read its environment, of which it tells the
+    children."""
     script = (
         'import os; is_in = "libggroup-cuda.so" in open("/proc/self/maps").read();'
         'print(is_in, os.confstr("CS_GNU_LIBC_VERSION"), flush=True); os.execlp("env", "env")'
@@ -101,8 +103,6 @@ def test_the_library_runs_in_an_image_of_debian(guest: Guest, image: str) -> Non
     assert lines[0] == f"True glibc {'2.31' if image == 'old' else '2.36'}"
     assert any(line.startswith("GGROUP_FAMILY=") and line.endswith(":high=1073741824") for line in lines)
     assert "GGROUP_SOCKET=/run/ggroupfs/ggroup.sock" in lines
-    loads = "import ctypes; print(ctypes.CDLL('/opt/ggroup/libggroup-cuda.so').cuInit(0) != 0)"
-    assert guest.ok(f'{RUN} --rm --device ggroup.io/gpu=0 {image} python3 -c "{loads}"') == "True\n"
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_a_thousand_containers_leave_nothing(guest: Guest) -> None:
     print(f"with the hook: {took}, without: {bare}")
     assert took["failed"] == bare["failed"] == 0
     guest.ok("podman rm -f -t 0 model; rmdir /sys/fs/cgroup/many.slice")
-    guest.until("test ! -s /run/ggroup/ggroup.slices", "no slice is left")
+    guest.until(NO_SLICE, "no slice is left", GONE_S)
     assert guest.ok("find /run/ggroup/slice -mindepth 1 -maxdepth 1 -type d -not -name '[0-9]*'") == ""
     assert int(guest.ok("find /sys/fs/cgroup -type d | wc -l")) <= int(before)
     assert int(guest.ok(descriptors)) <= open_before + 8
