@@ -103,6 +103,9 @@ def test_each_setting_has_annotations_and_they_hold(container: Container) -> Non
         "ComputeTimeSlice": ("3ms", "compute.timeslice", "3"),
         "compute.priority": ("3", "compute.priority", "3"),
         "compute.weight": ("300", "compute.weight", "300"),
+        "ComputeQuota": ("30% 1s", "compute.max", "300000 1000000"),
+        "GMemOOMGroup": ("yes", "gmem.oom.group", "1"),
+        "GMemMax": ("infinity", "gmem.limit.max", "max"),
         "ComputeFreeze": ("no", "compute.freeze", "0"),
     }
     assert {KEYS[key].field for key in values} == {one.field for one in KEYS.values()}
