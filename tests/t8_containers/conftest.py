@@ -33,7 +33,7 @@ def engine(machine: Guest) -> Guest:
 
 @pytest.fixture
 def guest(engine: Guest) -> Iterator[Guest]:
-    """The service has mounted the tree, and there are its devices. After the test no container is left, and no slice."""
+    """The service has mounted the tree, and its devices are there. After the test nothing of a container is left."""
     engine.ok("systemctl start ggroupfs ggroupfs-cdi")
     yield engine
     engine.ok("podman rm -f -t 0 -a")

@@ -28,7 +28,10 @@ containers-share: $(CONTAINERS)/root.tar $(CONTAINERS)/images/.made deb
 	cp $(DEB) $(CONTAINERS)/share/ggroupfs.deb
 	cp $(CONTAINER_DEB) $(CONTAINERS)/share/ggroupfs-container.deb
 	ln $(CONTAINERS)/images/*.tar $(CONTAINERS)/share
-	cp tests/t8_containers/many.py $(CONTAINERS)/share
+	cp tests/t8_containers/many.py tests/t8_containers/calls.py $(CONTAINERS)/share
+	$(MAKE) -s -C tests/t6_cuda OUT=$(CURDIR)/$(CONTAINERS) CC="gcc -include $(CURDIR)/tests/t8_containers/old.h -DOLD_GLIBC" \
+		$(CURDIR)/$(CONTAINERS)/fake/libcuda.so.1
+	cp $(CONTAINERS)/fake/libcuda.so.1 $(CONTAINERS)/share
 
 test-containers: containers-share
 	$(MAKE) containers-guest

@@ -103,6 +103,9 @@ def test_the_library_runs_in_an_image_of_debian(guest: Guest, image: str) -> Non
     assert lines[0] == f"True glibc {'2.31' if image == 'old' else '2.36'}"
     assert any(line.startswith("GGROUP_FAMILY=") and line.endswith(":high=1073741824") for line in lines)
     assert "GGROUP_SOCKET=/run/ggroupfs/ggroup.sock" in lines
+    # On a double of the driver: its calls are found and made, and those that the library catches are the library's.
+    calls = f"{RUN} --rm --device ggroup.io/gpu=0 -v /mnt:/mnt:ro {image} python3 /mnt/calls.py /mnt"
+    assert guest.ok(calls).splitlines()[-1:] == [lines[0].removeprefix("True ")]
 
 
 @pytest.mark.parametrize(
