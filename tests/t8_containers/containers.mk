@@ -2,7 +2,8 @@
 # the top; all runs there.
 
 CONTAINERS := build/containers
-ENGINE_PACKAGES := $(GUEST_PACKAGES) podman crun runc
+# Since Debian 13 the command of Docker is a package of its own.
+ENGINE_PACKAGES := $(GUEST_PACKAGES) podman crun runc containerd docker.io $(if $(filter bookworm,$(SUITE)),,docker-cli)
 # Images: of each the packages that its tests use, unpacked. The older ones first; musl with no glibc beside it.
 IMAGES := old:bullseye:dash,coreutils,python3 new:bookworm:dash,coreutils,python3 musl:bullseye:musl,busybox-static
 

@@ -39,10 +39,10 @@ def accounted(cluster: Cluster) -> Cluster:
         guest.ok(f'mariadb -e "{words}"')
     guest.write("/etc/slurm/slurmdbd.conf", SLURMDBD_CONF)
     guest.ok("chown slurm /etc/slurm/slurmdbd.conf && chmod 600 /etc/slurm/slurmdbd.conf")
-    guest.ok("systemctl start slurmdbd")
-    guest.until("sacctmgr -n show cluster", "slurmdbd answers", STARTED_S)
     guest.write("/tmp/accounted", ACCOUNTED)
-    guest.ok("cat /tmp/accounted >>/etc/slurm/slurm.conf && systemctl restart slurmctld slurmd")
+    guest.ok("cat /tmp/accounted >>/etc/slurm/slurm.conf && systemctl start slurmdbd")
+    guest.until("sacctmgr -n show cluster", "slurmdbd answers", STARTED_S)
+    guest.ok("systemctl restart slurmctld slurmd")
     guest.until("sacctmgr -nP show cluster format=cluster | grep -qx test", "the cluster is known", STARTED_S)
     guest.until("sinfo --noheader --partition main --format %T | grep -qx idle", "the node is idle", STARTED_S)
     return cluster
