@@ -15,6 +15,7 @@ SPANK_PLUGIN(ggroup, 1)
 
 #include "job.h"
 #include "step.h"
+#include "words.h"
 
 /* What was asked for, by options. A callback that fails refuses the submission; on a node it would drain that. */
 
@@ -97,6 +98,8 @@ static void environment_set(spank_t spank)
 		return;
 	if (spank_getenv(spank, "LD_PRELOAD", old, sizeof(old)) != ESPANK_SUCCESS)
 		*old = 0;
+	if (preload_has(old, here.config.library))	/* a step of a script has the environment of that */
+		return;
 	snprintf(all, sizeof(all), "%s%s%s", here.config.library, *old ? ":" : "", old);
 	spank_setenv(spank, "LD_PRELOAD", all, 1);
 }

@@ -64,3 +64,13 @@ bool comment_has(const char *comment, const char *node, const char *figures)
 			return true;
 	return false;
 }
+
+bool preload_has(const char *list, const char *library)
+{
+	const size_t length = strlen(library);
+
+	for (; *list; list += strcspn(list, ": "), list += strspn(list, ": "))
+		if (strcspn(list, ": ") == length && !strncmp(list, library, length))
+			return true;
+	return false;
+}

@@ -14,4 +14,7 @@ void comment_with(const char *old, const char *node, const char *figures, char *
 /* Returns whether the entry of a node in a comment has these figures. */
 bool comment_has(const char *comment, const char *node, const char *figures);
 
+/* Returns whether a list of libraries, as LD_PRELOAD has it (ld.so(8)), names one. */
+bool preload_has(const char *list, const char *library);
+
 #endif

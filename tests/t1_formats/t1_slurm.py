@@ -387,3 +387,11 @@ def test_a_comment_has_an_entry_for_each_node_and_keeps_the_rest(plugin: ctypes.
     assert comment == "by hand; more; ggroup/n10: gpu_seconds=2.000; ggroup/n1: gpu_seconds=3.000"
     for node, figures, has in (("n1", "gpu_seconds=3.000", 1), ("n1", "gpu_seconds=3.00", 0), ("n2", "x", 0)):
         assert plugin.comment_has(comment.encode(), node.encode(), figures.encode()) == has
+
+
+@pytest.mark.parametrize(
+    ("preloaded", "has"),
+    [("", 0), ("/l.so", 1), ("/l.so:x", 1), ("x /l.so", 1), ("x:/l.so y", 1), ("/l.so.1", 0), ("x/l.so", 0), (":", 0)],
+)
+def test_what_is_preloaded_already_is_not_named_again(plugin: ctypes.CDLL, preloaded: str, has: int) -> None:
+    assert plugin.preload_has(preloaded.encode(), b"/l.so") & 1 == has

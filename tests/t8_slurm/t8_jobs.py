@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 from shlex import quote
 
 import pytest
@@ -13,6 +15,7 @@ SETTINGS = "gmem.limit.high gmem.limit.low compute.priority compute.weight"
 SHOW = f"cd {OURS} && cat {SETTINGS}"
 PLAIN = ["max", "0", "8", "100"]
 """What they say of a slice for which nothing was asked."""
+LIBRARY = "/usr/lib/ggroupfs/backend/cuda/libggroup-cuda.so"
 FIGURES = rf"ggroup/{NODE}: gpu_seconds=(?P<seconds>\d+\.\d{{3}}) gpu_mem_peak=(?P<peak>\d+)"
 
 
@@ -110,6 +113,33 @@ def test_where_a_job_is(cluster: Cluster) -> None:
     assert state == "COMPLETED"
     assert re.fullmatch(rf"{SCOPE}/job_\d+/step_batch/user/task_(0|special)", path), path
     assert socket.startswith("/run/ggroupfs/")
+
+
+@contextlib.contextmanager
+def nvidia_said(cluster: Cluster) -> Iterator[None]:
+    """The tree says meanwhile that its GPUs are NVIDIA's, where limits of memory need the library."""
+    file = "/run/ggroup/ggroup.backend"
+    cluster.guest.ok(f"sed 's/^gpu .*/gpu nvidia/' {file} >/tmp/backend && grep -qx 'gpu nvidia' /tmp/backend")
+    cluster.guest.ok(f"mount --bind /tmp/backend {file}")
+    try:
+        yield
+    finally:
+        cluster.guest.ok(f"umount {file}")
+
+
+@pytest.mark.parametrize("words", ["--gpu-mem=64M", "--gpu-mem-max=64M", "--gpu-mem-low=1M", "--gres=shard:1"])
+def test_tasks_with_a_limit_of_memory_have_the_library(cluster: Cluster, words: str) -> None:
+    """In front of what the user preloads; steps of the job, too, though they ask for nothing."""
+    shown = "echo $LD_PRELOAD"
+    with nvidia_said(cluster):
+        state, said = cluster.run(f"{words} --export=ALL,LD_PRELOAD=libm.so.6", f"{shown}; srun sh -c {quote(shown)}")
+    assert (state, said.splitlines()) == ("COMPLETED", 2 * [f"{LIBRARY}:libm.so.6"])
+
+
+@pytest.mark.parametrize("words", ["", "--gpu-weight=30 --gpu-quota=50%"])
+def test_other_tasks_have_no_library(cluster: Cluster, words: str) -> None:
+    with nvidia_said(cluster):
+        assert cluster.run(words, "echo ${LD_PRELOAD-none}") == ("COMPLETED", "none\n")
 
 
 def test_fifty_jobs_of_two_users_on_one_gpu(cluster: Cluster) -> None:
