@@ -8,7 +8,7 @@
 #   make test-kmod-debug    the same on a kernel with KASAN, lockdep, kmemleak and fault injection, and a fuzzer; an hour
 #   make cuda         libggroup-cuda.so, which has memory limits act on CUDA programs
 #   make test-systemd   ... those of the package and its units: in a container, on a real systemd; three minutes
-#   make test-containers ... those of containers: podman in such a container, images of Debian 11 and 12; three minutes
+#   make test-containers ... those of containers: podman and Docker in one, images of Debian 11 and 12; three minutes
 #   make test-slurm   ... those of the plugin for Slurm: slurmctld, slurmd and munge in one; two minutes
 #   make test-slurm-accounts  ... with slurmdbd and MariaDB, too; longer, and no part of `make test`
 #   make test-debian  both commands of the README and the package in a fresh Debian: DEBIAN=12 or 13, PARTS="run test deb"
