@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from collections.abc import Iterator
 from shlex import quote
@@ -36,6 +37,16 @@ def test_every_option(cluster: Cluster) -> None:
     state, said = cluster.run(words, f"{SHOW} compute.max gmem.limit.max")
     assert state == "COMPLETED"
     assert said.splitlines() == [str(CAPACITY // 2), str(16 * MIB), "3", "7", "300000 1000000", str(CAPACITY * 3 // 4)]
+
+
+def test_a_quota_holds(cluster: Cluster) -> None:
+    """By the figures of the job, against the time that its program says it took; a period more is what may be open."""
+    job = cluster.submit("--gpu-quota=30%", "ggroupfs tenant --gmem 16M --kernel 2ms --seconds 2 --report 10")
+    assert cluster.until_ended(job) == "COMPLETED", cluster.output(job)
+    took = json.loads(cluster.output(job).splitlines()[-1])["seconds"]
+    found = re.fullmatch(FIGURES, cluster.comment(job))
+    assert found is not None, cluster.comment(job)
+    assert 0 < float(found["seconds"]) <= 0.3 * took + 0.1
 
 
 def test_options_in_the_script(cluster: Cluster) -> None:
