@@ -158,7 +158,10 @@ def test_a_thousand_containers_leave_nothing(guest: Guest) -> None:
     before = guest.ok("find /sys/fs/cgroup -type d | wc -l")
     descriptors = "ls /proc/$(systemctl show -P MainPID ggroupfs)/fd | wc -l"
     open_before = int(guest.ok(descriptors))
-    took = json.loads(guest.ok(f"python3 /mnt/many.py crun {config} {MANY} WITH", 900))
+    done = guest.run(f"python3 /mnt/many.py crun {config} {MANY} WITH", 900)
+    why = "journalctl -q -t ggroupfs-hook -n 10; journalctl -q -u ggroupfs -n 20; systemctl show -P NRestarts ggroupfs"
+    assert done.code == 0, (done, guest.run(why).out)
+    took = json.loads(done.out)
     bare = json.loads(guest.ok(f"python3 /mnt/many.py crun {config} {MANY // 10} WITHOUT", 300))
     print(f"with the hook: {took}, without: {bare}")
     assert took["failed"] == bare["failed"] == 0
