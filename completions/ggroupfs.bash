@@ -20,7 +20,7 @@ declare -A _ggroupfs_options=(
     [metrics]="--mount --no-processes --labels --listen --textfile"
     [policy]="--config --mount"
     [balance]="--config --mount"
-    [replay]="--policy --order --lanes --set --capacity --json --plot --generate --seed --jobs"
+    [replay]="--policy --order --lanes --set --capacity --json --plot --generate --nodes --place --seed --jobs"
     [tenant]="--mount --gpu --gmem --kernel --contexts --depth --touch --report --seconds"
     [demo]="--mount --gpu"
 )
@@ -213,8 +213,9 @@ _ggroupfs() {
         replay,--policy) _ggroupfs_offer "$whole" lanes ;;
         replay,--order) _ggroupfs_offer "$whole" fifo srtf pack fair ;;
         replay,--plot) _ggroupfs_files -d "$whole" ;;
-        replay,--generate) _ggroupfs_offer "$whole" salus day superres_128 resnet50_50 ;;
-        replay,--lanes | replay,--set | replay,--capacity | replay,--seed | replay,--jobs) ;;
+        replay,--generate) _ggroupfs_offer "$whole" salus day cluster superres_128 resnet50_50 ;;
+        replay,--place) _ggroupfs_offer "$whole" whole mig fractions shares memory ;;
+        replay,--nodes | replay,--lanes | replay,--set | replay,--capacity | replay,--seed | replay,--jobs) ;;
         metrics,--listen) _ggroupfs_offer "$whole" 127.0.0.1:9740 '[::1]:9740' ;;
         account,--format) _ggroupfs_offer "$whole" text csv json ;;
         account,--sort) _ggroupfs_offer "$whole" busy gpu memory peak name ;;
