@@ -24,6 +24,7 @@
 #   make soak         what holds of a mount that a crowd uses for ten minutes; a quarter of an hour, two CPUs
 #   make tables       what pages, manual and completions say of the settings, from backend/core/settings.py
 #   make screenshot   the picture of `ggroupfs top` in the README
+#   make dashboard    the Grafana dashboard that is shipped, from ggroupfs/monitoring
 #
 # On a host without network, PY=python3 takes a Python that has the requirements already.
 
@@ -50,7 +51,7 @@ SHELL_SCRIPTS := .ci/run completions/ggroupfs.bash tests/vm/guest.sh tests/t7_nv
 	$(wildcard tests/debian/*.sh) \
 	$(wildcard packaging/debian/*rm packaging/debian/*inst)
 
-.PHONY: all build build-test run test check test-unit test-hostile test-machines test-gpu fuzz soak bench-files tables screenshot clean
+.PHONY: all build build-test run test check test-unit test-hostile test-machines test-gpu fuzz soak bench-files tables screenshot dashboard clean
 .PHONY: bench bench-gpu bench-keep bench-render bench-check
 .PHONY: check-kmod test-kmod test-kmod-mounts test-kmod-debug kmod-install
 
@@ -177,6 +178,11 @@ tables: build-test
 
 screenshot: build-test
 	$(PY) docs/screenshot.py
+
+dashboard: build
+	mkdir -p build
+	$(PY) -m ggroupfs.monitoring.dashboard >build/dashboard.json
+	mv build/dashboard.json packaging/monitoring/dashboard.json
 
 clean:
 	rm -rf $(VENV) build ./*.egg-info

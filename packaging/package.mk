@@ -74,6 +74,9 @@ stage: $(COMPILED)/.made cuda
 	for page in docs/man/*.[1-8]; do \
 		install -D -m 644 $$page $(STAGE)$(PREFIX)/share/man/man$${page##*.}/$${page##*/}; done
 	gzip -9n $(STAGE)$(PREFIX)/share/man/man*/*
+	install -D -m 644 packaging/monitoring/rules.yml $(STAGE)$(PREFIX)/share/ggroupfs/monitoring/rules.yml
+	install -D -m 644 packaging/monitoring/rules.test.yml $(STAGE)$(PREFIX)/share/ggroupfs/monitoring/rules.test.yml
+	install -D -m 644 packaging/monitoring/dashboard.json $(STAGE)$(PREFIX)/share/ggroupfs/monitoring/dashboard.json
 	install -D -m 644 completions/ggroupfs.bash $(STAGE)$(PREFIX)/share/bash-completion/completions/ggroupfs
 	install -D -m 644 completions/_ggroupfs $(STAGE)$(ZSH)/_ggroupfs
 
