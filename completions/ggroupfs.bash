@@ -5,7 +5,7 @@
 
 _ggroupfs_mounts=/proc/self/mounts
 
-_ggroupfs_commands="mount umount upgrade run show top set doctor account metrics policy balance replay tenant demo"
+_ggroupfs_commands="mount umount upgrade run show top set doctor account metrics node policy balance replay tenant demo"
 
 declare -A _ggroupfs_options=(
     [mount]="-f --foreground --gpu --ledger -o"
@@ -17,6 +17,7 @@ declare -A _ggroupfs_options=(
     [set]="--reset --gpu --timeout --mount"
     [doctor]="--json --thaw-all --journal --mount"
     [account]="--format --sort --gpu --mount"
+    [node]="--mount --format"
     [metrics]="--mount --no-processes --labels --listen --textfile"
     [policy]="--config --mount"
     [balance]="--config --mount"
@@ -216,6 +217,7 @@ _ggroupfs() {
         replay,--generate) _ggroupfs_offer "$whole" salus day cluster superres_128 resnet50_50 ;;
         replay,--place) _ggroupfs_offer "$whole" whole mig fractions shares memory ;;
         replay,--nodes | replay,--lanes | replay,--set | replay,--capacity | replay,--seed | replay,--jobs) ;;
+        node,--format) _ggroupfs_offer "$whole" json ray dask condor ;;
         metrics,--listen) _ggroupfs_offer "$whole" 127.0.0.1:9740 '[::1]:9740' ;;
         account,--format) _ggroupfs_offer "$whole" text csv json ;;
         account,--sort) _ggroupfs_offer "$whole" busy gpu memory peak name ;;

@@ -26,6 +26,7 @@ COMMANDS = {
     "doctor": "what this machine can enforce, and why; or all that is known of a process",
     "account": "what each slice has used, and since when",
     "metrics": "what the tree says, for Prometheus",
+    "node": "what this node has to give, as engines of many nodes take it",
     "policy": "a policy at work on a tree",
     "balance": "programs go from GPUs that are overloaded to others",
     "replay": "what a policy makes of a trace of jobs, in virtual time",
