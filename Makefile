@@ -23,6 +23,8 @@
 #   make bench-files  what one file access costs, against a C server
 #   make soak         what holds of a mount that a crowd uses for ten minutes; a quarter of an hour, two CPUs
 #   make tables       what pages, manual and completions say of the settings, from backend/core/settings.py
+#   make interfaces   the messages of the kubelet's interfaces, from ggroupfs/dra/interfaces/*.proto
+#   make kubernetes   the manifests of the DRA driver, from its chart (packaging/kubernetes)
 #   make screenshot   the picture of `ggroupfs top` in the README
 #   make dashboard    the Grafana dashboard that is shipped, from ggroupfs/monitoring
 #
@@ -79,7 +81,7 @@ $(VENV)/.built: pyproject.toml
 
 $(VENV)/.built-test: $(VENV)/.built $(VENV)/bin/promtool
 	$(call apt_install,$(APT_TEST))
-	$(VENV)/bin/pip install -q --disable-pip-version-check -e '.[test,plots]'
+	$(VENV)/bin/pip install -q --disable-pip-version-check -e '.[test,plots,dra,kubernetes]'
 	touch $@
 
 # What judges metrics: a package of its own since Debian 13, before that a part of one that would start a server.
@@ -171,6 +173,17 @@ soak: build-test
 	@[ "$$(id -u)" = 0 ] || { echo "make soak: only root may mount" >&2; exit 1; }
 	$(call apt_install,$(APT_SOAK))
 	$(PY) -m tests.bench.soak --json build/soak.json
+
+# The messages of the kubelet's interfaces, in Python.
+.PHONY: interfaces
+interfaces: build-test
+	$(VENV)/bin/pip install -q --disable-pip-version-check -e '.[interfaces]'
+	cd ggroupfs/dra/interfaces && ../../../$(PY) -m grpc_tools.protoc -I . --python_out=. --pyi_out=. *.proto
+
+# What packaging/kubernetes/chart is with its own values.
+.PHONY: kubernetes
+kubernetes: build-test
+	$(PY) packaging/kubernetes/render.py
 
 # What the manual, the pages and the completions say of each setting, from backend/core/settings.py.
 tables: build-test
