@@ -60,6 +60,8 @@ stage: $(COMPILED)/.made cuda
 	install -d $(STAGE)$(PREFIX)/bin
 	sed 's|@LIB@|$(LIB)|' packaging/ggroupfs.in >$(STAGE)$(PREFIX)/bin/ggroupfs
 	chmod 755 $(STAGE)$(PREFIX)/bin/ggroupfs
+	sed 's|@LIB@|$(LIB)|' packaging/ggroupfs-dra.in >$(STAGE)$(PREFIX)/bin/ggroupfs-dra
+	chmod 755 $(STAGE)$(PREFIX)/bin/ggroupfs-dra
 	ln -s -r $(STAGE)$(PREFIX)/bin/ggroupfs $(STAGE)$(MOUNT_HELPERS)/mount.fuse.ggroupfs
 	install -d $(STAGE)$(PREFIX)/lib/systemd/system
 	for unit in $(UNITS); do \
