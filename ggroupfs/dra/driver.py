@@ -154,7 +154,7 @@ class Driver:
         for number, (socket, preparing) in enumerate(places):
             if not socket.exists():
                 log.warning("%s was removed: made again", socket)
-                servers[number].stop(0)
+                servers[number].stop(0).wait(GRACE_S)  # which removes a socket of that name, too
                 servers[number] = serve(socket, self._services, preparing)
 
 

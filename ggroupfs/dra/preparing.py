@@ -44,6 +44,8 @@ class Preparer:
     """Looks for the GPUs. OSError."""
     injected: Callable[[], cdi.Injected]
     """Says what containers get. OSError."""
+    _said: set[str] = attrs.field(factory=set, init=False)
+    """What did not hold at the last look: each is told once."""
 
     def prepare(self, namespace: str, name: str, uid: str) -> Claim:
         """Return a claim once its containers can be started. Refused, which its status tells, too; Unable."""
@@ -91,8 +93,11 @@ class Preparer:
                 self.specifications.remove(uid)
             for uid in set(claims) - files:
                 self.specifications.write(claims[uid], self.injected(), self.store.path)
-            for failed in slices.hold(self.store, self.tree):
-                log.warning("%s", failed)
+            failures = {str(failed) for failed in slices.hold(self.store, self.tree)}
+        for words in sorted(failures - self._said):
+            log.warning("%s", words)
+        self._said.clear()
+        self._said.update(failures)
 
     def forget_others(self) -> None:
         """Unprepare claims that are there no more: the kubelet may have forgotten them, as after its state is removed.

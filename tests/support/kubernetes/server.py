@@ -135,7 +135,8 @@ class ApiServer:
             raise Refusal(409, "the UID in the precondition does not match")
         if set(thing["status"]) != {"devices"}:
             raise Refusal(403, "resourceclaims/binding: no right to change the allocation")
-        self._check(thing)
+        # Of what is applied each field is checked; what is required is so of the whole.
+        self._check({**thing, "spec": there["spec"]})
         manager = query["fieldManager"][0]
         owned = self._owned.setdefault(path, {}).setdefault(manager, set())
         entries = {key: entry for key, entry in schema.entries(there) if key not in owned}
@@ -158,7 +159,7 @@ class ApiServer:
             schema.check(thing)
             if thing["kind"] == "ResourceSlice":
                 schema.check_slice(thing)
-            if thing["kind"] == "ResourceClaim" and "spec" in thing:
+            if thing["kind"] == "ResourceClaim" and "allocation" in thing.get("status", {}):
                 schema.check_claim(thing)
         except schema.Invalid as error:
             raise Refusal(422, str(error)) from None
