@@ -58,11 +58,11 @@ class Kubelet:
     def __init__(self, place: Path, server: ApiServer, speaks: Sequence[str] = SPEAKS) -> None:
         self._place = place
         self._server = server
-        self._speaks = speaks
+        self.speaks = speaks
+        """Versions that it takes."""
         self._seen: tuple[int, int] | None = None
         self.endpoint: Path | None = None
         self.versions: Sequence[str] = ()
-        self._wiped_at: float | None = None
         (place / "plugins_registry").mkdir(parents=True)
         self.wipe()
 
@@ -90,7 +90,7 @@ class Kubelet:
         with grpc.insecure_channel(f"unix:{self.socket}") as channel:
             info = self._call(channel, "GetInfo", registration_pb2.InfoRequest(), registration_pb2.PluginInfo)
             assert (info.type, info.name) == ("DRAPlugin", NAME)
-            taken = next((version for version in self._speaks if version in info.supported_versions), None)
+            taken = next((version for version in self.speaks if version in info.supported_versions), None)
             told = registration_pb2.RegistrationStatus(plugin_registered=taken is not None)
             if taken is None:
                 told.error = f"none of {list(info.supported_versions)} is supported"
@@ -102,10 +102,11 @@ class Kubelet:
 
     def register(self, seconds: float = 60.0) -> None:
         """Wait for a plugin that comes anew, and for its ResourceSlice."""
-        self._until(self._try_look, "a plugin", seconds)
+        self._until(self.try_look, "a plugin", seconds)
         self._until(lambda: bool(self._server.under(f"{RESOURCE}/resourceslices/")), "a ResourceSlice", seconds)
 
-    def _try_look(self) -> bool:
+    def try_look(self) -> bool:
+        """Look, and return False where the plugin does not answer."""
         try:
             return self.look()
         except grpc.RpcError:  # it is not there yet, or no more
