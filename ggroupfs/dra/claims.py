@@ -7,7 +7,7 @@ from typing import Any
 
 from ggroupfs.dra import NAME, quantities
 from ggroupfs.dra.devices import WEIGHT_OF_SHARE, Device
-from ggroupfs.dra.parameters import Asked, Refused, read, settled
+from ggroupfs.dra.parameters import ASKED, Asked, Refused, read, settled
 from ggroupfs.dra.store import Claim, Share
 
 
@@ -41,18 +41,26 @@ def _share(
         raise Refused(f"request {request}: this node has no GPU {name} any more")
     if not device.present:
         raise Refused(f"request {request}: GPU {name} is lost")
-    try:
-        consumed = {key: quantities.whole(str(value)) for key, value in result.get("consumedCapacity", {}).items()}
-    except ValueError as error:
-        raise Refused(f"request {request}: consumedCapacity: {error}") from None
+    consumed = {key: _amount(request, key, str(value)) for key, value in result.get("consumedCapacity", {}).items()}
     # An administrator that looks on (adminAccess) consumes nothing, and has the GPU beside those that do.
     memory, share = consumed.get("memory"), consumed.get("share")
+    configured = [_asked(one, memory or device.memory) for one in configurations if _is_for(one, request)]
+    for parameter, setting in ASKED.items():
+        if not device.acts(setting) and any(setting.field in one.values for one in configured):
+            raise Refused(f"parameters.{parameter}: {setting.control} does not act on this node")
     settings = settled(
         memory if device.has_memory else None,
         None if share is None or not device.has_shares else share * WEIGHT_OF_SHARE,
-        [_asked(one, memory or device.memory) for one in configurations if _is_for(one, request)],
+        configured,
     )
     return Share(request, result["pool"], name, device.uuid, result.get("shareID"), settings)
+
+
+def _amount(request: str, capacity: str, amount: str) -> int:
+    try:
+        return quantities.whole(amount)
+    except ValueError as error:
+        raise Refused(f"request {request}: consumedCapacity.{capacity}: {amount}: {error}") from None
 
 
 def _is_for(configuration: Mapping[str, Any], request: str) -> bool:

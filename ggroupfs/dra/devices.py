@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from backend.core.settings import WEIGHT
+from backend.core.settings import HIGH, LIMIT_MAX, QUOTA, WEIGHT, Setting
 from ggroupfs.client import content, numbers, require_tree
 from ggroupfs.client.reading import flat
 from ggroupfs.dra import quantities
@@ -50,17 +50,21 @@ class Device:
     present: bool
     """Whether it is there, by ``gpu.events``."""
     controls: Mapping[str, str]
-    """What the machine does about ``gmem.limit.high`` and ``compute.weight``: words of ``ggroup.capabilities``."""
+    """What the machine does about each control: words of ``ggroup.capabilities``."""
+
+    def acts(self, setting: Setting) -> bool:
+        """Whether a setting does anything here."""
+        return self.controls.get(setting.control or "") in ("enforced", "advisory")
 
     @property
     def has_memory(self) -> bool:
         """Whether limits of memory act, so that it can be given away in parts."""
-        return self.controls.get("gmem.limit.high") in ("enforced", "advisory")
+        return self.acts(HIGH)
 
     @property
     def has_shares(self) -> bool:
         """Whether weights act."""
-        return self.controls.get(WEIGHT.control or "") in ("enforced", "advisory")
+        return self.acts(WEIGHT)
 
 
 def found(tree: Path) -> Sequence[Device]:
@@ -103,6 +107,8 @@ def published(device: Device) -> Mapping[str, Any]:
         "productName": {"string": device.product[:TEXT_MOST]},
         "memoryLimits": {"bool": device.has_memory},
         "shares": {"bool": device.has_shares},
+        "hardLimits": {"bool": device.acts(LIMIT_MAX)},
+        "quotas": {"bool": device.acts(QUOTA)},
     }
     if device.has_memory and device.memory >= MEMORY_MIN_BYTES + MEMORY_STEP_BYTES:
         most, default = aligned(device.memory), aligned(min(MEMORY_DEFAULT_BYTES, device.memory))

@@ -21,12 +21,12 @@ def whole(text: str) -> int:
     """Return a quantity, rounded up to a whole number. ValueError for what is none."""
     match = QUANTITY.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text}: not a quantity of Kubernetes, such as 20Gi or 500M")
+        raise ValueError("not a quantity of Kubernetes, such as 20Gi or 500M")
     number = Decimal(match["number"]) * FACTORS.get(match["suffix"], Decimal(1))
     if match["exponent"]:
         number *= Decimal(10) ** int(match["exponent"])
     if number >= 1 << 63:
-        raise ValueError(f"{text}: too large")
+        raise ValueError("too large")
     return int(number.to_integral_value(ROUND_CEILING))
 
 

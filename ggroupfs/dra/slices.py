@@ -16,14 +16,14 @@ from pathlib import Path
 
 import attrs
 
-from backend.core.settings import BY_FIELD, MAX, SETTINGS, Kind, Setting
+from backend.core.settings import BY_FIELD, PERIOD, QUOTA, SETTINGS, Kind, Setting
 from backend.process.cgroups import ids
 from backend.process.identity import Slice
 from ggroupfs.dra.parameters import ABOVE, together
 from ggroupfs.dra.store import Claim, Grants, Share, Store, reference
 from ggroupfs.text.names import is_number, slice_directory
 from ggroupfs.text.refusals import OF_MKDIR, meaning
-from ggroupfs.text.values import show_default
+from ggroupfs.text.values import show_default, show_quota, show_size
 
 POD = re.compile(
     r"(?:.*-)?pod(?P<uid>[0-9a-f]{8}[_-]?[0-9a-f]{4}[_-]?[0-9a-f]{4}[_-]?[0-9a-f]{4}[_-]?[0-9a-f]{12})(?:\.slice)?"
@@ -121,8 +121,8 @@ class Writer:
             try:
                 directory = self._directory(path, uuid)
                 for setting in SETTINGS:
-                    if setting.field in settings:
-                        _set(directory, path, setting, _text(setting, settings[setting.field]))
+                    if setting.field in settings and setting.control is not None:
+                        _set(directory, path, setting, _text(setting, settings))
             except Failed as failed:
                 failures.append(failed)
         return failures
@@ -157,10 +157,11 @@ class Writer:
         return self.tree / slice_directory(path) / gpu
 
 
-def _text(setting: Setting, value: int) -> str:
-    if setting.kind is Kind.SIZE and value >= MAX:
-        return "max"
-    return f"{value}us" if setting.kind is Kind.SPAN else str(value)
+def _text(setting: Setting, settings: Mapping[str, int]) -> str:
+    value = settings[setting.field]
+    if setting is QUOTA:
+        return show_quota(value, settings[PERIOD.field])
+    return show_size(value) if setting.kind is Kind.SIZE else str(value)
 
 
 def _set(directory: Path, path: str, setting: Setting, text: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from backend.core.settings import HIGH, LOW, MAX, PRIORITY, SETTINGS, WEIGHT
+from backend.core.settings import HIGH, LOW, MAX, PERIOD, PRIORITY, QUOTA, SETTINGS, WEIGHT
 from ggroupfs.dra import NAME, cdi, parameters, quantities, slices
 from ggroupfs.dra.claims import granted
 from ggroupfs.dra.devices import Device, published
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGING = ROOT / "packaging" / "kubernetes"
 GIB = 1 << 30
 UID = "0b5bd9e8-6b9b-4f0a-9bb8-0c5a3d1f4e2a"
-ENFORCED = {"gmem.limit.high": "enforced", "compute.weight": "enforced"}
+ENFORCED = {one.control: "enforced" for one in SETTINGS if one.control is not None}
 
 
 def device(index: int = 0, memory: int = 80 * GIB, present: bool = True, **controls: str) -> Device:
@@ -63,9 +63,11 @@ def asked(by_class: bool = False, **values: Any) -> Asked:
 
 
 def test_names_and_ranges_are_those_of_the_settings() -> None:
-    assert set(parameters.ASKED.values()) == {one for one in SETTINGS if one.environment} - {HIGH}
+    assert set(parameters.ASKED.values()) == {one for one in SETTINGS if one.environment} - {HIGH} | {QUOTA}
+    assert set(parameters.ASKED) == {"weight", "priority", "low", "max", "quota", "swapMax"}
     for name, setting in parameters.ASKED.items():
-        assert asked(by_class=True, **{name: setting.most}).values == {setting.field: setting.most}
+        most = "max" if setting.most == MAX else setting.most
+        assert asked(by_class=True, **{name: most}).values[setting.field] == setting.most
         for value in (setting.most + 1, setting.least - 1, "x", [], None, 1.5, True):
             with pytest.raises(Refused, match=f"parameters.{name}"):
                 asked(**{name: value})
@@ -88,14 +90,54 @@ def test_protection_is_of_what_the_claim_has() -> None:
         parameters.settled(4 * GIB, 100, [asked(low="5Gi")])
 
 
+@pytest.mark.parametrize(
+    ("value", "us", "period_us"),
+    [("30%", 30_000, 100_000), ("150% 20ms", 30_000, 20_000), ("max", MAX, 100_000), ("infinity", MAX, 100_000)],
+)
+def test_a_quota_is_a_part_of_the_time(value: str, us: int, period_us: int) -> None:
+    assert asked(quota=value).values == {"quota_us": us, "period_us": period_us}
+
+
+@pytest.mark.parametrize("value", ["30", "0.1%", "30% 2s", "30% 1ms", "-1%", 30])
+def test_what_is_no_quota(value: Any) -> None:
+    with pytest.raises(Refused, match=f"parameters.quota: {value}"):
+        asked(quota=value)
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "less", "more"),
+    [
+        ("max", "2Gi", "1Gi", "3Gi"),
+        ("max", "50%", "2Gi", "max"),
+        ("swapMax", "1Gi", 0, "max"),
+        ("quota", "30%", "30% 20ms", "31% 20ms"),
+        ("quota", "30% 20ms", "10%", "infinity"),
+    ],
+)
+def test_what_a_class_limits_a_claim_may_limit_further(name: str, said: str, less: Any, more: str) -> None:
+    by_class = asked(by_class=True, **{name: said})
+    field = parameters.ASKED[name].field
+    lower = asked(**{name: less})
+    assert parameters.settled(GIB, 100, [by_class, lower])[field] == lower.values[field]
+    with pytest.raises(Refused, match=rf"parameters.{name}: more than the .* of the DeviceClass"):
+        parameters.settled(GIB, 100, [by_class, lower, asked(**{name: more})])
+    assert parameters.settled(GIB, 100, [asked(**{name: more})])[field] == asked(**{name: more}).values[field]
+
+
+def test_quotas_of_several_shares_are_parts_of_the_time_together() -> None:
+    shares = [asked(quota=value).values for value in ("30%", "50% 20ms", "5% 1s")]
+    assert parameters.together(shares) == {"quota_us": 850_000, "period_us": 1_000_000}
+    assert parameters.together([*shares, {}]) == {"quota_us": MAX, "period_us": 100_000}
+
+
 def test_every_parameter_has_a_rule_for_several_shares() -> None:
     one = {"high": 1, "weight": 9000, "priority": 9}
     other = {"high": 2, "weight": 2000, "low": 5}
     # What one of them leaves open is its default.
     assert parameters.together([one, other]) == {"high": 3, "weight": 10_000, "priority": 8, "low": 5}
     for setting in parameters.ASKED.values():
-        both = parameters.together([{setting.field: setting.most}, {setting.field: setting.most}])
-        assert both == {setting.field: setting.most}
+        most = {setting.field: setting.most, PERIOD.field: PERIOD.default}
+        assert parameters.together([most, most])[setting.field] == setting.most
 
 
 # Allocations
@@ -149,6 +191,15 @@ def test_what_is_no_claim_of_this_node(thing: dict[str, Any], devices: list[Devi
         granted(thing, UID, "node", devices)
 
 
+@pytest.mark.parametrize(("name", "value"), [("quota", "50%"), ("max", "1Gi"), ("priority", 9)])
+def test_a_parameter_that_does_not_act_on_the_node_is_refused(name: str, value: Any) -> None:
+    control = parameters.ASKED[name].control
+    thing = claim({"memory": "1Gi"}, [{"source": "FromClaim", "opaque": opaque(**{name: value})}])
+    assert granted(thing, UID, "node", [device()]).shares
+    with pytest.raises(Refused, match=f"parameters.{name}: {control} does not act on this node"):
+        granted(thing, UID, "node", [device(**{**ENFORCED, control: "unsupported"})])
+
+
 # Devices
 
 
@@ -162,7 +213,9 @@ def test_what_is_published_is_taken(memory: int) -> None:
 def test_a_capacity_that_nothing_holds_is_not_given_away() -> None:
     entry = published(device(**{"gmem.limit.high": "unsupported", "compute.weight": "unsupported"}))
     assert entry["capacity"] == {}
-    assert entry["attributes"]["memoryLimits"] == entry["attributes"]["shares"] == {"bool": False}
+    for name in ("memoryLimits", "shares", "hardLimits", "quotas"):
+        assert entry["attributes"][name] == {"bool": False}
+        assert published(device())["attributes"][name] == {"bool": True}
 
 
 # CDI files and the store

@@ -112,7 +112,9 @@ BAD = (
     ({"weight": 5000}, "parameters.weight: 5000: the claim has a share of 100 at most"),
     ({"low": "2Gi"}, "parameters.low: 2147483648 bytes: the claim has 67108864"),
     ({"low": "much"}, "not a quantity of Kubernetes"),
-    ({"colour": 1}, "parameters.colour: there is no such parameter: low, swapMax, priority, weight"),
+    ({"quota": "0.1%"}, "parameters.quota: 0.1%: less than 1 ms in a period of 100 ms"),
+    ({"max": "lots"}, "parameters.max: lots: not a quantity of Kubernetes"),
+    ({"colour": 1}, "parameters.colour: there is no such parameter: low, swapMax, priority, weight, quota, max"),
     ({"kind": "Other"}, "not gpu.ggroup.io/v1alpha1, GroupParameters"),
     ({"weight": True}, "neither a number nor a string"),
 )
@@ -140,6 +142,20 @@ def test_an_administrator_gives_what_a_claim_may_not_ask_for(node: Cluster) -> N
     container = started(node, "served")
     try:
         assert control(node, container.path, "compute.priority") == 0
+    finally:
+        container.end()
+
+
+def test_a_quota_and_a_hard_limit_hold_on_container_and_pod(node: Cluster) -> None:
+    node.start()
+    node.scheduled("metered", {"memory": "1Gi"}, parameters={"quota": "25% 20ms", "max": "1536Mi"})
+    container = started(node, "metered")
+    try:
+        for path in (container.path, os.path.dirname(container.path)):
+            files = node.tree / slice_directory(path) / "0"
+            assert (files / "compute.max").read_text() == "5000 20000\n"
+            assert control(node, path, "gmem.limit.max") == 1536 * MIB
+            assert control(node, path, "gmem.limit.high") == GIB
     finally:
         container.end()
 
