@@ -81,7 +81,7 @@ $(VENV)/.built: pyproject.toml
 
 $(VENV)/.built-test: $(VENV)/.built $(VENV)/bin/promtool
 	$(call apt_install,$(APT_TEST))
-	$(VENV)/bin/pip install -q --disable-pip-version-check -e '.[test,plots,dra,kubernetes]'
+	$(VENV)/bin/pip install -q --disable-pip-version-check -e '.[test,plots,dra,kubernetes,engines]'
 	touch $@
 
 # What judges metrics: a package of its own since Debian 13, before that a part of one that would start a server.
