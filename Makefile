@@ -26,7 +26,7 @@
 #   make interfaces   the messages of the kubelet's interfaces, from ggroupfs/dra/interfaces/*.proto
 #   make kubernetes   the manifests of the DRA driver, from its chart (packaging/kubernetes)
 #   make screenshot   the picture of `ggroupfs top` in the README
-#   make dashboard    the Grafana dashboard that is shipped, from ggroupfs/monitoring
+#   make dashboard    the Grafana dashboard that is shipped, from ggroupfs/monitoring; dashboard-picture: docs/dashboard.svg
 #
 # On a host without network, PY=python3 takes a Python that has the requirements already.
 
@@ -84,12 +84,13 @@ $(VENV)/.built-test: $(VENV)/.built $(VENV)/bin/promtool
 	$(VENV)/bin/pip install -q --disable-pip-version-check -e '.[test,plots,dra,kubernetes,engines]'
 	touch $@
 
-# What judges metrics: a package of its own since Debian 13, before that a part of one that would start a server.
-$(VENV)/bin/promtool: $(VENV)/.built
-	cd $(VENV) && rm -f *.deb && for update in true "apt-get update -q"; do \
-		$$update && for package in promtool prometheus; do apt-get download -q $$package 2>/dev/null && break 2; done; done; \
-	dpkg-deb --fsys-tarfile *.deb | tar -xO ./usr/bin/promtool >../$@.new
-	rm $(VENV)/*.deb
+# What judges metrics: a package of its own since Debian 13, before that a part of one that would start a server. The latter
+# has the server, too, of which only the picture of the dashboard is made.
+$(VENV)/bin/promtool $(VENV)/bin/prometheus: $(VENV)/bin/%: $(VENV)/.built
+	rm -rf $(VENV)/$*.deb && mkdir $(VENV)/$*.deb && cd $(VENV)/$*.deb && for update in true "apt-get update -q"; do \
+		$$update && for package in $* prometheus; do apt-get download -q $$package 2>/dev/null && break 2; done; done; \
+	dpkg-deb --fsys-tarfile *.deb | tar -xO ./usr/bin/$* >../bin/$*.new
+	rm -r $(VENV)/$*.deb
 	chmod +x $@.new
 	mv $@.new $@
 else
@@ -196,6 +197,12 @@ dashboard: build
 	mkdir -p build
 	$(PY) -m ggroupfs.monitoring.dashboard >build/dashboard.json
 	mv build/dashboard.json packaging/monitoring/dashboard.json
+
+# With a Prometheus of its own, for the time of the picture.
+.PHONY: dashboard-picture
+dashboard-picture: build-test $(VENV)/bin/prometheus
+	@[ "$$(id -u)" = 0 ] || { echo "make dashboard-picture: only root may mount" >&2; exit 1; }
+	$(PY) docs/dashboard.py
 
 clean:
 	rm -rf $(VENV) build ./*.egg-info

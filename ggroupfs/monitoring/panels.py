@@ -114,13 +114,13 @@ PANELS: Sequence[Panel] = (
     ),
     Panel(
         "Kept off the runlist by the scheduler",
-        "Part of the time for which a program waits for those that go before it.",
+        "Part of the time for which a program waits for those that go before it, or for its quota.",
         "percentunit",
         [Curve(f"topk(10, rate({_processes('throttled_seconds_total')}[{INTERVAL}]))", PROCESS)],
     ),
     Panel(
         "Programs off the runlist, by reason",
-        "Programs that do not run now. `freeze` is somebody's wish; `turn` ends by itself.",
+        "Programs that do not run now. `freeze` is compute.freeze; `turn` ends by itself.",
         "short",
         [Curve(f"sum by (instance, gpu, reason) ({_top('off_runlist')})", GPU + ": {{reason}}")],
     ),

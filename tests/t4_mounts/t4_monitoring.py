@@ -23,11 +23,14 @@ from tests.support.cgroups import cgroup, enter, slice_path
 from tests.support.command import ok
 from tests.support.mounted import BUSY, Mounted, Tenant, eventually
 
-SHIPPED = Path(__file__).resolve().parents[2] / "packaging/monitoring"
+ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = ROOT / "packaging/monitoring"
 RULES, TESTS, DASHBOARD = (SHIPPED / name for name in ("rules.yml", "rules.test.yml", "dashboard.json"))
 NAME = re.compile(r"\bggroup_[a-z_]*[a-z]\b")
 """Name of a metric, in an expression."""
 ALERT = re.compile(r"^  - alert: (\w+)$", re.MULTILINE)
+ALERT_OF_PAGE = re.compile(r"^  - alert: (\w+)", re.MULTILINE)
+"""One of the page for operators, where a comment follows."""
 SCRAPES = 10
 """Scrapes that promtool is given, a minute apart."""
 GROWTH = 3.0
@@ -110,10 +113,11 @@ def test_the_dashboard_is_one_that_grafana_takes() -> None:
 
 
 def test_every_alert_fires_in_a_test_of_its_own_and_rests_when_all_is_well() -> None:
-    assert "SUCCESS: 13 rules found" in promtool("check", "rules", RULES)
+    assert "SUCCESS: 15 rules found" in promtool("check", "rules", RULES)
     assert "SUCCESS" in promtool("test", "rules", TESTS)
     alerts = ALERT.findall(RULES.read_text())
-    assert len(alerts) == 10
+    assert len(alerts) == 12
+    assert set(ALERT_OF_PAGE.findall((ROOT / "docs/operators.md").read_text())) <= set(alerts)
     well, *others = TESTS.read_text().split("- name: ")[1:]
     for alert in alerts:
         assert f"alertname: {alert}}}" in well, f"{alert} is not tested where all is well"
