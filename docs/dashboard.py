@@ -1,5 +1,5 @@
-"""Makes docs/dashboard.svg: the panels of the dashboard, as a real Prometheus answers them of a tree with programs. Only
-root may.
+"""Makes docs/dashboard.svg: the panels of the dashboard, as a real Prometheus answers them of a tree with programs.
+Only root may.
 
 Two software GPUs and four programs, for a minute and a half: limits, a freeze and a priority come on the way. What is
 measured is not the same each time: the picture is as it was on the day. Prometheus is in Debian's package of that name.
@@ -32,7 +32,7 @@ from docs.screenshot import NAMESPACES, tenant  # noqa: E402
 from ggroupfs.monitoring.dashboard import COLUMNS  # noqa: E402
 from ggroupfs.monitoring.panels import INTERVAL, PANELS, Curve, Panel  # noqa: E402
 from ggroupfs.mounts import DEFAULT_MOUNTPOINT  # noqa: E402
-from tests.support.cgroups import cgroup, enter  # noqa: E402
+from tests.support.cgroups import cgroup  # noqa: E402
 from tests.support.mounted import mounted  # noqa: E402
 
 matplotlib.use("svg")
