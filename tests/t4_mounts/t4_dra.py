@@ -4,6 +4,7 @@ real."""
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import threading
 from collections.abc import Iterator
@@ -293,6 +294,24 @@ def test_a_claim_that_is_there_no_more_is_forgotten_at_the_next_start(node: Clus
     node.kill()
     node.server.delete(node.path("gone"))
     node.start()
+    assert node.left() == []
+
+
+def test_a_node_that_starts_anew_has_its_claims_prepared_anew(node: Cluster) -> None:
+    """What is prepared is on a tmpfs, as the tree and the cgroups are that it speaks of."""
+    node.start()
+    claim = node.scheduled("again", {"memory": "1Gi"})
+    started(node, "again").end()
+    node.kill()
+    for place in (node.cdi, node.state):
+        shutil.rmtree(place)
+    node.kubelet.wipe()
+    node.start()
+    assert node.left() == []
+    container = started(node, "again")
+    assert control(node, container.path, "gmem.limit.high") == GIB
+    container.end()
+    assert node.kubelet.unprepare(claim) == [""]
     assert node.left() == []
 
 

@@ -29,6 +29,8 @@ from tests.support.mounted import Mounted
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 MANIFESTS = ROOT / "packaging" / "kubernetes" / "manifests.yaml"
 NODE = "node-1"
+AS_IN_ITS_POD = ("setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs")
+"""Words before the driver's that leave it what the securityContext of the DaemonSet does: root without a capability."""
 
 
 def manifests(path: Path = MANIFESTS) -> list[dict[str, Any]]:
@@ -64,6 +66,7 @@ class Cluster:
     def start(self, *before: str, register: bool = True) -> None:
         """Start the driver; `before` are words of Python's that come before its options."""
         words = [
+            *AS_IN_ITS_POD,
             sys.executable,
             *(before or ("-m", "ggroupfs.dra")),
             "--verbose",
