@@ -1,8 +1,8 @@
 """The hook that a container runtime runs before the program of a container: a share becomes limits of its slice.
 
 It is called with the state of the container on standard input, as OCI's runtime specification has it, and fails where a
-limit does not hold: then the container does not start, and the kubelet tells the reason in the events of the pod. It
-imports next to nothing, since every container waits for it.
+limit does not hold: then the container does not start, and the reason is in the system log, and where the runtime tells
+it, as runc does, in the events of the pod. It imports next to nothing, since every container waits for it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import syslog
 from pathlib import Path
 
 from backend.process.identity import cgroup_of
@@ -29,6 +30,9 @@ def main(argv: list[str]) -> int:
         grant(Store(words.state), words.tree, words.uid, words.number, json.load(sys.stdin)["pid"])
     except (Failed, OSError, ValueError, KeyError) as error:
         print(f"ggroupfs-dra: claim {words.uid}: {error}", file=sys.stderr)
+        # crun, and so CRI-O, keeps what a hook says to itself.
+        syslog.openlog("ggroupfs-dra")
+        syslog.syslog(syslog.LOG_ERR, f"claim {words.uid}: {error}")
         return 1
     return 0
 

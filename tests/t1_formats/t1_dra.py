@@ -4,7 +4,10 @@ manifests."""
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
+import os
+import syslog
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +17,7 @@ import pytest
 import yaml
 
 from backend.core.settings import HIGH, LOW, MAX, PERIOD, PRIORITY, QUOTA, SETTINGS, WEIGHT
-from ggroupfs.dra import NAME, cdi, parameters, quantities, slices
+from ggroupfs.dra import NAME, cdi, hook, parameters, quantities, slices
 from ggroupfs.dra.claims import granted
 from ggroupfs.dra.devices import Device, published
 from ggroupfs.dra.parameters import Asked, Refused
@@ -243,6 +246,18 @@ def test_a_uid_is_no_path(tmp_path: Path) -> None:
     for uid in ("../x", "a/b", "", ".hidden", "x" * 200):
         with pytest.raises(ValueError, match="not a UID"):
             Store(tmp_path).claim(uid)
+
+
+def test_what_the_hook_refuses_is_in_the_system_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Store(tmp_path).make()
+    said: list[str] = []
+    monkeypatch.setattr(syslog, "syslog", lambda level, words: said.append(words))
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps({"pid": os.getpid()})))
+    assert hook.main(["--state", str(tmp_path), "--tree", str(tmp_path), UID, "0"]) == 1
+    assert said == [f"claim {UID}: it is not prepared on this node"]
+    assert capsys.readouterr().err == f"ggroupfs-dra: {said[0]}\n"
 
 
 # Slices of pods
