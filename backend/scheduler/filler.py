@@ -253,10 +253,9 @@ class Filler:
         if used:
             self._heard = max(used, key=lambda process: (process == self._current, self._accounts[process].ended))
         elif not whole:
-            last = None if self._heard is None else self._accounts.get(self._heard)
-            is_late = last is not None and self._now - last.ended <= LATE_US
-            idle = last if is_late else None if self._current is None else self._accounts.get(self._current)
-            if idle is not None:
+            last, current = (self._accounts.get(one) if one else None for one in (self._heard, self._current))
+            idle = last if last and self._now - last.ended <= LATE_US else current
+            if idle:
                 idle.heard += free_us
 
     def _parts_drained(self, free_us: int, use: Use) -> Mapping[Process, float]:
