@@ -27,7 +27,20 @@ from backend.door import tenants
 from backend.door.wire import CUDA, FORMAT, VERSION, Message, Op
 from backend.process.identity import Member, Process, Slice
 from tests.support.cgroups import cgroup, enter, frozen
-from tests.support.cuda_session import CONTEXT, GIB, LOOKS, MIB, U64, Drive, Rig, drive, pieces, takes, until_then
+from tests.support.cuda_session import (
+    CONTEXT,
+    GIB,
+    LOOKS,
+    MIB,
+    U64,
+    Drive,
+    Program,
+    Rig,
+    drive,
+    pieces,
+    takes,
+    until_then,
+)
 from tests.support.harness import Spawn, StubGpu, answers, running, settle, until, virtual
 
 __all__ = ["drive", "pieces"]  # fixtures
@@ -597,17 +610,24 @@ def test_what_lives_by_descriptors_alone_stays_charged(drive: Drive) -> None:
     drive(test)
 
 
+async def let_back(rig: Rig, *pieces: int) -> Program:
+    """A program of 4 GiB, of which 2 were moved out, and these many bytes were let back and have not come."""
+    program = await rig.program(4 * GIB)
+    await trio.sleep(LOOKS)
+    await rig.h.write(program.file + "gmem.limit.high", 2 * GIB + CONTEXT)
+    await trio.sleep(LOOKS)
+    await rig.h.write(program.file + "gmem.limit.high", "max")
+    for nbytes in pieces:
+        (await program.ask(Op.MOVE_IN, nbytes, 0)).check()
+    return program
+
+
 def test_what_was_let_back_counts_until_it_comes(drive: Drive) -> None:
     """What runs in the program is off the runlist, so a batch cannot come that was granted: it comes with a later turn,
     without a word. A limit that is written right then holds by the driver."""
 
     async def test(rig: Rig) -> None:
-        program = await rig.program(4 * GIB)
-        await trio.sleep(LOOKS)
-        await rig.h.write(program.file + "gmem.limit.high", 2 * GIB + CONTEXT)
-        await trio.sleep(LOOKS)
-        await rig.h.write(program.file + "gmem.limit.high", "max")
-        (await program.ask(Op.MOVE_IN, GIB, 0)).check()
+        program = await let_back(rig, GIB)
         await trio.sleep(3 * LOOKS)
         assert await rig.number(program.file + "gmem.current") == 3 * GIB + CONTEXT
         program.resident, program.swapped = 3 * GIB, GIB
@@ -628,13 +648,7 @@ def test_what_was_let_back_and_freed_is_due_no_more(drive: Drive) -> None:
     """It is let back in pieces, and some of it is freed before it comes; then less is missing than was granted."""
 
     async def test(rig: Rig) -> None:
-        program = await rig.program(4 * GIB)
-        await trio.sleep(LOOKS)
-        await rig.h.write(program.file + "gmem.limit.high", 2 * GIB + CONTEXT)
-        await trio.sleep(LOOKS)
-        await rig.h.write(program.file + "gmem.limit.high", "max")
-        for _ in range(2):
-            (await program.ask(Op.MOVE_IN, GIB, 0)).check()
+        program = await let_back(rig, GIB, GIB)
         await trio.sleep(LOOKS)
         (await program.ask(Op.UNCHARGE, GIB, 0)).check()  # of what did not come
         await trio.sleep(LOOKS)
