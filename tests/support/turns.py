@@ -25,7 +25,7 @@ BOUND_US = 50_000
 
 LONG_S, GIVEN_UP_S = 2.0, 0.3
 """Seconds for which the library waits for what runs before it moves memory, as long as kernels end meanwhile, and for
-one kernel (QUEUE_US and WORK_US of ``library/move/batch.c``)."""
+one kernel (QUEUE_US and WORK_US of ``library/move``)."""
 
 COPY_CHANNELS = 12
 """Channels of the copy engines of a program with one context; those before them run kernels."""

@@ -79,7 +79,7 @@ static void start(void)
 	CHECK(real.cuCtxSetCurrent(contexts[0]) == CUDA_SUCCESS);
 	device = device_current();
 	CHECK(device && device->elastic);
-	device->mover->copy_us = 60000000;
+	device->mover->copy_us = device->mover->work_us = 60000000;
 	CHECK(real.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
 	((void (*)(CUresult (*)(const char *)))plain("fake_on_call"))(on_call);
 }

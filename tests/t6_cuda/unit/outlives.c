@@ -37,7 +37,7 @@ static void start(void)
 	CHECK(retain(&context, 0) == CUDA_SUCCESS && real.cuCtxSetCurrent(context) == CUDA_SUCCESS);
 	device = device_current();
 	CHECK(device && device->elastic);
-	device->mover->copy_us = 60000000;	/* a driver made of threads, on a busy machine */
+	device->mover->copy_us = device->mover->work_us = 60000000;	/* a driver made of threads, on a busy machine */
 }
 
 /* Memory that can be exported, as an object of ours, or `fixed` as the driver's own. */

@@ -36,7 +36,7 @@ static void start(void)
 	CHECK(retain(&context, 0) == CUDA_SUCCESS && real.cuCtxSetCurrent(context) == CUDA_SUCCESS);
 	device = device_current();
 	CHECK(device && device->elastic);
-	device->mover->copy_us = 60000000;	/* a driver made of threads, on a busy machine */
+	device->mover->copy_us = device->mover->work_us = 60000000;	/* a driver made of threads, on a busy machine */
 	CHECK(real.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
 }
 

@@ -52,7 +52,7 @@ static void start(void)
 	CHECK(real.cuCtxSetCurrent(context) == CUDA_SUCCESS);
 	device = device_current();
 	CHECK(device && device->elastic);
-	device->mover->copy_us = 60000000;	/* a driver made of threads, on a busy machine: longer than any copy */
+	device->mover->copy_us = device->mover->work_us = 60000000;	/* a driver made of threads, on a busy machine: longer than any copy */
 	place = (int (*)(CUdeviceptr))plain("fake_memory_place");
 }
 
@@ -428,6 +428,7 @@ static void test_persistent(void)
 	double before;
 
 	start();
+	device->mover->work_us = 300000;
 	CHECK(cuMemAlloc_v2(&item.address, item.bytes) == CUDA_SUCCESS);
 	fill(&item);
 	CHECK(real.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
@@ -441,6 +442,7 @@ static void test_persistent(void)
 	verify(&item);
 	__atomic_store_n(&ended, true, __ATOMIC_RELAXED);
 	CHECK(real.cuStreamSynchronize(stream) == CUDA_SUCCESS);
+	device->mover->work_us = 60000000;
 	CHECK(double_out(device, 8 << 20) == 8 << 20);
 	double_agree(device);
 	verify(&item);
@@ -465,6 +467,7 @@ static void test_queue(void)
 	struct item item = { .bytes = 8 << 20, .seed = 3 };
 
 	start();
+	device->mover->work_us = 300000;
 	counters_wake = nobody_sleeps;	/* as with a daemon: what finishes is looked at */
 	CHECK(cuMemAlloc_v2(&item.address, item.bytes) == CUDA_SUCCESS);
 	fill(&item);
@@ -662,9 +665,11 @@ static void test_contexts(void)
 	CHECK(cuMemAlloc_v2(&small, 100) == CUDA_SUCCESS);
 	CHECK(cuMemsetD8_v2(first, 2, 6 << 20) == CUDA_SUCCESS);
 	CHECK(launch(kernel("forever"), NULL, NULL) == CUDA_SUCCESS);
+	device->mover->work_us = 300000;
 	before = now();
 	CHECK(double_out(device, 2 << 20) == 0);
 	CHECK(now() - before > 0.2);
+	device->mover->work_us = 60000000;
 	__atomic_store_n(&ended, true, __ATOMIC_RELAXED);
 	CHECK(real.cuCtxSynchronize() == CUDA_SUCCESS);
 	CHECK(double_out(device, UINT64_MAX) == 12 << 20);

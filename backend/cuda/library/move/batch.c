@@ -27,10 +27,9 @@
 #define CLOSED_US 25000
 #define CLOSED_MOST_US 200000
 #define WAITS_WORTH 3
-/* For how long the gate may be closed for nothing: a thread inside does not leave, or a kernel does not end. */
+/* For how long the gate may be closed for nothing: a thread inside does not leave. */
 #define GATE_MS 50
-#define WORK_US 300000
-/* ... while kernels do end. */
+/* ... while kernels do end; where none does, mover->work_us. */
 #define QUEUE_US 2000000
 /* What undoes something is tried so often. */
 #define TRIES 3
@@ -344,7 +343,7 @@ bool batch_quiet(struct device *device)
 {
 	const uint64_t until = moment_us() + QUEUE_US;
 
-	while (!quiet_wait(device, WORK_US))
+	while (!quiet_wait(device, device->mover->work_us))
 		if (!counters_progress(device) || moment_us() > until)
 			return false;
 	return true;
@@ -361,7 +360,7 @@ static void wait_for(struct device *device, void *argument)
 	struct users *users = argument;
 
 	if (device != users->device && users->which >> device->ordinal & 1)
-		users->quiet = users->quiet && batch_quiet(device);
+		users->quiet = users->quiet && device->mover && batch_quiet(device);
 }
 
 /* Other GPUs of the process may be using an object. */

@@ -43,6 +43,7 @@ struct mover {
 	uint64_t made_in;		/* device->contexts when those were made */
 	uint64_t batch_bytes;		/* what is moved at a time */
 	uint64_t copy_us;		/* for how long a copy is waited for: then it is left to itself */
+	uint64_t work_us;		/* for how long what runs is waited for, while none of it ends */
 	uint64_t busy_us;		/* spent on moving, ever: not on waiting for the program */
 	struct batch *stuck;		/* given up on, with copies that may still run */
 };

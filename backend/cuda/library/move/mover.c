@@ -24,6 +24,8 @@
 #ifndef COPY_US
 #define COPY_US 1000000
 #endif
+/* For how long the gate may be closed for what runs, while none of it ends. */
+#define WORK_US 300000
 #define TRIES 3
 #define MOST BATCH_MOST_CHUNKS
 /* It takes as much memory of the GPU again while it changes, in no books: a large chunk at most. */
@@ -53,6 +55,7 @@ static CUresult set_up(struct device *device)
 	pthread_mutex_init(&mover->lock, NULL);
 	mover->batch_bytes = BATCH_FIRST;
 	mover->copy_us = COPY_US;
+	mover->work_us = WORK_US;
 	device->mover = mover;
 	device->regions->reap = reap;
 	return CUDA_SUCCESS;
