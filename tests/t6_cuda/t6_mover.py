@@ -22,7 +22,7 @@ def test_exact_under_random_limits(sanitize: str) -> None:
     [
         *("persistent", "queue", "contexts", "pin", "reached", "heat", "heat_in_one", "heat_copied"),
         *("stuck", "stuck_goes", "stuck_stays", "exchange", "exchange_by_itself", "exchange_more"),
-        *("order", "order_in_one", "order_of_short_turns"),
+        *("both_ways", "both_ways_stuck", "order", "order_in_one", "order_of_short_turns"),
     ],
 )
 def test_unit(name: str, sanitize: str) -> None:

@@ -57,6 +57,16 @@ def test_what_others_may_have_is_told(way: str) -> None:
 
 
 @pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"])
+def test_a_call_is_about_a_run_at_most(sanitize: str) -> None:
+    run_unit("runs", sanitize, program="objects")
+
+
+@pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"])
+def test_what_comes_has_the_room_of_what_went(sanitize: str) -> None:
+    run_unit("instead", sanitize, program="objects", FAKE_MEMORY=str(8 << 20))
+
+
+@pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"])
 def test_memory_made_before_the_first_context_is_charged(sanitize: str) -> None:
     run_unit("early", sanitize, program="objects")
 

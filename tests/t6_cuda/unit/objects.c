@@ -25,6 +25,7 @@
 #include "ours.h"
 #include "pages.h"
 #include "pick.h"
+#include "place.h"
 #include "tree.h"
 #include "turn.h"
 
@@ -134,6 +135,83 @@ static bool have(CUdeviceptr address, size_t bytes, uint64_t word)
 	for (size_t at = 0; at < bytes; at += PAGE)
 		right = right && has(address + at, word + at);
 	return right;
+}
+
+/* How long one call holds the driver's lock is bounded, however large what moves is. */
+static void test_runs(void)
+{
+	const size_t bytes = 200 * MIB;
+	CUmemGenericAllocationHandle handle;
+	CUdeviceptr allocated, address;
+	struct region *region;
+	uint64_t (*widest)(void);
+
+	start();
+	widest = (uint64_t (*)(void))plain("fake_memory_widest");
+	handle = create(bytes);
+	address = reserve(bytes);
+	map(address, bytes, handle);
+	write_all(address, bytes, 7);
+	CHECK(cuMemAlloc_v2(&allocated, bytes) == CUDA_SUCCESS);
+	write_all(allocated, bytes, 8);
+	region = pages_region(allocated);
+	widest();
+	for (int round = 0; round < 2; round++) {
+		CHECK(double_out(device, UINT64_MAX) >= 2 * bytes);
+		CHECK(double_in(device, UINT64_MAX) >= 2 * bytes);
+		CHECK(widest() == PLACE_RUN_BYTES);
+	}
+	/* As a departure does it. */
+	CHECK(region && place_leave(&(struct place_run){ region, 0, region->chunks }));
+	CHECK(place_enter(&(struct place_run){ region, 0, region->chunks }, NULL) == CUDA_SUCCESS);
+	CHECK(widest() == PLACE_RUN_BYTES);
+	CHECK(have(address, bytes, 7) && have(allocated, bytes, 8));
+	double_agree(device);
+}
+
+static void use(CUdeviceptr address, size_t bytes, int times)
+{
+	for (int i = 0; i < times; i++)
+		pages_use(address, bytes);
+}
+
+/* What goes as a whole has left the GPU before something comes in its place: the GPU has room for one of them (FAKE_MEMORY).
+ * Mapped or not. */
+static void test_instead(void)
+{
+	enum { BYTES = 8 << 20 };
+	CUmemGenericAllocationHandle handle[2];
+	CUdeviceptr address[2];
+
+	start();
+	for (int i = 0; i < 2; i++) {
+		handle[i] = create(BYTES);
+		address[i] = reserve(BYTES);
+		map(address[i], BYTES, handle[i]);
+		write_all(address[i], BYTES, (uint64_t)i);
+		if (!i)
+			CHECK(double_out(device, UINT64_MAX) == BYTES);
+	}
+	for (int round = 0; round < 3; round++) {
+		const int cold = (round + 1) % 2;
+
+		CHECK(place(address[cold]) == CU_MEM_LOCATION_TYPE_DEVICE);
+		for (int i = 0; i < 8; i++)
+			CHECK(pick_look(device, true));
+		use(address[!cold], BYTES, 1000);
+		CHECK(pick_look(device, true));
+		if (round == 2)
+			CHECK(cuMemUnmap(address[cold], BYTES) == CUDA_SUCCESS);
+		CHECK(double_exchange(device, BYTES) == BYTES);
+		CHECK(place(address[!cold]) == CU_MEM_LOCATION_TYPE_DEVICE);
+		if (round == 2)
+			map(address[cold], BYTES, handle[cold]);
+		CHECK(place(address[cold]) == CU_MEM_LOCATION_TYPE_HOST_NUMA);
+		for (int i = 0; i < 2; i++)
+			CHECK(have(address[i], BYTES, (uint64_t)i));
+		double_agree(device);
+	}
+	CHECK(device->resident == BYTES && device->swapped == BYTES);
 }
 
 /* As PyTorch's expandable segments do it, and a server that sleeps, under a limit that holds all the time. */
@@ -1416,6 +1494,7 @@ int main(int count, char **arguments)
 		{ "reused_view", test_reused_view }, { "reused_array", test_reused_array },
 		{ "reused_context", test_reused_context }, { "reused_in_context", test_reused_in_context },
 		{ "outside_open", test_outside_open }, { "outside_unseen", test_outside_unseen },
+		{ "runs", test_runs }, { "instead", test_instead },
 		{ "object_faults", test_faults }, { "fuzz", test_fuzz }, { "peer", test_peer }, { "threads", test_threads },
 	};
 

@@ -578,13 +578,13 @@ static void stuck_and_gone(bool lasting)
 	fill(&item);
 	hold(true);
 	device->mover->copy_us = 1000;
-	CHECK(double_out(device, UINT64_MAX) == 0 && device->mover->stuck);
+	CHECK(double_out(device, UINT64_MAX) == 0 && device->mover->stuck[0]);
 	device->mover->copy_us = 60000000;
 	hold(false);
 	finish(reset_primary, NULL);
 	if (lasting)
 		finish(free_item, &item.address);
-	CHECK(!device->mover->stuck && device->swapped == 0 && device->resident == pool_kept(device));
+	CHECK(!device->mover->stuck[0] && device->swapped == 0 && device->resident == pool_kept(device));
 	double_agree(device);
 }
 
@@ -999,6 +999,129 @@ static void test_exchange(void)
 	double_agree(device);
 }
 
+/* Eight allocations, the first four on the GPU and cold, the others in the host and hot; there is room for four. */
+static void misplace(struct item items[8])
+{
+	start();
+	for (int i = 0; i < 8; i++) {
+		items[i] = (struct item){ .bytes = 2 << 20, .seed = (uint64_t)i };
+		CHECK(cuMemAlloc_v2(&items[i].address, items[i].bytes) == CUDA_SUCCESS);
+		fill(&items[i]);
+	}
+	CHECK(double_out(device, UINT64_MAX) == 16 << 20);
+	for (int i = 0; i < 4; i++)
+		use(items[i].address, 100);
+	CHECK(pick_look(device, false));
+	CHECK(double_in(device, 8 << 20) == 8 << 20);
+	for (int i = 4; i < 8; i++)
+		use(items[i].address, 10000);
+	CHECK(pick_look(device, false));
+	for (int i = 0; i < 8; i++)
+		CHECK(on_gpu(items[i].address) == (i < 4));
+	double_limit(8 << 20);
+}
+
+static void *exchange_all(void *unused)
+{
+	CHECK(double_exchange(device, 8 << 20) == 8 << 20);
+	return unused;
+}
+
+enum { TO_HOST, TO_GPU };
+
+static uint64_t bus(const char *what, int way)
+{
+	return ((uint64_t (*)(int))plain(what))(way);
+}
+
+static void until_bus(const char *what, int way, uint64_t bytes)
+{
+	while (bus(what, way) < bytes)
+		usleep(100);
+}
+
+/* In an exchange each way goes on while nothing gets on the other way, as far as there is room: what comes takes no more of the
+ * GPU than has gone by then. */
+static void test_both_ways(void)
+{
+	void (*let)(int, uint64_t);
+	uint64_t out, in, gpu, host, addresses;
+	void (*usage)(int, uint64_t *, uint64_t *, uint64_t *);
+	struct item items[8];
+	pthread_t thread;
+
+	misplace(items);
+	let = (void (*)(int, uint64_t))plain("fake_memory_let");
+	usage = (void (*)(int, uint64_t *, uint64_t *, uint64_t *))plain("fake_memory_usage");
+	out = bus("fake_memory_carried", TO_HOST);
+	in = bus("fake_memory_carried", TO_GPU);
+	let(TO_HOST, 1);
+	let(TO_GPU, 0);
+	CHECK(!pthread_create(&thread, NULL, exchange_all, NULL));
+	/* One has gone: one is on its way, and no more. */
+	until_bus("fake_memory_submitted", TO_GPU, in + (2 << 20));
+	CHECK(bus("fake_memory_submitted", TO_HOST) == out + (8 << 20));
+	usleep(20000);
+	CHECK(bus("fake_memory_submitted", TO_GPU) == in + (2 << 20));
+	CHECK(bus("fake_memory_carried", TO_HOST) == out + (2 << 20));
+	/* What goes does not wait for what comes. */
+	let(TO_HOST, 2);
+	until_bus("fake_memory_carried", TO_HOST, out + (6 << 20));
+	until_bus("fake_memory_submitted", TO_GPU, in + (6 << 20));
+	CHECK(bus("fake_memory_carried", TO_GPU) == in);
+	usage(0, &gpu, &host, &addresses);
+	CHECK(gpu <= 8 << 20);
+	/* Nor that for what goes. */
+	let(TO_GPU, 3);
+	until_bus("fake_memory_carried", TO_GPU, in + (6 << 20));
+	CHECK(bus("fake_memory_carried", TO_HOST) == out + (6 << 20));
+	let(TO_HOST, UINT64_MAX);
+	let(TO_GPU, UINT64_MAX);
+	CHECK(!pthread_join(thread, NULL));
+	for (int i = 0; i < 8; i++) {
+		CHECK(on_gpu(items[i].address) == (i >= 4));
+		verify(&items[i]);
+	}
+	CHECK(device->resident == 8 << 20 && device->swapped == 8 << 20 && pool_credited(device) == 0);
+	double_agree(device);
+}
+
+/* A way whose copies do not end leaves the rest where it was; all of it moves once they have. */
+static void test_both_ways_stuck(void)
+{
+	struct item items[8];
+	void (*let)(int, uint64_t);
+
+	misplace(items);
+	let = (void (*)(int, uint64_t))plain("fake_memory_let");
+	for (int way = 0; way < 2; way++) {
+		const uint64_t resident = device->resident;
+
+		let(way, 1);
+		device->mover->copy_us = 50000;
+		CHECK(double_exchange(device, 8 << 20) < 8 << 20);
+		CHECK(device->resident == resident && device->resident + device->swapped == 16 << 20);
+		CHECK(double_exchange(device, 8 << 20) == 0);	/* the copy is still there */
+		for (int i = 0; i < 8; i++) {
+			verify(&items[i]);
+			items[i].seed += 10;
+			fill(&items[i]);
+		}
+		device->mover->copy_us = 60000000;
+		let(way, UINT64_MAX);
+		do
+			double_in(device, UINT64_MAX);
+		while (device->mover->stuck[TO_HOST] || device->mover->stuck[TO_GPU]);
+		double_agree(device);
+		CHECK(double_exchange(device, 8 << 20));
+		double_in(device, UINT64_MAX);
+		double_agree(device);
+		for (int i = 0; i < 8; i++)
+			verify(&items[i]);
+	}
+	CHECK(pool_credited(device) == 0);
+}
+
 /* ... by itself, and the daemon is told before that memory may be off the GPU: it sees what the driver counts. */
 static void test_exchange_by_itself(void)
 {
@@ -1304,6 +1427,7 @@ int main(int count, char **arguments)
 		{ "pin", test_pin }, { "heat", test_heat }, { "heat_in_one", test_heat_in_one }, { "exchange", test_exchange },
 		{ "heat_copied", test_heat_copied }, { "reached", test_reached },
 		{ "exchange_by_itself", test_exchange_by_itself }, { "exchange_more", test_exchange_more },
+		{ "both_ways", test_both_ways }, { "both_ways_stuck", test_both_ways_stuck },
 		{ "order", test_order }, { "order_in_one", test_order_in_one },
 		{ "order_of_short_turns", test_order_of_short_turns },
 		{ "foreign", test_foreign }, { "reused", test_reused },

@@ -19,8 +19,11 @@ void batch_free(struct batch *batch);
 enum chunk_class batch_class(const struct batch *batch, size_t i);
 /* Moves a batch that has all it needs; returns the bytes that moved. Frees it. */
 uint64_t batch_move(struct device *device, struct batch *batch);
-/* The new chunks of the GPU, of which `mapped` bytes are mapped at the window, are not from now on. */
-void batch_drop_window(struct batch *batch, size_t mapped);
+/* Moves two at once: what comes, which is in no books, has the room that the other leaves. Returns the bytes that came; as many
+ * of those that went are as they were in the books, and more that went are credit. Frees both. */
+uint64_t batch_exchange(struct device *device, struct batch *out, struct batch *in);
+/* One made by batch_new_out that is not to move after all. Frees it. */
+void batch_cancel(struct device *device, struct batch *batch);
 /* With the gate closed: waits until nothing runs. A program may have a second's worth of kernels in its queue: while
  * those get done it loses nothing by having the gate closed. */
 bool batch_quiet(struct device *device);

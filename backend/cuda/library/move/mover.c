@@ -89,21 +89,24 @@ static uint64_t end(struct device *device, uint64_t busy_us)
 
 /* Out */
 
-static uint64_t out(struct device *device, uint64_t bytes)
+/* About `bytes` of the coldest, with the chunks of the host that they go to; NULL: there is none. */
+static struct batch *ready_out(struct device *device, uint64_t bytes)
 {
 	struct pick picks[MOST];
-	struct batch *batch;
-	uint64_t start;
-	size_t count = pick_out(device, bytes, picks, MOST);
+	const size_t count = pick_out(device, bytes, picks, MOST);
+	const uint64_t start = moment_us();
+	struct batch *batch = count ? batch_new_out(device, picks, count) : NULL;
 
-	if (!count)
-		return 0;
-	start = moment_us();
-	batch = batch_new_out(device, picks, count);
-	if (!batch)
-		return 0;
-	device->mover->busy_us += moment_us() - start;
-	return batch_move(device, batch);
+	if (batch)
+		device->mover->busy_us += moment_us() - start;
+	return batch;
+}
+
+static uint64_t out(struct device *device, uint64_t bytes)
+{
+	struct batch *batch = ready_out(device, bytes);
+
+	return batch ? batch_move(device, batch) : 0;
 }
 
 uint64_t mover_owed(struct device *device)
@@ -227,23 +230,40 @@ uint64_t mover_prepare(struct device *device, uint64_t bytes, uint64_t *usec)
 	return come(device, bytes, order_next, usec);
 }
 
+/* Both ways at once: what comes is granted by what goes. */
+static uint64_t exchange(struct device *device, uint64_t bytes)
+{
+	struct batch *leaves = ready_out(device, bytes), *comes = NULL;
+	struct pick picks[MOST];
+	size_t count;
+	uint64_t room = 0;
+
+	for (size_t i = 0; leaves && i < leaves->count; i++)
+		room += leaves->bytes[i];
+	count = room ? pick_in(device, room, picks, MOST) : 0;
+	if (count)
+		comes = batch_new(true, picks, count);
+	if (comes) {
+		comes->instead = true;
+		return batch_exchange(device, leaves, comes);
+	}
+	pick_put(picks, count);
+	if (leaves)
+		batch_cancel(device, leaves);
+	return 0;
+}
+
 uint64_t mover_exchange(struct device *device, uint64_t bytes, uint64_t *usec)
 {
 	struct mover *mover = device->mover;
-	struct pick picks[MOST];
-	uint64_t moved = 0, gone, busy_us;
-	size_t count;
+	uint64_t moved = 0, busy_us;
 
 	pthread_mutex_lock(&mover->lock);
 	ours_enter();
 	busy_us = mover->busy_us;
 	object_pin_reachable(device);
-	gone = batch_reap(device) ? out(device, bytes) : 0;
-	if (gone) {
-		count = pick_in(device, gone, picks, MOST);
-		count = grant(device, picks, count);
-		moved = count ? in(device, picks, count, bytes_of(picks, count)) : 0;
-	}
+	if (batch_reap(device))
+		moved = exchange(device, bytes);
 	*usec = end(device, busy_us);
 	return moved;
 }
