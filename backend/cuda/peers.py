@@ -22,6 +22,7 @@ WITHOUT: Mapping[Feature, str] = {
     Feature.DEPART: "it cannot be moved to another GPU",
     Feature.SETS: "where memory is short it has no turns of it",
     Feature.TURNS: "until its next turn it is without its copy engines, and none of its memory moves",
+    Feature.HOST: "it pins memory of the host by its own rule, whatever others have",
     Feature.TOTAL: "the size that its GPU looks to have is the limit of the moment, and before its first context all",
 }
 """What does not work on a program whose library lacks a feature. That it cannot limit itself is not told: the program

@@ -13,13 +13,16 @@ import math
 import os
 import uuid
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import attrs
 import trio
 
 from backend.common.errors import errno_of, fail
+from backend.common.lasting import lasting
 from backend.core.turns import TurnEnd
 from backend.core.workingset import WorkingSet
+from backend.cuda.grants import Grants, Pinned
 from backend.cuda.holding import Holding
 from backend.cuda.managed import Managed
 from backend.cuda.page import CounterPage
@@ -34,7 +37,7 @@ log = logging.getLogger(__name__)
 WAITING = (Op.CHARGE, Op.MANAGE, Op.TOTAL)
 """Requests that may take their time."""
 
-EVENTS = (Op.UNCHARGE, Op.REPORT)
+EVENTS = (Op.UNCHARGE, Op.REPORT, Op.HOST)
 """Requests that are not answered if they come with a seq of 0."""
 
 NEEDS = {
@@ -47,6 +50,7 @@ NEEDS = {
     Op.WANT: Feature.FAMILY,
     Op.FAMILY: Feature.FAMILY,
     Op.TOTAL: Feature.TOTAL,
+    Op.HOST: Feature.HOST,
 }
 """What both sides have to have said that they can. Otherwise it is as with what is unknown: ENOSYS."""
 
@@ -159,7 +163,11 @@ async def serve(
 ) -> None:
     """Serves every program that connects, until cancelled. `tree` is the device number of the mount."""
     known = peers if peers is not None else Peers()
-    await tenants.serve(listener, lambda process, line: Session(process, gpus, line, known), tree)
+    grants = Grants()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lasting, "grants of host memory", grants.run)
+        await tenants.serve(listener, lambda process, line: Session(process, gpus, line, known, grants), tree)
+        nursery.cancel_scope.cancel()
 
 
 def words(name: str) -> tuple[int, int] | None:
@@ -175,7 +183,12 @@ class Session:
     """One connection; see :class:`backend.door.tenants.Session` and :class:`backend.cuda.managed.Mover`."""
 
     def __init__(
-        self, process: Process, gpus: Mapping[int, Managed], line: tenants.Line, peers: Peers | None = None
+        self,
+        process: Process,
+        gpus: Mapping[int, Managed],
+        line: tenants.Line,
+        peers: Peers | None = None,
+        grants: Grants | None = None,
     ) -> None:
         self.process = process
         """The process at the other end."""
@@ -195,6 +208,8 @@ class Session:
         self._news = trio.Event()
         self._waiting = 0
         self._peers = peers if peers is not None else Peers()
+        self._grants = grants if grants is not None else Grants()
+        self._granted: dict[int, int] = {}  # gpu -> bytes of the host, not told yet
         self._features: Feature | None = None  # what both sides can, once it has greeted
         self._asking = Asking(process, line.uid)
         self._scope: trio.CancelScope | None = None
@@ -234,6 +249,7 @@ class Session:
         self._preparing.clear()
         self._turning.clear()
         for gpu, holding in self._holdings.items():
+            self._grants.end((self, gpu))
             self._gpus[gpu].end(holding)
         self._holdings.clear()
         self._page.close()
@@ -308,6 +324,10 @@ class Session:
                 return (await self._gpus[request.gpu].total(self.process),)
             case Op.REPORT:
                 self._holding(request.gpu).report(*args[:5])
+            case Op.HOST:
+                swapped = self._holding(request.gpu).swapped
+                pinned = Pinned(self.process, partial(self._grant, request.gpu))
+                self._grants.say((self, request.gpu), pinned, (args[0], args[1], args[2]), swapped)
             case Op.WANT | Op.FAMILY:
                 await self._asking.take(request, next(iter(self._gpus.values())).booked)
             case _:
@@ -582,6 +602,11 @@ class Session:
         self._rooms[gpu] = nbytes
         self._news.set()
 
+    def _grant(self, gpu: int, nbytes: int) -> None:
+        """Tells the program what it may have of the host. What it is too slow to take is replaced, not queued."""
+        self._granted[gpu] = nbytes
+        self._news.set()
+
     def counts(self, gpu: int) -> tuple[int, int] | None:
         """See :class:`backend.cuda.managed.Mover`."""
         return self._page.counts(gpu) if self._can(Feature.COUNTERS) else None
@@ -602,3 +627,6 @@ class Session:
             rooms, self._rooms = self._rooms, {}
             for gpu, nbytes in rooms.items():
                 await self._line.send(Message(Op.ROOM, gpu=gpu, args=(nbytes,)))
+            granted, self._granted = self._granted, {}
+            for gpu, nbytes in granted.items():
+                await self._line.send(Message(Op.GRANT, gpu=gpu, args=(nbytes,)))

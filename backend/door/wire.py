@@ -67,6 +67,8 @@ class Feature(enum.IntFlag):
     TOTAL = 1 << 7
     """TOTAL: a program learns how large its GPU is to look before it uses that, and once. One of the software GPU may
     ask for its LIMITS then, too."""
+    HOST = 1 << 8
+    """HOST, GRANT: what a program pins of the host is granted, over all programs."""
     SETS = 1 << 9
     """PREPARE, and the words of its working set on the page of counters: memory of CUDA programs is scheduled with
     time."""
@@ -76,7 +78,14 @@ FIRST = Feature(0b11111)
 """What ggroupfs 0.1 could. It said nothing of that: its HELLO has 0 in the place of the bits, and it looks at none."""
 
 CUDA = (
-    Feature.MEMORY | Feature.COUNTERS | Feature.REPORT | Feature.DEPART | Feature.FAMILY | Feature.TURNS | Feature.TOTAL
+    Feature.MEMORY
+    | Feature.COUNTERS
+    | Feature.REPORT
+    | Feature.DEPART
+    | Feature.FAMILY
+    | Feature.TURNS
+    | Feature.TOTAL
+    | Feature.HOST
 )
 """What is spoken at the door of CUDA programs, unless more is asked for."""
 
@@ -145,6 +154,9 @@ class Op(enum.IntEnum):
     """() -> (bytes that `gpu` is to look to the sender as if it had them in all, or 2^64-1 for those that it has):
     where the sender is now, or would be if it used that GPU, once what files ask for holds there. It need not have said
     that its memory is managed, and is not in the tree by asking. It keeps the answer (backend/core/sight.py)."""
+    HOST = 15
+    """(bytes, bytes, bytes) -> (): so much of the host the sender has pinned for memory of `gpu`, so much of that serves
+    it, and so much it would have in all. It is told of what it may have by GRANT. As an event it is not answered."""
     ARRIVE = 16
     """(0, pid, start time) -> (): from the kernel module: that process wants a group; answered once it has one."""
     SET_TIMESLICE = 17
@@ -196,6 +208,9 @@ class Op(enum.IntEnum):
     """event (tsg, kernels finished since the context was made)"""
     ROOM = 66
     """event (bytes): so much may come back to the GPU now, if MOVE_IN is asked for it."""
+    GRANT = 67
+    """event (bytes): so much of the host the receiver may have pinned for memory of `gpu` from now on; what it has
+    beyond that and does not use it lets go. Memory that it is asked to move goes there all the same."""
 
 
 @attrs.frozen

@@ -100,6 +100,7 @@ def test_the_numbers_are_for_good() -> None:
         "WANT": 12,
         "FAMILY": 13,
         "TOTAL": 14,
+        "HOST": 15,
         "ARRIVE": 16,
         "SET_TIMESLICE": 17,
         "ATTACH_TSG": 18,
@@ -116,4 +117,5 @@ def test_the_numbers_are_for_good() -> None:
         "LAUNCH": 36,
         "PROGRESS": 64,
         "ROOM": 66,
+        "GRANT": 67,
     }

@@ -308,6 +308,41 @@ def test_memory_goes_out_and_comes_back(start: Start, path: Path) -> None:
     real(test)
 
 
+def test_the_host_is_granted(start: Start, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over two programs: what serves them, and even parts of the rest; what one lets go of, or leaves, another has. The
+    next daemon is told what is there."""
+    monkeypatch.setattr("backend.core.hostroom.available", lambda root: 8 * GIB)
+    monkeypatch.setattr("backend.core.hostroom.left", lambda slice_, root: 1 << 62)
+    monkeypatch.setattr("backend.cuda.grants.LOOK_S", 0.1)
+    one, other = start(), start()
+
+    async def granted(program: Program, mib: int) -> None:
+        while (said := await program.do("granted"))[1] != mib:
+            assert said[0] < 100, said
+            await trio.sleep(0.01)
+
+    async def test() -> None:
+        async with serving(path):
+            assert await one.do("use", 0) == await other.do("use", 0) == [0]
+            await one.do("host", 0, 0, 3072)
+            await granted(one, 3072)
+            await other.do("host", 0, 0, 2048)
+            await granted(other, 2048)
+            await granted(one, 2048)
+            await other.do("host", 0, 0, 512)
+            await granted(one, 3072)
+            await granted(other, 512)
+            await other.do("host", 512, 0, 9000)
+            await granted(other, 2176)  # (8 GiB and what is pinned) / 2, half of it
+        await one.do("host", 1024, 0, 9000)
+        async with serving(path):
+            await granted(one, 2048)
+            other.popen.kill()
+            await granted(one, 4096)
+
+    real(test)
+
+
 def test_refused(start: Start, path: Path) -> None:
     program = start()
 

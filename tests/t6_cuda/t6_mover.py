@@ -34,6 +34,11 @@ def test_chunks_of_the_host_are_made_ahead(sanitize: str) -> None:
     run_unit("ahead", sanitize, GGROUP_CUDA_POOL="32")
 
 
+@pytest.mark.parametrize("sanitize", ["", "thread"])
+def test_what_is_made_ahead_of_the_host_is_what_is_granted(sanitize: str) -> None:
+    run_unit("granted", sanitize, GGROUP_CUDA_POOL="1024")
+
+
 @pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"])
 def test_a_program_that_knows_nothing(tmp_path: Path, sanitize: str) -> None:
     """All of it together: the library loaded into a program, and a daemon at its socket."""

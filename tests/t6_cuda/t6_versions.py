@@ -77,7 +77,7 @@ async def connected(path: Path) -> AsyncIterator[Raw]:
 # The library of 0.1, and this daemon
 
 
-@pytest.mark.logs("its library is older than this daemon and lacks turns,total")
+@pytest.mark.logs("its library is older than this daemon and lacks turns,total,host")
 def test_the_library_of_0_1_is_served_in_full(path: Path) -> None:
     """Each message as it said it; each answer as it got it, but for the bits, at which it does not look."""
     replies: dict[int, bytes] = {}
@@ -101,7 +101,7 @@ def test_the_library_of_0_1_is_served_in_full(path: Path) -> None:
                     assert program.descriptors == line.descriptor
                     replies[line.message.op] = raw
             assert daemon.gpu.managed.counts(process) == (0, 0), "its kernels are counted"
-            assert facts == {"programs.older": "1", "programs.lack": "turns,total"}, (
+            assert facts == {"programs.older": "1", "programs.lack": "turns,total,host"}, (
                 "it lacks what came later, and no more"
             )
             assert int(await daemon.h.read(f"{process.pid}/0/gmem.current")) == 1000 * MIB
@@ -116,7 +116,7 @@ def test_what_0_1_could_is_what_it_is_taken_to_be_able_to() -> None:
     assert met(CUDA, 0) == CUDA & FIRST
     assert met(CUDA, UNKNOWN | Feature.MEMORY) == Feature.MEMORY
     assert met(CUDA, UNKNOWN) == Feature(0)
-    assert names(CUDA) == "memory,counters,report,depart,family,turns,total"
+    assert names(CUDA) == "memory,counters,report,depart,family,turns,total,host"
 
 
 # What a program's library lacks
@@ -137,6 +137,12 @@ def test_what_an_older_library_lacks_is_not_asked_of_it_and_said(path: Path, lac
                 -errno.ENOSYS if lacks == Feature.REPORT else -errno.ENODEV if lacks == Feature.MEMORY else 0
             )
             assert facts == {"programs.older": "1", "programs.lack": names(lacks)}
+            host = await program.ask(Op.HOST, 0, 0, GIB)
+            assert host.status == (
+                -errno.ENOSYS if lacks == Feature.HOST else -errno.ENODEV if lacks == Feature.MEMORY else 0
+            )
+            if not host.status:
+                assert Message.decode(await program.receive()).op == Op.GRANT
             total = await program.ask(Op.TOTAL)
             assert total.status == (-errno.ENOSYS if lacks == Feature.TOTAL else 0)
             if lacks != Feature.MEMORY:
@@ -150,7 +156,7 @@ def test_what_an_older_library_lacks_is_not_asked_of_it_and_said(path: Path, lac
         assert facts == {"programs.older": "0", "programs.lack": "none"}
 
     async def leaves(daemon: Daemon, process: Process, lacks: Feature) -> None:
-        if lacks in (Feature.REPORT, Feature.TOTAL):
+        if lacks in (Feature.REPORT, Feature.TOTAL, Feature.HOST):
             return
         if lacks == Feature.TURNS:
             assert await daemon.gpu.managed.end_turn(process, 1000) is TurnEnd.UNGATED
@@ -193,7 +199,7 @@ class Double:
                 with self._news:
                     self.heard.append(message)
                     self._news.notify_all()
-                if message.reply or message.op in (Op.UNCHARGE, Op.REPORT):
+                if message.reply or message.op in (Op.UNCHARGE, Op.REPORT, Op.HOST):
                     continue
                 recorded = self._answers[message.op]
                 answer = message.answer(*recorded.args)
@@ -293,6 +299,31 @@ def test_this_library_does_not_ask_for_the_size_where_that_is_not_known(served: 
         assert program.ask("sight 0") == "0 0"
         assert double.ops() == {Op.HELLO}
         assert program.ask("sight 0") == "0 0", "it does not ask again"
+
+
+@pytest.mark.parametrize("features", [0, CUDA & ~Feature.HOST, CUDA])
+def test_this_library_asks_for_memory_of_the_host_where_it_is_granted(served: Served, features: int) -> None:
+    """With another daemon it goes by its own rule, and is told so when it met one before that granted some."""
+    with served(features) as (double, program):
+        assert program.ask("use 0") == "0"
+        program.ask("host 64 0 1024")
+        program.ask("charge 64")
+        said = [message.args[:3] for message in double.heard if message.op == Op.HOST]
+        if features != CUDA:
+            assert not said
+            while program.ask("granted") == "0 0":
+                pass
+            assert program.ask("granted") == "1 0"
+            return
+        assert said[-1] == (64 * MIB, 0, 1024 * MIB)
+        double.say(Message(Op.GRANT, args=(512 * MIB,)))
+        while program.ask("granted") != "1 512":
+            pass
+        program.ask("host 60 0 1024")  # by less than has to be known
+        program.ask("host 512 512 1024")
+        program.ask("charge 64")
+        said = [message.args[:3] for message in double.heard if message.op == Op.HOST]
+        assert said == [(64 * MIB, 0, 1024 * MIB), (512 * MIB, 512 * MIB, 1024 * MIB)]
 
 
 def test_turns_are_for_a_gpu_that_is_managed(served: Served) -> None:

@@ -6,6 +6,7 @@
 #include "departure.h"
 #include "exchange.h"
 #include "home.h"
+#include "host.h"
 #include "lent.h"
 #include "listener.h"
 #include "log.h"
@@ -41,6 +42,8 @@ static _Atomic uint64_t set_bytes;	/* of the working set; 0: none is told */
 static _Atomic uint64_t turn_us;	/* of the last END_TURN, or the run-ahead of the last BEGIN_TURN */
 static _Atomic int turn;		/* -1: opened by the end of a connection; -2: by a departure; 1: over; 2: begun */
 static _Atomic bool late;		/* it is over, and was not drained */
+static _Atomic uint64_t granted;	/* of the host, at last, bytes */
+static _Atomic unsigned int grants;
 
 void log_line(const char *format, ...)
 {
@@ -169,6 +172,13 @@ uint64_t mover_out(struct device *device, uint64_t bytes, uint64_t *usec)
 	to_book += bytes;
 	*usec = 1000;
 	return bytes;
+}
+
+void host_grant(struct device *device, uint64_t bytes)
+{
+	(void)device;
+	granted = bytes;
+	grants++;
 }
 
 uint64_t mover_owed(struct device *device)
@@ -406,6 +416,14 @@ int main(void)
 		} else if (!strcmp(command, "closed")) {
 			__atomic_store_n(&lent_look, 1, __ATOMIC_RELAXED);
 			puts("0");
+		} else if (!strcmp(command, "host")) {
+			__atomic_store_n(&devices[0].host_held, a * GG_MIB, __ATOMIC_RELAXED);
+			__atomic_store_n(&devices[0].host_used, b * GG_MIB, __ATOMIC_RELAXED);
+			__atomic_store_n(&devices[0].host_wanted, c * GG_MIB, __ATOMIC_RELAXED);
+			daemon_report(&devices[0]);
+			puts("0");
+		} else if (!strcmp(command, "granted")) {
+			printf("%u %llu\n", grants, (unsigned long long)(granted == UINT64_MAX ? 0 : granted / GG_MIB));
 		} else if (!strcmp(command, "kernels")) {
 			kernels += a;
 			count(counting);

@@ -1415,6 +1415,49 @@ static void test_reused(void)
 	}
 }
 
+/* What is pinned of the host and serves nothing is what the daemon grants, at most; what serves is there all the same. */
+static void until_kept(uint64_t bytes)
+{
+	const double until = now() + 60;
+
+	while (host_kept(device) != bytes && now() < until)
+		usleep(1000);
+	CHECK(host_kept(device) == bytes);
+	CHECK(device->host_held == device->host_used + bytes);
+	double_agree(device);
+}
+
+static void test_granted(void)
+{
+	struct item item = { .bytes = 40 << 20, .seed = 5 };
+
+	start();
+	host_grant(device, 0);
+	CHECK(cuMemAlloc_v2(&item.address, item.bytes) == CUDA_SUCCESS);
+	fill(&item);
+	CHECK(device->host_wanted == 40 << 20);
+	usleep(50000);
+	CHECK(host_kept(device) == 0);
+	host_grant(device, 48 << 20);
+	until_kept(40 << 20);	/* as much as it wants */
+	host_grant(device, 20 << 20);
+	until_kept(16 << 20 | 4 << 20);
+	host_grant(device, 6 << 20);
+	until_kept(4 << 20);
+	CHECK(double_out(device, UINT64_MAX) == 40 << 20);
+	CHECK(device->host_used == 40 << 20 && device->host_held == 40 << 20);
+	verify(&item);
+	CHECK(double_in(device, UINT64_MAX) == 40 << 20);
+	CHECK(device->host_used == 0 && host_kept(device) <= 6 << 20);
+	host_grant(device, 48 << 20);
+	until_kept(40 << 20);
+	/* A daemon that does not know of it: what is there stays. */
+	host_grant(device, UINT64_MAX);
+	until_kept(40 << 20);
+	verify(&item);
+	CHECK(cuMemFree_v2(item.address) == CUDA_SUCCESS);
+}
+
 int main(int count, char **arguments)
 {
 	static const struct {
@@ -1432,7 +1475,7 @@ int main(int count, char **arguments)
 		{ "order_of_short_turns", test_order_of_short_turns },
 		{ "foreign", test_foreign }, { "reused", test_reused },
 		{ "attributes", test_attributes }, { "capture", test_capture }, { "peers", test_peers },
-		{ "ahead", test_ahead }, { "stuck", test_stuck },
+		{ "ahead", test_ahead }, { "granted", test_granted }, { "stuck", test_stuck },
 		{ "stuck_goes", test_stuck_goes }, { "stuck_stays", test_stuck_stays },
 	};
 

@@ -31,10 +31,11 @@ enum { WIRE_VERSION = 1 };
 #define FEATURE_FAMILY		(UINT64_C(1) << 5)
 #define FEATURE_TURNS		(UINT64_C(1) << 6)
 #define FEATURE_TOTAL		(UINT64_C(1) << 7)
+#define FEATURE_HOST		(UINT64_C(1) << 8)
 #define FEATURE_SETS		(UINT64_C(1) << 9)
 /* Of a daemon that says 0: what 0.1 could. */
 #define FEATURES_FIRST		(FEATURE_MEMORY | FEATURE_COUNTERS | FEATURE_REPORT | FEATURE_DEPART)
-#define FEATURES		(FEATURES_FIRST | FEATURE_FAMILY | FEATURE_TURNS | FEATURE_TOTAL | FEATURE_SETS)
+#define FEATURES		(FEATURES_FIRST | FEATURE_FAMILY | FEATURE_TURNS | FEATURE_TOTAL | FEATURE_HOST | FEATURE_SETS)
 
 enum op {
 	OP_HELLO = 1,
@@ -48,6 +49,7 @@ enum op {
 	OP_WANT = 12,
 	OP_FAMILY,
 	OP_TOTAL,
+	OP_HOST,
 	OP_RECLAIM = 20,
 	OP_DEPART,
 	OP_END_TURN,
@@ -55,6 +57,7 @@ enum op {
 	OP_PREPARE,
 	OP_EVENTS = 64,		/* from here on no answer is waited for */
 	OP_ROOM = 66,
+	OP_GRANT,
 };
 #define OP_REPLY (UINT32_C(1) << 31)
 

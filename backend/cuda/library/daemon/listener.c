@@ -17,6 +17,7 @@
 #include "exchange.h"
 #include "family.h"
 #include "home.h"
+#include "host.h"
 #include "lent.h"
 #include "life.h"
 #include "log.h"
@@ -154,6 +155,25 @@ static void work(void)
 		pthread_mutex_unlock(&session.lock);
 		obey(&command);
 	}
+}
+
+/* What the daemon has granted of the host holds from now on. */
+static void pass_grants(void)
+{
+	pthread_mutex_lock(&session.lock);
+	for (int i = 0; i < session.managed_count; i++) {
+		struct managed *managed = &session.managed[i];
+		const uint64_t grant = managed->grant;
+
+		if (!managed->granted)
+			continue;
+		managed->granted = false;
+		pthread_mutex_unlock(&session.lock);
+		log_line("gpu %d: granted %llu MiB of the host", managed->device->index, (unsigned long long)(grant / GG_MIB));
+		host_grant(managed->device, grant);
+		pthread_mutex_lock(&session.lock);
+	}
+	pthread_mutex_unlock(&session.lock);
 }
 
 /* Memory comes back where there is room, or there may be; returns the ms until it is to be tried again. */
@@ -308,6 +328,11 @@ static void manage(struct managed *managed)
 	/* A daemon begins with that. */
 	managed->foreign = managed->exchanged = managed->away = managed->intact = managed->lent = 0;
 	managed->report = false;
+	managed->held = managed->used = managed->wanted = 0;
+	managed->report_host = false;
+	/* What the last daemon granted holds until this one says another thing, if it can. */
+	managed->granted = !(session.features & FEATURE_HOST);
+	managed->grant = UINT64_MAX;
 	session_note(managed);
 	log_line("gpu %d: managed, with %llu MiB", managed->device->index,
 		  (unsigned long long)(managed->resident / GG_MIB));
@@ -418,6 +443,7 @@ static void *listen_to_it(void *unused)
 		}
 		connect_and_manage();
 		receive();
+		pass_grants();
 		work();
 		/* A program that stands by makes no call. */
 		next = departure_begun() ? LONGEST : move_back();

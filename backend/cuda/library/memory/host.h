@@ -17,6 +17,15 @@ uint64_t host_kept(struct device *device);
 void host_halt(struct device *device);
 void host_resume(struct device *device);
 
+/* What may be had of the host from now on, bytes; UINT64_MAX: as much as the library takes by itself. More than that is made for
+ * what has to go there, and none of it is kept. */
+void host_grant(struct device *device, uint64_t bytes);
+/* The figures of struct device that the daemon is told are what the pool has. With the lock of the pool. */
+void host_count(struct device *device);
+
+/* Frees one that is kept, if there are more than may be; false: there are not. A context as for pool.h. */
+bool host_shed(struct device *device);
+
 /* A new chunk of the host, mapped at its window. */
 CUresult host_make(struct device *device, enum chunk_class class, struct spare *spare);
 
