@@ -305,10 +305,11 @@ class Gpu(Protocol):
     async def attach(self, process: Process) -> None:
         """Puts its TSGs back on the runlist, those of every engine."""
 
-    async def end_turn(self, process: Process, bound_us: int) -> TurnEnd:
+    async def end_turn(self, process: Process, bound_us: int, leaves: int = 0) -> TurnEnd:
         """Has `process` launch nothing more until :meth:`begin_turn`, and waits up to `bound_us` microseconds for what
-        it launched before. No TSG goes off the runlist by that: :meth:`detach` is the caller's. ProcessLookupError and
-        ENODEV as the levers; whatever else goes wrong is UNGATED."""
+        it launched before. `leaves` bytes of it are about to go before that. No TSG goes off the runlist by that:
+        :meth:`detach` is the caller's. ProcessLookupError and ENODEV as the levers; whatever else goes wrong is
+        UNGATED."""
 
     async def begin_turn(self, process: Process) -> None:
         """Lets `process` launch again, which is attached by now; nothing where its turn was not ended."""

@@ -242,6 +242,8 @@ class Footprint:
     """Bytes of programs that go into the host, or come back from it, only as a whole: a wait for that is long."""
     silent: int = 0
     """Bytes of programs whose library was found not to speak: nothing of them moves before it does."""
+    clean: int | None = None
+    """Bytes in the host of copies of what is on the GPU: to go that need not be written. They are not swap."""
 
     def __add__(self, other: Footprint) -> Footprint:
         return Footprint(
@@ -252,6 +254,7 @@ class Footprint:
             _total(self.exchanged, other.exchanged),
             self.whole + other.whole,
             self.silent + other.silent,
+            _total(self.clean, other.clean),
         )
 
 
@@ -313,6 +316,9 @@ class Place:
     drain_us: int | None = attrs.field(default=None, eq=False)
     """Longest run in a round while it drains, microseconds; 0 what it has. None where it does not: no part of the
     decision, either."""
+
+    leaves: int = attrs.field(default=0, eq=False)
+    """Bytes of its memory that are about to go before its next turn, where it is off; no part of it, either."""
 
     @property
     def drains(self) -> bool:

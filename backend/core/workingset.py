@@ -14,12 +14,12 @@ class WorkingSet:
     """Bytes that its kernels used in that turn, and that it has still."""
     resident: int = 0
     """Bytes of them that are on the GPU now."""
-    clean: int = 0
-    """Bytes that the program has on the GPU and the host has as they are, used or not: these are dropped, and not
-    written."""
+    unwritten: int = 0
+    """Bytes that the program has on the GPU, used or not, and that it was found not to have written since the host had
+    them last: these go without being copied."""
 
     def __add__(self, other: WorkingSet) -> WorkingSet:
-        return WorkingSet(self.used + other.used, self.resident + other.resident, self.clean + other.clean)
+        return WorkingSet(self.used + other.used, self.resident + other.resident, self.unwritten + other.unwritten)
 
     @property
     def missing(self) -> int:

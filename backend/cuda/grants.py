@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -31,6 +31,9 @@ LOOK_S = 2.0
 
 TELL_S = 0.05
 """Seconds between two times that all is shared anew, at least, however often programs say what they want."""
+
+SETTLE_S = 0.5
+"""Seconds after which a program that may have less than before has heard of it, and has said what it has still."""
 
 FLAP_BYTES, FLAP_PART = 64 << 20, 8
 """What a program is told again differs by so many bytes, and by one of so many parts of what it was told before, where
@@ -81,10 +84,31 @@ class Pinned:
     told: int | None = None
     """Bytes that it was granted last."""
 
+    before: int = 0
+    """Bytes that it was granted before that, where they were more."""
+    lowered: float = -math.inf
+    """When it was told of less, by trio's clock."""
+
+    def reach(self) -> int:
+        """Return the bytes that it may have pinned now: one that may have less lets go of the rest soon."""
+        return max(self.held, self.told or 0, self._before)
+
+    @property
+    def _before(self) -> int:
+        """What it was granted before, while it may not have heard of less."""
+        return self.before if trio.current_time() < self.lowered + SETTLE_S else 0
+
+    def grant(self, nbytes: int) -> None:
+        """It may have so many bytes from now on."""
+        if self.told is not None and nbytes < self.told:
+            self.before, self.lowered = self.reach(), trio.current_time()
+        self.told = nbytes
+        self.tell(nbytes)
+
     def say(self, held: int, used: int, wanted: int, swapped: int) -> None:
         """It says what it has, how much of that serves it, and how much it wants. What it has beyond what it was
         granted, and beyond `swapped`, which it has in the host by the books, is not believed."""
-        believed = max(swapped, self.told or 0)
+        believed = max(swapped, self.told or 0, self._before)
         self.held = min(held, believed)
         used = min(used, believed)
         self.demand = Demand(used, max(wanted, used))
@@ -98,8 +122,9 @@ class Grants:
         self._pinned: dict[Hashable, Pinned] = {}
         self._due = trio.Event()
         self._looked = -math.inf
-        self._available = 0
+        self._total = 0
         self._left: dict[Slice, int] = {}
+        self._again_s = LOOK_S
 
     @property
     def granted(self) -> int:
@@ -122,7 +147,7 @@ class Grants:
     async def run(self) -> None:
         """Tells programs of what they may have from now on."""
         while True:
-            with trio.move_on_after(LOOK_S if self._pinned else math.inf):
+            with trio.move_on_after(self._again_s if self._pinned else math.inf):
                 await self._due.wait()
             self._due = trio.Event()
             self._look()
@@ -134,7 +159,9 @@ class Grants:
         if not self._pinned or now - self._looked < LOOK_S:
             return
         self._looked = now
-        self._available = hostroom.available(self._root)
+        # Both at one time: what is pinned since then is available no more.
+        pinned = sum(one.held for one in self._pinned.values())
+        self._total = (hostroom.available(self._root) + pinned) // PART
         for one in self._pinned.values():
             with contextlib.suppress(ProcessLookupError):  # its connection is about to end
                 one.path = hostroom.path_of(one.process)
@@ -144,7 +171,7 @@ class Grants:
     def _share(self) -> dict[Hashable, int]:
         """What each may have now, bytes."""
         demands = {key: one.demand for key, one in self._pinned.items()}
-        total = (self._available + sum(one.held for one in self._pinned.values())) // PART
+        total = self._total
         grants = dict(zip(demands, share(total, list(demands.values())), strict=True))
         # The lowest first: what it leaves its own those above have left.
         for slice_, left in sorted(self._left.items(), key=lambda item: -item[0].path.count("/")):
@@ -155,13 +182,32 @@ class Grants:
         return grants
 
     def _tell(self) -> None:
-        """Tells those whose grant is another than they know, by enough to matter."""
-        for key, grant in self._share().items():
-            one = self._pinned[key]
-            told = one.told
-            if told is None or not _flaps(one, told, grant):
-                one.told = grant
-                one.tell(grant)
+        """Tells those whose grant is another than they know, by enough to matter. What one is to let go of another may
+        have once it has."""
+        shares = self._share()
+        for more in (False, True):
+            grants = self._free(shares) if more else shares
+            self._again_s = LOOK_S if grants == shares else SETTLE_S
+            for key, grant in grants.items():
+                one = self._pinned[key]
+                is_more = one.told is None or grant > one.told
+                if is_more is more and (one.told is None or not _flaps(one, one.told, grant)):
+                    one.grant(grant)
+
+    def _free(self, grants: Mapping[Hashable, int]) -> Mapping[Hashable, int]:
+        """Return these grants, without what others have still."""
+        total = self._total
+        limits = [(total, list(grants))]
+        limits += [(left, [k for k in grants if slice_ in self._pinned[k].path]) for slice_, left in self._left.items()]
+        found = dict(grants)
+        for limit, keys in limits:
+            over = sum(max(found[key], self._pinned[key].reach()) for key in keys) - limit
+            for key in keys:
+                least = max(self._pinned[key].reach(), self._pinned[key].demand.used)
+                if over > 0 and found[key] > least:
+                    less = min(over, found[key] - least)
+                    found[key], over = found[key] - less, over - less
+        return found
 
 
 def _flaps(one: Pinned, told: int, grant: int) -> bool:

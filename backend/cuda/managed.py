@@ -86,7 +86,7 @@ class Mover(Protocol):
         on GPUs is used from where it is afterwards, if the other one is `near`. OSError as there, and ETIMEDOUT; then
         it may do so later."""
 
-    async def end_turn(self, gpu: int, bound_us: int) -> TurnEnd:
+    async def end_turn(self, gpu: int, bound_us: int, leaves: int = 0) -> TurnEnd:
         """Closes the gate of turns of the program, and waits up to `bound_us` microseconds until it is drained, and
         some 20 ms more for the answer. Asked again while it is late it waits again, and until it is answered that it
         is drained it stays late. May be cancelled."""
@@ -365,14 +365,14 @@ class Managed:
 
     # Turns
 
-    async def end_turn(self, process: Process, bound_us: int) -> TurnEnd:
+    async def end_turn(self, process: Process, bound_us: int, leaves: int = 0) -> TurnEnd:
         """See :class:`backend.core.protocols.Gpu`. One that is stopped does not answer: it is not waited for."""
         program = self._programs.get(process)
         if program is None or program.departs or is_stopped(process.pid):
             return TurnEnd.UNGATED
         number = program.turn_number
         program.bound_until = None  # or it would pass meanwhile, and the gate be opened for that
-        end = await program.mover.end_turn(self.info.index, bound_us)
+        end = await program.mover.end_turn(self.info.index, bound_us, leaves)
         if self._programs.get(process) is not program or program.departs:
             return TurnEnd.UNGATED
         if program.turn_number != number:  # its next one has begun

@@ -17,8 +17,8 @@ SIZE = 4096
 LINE = struct.Struct("<QQ48x")
 """Kernels submitted, kernels finished."""
 USED = struct.Struct("<16xQQQQ16x")
-"""Behind those, in the line: bytes of the working set of the last turn, of those on the GPU, and bytes that the host
-has as they are; and 0 from a library that does not tell, ALONE, or SHARES."""
+"""Behind those, in the line: bytes of the working set of the last turn, of those on the GPU, and bytes that the program
+has not written since the host had them last; and 0 from a library that does not tell, ALONE, or SHARES."""
 ALONE, SHARES = 1, 2
 """Whether no memory of the program on that GPU is shared with another process, or some is."""
 
@@ -64,11 +64,11 @@ class CounterPage:
 
     def working_set(self, gpu: int) -> WorkingSet | None:
         """What the program used of a GPU's memory in its last turn; None where its library does not tell."""
-        used, resident, clean, told = USED.unpack_from(self._map, gpu * USED.size) if gpu < GPUS else (0, 0, 0, 0)
+        used, resident, unwritten, told = USED.unpack_from(self._map, gpu * USED.size) if gpu < GPUS else (0, 0, 0, 0)
         if told not in (ALONE, SHARES):
             return None
-        used, clean = min(used, MAX), min(clean, MAX)
-        return WorkingSet(used, min(resident, used), clean)
+        used, unwritten = min(used, MAX), min(unwritten, MAX)
+        return WorkingSet(used, min(resident, used), unwritten)
 
     def is_alone(self, gpu: int) -> bool:
         """Whether the program shares no memory of a GPU with another process."""

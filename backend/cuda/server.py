@@ -64,6 +64,10 @@ ANSWER_S = 0.02
 """Seconds that an answer to END_TURN may be on its way, beyond the time that was given to drain: 0.1 ms are usual. The
 scheduler waits for it, with whatever else it has to do."""
 
+MARK_S = 0.02
+"""Seconds that it may take besides where memory is about to go: the program finds out what of that need not be
+written."""
+
 MUTE_S, MUTE_MOST_S = 5.0, 60.0
 """Seconds in which a program that did not answer an END_TURN in time is asked for no other, unless it has answered by
 then; each time twice as long, up to the second, and from the second time on whatever it answers."""
@@ -168,6 +172,11 @@ async def serve(
         nursery.start_soon(lasting, "grants of host memory", grants.run)
         await tenants.serve(listener, lambda process, line: Session(process, gpus, line, known, grants), tree)
         nursery.cancel_scope.cancel()
+
+
+def _answer_s(leaves: int) -> float:
+    """Return how long an answer to END_TURN may be on its way, seconds."""
+    return ANSWER_S + MARK_S if leaves else ANSWER_S
 
 
 def words(name: str) -> tuple[int, int] | None:
@@ -325,6 +334,7 @@ class Session:
             case Op.REPORT:
                 self._holding(request.gpu).report(*args[:5])
             case Op.HOST:
+                self._holding(request.gpu).copies(args[3])
                 swapped = self._holding(request.gpu).swapped
                 pinned = Pinned(self.process, partial(self._grant, request.gpu))
                 self._grants.say((self, request.gpu), pinned, (args[0], args[1], args[2]), swapped)
@@ -452,7 +462,7 @@ class Session:
             code = -departing.status if -departing.status in STAYS else errno.EIO
             raise OSError(code, f"the program cannot stand by: {os.strerror(-departing.status)}")
 
-    async def end_turn(self, gpu: int, bound_us: int) -> TurnEnd:
+    async def end_turn(self, gpu: int, bound_us: int, leaves: int = 0) -> TurnEnd:
         """See :class:`backend.cuda.managed.Mover`. A program that does not answer in time is taken to have no gate, and
         not asked for some time. What it answers later says nothing: its turn may have begun again.
 
@@ -461,7 +471,7 @@ class Session:
         """
         gate = self._gates.setdefault(gpu, Gate())
         if gate.late:
-            return await self._drained(gpu, gate, bound_us)
+            return await self._drained(gpu, gate, bound_us, leaves)
         is_busy = self._is_busy()
         due = gate.asked is not None and not gate.asked.done.is_set()
         if not self._can(Feature.TURNS) or (due and not is_busy) or trio.current_time() < gate.again:
@@ -470,8 +480,8 @@ class Session:
             return TurnEnd.UNGATED
         self._begins.pop(gpu, None)  # that turn is over before the program heard of it
         gate.closed = True
-        with trio.move_on_after(bound_us / 1e6 + ANSWER_S):
-            await self._ask_end(gpu, gate, bound_us)
+        with trio.move_on_after(bound_us / 1e6 + _answer_s(leaves)):
+            await self._ask_end(gpu, gate, bound_us, leaves)
         end = None if gate.asked is None else gate.asked.end
         if end is not None:
             gate.mute_s, gate.late = 0.0, gate.closed and end is TurnEnd.LATE
@@ -493,13 +503,13 @@ class Session:
         gate.mute_s = min(MUTE_MOST_S, 2 * gate.mute_s) or MUTE_S
         gate.again = trio.current_time() + gate.mute_s
 
-    async def _ask_end(self, gpu: int, gate: Gate, bound_us: int) -> None:
+    async def _ask_end(self, gpu: int, gate: Gate, bound_us: int, leaves: int) -> None:
         """Asks for the end of a turn, and waits for the answer, or for the end of the connection."""
         turning, seq = self._turn(Op.END_TURN, gpu)
         gate.asked, sent = turning, False
         try:
             with contextlib.suppress(OSError):
-                sent = await self._line.send(Message(Op.END_TURN, seq, gpu, (bound_us,)))
+                sent = await self._line.send(Message(Op.END_TURN, seq, gpu, (bound_us, leaves)))
                 if sent:
                     await turning.done.wait()
         finally:
@@ -508,12 +518,12 @@ class Session:
                 gate.unanswered -= 1
                 turning.done.set()
 
-    async def _drained(self, gpu: int, gate: Gate, bound_us: int) -> TurnEnd:
+    async def _drained(self, gpu: int, gate: Gate, bound_us: int, leaves: int) -> TurnEnd:
         """Waits for a program that launches nothing more, as it said. An answer that is late says nothing of its gate:
         memory may be coming back there. It is not asked again meanwhile."""
         until = trio.current_time() + bound_us / 1e6
         asked = False
-        with trio.move_on_at(until + WAIT_US / 1e6 + ANSWER_S):
+        with trio.move_on_at(until + WAIT_US / 1e6 + _answer_s(leaves)):
             while gate.late:
                 left_us = max(0, round((until - trio.current_time()) * 1e6))
                 if gate.asked is not None and not gate.asked.done.is_set():
@@ -521,7 +531,7 @@ class Session:
                 elif left_us or not asked:
                     asked, slice_us = True, min(left_us, WAIT_US)
                     began = trio.current_time()
-                    await self._ask_end(gpu, gate, slice_us)
+                    await self._ask_end(gpu, gate, slice_us, leaves)
                     if gate.asked is not None and gate.asked.end is TurnEnd.LATE:  # at once, in a hostile program
                         await trio.sleep_until(began + slice_us / 1e6)
                 else:

@@ -155,8 +155,9 @@ class Op(enum.IntEnum):
     where the sender is now, or would be if it used that GPU, once what files ask for holds there. It need not have said
     that its memory is managed, and is not in the tree by asking. It keeps the answer (backend/core/sight.py)."""
     HOST = 15
-    """(bytes, bytes, bytes) -> (): so much of the host the sender has pinned for memory of `gpu`, so much of that serves
-    it, and so much it would have in all. It is told of what it may have by GRANT. As an event it is not answered."""
+    """(bytes, bytes, bytes, bytes) -> (): so much of the host the sender has pinned for memory of `gpu`, so much of
+    that serves it, so much it would have in all, and of so much that is on the GPU the host has a copy. It is told of
+    what it may have by GRANT. As an event it is not answered."""
     ARRIVE = 16
     """(0, pid, start time) -> (): from the kernel module: that process wants a group; answered once it has one."""
     SET_TIMESLICE = 17
@@ -176,11 +177,12 @@ class Op(enum.IntEnum):
     that shares memory, EMFILE where descriptors are short. Its gates of turns open; that of `gpu` alone where it
     refuses."""
     END_TURN = 22
-    """(microseconds) -> (1 if drained, microseconds that took): asked of a CUDA program: it launches nothing more on
-    `gpu` until BEGIN_TURN or the end of the connection. Answered once what it launched before has run, or after that
-    long, with 0: it is held all the same. Asked again meanwhile it waits again. EBUSY, and it is not held: a stream is
-    being captured, or it stands by to be moved. EOPNOTSUPP, and it is not held: of what it has on `gpu` nothing is the
-    library's to move. ENODEV: `gpu` is none that it has said is managed."""
+    """(microseconds, bytes) -> (1 if drained, microseconds that took): asked of a CUDA program: it launches nothing
+    more on `gpu` until BEGIN_TURN or the end of the connection. Answered once what it launched before has run, or after
+    that long, with 0: it is held all the same. As many bytes are about to go before its next turn: once it is drained,
+    and before it answers, it finds out which of them need not be written. Asked again meanwhile it waits again. EBUSY,
+    and it is not held: a stream is being captured, or it stands by to be moved. EOPNOTSUPP, and it is not held: of what
+    it has on `gpu` nothing is the library's to move. ENODEV: `gpu` is none that it has said is managed."""
     BEGIN_TURN = 23
     """(run-ahead in microseconds) -> (): asked of a CUDA program: it launches again. With a run-ahead it launches
     nothing more while what is pending would take longer than that, by how fast its kernels finished lately; 0: as far

@@ -62,8 +62,8 @@ class ForwardingGpu:
     async def attach(self, process: Process) -> None:
         await self._inner.attach(process)
 
-    async def end_turn(self, process: Process, bound_us: int) -> TurnEnd:
-        return await self._inner.end_turn(process, bound_us)
+    async def end_turn(self, process: Process, bound_us: int, leaves: int = 0) -> TurnEnd:
+        return await self._inner.end_turn(process, bound_us, leaves)
 
     async def begin_turn(self, process: Process) -> None:
         await self._inner.begin_turn(process)

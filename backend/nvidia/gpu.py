@@ -443,11 +443,11 @@ class NvidiaGpu:
     async def attach(self, process: Process) -> None:
         await self._let_go(process, Engines.NONE)
 
-    async def end_turn(self, process: Process, bound_us: int) -> TurnEnd:
+    async def end_turn(self, process: Process, bound_us: int, leaves: int = 0) -> TurnEnd:
         self._require()
         if self._capabilities.get(GR_ALONE) is not Capability.ENFORCED:
             return TurnEnd.UNGATED  # its copy engines go off as well: it gains nothing by being drained
-        return await self.managed.end_turn(process, bound_us)
+        return await self.managed.end_turn(process, bound_us, leaves)
 
     async def begin_turn(self, process: Process) -> None:
         self.managed.begin_turn(process)

@@ -299,12 +299,12 @@ class Scheduler:
         spared = SPARED if self._levels else 0
         return self._bucket.take(trio.current_time(), calls, spared=spared)
 
-    async def _rest(self, process: Process) -> None:
-        """Has a process wait for a turn of memory. EIO where it does not."""
+    async def _rest(self, process: Process, leaves: int) -> None:
+        """Has a process wait for a turn of memory, before which so many bytes of it go. EIO where it does not."""
         await self._paid(process, END_CALLS * self._contexts(process))
         self._set_resting(process, True)
         try:
-            await self._change(process, Place(self._place(process).timeslice_us, off=True))
+            await self._change(process, Place(self._place(process).timeslice_us, off=True, leaves=leaves))
         finally:
             if not self._population.holds(self._member(process)) or not self._place(process).off:
                 self._set_resting(process, False)

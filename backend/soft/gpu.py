@@ -139,7 +139,7 @@ class SoftGpu(Hardware):
 
     # Turns
 
-    async def end_turn(self, process: Process, bound_us: int) -> TurnEnd:
+    async def end_turn(self, process: Process, bound_us: int, leaves: int = 0) -> TurnEnd:
         self._require()
         tenant = self._tenant(process)
         if not tenant.is_gated:

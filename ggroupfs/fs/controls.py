@@ -96,6 +96,7 @@ def _gmem_stat(controller: Controller, group: Group) -> str:
             "unmovable": footprint.unmovable,
             "disputed": footprint.disputed,
             "exchanged_bytes": footprint.exchanged,
+            "clean": footprint.clean,
             "byte_seconds": controller.byte_seconds(group),
             **_turn_memory(controller, group),
         }
@@ -111,7 +112,7 @@ def _turn_memory(controller: Controller, group: Group) -> Mapping[str, int]:
     return {
         "working_set": found.used,
         "working_set_resident": found.resident,
-        "clean": found.clean,
+        "unwritten": found.unwritten,
         "turn_fetched_bytes": turned.fetched,
         "turn_evicted_bytes": turned.evicted,
     }

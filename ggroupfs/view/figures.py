@@ -61,14 +61,16 @@ class Figures:
     """Memory that was charged and the driver does not count."""
     exchanged_bytes: int | None = None
     """Bytes that changed places with colder ones, ever."""
+    clean: int | None = None
+    """Copies in the host of memory that is on the GPU."""
     byte_seconds: int | None = None
     """Memory on the GPU times how long it was there, ever, byte-seconds."""
     working_set: int | None = None
     """Bytes that it used in its last turn; this and what follows of one that had turns for the sake of memory."""
     working_set_resident: int | None = None
     """Bytes of them on the GPU."""
-    clean: int | None = None
-    """Bytes on the GPU that the host has as they are."""
+    unwritten: int | None = None
+    """Bytes on the GPU that it has not written since the host had them last."""
     turn_fetched_bytes: int | None = None
     """Bytes that came for its turns, before they began."""
     turn_evicted_bytes: int | None = None
@@ -200,8 +202,8 @@ SOURCES: Mapping[str, Source] = {
     "gmem.swap.current": _one("swap"),
     "gmem.stat": _keyed(
         "resident swapped swapin swapin_bytes swapout swapout_bytes move_usec"
-        " implicit unmovable disputed exchanged_bytes byte_seconds"
-        " working_set working_set_resident clean turn_fetched_bytes turn_evicted_bytes"
+        " implicit unmovable disputed exchanged_bytes clean byte_seconds"
+        " working_set working_set_resident unwritten turn_fetched_bytes turn_evicted_bytes"
     ),
     "gmem.peak": _one("peak"),
     "gmem.swap.peak": _one("swap_peak"),

@@ -237,7 +237,7 @@ class StubGpu:
         self.detached.discard(process)
         self.without_gr.discard(process)
 
-    async def end_turn(self, process: Process, bound_us: int) -> TurnEnd:
+    async def end_turn(self, process: Process, bound_us: int, leaves: int = 0) -> TurnEnd:
         self.turns.append(("end", process.pid, bound_us))
         end, seconds = self.ends.get(process, (TurnEnd.UNGATED, 0.0))
         await trio.sleep(min(seconds, bound_us / 1e6))

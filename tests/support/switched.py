@@ -89,6 +89,8 @@ class Stage:
         self.switch: Switch
         self.scope: trio.CancelScope
         self.stamp = 0
+        self.leaves: list[int] = []
+        """Bytes that were to go of programs whose turns ended."""
         self.start()
 
     def start(self) -> None:
@@ -167,8 +169,9 @@ class Stage:
 
     # Turns, as a scheduler gives them
 
-    async def end(self, process: Process) -> None:
+    async def end(self, process: Process, leaves: int) -> None:
         """Gate first, then off."""
+        self.leaves.append(leaves)
         self._step("end", process)
         self.off[process] = trio.current_time()
         try:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.core import hostroom
-from backend.cuda.grants import GRANULE, LOOK_S, Demand, Grants, Pinned, share
+from backend.cuda.grants import GRANULE, LOOK_S, TELL_S, Demand, Grants, Pinned, share
 from backend.process.identity import Process, Slice
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -105,6 +105,26 @@ def test_all_together_have_half_of_the_host(runs: Callable[[Test], None]) -> Non
         host.available(8 * GIB)
         await host.are(a=3072, b=3072)
         assert host.grants.granted == 3 * GIB
+
+    runs(test)
+
+
+def test_none_has_more_before_another_has_let_go_of_it(runs: Callable[[Test], None]) -> None:
+    """What was granted may be pinned by now, told or not; and what it says that it has still, it has."""
+
+    async def test(host: Host) -> None:
+        host.says("a", 0, 0, 9 * GIB)
+        await host.are(a=4096)
+        host.says("b", 0, 0, 9 * GIB)
+        await trio.sleep(TELL_S * 1.5)
+        assert host.told["a"][-1] == 2 * GIB
+        assert host.told["b"] == [0], "the other may have pinned it all"
+        host.says("a", 3 * GIB, 0, 9 * GIB)
+        host.available(5 * GIB)
+        await host.are(a=2048, b=1024)
+        host.says("a", 2 * GIB, 0, 9 * GIB)
+        host.available(6 * GIB)
+        await host.are(a=2048, b=2048)
 
     runs(test)
 

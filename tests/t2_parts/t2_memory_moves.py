@@ -123,13 +123,13 @@ def test_what_no_turn_uses_goes_first_and_then_what_comes_last() -> None:
 
 
 def test_nothing_is_written_that_the_host_has() -> None:
-    claims = {"a": Claim(10, 10, clean=7), "b": Claim(10)}
+    claims = {"a": Claim(10, 10, unwritten=7), "b": Claim(10)}
     found = plan(10, claims, ["b"], [], {"a": 1})
     assert found.outs == [Share("a", 10, 3)]
     assert (found.evicted, found.written, found.fetched) == (10, 3, 10)
     assert found.usec(RATES) == 200_000, "what comes takes longer than what is written"
     assert after(claims, found)["a"] == Claim(10, 0)
-    assert plan(10, {"a": Claim(10, 10, clean=12), "b": Claim(10)}, ["b"], [], {}).written == 0
+    assert plan(10, {"a": Claim(10, 10, unwritten=12), "b": Claim(10)}, ["b"], [], {}).written == 0
     found = plan(10, claims, ["b"], [], {"a": 1}, most_written=1)
     assert (found.evicted, found.written, found.fetched) == (8, 1, 8)
 

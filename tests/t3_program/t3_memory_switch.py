@@ -45,6 +45,7 @@ async def test_three_programs_have_turns_and_each_goes_on(spawn: Spawn) -> None:
         assert stage.longest_s <= 1 + SLACK_S
         assert stage.switch.plan.has_turns
         assert len(stage.switch.plan.sets) == 3
+        assert set(stage.leaves[3:]) == {48 * MIB}, "the library is told what is to go"
         turned = [stage.turned(process) for process in stage.programs]
         assert all(one.turns > 5 and one.fetched and one.evicted for one in turned)
         nursery.cancel_scope.cancel()

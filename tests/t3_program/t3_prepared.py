@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import trio
 
+from backend.core.turns import TurnEnd
 from backend.core.workingset import WorkingSet
 from backend.cuda.page import ALONE, SHARES, USED
 from backend.door.wire import CUDA, CUDA_ALL, Message, Op
@@ -25,6 +26,10 @@ class Prepared(Gated):
 
     features = CUDA_ALL
     refuses = 0
+    marks_s = 0.0
+    """Seconds that it takes to find out what need not be written of what is to go."""
+    left = 0
+    """Bytes that were to go, as it was told last."""
 
     def tell(self, used: int, resident: int, clean: int = 0, told: int = ALONE) -> None:
         """What stands on its page."""
@@ -34,6 +39,9 @@ class Prepared(Gated):
         self.page[:16] = before
 
     async def library(self, message: Message) -> Message | None:
+        if message.op == Op.END_TURN:
+            self.left = message.args[1]
+            await trio.sleep(self.marks_s)
         if message.op != Op.PREPARE:
             return await super().library(message)
         if self.refuses:
@@ -80,6 +88,20 @@ def test_the_page_tells_what_a_program_used(drive: Drive) -> None:
         assert rig.gpu.shares(process) is None
         program.tell(GIB, GIB, 0, 77)
         assert rig.gpu.working_set(process) is None
+
+    drive(test)
+
+
+def test_a_program_is_told_what_goes_and_has_time_to_look_at_it(drive: Drive) -> None:
+    async def test(rig: Rig) -> None:
+        program = await prepared(rig, GIB)
+        program.marks_s = 0.03
+        assert await rig.gpu.end_turn(program.process, 0, 64 * MIB) is TurnEnd.DRAINED
+        assert program.left == 64 * MIB
+        await rig.gpu.begin_turn(program.process)
+        await trio.sleep(1)
+        assert await rig.gpu.end_turn(program.process, 0) is TurnEnd.UNGATED, "nothing goes, and it takes as long"
+        assert program.left == 0
 
     drive(test)
 

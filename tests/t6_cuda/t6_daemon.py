@@ -176,6 +176,13 @@ def test_charges_limits_counts_and_the_thread(start: Start, path: Path) -> None:
             assert daemon.lent(program) == 48 * MIB
             assert await program.do("closed") == [0]
             await daemon.until(lambda: daemon.lent(program) == 0, "it looks whether others have it still")
+            assert "clean 0\n" in stat
+            assert await program.do("clean", 48) == [0]
+            await program.do("limits")
+            stat = await daemon.h.read(file + "gmem.stat")
+            assert f"clean {48 * MIB}\n" in stat
+            assert "swapped 0\n" in stat
+            assert daemon.away(program) == 64 * MIB
             look_at_the_thread(program.process.pid)
             assert (await program.do("ticks", 500))[0] <= 2, "it sleeps"
             assert await program.do("wake") == [0]

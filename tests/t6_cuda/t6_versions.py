@@ -331,9 +331,9 @@ def test_turns_are_for_a_gpu_that_is_managed(served: Served) -> None:
     with served(CUDA) as (double, program):
         assert program.ask("use 0") == "0"
 
-        def turn(op: Op, gpu: int, first: int) -> tuple[int, int]:
+        def turn(op: Op, gpu: int, *args: int) -> tuple[int, int]:
             double.heard.clear()
-            double.say(Message(op, 5, gpu, (first,)))
+            double.say(Message(op, 5, gpu, args))
             answer = double.wait(lambda message: message.reply)
             assert (answer.op, answer.seq, answer.gpu) == (op, 5, gpu)
             return answer.status, answer.args[0]
@@ -342,6 +342,12 @@ def test_turns_are_for_a_gpu_that_is_managed(served: Served) -> None:
         assert program.ask("turn") == "1 20000"
         assert turn(Op.END_TURN, 0, 0) == (0, 0)
         assert turn(Op.END_TURN, 0, 77) == (-errno.EBUSY, 0)
+        assert program.ask("marked") == "0", "an older daemon asks for none"
+        assert turn(Op.END_TURN, 0, 20000, 64 * MIB) == (0, 1)
+        assert program.ask("marked") == "64"
+        assert turn(Op.END_TURN, 0, 0, 64 * MIB) == (0, 0)
+        assert turn(Op.END_TURN, 0, 77, 64 * MIB) == (-errno.EBUSY, 0)
+        assert program.ask("marked") == "64", "nothing runs while that is done"
         assert turn(Op.END_TURN, 1, 20000) == (-errno.ENODEV, 0)
         assert program.ask("turn") == "1 77"
         assert turn(Op.BEGIN_TURN, 0, 5000) == (0, 0)

@@ -26,8 +26,8 @@ class Claim:
     """Bytes of that which are on the GPU."""
     cold: int = 0
     """What it has on the GPU besides, and can give."""
-    clean: int = 0
-    """Bytes that it has on the GPU and the host has as they are: to give these nothing is written."""
+    unwritten: int = 0
+    """Bytes that it has on the GPU and has not written since the host had them last: to give these costs nothing."""
     leaves: int = MAX
     """What it may give at most: its swap.max, its protection, the room in the host."""
 
@@ -53,7 +53,7 @@ class Claim:
             self,
             resident=self.resident - (nbytes - of_cold),
             cold=self.cold - of_cold,
-            clean=max(0, self.clean - nbytes),
+            unwritten=max(0, self.unwritten - nbytes),
             leaves=self.leaves if self.leaves >= MAX else self.leaves - nbytes,
         )
 

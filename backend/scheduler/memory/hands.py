@@ -21,8 +21,9 @@ class Hands(Protocol):
     def is_off(self, name: Name) -> bool:
         """Whether a program waits for its turn, as it was had to."""
 
-    async def end(self, name: Name) -> None:
-        """Ends the turn of a program: returns once it is off, or drains, gate first."""
+    async def end(self, name: Name, leaves: int) -> None:
+        """Ends the turn of a program, of which so many bytes are to go before its next one: returns once it is off, or
+        drains, gate first."""
 
     async def begin(self, name: Name) -> None:
         """Begins the turn of a program."""

@@ -32,8 +32,8 @@ NEWS_S = 0.1
 class Levers:
     """What the scheduler does to a process, and knows of it."""
 
-    end: Callable[[Process], Awaitable[None]]
-    """Ends its turn."""
+    end: Callable[[Process, int], Awaitable[None]]
+    """Ends its turn; so many bytes of it are to go before the next one."""
     begin: Callable[[Process], Awaitable[None]]
     """Begins its turn."""
     is_off: Callable[[Process], bool]
@@ -112,7 +112,7 @@ class Level:
         here = min(found.resident, books.current)
         used = here + min(found.missing, books.swap)
         leaves = min(self._gpu.footprint(process).movable, self._may_swap(process))
-        claim = Claim(used, here, books.current - here, min(found.clean, books.current), leaves)
+        claim = Claim(used, here, books.current - here, min(found.unwritten, books.current), leaves)
         return claim, Ties(gpus, shared, is_known=True)
 
     def _may_swap(self, process: Process) -> int:
@@ -137,9 +137,9 @@ class Level:
 
     # What is done
 
-    async def end(self, name: Name) -> None:
+    async def end(self, name: Name, leaves: int) -> None:
         assert isinstance(name, Process)
-        await self._levers.end(name)
+        await self._levers.end(name, leaves)
 
     async def begin(self, name: Name) -> None:
         assert isinstance(name, Process)

@@ -69,6 +69,13 @@ def free_in(room: int, claims: Claims) -> int:
     return room - sum(one.held for one in claims.values())
 
 
+def leaves(claims: Claims, name: Name, room: int) -> int:
+    """Return how many bytes of a program go before its next turn, at most: it is the last of all to have one."""
+    needed = sum(one.used + one.stays for other, one in claims.items() if other != name)
+    claim = claims[name]
+    return max(0, min(claim.held + needed - room, claim.held, claim.leaves))
+
+
 def after(claims: Claims, moves: Moves) -> Claims:
     """Return the claims once moves were made."""
     found = dict(claims)
@@ -137,7 +144,7 @@ def _outs(
 
 def _share(name: Name, claim: Claim, nbytes: int) -> Share:
     """Return what a program gives: first what the host has as it is."""
-    return Share(name, nbytes, nbytes - min(nbytes, claim.clean))
+    return Share(name, nbytes, nbytes - min(nbytes, claim.unwritten))
 
 
 def _bounded(outs: Sequence[Share], most: int) -> Sequence[Share]:

@@ -22,6 +22,7 @@ import enum
 import errno
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
 
 import attrs
 import trio
@@ -29,8 +30,8 @@ import trio
 from backend.scheduler.memory.claims import Claim, Name, Rates
 from backend.scheduler.memory.gangs import Ties
 from backend.scheduler.memory.hands import Hands
-from backend.scheduler.memory.moves import Moves, Share
-from backend.scheduler.memory.planner import Plan, Planner, Program
+from backend.scheduler.memory.moves import Moves, Share, leaves
+from backend.scheduler.memory.planner import Plan, Planner, Program, claims_on
 
 log = logging.getLogger(__name__)
 
@@ -191,8 +192,14 @@ class Switch:
             for name in begins:
                 nursery.start_soon(self._do, name, self._hands.begin, BEGINS_AGAIN_S)
             for name in ends:
-                nursery.start_soon(self._do, name, self._hands.end, AGAIN_S)
+                end = partial(self._hands.end, leaves=self._leaves(programs, name))
+                nursery.start_soon(self._do, name, end, AGAIN_S)
         return True
+
+    def _leaves(self, programs: Mapping[Name, Program], name: Name) -> int:
+        """How many bytes of a program go before its next turn, at most."""
+        rooms = self._hands.rooms()
+        return sum(leaves(claims_on(gpu, programs), name, rooms[gpu]) for gpu in programs[name].claims if gpu in rooms)
 
     def _may(self, name: Name) -> bool:
         """Whether what failed for a program may be tried again."""

@@ -6,10 +6,10 @@
 #include "departure.h"
 #include "exchange.h"
 #include "home.h"
-#include "host.h"
 #include "lent.h"
 #include "listener.h"
 #include "log.h"
+#include "keeper.h"
 #include "mover.h"
 #include "ours.h"
 #include "session.h"
@@ -44,6 +44,7 @@ static _Atomic int turn;		/* -1: opened by the end of a connection; -2: by a dep
 static _Atomic bool late;		/* it is over, and was not drained */
 static _Atomic uint64_t granted;	/* of the host, at last, bytes */
 static _Atomic unsigned int grants;
+static _Atomic uint64_t marked;		/* at ends of turns, bytes */
 
 void log_line(const char *format, ...)
 {
@@ -174,11 +175,24 @@ uint64_t mover_out(struct device *device, uint64_t bytes, uint64_t *usec)
 	return bytes;
 }
 
-void host_grant(struct device *device, uint64_t bytes)
+void keeper_grant(struct device *device, uint64_t bytes)
 {
 	(void)device;
 	granted = bytes;
 	grants++;
+}
+
+bool mover_rests(struct device *device)
+{
+	(void)device;
+	return true;
+}
+
+uint64_t mover_mark(struct device *device, uint64_t bytes)
+{
+	(void)device;
+	marked += bytes;
+	return bytes;
 }
 
 uint64_t mover_owed(struct device *device)
@@ -420,6 +434,12 @@ int main(void)
 			__atomic_store_n(&devices[0].host_held, a * GG_MIB, __ATOMIC_RELAXED);
 			__atomic_store_n(&devices[0].host_used, b * GG_MIB, __ATOMIC_RELAXED);
 			__atomic_store_n(&devices[0].host_wanted, c * GG_MIB, __ATOMIC_RELAXED);
+			daemon_report(&devices[0]);
+			puts("0");
+		} else if (!strcmp(command, "marked")) {
+			printf("%llu\n", (unsigned long long)(marked / GG_MIB));
+		} else if (!strcmp(command, "clean")) {
+			__atomic_store_n(&devices[0].clean, a * GG_MIB, __ATOMIC_RELAXED);
 			daemon_report(&devices[0]);
 			puts("0");
 		} else if (!strcmp(command, "granted")) {

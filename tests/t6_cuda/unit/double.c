@@ -315,7 +315,8 @@ static bool agrees(struct device *device, bool say)
 		return false;
 	}
 	if (gpu + others + credit == on_gpu && on_gpu == booked_gpu && in_host == booked_host &&
-	    host == in_host + credit + host_kept(device))
+	    host == in_host + credit + host_kept(device) + __atomic_load_n(&device->clean, __ATOMIC_RELAXED) &&
+	    host == __atomic_load_n(&device->host_held, __ATOMIC_RELAXED))
 		return true;
 	if (say)
 		fprintf(stderr, "the driver has %llu MiB on the GPU and %llu in the host; the device says %llu and %llu, the "

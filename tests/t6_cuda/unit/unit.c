@@ -12,8 +12,11 @@
 #include "device.h"
 #include "double.h"
 #include "exchange.h"
+#include "chunk.h"
+#include "keeper.h"
 #include "library.h"
 #include "order.h"
+#include "marks.h"
 #include "ours.h"
 #include "pages.h"
 #include "parked.h"
@@ -53,6 +56,7 @@ static void start(void)
 	device = device_current();
 	CHECK(device && device->elastic);
 	device->mover->copy_us = device->mover->work_us = 60000000;	/* a driver made of threads, on a busy machine: longer than any copy */
+	device->mover->mark_us = 60000000;
 	place = (int (*)(CUdeviceptr))plain("fake_memory_place");
 }
 
@@ -384,6 +388,8 @@ static void test_stress(void)
 			double_exchange(device, (2 + any(20)) << 20);
 		if (!any(4))
 			double_limit(UINT64_MAX);
+		if (!any(4))
+			keeper_grant(device, any(3) ? any(80) << 20 : UINT64_MAX);
 		/* Looks from a third thread, at what is being freed too. */
 		for (int i = 0; i < 1000; i++) {
 			CUdeviceptr base;
@@ -1415,6 +1421,12 @@ static void test_reused(void)
 	}
 }
 
+/* A figure that another thread may change. */
+static uint64_t now_is(const uint64_t *figure)
+{
+	return __atomic_load_n(figure, __ATOMIC_RELAXED);
+}
+
 /* What is pinned of the host and serves nothing is what the daemon grants, at most; what serves is there all the same. */
 static void until_kept(uint64_t bytes)
 {
@@ -1423,8 +1435,297 @@ static void until_kept(uint64_t bytes)
 	while (host_kept(device) != bytes && now() < until)
 		usleep(1000);
 	CHECK(host_kept(device) == bytes);
-	CHECK(device->host_held == device->host_used + bytes);
+	CHECK(now_is(&device->host_held) == now_is(&device->host_used) + bytes);
 	double_agree(device);
+}
+
+/* Bytes that went over the bus while all went and came. */
+static uint64_t out_and_in(uint64_t bytes)
+{
+	const uint64_t before = bus("fake_memory_carried", TO_HOST);
+
+	CHECK(double_out(device, UINT64_MAX) == bytes);
+	CHECK(device->swapped == bytes && now_is(&device->clean) == 0);
+	double_agree(device);
+	CHECK(double_in(device, UINT64_MAX) == bytes);
+	double_agree(device);
+	return bus("fake_memory_carried", TO_HOST) - before;
+}
+
+/* What has not changed since it came is dropped, and not copied; its copy is no swap, and is what the host has back first. */
+static void test_clean(void)
+{
+	struct item items[6];
+	uint64_t before;
+
+	start();
+	for (int i = 0; i < 6; i++) {
+		items[i] = (struct item){ .bytes = 2 << 20, .seed = (uint64_t)i };
+		CHECK(cuMemAlloc_v2(&items[i].address, items[i].bytes) == CUDA_SUCCESS);
+		fill(&items[i]);
+	}
+	/* Where none is granted none is kept. */
+	for (int round = 0; round < 2; round++)
+		CHECK(out_and_in(12 << 20) == 12 << 20 && now_is(&device->clean) == 0);
+	CHECK(marks_made() == 0);
+	keeper_grant(device, 64 << 20);
+	CHECK(out_and_in(12 << 20) == 12 << 20);
+	CHECK(now_is(&device->clean) == 12 << 20 && now_is(&device->host_used) == 0 && device->swapped == 0);
+	CHECK(out_and_in(12 << 20) == 0 && now_is(&device->clean) == 12 << 20);
+	/* One word of one of them, a page of another: those go, and are clean again. */
+	CHECK(cuMemcpyHtoD_v2(items[1].address + (1 << 20) + 8, &before, 8) == CUDA_SUCCESS);
+	items[3].seed = 77;
+	fill(&items[3]);
+	CHECK(out_and_in(12 << 20) == 4 << 20);
+	CHECK(out_and_in(12 << 20) == 0);
+	fill(&items[1]);
+	CHECK(out_and_in(12 << 20) == 2 << 20);
+	/* What is written while it is in the host is no copy of what came before. */
+	CHECK(double_out(device, UINT64_MAX) == 12 << 20);
+	items[0].seed = 55;
+	fill(&items[0]);
+	CHECK(double_in(device, UINT64_MAX) == 12 << 20);
+	CHECK(out_and_in(12 << 20) == 0);
+	for (int i = 0; i < 6; i++)
+		verify(&items[i]);
+	/* Copies are the first that the host has back; without them all goes as ever. */
+	keeper_grant(device, 4 << 20);
+	for (const double until = now() + 60; now_is(&device->clean) > 4 << 20 && now() < until;)
+		usleep(1000);
+	CHECK(now_is(&device->clean) == 4 << 20 && now_is(&device->host_held) == 4 << 20);
+	double_agree(device);
+	before = bus("fake_memory_carried", TO_HOST);
+	CHECK(double_out(device, UINT64_MAX) == 12 << 20);
+	CHECK(bus("fake_memory_carried", TO_HOST) - before == 8 << 20);
+	CHECK(double_in(device, UINT64_MAX) == 12 << 20);
+	CHECK(now_is(&device->host_held) <= 4 << 20);
+	for (int i = 0; i < 6; i++)
+		verify(&items[i]);
+	/* ... or another chunk, which needs its room. */
+	keeper_grant(device, 6 << 20);
+	CHECK(double_out(device, 6 << 20) == 6 << 20 && double_in(device, UINT64_MAX) == 6 << 20);
+	CHECK(now_is(&device->clean) == 6 << 20);
+	before = now_is(&device->host_held);
+	for (int i = 0; i < 6; i++)
+		use(items[i].address, on_gpu(items[i].address) ? 10 : 10);
+	CHECK(double_out(device, 6 << 20) == 6 << 20 && now_is(&device->host_held) == before && now_is(&device->clean) == 0);
+	double_in(device, UINT64_MAX);
+	for (int i = 0; i < 6; i++)
+		verify(&items[i]);
+	/* Neighbours are marked together, and each for itself. */
+	keeper_grant(device, 64 << 20);
+	items[5].seed++;
+	CHECK(cuMemFree_v2(items[5].address) == CUDA_SUCCESS);
+	items[5].bytes = 22 << 20;	/* of 16 MiB, and three of 2 */
+	CHECK(cuMemAlloc_v2(&items[5].address, items[5].bytes) == CUDA_SUCCESS);
+	fill(&items[5]);
+	out_and_in(32 << 20);
+	for (size_t at = 14; at < 22; at += 2) {
+		CHECK(cuMemcpyHtoD_v2(items[5].address + (at << 20) + 4096, &at, 8) == CUDA_SUCCESS);
+		CHECK(out_and_in(32 << 20) == (at < 16 ? 16 << 20 : 2 << 20));
+		CHECK(cuMemcpyDtoH_v2(&before, items[5].address + (at << 20) + 4096, 8) == CUDA_SUCCESS && before == at);
+	}
+	/* What is freed frees its copy. */
+	for (int i = 0; i < 6; i++)
+		CHECK(cuMemFree_v2(items[i].address) == CUDA_SUCCESS);
+	CHECK(now_is(&device->clean) == 0);
+	keeper_grant(device, 0);
+	until_kept(0);
+}
+
+/* The end of a turn: nothing runs, however long that takes on a busy machine. */
+static void drain(void)
+{
+	bool drained = false;
+
+	while (!drained)
+		CHECK(turn_end(device, 1000000, &drained) == 0);
+}
+
+/* ... and `bytes` of what goes next are marked. */
+static void end_the_turn(uint64_t bytes)
+{
+	drain();
+	CHECK(mover_mark(device, bytes) == bytes);
+}
+
+/* Marks are made for no longer than a turn may take to end: what has none is copied. */
+static void test_marks_end(void)
+{
+	enum { ALL = 12 << 20 };
+	CUdeviceptr address;
+
+	start();
+	keeper_grant(device, 64 << 20);
+	CHECK(cuMemAlloc_v2(&address, ALL) == CUDA_SUCCESS);
+	drain();
+	device->mover->mark_us = 0;
+	CHECK(mover_mark(device, ALL) == 0 && marks_made() == 0 && mover_rests(device));
+	device->mover->mark_us = 60000000;
+	CHECK(mover_mark(device, ALL) == ALL && marks_made() && mover_rests(device));
+	turn_begin(device, 0);
+	double_agree(device);
+}
+
+/* Between two turns no kernel of ours runs: what the marks of the end of the last one say holds until the next. */
+static void test_clean_turns(void)
+{
+	enum { ALL = 12 << 20 };
+	struct item items[6];
+	uint64_t looked;
+
+	start();
+	keeper_grant(device, 64 << 20);
+	for (int i = 0; i < 6; i++) {
+		items[i] = (struct item){ .bytes = 2 << 20, .seed = (uint64_t)i };
+		CHECK(cuMemAlloc_v2(&items[i].address, items[i].bytes) == CUDA_SUCCESS);
+		fill(&items[i]);
+	}
+	CHECK(mover_mark(device, ALL) == 0);	/* its turn is not over */
+	for (int turn = 0; turn < 4; turn++) {
+		looked = marks_made();
+		end_the_turn(ALL);
+		CHECK(marks_made() == looked + 6 && mover_mark(device, ALL) == ALL && marks_made() == looked + 6);
+		CHECK(out_and_in(ALL) == (turn == 0 ? ALL : turn == 2 ? 2 << 20 : 0));
+		CHECK(out_and_in(ALL) == 0);
+		CHECK(marks_made() == looked + 6 && now_is(&device->clean) == ALL);
+		turn_begin(device, 0);
+		items[1].seed += turn == 1;
+		if (turn == 1)
+			fill(&items[1]);
+		for (int i = 0; i < 6; i++)
+			verify(&items[i]);
+	}
+	/* As much as is about to go, and that. */
+	looked = marks_made();
+	end_the_turn(4 << 20);
+	CHECK(marks_made() == looked + 2);
+	looked = bus("fake_memory_carried", TO_HOST);
+	CHECK(double_out(device, 4 << 20) == 4 << 20 && bus("fake_memory_carried", TO_HOST) == looked);
+	CHECK(double_out(device, UINT64_MAX) == 8 << 20 && bus("fake_memory_carried", TO_HOST) == looked + (8 << 20));
+	/* What was written in the host, in the turn, has no mark in the next gap, nor has what came before. */
+	turn_begin(device, 0);
+	for (int i = 0; i < 6; i++) {
+		items[i].seed += 100;
+		fill(&items[i]);
+	}
+	looked = marks_made();
+	drain();
+	CHECK(double_in(device, UINT64_MAX) == ALL && now_is(&device->clean) == 0 && marks_made() == looked);
+	CHECK(out_and_in(ALL) == ALL);
+	turn_begin(device, 0);
+	for (int i = 0; i < 6; i++)
+		verify(&items[i]);
+	double_agree(device);
+}
+
+/* Marks that do not end keep nothing but what they are of from moving, and that until they do. */
+static void test_clean_stuck(void)
+{
+	struct item items[2];
+
+	start();
+	keeper_grant(device, 64 << 20);
+	for (int i = 0; i < 2; i++) {
+		items[i] = (struct item){ .bytes = 2 << 20, .seed = (uint64_t)i };
+		CHECK(cuMemAlloc_v2(&items[i].address, items[i].bytes) == CUDA_SUCCESS);
+		fill(&items[i]);
+	}
+	CHECK(out_and_in(4 << 20) == 4 << 20);
+	for (int round = 0; round < 3; round++) {	/* as they go, as they come, at the end of a turn */
+		if (round == 1)
+			CHECK(double_out(device, UINT64_MAX) == 4 << 20);
+		if (round == 2)
+			drain();
+		marks_hold(true);
+		device->mover->copy_us = 500000;	/* longer than a copy, on a busy machine too */
+		CHECK((round == 0 ? double_out(device, UINT64_MAX) : round == 1 ? double_in(device, UINT64_MAX) :
+				    mover_mark(device, 4 << 20)) == 0);
+		for (int i = 0; i < 2 && round < 2; i++)	/* a copy of the program's waits for its turn */
+			verify(&items[i]);
+		CHECK(double_out(device, UINT64_MAX) == 0 && double_in(device, UINT64_MAX) == 0);
+		device->mover->copy_us = 60000000;
+		marks_hold(false);
+		do
+			double_in(device, UINT64_MAX);
+		while (device->mover->stuck[TO_HOST] || device->mover->stuck[TO_GPU]);
+		double_agree(device);
+		if (round == 2)
+			turn_begin(device, 0);
+		out_and_in(4 << 20);
+		CHECK(out_and_in(4 << 20) == 0);
+		for (int i = 0; i < 2; i++)
+			verify(&items[i]);
+	}
+}
+
+/* Whichever call fails: nothing is taken for clean that is not, and all can move again. */
+static void test_clean_faults(void)
+{
+	struct item items[3];
+
+	start();
+	keeper_grant(device, 64 << 20);
+	for (int i = 0; i < 3; i++) {
+		items[i] = (struct item){ .bytes = (size_t)(2 + 16 * (i == 2)) << 20, .seed = (uint64_t)i };
+		if (cuMemAlloc_v2(&items[i].address, items[i].bytes) != CUDA_SUCCESS)
+			CHECK(cuMemAlloc_v2(&items[i].address, items[i].bytes) == CUDA_SUCCESS);
+		fill(&items[i]);
+	}
+	for (int round = 0; round < 5; round++) {
+		bool drained = false;
+
+		if (round % 2 == 0 && turn_end(device, 1000000, &drained) == 0 && drained)
+			mover_mark(device, UINT64_MAX);
+		double_out(device, UINT64_MAX);
+		double_agree(device);
+		if (round == 3) {
+			items[1].seed = 44;
+			fill(&items[1]);
+		}
+		double_in(device, UINT64_MAX);
+		double_agree(device);
+		turn_begin(device, 0);
+		for (int i = 0; i < 3; i++) {
+			verify(&items[i]);
+			items[i].seed += (uint64_t)(round == 1 && i != 1);
+			fill(&items[i]);
+		}
+	}
+	double_out(device, 4 << 20);
+	double_exchange(device, 4 << 20);
+	double_agree(device);
+	for (int i = 0; i < 3; i++) {
+		verify(&items[i]);
+		if (cuMemFree_v2(items[i].address) != CUDA_SUCCESS)
+			CHECK(cuMemFree_v2(items[i].address) == CUDA_SUCCESS);
+	}
+	CHECK(now_is(&device->clean) == 0);
+	double_agree(device);
+}
+
+/* What changes each time is not looked at each time. */
+static void test_clean_changes(void)
+{
+	struct item item = { .bytes = 2 << 20 };
+	uint64_t looked;
+
+	start();
+	CHECK(cuMemAlloc_v2(&item.address, item.bytes) == CUDA_SUCCESS);
+	keeper_grant(device, 64 << 20);
+	for (int round = 0; round < 40; round++) {
+		item.seed = (uint64_t)round;
+		fill(&item);
+		out_and_in(2 << 20);
+		verify(&item);
+	}
+	looked = marks_made();
+	CHECK(looked > 4 && looked <= 12);
+	/* Once it does not any more that is found out. */
+	for (int round = 0; round < 40; round++)
+		out_and_in(2 << 20);
+	CHECK(out_and_in(2 << 20) == 0);
+	verify(&item);
 }
 
 static void test_granted(void)
@@ -1432,27 +1733,27 @@ static void test_granted(void)
 	struct item item = { .bytes = 40 << 20, .seed = 5 };
 
 	start();
-	host_grant(device, 0);
+	keeper_grant(device, 0);
 	CHECK(cuMemAlloc_v2(&item.address, item.bytes) == CUDA_SUCCESS);
 	fill(&item);
-	CHECK(device->host_wanted == 40 << 20);
+	CHECK(now_is(&device->host_wanted) == 40 << 20);
 	usleep(50000);
 	CHECK(host_kept(device) == 0);
-	host_grant(device, 48 << 20);
+	keeper_grant(device, 48 << 20);
 	until_kept(40 << 20);	/* as much as it wants */
-	host_grant(device, 20 << 20);
+	keeper_grant(device, 20 << 20);
 	until_kept(16 << 20 | 4 << 20);
-	host_grant(device, 6 << 20);
+	keeper_grant(device, 6 << 20);
 	until_kept(4 << 20);
 	CHECK(double_out(device, UINT64_MAX) == 40 << 20);
-	CHECK(device->host_used == 40 << 20 && device->host_held == 40 << 20);
+	CHECK(now_is(&device->host_used) == 40 << 20 && now_is(&device->host_held) == 40 << 20);
 	verify(&item);
 	CHECK(double_in(device, UINT64_MAX) == 40 << 20);
-	CHECK(device->host_used == 0 && host_kept(device) <= 6 << 20);
-	host_grant(device, 48 << 20);
+	CHECK(now_is(&device->host_used) == 0 && host_kept(device) <= 6 << 20);
+	keeper_grant(device, 48 << 20);
 	until_kept(40 << 20);
 	/* A daemon that does not know of it: what is there stays. */
-	host_grant(device, UINT64_MAX);
+	keeper_grant(device, UINT64_MAX);
 	until_kept(40 << 20);
 	verify(&item);
 	CHECK(cuMemFree_v2(item.address) == CUDA_SUCCESS);
@@ -1470,12 +1771,15 @@ int main(int count, char **arguments)
 		{ "pin", test_pin }, { "heat", test_heat }, { "heat_in_one", test_heat_in_one }, { "exchange", test_exchange },
 		{ "heat_copied", test_heat_copied }, { "reached", test_reached },
 		{ "exchange_by_itself", test_exchange_by_itself }, { "exchange_more", test_exchange_more },
-		{ "both_ways", test_both_ways }, { "both_ways_stuck", test_both_ways_stuck },
 		{ "order", test_order }, { "order_in_one", test_order_in_one },
 		{ "order_of_short_turns", test_order_of_short_turns },
+		{ "both_ways", test_both_ways }, { "both_ways_stuck", test_both_ways_stuck },
 		{ "foreign", test_foreign }, { "reused", test_reused },
 		{ "attributes", test_attributes }, { "capture", test_capture }, { "peers", test_peers },
-		{ "ahead", test_ahead }, { "granted", test_granted }, { "stuck", test_stuck },
+		{ "ahead", test_ahead }, { "granted", test_granted },
+		{ "clean", test_clean }, { "clean_changes", test_clean_changes },
+		{ "clean_faults", test_clean_faults }, { "clean_turns", test_clean_turns }, { "marks_end", test_marks_end },
+		{ "clean_stuck", test_clean_stuck }, { "stuck", test_stuck },
 		{ "stuck_goes", test_stuck_goes }, { "stuck_stays", test_stuck_stays },
 	};
 

@@ -11,7 +11,7 @@
 struct totals_line {
 	uint64_t submitted;
 	uint64_t finished;
-	uint64_t used, resident, clean;	/* bytes: of the working set; of that on the GPU; that the host has as they are */
+	uint64_t used, resident, unwritten;	/* bytes: of the working set; of that on the GPU; not written since the host had them */
 	uint64_t told;			/* enum totals_told */
 	uint64_t reserved[2];
 };

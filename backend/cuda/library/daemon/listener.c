@@ -17,7 +17,7 @@
 #include "exchange.h"
 #include "family.h"
 #include "home.h"
-#include "host.h"
+#include "keeper.h"
 #include "lent.h"
 #include "life.h"
 #include "log.h"
@@ -56,6 +56,11 @@ static int end_turn(struct device *device, const struct message *command, struct
 
 	if (!error && !again)
 		workset_turn_over(device);
+	/* Kernels of ours run until this is answered; one that runs longer is to end before the GPU is taken away. */
+	if (!error && drained && command->args[1]) {
+		mover_mark(device, command->args[1]);
+		drained = mover_rests(device);
+	}
 	reply->args[0] = !error && drained;
 	reply->args[1] = moment_us() - start;
 	return error;
@@ -170,7 +175,7 @@ static void pass_grants(void)
 		managed->granted = false;
 		pthread_mutex_unlock(&session.lock);
 		log_line("gpu %d: granted %llu MiB of the host", managed->device->index, (unsigned long long)(grant / GG_MIB));
-		host_grant(managed->device, grant);
+		keeper_grant(managed->device, grant);
 		pthread_mutex_lock(&session.lock);
 	}
 	pthread_mutex_unlock(&session.lock);
@@ -328,7 +333,7 @@ static void manage(struct managed *managed)
 	/* A daemon begins with that. */
 	managed->foreign = managed->exchanged = managed->away = managed->intact = managed->lent = 0;
 	managed->report = false;
-	managed->held = managed->used = managed->wanted = 0;
+	managed->held = managed->used = managed->wanted = managed->clean = 0;
 	managed->report_host = false;
 	/* What the last daemon granted holds until this one says another thing, if it can. */
 	managed->granted = !(session.features & FEATURE_HOST);

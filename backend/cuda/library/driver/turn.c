@@ -59,6 +59,7 @@ static struct turn {
 	unsigned int waiting;	/* atomically */
 	bool seen;		/* of the listening thread: each thread inside has seen that it is closed */
 	bool drained;		/* atomically: nothing has run since */
+	uint64_t gap;		/* atomically: how often a turn has ended */
 	struct pace pace;	/* under `lock` */
 } turns[GG_ORDINALS];
 
@@ -309,6 +310,7 @@ int turn_end(struct device *device, uint64_t timeout_us, bool *drained)
 		if (gate_capturing())
 			return EBUSY;
 		turn->seen = false;
+		__atomic_add_fetch(&turn->gap, 1, __ATOMIC_RELAXED);
 		set(turn, CLOSED, 0);
 	}
 	if (!turn->seen) {
@@ -345,6 +347,14 @@ bool turn_is_over(const struct device *device)
 bool turn_is_one(const struct device *device)
 {
 	return turn_is_over(device) || __atomic_load_n(&turns[device->ordinal].run_ahead_us, __ATOMIC_RELAXED);
+}
+
+uint64_t turn_gap(const struct device *device)
+{
+	const struct turn *turn = &turns[device->ordinal];
+	const bool in_one = is_closed(turn) && __atomic_load_n(&turn->drained, __ATOMIC_RELAXED);
+
+	return in_one ? __atomic_load_n(&turn->gap, __ATOMIC_RELAXED) : 0;
 }
 
 bool turn_is_late(const struct device *device)

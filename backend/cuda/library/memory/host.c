@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "host.h"
 
-#include <string.h>
-
 #include "driver.h"
-#include "keeper.h"
 #include "kept.h"
 
 static void host_destroy(struct device *device, enum chunk_class class, struct spare spare)
@@ -53,9 +50,10 @@ release:
 void host_count(struct device *device)
 {
 	const struct pool *pool = device->pool;
-	const uint64_t used = kept_sum(pool->used), peak = kept_sum(pool->peak);
+	const uint64_t used = kept_sum(pool->used), clean = kept_sum(pool->clean), peak = kept_sum(pool->peak);
 
-	__atomic_store_n(&device->host_used, used, __ATOMIC_RELAXED);
+	__atomic_store_n(&device->clean, clean, __ATOMIC_RELAXED);
+	__atomic_store_n(&device->host_used, used - clean, __ATOMIC_RELAXED);
 	__atomic_store_n(&device->host_held, used + kept_sum(pool->host_bytes), __ATOMIC_RELAXED);
 	/* What was needed at once before is kept until the program ends. */
 	__atomic_store_n(&device->host_wanted, pool->wanted > peak ? pool->wanted : peak, __ATOMIC_RELAXED);
@@ -78,6 +76,30 @@ static enum chunk_class surplus(const struct pool *pool)
 	return found;
 }
 
+void host_is_copy(struct device *device, enum chunk_class class, bool is_copy)
+{
+	pthread_mutex_lock(&device->pool->lock);
+	device->pool->clean[class] += is_copy ? class_bytes[class] : -class_bytes[class];
+	host_count(device);
+	pthread_mutex_unlock(&device->pool->lock);
+}
+
+uint64_t host_copies(struct device *device, enum chunk_class class)
+{
+	pthread_mutex_lock(&device->pool->lock);
+	uint64_t bytes = device->pool->clean[class];
+	pthread_mutex_unlock(&device->pool->lock);
+	return bytes;
+}
+
+bool host_is_short(struct device *device, enum chunk_class class)
+{
+	pthread_mutex_lock(&device->pool->lock);
+	bool is_short = !device->pool->host[class] && !kept_may(device->pool, class_bytes[class]);
+	pthread_mutex_unlock(&device->pool->lock);
+	return is_short;
+}
+
 bool host_shed(struct device *device)
 {
 	struct pool *pool = device->pool;
@@ -95,21 +117,6 @@ bool host_shed(struct device *device)
 	if (found)
 		host_destroy(device, class, spare);
 	return found;
-}
-
-void host_grant(struct device *device, uint64_t bytes)
-{
-	struct pool *pool = device->pool;
-
-	pthread_mutex_lock(&pool->lock);
-	pool->granted = bytes != UINT64_MAX;
-	pool->grant = bytes;
-	if (pool->granted) {
-		memset(pool->goal, 0, sizeof(pool->goal));
-		keeper_set_goals(pool, bytes);
-		kept_wake(device);
-	}
-	pthread_mutex_unlock(&pool->lock);
 }
 
 CUresult host_take(struct device *device, enum chunk_class class, struct spare *spare)

@@ -70,10 +70,14 @@ static bool grow(struct device *device)
 /* Frees one that is more than may be, if there is one; false: there is none. */
 static bool shed(struct device *device)
 {
-	bool any = false;
+	struct pool *pool = device->pool;
+	bool any = false, over;
 
-	if (device_borrow(device)) {
-		any = host_shed(device);
+	pthread_mutex_lock(&pool->lock);
+	over = !kept_may(pool, 0) || (!pool->granted && kept_sum(pool->clean));
+	pthread_mutex_unlock(&pool->lock);
+	if (over && device_borrow(device)) {
+		any = pool->shed_copy(device) || host_shed(device);
 		device_return(device);
 	}
 	return any;
@@ -125,7 +129,9 @@ static uint64_t available(void)
 	return kib * 1024;
 }
 
-bool keeper_set_goals(struct pool *pool, uint64_t most)
+/* Has what was wanted last be made ahead, but for no more than `most` bytes, what is in use included. With the lock; true: that
+ * is more than before. */
+static bool set_goals(struct pool *pool, uint64_t most)
 {
 	const uint64_t total = kept_sum(pool->resident), want = pool->wanted < most ? pool->wanted : most;
 	bool grown = false;
@@ -168,12 +174,28 @@ void keeper_expect(struct device *device, const uint64_t resident[CLASSES], uint
 	pthread_mutex_lock(&pool->lock);
 	pool->wanted = want > pool->wanted ? want : pool->wanted;
 	memcpy(pool->resident, resident, sizeof(pool->resident));
-	if (keeper_set_goals(pool, pool->granted ? pool->grant : most))
+	if (set_goals(pool, pool->granted ? pool->grant : most))
 		kept_wake(device);
 	host_count(device);
 	pthread_mutex_unlock(&pool->lock);
 	if (granted)	/* it is asked for more */
 		daemon_report(device);
+}
+
+void keeper_grant(struct device *device, uint64_t bytes)
+{
+	struct pool *pool = device->pool;
+
+	pthread_mutex_lock(&pool->lock);
+	pool->granted = bytes != UINT64_MAX;
+	pool->grant = bytes;
+	if (pool->granted) {
+		memset(pool->goal, 0, sizeof(pool->goal));
+		set_goals(pool, bytes);
+	}
+	if (pool->granted || kept_sum(pool->clean))
+		kept_wake(device);
+	pthread_mutex_unlock(&pool->lock);
 }
 
 static CUresult set_up(struct device *device)

@@ -25,6 +25,7 @@ struct pool {
 	pthread_cond_t wake;
 	bool thread;		/* there is one */
 	void *(*look_after)(void *device);	/* what it does (keeper.c) */
+	bool (*shed_copy)(struct device *device);	/* frees a copy, if there is one (clean.c) */
 	bool making;		/* ... and it makes a chunk of the host */
 	bool halted;		/* it is to make none, and none is kept */
 	bool exportable;	/* chunks can be held by descriptors (departure.h), and shared (ipc.h) */
@@ -33,7 +34,8 @@ struct pool {
 	uint64_t gpu_bytes;
 	uint64_t host_bytes[CLASSES];
 	uint64_t goal[CLASSES];	/* bytes to have ready in the host, or in use there */
-	uint64_t used[CLASSES];	/* bytes of the host that serve the program */
+	uint64_t used[CLASSES];	/* bytes of the host that serve the program, or are copies */
+	uint64_t clean[CLASSES];	/* ... that are copies */
 	uint64_t peak[CLASSES];	/* the most of that */
 	uint64_t credit;
 	uint64_t limit;		/* the most to make ahead, or UINT64_MAX */

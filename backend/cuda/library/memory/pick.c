@@ -293,17 +293,20 @@ static void count_one(struct pick *pick, void *argument)
 	++*(size_t *)argument;
 }
 
-size_t pick_out(struct device *device, size_t want, struct pick *picks, size_t most)
+static size_t pick_coldest(struct device *device, size_t want, struct pick *picks, size_t most, bool goes_on)
 {
 	/* What it used in its last turn it will use in its next one. */
 	const bool waits = turn_is_over(device);
 	struct taking taking = { .picks = picks, .most = most, .want = want, .from = CHUNK_DEVICE, .unused = waits };
 	struct region_tree *tree = device->regions;
-	size_t steps = 0, below = 0;
+	size_t steps = 0, below = 0, hand;
+	struct region *ring;
 	struct heats heats;
 	struct pick pick;
 
 	pthread_mutex_lock(&tree_lock);
+	ring = tree->ring;
+	hand = tree->hand;
 	pick_each(tree, count_one, &steps);
 	heats = weigh_all(tree, waits);
 	while (taking.at < LEVELS - 1 && below + heats.bytes[CHUNK_DEVICE][taking.at] < want)
@@ -317,9 +320,23 @@ size_t pick_out(struct device *device, size_t want, struct pick *picks, size_t m
 		take(&pick, &taking);
 	if (waits && !full(&taking))
 		taking.count += order_last(tree, want - taking.bytes, picks + taking.count, most - taking.count);
+	if (!goes_on) {
+		tree->ring = ring;
+		tree->hand = hand;
+	}
 	pthread_mutex_unlock(&tree_lock);
 	qsort(picks, taking.count, sizeof(*picks), pick_by_address);
 	return taking.count;
+}
+
+size_t pick_out(struct device *device, size_t want, struct pick *picks, size_t most)
+{
+	return pick_coldest(device, want, picks, most, true);
+}
+
+size_t pick_next(struct device *device, size_t want, struct pick *picks, size_t most)
+{
+	return pick_coldest(device, want, picks, most, false);
 }
 
 size_t pick_in(struct device *device, size_t want, struct pick *picks, size_t most)

@@ -15,6 +15,8 @@
  * `most` of them. They are busy, so that no thread frees them, until pick_put says otherwise.
  */
 size_t pick_out(struct device *device, size_t want, struct pick *picks, size_t most);
+/* ... as pick_out will pick them next: the hand stays where it is. */
+size_t pick_next(struct device *device, size_t want, struct pick *picks, size_t most);
 size_t pick_in(struct device *device, size_t want, struct pick *picks, size_t most);
 size_t pick_range(CUdeviceptr address, size_t bytes, struct pick *picks, size_t most);
 /* ... those on the GPU there that other processes can, or cannot, map; in `serial`, if that is not 0. */

@@ -2,6 +2,7 @@
 #include "batch.h"
 
 #include "carry.h"
+#include "clean.h"
 #include "counters.h"
 #include "driver.h"
 #include "gate.h"
@@ -58,13 +59,23 @@ struct batch *batch_new(bool in, const struct pick *picks, size_t count)
 	return batch;
 }
 
+/* A chunk of the host: the copy that the chunk has, or one. Where the host is short, the copy of another. */
+static bool take_host(struct device *device, struct batch *batch, size_t i)
+{
+	const enum chunk_class class = batch_class(batch, i);
+
+	batch->kept[i] = clean_take(&batch->pick[i], &batch->to[i], &batch->mark[i]);
+	return batch->kept[i] || (host_is_short(device, class) && clean_steal(device, class, &batch->to[i])) ||
+	       host_take(device, class, &batch->to[i]) == CUDA_SUCCESS;
+}
+
 struct batch *batch_new_out(struct device *device, const struct pick *picks, size_t count)
 {
 	struct batch *batch = batch_new(false, picks, count);
 	size_t i = 0;
 
 	if (batch && device_borrow(device)) {
-		while (i < count && host_take(device, batch_class(batch, i), &batch->to[i]) == CUDA_SUCCESS)
+		while (i < count && take_host(device, batch, i))
 			i++;
 		/* What goes as a whole goes, or stays. */
 		while (i < count && i && batch->whole[i] && batch->pick[i].index) {
@@ -113,6 +124,7 @@ struct outcome {
 	uint64_t moved;
 	uint64_t stayed;	/* but of what comes instead of something else, whose room it has not taken */
 	uint64_t all;
+	uint64_t clean;		/* of what moved: what was not copied */
 };
 
 static bool took_room(const struct batch *batch, size_t i)
@@ -133,12 +145,13 @@ static struct outcome land(struct device *device, struct batch *batch)
 		if (batch->moved[i]) {
 			lane_settle(device, batch, i);
 			outcome.moved += batch->bytes[i];
+			outcome.clean += batch->clean[i] ? batch->bytes[i] : 0;
 		} else {
 			outcome.stayed += took_room(batch, i) ? batch->bytes[i] : 0;
-			if (!batch->in)
-				host_give(device, batch_class(batch, i), *to);
-			else if (to->memory)
+			if (batch->in && to->memory)
 				kept_release(device, to->memory);
+			else if (to->memory)
+				host_give(device, batch_class(batch, i), *to);
 		}
 		outcome.all += batch->bytes[i];
 	}
@@ -236,6 +249,10 @@ static uint64_t give_up(struct device *device, struct batch *batch)
 		of->imported[at] = batch->imported[i];
 		of->whole[at] = batch->whole[i];
 		of->to[at] = batch->to[i];
+		of->kept[at] = batch->kept[i];
+		of->mark[at] = batch->mark[i];
+		of->clean[at] = batch->clean[i];
+		of->marked[at] = batch->marked[i];
 		of->settled[at] = batch->settled[i];
 		of->moved[at] = batch->moved[i];
 	}
@@ -299,6 +316,8 @@ struct taken {
 static void say(const struct device *device, const struct batch *batch, const struct outcome *outcome,
 		const struct taken *taken)
 {
+	if (outcome->clean)
+		log_line("device %d: %llu MiB were clean", device->ordinal, (unsigned long long)(outcome->clean / GG_MIB));
 	log_line("device %d: %s%s %llu of %llu MiB, waited %llu us, closed %llu us, %llu us in all", device->ordinal,
 		 batch->home ? "home, " : "", batch->in ? "in" : "out", (unsigned long long)(outcome->moved / GG_MIB),
 		 (unsigned long long)(outcome->all / GG_MIB), (unsigned long long)taken->waited,
@@ -310,7 +329,7 @@ static void learn(struct mover *mover, const struct outcome *outcome, const stru
 {
 	uint64_t fits;
 
-	if (outcome->moved != outcome->all || !outcome->moved || !taken->closed)
+	if (outcome->moved != outcome->all || !outcome->moved || !taken->closed || outcome->clean)
 		return;
 	fits = (uint64_t)((double)outcome->moved * (double)may_close(taken->waited) / (double)taken->closed);
 	/* Small ones tell little. */
@@ -349,6 +368,27 @@ static bool carry_closed(struct device *device, struct batch *out, struct batch 
 	/* The places are right before any thread goes on; memory is freed after. */
 	gate_open();
 	return true;
+}
+
+bool batch_mark(struct device *device, struct batch *batch)
+{
+	struct lane *lane = &device->mover->lane[MOVER_OUT];
+	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+	bool is_sure;
+
+	lane_begin(lane, batch);
+	real.cuThreadExchangeStreamCaptureMode(&mode);
+	while (lane_mark(device, lane))
+		;
+	is_sure = !lane->unsure || carry_awaits(device);
+	real.cuThreadExchangeStreamCaptureMode(&mode);
+	if (is_sure) {
+		lane_drop(&batch->sources);
+		return !lane->shut;
+	}
+	/* What is read still may neither be freed nor moved. */
+	give_up(device, batch);
+	return false;
 }
 
 uint64_t batch_move(struct device *device, struct batch *batch)

@@ -22,6 +22,9 @@ uint64_t batch_move(struct device *device, struct batch *batch);
 /* Moves two at once: what comes, which is in no books, has the room that the other leaves. Returns the bytes that came; as many
  * of those that went are as they were in the books, and more that went are credit. Frees both. */
 uint64_t batch_exchange(struct device *device, struct batch *out, struct batch *in);
+/* Marks what a batch has, of batch_new, which does not move; with nothing of the program running, in a gap between two turns.
+ * False: no more can be marked. */
+bool batch_mark(struct device *device, struct batch *batch);
 /* One made by batch_new_out that is not to move after all. Frees it. */
 void batch_cancel(struct device *device, struct batch *batch);
 /* With the gate closed: waits until nothing runs. A program may have a second's worth of kernels in its queue: while

@@ -10,7 +10,7 @@
 
 #define LOOK_NS 20000
 
-enum { OUT, IN, WAYS };
+enum { OUT = MOVER_OUT, IN = MOVER_IN };
 
 CUresult carry_prepare(struct device *device)
 {
@@ -22,18 +22,19 @@ CUresult carry_prepare(struct device *device)
 	/* Those of before went with their context. */
 	memset(mover->stream, 0, sizeof(mover->stream));
 	memset(mover->event, 0, sizeof(mover->event));
-	for (int i = 0; i < WAYS && result == CUDA_SUCCESS; i++)
+	for (int i = 0; i < MOVER_STREAMS && result == CUDA_SUCCESS; i++)
 		result = real.cuStreamCreate(&mover->stream[i], CU_STREAM_NON_BLOCKING);
 	if (result == CUDA_SUCCESS)
 		mover->made_in = device->contexts;
-	else if (mover->stream[0])
-		real.cuStreamDestroy_v2(mover->stream[0]);
+	for (int i = 0; i < MOVER_STREAMS && result != CUDA_SUCCESS; i++)
+		if (mover->stream[i])
+			real.cuStreamDestroy_v2(mover->stream[i]);
 	return result;
 }
 
 bool carry_idle(struct device *device)
 {
-	for (int i = 0; i < WAYS; i++)
+	for (int i = 0; i < MOVER_STREAMS; i++)
 		if (!quiet_ended(device->mover->stream[i]))
 			return false;
 	return true;
@@ -44,7 +45,7 @@ static void pause_for_a_moment(void)
 	nanosleep(&(struct timespec){ .tv_nsec = LOOK_NS }, NULL);
 }
 
-static bool await_streams(struct device *device)
+bool carry_awaits(struct device *device)
 {
 	const uint64_t until = moment_us() + device->mover->copy_us;
 	bool is_idle;
@@ -75,5 +76,5 @@ bool carry(struct device *device, struct batch *out, struct batch *in)
 		if (!any && flies)
 			pause_for_a_moment();
 	}
-	return (!lanes[OUT].unsure && !lanes[IN].unsure) || await_streams(device);
+	return (!lanes[OUT].unsure && !lanes[IN].unsure) || carry_awaits(device);
 }

@@ -16,7 +16,9 @@ CUresult carry_prepare(struct device *device);
  * nothing of what has not moved may be touched then.
  */
 bool carry(struct device *device, struct batch *out, struct batch *in);
-/* Whether both our streams have come to their end. */
+/* Waits until all our streams have come to their end, for as long as a copy is waited for; false: they have not. */
+bool carry_awaits(struct device *device);
+/* Whether they have. */
 bool carry_idle(struct device *device);
 
 #endif

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lane.h"
 
+#include "clean.h"
 #include "driver.h"
+#include "hash.h"
 #include "host.h"
 #include "kept.h"
 #include "log.h"
@@ -10,11 +12,15 @@
 #include "place.h"
 #include "pool.h"
 #include "tree.h"
+#include "turn.h"
+#include "view.h"
 
 /* Bytes of copies on their way, at most, where that is more than one run. */
 #define AHEAD_BYTES (4 * PLACE_RUN_BYTES)
 /* What undoes something is tried so often. */
 #define TRIES 3
+/* Chunks that are marked together: those of a run, but of one with a handle of the driver's, which has no copies. */
+#define MARKED_MOST (PLACE_RUN_BYTES / GG_CHUNK)
 
 /* Neighbours in one region, up to PLACE_RUN_BYTES, or all of what one handle is behind. */
 static size_t runs_of(const struct batch *batch, struct lane_run *runs)
@@ -187,6 +193,77 @@ static CUevent *event_of(struct device *device, const struct lane *lane, size_t 
 	return &device->mover->event[lane->batch->in][run % LANE_AHEAD];
 }
 
+/* Chunks of a run that are to be marked, and their marks. */
+struct marked {
+	size_t count;
+	size_t of[MARKED_MOST];		/* which of the batch */
+	CUdeviceptr at[MARKED_MOST];
+	size_t bytes[MARKED_MOST];
+	struct mark mark[MARKED_MOST];
+};
+
+static void add(struct marked *marked, const struct batch *batch, size_t i, CUdeviceptr at)
+{
+	if (marked->count == MARKED_MOST)
+		return;
+	marked->of[marked->count] = i;
+	marked->at[marked->count] = at;
+	marked->bytes[marked->count++] = batch->bytes[i];
+}
+
+/* False: none of them. */
+static bool make_marks(struct device *device, struct lane *lane, struct marked *marked)
+{
+	const struct hash_order order = {
+		.stream = device->mover->stream[MOVER_MARKS], .wait_us = device->mover->copy_us, .count = marked->count,
+		.at = marked->at, .bytes = marked->bytes,
+	};
+
+	return marked->count && hash_ready(device) &&
+	       hash_chunks(device, &order, marked->mark, &lane->unsure) == CUDA_SUCCESS;
+}
+
+static struct chunk *chunk_of(const struct batch *batch, size_t i)
+{
+	return &batch->pick[i].region->chunk[batch->pick[i].index];
+}
+
+/* Another GPU may write to it, which has turns of its own. */
+static bool is_shared(const struct device *device, const struct region *region)
+{
+	return region->object && view_users(region) & ~(UINT64_C(1) << device->ordinal);
+}
+
+/* What is in a chunk has the mark of it that was made in this gap. */
+static bool is_marked(const struct device *device, const struct batch *batch, size_t i)
+{
+	const uint64_t gap = turn_gap(device);
+
+	return gap && chunk_of(batch, i)->gap == gap && !is_shared(device, batch->pick[i].region);
+}
+
+static void found(struct batch *batch, size_t i, const struct mark *mark)
+{
+	batch->clean[i] = mark->low == batch->mark[i].low && mark->high == batch->mark[i].high;
+	clean_found(&batch->pick[i], batch->clean[i]);
+}
+
+/* Which of a run that have a copy are as that still. */
+static void compare(struct device *device, struct lane *lane, const struct lane_run *run)
+{
+	struct batch *batch = lane->batch;
+	struct marked marked = { .count = 0 };
+
+	for (size_t i = run->first; i < run->first + run->count; i++)
+		if (batch->kept[i] && is_marked(device, batch, i))
+			found(batch, i, &chunk_of(batch, i)->now);
+		else if (batch->kept[i] && !turn_is_over(device))
+			add(&marked, batch, i, batch->source[i]);
+	if (make_marks(device, lane, &marked))
+		for (size_t i = 0; i < marked.count; i++)
+			found(batch, marked.of[i], &marked.mark[i]);
+}
+
 /* Submits the copies of a run, and behind them its event. */
 static CUresult copy(struct device *device, const struct lane *lane, const struct lane_run *run)
 {
@@ -198,7 +275,7 @@ static CUresult copy(struct device *device, const struct lane *lane, const struc
 	if (!*event)
 		result = real.cuEventCreate(event, CU_EVENT_DISABLE_TIMING);
 	for (size_t i = run->first; i < run->first + run->count && result == CUDA_SUCCESS; i++)
-		result = real.cuMemcpyDtoDAsync_v2(batch->to[i].window, batch->source[i], batch->bytes[i], stream);
+		result = batch->clean[i] ? CUDA_SUCCESS : real.cuMemcpyDtoDAsync_v2(batch->to[i].window, batch->source[i], batch->bytes[i], stream);
 	if (result == CUDA_SUCCESS)
 		result = real.cuEventRecord(*event, stream);
 	return result;
@@ -219,7 +296,9 @@ bool lane_send(struct device *device, struct lane *lane, uint64_t *room)
 	}
 	if (*room != UINT64_MAX)
 		*room -= run->bytes;
-	if (copy(device, lane, run) != CUDA_SUCCESS) {
+	if (!batch->in)
+		compare(device, lane, run);
+	if (lane->unsure || copy(device, lane, run) != CUDA_SUCCESS) {
 		lane->shut = lane->unsure = true;	/* part of it may run, and no event tells */
 		return false;
 	}
@@ -231,6 +310,53 @@ bool lane_send(struct device *device, struct lane *lane, uint64_t *room)
 }
 
 /* Landing */
+
+/* Has those of a run that may keep what they came from be marked. */
+static void mark(struct device *device, struct lane *lane, const struct lane_run *run)
+{
+	struct batch *batch = lane->batch;
+	struct marked marked = { .count = 0 };
+
+	for (size_t i = run->first; i < run->first + run->count; i++) {
+		const bool is_known = is_marked(device, batch, i);
+
+		if (batch->imported[i] || (!is_known && turn_is_over(device)) || !clean_may_keep(&batch->pick[i]))
+			continue;
+		batch->marked[i] = is_known;
+		batch->mark[i] = chunk_of(batch, i)->now;
+		if (!is_known)
+			add(&marked, batch, i, batch->to[i].window);
+	}
+	if (make_marks(device, lane, &marked))
+		for (size_t i = 0; i < marked.count; i++) {
+			batch->mark[marked.of[i]] = marked.mark[i];
+			batch->marked[marked.of[i]] = true;
+		}
+}
+
+bool lane_mark(struct device *device, struct lane *lane)
+{
+	struct lane_run *run = &lane->run[lane->sent];
+	struct batch *batch = lane->batch;
+	struct marked marked = { .count = 0 };
+	const uint64_t gap = turn_gap(device);
+
+	if (lane->shut || lane->sent == lane->count || !gap || show_sources(device, batch, run) != CUDA_SUCCESS)
+		return false;
+	lane->sent++;
+	for (size_t i = run->first; i < run->first + run->count; i++)
+		if (!batch->whole[i] && !is_marked(device, batch, i) && !is_shared(device, batch->pick[i].region) &&
+		    clean_wants_mark(&batch->pick[i]))
+			add(&marked, batch, i, batch->source[i]);
+	if (make_marks(device, lane, &marked))
+		for (size_t i = 0; i < marked.count; i++) {
+			chunk_of(batch, marked.of[i])->now = marked.mark[i];
+			chunk_of(batch, marked.of[i])->gap = gap;
+		}
+	else
+		lane->shut = marked.count;
+	return !lane->unsure;
+}
 
 /* Puts the new chunks behind the addresses of a run, or leaves the old ones there. */
 static bool remap(struct batch *batch, const struct lane_run *run)
@@ -273,7 +399,9 @@ bool lane_land(struct device *device, struct lane *lane, uint64_t *room)
 		lane->shut = lane->unsure = true;
 		return false;
 	}
-	moved = remap(batch, run);
+	if (batch->in && !batch->within)
+		mark(device, lane, run);
+	moved = !lane->unsure && remap(batch, run);
 	for (size_t i = run->first; i < run->first + run->count; i++)
 		batch->moved[i] = moved;
 	/* What is mapped at a window is not freed. */
@@ -310,6 +438,7 @@ void lane_settle(struct device *device, struct batch *batch, size_t i)
 	if (batch->join) {
 		const bool on_gpu = region->chunk[batch->pick[i].index].place == CHUNK_DEVICE;
 
+		clean_forget(region, batch->pick[i].index);
 		tree_moved(&batch->pick[i], CHUNK_DEVICE, 0, 0);
 		if (on_gpu) {
 			kept_release(device, batch->from[i]);
@@ -324,6 +453,8 @@ void lane_settle(struct device *device, struct batch *batch, size_t i)
 			tree_shareable(&batch->pick[i]);
 		if (batch->within)
 			kept_release(device, batch->from[i]);
+		else if (batch->marked[i])
+			clean_keep(&batch->pick[i], (struct spare){ batch->from[i], batch->from_window[i] }, batch->mark[i]);
 		else
 			free_host(device, batch, i, class);
 	} else {

@@ -41,6 +41,10 @@ struct batch {
 	bool whole[BATCH_MOST_CHUNKS];				/* `from` is behind all of the region */
 	struct spare to[BATCH_MOST_CHUNKS];				/* `window`: where it can be copied to */
 	bool moved[BATCH_MOST_CHUNKS];
+	bool kept[BATCH_MOST_CHUNKS];				/* out: `to` is the copy that it had, with this mark: */
+	struct mark mark[BATCH_MOST_CHUNKS];
+	bool clean[BATCH_MOST_CHUNKS];				/* ... and equal to it, so that nothing is copied */
+	bool marked[BATCH_MOST_CHUNKS];				/* in: what it came from is its copy, with that mark */
 	bool settled[BATCH_MOST_CHUNKS];				/* it has moved, and nothing else has what it left */
 	struct window window;		/* in: of the new chunks */
 	struct window sources;		/* of objects: of what is on the GPU, for they may be mapped nowhere */
@@ -65,14 +69,18 @@ struct lane {
 	bool keeps;		/* what a run leaves is freed with the batch, for the driver has refused that before */
 };
 
+/* Streams of a mover: each way, and the kernel that makes marks, which waits for no copy. */
+enum { MOVER_OUT, MOVER_IN, MOVER_MARKS, MOVER_STREAMS };
+
 struct mover {
 	pthread_mutex_t lock;		/* one moves at a time; below the gate: its holder may close that */
-	CUstream stream[2];		/* out, in */
+	CUstream stream[MOVER_STREAMS];
 	CUevent event[2][LANE_AHEAD];
 	struct lane lane[2];
 	uint64_t made_in;		/* device->contexts when those were made */
 	uint64_t batch_bytes;		/* what is moved at a time */
 	uint64_t copy_us;		/* for how long a copy is waited for: then it is left to itself */
+	uint64_t mark_us;		/* for how long marks are made at the end of a turn */
 	uint64_t work_us;		/* for how long what runs is waited for, while none of it ends */
 	uint64_t busy_us;		/* spent on moving, ever: not on waiting for the program */
 	struct batch *stuck[2];		/* given up on, with copies that may still run */
@@ -88,6 +96,10 @@ bool lane_send(struct device *device, struct lane *lane, uint64_t *room);
 /* Remaps the first run on its way, if its copies have ended; false: they have not. With `room`: what it leaves of the GPU is
  * freed at once, and added to that. */
 bool lane_land(struct device *device, struct lane *lane, uint64_t *room);
+
+/* Marks the chunks of the next run, for the gap between two turns that the program is in, while kernels of ours run still; false:
+ * there are no more, or it cannot be. */
+bool lane_mark(struct device *device, struct lane *lane);
 
 /* The end of a chunk that has moved: it is in its new place by the books of the regions, and what it was in is freed, or kept
  * for others. Once. */

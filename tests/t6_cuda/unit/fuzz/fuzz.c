@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "calls.h"
+#include "marks.h"
 #include "model.h"
 #include "moves.h"
 #include "pools.h"
@@ -73,10 +74,11 @@ static void say(uint64_t number)
 {
 	const struct double_moved moved = double_moved();
 
-	printf("step %llu: %llu MiB out, %llu MiB in, %llu faults, %llu names, %llu of %llu pages in the host\n",
+	printf("step %llu: %llu MiB out, %llu MiB in, %llu faults, %llu names, %llu of %llu pages in the host, %llu marks\n",
 	       (unsigned long long)number, (unsigned long long)(moved.out >> 20), (unsigned long long)(moved.in >> 20),
 	       (unsigned long long)calls_faults(), (unsigned long long)model.renamed,
-	       (unsigned long long)model.checked_in_host, (unsigned long long)model.checked);
+	       (unsigned long long)model.checked_in_host, (unsigned long long)model.checked,
+	       (unsigned long long)marks_made());
 	fflush(stdout);
 }
 
@@ -145,4 +147,5 @@ void fuzz(struct device *device, CUcontext context, CUcontext other)
 	/* Else there is nothing that all this has been held against. */
 	CHECK(double_moved().out > count << 20 && double_moved().in > count << 20);
 	CHECK(model.renamed > count / 200 && model.checked_in_host > count / 10);
+	CHECK(marks_made() > count / 80);
 }
