@@ -169,9 +169,13 @@ class Turned:
     """Bytes that came for its turns before they began."""
     evicted: int = 0
     """Bytes of it that went for the turns of others."""
+    runs: int = 0
+    """Processes that have such a turn now: 1 or 0 of one."""
+    waits: int = 0
+    """Processes that wait for one now."""
 
     def __add__(self, other: Turned) -> Turned:
-        return Turned(self.turns + other.turns, self.fetched + other.fetched, self.evicted + other.evicted)
+        return Turned(*(one + another for one, another in zip(attrs.astuple(self), attrs.astuple(other), strict=True)))
 
 
 @attrs.define(eq=False)

@@ -150,6 +150,8 @@ def _gcgroup_stat(controller: Controller, group: Group) -> str:
             "nr_throttled": throttled.times,
             "throttled_usec": throttled.usec,
             "memory_turns": None if turned is None else turned.turns,
+            "memory_runs": None if turned is None else turned.runs,
+            "memory_waits": None if turned is None else turned.waits,
             "frozen_usec": controller.frozen_usec(group),
             **{f"off_{name}": processes for name, processes in controller.off(group).items()},
             "managed": int(activity.managed),

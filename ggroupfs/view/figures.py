@@ -77,6 +77,10 @@ class Figures:
     """Bytes of it that went for the turns of others."""
     memory_turns: int | None = None
     """Turns that it had for the sake of memory."""
+    memory_runs: int | None = None
+    """Processes that have such a turn now."""
+    memory_waits: int | None = None
+    """Processes that wait for one."""
     timeslice: float | None = None
     """compute.timeslice, milliseconds; 0: ``default``."""
     freeze: bool | None = None
@@ -225,7 +229,8 @@ SOURCES: Mapping[str, Source] = {
     "compute.wait.max": _one("wait_max", lambda text: values.span(text) / 1000),
     "gcgroup.stat": _work(
         "submitted finished pending gpu_usec gpu_usec_estimate busy_usec busy_sampled_usec timeslice_usec tsgs"
-        " channels attached nr_periods nr_throttled throttled_usec memory_turns frozen_usec managed since"
+        " channels attached nr_periods nr_throttled throttled_usec memory_turns memory_runs memory_waits"
+        " frozen_usec managed since"
     ),
 }
 """Where each figure is found. Of several files that tell the same, the first is the one for it alone."""

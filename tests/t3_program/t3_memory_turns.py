@@ -17,6 +17,8 @@ from tests.support.switched import Looper, soft
 
 Spawn = Callable[..., subprocess.Popen[bytes]]
 
+STATES = ("memory_runs", "memory_waits")
+
 
 class Programs:
     """Programs that use all of their pages in each step."""
@@ -128,6 +130,8 @@ async def test_turns_end_with_the_pressure(spawn: Spawn) -> None:
         turns = [programs.turns(one.process) for one in programs.each]
         steps = await programs.steps(10)
         assert [programs.turns(one.process) for one in programs.each] == turns
+        stat = flat(await h.read("slice/jobs/0/gcgroup.stat"))
+        assert [stat[key] for key in STATES] == [0, 0], "none has a turn any more, and none waits"
         assert min(steps) >= 0.28 * 10 / 0.002
         programs.check()
         nursery.cancel_scope.cancel()
@@ -170,6 +174,16 @@ async def test_the_figures_tell_of_turns(spawn: Spawn) -> None:
         assert (turns - 2) * 48 * MIB <= stat["turn_evicted_bytes"] <= stat["swapout_bytes"]
         every = sum(programs.turns(one.process) for one in programs.each)
         assert flat(await h.read("slice/jobs/0/gcgroup.stat"))["memory_turns"] == every
+        seen = set()
+        for _ in range(40):
+            of_all = flat(await h.read("slice/jobs/0/gcgroup.stat"))
+            of_each = [flat(await h.read(f"{one.process.pid}/0/gcgroup.stat")) for one in programs.each]
+            assert [of_all[key] for key in STATES] == [sum(one[key] for one in of_each) for key in STATES]
+            assert sum(of_all[key] for key in STATES) == 3, "each has its turn, or waits for it"
+            seen |= {number for number, one in enumerate(of_each) if one["memory_runs"]}
+            assert of_all["memory_runs"] <= 1, "there is room for one and a half"
+            await trio.sleep(0.07)
+        assert seen == {0, 1, 2}
         nursery.cancel_scope.cancel()
 
 

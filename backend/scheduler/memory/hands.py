@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from backend.scheduler.memory.claims import Name
-from backend.scheduler.memory.planner import Program
+from backend.scheduler.memory.planner import Plan, Program
 
 
 class Hands(Protocol):
@@ -33,6 +33,9 @@ class Hands(Protocol):
 
     async def fetch(self, gpu: int, name: Name, nbytes: int) -> int:
         """Moves at most so many bytes of the working set of a program to the GPU; returns how many those were."""
+
+    def planned(self, plan: Plan) -> None:
+        """Takes note of which programs have turns from now on, and which of them wait for one."""
 
     def turned(self, names: frozenset[Name]) -> None:
         """Takes note that a turn began, of those programs."""

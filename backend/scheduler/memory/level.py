@@ -19,7 +19,7 @@ from backend.core.settings import MAX
 from backend.process.identity import Group, Member, Process, SliceOn
 from backend.scheduler.memory.claims import Claim, Name
 from backend.scheduler.memory.gangs import Ties
-from backend.scheduler.memory.planner import Program
+from backend.scheduler.memory.planner import Plan, Program
 from backend.scheduler.memory.turns import Waiter
 from backend.scheduler.order import leads
 from backend.scheduler.shares import Contender, due
@@ -67,6 +67,7 @@ class Level:
         self._contenders = contenders
         self._levers = levers
         self._news = trio.Event()
+        self._taking: frozenset[Name] = frozenset()  # that had turns by the last plan
 
     def poke(self) -> None:
         """Something else is known of its programs."""
@@ -158,6 +159,14 @@ class Level:
         if (slot := self._slot(name)) is not None:
             slot.fetched += moved
         return moved
+
+    def planned(self, plan: Plan) -> None:
+        taking = frozenset[Name]().union(*plan.sets) if plan.has_turns else frozenset[Name]()
+        for name in taking | self._taking:
+            assert isinstance(name, Process)
+            if (slot := self._slot(name)) is not None:
+                slot.runs, slot.waits = int(name in taking - plan.waits), int(name in taking & plan.waits)
+        self._taking = taking
 
     def turned(self, names: frozenset[Name]) -> None:
         for name in names:

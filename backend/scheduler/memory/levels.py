@@ -15,6 +15,7 @@ from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger
 from backend.process.identity import ROOT, Process, SliceOn
 from backend.scheduler.memory.level import Level, Levers
+from backend.scheduler.memory.planner import Plan
 from backend.scheduler.memory.switch import Switch
 from backend.scheduler.shares import Contender
 
@@ -102,6 +103,7 @@ class Levels:
             with running.scope:
                 await running.switch.run()
         finally:
+            running.level.planned(Plan())
             self._running.pop(running.level.group, None)
 
     def _level(self, group: SliceOn) -> Level:

@@ -115,6 +115,7 @@ class Switch:
         self._forget(programs)
         self.plan = plan = self.planner.decide(_now_us(), programs, rooms) if rooms else self._none()
         self._tell(plan)
+        self._hands.planned(plan)
         if await self._settle(programs, plan):
             return
         if not plan.has_turns:
