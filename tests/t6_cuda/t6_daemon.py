@@ -111,7 +111,8 @@ def test_a_working_set_is_told_and_comes_before_a_turn(start: Start, path: Path)
             await daemon.until(lambda: managed.working_set(process) == wanted, "it is told")
             assert managed.shares(process) == frozenset()
             assert await managed.prepare(process, GIB) == 0, "it is its turn"
-            assert await managed.end_turn(process, 1000) is TurnEnd.DRAINED
+            assert await managed.end_turn(process, 1000, 256 * MIB) is TurnEnd.DRAINED
+            assert managed.working_set(process) == WorkingSet(512 * MIB, 512 * MIB, 256 * MIB)
             assert await managed.reclaim(process, GIB) == GIB
             gone = WorkingSet(512 * MIB, 0)
             await daemon.until(lambda: managed.working_set(process) == gone, "it is told, once it is booked")
@@ -119,7 +120,7 @@ def test_a_working_set_is_told_and_comes_before_a_turn(start: Start, path: Path)
             assert daemon.books(program) == (0, 1024), "what waits does not come by itself"
             assert await managed.prepare(process, 200 * MIB) == 200 * MIB
             assert daemon.books(program) == (200, 824)
-            assert managed.working_set(process) == WorkingSet(512 * MIB, 200 * MIB)
+            assert managed.working_set(process) == WorkingSet(512 * MIB, 200 * MIB, 200 * MIB)
             await daemon.h.write(f"{process.pid}/0/gmem.limit.high", "300M")
             assert await managed.prepare(process, GIB) == 100 * MIB
             await daemon.h.write(f"{process.pid}/0/gmem.limit.high", "max")

@@ -252,6 +252,8 @@ void workset_tell(struct device *device)
 		return;
 	__atomic_store_n(&page->gpu[index].used, set_bytes, __ATOMIC_RELAXED);
 	__atomic_store_n(&page->gpu[index].resident, at_most(set_bytes, resident), __ATOMIC_RELAXED);
+	/* What is marked has not changed. */
+	__atomic_store_n(&page->gpu[index].unwritten, turn == 1 ? at_most(marked, resident) : 0, __ATOMIC_RELAXED);
 	__atomic_store_n(&page->gpu[index].told, set_bytes ? TOTALS_ALONE : TOTALS_UNKNOWN, __ATOMIC_RELEASE);
 }
 

@@ -13,6 +13,7 @@
 #include "double.h"
 #include "exchange.h"
 #include "chunk.h"
+#include "clean.h"
 #include "keeper.h"
 #include "library.h"
 #include "order.h"
@@ -1586,10 +1587,15 @@ static void test_clean_turns(void)
 		looked = marks_made();
 		end_the_turn(ALL);
 		CHECK(marks_made() == looked + 6 && mover_mark(device, ALL) == ALL && marks_made() == looked + 6);
+		/* What is as it came is known to be before it goes. */
+		CHECK(clean_unwritten(device) == (turn == 0 ? 0 : turn == 2 ? ALL - (2 << 20) : ALL));
 		CHECK(out_and_in(ALL) == (turn == 0 ? ALL : turn == 2 ? 2 << 20 : 0));
 		CHECK(out_and_in(ALL) == 0);
-		CHECK(marks_made() == looked + 6 && now_is(&device->clean) == ALL);
+		CHECK(marks_made() == looked + 6 && now_is(&device->clean) == ALL && clean_unwritten(device) == ALL);
+		CHECK(double_out(device, 4 << 20) == 4 << 20 && clean_unwritten(device) == ALL - (4 << 20));
+		CHECK(double_in(device, UINT64_MAX) == 4 << 20 && clean_unwritten(device) == ALL);
 		turn_begin(device, 0);
+		CHECK(clean_unwritten(device) == 0);	/* it may be written */
 		items[1].seed += turn == 1;
 		if (turn == 1)
 			fill(&items[1]);

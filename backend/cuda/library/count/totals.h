@@ -31,8 +31,8 @@ bool totals_stand(bool stands);
 
 void totals_add(struct device *device, uint64_t submitted, uint64_t finished);
 void totals_get(const struct device *device, uint64_t *submitted, uint64_t *finished);
-/* Shows the working set of the last turn: bytes of it, and of those on the GPU. */
-void totals_tell(struct device *device, uint64_t used, uint64_t resident, enum totals_told told);
+/* Shows the working set of the last turn: bytes of it, of those on the GPU; and of all there that are as the host has them. */
+void totals_tell(struct device *device, uint64_t used, uint64_t resident, uint64_t unwritten, enum totals_told told);
 void totals_forget(void);	/* in the child of fork() */
 
 #endif

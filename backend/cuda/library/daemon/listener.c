@@ -60,6 +60,7 @@ static int end_turn(struct device *device, const struct message *command, struct
 	if (!error && drained && command->args[1]) {
 		mover_mark(device, command->args[1]);
 		drained = mover_rests(device);
+		workset_tell(device);	/* what of that need not be written */
 	}
 	reply->args[0] = !error && drained;
 	reply->args[1] = moment_us() - start;

@@ -4,7 +4,10 @@
 #include "host.h"
 #include "kept.h"
 #include "life.h"
+#include "pick.h"
 #include "tree.h"
+#include "turn.h"
+#include "view.h"
 
 /* A chunk that had changed so often in a row is no more marked, but once in so many times. */
 #define CHANGES 2
@@ -88,6 +91,32 @@ void clean_found(const struct pick *pick, bool equal)
 		chunk->changes = 0;
 	else if (chunk->changes < CHANGES)
 		chunk->changes++;
+}
+
+struct unwritten {
+	uint64_t gap, bytes;
+};
+
+static void add_unwritten(struct pick *pick, void *argument)
+{
+	const struct chunk *chunk = chunk_of(pick);
+	struct unwritten *sum = argument;
+
+	if (chunk->place == CHUNK_DEVICE && chunk->copy.memory && chunk->gap == sum->gap &&
+	    chunk->now.low == chunk->mark.low && chunk->now.high == chunk->mark.high && !view_is_shared(pick->region))
+		sum->bytes += chunk_bytes(pick->region, pick->index);
+}
+
+uint64_t clean_unwritten(struct device *device)
+{
+	struct unwritten sum = { .gap = turn_gap(device) };
+
+	if (!sum.gap || !__atomic_load_n(&device->clean, __ATOMIC_RELAXED))
+		return 0;
+	pthread_mutex_lock(&tree_lock);
+	pick_each(device->regions, add_unwritten, &sum);
+	pthread_mutex_unlock(&tree_lock);
+	return sum.bytes;
 }
 
 bool clean_steal(struct device *device, enum chunk_class class, struct spare *copy)

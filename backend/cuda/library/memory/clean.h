@@ -21,6 +21,10 @@ bool clean_take(const struct pick *pick, struct spare *copy, struct mark *mark);
 /* What was found out of one that had a copy. */
 void clean_found(const struct pick *pick, bool equal);
 
+/* Bytes on the GPU that were found, in the gap between two turns that the program is in, to equal their copies: to go they need
+ * not be copied. 0 in a turn, where they may be written. For the thread that marks (mover_mark). */
+uint64_t clean_unwritten(struct device *device);
+
 /* Takes a copy away from some chunk that no thread has; false: there is none of that class. */
 bool clean_steal(struct device *device, enum chunk_class class, struct spare *copy);
 /* Frees all copies, but of chunks that a thread has. A context as for pool.h. */

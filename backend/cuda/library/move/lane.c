@@ -228,18 +228,12 @@ static struct chunk *chunk_of(const struct batch *batch, size_t i)
 	return &batch->pick[i].region->chunk[batch->pick[i].index];
 }
 
-/* Another GPU may write to it, which has turns of its own. */
-static bool is_shared(const struct device *device, const struct region *region)
-{
-	return region->object && view_users(region) & ~(UINT64_C(1) << device->ordinal);
-}
-
 /* What is in a chunk has the mark of it that was made in this gap. */
 static bool is_marked(const struct device *device, const struct batch *batch, size_t i)
 {
 	const uint64_t gap = turn_gap(device);
 
-	return gap && chunk_of(batch, i)->gap == gap && !is_shared(device, batch->pick[i].region);
+	return gap && chunk_of(batch, i)->gap == gap && !view_is_shared(batch->pick[i].region);
 }
 
 static void found(struct batch *batch, size_t i, const struct mark *mark)
@@ -345,7 +339,7 @@ bool lane_mark(struct device *device, struct lane *lane)
 		return false;
 	lane->sent++;
 	for (size_t i = run->first; i < run->first + run->count; i++)
-		if (!batch->whole[i] && !is_marked(device, batch, i) && !is_shared(device, batch->pick[i].region) &&
+		if (!batch->whole[i] && !is_marked(device, batch, i) && !view_is_shared(batch->pick[i].region) &&
 		    clean_wants_mark(&batch->pick[i]))
 			add(&marked, batch, i, batch->source[i]);
 	if (make_marks(device, lane, &marked))

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "clean.h"
 #include "foreign.h"
 #include "heat.h"
 #include "importer.h"
@@ -47,7 +48,8 @@ void workset_tell(struct device *device)
 		return;
 	watch->next_tell = moment_us() + TELL;
 	order_sums(device, &used, &resident);
-	totals_tell(device, used, resident, foreign_is_shared() || importer_any() ? TOTALS_SHARES : TOTALS_ALONE);
+	totals_tell(device, used, resident, clean_unwritten(device),
+		    foreign_is_shared() || importer_any() ? TOTALS_SHARES : TOTALS_ALONE);
 }
 
 static void learn(struct device *device, struct watch *watch)
@@ -72,7 +74,7 @@ static void stop(struct device *device, struct watch *watch)
 {
 	if (!watch->wanted)
 		return;
-	totals_tell(device, 0, 0, TOTALS_UNKNOWN);
+	totals_tell(device, 0, 0, 0, TOTALS_UNKNOWN);
 	*watch = (struct watch){ 0 };
 	want_heat();
 }
