@@ -214,7 +214,7 @@ _ggroupfs() {
         metrics,--textfile | doctor,--journal) _ggroupfs_files -f "$whole" ;;
         policy,policy) _ggroupfs_offer "$whole" balance cooperative dynamic lanes slo --config --mount -h --help ;;
         policy,--config | balance,--config) _ggroupfs_files -f "$whole" ;;
-        replay,--policy) _ggroupfs_offer "$whole" lanes ;;
+        replay,--policy) _ggroupfs_offer "$whole" lanes turns ;;
         replay,--order) _ggroupfs_offer "$whole" fifo srtf pack fair ;;
         replay,--plot) _ggroupfs_files -d "$whole" ;;
         replay,--generate) _ggroupfs_offer "$whole" salus day superres_128 resnet50_50 ;;
