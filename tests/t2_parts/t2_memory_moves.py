@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.scheduler.memory.claims import Claim, Claims, Rates
-from backend.scheduler.memory.moves import NEVER, Share, after, free_in, plan
+from backend.scheduler.memory.moves import DROPS, NEVER, Share, after, free_in, out_in, plan
 from tests.support.belady import Moved, belady
 
 WITHIN = 1.05
@@ -132,6 +132,15 @@ def test_nothing_is_written_that_the_host_has() -> None:
     assert plan(10, {"a": Claim(10, 10, unwritten=12), "b": Claim(10)}, ["b"], [], {}).written == 0
     found = plan(10, claims, ["b"], [], {"a": 1}, most_written=1)
     assert (found.evicted, found.written, found.fetched) == (8, 1, 8)
+
+
+def test_a_piece_of_what_is_not_written_is_bounded_too() -> None:
+    """What comes meanwhile waits for its end, and so does the next plan."""
+    rates, usec, gib = Rates(30 * 10**9, 30 * 10**9), 5000, 1 << 30
+    assert out_in(Share("a", 8 * gib, 8 * gib), rates, usec) == rates.out_in(usec)
+    assert out_in(Share("a", 8 * gib, 0), rates, usec) == DROPS * usec // 10**6
+    half = Share("a", 8 * gib, 8 * gib - DROPS * usec // 2 // 10**6)
+    assert out_in(half, rates, usec) == (DROPS + rates.out) * usec // 2 // 10**6
 
 
 def test_what_may_not_leave_stays() -> None:

@@ -30,7 +30,7 @@ import trio
 from backend.scheduler.memory.claims import Claim, Name, Rates
 from backend.scheduler.memory.gangs import Ties
 from backend.scheduler.memory.hands import Hands
-from backend.scheduler.memory.moves import Moves, Share, leaves
+from backend.scheduler.memory.moves import Moves, Share, leaves, out_in
 from backend.scheduler.memory.planner import Plan, Planner, Program, claims_on
 
 log = logging.getLogger(__name__)
@@ -239,9 +239,7 @@ class Switch:
         """Yield what moves a piece each way. None takes longer than the phase."""
         rates, piece_us = self.planner.rates, min(PIECE_US, left_us)
         if moves.outs:
-            out = moves.outs[0]
-            # What the host has as it is goes at no cost.
-            yield self._piece(gpu, out, Way.OUT, out.nbytes - out.written + rates.out_in(piece_us))
+            yield self._piece(gpu, moves.outs[0], Way.OUT, out_in(moves.outs[0], rates, piece_us))
         if moves.ins and moves.free:
             yield self._piece(gpu, moves.ins[0], Way.IN, min(moves.free, rates.into_in(piece_us)))
 
