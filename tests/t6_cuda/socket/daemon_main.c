@@ -241,8 +241,8 @@ uint64_t mover_prepare(struct device *device, uint64_t bytes, uint64_t *usec)
 	return mover_in(device, at_most(bytes, used > resident ? used - resident : 0), usec);
 }
 
-/* All that is on the GPU is of the working set, up to that. */
-void workset_tell(struct device *device)
+/* All that is on the GPU is of the working set, up to that. What is marked has not changed: that is no news to a tick. */
+static void tell(struct device *device, bool is_news)
 {
 	const uint64_t resident = __atomic_load_n(&device->resident, __ATOMIC_SEQ_CST);
 	struct totals_page *page = counting;
@@ -252,15 +252,20 @@ void workset_tell(struct device *device)
 		return;
 	__atomic_store_n(&page->gpu[index].used, set_bytes, __ATOMIC_RELAXED);
 	__atomic_store_n(&page->gpu[index].resident, at_most(set_bytes, resident), __ATOMIC_RELAXED);
-	/* What is marked has not changed. */
-	__atomic_store_n(&page->gpu[index].unwritten, turn == 1 ? at_most(marked, resident) : 0, __ATOMIC_RELAXED);
+	__atomic_store_n(&page->gpu[index].unwritten,
+			 turn == 1 ? at_most(is_news ? marked : page->gpu[index].unwritten, resident) : 0, __ATOMIC_RELAXED);
 	__atomic_store_n(&page->gpu[index].told, set_bytes ? TOTALS_ALONE : TOTALS_UNKNOWN, __ATOMIC_RELEASE);
+}
+
+void workset_tell(struct device *device)
+{
+	tell(device, true);
 }
 
 int64_t workset_tick(struct device *device, bool wanted)
 {
 	if (wanted)
-		workset_tell(device);
+		tell(device, false);
 	return 2000;
 }
 
