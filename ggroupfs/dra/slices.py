@@ -19,6 +19,7 @@ import attrs
 from backend.core.settings import BY_FIELD, PERIOD, QUOTA, SETTINGS, Kind, Setting
 from backend.process.cgroups import ids
 from backend.process.identity import Slice
+from ggroupfs.client.slices import make_ahead
 from ggroupfs.dra.parameters import ABOVE, together
 from ggroupfs.dra.store import Claim, Grants, Share, Store, reference
 from ggroupfs.text.names import is_number, slice_directory
@@ -31,6 +32,8 @@ POD = re.compile(
 """Name of a pod's cgroup, with either driver of the kubelet."""
 KUBELET = re.compile(r".*kubepods.*")
 """Names of the kubelet's own cgroups above pods."""
+AHEAD_MS = 10_000
+"""Milliseconds that a slice stays whose cgroup is gone by the time that it is made."""
 CONTENT_MOST = 64
 """Bytes of the longest value, and more."""
 
@@ -128,9 +131,9 @@ class Writer:
         return failures
 
     def reset(self, paths: Iterable[str]) -> None:
-        """Write the defaults of what slices above pods had. Those that are gone have nothing, and a setting that does
-        not act here was never set."""
-        for path in paths:
+        """Write the defaults of what slices above pods had. Those whose cgroup is gone go by themselves, and would stay
+        for good if they were written to; a setting that does not act here was never set."""
+        for path in filter(exists, paths):
             directory = self.tree / slice_directory(path)
             for gpu in filter(is_number, _names(directory)):
                 for setting in (BY_FIELD[field] for field in ABOVE):
@@ -143,18 +146,12 @@ class Writer:
         except OSError as error:
             raise Failed(f"GPU {uuid}: {meaning(error)}: is the tree mounted on {self.tree}?", path) from None
         slice_ = self.tree / slice_directory(path)
-        missing = []
-        while not slice_.is_dir() and slice_ != self.tree:
-            missing.append(slice_)
-            slice_ = slice_.parent
-        for one in reversed(missing):
+        if not slice_.is_dir():
             try:
-                one.mkdir()
-            except FileExistsError:
-                continue  # a program came just now
+                make_ahead(self.tree, path, AHEAD_MS)
             except OSError as error:
                 raise Failed(f"{path}: {meaning(error, OF_MKDIR)}", path) from None
-        return self.tree / slice_directory(path) / gpu
+        return slice_ / gpu
 
 
 def _text(setting: Setting, settings: Mapping[str, int]) -> str:
