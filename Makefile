@@ -8,6 +8,9 @@
 #   make test-kmod-debug    the same on a kernel with KASAN, lockdep, kmemleak and fault injection, and a fuzzer; an hour
 #   make cuda         libggroup-cuda.so, which has memory limits act on CUDA programs
 #   make test-systemd   ... those of the package and its units: in a container, on a real systemd; three minutes
+#   make test-containers ... those of containers: podman and Docker in one, images of Debian 11 and 12; three minutes
+#   make test-slurm   ... those of the plugin for Slurm: slurmctld, slurmd and munge in one; two minutes
+#   make test-slurm-accounts  ... with slurmdbd and MariaDB, too; longer, and no part of `make test`
 #   make test-debian  both commands of the README and the package in a fresh Debian: DEBIAN=12 or 13, PARTS="run test deb"
 #   make test-hostile ... those of hostile tenants, which do every pair of things at once; three minutes, FUZZ=N for longer
 #   make test-versions ... of this tree with an older one, really: library, daemon, journals; OLD=revision, three minutes
@@ -15,6 +18,7 @@
 #   make test-gpu     the tests that need an NVIDIA GPU with its stock driver, nvcc and PyTorch; GPU=1 for that one alone
 #   make install      into PREFIX (/usr/local), below DESTDIR; `make uninstall` takes away exactly that
 #   make deb          a Debian package, in build/deb
+#   make deb-slurm    the plugin for Slurm as a package of its own, in build/slurm
 #   make kmod-install the kernel module, by dkms where it is there, with what loads it at boot (DESTDIR)
 #   make bench        the measured comparison, what needs no GPU; two minutes, into build/bench.json
 #   make bench-gpu    ... and what needs one: nvcc, no network; half an hour. ONLY="pareto levers" for some of it
@@ -23,7 +27,10 @@
 #   make bench-files  what one file access costs, against a C server
 #   make soak         what holds of a mount that a crowd uses for ten minutes; a quarter of an hour, two CPUs
 #   make tables       what pages, manual and completions say of the settings, from backend/core/settings.py
+#   make interfaces   the messages of the kubelet's interfaces, from ggroupfs/dra/interfaces/*.proto
+#   make kubernetes   the manifests of the DRA driver, from its chart (packaging/kubernetes)
 #   make screenshot   the picture of `ggroupfs top` in the README
+#   make dashboard    the Grafana dashboard that is shipped, from ggroupfs/monitoring; dashboard-picture: docs/dashboard.svg
 #
 # On a host without network, PY=python3 takes a Python that has the requirements already.
 
@@ -48,9 +55,9 @@ APT_SYSTEMD := mmdebstrap util-linux libc6-dev
 SOURCES := ggroupfs backend tests
 SHELL_SCRIPTS := .ci/run completions/ggroupfs.bash tests/vm/guest.sh tests/t7_nvidia/one_gpu.sh packaging/tree.sh tests/container/root.sh tests/container/enter.sh tests/t8_systemd/again.sh \
 	$(wildcard tests/debian/*.sh) \
-	$(wildcard packaging/debian/*rm packaging/debian/*inst)
+	$(wildcard packaging/debian/*rm packaging/debian/*inst packaging/container/*rm packaging/container/*inst)
 
-.PHONY: all build build-test run test check test-unit test-hostile test-machines test-gpu fuzz soak bench-files tables screenshot clean
+.PHONY: all build build-test run test check test-unit test-hostile test-machines test-gpu fuzz soak bench-files tables screenshot dashboard clean
 .PHONY: bench bench-gpu bench-keep bench-render bench-check
 .PHONY: check-kmod test-kmod test-kmod-mounts test-kmod-debug kmod-install
 
@@ -78,15 +85,16 @@ $(VENV)/.built: pyproject.toml
 
 $(VENV)/.built-test: $(VENV)/.built $(VENV)/bin/promtool
 	$(call apt_install,$(APT_TEST))
-	$(VENV)/bin/pip install -q --disable-pip-version-check -e '.[test,plots]'
+	$(VENV)/bin/pip install -q --disable-pip-version-check -e '.[test,plots,dra,kubernetes,engines]'
 	touch $@
 
-# What judges metrics: a package of its own since Debian 13, before that a part of one that would start a server.
-$(VENV)/bin/promtool: $(VENV)/.built
-	cd $(VENV) && rm -f *.deb && for update in true "apt-get update -q"; do \
-		$$update && for package in promtool prometheus; do apt-get download -q $$package 2>/dev/null && break 2; done; done; \
-	dpkg-deb --fsys-tarfile *.deb | tar -xO ./usr/bin/promtool >../$@.new
-	rm $(VENV)/*.deb
+# What judges metrics: a package of its own since Debian 13, before that a part of one that would start a server. The latter
+# has the server, too, of which only the picture of the dashboard is made.
+$(VENV)/bin/promtool $(VENV)/bin/prometheus: $(VENV)/bin/%: $(VENV)/.built
+	rm -rf $(VENV)/$*.deb && mkdir $(VENV)/$*.deb && cd $(VENV)/$*.deb && for update in true "apt-get update -q"; do \
+		$$update && for package in $* prometheus; do apt-get download -q $$package 2>/dev/null && break 2; done; done; \
+	dpkg-deb --fsys-tarfile *.deb | tar -xO ./usr/bin/$* >../bin/$*.new
+	rm -r $(VENV)/$*.deb
 	chmod +x $@.new
 	mv $@.new $@
 else
@@ -114,7 +122,7 @@ WORKERS ?= 4
 test-unit: build-test cuda-tests
 	@[ "$$(id -u)" = 0 ] || { echo "make test: the mount tests need root" >&2; exit 1; }
 	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
-		tests --ignore tests/t7_nvidia --ignore tests/t5_module --ignore tests/t8_systemd --ignore tests/hostile
+		tests --ignore tests/t7_nvidia --ignore tests/t5_module --ignore tests/t8_systemd --ignore tests/t8_containers --ignore tests/t8_slurm --ignore tests/hostile
 
 # By itself, since it takes every CPU. With FUZZ=N every pair N times, each time otherwise.
 test-hostile: build-test
@@ -131,12 +139,16 @@ test-versions: build-test cuda
 include tests/vm/kmod.mk
 include backend/cuda/library/cuda.mk
 include packaging/package.mk
+include packaging/slurm/slurm.mk
 include tests/t8_systemd/systemd.mk
+include tests/t8_containers/containers.mk
+include tests/t8_slurm/slurm.mk
 include tests/debian/debian.mk
 
-# test-kmod and test-systemd, two at a time: the longest first, so that both processors are at work to the end.
-test-machines: kmod-ready systemd-share
-	$(MAKE) -j2 --output-sync=target $(KMOD_LONG) systemd-guest $(KMOD_SHORT)
+# test-kmod, test-systemd, test-containers and test-slurm, two at a time: the longest first, so that both processors are at
+# work to the end.
+test-machines: kmod-ready systemd-share containers-share slurm-share
+	$(MAKE) -j2 --output-sync=target $(KMOD_LONG) systemd-guest containers-guest slurm-guest $(KMOD_SHORT)
 
 FUZZ ?= 50
 
@@ -171,12 +183,34 @@ soak: build-test
 	$(call apt_install,$(APT_SOAK))
 	$(PY) -m tests.bench.soak --json build/soak.json
 
+# The messages of the kubelet's interfaces, in Python.
+.PHONY: interfaces
+interfaces: build-test
+	$(VENV)/bin/pip install -q --disable-pip-version-check -e '.[interfaces]'
+	cd ggroupfs/dra/interfaces && ../../../$(PY) -m grpc_tools.protoc -I . --python_out=. --pyi_out=. *.proto
+
+# What packaging/kubernetes/chart is with its own values.
+.PHONY: kubernetes
+kubernetes: build-test
+	$(PY) packaging/kubernetes/render.py
+
 # What the manual, the pages and the completions say of each setting, from backend/core/settings.py.
 tables: build-test
 	$(PY) -m docs.tables
 
 screenshot: build-test
 	$(PY) docs/screenshot.py
+
+dashboard: build
+	mkdir -p build
+	$(PY) -m ggroupfs.monitoring.dashboard >build/dashboard.json
+	mv build/dashboard.json packaging/monitoring/dashboard.json
+
+# With a Prometheus of its own, for the time of the picture.
+.PHONY: dashboard-picture
+dashboard-picture: build-test $(VENV)/bin/prometheus
+	@[ "$$(id -u)" = 0 ] || { echo "make dashboard-picture: only root may mount" >&2; exit 1; }
+	$(PY) docs/dashboard.py
 
 clean:
 	rm -rf $(VENV) build ./*.egg-info

@@ -5,7 +5,7 @@
 
 _ggroupfs_mounts=/proc/self/mounts
 
-_ggroupfs_commands="mount umount upgrade run show top set doctor account metrics policy balance replay tenant demo"
+_ggroupfs_commands="mount umount upgrade run show top set doctor cdi account metrics node policy balance replay tenant demo"
 
 declare -A _ggroupfs_options=(
     [mount]="-f --foreground --gpu --ledger -o"
@@ -16,16 +16,18 @@ declare -A _ggroupfs_options=(
     [top]="-a --all -c --command -d --delay --once --json --mount"
     [set]="--reset --gpu --timeout --mount"
     [doctor]="--json --thaw-all --journal --mount"
+    [cdi]="--output --hook --mount"
     [account]="--format --sort --gpu --mount"
+    [node]="--mount --format"
     [metrics]="--mount --no-processes --labels --listen --textfile"
     [policy]="--config --mount"
     [balance]="--config --mount"
-    [replay]="--policy --order --lanes --set --capacity --json --plot --generate --seed --jobs"
+    [replay]="--policy --order --lanes --set --capacity --json --plot --generate --nodes --place --seed --jobs"
     [tenant]="--mount --gpu --gmem --kernel --contexts --depth --touch --report --seconds"
     [demo]="--mount --gpu"
 )
 
-_ggroupfs_mount_options="gpu= ledger= poll nopoll selftest noselftest deadline= socket= also= journal= nojournal scheduler= units= units.wait=
+_ggroupfs_mount_options="gpu= ledger= poll nopoll selftest noselftest deadline= socket= also= journal= nojournal scheduler= hold= units= units.wait=
     slices.d= usher= bus= soft.gpus= soft.gmem= soft.switch= soft.faults= ro debug auto_unmount"
 
 # settings: all
@@ -207,14 +209,16 @@ _ggroupfs() {
             _ggroupfs_offer "$whole" "${gpus[@]}"
             ;;
         *,--mount) _ggroupfs_files -d "$whole" ;;
-        metrics,--textfile | doctor,--journal) _ggroupfs_files -f "$whole" ;;
+        metrics,--textfile | doctor,--journal | cdi,--output | cdi,--hook) _ggroupfs_files -f "$whole" ;;
         policy,policy) _ggroupfs_offer "$whole" balance cooperative dynamic lanes slo --config --mount -h --help ;;
         policy,--config | balance,--config) _ggroupfs_files -f "$whole" ;;
         replay,--policy) _ggroupfs_offer "$whole" lanes ;;
         replay,--order) _ggroupfs_offer "$whole" fifo srtf pack fair ;;
         replay,--plot) _ggroupfs_files -d "$whole" ;;
-        replay,--generate) _ggroupfs_offer "$whole" salus day superres_128 resnet50_50 ;;
-        replay,--lanes | replay,--set | replay,--capacity | replay,--seed | replay,--jobs) ;;
+        replay,--generate) _ggroupfs_offer "$whole" salus day cluster superres_128 resnet50_50 ;;
+        replay,--place) _ggroupfs_offer "$whole" whole mig fractions shares memory ;;
+        replay,--nodes | replay,--lanes | replay,--set | replay,--capacity | replay,--seed | replay,--jobs) ;;
+        node,--format) _ggroupfs_offer "$whole" json ray dask condor ;;
         metrics,--listen) _ggroupfs_offer "$whole" 127.0.0.1:9740 '[::1]:9740' ;;
         account,--format) _ggroupfs_offer "$whole" text csv json ;;
         account,--sort) _ggroupfs_offer "$whole" busy gpu memory peak name ;;
@@ -230,6 +234,8 @@ _ggroupfs() {
             elif [[ $command == set ]]; then
                 if [[ -n $reset ]]; then _ggroupfs_resettable "$whole"; else _ggroupfs_settings_of "$whole"; fi
                 _ggroupfs_groups "$mount" "$whole"
+            elif [[ $command == cdi ]]; then
+                _ggroupfs_offer "$whole" generate
             elif [[ $command == account ]]; then
                 _ggroupfs_slices "$mount" "$whole"
             elif [[ $command == doctor ]]; then

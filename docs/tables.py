@@ -10,7 +10,7 @@ from pathlib import Path
 
 import attrs
 
-from backend.core.settings import APPLIED, BY_CONTROL, MAX, Kind, Setting
+from backend.core.settings import APPLIED, BY_CONTROL, MAX, PERIOD, Kind, Setting
 from ggroupfs.text import values
 
 TOP = Path(__file__).resolve().parent.parent
@@ -95,6 +95,16 @@ def zsh_keys() -> Iterator[str]:
         yield f"        '{one.unit_key}:{one.control} as in a unit file'"
 
 
+def annotations() -> Iterator[str]:
+    """The annotations of containers, for docs/containers.md."""
+    yield "| annotation | or | values |"
+    yield "|---|---|---|"
+    for one in APPLIED:
+        allowed, in_units = IN_CONTROL_FILES.get(one.kind, _number(one)), IN_UNIT_FILES.get(one.kind, "")
+        both = f"{allowed}; the other: {in_units}" if in_units else allowed
+        yield f"| `ggroup.{one.control}` | `ggroup.{one.unit_key}` | {both} |"
+
+
 def _words() -> Iterator[tuple[str, tuple[str, ...]]]:
     for control, setting in BY_CONTROL.items():
         yield control, WORDS_IN_CONTROL_FILES.get(setting.kind, ())
@@ -120,6 +130,31 @@ def bash() -> Iterator[str]:
         for word in words:
             yield f"    {name}={word}"
     yield '"'
+
+
+def jobs() -> Iterator[str]:
+    """The options of jobs, for docs/slurm.md."""
+    yield "| option | control file | what it is |"
+    yield "|---|---|---|"
+    for one in APPLIED:
+        if one.job_option is not None:
+            yield f"| `--{one.job_option}=` | {one.control} | {one.summary} |"
+
+
+def job_options() -> Iterator[str]:
+    """The options of jobs, for packaging/slurm/options.def."""
+    for one in APPLIED:
+        if one.job_option is not None:
+            numbers = ", ".join("INT64_MAX" if number == MAX else str(number) for number in _range_and_default(one))
+            allowed = IN_UNIT_FILES.get(one.kind)
+            usage = f"{one.summary}: {allowed.replace('`', '')}" if allowed else one.summary
+            row = f'{one.field}, {one.kind.name}, "{one.job_option}", "{one.control}", {numbers}'
+            yield f'GGROUP_OPTION({row},\n\t"{usage}")'
+    yield f"GGROUP_PERIOD({', '.join(map(str, _range_and_default(PERIOD)))})"
+
+
+def _range_and_default(setting: Setting) -> tuple[int, int, int]:
+    return setting.least, setting.most, setting.default
 
 
 @attrs.frozen
@@ -163,11 +198,14 @@ class Place:
 PLACES = (
     Place(TOP / "docs/semantics.md", "table", semantics),
     Place(TOP / "docs/units.md", "keys", units),
+    Place(TOP / "docs/containers.md", "annotations", annotations),
     Place(TOP / "docs/man/ggroupfs.5", "table", page_5),
     Place(TOP / "docs/man/ggroupfs.8", "keys", page_8),
     Place(TOP / "completions/_ggroupfs", "keys", zsh_keys),
     Place(TOP / "completions/_ggroupfs", "words", zsh_words),
     Place(TOP / "completions/ggroupfs.bash", "all", bash),
+    Place(TOP / "docs/slurm.md", "jobs", jobs),
+    Place(TOP / "packaging/slurm/options.def", "options", job_options),
 )
 
 

@@ -15,3 +15,6 @@ CUDA_LIBRARY = TOP / "backend" / "cuda" / "libggroup-cuda.so"
 
 SLICES_D = Path("/etc/ggroupfs/slices.d")
 """Directory of files with limits for cgroups and units."""
+
+CONTAINER_HOOK = TOP.parent.parent / "libexec" / "ggroupfs" / "oci-hook"
+"""The program that runtimes of containers call, where ggroupfs-container is installed."""

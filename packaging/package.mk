@@ -60,6 +60,8 @@ stage: $(COMPILED)/.made cuda
 	install -d $(STAGE)$(PREFIX)/bin
 	sed 's|@LIB@|$(LIB)|' packaging/ggroupfs.in >$(STAGE)$(PREFIX)/bin/ggroupfs
 	chmod 755 $(STAGE)$(PREFIX)/bin/ggroupfs
+	sed 's|@LIB@|$(LIB)|' packaging/ggroupfs-dra.in >$(STAGE)$(PREFIX)/bin/ggroupfs-dra
+	chmod 755 $(STAGE)$(PREFIX)/bin/ggroupfs-dra
 	ln -s -r $(STAGE)$(PREFIX)/bin/ggroupfs $(STAGE)$(MOUNT_HELPERS)/mount.fuse.ggroupfs
 	install -d $(STAGE)$(PREFIX)/lib/systemd/system
 	for unit in $(UNITS); do \
@@ -74,6 +76,9 @@ stage: $(COMPILED)/.made cuda
 	for page in docs/man/*.[1-8]; do \
 		install -D -m 644 $$page $(STAGE)$(PREFIX)/share/man/man$${page##*.}/$${page##*/}; done
 	gzip -9n $(STAGE)$(PREFIX)/share/man/man*/*
+	install -D -m 644 packaging/monitoring/rules.yml $(STAGE)$(PREFIX)/share/ggroupfs/monitoring/rules.yml
+	install -D -m 644 packaging/monitoring/rules.test.yml $(STAGE)$(PREFIX)/share/ggroupfs/monitoring/rules.test.yml
+	install -D -m 644 packaging/monitoring/dashboard.json $(STAGE)$(PREFIX)/share/ggroupfs/monitoring/dashboard.json
 	install -D -m 644 completions/ggroupfs.bash $(STAGE)$(PREFIX)/share/bash-completion/completions/ggroupfs
 	install -D -m 644 completions/_ggroupfs $(STAGE)$(ZSH)/_ggroupfs
 
@@ -118,3 +123,28 @@ deb:
 	dpkg-deb --root-owner-group -Zgzip --build $(DEB_ROOT) $(DEB)
 	rm -r $(DEB_ROOT)
 	lintian --fail-on error $(DEB)
+	$(MAKE) -s deb-container DEB_VERSION=$(DEB_VERSION)
+
+# What engines of containers find by themselves, in a package of its own: one hook, and the devices that a unit makes.
+CONTAINER_DEB = build/deb/ggroupfs-container_$(DEB_VERSION)_all.deb
+CONTAINER_ROOT := build/deb/container
+CONTAINER_SOURCES := packaging/container
+
+.PHONY: deb-container
+deb-container:
+	rm -rf $(CONTAINER_ROOT)
+	install -d $(CONTAINER_ROOT)/DEBIAN $(CONTAINER_ROOT)/usr/libexec/ggroupfs
+	sed 's|@LIB@|/usr/lib/ggroupfs|' packaging/oci-hook.in >$(CONTAINER_ROOT)/usr/libexec/ggroupfs/oci-hook
+	chmod 755 $(CONTAINER_ROOT)/usr/libexec/ggroupfs/oci-hook
+	install -D -m 644 $(CONTAINER_SOURCES)/hook.json $(CONTAINER_ROOT)/usr/share/containers/oci/hooks.d/ggroupfs.json
+	install -D -m 644 systemd/ggroupfs-cdi.service $(CONTAINER_ROOT)/usr/lib/systemd/system/ggroupfs-cdi.service
+	install -D -m 644 packaging/debian/copyright $(CONTAINER_ROOT)/usr/share/doc/ggroupfs-container/copyright
+	install -D -m 644 $(CONTAINER_SOURCES)/lintian-overrides $(CONTAINER_ROOT)/usr/share/lintian/overrides/ggroupfs-container
+	install -m 755 $(DEB_SCRIPTS:%=$(CONTAINER_SOURCES)/%) $(CONTAINER_ROOT)/DEBIAN
+	sed -e 's/^ggroupfs /ggroupfs-container /' -e 's/@VERSION@/$(DEB_VERSION)/' -e 's/@DATE@/$(DEB_DATE)/' \
+		packaging/debian/changelog.in | gzip -9n >$(CONTAINER_ROOT)/usr/share/doc/ggroupfs-container/changelog.gz
+	cd $(CONTAINER_ROOT) && find . -type f ! -path './DEBIAN/*' -printf '%P\0' | LC_ALL=C sort -z | xargs -0 md5sum >DEBIAN/md5sums
+	sed 's/@VERSION@/$(DEB_VERSION)/' $(CONTAINER_SOURCES)/control.in >$(CONTAINER_ROOT)/DEBIAN/control
+	dpkg-deb --root-owner-group -Zgzip --build $(CONTAINER_ROOT) $(CONTAINER_DEB)
+	rm -r $(CONTAINER_ROOT)
+	lintian --fail-on error $(CONTAINER_DEB)

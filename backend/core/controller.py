@@ -5,6 +5,7 @@ A write asks for something; it returns once that holds, or with an error and eve
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import math
@@ -36,6 +37,7 @@ from backend.core.room import RoomNotices
 from backend.core.settings import Lever, Setting
 from backend.core.tally import LOST, PERIODS, UNDONE, Memory
 from backend.core.totals import Totals
+from backend.core.turns import HOLD_US
 from backend.core.writers import Changes, Writers
 from backend.process.delegated import delegate_of
 from backend.process.identity import ROOT, Group, Member, Process, Slice, SliceOn
@@ -61,6 +63,7 @@ class Controller:
         moves: Moves | None = None,
         memory: Memory | None = None,
         lives: LivesMemory | None = None,
+        hold_us: int | None = HOLD_US,
     ) -> None:
         """`moves`, `memory` and `lives` have what the daemon before us left, and leave it for the next."""
         self.ledger = ledger
@@ -91,7 +94,7 @@ class Controller:
         self.population.dropped.append(self.frozen.left)
         self._follower = Follower(ledger, self.gpus, self.population, self._tell, deadlines, self._totals.tally)
         self._schedulers = Schedulers(
-            ledger, self.gpus, self.population, self._follower, seconds, scheduler, self._totals.tally.periods
+            ledger, self.gpus, self.population, self._follower, seconds, scheduler, self._totals.tally.periods, hold_us
         )
         self._totals.ending = self._schedulers.ended
         self._writers = Writers(ledger, self.population, self._follower, self._schedulers, deadlines)
@@ -312,7 +315,7 @@ class Controller:
         assert setting.control is not None
         changes, kills = {setting.field: nbytes}, setting is settings.LIMIT_MAX
         books = self.require(group, setting.control)
-        before = self._writers.ask(group, books, changes)
+        before = self._writers.ask(group, books, changes, patient=kills)
         # Another writer may wait for members to end: none is killed for a limit that has been raised.
         raised = kills and nbytes > books.limit_max
         if before is None and raised:
@@ -324,11 +327,11 @@ class Controller:
             if nbytes > getattr(before, setting.field):
                 self._eased(group)
             return
-        async with self._writers.asked(group, changes, before, patient=kills) as scope:
+        async with self._writers.asked(group, changes, before, patient=kills) as asked:
             if not (short := self._short(group, setting)):
                 self._eased(group)
                 return
-            with self._killer.held(group):
+            with self._killer.held(group) if kills else contextlib.nullcontext():
                 # The writer wants that, whichever member gives: no neighbour takes it.
                 planned = self._planned(group, short)
                 if planned < short and not (kills and await self._is_held_by_kills(group)):
@@ -340,7 +343,8 @@ class Controller:
             if ends:
                 if isinstance(group, SliceOn) and self.population.holds(group):
                     self.population.keep(group.slice)  # the last of it may be among them
-                scope.deadline = math.inf  # the killer is bounded itself
+                asked.scope.deadline = math.inf  # the killer is bounded itself
+                asked.leave()
                 if await self._killed(group, changes):
                     return
             if self._short(group, setting):  # ENODEV for one that is gone

@@ -306,6 +306,14 @@ class Record:
     taken: Taken = attrs.field(factory=Taken)
     """Of the Totals and the Tally."""
     _writing: trio.Lock | None = None
+    _deciding: trio.Lock | None = None
+
+    def deciding(self) -> trio.Lock:
+        """The lock of writers that may go on for longer than they have the other one: it is taken first, and held by
+        the one whose write is not decided."""
+        if self._deciding is None:
+            self._deciding = trio.Lock()
+        return self._deciding
 
     def writing(self) -> trio.Lock:
         """The lock that is held by the writer whose write is under way."""
@@ -316,3 +324,7 @@ class Record:
     def is_written(self) -> bool:
         """Whether a write is under way."""
         return self._writing is not None and self._writing.locked()
+
+    def is_decided_on(self) -> bool:
+        """Whether a write that may take long is not decided."""
+        return self._deciding is not None and self._deciding.locked()

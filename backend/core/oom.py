@@ -118,6 +118,20 @@ class OomKiller:
         found = [one for member in members if (one := self._obstacle(member)) is not None]
         return sorted(found, key=lambda one: one.nbytes, reverse=True)
 
+    def lasting(self, level: Group) -> Sequence[Obstacle]:
+        """Return those of them that do not end by themselves: one that exits has closed its connection by then, and
+        looks like one without the library."""
+        return [one for one in self.obstacles(level) if not _is_ending(one.member.process)]
+
+    def fixed(self, level: Group) -> Sequence[Obstacle]:
+        """Return the members at or below a level whose library has what it cannot move, those with most of that first.
+        None of them is killed for that."""
+        gpu = self._gpus[level.gpu]
+        members = [Member(resident.process, level.gpu) for resident in self._population.below(level)]
+        spoken = [one for one in members if gpu.manages(one.process)]
+        found = [Obstacle(one, gpu.footprint(one.process).unmovable or 0) for one in spoken]
+        return sorted((one for one in found if one.nbytes), key=lambda one: one.nbytes, reverse=True)
+
     def _obstacle(self, member: Member) -> Obstacle | None:
         """What a member holds that cannot be moved; None where it has the library, and does not go past it."""
         gpu, held = self._gpus[member.gpu], self._ledger.books(member).current

@@ -123,7 +123,7 @@ class Overs:
         if not mark.shown:
             mark.shown = True
             self._tell(level, Channel.GMEM)
-        if not mark.told and (self._killer.obstacles(level) or now - mark.since >= PASSING_S):
+        if not mark.told and (now - mark.since >= PASSING_S or self._is_to_stay(level)):
             mark.told = True
             self._complain(level)
         if not self._killer.beyond(level):
@@ -138,6 +138,12 @@ class Overs:
         if now - mark.beyond_since >= NOTICE_S and not mark.killing and not self._killer.is_early():
             mark.killing = True
             nursery.start_soon(self._relieve, level, mark, mark.beyond_since)
+
+    def _is_to_stay(self, level: Group) -> bool:
+        """Whether what cannot be moved keeps a level over its limit, and not what can be and has not been yet."""
+        books = self._ledger.books(level)
+        fixed = sum(one.nbytes for one in self._killer.fixed(level))
+        return fixed > min(books.high, books.limit_max) or bool(self._killer.lasting(level))
 
     async def _relieve(self, level: Group, mark: Mark, since: float) -> None:
         """Have members killed for a notice, which began at `since`, for as long as there is no later one."""
@@ -165,7 +171,7 @@ class Overs:
         """Say once what keeps a level over its limit, and what would help."""
         books = self._ledger.books(level)
         which = "gmem.limit.max" if books.current > books.limit_max else "gmem.limit.high"
-        obstacles = self._killer.obstacles(level)
+        obstacles, fixed = self._killer.lasting(level), self._killer.fixed(level)
         if obstacles:
             first = obstacles[0]
             why = f"process {first.member.process.pid} holds {first.nbytes} that cannot be moved, as " + (
@@ -173,6 +179,12 @@ class Overs:
                 if first.past
                 else "the library is not in it, or does not speak (start it by `ggroupfs run`, or its service with a"
                 " memory key)"
+            )
+        elif fixed:
+            first = fixed[0]
+            why = (
+                f"process {first.member.process.pid} holds {first.nbytes} that its library cannot move: arrays, or"
+                " memory that it has exported or that a peer has mapped (raise the limit, or have it share less)"
             )
         else:
             why = (

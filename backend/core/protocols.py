@@ -309,6 +309,11 @@ class Gpu(Protocol):
         it launched before. No TSG goes off the runlist by that: :meth:`detach` is the caller's. ProcessLookupError and
         ENODEV as the levers; whatever else goes wrong is UNGATED."""
 
+    def rank(self, behind: Mapping[Process, Sequence[Process]], hold_us: int) -> None:
+        """Has programs go behind others: while one of these works through a burst of requests, and for `hold_us`
+        microseconds after the last, those that go behind it launch nothing, as far as both have a library for it. From
+        now on, in the place of what was said last; nothing is said to a program for which nothing has changed."""
+
     async def begin_turn(self, process: Process) -> None:
         """Lets `process` launch again, which is attached by now; nothing where its turn was not ended."""
 

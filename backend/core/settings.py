@@ -64,6 +64,8 @@ class Setting:
     """Its key in unit files, and for `ggroupfs run -p`; None where it is none."""
     environment: str | None = None
     """Variable by which a program may ask for it itself, for its family; None where it cannot."""
+    job_option: str | None = None
+    """Its option of Slurm's sbatch, salloc and srun, without the dashes (packaging/slurm); None where it has none."""
     summary: str = ""
     """What it is, in the few words that completions have room for."""
     needs: tuple[str, ...] = ()
@@ -111,6 +113,7 @@ HIGH = Setting(
     control="gmem.limit.high",
     unit_key="GMemHigh",
     environment="GGROUP_GMEM_HIGH",
+    job_option="gpu-mem",
     summary="memory over it is moved to the host",
 )
 LOW = Setting(
@@ -120,6 +123,7 @@ LOW = Setting(
     control="gmem.limit.low",
     unit_key="GMemLow",
     environment="GGROUP_GMEM_LOW",
+    job_option="gpu-mem-low",
     summary="memory that is protected",
 )
 SWAP_MAX = Setting(
@@ -158,6 +162,7 @@ PRIORITY = Setting(  # GVM's levels, and its default
     control="compute.priority",
     unit_key="ComputePriority",
     environment="GGROUP_PRIORITY",
+    job_option="gpu-priority",
     summary="0 to 15, 0 goes first",
     needs=("compute.timeslice", "compute.freeze"),
 )
@@ -170,6 +175,7 @@ WEIGHT = Setting(  # cgroup-v2.rst, "Weights": 1 to 10000, default 100
     control="compute.weight",
     unit_key="ComputeWeight",
     environment="GGROUP_WEIGHT",
+    job_option="gpu-weight",
     summary="1 to 10000, the share among equal priorities",
     needs=("compute.timeslice", "compute.freeze"),
 )
@@ -198,6 +204,7 @@ QUOTA = Setting(  # the least that cpu.max takes (kernel/sched/core.c: min_cfs_q
     default=MAX,
     control="compute.max",
     unit_key="ComputeQuota",
+    job_option="gpu-quota",
     summary="microseconds of work on the GPU in each period",
     needs=("compute.freeze",),
 )
@@ -219,6 +226,7 @@ LIMIT_MAX = Setting(
     control="gmem.limit.max",
     unit_key="GMemMax",
     environment="GGROUP_GMEM_MAX",
+    job_option="gpu-mem-max",
     summary="memory over it is refused",
 )
 OOM_GROUP = Setting(

@@ -9,6 +9,17 @@ AHEAD_US = 10_000
 less, so the engine does not wait for it; and so much, with the kernel that runs, is to be waited for when its turn
 ends."""
 
+YIELD_AHEAD_US = 1_000
+"""Microseconds of work that may wait behind a running kernel of a program that goes behind another one: so much runs in
+the first gaps between the requests of that."""
+
+HOLD_US = 200
+"""Microseconds for which programs of worse priority are held after the last request of a better one, by default: what a
+switch to them and back costs."""
+
+HOLD_MOST_US = 1_000
+"""Microseconds of that, at most: HOLD_AFTER_US_MOST of cuda/library/driver/hold.h."""
+
 AHEAD_S = 10.0
 """Seconds after its last turn in which a program is bound to that: one that is alone on the GPU need not be."""
 

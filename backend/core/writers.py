@@ -11,6 +11,7 @@ import errno
 import math
 from collections.abc import AsyncIterator, Iterable, Mapping
 
+import attrs
 import trio
 
 from backend.common.errors import fail
@@ -24,6 +25,26 @@ from backend.scheduler.schedulers import Schedulers
 
 Changes = Mapping[str, int | bool]
 """What is asked for, by the names of :class:`Books`."""
+
+
+@attrs.define(eq=False)
+class Asked:
+    """A write that is under way."""
+
+    scope: trio.CancelScope
+    """What has its deadline."""
+    turn: trio.Lock
+    """The turn of the writer."""
+    before: dict[str, int | bool]
+    """What the books said under the names that are taken back if it fails."""
+    has_turn: bool = True
+    """Whether the writer has its turn still."""
+
+    def leave(self) -> None:
+        """Have others go on that write the same group, under other names: what this one waits for may take long."""
+        if self.has_turn:
+            self.has_turn = False
+            self.turn.release()
 
 
 class Writers:
@@ -42,7 +63,7 @@ class Writers:
         self._follower = follower
         self._schedulers = schedulers
         self._deadlines = deadlines
-        self._overruled: dict[Group, set[str]] = {}  # names that the write under way does not take back
+        self._open: dict[Group, list[Asked]] = {}  # writes that are under way
 
     async def note(self, group: Group, books: Books, changes: Changes) -> None:
         """Writes what is asked into the books, which say `books`; that is all of it."""
@@ -62,11 +83,12 @@ class Writers:
         async with self.asked(group, changes, before):
             await self._follower.apply(group)
 
-    def ask(self, group: Group, books: Books, changes: Changes) -> Books | None:
+    def ask(self, group: Group, books: Books, changes: Changes, patient: bool = False) -> Books | None:
         """Writes what is asked into the books and returns `books`, which they said before; None, and nothing is
-        written, where another write is under way. A caller goes on, without a wait, to :meth:`holds` or
-        :meth:`asked`."""
-        if self._population.record(group).is_written():
+        written, where another write is under way, or where one that is `patient` would wait for another that is. A
+        caller goes on, without a wait, to :meth:`holds` or :meth:`asked`."""
+        record = self._population.record(group)
+        if record.is_written() or (patient and record.is_decided_on()):
             return None
         try:
             self._ledger.configure(group, **changes)
@@ -83,28 +105,32 @@ class Writers:
     @contextlib.asynccontextmanager
     async def asked(
         self, group: Group, changes: Changes, before: Books | None = None, patient: bool = False
-    ) -> AsyncIterator[trio.CancelScope]:
+    ) -> AsyncIterator[Asked]:
         """Writes what is asked into the books and lets the body make it hold; if it cannot, takes it back. What was
         asked for with :meth:`ask`, which returned `before`, is in the books already.
 
         Then the hardware follows the books back, in the background: whatever failed may fail again, and the writer
         has its answer. ETIMEDOUT after the deadline, ENODEV for a process that died meanwhile. One that is `patient`
-        has all of it from when its turn comes. The body is given what has the deadline, and may put it off.
+        has all of it from when its turn comes, and waits for others that are. The body is given the write: it may put
+        the deadline off, and let others have their turn.
         """
         with self._deadlines.deadline(group) as scope:
-            if patient:
-                scope.deadline = math.inf
-            async with self.turn_of(group):
+            async with contextlib.AsyncExitStack() as stack:
+                if patient:
+                    scope.deadline = math.inf
+                    await stack.enter_async_context(_held(self._population.record(group).deciding()))
+                asked = await stack.enter_async_context(self._turn(group, scope))
                 if patient:
                     scope.deadline = trio.current_time() + self._deadlines.seconds
                 try:
                     books = before if before is not None else self._ledger.books(group)
                     if before is None:
                         self._ledger.configure(group, **changes)
+                    asked.before = {name: getattr(books, name) for name in changes}
                     try:
-                        yield scope
+                        yield asked
                     except BaseException:
-                        self._take_back(group, {name: getattr(books, name) for name in changes})
+                        self._take_back(group, asked.before)
                         raise
                     if isinstance(group, SliceOn) and self._population.holds(group):
                         self._population.keep(group.slice)
@@ -118,27 +144,37 @@ class Writers:
         self.holds(group, changes)
 
     def stand(self, group: Group, changes: Iterable[str]) -> None:
-        """What the books say under these names is not taken back by the write that is under way."""
-        self._overruled.setdefault(group, set()).update(changes)
+        """What the books say under these names is not taken back by a write that is under way."""
+        for asked in self._open.get(group, ()):
+            for name in changes:
+                asked.before.pop(name, None)
 
     @contextlib.asynccontextmanager
     async def turn_of(self, group: Group) -> AsyncIterator[None]:
         """A writer's turn. ENODEV, whatever went wrong, where the group is gone by then."""
+        with trio.CancelScope() as scope:
+            async with self._turn(group, scope):
+                yield
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, group: Group, scope: trio.CancelScope) -> AsyncIterator[Asked]:
+        """The same, as a write under no name yet, whose deadline `scope` has."""
         lock = self._population.record(group).writing()
+        await _acquire(lock)
+        asked = Asked(scope, lock, {})
+        self._open.setdefault(group, []).append(asked)
         try:
-            lock.acquire_nowait()  # without the checkpoint of acquire()
-        except trio.WouldBlock:
-            await lock.acquire()
-        try:
-            yield
+            yield asked
         except Exception as error:
             reason = self._reason(group, error)
             if reason is error:
                 raise
             raise reason from None
         finally:
-            self._overruled.pop(group, None)
-            lock.release()
+            self._open[group].remove(asked)
+            if not self._open[group]:
+                del self._open[group]
+            asked.leave()
 
     def _reason(self, group: Group, error: Exception) -> Exception:
         """What a writer is told of an error: ENODEV, whatever went wrong, where the group is gone by then."""
@@ -148,9 +184,24 @@ class Writers:
 
     def _take_back(self, group: Group, before: Changes) -> None:
         """A write failed: the books say again what they said, and the hardware is to follow."""
-        overruled = self._overruled.get(group, ())
-        before = {name: value for name, value in before.items() if name not in overruled}
         if self._population.holds(group):
             if before:
                 self._ledger.configure(group, **before)
             self._follower.background.later(group)
+
+
+async def _acquire(lock: trio.Lock) -> None:
+    """As :meth:`trio.Lock.acquire`, without a checkpoint where it is free."""
+    try:
+        lock.acquire_nowait()
+    except trio.WouldBlock:
+        await lock.acquire()
+
+
+@contextlib.asynccontextmanager
+async def _held(lock: trio.Lock) -> AsyncIterator[None]:
+    await _acquire(lock)
+    try:
+        yield
+    finally:
+        lock.release()

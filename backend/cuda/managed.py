@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -15,10 +16,13 @@ from backend.common.errors import fail
 from backend.core import sight
 from backend.core.protocols import Bookkeeping
 from backend.core.records import Footprint, GpuInfo
-from backend.core.turns import AHEAD_S, AHEAD_US, TurnEnd
+from backend.core.turns import AHEAD_S, AHEAD_US, YIELD_AHEAD_US, TurnEnd
+from backend.cuda.burst import BurstPage
 from backend.cuda.holding import Holding
 from backend.process.identity import Process
 from backend.process.running import is_stopped
+
+log = logging.getLogger(__name__)
 
 PIECE = 4 << 30
 """Bytes that are asked for at a time: then another request may follow, and what came of it is in the books."""
@@ -46,6 +50,9 @@ as it is frozen or stopped nothing comes (docs/nvidia.md)."""
 
 DISTRUST_S = 60.0
 """Seconds in which a program that said that it is drained, and then moved nothing, is not believed that it is."""
+
+LEADERS_MOST = 8
+"""Programs that one goes behind in their busy periods: BURST_LEADERS of library/driver/burst.h."""
 
 HALTED_LOOK_S = 0.02
 """Seconds between two looks whether a program that is waited for was stopped, or frozen."""
@@ -81,6 +88,18 @@ class Mover(Protocol):
         """Opens the gate of turns, soon; the program is `ahead_us` microseconds ahead of the GPU at most from then on,
         or as far as the driver lets it for 0."""
 
+    @property
+    def bursts(self) -> bool:
+        """Whether its library has others held in its busy periods, and is held in those of others."""
+
+    def lead(self, gpu: int, hold_us: int | None) -> BurstPage | None:
+        """Tells the program, soon, that others go behind it, and are to be held for so many microseconds after its last
+        request; or (None) that none does. Return its page, for those. OSError where none can be made."""
+
+    def follow(self, gpu: int, slot: int, page: BurstPage | None, ahead_us: int) -> None:
+        """Tells the program, soon, that it goes behind the one whose page that is, and is `ahead_us` microseconds ahead
+        of the GPU at most. None: it goes behind none by that slot."""
+
     def end(self) -> None:
         """The program is not to be spoken for this way any more."""
 
@@ -107,6 +126,14 @@ class Program:
     """Number of its turns that began."""
     bound_until: float | None = None
     """Until when its run-ahead is bounded; None where it is not."""
+    is_met: bool = False
+    """Whether it knows that its memory is managed: of busy periods it is told then."""
+    page: BurstPage | None = None
+    """The page on which it says until when those behind it are held; None where it was not told that there are any."""
+    hold_us: int | None = None
+    """For how long after its last request, microseconds, as it was told."""
+    ahead: list[BurstPage | None] = attrs.field(factory=lambda: [None] * LEADERS_MOST)
+    """Those of the programs that it goes behind, by slot."""
     distrusted_until: float = 0.0
     """Until when it is not believed that it is drained."""
     since: float = attrs.field(factory=trio.current_time)
@@ -175,6 +202,8 @@ class Managed:
         self._moving: dict[Process, trio.Event] = {}  # until when nothing is begun with it
         self._frozen = frozen
         self._counted = counted
+        self._behind: Mapping[Process, Sequence[Process]] = {}
+        self._hold_us = 0
 
     def __contains__(self, process: Process) -> bool:
         return process in self._programs
@@ -212,6 +241,13 @@ class Managed:
             expected.over.set()
         return holding
 
+    def met_by(self, holding: Holding) -> None:
+        """The program has heard that its memory is managed."""
+        program = self._programs.get(holding.process)
+        if program is not None and program.holding is holding:
+            program.is_met = True
+            self._rank()
+
     def end(self, holding: Holding) -> None:
         """Its connection is closed; whether or not it lives."""
         program = self._programs.get(holding.process)
@@ -220,6 +256,7 @@ class Managed:
             self._spoken[holding.process] = self.spoken(holding.process)
             del self._programs[holding.process]
             holding.close()
+            self._rank()
 
     def forget(self, process: Process) -> None:
         """The process exited, or runs elsewhere."""
@@ -229,6 +266,7 @@ class Managed:
         program = self._programs.pop(process, None)
         if program is not None:
             program.mover.end()
+            self._rank()
         if (expected := self._expected.pop(process, None)) is not None:
             expected.over.set()
 
@@ -283,7 +321,12 @@ class Managed:
         return bool(program.departs or program.overdue or short or self._halted(process))
 
     def _halted(self, process: Process) -> bool:
-        return self.lost() or self._frozen(process) or is_stopped(process.pid)
+        return self.stays(process) or is_stopped(process.pid)
+
+    def stays(self, process: Process) -> bool:
+        """Whether memory of a program stays where it is, in the host, too: the GPU is lost, or the program is frozen,
+        and would hold room for what does not come before the thaw."""
+        return self.lost() or self._frozen(process)
 
     # Moving
 
@@ -402,6 +445,49 @@ class Managed:
         if program.bound_until <= trio.current_time():
             program.bound_until = None
             program.mover.begin_turn(self.info.index, 0)
+
+    # Busy periods
+
+    def rank(self, behind: Mapping[Process, Sequence[Process]], hold_us: int) -> None:
+        """See :class:`backend.core.protocols.Gpu`."""
+        self._behind, self._hold_us = behind, hold_us
+        self._rank()
+
+    def _rank(self) -> None:
+        """Tells programs that can take part in busy periods what has changed for them. What another one has the page of
+        is decided here alone: by a page that it has no more a program holds no other."""
+        if not self._behind and all(one.hold_us is None for one in self._programs.values()):
+            return
+        can = {process: one for process, one in self._programs.items() if one.is_met and one.mover.bursts}
+        ahead = {
+            process: [can[one] for one in self._behind.get(process, ()) if one in can][:LEADERS_MOST] for process in can
+        }
+        leaders = {id(one) for found in ahead.values() for one in found}
+        for one in can.values():
+            self._lead(one, self._hold_us if id(one) in leaders else None)
+        for process, found in ahead.items():
+            self._follow(can[process], [one.page for one in found if one.page is not None])
+
+    def _lead(self, program: Program, hold_us: int | None) -> None:
+        if hold_us == program.hold_us:
+            return
+        program.hold_us = hold_us
+        try:
+            program.page = program.mover.lead(self.info.index, hold_us)
+        except OSError as error:  # no descriptor is left, say
+            program.page = program.hold_us = None
+            log.warning("process %d: no page for its busy periods: %s", program.holding.process.pid, error.strerror)
+
+    def _follow(self, program: Program, pages: Sequence[BurstPage]) -> None:
+        """Has a program go behind those of these pages. A slot keeps its page as long as that is one of them."""
+        new = [page for page in pages if page not in program.ahead]
+        for slot, page in enumerate(program.ahead):
+            if page in pages:
+                continue
+            now = new.pop(0) if new else None
+            if now is not page:
+                program.ahead[slot] = now
+                program.mover.follow(self.info.index, slot, now, YIELD_AHEAD_US)
 
     # From one GPU to another
 

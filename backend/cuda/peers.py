@@ -21,6 +21,7 @@ WITHOUT: Mapping[Feature, str] = {
     Feature.REPORT: "what of its memory cannot be moved is not known",
     Feature.DEPART: "it cannot be moved to another GPU",
     Feature.TURNS: "until its next turn it is without its copy engines, and none of its memory moves",
+    Feature.BURSTS: "between requests of programs of better priority others run, and it runs between those of others",
     Feature.TOTAL: "the size that its GPU looks to have is the limit of the moment, and before its first context all",
 }
 """What does not work on a program whose library lacks a feature. That it cannot limit itself is not told: the program

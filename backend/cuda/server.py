@@ -19,6 +19,7 @@ import trio
 
 from backend.common.errors import errno_of, fail
 from backend.core.turns import TurnEnd
+from backend.cuda.burst import BurstPage
 from backend.cuda.holding import Holding
 from backend.cuda.managed import Managed
 from backend.cuda.page import CounterPage
@@ -51,6 +52,9 @@ NEEDS = {
 
 LEAVES = Feature.COUNTERS | Feature.DEPART
 """What a program needs to be moved to another GPU: that it stands by is on the page of counters."""
+
+BURSTS = Feature.BURSTS | Feature.TURNS | Feature.COUNTERS
+"""What a program needs to take part in busy periods: a gate, and counts of what is pending."""
 
 WAITING_MOST = 1024
 """Requests that wait of one connection, at most; a program has one a thread."""
@@ -178,6 +182,9 @@ class Session:
         self._moved_in = -math.inf  # when MOVE_IN was last granted
         self._rooms: dict[int, int] = {}  # gpu -> bytes, not told yet
         self._begins: dict[int, int] = {}  # gpu -> run-ahead of a turn that has begun, not told yet
+        self._pages: dict[int, BurstPage] = {}  # gpu -> the page on which it says until when others are held
+        self._leads: dict[int, int | None] = {}  # gpu -> microseconds, or None for no more; not told yet
+        self._follows: dict[tuple[int, int], tuple[BurstPage | None, int]] = {}  # (gpu, slot) -> page, run-ahead; ...
         self._news = trio.Event()
         self._waiting = 0
         self._peers = peers if peers is not None else Peers()
@@ -221,6 +228,8 @@ class Session:
             self._gpus[gpu].end(holding)
         self._holdings.clear()
         self._page.close()
+        for page in self._pages.values():
+            page.close()
         if self._features is not None:
             self._peers.go(CUDA & ~self._features)
 
@@ -244,6 +253,8 @@ class Session:
             return  # the end of the connection grants it: nothing is to be allocated while it stands by
         if request.seq or request.op not in EVENTS:
             await self._line.send(reply, descriptors)
+        if request.op == Op.MANAGE and not reply.status and (holding := self._holdings.get(request.gpu)):
+            self._gpus[request.gpu].met_by(holding)
         if request.op == Op.CHARGE and not reply.status and (holding := self._holdings.get(request.gpu)):
             # What is allocated now, and was too much even after all else had left, can leave itself.
             self._gpus[request.gpu].answered(holding)
@@ -279,8 +290,8 @@ class Session:
                 self._holding(request.gpu).uncharge(args[0], args[1])
             case Op.MOVE_IN:
                 holding = self._holding(request.gpu)
-                if self._gpus[request.gpu].lost():
-                    raise fail(errno.EAGAIN)  # what is in the host is safe there
+                if self._gpus[request.gpu].stays(self.process):
+                    raise fail(errno.EAGAIN)  # what is in the host is safe there, and its place is no other's meanwhile
                 holding.move_in(args[0], args[1])
                 self._moved_in = trio.current_time()
             case Op.LIMITS:
@@ -528,6 +539,28 @@ class Session:
             turning.end = TurnEnd.DRAINED if reply.args[0] else TurnEnd.LATE
         return True
 
+    @property
+    def bursts(self) -> bool:
+        """See :class:`backend.cuda.managed.Mover`."""
+        return self._can(BURSTS)
+
+    def lead(self, gpu: int, hold_us: int | None) -> BurstPage | None:
+        """See :class:`backend.cuda.managed.Mover`."""
+        self._leads[gpu] = hold_us
+        self._news.set()
+        if hold_us is None:
+            if (page := self._pages.pop(gpu, None)) is not None:
+                page.close()
+            return None
+        if gpu not in self._pages:
+            self._pages[gpu] = BurstPage()
+        return self._pages[gpu]
+
+    def follow(self, gpu: int, slot: int, page: BurstPage | None, ahead_us: int) -> None:
+        """See :class:`backend.cuda.managed.Mover`."""
+        self._follows[gpu, slot] = page, ahead_us
+        self._news.set()
+
     def room(self, gpu: int, nbytes: int) -> None:
         """See :class:`backend.cuda.managed.Mover`. What it is too slow to take is replaced, not queued."""
         self._rooms[gpu] = nbytes
@@ -542,6 +575,18 @@ class Session:
         if self._scope is not None:
             self._scope.cancel()
 
+    async def _hand(self, message: Message, descriptor: int | None) -> None:
+        """Sends a message with a duplicate of a descriptor, if there is one: while it waits for room the page may be
+        given up, and the number be that of another file."""
+        own = []
+        with contextlib.suppress(OSError):  # none is to be had: as without a page
+            own = [] if descriptor is None else [os.dup(descriptor)]
+        try:
+            await self._line.send(message, own)
+        finally:
+            for one in own:
+                os.close(one)
+
     async def _tell_news(self) -> None:
         while True:
             await self._news.wait()
@@ -550,6 +595,16 @@ class Session:
                 gpu, ahead_us = self._begins.popitem()
                 _, seq = self._turn(Op.BEGIN_TURN, gpu)
                 await self._line.send(Message(Op.BEGIN_TURN, seq, gpu, (ahead_us,)))
+            while self._leads:
+                gpu, hold_us = self._leads.popitem()
+                page = self._pages.get(gpu)
+                await self._hand(
+                    Message(Op.LEAD, gpu=gpu, args=(hold_us or 0,)), None if page is None else page.writable
+                )
+            while self._follows:
+                (gpu, slot), (read, ahead_us) = self._follows.popitem()
+                message = Message(Op.FOLLOW, gpu=gpu, args=(slot, ahead_us))
+                await self._hand(message, None if read is None else read.readable)
             rooms, self._rooms = self._rooms, {}
             for gpu, nbytes in rooms.items():
                 await self._line.send(Message(Op.ROOM, gpu=gpu, args=(nbytes,)))

@@ -67,13 +67,22 @@ class Feature(enum.IntFlag):
     TOTAL = 1 << 7
     """TOTAL: a program learns how large its GPU is to look before it uses that, and once. One of the software GPU may
     ask for its LIMITS then, too."""
+    BURSTS = 1 << 8
+    """LEAD, FOLLOW: while a program works through a burst, programs of worse priority launch nothing in between."""
 
 
 FIRST = Feature(0b11111)
 """What ggroupfs 0.1 could. It said nothing of that: its HELLO has 0 in the place of the bits, and it looks at none."""
 
 CUDA = (
-    Feature.MEMORY | Feature.COUNTERS | Feature.REPORT | Feature.DEPART | Feature.FAMILY | Feature.TURNS | Feature.TOTAL
+    Feature.MEMORY
+    | Feature.COUNTERS
+    | Feature.REPORT
+    | Feature.DEPART
+    | Feature.FAMILY
+    | Feature.TURNS
+    | Feature.TOTAL
+    | Feature.BURSTS
 )
 """What is spoken at the door of CUDA programs."""
 
@@ -181,6 +190,15 @@ class Op(enum.IntEnum):
     """event (tsg, kernels finished since the context was made)"""
     ROOM = 66
     """event (bytes): so much may come back to the GPU now, if MOVE_IN is asked for it."""
+    LEAD = 67
+    """event (microseconds): others go behind the program on `gpu`. With it comes, by SCM_RIGHTS, the page on which it
+    says until when they are held (backend/cuda/burst.py): while work of its own is pending, and for so long after the
+    last. Without a page none goes behind it any more."""
+    FOLLOW = 68
+    """event (slot, run-ahead in microseconds): the program goes behind another one on `gpu`, whose page comes with it
+    for reading, in the place of what that slot had. It launches no kernel while a page says so, and what waits behind
+    one of its own that runs takes no longer than that, by how fast its kernels finished lately. Without a page the slot
+    has none any more."""
 
 
 @attrs.frozen

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import trio
 
@@ -63,6 +63,9 @@ class ForwardingGpu:
 
     async def end_turn(self, process: Process, bound_us: int) -> TurnEnd:
         return await self._inner.end_turn(process, bound_us)
+
+    def rank(self, behind: Mapping[Process, Sequence[Process]], hold_us: int) -> None:
+        self._inner.rank(behind, hold_us)
 
     async def begin_turn(self, process: Process) -> None:
         await self._inner.begin_turn(process)

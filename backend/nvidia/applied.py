@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import attrs
 
@@ -67,6 +67,18 @@ class Applied:
     def is_off(self, tsg: Tsg) -> bool:
         """Whether any channel of a TSG was taken off the runlist."""
         return any(key in self.off for key in channels_of(tsg))
+
+    def due(self) -> Set[Tsg]:
+        """The TSGs whose channels are to go off the runlist, or back on it, by all that is known without asking."""
+        return {tsg for tsg in self.tsgs() if any((key in self.off) != self.takes(tsg) for key in channels_of(tsg))}
+
+    def slices_due(self) -> Set[Tsg] | None:
+        """The TSGs that a timeslice is split over, where any of them is to have another, by all that is known without
+        asking; None where none is."""
+        tsgs = self.tsgs()
+        if (self.slices and not self.timeslice_us) or any(levers.differing(tsgs, self.timeslice_us, self.slices)):
+            return levers.shares(tsgs, 0).keys()
+        return None
 
     def known_timeslices(self) -> dict[Key, int]:
         """The timeslices that were set and that the driver said it took, microseconds."""

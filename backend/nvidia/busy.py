@@ -3,7 +3,7 @@
 A context stays on the engine until another one is due (residency.py): a program that is alone and idle has all of the
 time there. What of that it worked is told by its kernels. A program with the library counts those on its page, and each
 look finds some pending or none: the time since the last look is busy, or is not. One without it is in NVML's samples,
-which are of the driver, about once a second, and coarse; how much comes from them is told.
+which are of the driver, and coarse (sampling.py); how much comes from them is told.
 
 Where there is no trace the engine's time is not known, and all of the time counts in which kernels were pending: also
 while they waited for those of others.
@@ -22,6 +22,10 @@ Used = Callable[[Process], int | None]
 """Microseconds that a process had the engine, until some time ago; None where that is not told."""
 
 
+CARRIED_US = 1_000_000
+"""Microseconds of samples, and of the engine, that are kept to be matched with each other: those are a second late."""
+
+
 @attrs.define
 class Work:
     """What is known of one process."""
@@ -36,6 +40,16 @@ class Work:
     """Busy by samples, microseconds."""
     counts: bool = False
     """Whether it ever counted its kernels."""
+    unmatched: tuple[float, float] = (0.0, 0.0)
+    """What was sampled beyond what it had the engine, and the other way round, microseconds; up to CARRIED_US."""
+
+    def match(self, sampled: float, used: float) -> float:
+        """Return how much more it was busy by samples: what was sampled, but no more than it had the engine. The two
+        are not of the same time."""
+        sampled, used = sampled + self.unmatched[0], used + self.unmatched[1]
+        least = min(sampled, used)
+        self.unmatched = min(CARRIED_US, sampled - least), min(CARRIED_US, used - least)
+        return least
 
 
 class BusyTime:
@@ -68,16 +82,14 @@ class BusyTime:
                 work.counted += window_us if now is None else max(0, now - work.used)
             work.used = work.used if now is None else now
 
-    def sample(
-        self, programs: Iterable[tuple[Process, bool | None]], used: Used, shares: Mapping[int, float], window_us: float
-    ) -> None:
-        """Samples by pid, from 0 to 1, of the last `window_us` microseconds: they are of those that do not count."""
+    def sample(self, programs: Iterable[tuple[Process, bool | None]], used: Used, sampled: Mapping[int, float]) -> None:
+        """What samples say since the last time, microseconds by pid: they are of those that do not count."""
         for process, pending in programs:
             if pending is not None:
                 continue
             work, now = self._work(process), used(process)
-            busy = shares.get(process.pid, 0.0) * window_us
-            work.sampled += busy if now is None else min(busy, max(0, now - work.used))
+            busy = sampled.get(process.pid, 0.0)
+            work.sampled += busy if now is None else work.match(busy, max(0, now - work.used))
             work.used = work.used if now is None else now
 
     def rest(self, process: Process, used: int) -> int:

@@ -264,6 +264,14 @@ class Handles:
             start = max(HANDLE_BASE, client.top - BACK)
             self._merge(client, controls[client.fd], try_handles(controls[client.fd], client.handle, start, QUICK_RUN))
 
+    def may_be_new(self) -> bool:
+        """Whether the host made anything since the last wide look (one call, instead of some 40): what comes and goes
+        in equal numbers is missed until the next one."""
+        try:
+            return self._counter.totals() != self._totals
+        except OSError:
+            return True
+
     def wide(self, force: bool = False) -> bool:
         """Looks for new clients and further past the highest handle. Returns at once when the host made nothing new,
         unless `force`; whether it looked. ProcessLookupError when the process is gone."""

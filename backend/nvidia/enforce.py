@@ -9,9 +9,10 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 
+from backend.core.reasons import Engines
 from backend.nvidia import levers, rm
 from backend.nvidia.applied import Applied, channels_of
 from backend.nvidia.discover import Tsg
@@ -107,18 +108,36 @@ class Enforcement:
                 applied.handles.wide()
             self._adopt_channels()
             with self._borrowed() as controls, applied.handles.levers.taken():
-                if applied.stays_off or not applied.off:  # what is let go waits for it, and what is new is not off
+                if self._looks_first():
                     applied.handles.quick(controls)
-                tsgs = levers.still_there(controls, applied.tsgs())
-                tsgs, stretched = self._timeslices.ask(controls, tsgs, again)
+                sliced = frozenset(applied.tsgs()) if again else applied.slices_due()
+                tsgs, stretched = self._concerned(controls, sliced or frozenset(), again), False
+                if sliced is not None:
+                    tsgs, stretched = self._timeslices.ask(controls, tsgs, again)
                 undone = "timeslice" if stretched else ""
                 if again and applied.stays_off and self._questions.finds_undone():
                     undone = "freeze"
                     levers.attach_once(controls, list(filter(applied.takes, tsgs)), applied.off)
                 self._take_off(controls, tsgs)
-                self._set_timeslices(controls, tsgs)
+                if sliced is not None:
+                    self._set_timeslices(controls, tsgs)
                 self._put_on(controls, tsgs)
         return undone
+
+    def _looks_first(self) -> bool:
+        """Whether there may be TSGs that are not known, of which something is wanted. What is let go waits for no look,
+        and what is new is not off. For a freeze it is not enough that the totals say that there are none."""
+        applied = self._applied
+        if applied.engines is Engines.ALL:
+            return True
+        return (applied.stays_off or not applied.off) and applied.handles.may_be_new()
+
+    def _concerned(self, controls: Controls, sliced: Set[Tsg], again: bool) -> Sequence[Tsg]:
+        """The TSGs that are acted on, those `sliced` among them, with the handles of them that still are what they
+        were: a lever on the GR TSGs asks for nothing of the copy TSGs, and one that sets timeslices for no channel."""
+        tsgs = self._applied.tsgs()
+        due = tsgs if again or self.unsure else self._applied.due()
+        return levers.still_there(controls, [tsg for tsg in tsgs if tsg in due or tsg in sliced], due)
 
     def _take_off(self, controls: Controls, tsgs: Sequence[Tsg]) -> None:
         applied, enabled = self._applied, self._states.enabled

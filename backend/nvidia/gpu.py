@@ -10,7 +10,7 @@ import contextlib
 import errno
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import attrs
 import trio
@@ -82,6 +82,7 @@ class NvidiaGpu:
         self._usage = usage
         usage.lost = self._lose
         usage.programs = self._working
+        usage.standing = self._off_uncounted
         usage.late = self._late
         self._ask_it = present
         self._back_s = BACK
@@ -367,6 +368,10 @@ class NvidiaGpu:
             counts = self.managed.counts(process)
             yield process, None if counts is None else counts[0] > counts[1] and not self._is_off(process)
 
+    def _off_uncounted(self) -> Collection[Process]:
+        """The programs that are off the runlist, and do not count their kernels."""
+        return frozenset(one for one in self._tenants if self._is_off(one) and self.managed.counts(one) is None)
+
     def _late(self, process: Process, figures: Mapping[str, int]) -> None:
         if self._bookkeeper is not None:
             self._bookkeeper.late(process, self.info.index, figures)
@@ -447,6 +452,9 @@ class NvidiaGpu:
         if self._capabilities.get(GR_ALONE) is not Capability.ENFORCED:
             return TurnEnd.UNGATED  # its copy engines go off as well: it gains nothing by being drained
         return await self.managed.end_turn(process, bound_us)
+
+    def rank(self, behind: Mapping[Process, Sequence[Process]], hold_us: int) -> None:
+        self.managed.rank(behind, hold_us)
 
     async def begin_turn(self, process: Process) -> None:
         self.managed.begin_turn(process)

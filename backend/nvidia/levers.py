@@ -39,14 +39,15 @@ def name(tsg: Tsg) -> Key:
     return tsg.client, tsg.handle
 
 
-def still_there(controls: Controls, tsgs: Sequence[Tsg]) -> Sequence[Tsg]:
-    """Those of `tsgs`, with those of their channels, whose handles still are what they were."""
+def still_there(controls: Controls, tsgs: Sequence[Tsg], whole: Collection[Tsg]) -> Sequence[Tsg]:
+    """Those of `tsgs` whose handles still are what they were. Of those that are in `whole`, too, with those of their
+    channels that still are; the channels of the others are not acted on, and are left out."""
     found = []
     for tsg in tsgs:
         control = controls.get(tsg.fd)
         if control is None or control.class_of(tsg.client, tsg.handle) != rm.CLASS_TSG:
             continue
-        channels = tuple(still_channels(control, tsg.client, tsg.channels))
+        channels = tuple(still_channels(control, tsg.client, tsg.channels)) if tsg in whole else ()
         found.append(attrs.evolve(tsg, channels=channels))
     return found
 
@@ -87,7 +88,7 @@ def set_timeslice(controls: Controls, tsgs: Sequence[Tsg], us: int, slices: Muta
 
 
 def timeslices(controls: Controls, tsgs: Collection[Tsg]) -> Mapping[Key, int]:
-    """What TSGs have, microseconds, whoever set it last: one call for each. Without those that are gone."""
+    """What TSGs have, microseconds, by whichever set it last: one call for each. Without those that are gone."""
     found = {}
     for tsg in tsgs:
         try:
@@ -127,7 +128,7 @@ def detach(controls: Controls, tsgs: Sequence[Tsg], off: set[Key], enabled: Read
 
 
 def attach(controls: Controls, tsgs: Sequence[Tsg], off: set[Key], enabled: ReadBack) -> None:
-    """AttachTSG: all channels of these TSGs back on the runlist, also what somebody else disabled a second time."""
+    """AttachTSG: all channels of these TSGs back on the runlist, also what another one disabled a second time."""
     for control, client, subdevice, channels in _batches(controls, tsgs, frozenset()):
         for _ in range(NESTED):
             try:
@@ -146,7 +147,7 @@ def attach(controls: Controls, tsgs: Sequence[Tsg], off: set[Key], enabled: Read
 
 def attach_once(controls: Controls, tsgs: Sequence[Tsg], off: set[Key]) -> None:
     """Enables every channel once, before :func:`detach` disables all of them: what was disabled stays so as often as it
-    was, and what somebody enabled is disabled once. Asking for each would take four times as long."""
+    was, and what another one enabled is disabled once. Asking for each would take four times as long."""
     for control, client, subdevice, channels in _batches(controls, tsgs, frozenset()):
         off.difference_update((client, channel) for channel in channels)
         try:

@@ -16,6 +16,8 @@ from functools import partial
 from types import ModuleType
 from typing import Any, TypeVar
 
+import attrs
+
 from backend.core.records import GpuInfo
 from backend.nvidia import rm
 from backend.nvidia.deadline import Deadline
@@ -50,6 +52,17 @@ ERRNOS = {
     "GPU_NOT_FOUND": errno.ENODEV,
 }
 """Of nvmlReturn_t (nvml.h), by the names behind ``NVML_ERROR_``; all others are EIO. NOT_FOUND is that of a UUID."""
+
+
+@attrs.frozen
+class Samples:
+    """What NVML has sampled since it was asked last."""
+
+    shares: Mapping[int, float]
+    """Pid to the part of the time, from 0 to 1, that its kernels ran in the last sample, by pid; of those that ran."""
+    span_us: int | None
+    """Microseconds between that sample and the last one before; 0 where there is no new one, None where there was none
+    before, or the clock of the day was set meanwhile."""
 
 
 class Nvml:
@@ -87,9 +100,9 @@ class Nvml:
         """Bytes of GPU memory that a process holds now; 0 where it has no context, or the driver does not say."""
         return (await self.usage(index)).get(pid) or 0
 
-    async def busy(self, index: int) -> Mapping[int, float]:
-        """Pid to the part of the time, from 0 to 1, that its kernels ran of late. It counts two that ran at once
-        twice, and says nothing of the driver's last second or so. OSError where the GPU takes no such samples."""
+    async def busy(self, index: int) -> Samples:
+        """Return what was sampled of late. It counts two that ran at once twice, and says nothing of the driver's last
+        second or so. OSError where the GPU takes no such samples."""
         return await self._call(partial(self._busy, index), index)
 
     async def are_near(self, one: int, other: int) -> bool:
@@ -170,19 +183,19 @@ class Nvml:
             usage[pid] = nbytes if before is None else before + (nbytes or 0)
         return usage
 
-    def _busy(self, index: int) -> Mapping[int, float]:
-        device = self._device(index)
+    def _busy(self, index: int) -> Samples:
+        device, before = self._device(index), self._since.get(index)
         offset = time.time() - time.monotonic()
         if abs(offset - self._offset.setdefault(index, offset)) > STEP_S:
             # Samples from before have another time, perhaps one to come: what is of now on counts.
             self._since[index] = int(time.time() * 1e6)
-            self._stepped = True
+            self._stepped, before = True, None
         self._offset[index] = offset
         try:
             samples = self._nvml.nvmlDeviceGetProcessUtilization(device, self._since.get(index, 0))
         except self._nvml.NVMLError as error:
             if error.value == self._nvml.NVML_ERROR_NOT_FOUND:
-                return {}  # none since the last
+                return Samples({}, 0)  # none since the last
             raise
         if self._stepped:
             samples = [sample for sample in samples if sample.timeStamp <= (time.time() + STEP_S) * 1e6]
@@ -191,7 +204,7 @@ class Nvml:
             if sample.timeStamp > self._since.get(index, 0):
                 shares[int(sample.pid)] = min(1.0, sample.smUtil / 100)
         self._since[index] = max((int(sample.timeStamp) for sample in samples), default=self._since.get(index, 0))
-        return shares
+        return Samples(shares, None if before is None else max(0, self._since[index] - before))
 
 
 def _undecoded(function: Callable[[Any], str | bytes]) -> Callable[[Any], str | bytes]:

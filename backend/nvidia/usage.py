@@ -12,7 +12,7 @@ import logging
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import attrs
 import trio
@@ -21,6 +21,7 @@ from backend.nvidia import rm
 from backend.nvidia.busy import BusyTime
 from backend.nvidia.deadline import Deadline
 from backend.nvidia.nvml import Nvml
+from backend.nvidia.sampling import SAMPLE_S, Sampling
 from backend.nvidia.trace import LAG_NS, Trace
 from backend.process.identity import Process, is_borne
 
@@ -28,8 +29,6 @@ log = logging.getLogger(__name__)
 
 READ_S = 0.1
 """Seconds between two looks at the trace: 0.3 ms of CPU each, and the ring has room for 40 of the busiest."""
-SAMPLE_S = 1.0
-"""Seconds between two looks at NVML's samples, which it takes about once a second."""
 DEADLINE = 2.0
 """Seconds for one look."""
 
@@ -64,10 +63,13 @@ class Usage:
         """Is told that the GPU is not there any more."""
         self.programs: Callable[[], Iterable[tuple[Process, bool | None]]] = lambda: ()
         """The processes on this GPU, and whether kernels of theirs are pending; None: they do not count them."""
+        self.standing: Callable[[], Collection[Process]] = frozenset
+        """The programs that are off the runlist, and do not count their kernels."""
         self.late: Callable[[Process, Mapping[str, int]], None] = lambda process, figures: None
         """Is told what a process did besides that has ended, by the names of Activity."""
         self._busy = BusyTime(round(LAG_NS / 1e9 / READ_S))
-        self._looked = self._asked = 0.0  # when kernels were looked at, and samples taken
+        self._looked = 0.0  # when kernels were looked at
+        self._sampling = Sampling()
         self._ended: list[Ended] = []
         self._unsampled: dict[int, Process] = {}  # that have ended since the last sample, by pid
 
@@ -119,7 +121,8 @@ class Usage:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Reads what there is until cancelled; started once that is known."""
         await self._begin()
-        self._looked = self._asked = trio.current_time()
+        self._looked = trio.current_time()
+        self._sampling.begin(self._looked)
         task_status.started()
         while True:
             self._back = trio.Event()
@@ -206,9 +209,7 @@ class Usage:
         while True:
             await trio.sleep(SAMPLE_S)
             self._look()
-            since, shares = self._asked, await self._shares()
-            for pid, share in shares.items() if shares is not None else ():
-                estimate = share * (self._asked - since) * 1e6
+            for pid, estimate in (await self._ask()).items():
                 if (ended := self._unsampled.pop(pid, None)) is None:
                     self._estimates[pid] = self._estimates.get(pid, 0.0) + estimate
                 else:
@@ -218,28 +219,31 @@ class Usage:
 
     async def _sample_others(self) -> None:
         """The samples of programs that do not count their kernels, where the trace tells the rest."""
-        if trio.current_time() - self._asked < SAMPLE_S:
+        now = trio.current_time()
+        if not self._sampling.is_due(now, self.standing()):
             return
         if any(pending is None for _, pending in self.programs()):
-            await self._shares()
+            await self._ask()
         else:
-            self._asked = trio.current_time()
+            self._sampling.begin(now)
 
-    async def _shares(self) -> Mapping[int, float] | None:
-        """The samples since the last time, which busy time is told, too. None where there are none to be had."""
+    async def _ask(self) -> Mapping[int, float]:
+        """Return what samples say since the last time, microseconds by pid, which busy time is told, too. Nothing where
+        there are none to be had."""
         try:
-            shares = await self._nvml.busy(self._index)
+            samples = await self._nvml.busy(self._index)
         except OSError as error:
             if error.errno == errno.ENODEV:
                 self.lost(error)
-                self._asked = trio.current_time()
+                self._sampling.begin(trio.current_time())
             else:
                 log.log(logging.DEBUG if self._sampled else logging.INFO, "GPU %d: %s", self._index, error)
-            return None
-        since, self._asked = self._asked, trio.current_time()
+            return {}
         self._sampled = True
-        self._busy.sample(self.programs(), self.exact, shares, (self._asked - since) * 1e6)
-        return shares
+        window_us = self._sampling.window_us(trio.current_time(), samples.span_us)
+        busy = {pid: share * window_us for pid, share in samples.shares.items()}
+        self._busy.sample(self.programs(), self.exact, busy)
+        return busy
 
     def _look(self) -> None:
         """Looks whose kernels are pending."""

@@ -2,6 +2,10 @@
 
 A program that starts in a slice that is frozen would run until NVML lists it and its channels are off: 34 to 155 ms.
 With the usher it comes no further than to the library of CUDA, which it has to open first.
+
+The time for an answer is counted in parts, and a part counts once, however long it took, as for looks (``looks.py``): a
+daemon that had no processor meanwhile finds the answer there. Nor does a part count in which the usher could have
+answered and had no processor: that holds up no more than all else on such a machine.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from collections.abc import Callable, Collection, Iterator, MutableMapping, Sequ
 import trio
 
 from backend.common import interpreter
+from backend.process import procfs
 from backend.process.identity import Slice
 from backend.process.ushering import CUDA, HEARD, LEASE_S, REFUSED_MOST, SAID, SAID_MOST
 
@@ -28,6 +33,10 @@ BEAT_S = 1.0
 """Seconds between two messages, at most: a third of what one counts for."""
 ANSWER_S = 2.0
 """Seconds for the answer, which takes 0.1 ms. Without one it is killed, by which all that waits goes on."""
+PARTS = 20
+"""Parts that the seconds for an answer are counted in."""
+STARVED_S = 10.0
+"""Seconds besides in which it has no processor. It is replaced then, and counts as none that hangs."""
 START_S = 30.0
 """Seconds until it is there, with no file marked: an interpreter starts in 0.1 s where the machine has nothing else to
 do."""
@@ -134,13 +143,40 @@ class Usher:
         while True:
             self._wake = trio.Event()
             asked = self._asked
-            with trio.fail_after(ANSWER_S):
-                await self._tell(end)
+            await self._ask(end)
             self._heard = asked
             self._step()
             self._begun.set()
             with trio.move_on_after(BEAT_S):
                 await self._wake.wait()
+
+    async def _ask(self, end: trio.socket.SocketType) -> None:
+        """Tells it what is frozen, and waits for the answer. TooSlowError where there is none, OSError where it has no
+        processor for one, or has ended."""
+        done, errors = trio.Event(), list[OSError]()
+
+        async def tell() -> None:
+            try:
+                await self._tell(end)
+            except OSError as error:
+                errors.append(error)
+            done.set()
+
+        part_s, left, starved = ANSWER_S / PARTS, PARTS, round(STARVED_S / ANSWER_S * PARTS)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(tell)
+            while left and starved and not done.is_set():
+                with trio.move_on_after(part_s):
+                    await done.wait()
+                if self._process is not None and lacks_processor(self._process.pid):
+                    starved -= 1
+                else:
+                    left -= 1
+            nursery.cancel_scope.cancel()
+        if errors:
+            raise errors[0]
+        if not done.is_set():
+            raise trio.TooSlowError if not left else OSError(errno.ETIMEDOUT, "it has no processor")
 
     async def _tell(self, end: trio.socket.SocketType) -> None:
         """Says what is frozen, and hears what came of it."""
@@ -214,6 +250,14 @@ class Usher:
                     process.wait(GONE_S)
                 except subprocess.TimeoutExpired:  # it has to wait for a processor, or for a file
                     threading.Thread(target=process.wait, daemon=True).start()
+
+
+def lacks_processor(pid: int) -> bool:
+    """Whether a process would run if a processor had time for it, or does just now."""
+    try:
+        return procfs.status(pid).state == b"R"
+    except OSError:
+        return False
 
 
 def _parts(slices: Collection[Slice]) -> Iterator[bytes]:

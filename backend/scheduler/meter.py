@@ -38,8 +38,12 @@ KEPT = 0.9
 ALL = 0.8
 """Part of its work from which on a process is taken to have idled at no time: samples are no better than that, as they
 are of another time than what is known of the trace."""
-ENOUGH_US = 200_000
+ENOUGH_US = 500_000
 """Microseconds of work from which samples say something."""
+EACH_US = 300_000
+"""Microseconds of work from which on samples are taken together: what comes late of one cycle comes with the next."""
+FIRST = 2
+"""How often samples were taken before they count: they are a second late, and the first ones say nothing yet."""
 
 Look = tuple[Process, Activity, bool]
 """A process, what is told of it, and whether it could run since the last look: it was on the runlist, and launched, or
@@ -131,6 +135,8 @@ class Meter:
     _sampled: float = 0.0  # of late, in samples
     _worked: float = 0.0  # ... and as it was known without them
     _since: float = 0.0  # ... since the last sample
+    _taken: int = 0  # how often samples were taken
+    _is_seen: bool = False  # whether they tell of any work
 
     def learn(self, worked: float, chances: float, activity: Activity) -> None:
         """So much was worked in a time with these chances, unless samples say less."""
@@ -144,17 +150,20 @@ class Meter:
     @property
     def always_works(self) -> bool:
         """Whether it has work at all times: by its own word; or by samples, as far as they say."""
-        return self.had_work if self.counts else self._sampled > 0 and self._busy == 1.0
+        return self.had_work if self.counts else self._is_seen and self._busy == 1.0
 
     def _take_sample(self, worked: float, busy_us: int) -> None:
         before = busy_us if self.sampled_us is None else self.sampled_us
-        if busy_us != before or self._since >= SAMPLES_US:
-            self._sampled = KEPT * self._sampled + max(0, busy_us - before)
-            self._worked = KEPT * self._worked + self._since
-            self._since = 0.0
+        self._is_seen |= busy_us > before
+        if (busy_us != before and self._since >= EACH_US) or self._since >= SAMPLES_US:
+            if self._taken >= FIRST:
+                self._sampled = KEPT * self._sampled + max(0, busy_us - before)
+                self._worked = KEPT * self._worked + self._since
+            self._taken, self._since = self._taken + 1, 0.0
             if self._worked >= ENOUGH_US:
                 self._busy = 1.0 if self._sampled >= ALL * self._worked else self._sampled / self._worked
-        self.sampled_us = busy_us
+            before = busy_us
+        self.sampled_us = before
         self._since += worked
 
 

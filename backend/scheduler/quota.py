@@ -18,6 +18,9 @@ OWED_US = 1_000_000
 """Microseconds of which the quotas are owed at most to a group that waits for its turn meanwhile."""
 TURN_US = 500_000
 """Microseconds in which a turn has begun, and what is owed is used."""
+DEBT_S, DEBT_LEAST_US = 60, 1_000_000
+"""Seconds whose quotas are the most that a group owes from one period to the next, and microseconds of that at least:
+what is more is forgotten. A lever that fails for long is no fault of the group, which would stand for hours."""
 IDLE_CHECK_US = 20_000
 """Microseconds between two looks, at least, at a group that did nothing in its last period: so much it may do beyond
 its quota when it begins."""
@@ -64,7 +67,7 @@ class Account:
             if self.is_spent or self._worked:
                 active += self._span
             self.began_us += self._span * self.period_us
-            kept = min(self.left_us, self._owed_us)
+            kept = max(-self._debt_most_us, min(self.left_us, self._owed_us))
             self.is_kept, self._worked, self._idles, self._span = False, False, not self._worked, self.strung
             if kept == 0 and self._idles:  # nothing is to be reckoned up to now
                 spans = max(0, (now_us - self.began_us) // (self._span * self.period_us))
@@ -92,6 +95,11 @@ class Account:
         return self.quota_us * (max(periods, OWED_US // self.period_us) if waited else periods)
 
     @property
+    def _debt_most_us(self) -> int:
+        """What a group may owe to the next period, microseconds."""
+        return max(DEBT_LEAST_US, DEBT_S * 1_000_000 * self.quota_us // self.period_us)
+
+    @property
     def _due_us(self) -> int:
         """What is to be left before it goes on, microseconds."""
         return min(LEAST_US, self.quota_us)
@@ -101,7 +109,7 @@ class Account:
         no more than a microsecond of work in each; or when it has enough to go on with."""
         if not self.is_spent:
             return now_us + max(IDLE_CHECK_US if self._idles and not self._worked else CHECK_US, self.left_us)
-        missing = max(1, self._due_us - self.left_us)
+        missing = max(1, self._due_us - max(-self._debt_most_us, self.left_us))
         first_us = self.began_us + self._span * self.period_us
         more = -(-missing // (self.strung * self.quota_us)) - 1
         return first_us + more * self.strung * self.period_us

@@ -25,6 +25,7 @@ from backend.core.nextuse import Order
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger
 from backend.core.records import NOWHERE, Place, Throttled
+from backend.core.turns import HOLD_US
 from backend.process.identity import ROOT, Group, Member, Process, SliceOn, is_borne
 from backend.scheduler.bucket import Bucket
 from backend.scheduler.core import Core
@@ -32,6 +33,7 @@ from backend.scheduler.ends import Ends
 from backend.scheduler.failing import AGAIN_MOST_S, AGAIN_S, PASSING
 from backend.scheduler.limiter import Limiter
 from backend.scheduler.parts import REST, Pace
+from backend.scheduler.ranks import behind
 from backend.scheduler.shares import Contender, Level
 from backend.scheduler.use import Sample
 
@@ -65,14 +67,18 @@ class Scheduler:
         follower: Follower,
         seconds: float,
         periods: Callable[[Group, int], None] = lambda group, count: None,
+        hold_us: int | None = HOLD_US,
     ) -> None:
-        """`seconds` is what a write may take; `periods` is told of the periods of quotas that have ended."""
+        """`seconds` is what a write may take; `periods` is told of the periods of quotas that have ended. For `hold_us`
+        microseconds after its last request a program has those of worse priority held; None: it never has."""
         self._gpu = gpu
         self._index = gpu.info.index
         self._ledger = ledger
         self._population = population
         self._follower = follower
         self._seconds = seconds
+        self._hold_us = hold_us
+        self._behind: Mapping[Process, Sequence[Process]] = {}
         self._core = Core(gpu.info.timeslice_default_us)
         self._bucket = Bucket(RATE, BURST)
         self._ends = Ends(
@@ -142,6 +148,7 @@ class Scheduler:
             if self._poked.is_set():
                 self._poked = trio.Event()
                 self._contenders = await self._find(pace)
+                self._rank()
                 calm = 0
             # A bug here shall not end the mount: without it all programs run as the driver lets them.
             try:
@@ -182,6 +189,13 @@ class Scheduler:
                     )
                     found.append(Contender(resident.process, path, any(one.timeslice_us for one in books)))
         return found
+
+    def _rank(self) -> None:
+        """Says which programs go behind others in the busy periods of these."""
+        found = {} if self._hold_us is None else behind(self._contenders)
+        if found != self._behind and self._hold_us is not None:
+            self._behind = found
+            self._gpu.rank(found, self._hold_us)
 
     async def _samples(self, pace: Pace) -> Mapping[Process, Sample]:
         samples = {}

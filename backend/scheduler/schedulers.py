@@ -37,13 +37,14 @@ class Schedulers:
         seconds: float,
         on: bool,
         periods: Callable[[Group, int], None],
+        hold_us: int | None,
     ) -> None:
         """Not `on`, there are none: the GPUs are shared as their drivers do it. `periods` is told of periods of quotas
-        that have ended."""
+        that have ended. `hold_us` is as of :class:`Scheduler`."""
         self._gpus = gpus
         self._on = on
         self._each = {
-            index: Scheduler(gpu, ledger, population, follower, seconds, periods)
+            index: Scheduler(gpu, ledger, population, follower, seconds, periods, hold_us)
             for index, gpu in gpus.items()
             if self._verdict(gpu.capabilities()) is not Capability.UNSUPPORTED
         }

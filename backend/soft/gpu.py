@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import trio
@@ -166,6 +166,9 @@ class SoftGpu(Hardware):
             if not self._is_late(tenant) or tenant.is_stuck:
                 return not tenant.is_late
             await trio.sleep(min(max(tenant.pending / 1e9, DRAIN_S), STUCK_S))
+
+    def rank(self, behind: Mapping[Process, Sequence[Process]], hold_us: int) -> None:
+        """Its programs have no busy periods: the one that goes before has the engine as soon as it has work."""
 
     async def begin_turn(self, process: Process) -> None:
         self._require()

@@ -1,4 +1,4 @@
-"""``ggroupfs replay``: what a policy makes of a trace of jobs, in virtual time."""
+"""``ggroupfs replay``: what a policy makes of a trace of jobs, in virtual time: on one GPU, or on a cluster."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from ggroupfs.errors import UsageError
 from ggroupfs.policies.face import Policy
 from ggroupfs.policies.lanes import Order
 from ggroupfs.replay import workloads
+from ggroupfs.replay.cluster import jobs as cluster_jobs
+from ggroupfs.replay.cluster import published, report
 from ggroupfs.replay.records import Outcome, Result, S
 from ggroupfs.replay.simulator import Machine, Simulator
 from ggroupfs.replay.trace import TraceJob, dump, parse
@@ -23,6 +25,8 @@ from ggroupfs.text.values import size
 
 KNOWN = {"lanes": "ggroupfs.policies.lanes:make"}
 """Policies that go by a name of their own."""
+MOST_NODES, MOST_GPUS = 100_000, 64
+"""Most nodes of a cluster, and most GPUs of a node."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--capacity", default=str(machine.capacity), metavar="BYTES", help="of GPU memory; 16G")
     parser.add_argument("--json", action="store_true", help="the figures, and each job, as an object")
     parser.add_argument("--plot", type=Path, metavar="DIRECTORY", help="draws what happened; needs matplotlib")
-    parser.add_argument("--generate", metavar="NAME", help="prints a trace: salus, day, or so many of one workload")
+    parser.add_argument(
+        "--generate", metavar="NAME", help="prints a trace: salus, day, cluster, or so many of one workload"
+    )
+    parser.add_argument("--nodes", type=_nodes, metavar="NUMBERxGPUS", help="a cluster, with its trace: 1000x8")
+    parser.add_argument(
+        "--place", default=",".join(report.POLICIES), metavar="NAME,...", help="placements to compare on a cluster; all"
+    )
     parser.add_argument("--seed", type=int, default=1, help="of chance in --generate")
     parser.add_argument("--jobs", type=int, metavar="NUMBER", help="how many to generate: 100 of salus, 300 of another")
 
@@ -44,11 +54,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """The subcommand."""
     if arguments.generate is not None:
+        if arguments.generate == "cluster":
+            return _generate_cluster(arguments)
         comment = f"ggroupfs replay --generate {arguments.generate} --seed {arguments.seed}"
         sys.stdout.write(dump(_generated(arguments), comment))
         return 0
     if arguments.trace is None:
         raise UsageError("replay: a trace is needed, or --generate")
+    if arguments.nodes is not None:
+        return _cluster(arguments)
     with arguments.trace.open(encoding="utf-8", errors="replace") as lines:
         trace = parse(lines)
     machine = attrs.evolve(Machine(), capacity=_size(arguments.capacity))
@@ -103,6 +117,48 @@ def _generated(arguments: argparse.Namespace) -> list[TraceJob]:
     if name in workloads.WORKLOADS:
         return workloads.equal(name, jobs or 300)
     raise UsageError(f"replay: there is no workload {name!r}; there are salus, day, {', '.join(workloads.WORKLOADS)}")
+
+
+def _generate_cluster(arguments: argparse.Namespace) -> int:
+    if arguments.nodes is None:
+        raise UsageError("replay: --generate cluster needs --nodes, such as 1000x8")
+    if arguments.jobs is not None and arguments.jobs < 1:
+        raise UsageError("replay: --jobs is 1 or more")
+    nodes, per_node = arguments.nodes
+    comment = f"ggroupfs replay --generate cluster --nodes {nodes}x{per_node} --seed {arguments.seed}"
+    sys.stdout.writelines(cluster_jobs.dump(published.day(arguments.seed, nodes * per_node, arguments.jobs), comment))
+    return 0
+
+
+def _cluster(arguments: argparse.Namespace) -> int:
+    """Print a line for each placement, once it is done."""
+    names = arguments.place.split(",")
+    for name in names:
+        if name not in report.POLICIES:
+            raise UsageError(f"replay: there is no placement {name!r}; there are {', '.join(report.POLICIES)}")
+    with arguments.trace.open(encoding="utf-8", errors="replace") as lines:
+        try:
+            trace = cluster_jobs.parse(lines)
+        except ValueError as error:
+            raise UsageError(f"replay: {arguments.trace}: {error}") from None
+    if not trace:
+        raise UsageError(f"replay: {arguments.trace} has no job")
+    try:
+        rows = [report.row(trace, name, *arguments.nodes) for name in names]
+    except ValueError as error:
+        raise UsageError(f"replay: {error}") from None
+    print(json.dumps([attrs.asdict(row) for row in rows], indent=2) if arguments.json else report.as_text(rows))
+    return 0
+
+
+def _nodes(word: str) -> tuple[int, int]:
+    """Return nodes and GPUs of each. argparse.ArgumentTypeError for what is not NUMBERxGPUS."""
+    nodes, _, gpus = word.partition("x")
+    if not (nodes.isascii() and nodes.isdigit() and gpus.isascii() and gpus.isdigit()):
+        raise argparse.ArgumentTypeError(f"{word!r} is not NUMBERxGPUS")
+    if not (1 <= int(nodes) <= MOST_NODES and 1 <= int(gpus) <= MOST_GPUS):
+        raise argparse.ArgumentTypeError(f"{word!r}: 1 to {MOST_NODES} nodes of 1 to {MOST_GPUS} GPUs")
+    return int(nodes), int(gpus)
 
 
 def _policy(arguments: argparse.Namespace, capacity: int) -> Policy:

@@ -257,6 +257,7 @@ async def _controller(options: MountOptions, mountpoint: str, journal: Journal |
         controller = Controller(
             *(backend.ledger, backend.gpus, options.deadline),
             scheduler=options.scheduler,
+            hold_us=options.hold_us,
             moves=backend.moves,
             memory=backend.totals,
             lives=backend.lives,

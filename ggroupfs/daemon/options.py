@@ -11,6 +11,7 @@ import attrs
 
 from backend.choose import GPUS, LEDGERS, Choice
 from backend.core.controller import DEADLINE_S
+from backend.core.turns import HOLD_MOST_US, HOLD_US
 from backend.process.ushering import CUDA
 from ggroupfs.errors import UsageError
 from ggroupfs.installed import SLICES_D
@@ -61,6 +62,9 @@ class MountOptions:
     """Seconds that the hardware has to answer a write."""
     scheduler: bool = True
     """Whether priorities and weights decide which program has the GPU."""
+    hold_us: int | None = HOLD_US
+    """Microseconds for which programs of worse priority are held after the last request of a better one; None: they are
+    not held while it has requests either."""
     units: bool = True
     """Whether files configure slices."""
     units_wait: float = WAIT_S
@@ -115,6 +119,8 @@ def _apply(options: MountOptions, key: str, value: str | None) -> MountOptions:
         return attrs.evolve(options, deadline=_seconds(value))
     elif key == "scheduler":
         return attrs.evolve(options, scheduler=_one_of(("on", "off"), value) == "on")
+    elif key == "hold":
+        return attrs.evolve(options, hold_us=None if value == "no" else _hold(value))
     elif key == "units":
         return attrs.evolve(options, units=_one_of(("auto", "no"), value) == "auto")
     elif key == "units.wait":
@@ -165,6 +171,13 @@ def _absolute(value: str) -> Path:
 
 def _file(value: str) -> str:
     return value if value == CUDA else os.fspath(_absolute(value))
+
+
+def _hold(value: str) -> int:
+    us = 0 if value == "0" else values.span(value)
+    if value == "default" or us > HOLD_MOST_US:
+        raise ValueError(f"more than {HOLD_MOST_US} microseconds")
+    return us
 
 
 def _seconds(value: str) -> float:

@@ -88,6 +88,7 @@ def _noted(books: Books, record: Record) -> Lines:
     yield "pressure.seq", books.pressure_seq
     yield "off", off(record.compute.noted)
     yield "written", _switch(record.is_written())
+    yield "undecided", _switch(record.is_decided_on())
 
 
 def _background(name: str, work: Followed, pending: bool) -> Lines:

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import random
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 import trio
@@ -35,6 +35,11 @@ class Bench(SoftGpu):
         """When, seconds."""
         self.broken: set[Process] = set()
         """Whose TSGs cannot be detached."""
+        self.ranks: list[tuple[Mapping[Process, Sequence[Process]], int]] = []
+        """What was said of which programs go behind which, and for how long they are held."""
+
+    def rank(self, behind: Mapping[Process, Sequence[Process]], hold_us: int) -> None:
+        self.ranks.append((behind, hold_us))
 
     async def set_lever(self, lever: Lever, process: Process, value: int) -> None:
         self.moved.append(trio.current_time())

@@ -74,6 +74,8 @@ class Program:
         self.reclaims: list[int] = []
         """Bytes of every RECLAIM."""
         self.rooms: list[int] = []
+        self.ranks: list[Message] = []
+        """Every LEAD and FOLLOW."""
         self.obey: Callable[[Message], Awaitable[Message | None]] = self.move
         self.gpu = 0
         """The GPU that it is on."""
@@ -159,6 +161,8 @@ class Program:
                         self._answers[message.seq] = message
                     elif message.op == Op.ROOM:
                         self.rooms.append(message.args[0])
+                    elif message.op in (Op.LEAD, Op.FOLLOW):
+                        self.ranks.append(message)
                     else:
                         if message.op == Op.RECLAIM:
                             assert message.args[3] <= managed.PIECE

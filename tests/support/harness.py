@@ -12,7 +12,7 @@ import gc
 import os
 import subprocess
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -36,7 +36,7 @@ from backend.core.reasons import Engines
 from backend.core.records import Activity, Capability, Footprint, GpuInfo
 from backend.core.settings import TIMESLICE, Lever
 from backend.core.tally import Memory
-from backend.core.turns import TurnEnd
+from backend.core.turns import HOLD_US, TurnEnd
 from backend.ledgers.soft import SoftLedger
 from backend.process.identity import ROOT, Member, Process, Slice, SliceOn
 from backend.soft.config import SoftConfig
@@ -240,6 +240,9 @@ class StubGpu:
         end, seconds = self.ends.get(process, (TurnEnd.UNGATED, 0.0))
         await trio.sleep(min(seconds, bound_us / 1e6))
         return end
+
+    def rank(self, behind: Mapping[Process, Sequence[Process]], hold_us: int) -> None:
+        pass
 
     async def begin_turn(self, process: Process) -> None:
         self.turns.append(("begin", process.pid, 0))
@@ -510,6 +513,7 @@ async def running(
     mountpoint: Path | None = None,
     poll: bool = True,
     scheduler: bool = False,
+    hold_us: int | None = HOLD_US,
     keeper: Keeper | None = None,
     moves: Moves | None = None,
     memory: Memory | None = None,
@@ -532,7 +536,9 @@ async def running(
         mock.patch.object(pyfuse3, "readdir_reply", _readdir_reply),
     ):
         gpus = gpus or (SoftGpu(0, SoftConfig(capacity=64 * MIB)),)
-        controller = Controller(ledger, gpus, scheduler=scheduler, moves=moves, memory=memory, lives=lives)
+        controller = Controller(
+            *(ledger, gpus), scheduler=scheduler, moves=moves, memory=memory, lives=lives, hold_us=hold_us
+        )
         tree, events = Tree(controller, keeper), Events()
         messenger = Messenger()
         notifier = Notifier(tree, events, kernel, messenger, os.fspath(mountpoint or "/nowhere"))

@@ -12,6 +12,8 @@ import trio
 
 from backend.core.protocols import Bookkeeping
 from backend.core.records import Activity
+from backend.nvidia.busy import BusyTime
+from backend.nvidia.sampling import Sampling
 from backend.process.identity import Process
 from tests.support.contenders import Bench
 from tests.support.harness import Harness, running
@@ -20,8 +22,12 @@ Spawn = Callable[..., subprocess.Popen[bytes]]
 
 LATE_S = 0.2
 """Seconds by which the trace of a real GPU is late."""
-READ_S = 0.1
-"""Seconds between two reads of it."""
+READ_S = 0.1003
+"""Seconds between two reads of it: a read takes some of them."""
+SPACING_S = 1 / 6
+"""Seconds of which one of NVML's samples tells."""
+SAMPLES_LATE_S = 0.8
+"""Seconds by which these are late."""
 STEP_S = 0.0025
 """Seconds for which the engine is looked at in one, for the trace."""
 KERNEL_US = 500
@@ -31,7 +37,8 @@ KERNEL_US = 500
 class Traced(Bench):
     """A software GPU that tells of its programs as the driver of a real one: what they used until 0.2 s ago, the time
     in which their context stood on an idle engine among it, and whether they have work only of those with the
-    library. Of the others samples tell, once a second, how busy they were."""
+    library. Of the others samples tell how busy they were: each of a sixth of a second, to the percent, and of several
+    that came since it was asked the last."""
 
     late_us = round(LATE_S * 1e6)
 
@@ -42,7 +49,10 @@ class Traced(Bench):
         self._on: Process | None = None
         self._seen: deque[tuple[float, Mapping[Process, int]]] = deque()
         self._told: Mapping[Process, int] = {}
-        self._sampled: dict[Process, int] = {}
+        self._sampling, self._busy = Sampling(), BusyTime(round(LATE_S / READ_S))
+        self._samples: deque[tuple[float, Mapping[int, float]]] = deque()
+        self._sampled: dict[Process, int] = {}  # what each had worked at the last sample
+        self._asked: float | None = None  # the time of the sample that was told last
         self._ended: list[tuple[float, Process, int]] = []  # when, which, and what was told of it by then
         self._engine._runlist.switch = 0  # a trace charges switches as well, and the figures of work here are without
 
@@ -60,6 +70,7 @@ class Traced(Bench):
 
     async def _look_on(self) -> None:
         read = 0.0
+        self._sampling.begin(trio.current_time())
         while True:
             await trio.sleep(STEP_S)
             idle_us = round(STEP_S * 1e6)
@@ -77,10 +88,10 @@ class Traced(Bench):
             now = trio.current_time()
             self._seen.append((now, dict(self._there)))
             if now - read >= READ_S:
-                read = now
+                read += READ_S
                 while self._seen and self._seen[0][0] <= now - LATE_S:
                     _, self._told = self._seen.popleft()
-
+                self._ask(now)
             self._tell_late(now)
 
     def forget(self, process: Process) -> None:
@@ -96,10 +107,35 @@ class Traced(Bench):
             rest = self._told.get(process, 0) - told
             self._bookkeeper.late(process, 0, {"gpu_usec": rest, "busy_usec": rest})
 
+    def _others(self) -> list[tuple[Process, bool | None]]:
+        """Those without the library."""
+        return [(process, None) for process, tenant in self._tenants.items() if not tenant.is_gated]
+
+    def _ask(self, now: float) -> None:
+        """Asks for samples as ``usage.py`` does."""
+        standing = frozenset(process for process, _ in self._others() if not self._tenants[process].attached)
+        if not self._sampling.is_due(now, standing):
+            return
+        shares: Mapping[int, float] = {}
+        span_us: int | None = 0
+        while self._samples and self._samples[0][0] <= now - SAMPLES_LATE_S:
+            stamp, shares = self._samples.popleft()
+            before, self._asked = self._asked or stamp, stamp
+            span_us = (span_us or 0) + round((stamp - before) * 1e6)
+        window_us = self._sampling.window_us(now, span_us)
+        sampled = {pid: share * window_us for pid, share in shares.items()}
+        self._busy.sample(self._others(), lambda process: self._told.get(process, 0), sampled)
+
     async def _take_samples(self) -> None:
         while True:
-            await trio.sleep(1)
-            self._sampled = {process: self.really(process) for process in self._tenants}
+            await trio.sleep(SPACING_S)
+            before, self._sampled = self._sampled, {process: self.really(process) for process in self._tenants}
+            each = {
+                one.pid: (100 * (us - before.get(one, 0)) // round(SPACING_S * 1e6)) / 100
+                for one, us in self._sampled.items()
+            }
+            if any(each.values()):  # else NVML has none
+                self._samples.append((trio.current_time(), each))
 
     def activity(self, process: Process) -> Activity:
         activity = super().activity(process)
@@ -107,7 +143,7 @@ class Traced(Bench):
         tenant = self._tenants.get(process)
         if tenant is not None and tenant.is_gated:
             return attrs.evolve(activity, gpu_usec=told, busy_usec=told)
-        return attrs.evolve(activity, gpu_usec=told, busy_usec=self._sampled.get(process, 0), pending=None)
+        return attrs.evolve(activity, gpu_usec=told, busy_usec=self._busy.usec(process) or 0, pending=None)
 
 
 @attrs.define

@@ -58,14 +58,16 @@ def test_every_mount_option() -> None:
 @pytest.mark.parametrize(
     ("command", "behind"),
     [
+        ("cdi", ".It Cm account"),
         ("account", ".It Cm metrics"),
-        ("metrics", ".It Cm tenant"),
+        ("metrics", ".It Cm node"),
+        ("node", ".It Cm tenant"),
         ("policy", ".It Cm balance"),
         ("balance", ".It Cm replay"),
         ("replay", ".Sh MOUNT OPTIONS"),
         ("set", ".It Cm doctor"),
     ],
-    ids=["account", "metrics", "policy", "balance", "replay", "set"],
+    ids=["cdi", "account", "metrics", "node", "policy", "balance", "replay", "set"],
 )
 def test_every_option(command: str, behind: str) -> None:
     text = (MAN / "ggroupfs.8").read_text().replace("\\-", "-")

@@ -115,4 +115,6 @@ def test_the_numbers_are_for_good() -> None:
         "LAUNCH": 36,
         "PROGRESS": 64,
         "ROOM": 66,
+        "LEAD": 67,
+        "FOLLOW": 68,
     }

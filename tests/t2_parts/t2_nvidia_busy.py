@@ -49,7 +49,7 @@ def test_without_a_trace_it_is_the_time_in_which_kernels_were_pending() -> None:
 def test_samples_tell_no_more_than_the_engine(used: int | None, expected: int) -> None:
     """They give one that is kept off it the time of others."""
     busy = BusyTime(2)
-    busy.sample([(A, None), (B, True)], lambda process: used, {A.pid: 0.5, B.pid: 1.0}, 1e6)
+    busy.sample([(A, None), (B, True)], lambda process: used, {A.pid: 500_000, B.pid: 1_000_000})
     assert (busy.usec(A), busy.sampled_usec(A)) == (expected, expected)
     assert busy.usec(B) is None, "it counts its kernels, and was not looked at"
 

@@ -2,7 +2,7 @@
 
 A lever, or a look, is run once to see what it calls. Then each of these calls fails, with each status of the driver
 (nvstatuscodes.h has 0x01 to 0x8A, warnings from 0x10001, and GENERIC) or each errno that the manual page has. Whatever
-comes of it: an OSError with the right number or none, no descriptor left, nobody else touched; and once the fault is
+comes of it: an OSError with the right number or none, no descriptor left, no other touched; and once the fault is
 gone the same thing done again brings about what is wanted, exactly.
 """
 
@@ -23,7 +23,7 @@ from backend.core.reasons import Engines
 from backend.nvidia import discover, rm
 from backend.nvidia.deadline import Deadline, Narrow, Precedence
 from backend.nvidia.discover import ClientCounter, Handles
-from backend.nvidia.nvml import ERRNOS, Nvml
+from backend.nvidia.nvml import ERRNOS, Nvml, Samples
 from backend.nvidia.readback import ChannelStates
 from backend.nvidia.tenant import Tenant
 from backend.nvidia.trace import Trace
@@ -214,7 +214,7 @@ def _once(w: World, fault: Fault, ask: Callable[[], None]) -> None:
 
 @pytest.mark.parametrize("lever", LEVERS)
 def test_a_lever_that_is_refused_all_the_time(lever: str) -> None:
-    """Each call of it, again and again: what is told is that of the driver, and nobody is left half frozen."""
+    """Each call of it, again and again: what is told is that of the driver, and none is left half frozen."""
     w = world()
     before, after = LEVERS[lever]
     for status in STATUSES:
@@ -230,7 +230,7 @@ def _set(w: World, what: tuple[bool, int]) -> None:
 
 
 def test_a_lever_that_says_it_did_and_did_not() -> None:
-    """Who is asked whether it holds is found out, and what is wanted is done."""
+    """What is asked whether it holds is found out, and what is wanted is done."""
     w = world()
     w.plan.faults = [Fault("control", rm.SET_TIMESLICE, nothing=True)]
     w.tenant.applied.timeslice_us = 500
@@ -266,7 +266,7 @@ def test_looks() -> None:
             w.plan.heal()
             w.tenant.enforcement.look(True)
             tsgs = [len(tsg.channels) for tsg in w.tenant.tsgs()]
-            if not w.tenant.applied.handles.fds():  # its client was taken for somebody else's: who refuses so means it
+            if not w.tenant.applied.handles.fds():  # its client was taken for another's: what refuses so means it
                 assert (call, number) == ("control", rm.CLIENT_GET_HANDLE_INFO)
                 assert rm.RmError(fault.status, "").errno not in rm.PASSING
                 stranger += 1
@@ -414,14 +414,14 @@ def test_samples_after_the_clock_was_set(jump: int, monkeypatch: pytest.MonkeyPa
     async def main() -> None:
         nvml = Nvml(fake)  # type: ignore[arg-type]
         fake.samples = [(5, int(clock[0] * 1e6), 50)]
-        assert await nvml.busy(0) == {5: 0.5}
+        assert await nvml.busy(0) == Samples({5: 0.5}, None)
         clock[0] += jump
         start[0] += jump  # time itself goes on
         await nvml.busy(0)
         clock[0] += 1
         fake.samples.append((5, int(clock[0] * 1e6), 20))
-        assert await nvml.busy(0) == {5: 0.2}
-        assert await nvml.busy(0) == {}
+        assert await nvml.busy(0) == Samples({5: 0.2}, 1_000_000)
+        assert await nvml.busy(0) == Samples({}, 0)
 
     trio.run(main)
 
@@ -456,7 +456,7 @@ def test_who_stands_aside_goes_on_once_all_before_it_are_through() -> None:
         levers.stand_aside()
         aside.set()
 
-    levers.stand_aside()  # nobody is there
+    levers.stand_aside()  # none is there
     with levers.taken():
         with levers.taken():
             thread = threading.Thread(target=look, daemon=True)

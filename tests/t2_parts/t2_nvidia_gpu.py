@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -14,12 +15,15 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from backend.core.reasons import Engines
 from backend.core.records import Capability
 from backend.nvidia import checkpoint, rm
 from backend.nvidia.deadline import Deadline
+from backend.nvidia.discover import QUICK_RUN
 from backend.nvidia.mover import BEGUN_S
 from backend.nvidia.nvml import Nvml, sysfs_address
 from backend.nvidia.opening import open_gpus
+from backend.nvidia.proven import GR_ALONE
 from backend.process.identity import Process
 from tests.support.fake_nvidia import FakeBookkeeper, FakeNvml, FakeSystem, patient
 from tests.support.nvidia_rig import ON_THE_GPU, Rig, Written, drive, running
@@ -199,7 +203,96 @@ def test_who_is_let_go_waits_for_no_look() -> None:
         assert await handles(gpu.detach(program.identity)) > known
         assert await handles(gpu.attach(program.identity)) == known
         assert all(program.running())
-        assert await handles(gpu.set_timeslice(program.identity, 4000)) > known
+        assert await handles(gpu.set_timeslice(program.identity, 4000)) == 1, "its GR TSG, of which no channel is asked"
+        program.context()
+        assert await handles(gpu.set_timeslice(program.identity, 6000)) > known, "the host has made something"
+
+    drive(test)
+
+
+def on_gr_alone(rig: Rig) -> None:
+    """Has the first GPU be one on which GR alone was proven."""
+    rig.gpus[0]._capabilities = {**rig.gpus[0].capabilities(), GR_ALONE: Capability.ENFORCED}
+
+
+def test_a_turn_asks_for_what_it_acts_on_alone() -> None:
+    """The GR TSG and its 8 channels, of 4 TSGs and 20 channels: calls of the driver for each lever of a turn."""
+
+    async def test(rig: Rig) -> None:
+        program, gpu = rig.fake.program(5, 0), rig.gpus[0]
+        on_gr_alone(rig)
+
+        async def calls(lever: Awaitable[None]) -> Counter[int]:
+            rig.fake.calls.clear()
+            await lever
+            return Counter(cmd for cmd, _, _ in rig.fake.calls)
+
+        await gpu.set_timeslice(program.identity, 50)
+        for _ in range(2):
+            off = {rm.GET_CLIENT_DATABASE_INFO: 1, rm.CLIENT_GET_HANDLE_INFO: 9, rm.FIFO_DISABLE_CHANNELS: 1}
+            assert await calls(gpu.detach(program.identity, Engines.GR)) == off
+            on = {rm.CLIENT_GET_HANDLE_INFO: 9, rm.FIFO_DISABLE_CHANNELS: 1, rm.FIFO_GET_CHANNEL_STATE: 1}
+            assert await calls(gpu.attach(program.identity)) == on
+        assert await calls(gpu.detach(program.identity, Engines.GR)) == off
+        # A freeze takes the others as well, and looks for what is new whatever the totals say; a thaw in the turn of
+        # another program puts them on alone.
+        freeze = await calls(gpu.detach(program.identity))
+        assert freeze[rm.CLIENT_GET_HANDLE_INFO] > 3 + 12 + QUICK_RUN
+        assert not any(program.running())
+        thaw = await calls(gpu.detach(program.identity, Engines.GR))
+        assert thaw[rm.CLIENT_GET_HANDLE_INFO] == 3 + 12
+        assert await calls(gpu.attach(program.identity)) == on
+        assert all(program.running())
+
+    drive(test)
+
+
+def test_a_context_that_has_just_come_is_off_in_the_turn_of_another() -> None:
+    """The totals of the host tell that there may be one."""
+
+    async def test(rig: Rig) -> None:
+        program, gpu = rig.fake.program(5, 0), rig.gpus[0]
+        on_gr_alone(rig)
+        await gpu.set_timeslice(program.identity, 1000)
+        new = program.context()
+        await gpu.detach(program.identity, Engines.GR)
+        assert all(program.objects[channel].disabled == 1 for channel in program.channels(new))
+        newest = program.context()
+        await gpu.set_timeslice(program.identity, 3000)
+        assert [program.objects[tsg].timeslice for tsg in (new, newest)] == [1000, 1000]
+
+    drive(test)
+
+
+@pytest.mark.parametrize("attaches", [True, False])
+def test_a_handle_that_is_reused_is_not_acted_on_in_a_turn(attaches: bool) -> None:
+    """What was asked for last was so a turn ago: its class is asked for each time."""
+
+    async def test(rig: Rig) -> None:
+        program, gpu = rig.fake.program(5, 0), rig.gpus[0]
+        on_gr_alone(rig)
+        await gpu.detach(program.identity, Engines.GR)
+        if not attaches:
+            await gpu.attach(program.identity)
+        gone, *left = program.channels(next(h for h, o in program.objects.items() if o.class_ == rm.CLASS_TSG))
+        program.objects[gone].class_ = 0x3E
+        before = program.objects[gone].disabled
+        await (gpu.attach(program.identity) if attaches else gpu.detach(program.identity, Engines.GR))
+        assert program.objects[gone].disabled == before
+        assert {program.objects[channel].disabled for channel in left} == {0 if attaches else 1}
+
+    drive(test)
+
+
+def test_timeslices_of_what_is_gone_are_known_no_more() -> None:
+    async def test(rig: Rig) -> None:
+        program, gpu = rig.busy(5, 0), rig.gpus[0]
+        async with running(rig):
+            await gpu.set_timeslice(program.identity, 1000)
+            program.destroy()
+            await trio.sleep(5)
+            await gpu.set_timeslice(program.identity, 0)
+            assert not gpu._tenant(program.identity).has_policy
 
     drive(test)
 

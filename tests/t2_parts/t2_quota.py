@@ -112,6 +112,29 @@ def test_what_is_owed_to_one_that_waits_is_bounded() -> None:
     assert account.left_us == 10_000 * (1 + OWED_US // 100_000)
 
 
+@pytest.mark.parametrize(("quota_us", "period_us", "stands_s"), [(300_000, 1_000_000, 60), (10_000, 1_000_000, 100)])
+def test_what_a_group_owes_is_bounded(quota_us: int, period_us: int, stands_s: int) -> None:
+    """It did an hour of work beyond its quota; it stands for a minute, or until it has paid for a second."""
+    account = Account(quota_us, period_us, 0)
+    account.charge(3_600_000_000)
+    now_us = 0
+    while account.decide():
+        now_us = max(now_us + 1, account.next_us(now_us))
+        account.advance(now_us)
+        if now_us > 4_000_000_000:
+            break
+    assert now_us / 1e6 == pytest.approx(stands_s, abs=2)
+
+
+def test_a_debt_below_the_bound_is_paid_whole() -> None:
+    account = Account(30_000, 100_000, 0)
+    account.charge(6_000_000)
+    account.advance(19_900_000)
+    assert account.decide()
+    account.advance(20_100_000)
+    assert not account.decide()
+
+
 def test_an_idle_group_has_no_periods() -> None:
     account = Account(30_000, 100_000, 0)
     assert account.advance(10_000_000) == 0

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -542,6 +542,73 @@ async def test_one_that_hangs_seldom_is_replaced(tmp_path: Path, monkeypatch: py
             assert former is not None
             os.kill(former, signal.SIGSTOP)
             await seen(lambda former=former: at.usher.pid not in (None, former) and at.facts["usher"] == "yes")  # type: ignore[misc]
+
+
+@real
+async def test_one_without_a_processor_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answers once it has one, and until then it counts as none that hangs; the programs wait on."""
+    monkeypatch.setattr(usher, "ANSWER_S", 0.2)
+    monkeypatch.setattr(usher, "HANGS_S", SECONDS)
+    looks = 0
+
+    def lacks_processor(pid: int) -> bool:
+        nonlocal looks
+        looks += 1
+        if looks == 4 * usher.PARTS:
+            os.kill(pid, signal.SIGCONT)
+        return True
+
+    async with place(tmp_path) as at:
+        await at.freeze(ROOT)
+        program = at.opener()
+        await at.waiting(1)
+        former = at.usher.pid
+        assert former is not None
+        monkeypatch.setattr(usher, "lacks_processor", lacks_processor)
+        os.kill(former, signal.SIGSTOP)
+        await seen(lambda: looks > 4 * usher.PARTS)
+        assert at.usher.pid == former
+        assert at.facts["usher"] == "yes"
+        assert not await program.has_opened(0)
+        await at.freeze()
+        assert await program.has_opened()
+
+
+@pytest.mark.logs("usher: it has no processor: ")
+@real
+async def test_one_that_gets_no_processor_is_replaced_and_none_is_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(usher, "ANSWER_S", 0.2)
+    monkeypatch.setattr(usher, "STARVED_S", 0.5)
+    async with place(tmp_path) as at:
+        monkeypatch.setattr(usher, "lacks_processor", lambda pid: True)
+        for _ in range(2):
+            former = at.usher.pid
+            assert former is not None
+            os.kill(former, signal.SIGSTOP)
+            await seen(lambda former=former: at.usher.pid not in (None, former) and at.facts["usher"] == "yes")  # type: ignore[misc]
+
+
+@real
+async def test_a_daemon_without_a_processor_finds_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes to nothing else for longer than an answer may take, twice: none was late for that."""
+    monkeypatch.setattr(usher, "ANSWER_S", 0.5)
+    async with place(tmp_path) as at:
+        former = at.usher.pid
+        frozen = at.usher._frozen
+
+        def stalls() -> Collection[Slice]:
+            time.sleep(2 * usher.ANSWER_S)
+            return frozen()
+
+        for _ in range(2):
+            at.usher._frozen = stalls
+            heard = at.usher._number
+            await seen(lambda heard=heard: at.usher._number > heard)  # type: ignore[misc]
+            at.usher._frozen = frozen
+            await at.freeze()
+            assert (at.usher.pid, at.facts["usher"]) == (former, "yes")
 
 
 @real

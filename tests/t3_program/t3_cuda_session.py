@@ -16,6 +16,7 @@ from typing import Any
 import attrs
 import pytest
 import trio
+import trio.testing
 
 import backend.process.identity
 import backend.process.running
@@ -380,6 +381,27 @@ def test_a_frozen_program_cannot_move(drive: Drive) -> None:
         await rig.h.write(program.file + "compute.freeze", "0")
         await rig.h.write(program.file + "gmem.limit.high", "2G")
         assert program.resident == 2 * GIB
+
+    drive(test)
+
+
+def test_a_frozen_program_holds_no_room_for_what_cannot_come(drive: Drive) -> None:
+    """Nothing of it would come before the thaw, which a neighbour need not wait for."""
+
+    async def test(rig: Rig) -> None:
+        program = await rig.program(4 * GIB)
+        await rig.h.write(program.file + "gmem.limit.high", "2G")
+        away = program.swapped
+        assert away
+        await rig.h.write(program.file + "gmem.limit.high", "max")
+        await rig.h.write(program.file + "compute.freeze", "1")
+        assert (await program.ask(Op.MOVE_IN, away, 0)).status == -errno.EAGAIN
+        assert await rig.number(program.file + "gmem.swap.current") == away
+        await rig.h.write(program.file + "compute.freeze", "0")
+        (await program.ask(Op.MOVE_IN, away, 0)).check()
+        program.resident, program.swapped = program.resident + away, 0
+        program.show()
+        assert await rig.number(program.file + "gmem.swap.current") == 0
 
     drive(test)
 
@@ -1240,3 +1262,48 @@ def test_a_program_that_cannot_be_asked_is_asked_once(drive: Drive, monkeypatch:
         assert program.resident <= 6 * GIB
 
     drive(test)
+
+
+@attrs.define
+class SlowLine:
+    """A connection that has no room before it is told to."""
+
+    room: trio.Event = attrs.field(factory=trio.Event)
+    sent: list[tuple[int, list[int]]] = attrs.field(factory=list)
+    """Of each message the op, and the inodes of what came with it."""
+    uid: int = 0
+
+    async def send(self, message: Message, descriptors: Sequence[int] = ()) -> bool:
+        await self.room.wait()
+        self.sent.append((message.op, [os.fstat(fd).st_ino for fd in descriptors]))
+        return True
+
+    async def receive(self) -> None:
+        await trio.sleep_forever()
+
+
+def test_a_page_that_is_given_up_while_it_is_handed_out_is_no_other_file() -> None:
+    """Its number may be that of another file by the time that there is room for the message."""
+
+    async def main() -> None:
+        line = SlowLine()
+        session = Session(Process(1, 1), {}, line)  # type: ignore[arg-type]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(session.run)
+            await trio.testing.wait_all_tasks_blocked()
+            page = session.lead(0, 200)
+            assert page is not None
+            assert page.writable is not None
+            inode = os.fstat(page.writable).st_ino
+            await trio.testing.wait_all_tasks_blocked()
+            assert session.lead(0, None) is None
+            others = [os.open("/dev/null", os.O_RDONLY) for _ in range(8)]
+            line.room.set()
+            await trio.testing.wait_all_tasks_blocked()
+            for other in others:
+                os.close(other)
+            nursery.cancel_scope.cancel()
+        session.close()
+        assert line.sent == [(Op.LEAD, [inode]), (Op.LEAD, [])]
+
+    trio.run(main)

@@ -13,15 +13,16 @@ import trio
 
 from backend.core import oom
 from backend.core.oom import NOTICE_S
+from backend.core.over import PASSING_S
 from backend.core.silence import RETURN_S
-from backend.door.wire import Op
+from backend.door.wire import Message, Op
 from backend.process import procfs, victims
 from backend.process.identity import Group, Member, Process, Slice, SliceOn
 from backend.process.inside import in_maps
 from backend.process.running import is_stopped
 from ggroupfs.units import Units
 from tests.support.cuda_session import CONTEXT, GIB, LOOKS, MIB, Drive, Program, Rig, drive, pieces, until_then
-from tests.support.harness import until
+from tests.support.harness import answers, until
 
 __all__ = ["drive", "pieces"]  # fixtures
 
@@ -85,6 +86,12 @@ def has_ended(process: Process) -> bool:
     """Whether a process was killed, as only its parent may still see."""
     found = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     return found is not None and found.si_status == signal.SIGKILL
+
+
+async def none_ends(level: Group, lasts: object) -> int:
+    """A killer that finds, each time, that it is not to."""
+    del level, lasts
+    return 0
 
 
 # Programs with the library
@@ -350,6 +357,76 @@ def test_the_log_says_what_of_a_program_is_past_its_library(drive: Drive, caplog
     drive(test)
     (line,) = (line for line in caplog.messages if "over its gmem.limit.high" in line)
     assert f"holds {5 * GIB} that cannot be moved, as it is past the library in it" in line
+
+
+async def moves_nothing(request: Message) -> Message:
+    """What a program answers that is asked for what it cannot move."""
+    return request.answer(0, 0)
+
+
+@pytest.mark.logs(OVER_HIGH)
+def test_the_log_names_at_once_what_a_library_cannot_move(drive: Drive, caplog: pytest.LogCaptureFixture) -> None:
+    """It names the program that has most of it, once."""
+
+    async def test(rig: Rig) -> None:
+        small, program = await rig.program(0, "/job"), await rig.program(0, "/job")
+        await rig.h.write(JOB + "gmem.limit.high", "4G")
+        for one, nbytes in ((small, 1 * GIB), (program, 5 * GIB)):
+            one.obey = moves_nothing
+            (await one.ask(Op.REPORT, nbytes, 0)).check()
+            assert await one.alloc(nbytes) == 0
+        await trio.sleep(SEEN_S)
+        assert (await rig.stat(JOB + "gmem.events"))["over"] == 1
+        (line,) = (line for line in caplog.messages if "over its gmem.limit.high" in line)
+        assert f"process {program.process.pid} holds {5 * GIB} that its library cannot move: arrays" in line
+        await rig.die(program)
+        await trio.sleep(SEEN_S)
+
+    drive(test)
+    assert len([line for line in caplog.messages if "over its gmem.limit.high" in line]) == 1
+
+
+@pytest.mark.logs(OVER_HIGH)
+def test_one_that_gives_nothing_is_told_of_after_a_while(drive: Drive, caplog: pytest.LogCaptureFixture) -> None:
+    """One that is stopped, or waits for its turn, gives later; one that has not by then is told of, once."""
+
+    def lines() -> list[str]:
+        return [line for line in caplog.messages if "over its gmem.limit.high" in line]
+
+    async def test(rig: Rig) -> None:
+        program = await rig.program(0, "/job")
+        await rig.h.write(JOB + "gmem.limit.high", "4G")
+        program.obey = moves_nothing
+        assert await program.alloc(5 * GIB) == 0
+        await trio.sleep(PASSING_S - SEEN_S)
+        assert (await rig.stat(JOB + "gmem.events"))["over"] == 1
+        assert not lines()
+        await trio.sleep(2 * SEEN_S)
+        assert len(lines()) == 1
+        assert "its members hold what cannot be moved now" in lines()[0]
+        await trio.sleep(PASSING_S)
+
+    drive(test)
+    assert len(lines()) == 1
+
+
+def test_one_that_exits_is_not_said_to_be_without_the_library(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connection is closed before it is gone: nothing is to be said of it, or the log has an error."""
+
+    async def test(rig: Rig) -> None:
+        program = await rig.program(0, "/job")
+        await rig.h.write(JOB + "gmem.limit.high", "4G")
+        program.obey = moves_nothing
+        assert await program.alloc(5 * GIB) == 0
+        await trio.sleep(SEEN_S)
+        assert (await rig.stat(JOB + "gmem.events"))["over"] == 1
+        monkeypatch.setattr(oom, "is_ending", lambda pid: pid == program.process.pid)
+        program.close()
+        await trio.sleep(2 * SEEN_S)
+        assert not rig.h.controller.gpus[0].manages(program.process)
+        assert (await rig.stat(JOB + "gmem.events"))["over"] == 1
+
+    drive(test)
 
 
 @pytest.mark.logs(OVER_MAX)
@@ -925,6 +1002,61 @@ def test_a_raise_does_not_wait_for_a_write_that_kills(drive: Drive, caplog: pyte
 @pytest.mark.logs(OVER_MAX, KILLED)
 def test_a_raise_that_is_not_enough_is_what_is_killed_for(drive: Drive, caplog: pytest.LogCaptureFixture) -> None:
     raised_meanwhile(3 * GIB, drive, caplog)
+
+
+@pytest.mark.parametrize(
+    "dies",
+    [
+        pytest.param(True, id="it dies", marks=pytest.mark.logs(OVER_MAX, KILLED)),
+        pytest.param(False, id="none dies", marks=pytest.mark.logs(OVER_MAX)),
+    ],
+)
+def test_other_writes_go_on_while_one_kills(drive: Drive, monkeypatch: pytest.MonkeyPatch, dies: bool) -> None:
+    """They hold at once, and what is taken back if none dies is that of the one write alone. Another of the hard limit
+    waits, and is taken back on its own."""
+
+    async def test(rig: Rig) -> None:
+        process = await stranger(rig, 3 * GIB)
+        await rig.h.write(JOB + "gmem.limit.max", "8G")
+        await trio.sleep(RETURN_S)
+        said: list[int] = []
+        with Lingering(monkeypatch, ending=True) as lingering:
+
+            async def lower(value: str) -> None:
+                said.append(await answers(rig.h.write(JOB + "gmem.limit.max", value)))
+
+            async def bury() -> None:
+                await until_then(lambda: process.pid in lingering.sent)
+                await others()
+                lingering.bury(process)
+                await buried(rig, process)
+
+            async def others() -> None:
+                began = trio.current_time()
+                await rig.h.write(JOB + "gmem.limit.low", "1G")
+                await rig.h.write(JOB + "compute.timeslice", "4")
+                await rig.h.write(JOB + "gmem.limit.high", "4G")
+                assert await rig.h.refused(JOB + "gmem.limit.high", "1G") == errno.EBUSY
+                assert trio.current_time() - began < 0.5 * NOTICE_S
+                assert await rig.h.read(JOB + "gmem.limit.high") == f"{4 * GIB}\n"
+                assert await rig.h.read(JOB + "gmem.limit.max") == f"{2 * GIB}\n"
+
+            async with trio.open_nursery() as nursery:
+                if dies:
+                    nursery.start_soon(bury)
+                else:
+                    monkeypatch.setattr(rig.h.controller._killer, "relieve", none_ends)
+                nursery.start_soon(lower, "2G")
+                await trio.sleep(0.5 * NOTICE_S)
+                nursery.start_soon(lower, "1G")
+                await others()
+        high, low = await rig.h.read(JOB + "gmem.limit.high"), await rig.h.read(JOB + "gmem.limit.low")
+        assert (high, low) == (f"{4 * GIB}\n", f"{1 * GIB}\n")
+        assert await rig.h.read(JOB + "compute.timeslice") == "4\n"
+        assert await rig.number(JOB + "gmem.limit.max") == (1 * GIB if dies else 8 * GIB)
+        assert said == ([0, 0] if dies else [errno.EBUSY, errno.EBUSY])
+
+    drive(test)
 
 
 @pytest.mark.logs(OVER_HIGH)

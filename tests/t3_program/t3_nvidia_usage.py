@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import trio
@@ -12,8 +13,8 @@ from trio.testing import MockClock
 import backend.process.identity
 from backend.nvidia.nvml import Nvml
 from backend.nvidia.opening import open_gpus
+from backend.nvidia.sampling import CLOSELY_S, SAMPLE_S
 from backend.nvidia.trace import LAG_NS
-from backend.nvidia.usage import SAMPLE_S
 from backend.process.identity import Slice
 from ggroupfs.client import flat
 from tests.support.fake_nvidia import FakeNvml, FakeNvmlError, FakeSystem, patient
@@ -160,3 +161,45 @@ def test_a_slice_keeps_what_a_killed_program_did(spawn: Spawn, monkeypatch: pyte
     mock = MockClock(autojump_threshold=0.005)
     with patient(mock, lambda: False):
         assert trio.run(main, clock=mock) == [30_000, 30_000, 70_000]
+
+
+def test_all_samples_are_asked_for_while_a_program_comes_and_goes(
+    spawn: Spawn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One without the library: seen once a second it may be seen at work each time that it goes on, or never."""
+    fake, clock, nvml, asked = FakeSystem(), Clock(), FakeNvml(count=1), list[float]()
+    assert fake.trace is not None
+    fake.trace.clock = clock
+    monkeypatch.setattr("backend.nvidia.trace.time.monotonic_ns", clock)
+    inner = FakeNvml.nvmlDeviceGetProcessUtilization
+
+    def counted(nvml: FakeNvml, device: int, since: int) -> list[Any]:
+        asked.append(since)
+        return inner(nvml, device, since)
+
+    monkeypatch.setattr(FakeNvml, "nvmlDeviceGetProcessUtilization", counted)
+
+    async def main() -> list[int]:
+        (gpu,) = await open_gpus(system=fake, nvml=Nvml(nvml), selftest=False)  # type: ignore[arg-type]
+        process = backend.process.identity.identify(spawn().pid)
+        fake.program(process.pid, 0, start=process.start)
+        nvml.compute[0] = [(process.pid, MIB)]
+        counts = []
+        async with running(gpu) as h:
+            await trio.sleep(SAMPLE_S)
+            for times in (0, 10, 0):
+                await trio.sleep(CLOSELY_S)
+                asked.clear()
+                for frozen in [1, 0] * times:
+                    await h.write(f"{process.pid}/0/compute.freeze", frozen)
+                    await trio.sleep(0.15)
+                await trio.sleep(0 if times else 3)
+                counts.append(len(asked))
+        return counts
+
+    virtual = MockClock(autojump_threshold=0.005)
+    with patient(virtual, lambda: False):
+        before, standing, after = trio.run(main, clock=virtual)
+    assert 2 <= before <= 4
+    assert standing >= 20
+    assert after <= 4

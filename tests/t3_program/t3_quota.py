@@ -39,6 +39,25 @@ async def test_one_that_is_alone(spawn: Spawn, share: float, period: int, traced
         assert library or p.gpu.calls(since=0) < 25 * 13
 
 
+@pytest.mark.parametrize(
+    ("share", "period", "after_s"),
+    [(0.3, 100_000, 4.05), (0.5, 100_000, 4.3), (0.3, 1_000_000, 4.15), (0.5, 1_000_000, 4.2)],
+)
+@virtual
+async def test_one_that_is_seen_in_step_with_its_cycles(
+    spawn: Spawn, share: float, period: int, after_s: float
+) -> None:
+    """It has no library, and stands and goes on in cycles of 0.4 s or 1 s. Samples of a sixth of a second, one in each
+    second, would see it at work too rarely, as these begin: it would have up to twice its quota."""
+    async with limited(spawn, traced=True) as p:
+        one = await p.program(library=False)
+        await trio.sleep(after_s)
+        await p.h.write(f"{one.pid}/0/compute.max", quota(share, period))
+        await trio.sleep(6)
+        (found,) = await p.shares([one], 10)
+        assert found == pytest.approx(share, rel=NEAR[period])
+
+
 @each_way
 @each_sight
 @each_period
@@ -48,7 +67,9 @@ async def test_one_that_idles_in_between(spawn: Spawn, period: int, traced: bool
     async with limited(spawn, traced=traced) as p:
         one = await p.program(library=library, work_s=0.03, rest_s=0.02)
         await p.h.write(f"{one.pid}/0/compute.max", quota(0.3, period))
-        await trio.sleep(5)
+        await trio.sleep(
+            15 if traced and not library else 5
+        )  # what samples say of its rests is known after some of them
         (found,) = await p.shares([one], 10)
         assert found == pytest.approx(0.3, rel=NEAR[period])
 

@@ -132,7 +132,7 @@ async def test_every_field_of_a_slot_is_shown(spawn: Spawn) -> None:
                     place = renamed.get(name, f"{slot}.{name}")
                     assert any(one == place or one.startswith(f"{place}.") for one in names), (slot, field.name)
         for field in attrs.fields(member.Record):
-            name = {"_writing": "written", "group": "process"}.get(field.name, field.name)
+            name = {"_writing": "written", "_deciding": "undecided", "group": "process"}.get(field.name, field.name)
             assert any(one == name or one.startswith(f"{name}.") for one in names), field.name
 
 

@@ -14,6 +14,7 @@ from trio.testing import MockClock
 
 from backend.core.controller import DEADLINE_S
 from backend.core.records import NOWHERE, Activity
+from backend.core.turns import HOLD_US
 from backend.process.identity import Member, Process
 from backend.scheduler.failing import AGAIN_S
 from backend.scheduler.fair import SWITCH_US
@@ -40,6 +41,49 @@ async def programs(spawn: Spawn, *, scheduler: bool = True) -> AsyncIterator[Pro
 
 def of_all(shares: Sequence[float]) -> list[float]:
     return [share / sum(shares) for share in shares]
+
+
+@virtual
+async def test_the_gpu_hears_which_programs_go_behind_which(spawn: Spawn) -> None:
+    """As priorities are written, and programs come, are frozen and go; and not again while it is as it was."""
+    gpu = Bench()
+    async with running(gpu, scheduler=True) as h, trio.open_nursery() as nursery:
+        p = Programs(h, gpu, spawn, nursery)
+        first, second = await p.batch(), await p.batch("/jobs")
+        await trio.sleep(1)
+        assert not gpu.ranks, "equals hold none of each other"
+        await h.write("slice/jobs/0/compute.priority", 9)
+        await trio.sleep(1)
+        assert gpu.ranks == [({second: (first,)}, HOLD_US)]
+        third = await p.batch("/jobs")
+        await h.write(f"{third.pid}/0/compute.priority", 3)
+        await trio.sleep(2)
+        assert gpu.ranks[-1] == ({third: (first,), second: (first, third)}, HOLD_US)
+        await h.write(f"{first.pid}/0/compute.freeze", 1)
+        await trio.sleep(1)
+        assert gpu.ranks[-1] == ({second: (third,)}, HOLD_US)
+        await h.write(f"{first.pid}/0/compute.freeze", 0)
+        await h.write("slice/jobs/0/compute.priority", 0)
+        await trio.sleep(1)
+        told = len(gpu.ranks)
+        assert gpu.ranks[-1] == ({second: (third,), first: (second, third)}, HOLD_US)
+        await trio.sleep(10)
+        assert len(gpu.ranks) == told
+        nursery.cancel_scope.cancel()
+
+
+@virtual
+async def test_the_gpu_hears_of_no_ranks_on_a_mount_without(spawn: Spawn) -> None:
+    """With ``hold=no``; and with another hold, of that."""
+    for hold_us in (None, 50):
+        gpu = Bench()
+        async with running(gpu, scheduler=True, hold_us=hold_us) as h, trio.open_nursery() as nursery:
+            p = Programs(h, gpu, spawn, nursery)
+            first, second = await p.batch(), await p.batch()
+            await h.write(f"{second.pid}/0/compute.priority", 9)
+            await trio.sleep(1)
+            assert gpu.ranks == ([] if hold_us is None else [({second: (first,)}, 50)])
+            nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("contexts", [1, 4])

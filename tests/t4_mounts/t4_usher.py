@@ -63,7 +63,7 @@ def has_opened(process: subprocess.Popen[bytes]) -> bool:
 
 def freeze(mount: Mounted, place: Path, value: int) -> None:
     file = mount / slice_directory(slice_path(place)) / "0" / "compute.freeze"
-    file.parent.parent.mkdir(exist_ok=True)
+    file.parent.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(f"{value}")
 
 

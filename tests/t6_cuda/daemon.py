@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,9 @@ class CudaStub(StubGpu):
 
     def offer(self, room: Callable[[Process], int]) -> None:
         self.managed.offer(room)
+
+    def rank(self, behind: Mapping[Process, Sequence[Process]], hold_us: int) -> None:
+        self.managed.rank(behind, hold_us)
 
     async def reclaim(self, process: Process, nbytes: int) -> int:
         return await self.managed.reclaim(process, nbytes)

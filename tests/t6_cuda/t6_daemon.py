@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import mmap
 import os
 import select
 import signal
 import socket
+import stat
 import subprocess
 import threading
 import time
@@ -16,6 +19,8 @@ from pathlib import Path
 import pytest
 import trio
 
+from backend.core.turns import YIELD_AHEAD_US
+from backend.cuda.burst import BurstPage
 from backend.door.wire import SIZE, Message, Op
 from tests.t6_cuda.daemon import GIB, MIB, Program, serving
 
@@ -506,3 +511,86 @@ def test_descriptors_that_nobody_expects_are_closed(start: Start, path: Path, op
         assert select.select([end], [], [], 20)[0], "it has one of them"
         assert os.read(end, 1) == b""
     os.close(end)
+
+
+# Busy periods
+
+
+async def ranks(program: Program, condition: Callable[[list[int]], bool]) -> list[int]:
+    """What a program was told: its own page, how long others are held, its run-ahead, and the pages that it reads."""
+    with trio.fail_after(10):
+        while True:
+            found = await program.do("ranks")
+            if condition(found):
+                return found
+
+
+NONE = [0] * 8
+
+
+def test_programs_get_the_pages_of_those_that_go_before_them(start: Start, path: Path) -> None:
+    """And no others: one of worse priority holds no better one, and what one was told before counts no more."""
+
+    first, second, third = start(), start(), start()
+
+    async def test() -> None:
+        async with serving(path) as daemon:
+            for program in (first, second, third):
+                assert await program.do("use", 0) == [0]
+            daemon.gpu.rank({second.process: [first.process], third.process: [first.process, second.process]}, 150)
+            page = (await ranks(first, lambda found: found[0] > 0))[0]
+            assert await ranks(first, lambda found: True) == [page, 150, 0, *NONE]
+            middle = await ranks(second, lambda found: found[0] > 0 and found[2] > 0)
+            assert middle == [middle[0], 150, YIELD_AHEAD_US, page, *NONE[1:]]
+            last = await ranks(third, lambda found: found[4] > 0 and found[3] > 0)
+            assert last[:3] == [0, 0, YIELD_AHEAD_US]
+            assert sorted(last[3:]) == sorted([page, middle[0], *NONE[2:]])
+            # The other way round: the page that the first one has mapped still is read by none.
+            daemon.gpu.rank({first.process: [third.process]}, 150)
+            assert await ranks(second, lambda found: not any(found)) == [0, 0, 0, *NONE]
+            turned = await ranks(third, lambda found: found[0] > 0 and not any(found[3:]))
+            assert await ranks(first, lambda found: found[3] > 0 and not found[0]) == [
+                *(0, 0, YIELD_AHEAD_US),
+                *(turned[0], *NONE[1:]),
+            ]
+            assert turned[0] not in (page, middle[0])
+            daemon.gpu.rank({}, 150)
+            for program in (first, second, third):
+                await ranks(program, lambda found: found == [0, 0, 0, *NONE])
+
+    real(test)
+
+
+def test_a_program_that_ends_goes_before_none(start: Start, path: Path) -> None:
+    """One that connects anew has another page, which those behind it get."""
+
+    first, second = start(), start()
+
+    async def test() -> None:
+        async with serving(path) as daemon:
+            for program in (first, second):
+                assert await program.do("use", 0) == [0]
+            daemon.gpu.rank({second.process: [first.process]}, 150)
+            page = (await ranks(second, lambda found: found[3] > 0))[3]
+            daemon.gpu.managed._programs[first.process].mover.end()
+            found = await ranks(second, lambda found: found[3] not in (0, page))
+            assert (await ranks(first, lambda found: found[0] > 0))[0] == found[3]
+            assert first.popen.stdin is not None
+            first.popen.kill()
+            await ranks(second, lambda found: found == [0, 0, 0, *NONE])
+
+    real(test)
+
+
+def test_what_is_handed_out_for_reading_cannot_be_written() -> None:
+    page = BurstPage()
+    assert page.readable is not None
+    assert page.writable is not None
+    assert fcntl.fcntl(page.readable, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+    with pytest.raises(PermissionError):
+        mmap.mmap(page.readable, 4096, prot=mmap.PROT_WRITE)
+    assert stat.S_IMODE(os.fstat(page.readable).st_mode) == 0o400, "nor opened anew by another user"
+    with pytest.raises(PermissionError):
+        os.ftruncate(page.writable, 0)
+    page.close()
+    assert page.readable is page.writable is None

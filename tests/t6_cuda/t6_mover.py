@@ -21,6 +21,7 @@ def test_exact_under_random_limits(sanitize: str) -> None:
     "name",
     [
         *("persistent", "queue", "contexts", "pin", "reached", "heat", "heat_in_one", "heat_copied"),
+        *("inside", "long", "ahead_of_it", "destroyed", "exchange_whole"),
         *("stuck", "stuck_goes", "stuck_stays", "exchange", "exchange_by_itself", "exchange_more"),
     ],
 )

@@ -42,7 +42,7 @@ def test_every_call_that_has_a_handle_is_caught() -> None:
     "name",
     [
         *("segments", "segments_are_hot", "views", "names", "questions", "export", "export_waits", "export_charged"),
-        *("bound", "bound_allocation", "bound_to_what_goes", "bound_to_array"),
+        *("bound", "bound_allocation", "bound_to_what_goes", "bound_to_array", "bound_in_part"),
         *("reused_handle", "reused_mapping", "reused_view", "reused_array"),
         *("reused_context", "reused_in_context"),
     ],
@@ -75,6 +75,7 @@ def test_threads(sanitize: str) -> None:
     "name",
     [
         *("object", "fixed", "closed_before", "in_flight", "process", "named", "named_together", "closes_all"),
+        "imported",
         *("named_and_shared", "limit", "opened"),
     ],
 )

@@ -55,6 +55,22 @@ def test_run_ahead_is_bounded(tmp_path: Path, sanitize: str) -> None:
 
 
 @pytest.mark.parametrize("sanitize", SANITIZERS)
+def test_what_is_launched_at_once_is_heard_of_in_parts(tmp_path: Path, sanitize: str) -> None:
+    """Of sixteen kernels two at a time, and not all but the first: the GPU would have nothing left to do by then."""
+    with daemon(tmp_path) as server:
+        extra = {"GGROUP_SOCKET": str(server.path), "FAKE_KERNEL_US": str(KERNEL_US)}
+        words = run("turn_all", "fed", sanitize=sanitize, **extra).split()
+    assert 1 <= int(words[1]) <= 8, words
+
+
+def test_what_runs_after_a_turn_is_looked_at_often(tmp_path: Path) -> None:
+    """A millisecond after it has finished that is known, not up to 16 ms later: quotas are charged until then."""
+    with daemon(tmp_path) as server:
+        words = run("turn_all", "rest", GGROUP_SOCKET=str(server.path)).split()
+    assert int(words[1]) <= 4_000, words
+
+
+@pytest.mark.parametrize("sanitize", SANITIZERS)
 def test_run_ahead_is_bounded_for_long_kernels(tmp_path: Path, sanitize: str) -> None:
     """Of eight times the bound: each of the four threads has one pending, and seldom another."""
     with daemon(tmp_path) as server:

@@ -16,6 +16,7 @@ from pathlib import Path
 import attrs
 import pytest
 import trio
+import trio.testing
 
 from backend.core.turns import TurnEnd
 from backend.cuda.page import CounterPage
@@ -77,7 +78,7 @@ async def connected(path: Path) -> AsyncIterator[Raw]:
 # The library of 0.1, and this daemon
 
 
-@pytest.mark.logs("its library is older than this daemon and lacks turns,total")
+@pytest.mark.logs("its library is older than this daemon and lacks turns,total,bursts")
 def test_the_library_of_0_1_is_served_in_full(path: Path) -> None:
     """Each message as it said it; each answer as it got it, but for the bits, at which it does not look."""
     replies: dict[int, bytes] = {}
@@ -101,7 +102,7 @@ def test_the_library_of_0_1_is_served_in_full(path: Path) -> None:
                     assert program.descriptors == line.descriptor
                     replies[line.message.op] = raw
             assert daemon.gpu.managed.counts(process) == (0, 0), "its kernels are counted"
-            assert facts == {"programs.older": "1", "programs.lack": "turns,total"}, (
+            assert facts == {"programs.older": "1", "programs.lack": "turns,total,bursts"}, (
                 "it lacks what came later, and no more"
             )
             assert int(await daemon.h.read(f"{process.pid}/0/gmem.current")) == 1000 * MIB
@@ -116,7 +117,7 @@ def test_what_0_1_could_is_what_it_is_taken_to_be_able_to() -> None:
     assert met(CUDA, 0) == CUDA & FIRST
     assert met(CUDA, UNKNOWN | Feature.MEMORY) == Feature.MEMORY
     assert met(CUDA, UNKNOWN) == Feature(0)
-    assert names(CUDA) == "memory,counters,report,depart,family,turns,total"
+    assert names(CUDA) == "memory,counters,report,depart,family,turns,total,bursts"
 
 
 # What a program's library lacks
@@ -151,6 +152,10 @@ def test_what_an_older_library_lacks_is_not_asked_of_it_and_said(path: Path, lac
 
     async def leaves(daemon: Daemon, process: Process, lacks: Feature) -> None:
         if lacks in (Feature.REPORT, Feature.TOTAL):
+            return
+        if lacks == Feature.BURSTS:
+            daemon.gpu.managed.rank({process: [process]}, 200)
+            await trio.testing.wait_all_tasks_blocked()
             return
         if lacks == Feature.TURNS:
             assert await daemon.gpu.managed.end_turn(process, 1000) is TurnEnd.UNGATED

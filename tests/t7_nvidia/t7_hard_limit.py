@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import time
+from collections.abc import Iterator
 
 import pytest
 
 from ggroupfs.client import Member
 from tests.support.cgroups import cgroup, slice_path
-from tests.support.mounted import Mounted
+from tests.support.mounted import Mounted, mounted
 from tests.t7_nvidia.conftest import built, wait_for
 from tests.t7_nvidia.programs import ERROR, GIB, MIB, STOP, Program, member, nvml_used, program, run_in, write
 
@@ -31,6 +33,37 @@ SETTLES_S = 3.0
 """Seconds after which what the driver counts has been seen, and moved."""
 YOUNG_S = 11.0
 """Seconds of a daemon in which it kills nothing: programs with the library connect in them."""
+
+
+STANDS = re.compile(
+    r"ggroupfs: GPU 0: (?P<level>Process|Slice)\((?P<node>[^)]*)\) holds \d+, over its (?P<limit>gmem\.limit\.\w+):"
+    r" process (?P<pid>\d+) holds \d+ that (?P<why>.*)\n"
+)
+"""Line of the log on a level that is over a limit."""
+KILLED = re.compile(
+    r"ggroupfs: GPU 0: (?P<level>Process|Slice)\((?P<node>[^)]*)\) is over its gmem\.limit\.max of \d+:"
+    r" process (?P<pid>\d+) holds \d+ that cannot be moved: killed\n"
+)
+"""Line of the log on a member that is killed for one."""
+FIXED_WHY, PAST_WHY, WITHOUT_WHY = "its library cannot move", "past the library in it", "library is not in it"
+"""What the first says of a program, by how it has allocated."""
+
+
+@pytest.fixture(scope="module")
+def gpu_mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
+    """A mounted tree whose log has what STANDS and KILLED say, of which each test knows what of it is its own."""
+    with mounted(
+        tmp_path_factory.mktemp("ggroup"),
+        gpu="nvidia",
+        expect_errors=(", over its gmem.limit.high: process ", ", over its gmem.limit.max: process ", ": killed\n"),
+    ) as mount:
+        yield mount
+
+
+def lines_of(mount: Mounted, pattern: re.Pattern[str], pid: int) -> list[dict[str, str]]:
+    """Return what the lines of the log that name a process say."""
+    found = [match.groupdict() for line in list(mount.errors) if (match := pattern.fullmatch(line))]
+    return [one for one in found if one["pid"] == str(pid)]
 
 
 @pytest.fixture(scope="session")
@@ -53,6 +86,9 @@ def test_a_limit_holds_or_says_that_it_does_not(gpu_mount: Mounted, ways: str, w
         if name == "gmem.limit.max" and way in UNCHARGED and run.process.poll() is not None:
             print(f"{way}, {name}: killed with {run.passes * 64} MiB")
             assert run.process.returncode == -signal.SIGKILL
+            (line,), (killed,) = (lines_of(gpu_mount, which, run.pid) for which in (STANDS, KILLED))
+            assert (line["level"], line["limit"], killed["level"]) == ("Process", name, "Process")
+            assert PAST_WHY in line["why"]
             return
         group = Member(run.pid, 0, gpu_mount.group(run.pid))
         wait_for(group.path.exists, "it is in the tree")
@@ -64,7 +100,15 @@ def test_a_limit_holds_or_says_that_it_does_not(gpu_mount: Mounted, ways: str, w
         if name == "gmem.limit.max" and way not in UNCHARGED:
             assert bool(failed) == (way in FIXED)
             assert over == 0
+        said = lines_of(gpu_mount, STANDS, run.pid)
+        assert len(said) == over, said
+        if over:
+            assert (said[0]["level"], said[0]["limit"]) == ("Process", name)
+            assert (PAST_WHY if way in UNCHARGED else FIXED_WHY) in said[0]["why"]
         ends(run)
+        time.sleep(SETTLES_S)
+        assert lines_of(gpu_mount, STANDS, run.pid) == said, "its end is nothing to say"
+        assert not lines_of(gpu_mount, KILLED, run.pid)
 
 
 def test_a_program_without_the_library_is_dead_in_time(gpu_mount: Mounted, ways: str, elastic: str) -> None:
@@ -89,5 +133,10 @@ def test_a_program_without_the_library_is_dead_in_time(gpu_mount: Mounted, ways:
         assert events["max"] >= 1
         wait_for(lambda: group.flat("gmem.events")["over"] == 0, "it says that it holds")
         assert nvml_used(small.pid) <= LIMIT * GIB
+        (line,), (killed,) = (lines_of(gpu_mount, which, large.pid) for which in (STANDS, KILLED))
+        assert (line["level"], line["limit"]) == ("Slice", "gmem.limit.max")
+        assert WITHOUT_WHY in line["why"]
+        assert line["node"] == killed["node"] == f"path='/{slice_path(place)}'"
+        assert not lines_of(gpu_mount, STANDS, small.pid)
         ends(small)
         neighbour.finish()

@@ -104,6 +104,46 @@ def test_one_that_idles_in_between(gpu_mount: Mounted, worker: Start, period: in
     assert rate / full == pytest.approx(0.3, rel=NEAR[period])
 
 
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("kernel_us", [100, 500, 2000])
+def test_a_bound_on_run_ahead_leaves_the_engine_busy(gpu_mount: Mounted, worker: Start, kernel_us: int) -> None:
+    """It holds for 10 s after the last turn. With a marker at the first and the last of what was launched at once, a
+    program of short kernels had 0.945 of the engine."""
+    one = worker(kernel_us, before=run_in(gpu_mount))
+    one.started()
+    group_of(gpu_mount, one)
+    (full,) = rates(one, seconds=3)
+    limit(gpu_mount, one, 0.5, 100_000)
+    wait_for(lambda: figure(gpu_mount, one, "nr_throttled") > 3, "it stands at its gate now and then")
+    (gpu_mount.group(one.pid) / "compute.max").write_text("max\n")
+    time.sleep(1)
+    (bounded,) = rates(one, seconds=5)
+    print(f"{kernel_us} us: {bounded:.0f} of {full:.0f} kernels/s")
+    assert bounded / full >= 0.985
+
+
+def figure(mount: Mounted, one: Worker, name: str) -> int:
+    """A figure of gcgroup.stat."""
+    lines = (mount.group(one.pid) / "gcgroup.stat").read_text().splitlines()
+    return next((int(line.split()[1]) for line in lines if line.split()[0] == name), 0)
+
+
+@pytest.mark.timeout(120)
+@each_period
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.5])
+def test_samples_of_one_that_stands_and_goes_on(gpu_mount: Mounted, worker: Start, share: float, period: int) -> None:
+    """All of them are asked for, so that they tell what it does; where they tell less than 0.8 of it, it counts as one
+    that idles in between, and has more than its quota."""
+    one, full = begun(gpu_mount, worker, library=False)
+    limit(gpu_mount, one, share, period)
+    time.sleep(SETTLED_S)
+    before = figure(gpu_mount, one, "busy_sampled_usec")
+    (rate,) = rates(one, seconds=SECONDS)
+    sampled = (figure(gpu_mount, one, "busy_sampled_usec") - before) / 1e6 / SECONDS
+    print(f"{share} of {period} us: {rate / full:.4f}, by samples {sampled:.4f}")
+    assert 0.85 <= sampled / (rate / full) <= 1.15
+
+
 def in_slice(mount: Mounted, place: Path, workers: Sequence[Worker]) -> Path:
     """They are in a slice; its compute.max."""
     for one in workers:

@@ -31,7 +31,7 @@ def mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
 def freeze(mount: Mounted, place: Path, value: int) -> None:
     """On every GPU: which one a program will use is not known."""
     directory = mount / slice_directory(slice_path(place))
-    directory.mkdir(exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     for gpu in sorted(path.name for path in (mount / "gpus").iterdir()):
         (directory / gpu / "compute.freeze").write_text(f"{value}")
 

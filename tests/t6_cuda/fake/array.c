@@ -127,26 +127,31 @@ static void unmap(CUarray array, unsigned int x, unsigned int y, unsigned int wi
 	}
 }
 
-/* Where something is mapped it is so no more. */
+/* Rows of a tile, here. */
+#define TILE_ROWS 512
+
+/* Where something is mapped it is so no more. Each tile is mapped by itself, however many a call maps. */
 static void map(const CUarrayMapInfo *info)
 {
 	const unsigned int x = info->subresource.sparseLevel.offsetX, y = info->subresource.sparseLevel.offsetY;
+	const unsigned int width = info->subresource.sparseLevel.extentWidth, height = info->subresource.sparseLevel.extentHeight;
 	CUarray array = info->resource.array;
 	struct tile *tile;
 
 	if (info->resourceType != CU_RESOURCE_TYPE_ARRAY || array->data || info->deviceBitMask != 1)
 		fake_die("cuMemMapArrayAsync: not into a sparse array of the first GPU");
-	unmap(array, x, y, info->subresource.sparseLevel.extentWidth, info->subresource.sparseLevel.extentHeight);
-	if (info->memOperationType != CU_MEM_OPERATION_TYPE_MAP)
-		return;
-	tile = malloc(sizeof(*tile));
-	if (!tile)
-		fake_die("out of memory");
-	*tile = (struct tile){ .next = array->tiles, .x = x, .y = y };
-	tile->memory = fake_memory_keep(info->memHandle.memHandle, info->offset,
-					info->subresource.sparseLevel.extentWidth * info->subresource.sparseLevel.extentHeight * 4,
-					"cuMemMapArrayAsync");
-	array->tiles = tile;
+	unmap(array, x, y, width, height);
+	for (unsigned int row = 0; row < height && info->memOperationType == CU_MEM_OPERATION_TYPE_MAP; row += TILE_ROWS) {
+		const unsigned int rows = height - row < TILE_ROWS ? height - row : TILE_ROWS;
+
+		tile = malloc(sizeof(*tile));
+		if (!tile)
+			fake_die("out of memory");
+		*tile = (struct tile){ .next = array->tiles, .x = x, .y = y + row };
+		tile->memory = fake_memory_keep(info->memHandle.memHandle, info->offset + (uint64_t)row * width * 4, (uint64_t)rows * width * 4,
+						"cuMemMapArrayAsync");
+		array->tiles = tile;
+	}
 }
 
 #define MAP_ARRAY(name, per_thread)								\

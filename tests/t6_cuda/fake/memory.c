@@ -67,6 +67,7 @@ static struct orphan {
 	CUdevice device;
 	uint64_t bytes;
 	struct lease *leases;
+	ino_t file;
 } *orphans;
 
 /* What was exported: what is imported here is what it was. */
@@ -319,7 +320,7 @@ static void leave(const struct memory *memory)
 	if (!orphan)
 		fake_die("out of memory");
 	*orphan = (struct orphan){ .next = orphans, .device = memory->prop.location.id, .bytes = memory->bytes,
-				   .leases = memory->leases };
+				   .leases = memory->leases, .file = memory->file };
 	orphans = orphan;
 }
 
@@ -330,6 +331,14 @@ static void forget(struct memory *memory)
 	if (memory->handles || memory->mappings)
 		return;
 	unbind(&memory->bound, 0, UINT64_MAX);
+	for (struct memory *other = memories; other && !memory->imported; other = other->next)
+		if (other != memory && other->imported && other->file == memory->file) {
+			/* What was imported from this lives on, under the other handle. */
+			other->imported = false;
+			other->leases = memory->leases;
+			memory->leases = NULL;
+			memory->imported = true;
+		}
 	if (memory->imported)
 		;
 	else if (memory->prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE)
@@ -498,6 +507,14 @@ FAKE_EXPORT cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle,
 		for (struct memory *other = memories; other; other = other->next)
 			memory->imported |= other->file == memory->file;
 	}
+	/* It has a handle again. */
+	for (struct orphan **at = &orphans, *orphan; (orphan = *at); at = &orphan->next)
+		if (orphan->file == memory->file) {
+			*at = orphan->next;
+			memory->leases = orphan->leases;
+			free(orphan);
+			break;
+		}
 	if (!memory->imported)
 		*(memory->prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE ? &gpu_bytes[memory->prop.location.id] :
 									   &host_bytes) += memory->bytes;
@@ -891,19 +908,39 @@ static bool bind(CUmemGenericAllocationHandle object, struct bound bound, const 
 	return true;
 }
 
-/* What lies in [offset, offset + bytes). With the lock. */
+/* What lies in [offset, offset + bytes), or the part that does of what ends beside it. With the lock. */
 static bool unbind(struct bound **at, uint64_t offset, uint64_t bytes)
 {
-	struct bound *bound;
+	const uint64_t end = bytes < UINT64_MAX - offset ? offset + bytes : UINT64_MAX;
+	struct bound *bound, *more;
 	bool any = false;
 
 	while ((bound = *at)) {
-		if (bound->offset < offset || bound->offset - offset > bytes || bound->bytes > bytes - (bound->offset - offset)) {
+		const uint64_t last = bound->offset + bound->bytes;
+
+		if (bound->offset >= end || last <= offset) {
+			at = &bound->next;
+			continue;
+		}
+		any = true;
+		if (bound->offset < offset && last > end) {
+			more = malloc(sizeof(*more));
+			if (!more)
+				fake_die("out of memory");
+			*more = (struct bound){ bound->next, end, last - end, bound->memory };
+			if (more->memory)
+				more->memory->mappings++;
+			bound->next = more;
+		}
+		if (bound->offset < offset || last > end) {
+			const uint64_t from = bound->offset < offset ? bound->offset : end;
+
+			bound->bytes = (bound->offset < offset ? offset : last) - from;
+			bound->offset = from;
 			at = &bound->next;
 			continue;
 		}
 		*at = bound->next;
-		any = true;
 		if (bound->memory) {
 			bound->memory->mappings--;
 			forget(bound->memory);

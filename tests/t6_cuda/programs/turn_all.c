@@ -1066,6 +1066,66 @@ static void ahead(void)
 	CHECK(ran == 161);
 }
 
+/* What is launched at once, to the bound, is heard of in parts: else nothing would be left once it is known that more may
+ * be launched. */
+static void fed(void)
+{
+	CUstream stream = stream_new();
+	CUfunction f = function("counts");
+	uint64_t submitted, before, finished, us = (uint64_t)atoi(getenv("FAKE_KERNEL_US")), longest = 0;
+
+	turn_begin(device, us * 16);
+	for (int i = 0; i < 3 * 16; i++)
+		DO(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL));
+	DO(cuStreamSynchronize(stream));
+	until_drained();
+	turn_begin(device, us * 16);
+	totals_get(device, &submitted, &before);
+	for (int i = 0; i < 3 * 16; i++) {
+		DO(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL));
+		totals_get(device, &submitted, &finished);
+		longest = finished - before > longest ? finished - before : longest;
+		before = finished;
+	}
+	printf("most %llu\n", (unsigned long long)longest);
+	DO(cuStreamSynchronize(stream));
+}
+
+static int by_length(const void *one, const void *other)
+{
+	const uint64_t a = *(const uint64_t *)one, b = *(const uint64_t *)other;
+
+	return a < b ? -1 : a > b;
+}
+
+/* What runs when a turn is over is looked at often: the daemon goes by what is pending. */
+static void looks_at_rest(void)
+{
+	CUstream stream = stream_new();
+	uint64_t late[15], submitted, finished;
+	bool drained;
+
+	for (unsigned int i = 0; i < 15; i++) {
+		uint64_t begun;
+
+		__atomic_store_n(&release, false, __ATOMIC_SEQ_CST);
+		turn_begin(device, 0);
+		launch("waits", stream);
+		CHECK(!turn_end(device, 2000, &drained) && !drained);
+		usleep(28000 + i * 1000);
+		__atomic_store_n(&release, true, __ATOMIC_SEQ_CST);
+		begun = microseconds();
+		do {
+			usleep(50);
+			totals_get(device, &submitted, &finished);
+		} while (submitted > finished);
+		late[i] = microseconds() - begun;
+		until_drained();
+	}
+	qsort(late, 15, sizeof(late[0]), by_length);
+	printf("median %llu\n", (unsigned long long)late[7]);
+}
+
 static int64_t most_pending;	/* atomically */
 static int launches = 12;	/* of a thread */
 
@@ -1213,7 +1273,8 @@ static const struct {
 	{ "rows", each_row }, { "drain", drain }, { "events", events }, { "nested", nested }, { "devices", devices },
 	{ "captures", captures }, { "stale", stale }, { "joins", joins }, { "late", late }, { "never", never },
 	{ "marks", marks }, { "hammer", hammer }, { "fork", in_fork }, { "cancelled", cancelled },
-	{ "callback", callback }, { "ahead", ahead }, { "longer", longer }, { "idle", idle }, { "stands", stands },
+	{ "callback", callback }, { "ahead", ahead }, { "fed", fed }, { "rest", looks_at_rest },
+	{ "longer", longer }, { "idle", idle }, { "stands", stands },
 	{ "destroys", contexts_go }, { "dependent", dependent }, { "cost", cost },
 };
 

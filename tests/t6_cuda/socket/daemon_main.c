@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* With the library's end of the socket alone: does what a line of standard input says and prints one line.
  * Memory is a figure here. */
+#include "burst.h"
+#include "calm.h"
 #include "counters.h"
 #include "daemon.h"
 #include "departure.h"
@@ -120,6 +122,82 @@ void turn_open_all(void)
 {
 	turn = -1;
 	late = false;
+}
+
+bool turn_watch(void)
+{
+	return false;
+}
+
+void calm_tick(struct device *device)
+{
+	(void)device;
+}
+
+bool calm_rests(const struct device *device)
+{
+	(void)device;
+	return false;
+}
+
+void exchange_settle(struct device *device)
+{
+	(void)device;
+}
+
+void (*burst_wake)(void);
+
+/* What it was told of busy periods: a page by its inode, 0 without one. */
+static _Atomic uint64_t led_by, held_for_us, followed[BURST_LEADERS], yields_us;
+
+static uint64_t inode(int fd)
+{
+	struct stat status;
+
+	return fd >= 0 && !fstat(fd, &status) ? status.st_ino : 0;
+}
+
+bool burst_lead(struct device *device, int fd, uint64_t after_us)
+{
+	(void)device;
+	led_by = inode(fd);
+	held_for_us = after_us;
+	return true;
+}
+
+bool burst_follow(struct device *device, unsigned int slot, int fd)
+{
+	bool any = false;
+
+	(void)device;
+	followed[slot] = inode(fd);
+	for (unsigned int i = 0; i < BURST_LEADERS; i++)
+		any |= followed[i] != 0;
+	return any;
+}
+
+bool burst_tick(void)
+{
+	return false;
+}
+
+void burst_end(struct device *device)
+{
+	burst_lead(device, -1, 0);
+	for (unsigned int i = 0; i < BURST_LEADERS; i++)
+		burst_follow(device, i, -1);
+}
+
+void device_each(void (*visit)(struct device *, void *), void *argument)
+{
+	for (int i = 0; i < 2; i++)
+		visit(&devices[i], argument);
+}
+
+void turn_yield(struct device *device, uint64_t run_ahead_us)
+{
+	(void)device;
+	yields_us = run_ahead_us;
 }
 
 int64_t home_some(struct device *device)
@@ -368,6 +446,12 @@ int main(void)
 			       (unsigned long long)(moved_in / GG_MIB));
 		} else if (!strcmp(command, "turn")) {
 			printf("%d %llu\n", turn, (unsigned long long)turn_us);
+		} else if (!strcmp(command, "ranks")) {
+			printf("%llu %llu %llu", (unsigned long long)led_by, (unsigned long long)held_for_us,
+			       (unsigned long long)yields_us);
+			for (unsigned int i = 0; i < BURST_LEADERS; i++)
+				printf(" %llu", (unsigned long long)followed[i]);
+			puts("");
 		} else if (!strcmp(command, "delay")) {
 			delay_ms = (unsigned int)a;
 			puts("0");

@@ -32,7 +32,8 @@ static enum { NOTHING, OUT, IN, EXCHANGE, TICK } order;
 static struct device *order_device;
 static uint64_t order_bytes, order_moved;
 static bool taken, running;
-static uint64_t away;	/* atomically: what was said of it last, but that it is back */
+static __thread bool ticks;	/* it is that thread, which does what exchange_tick does */
+static uint64_t away;	/* atomically: the most that was said of it */
 
 static void *listen_to(void *argument)
 {
@@ -48,10 +49,13 @@ static void *listen_to(void *argument)
 			continue;
 		}
 		pthread_mutex_unlock(&lock);
+		ticks = what == TICK;
 		moved = what == OUT ? mover_out(order_device, bytes, &usec) :
 			what == IN  ? mover_in(order_device, bytes, &usec) :
 			what == TICK ? (uint64_t)exchange_tick(order_device) :
 				       mover_exchange(order_device, bytes, &usec);
+		if (what == EXCHANGE)
+			__atomic_store_n(&order_device->away, 0, __ATOMIC_RELAXED);
 		pthread_mutex_lock(&lock);
 		moved_out += what == OUT || what == EXCHANGE ? moved : 0;
 		moved_in += what == IN || what == EXCHANGE ? moved : 0;
@@ -210,11 +214,13 @@ void sight_look(CUdevice ordinal, const CUuuid *uuid)
 
 void daemon_report(struct device *device)
 {
-	if (device->away) {
+	/* Others are in the middle of something; and mover_exchange alone leaves the rest to its caller. */
+	if (ticks && device->away) {
 		/* Said before it is. */
 		CHECK(device->away <= device->resident);
 		double_agree(device);
-		__atomic_store_n(&away, device->away, __ATOMIC_RELAXED);
+		if (device->away > double_away())
+			__atomic_store_n(&away, device->away, __ATOMIC_RELAXED);
 	}
 }
 

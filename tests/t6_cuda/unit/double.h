@@ -37,7 +37,7 @@ uint64_t double_in(struct device *device, uint64_t bytes);
 uint64_t double_exchange(struct device *device, uint64_t bytes);
 /* exchange_tick. */
 void double_tick(struct device *device);
-/* How much it said last may be off the GPU for a moment. */
+/* How much it said, at most, may be off the GPU for a moment. */
 uint64_t double_away(void);
 /* Checks that the books here, those of `device`, and what the driver's double has are the same. */
 void double_agree(struct device *device);

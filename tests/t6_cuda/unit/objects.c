@@ -745,6 +745,55 @@ static void test_bound_to_array(void)
 	has_fixed(0);
 }
 
+/* ... where several tiles are mapped at once, and unmapped, or mapped otherwise, one after the other. */
+static void test_bound_in_part(void)
+{
+	enum { BYTES = 8 << 20, PIECE = 4 << 20 };
+	const CUDA_ARRAY3D_DESCRIPTOR about = { .Width = 1024, .Height = 2048, .Depth = 1, .Format = CU_AD_FORMAT_FLOAT,
+						.NumChannels = 1, .Flags = CUDA_ARRAY3D_SPARSE };
+	CUmemGenericAllocationHandle object, handle, other;
+	CUarrayMapInfo maps[1];
+	CUarray array;
+
+	start();
+	object = make_multicast(64 << 20);
+	CHECK(cuArray3DCreate_v2(&array, &about) == CUDA_SUCCESS);
+	for (int fixed = 0; fixed < 2; fixed++) {
+		handle = create_either(BYTES, fixed);
+		maps[0] = tile(array, 0, 4, handle);
+		CHECK(cuMemMapArrayAsync(maps, 1, NULL) == CUDA_SUCCESS && cuMemRelease(handle) == CUDA_SUCCESS);
+		has_fixed(BYTES);
+		maps[0] = tile(array, 1, 1, 0);
+		CHECK(cuMemMapArrayAsync(maps, 1, NULL) == CUDA_SUCCESS);
+		has_fixed(BYTES);
+		other = create_either(PIECE, fixed);
+		maps[0] = tile(array, 2, 2, other);
+		CHECK(cuMemMapArrayAsync(maps, 1, NULL) == CUDA_SUCCESS && cuMemRelease(other) == CUDA_SUCCESS);
+		has_fixed(BYTES + PIECE);
+		maps[0] = tile(array, 0, 2, 0);		/* the last of what was mapped first */
+		CHECK(cuMemMapArrayAsync(maps, 1, NULL) == CUDA_SUCCESS);
+		has_fixed(PIECE);
+		maps[0] = tile(array, 0, 4, 0);
+		CHECK(cuMemMapArrayAsync(maps, 1, NULL) == CUDA_SUCCESS);
+		has_fixed(0);
+		/* The same of a multicast object. */
+		handle = create_either(BYTES, fixed);
+		CHECK(cuMulticastBindMem(object, 0, handle, 0, BYTES, 0) == CUDA_SUCCESS && cuMemRelease(handle) == CUDA_SUCCESS);
+		handle = create_either(BYTES, fixed);
+		CHECK(cuMulticastBindMem(object, BYTES, handle, 0, BYTES, 0) == CUDA_SUCCESS && cuMemRelease(handle) == CUDA_SUCCESS);
+		has_fixed(2 * BYTES);
+		CHECK(cuMulticastUnbind(object, 0, PIECE / 2, PIECE) == CUDA_SUCCESS);	/* in the middle of the first */
+		has_fixed(2 * BYTES);
+		CHECK(cuMulticastUnbind(object, 0, PIECE, BYTES) == CUDA_SUCCESS);	/* to the middle of the second */
+		has_fixed(2 * BYTES);
+		CHECK(cuMulticastUnbind(object, 0, 0, PIECE / 2) == CUDA_SUCCESS);
+		has_fixed(BYTES);
+		CHECK(cuMulticastUnbind(object, 0, 0, 2 * BYTES) == CUDA_SUCCESS);
+		has_fixed(0);
+	}
+	CHECK(cuMemRelease(object) == CUDA_SUCCESS && cuArrayDestroy(array) == CUDA_SUCCESS);
+}
+
 /* What another thread does within a call that frees, once the driver has: it is given what was freed. */
 static struct {
 	void *(*other)(void *);	/* NULL: nothing */
@@ -1250,7 +1299,7 @@ int main(int count, char **arguments)
 		{ "segments", test_segments }, { "segments_are_hot", test_segments_are_hot }, { "early", test_early }, { "views", test_views }, { "names", test_names },
 		{ "export", test_export }, { "questions", test_questions }, { "export_waits", test_export_waits },
 		{ "export_charged", test_export_charged }, { "bound", test_bound }, { "bound_allocation", test_bound_allocation },
-		{ "bound_to_what_goes", test_bound_to_what_goes }, { "bound_to_array", test_bound_to_array },
+		{ "bound_to_what_goes", test_bound_to_what_goes }, { "bound_to_array", test_bound_to_array }, { "bound_in_part", test_bound_in_part },
 		{ "reused_handle", test_reused_handle }, { "reused_mapping", test_reused_mapping },
 		{ "reused_view", test_reused_view }, { "reused_array", test_reused_array },
 		{ "reused_context", test_reused_context }, { "reused_in_context", test_reused_in_context },

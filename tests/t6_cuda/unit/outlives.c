@@ -185,6 +185,56 @@ static void test_process(void)
 	check_charged(0);
 }
 
+/* It is charged, and this process has it. */
+static void check_own(uint64_t bytes)
+{
+	lent_sweep();
+	CHECK(device->lent == 0 && device->foreign == bytes && device->resident - pool_kept(device) == bytes);
+	double_agree(device);
+}
+
+/* The program imports what it has exported: it may let go of all else. `as`: the number of the descriptor then. */
+static void import_own(bool fixed, int as, bool before)
+{
+	const CUmemAccessDesc access = { .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE },
+					 .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
+	CUmemGenericAllocationHandle handle = create(fixed), imported;
+	int fd = export(handle), other = as ? fcntl(fd, F_DUPFD_CLOEXEC, as) : fd;
+	CUdeviceptr address;
+
+	if (!before) {
+		CHECK(cuMemRelease(handle) == CUDA_SUCCESS);
+		check_charged(BYTES);
+	}
+	CHECK(cuMemImportFromShareableHandle(&imported, (void *)(intptr_t)other, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) ==
+	      CUDA_SUCCESS);
+	close(fd);
+	if (other != fd)
+		close(other);
+	if (before) {
+		check_own(BYTES);
+		CHECK(cuMemRelease(handle) == CUDA_SUCCESS);
+	}
+	check_own(BYTES);
+	CHECK(cuMemAddressReserve(&address, BYTES, 0, 0, 0) == CUDA_SUCCESS);
+	CHECK(cuMemMap(address, BYTES, 0, imported, 0) == CUDA_SUCCESS);
+	CHECK(cuMemSetAccess(address, BYTES, &access, 1) == CUDA_SUCCESS);
+	CHECK(cuMemRelease(imported) == CUDA_SUCCESS);
+	check_own(BYTES);
+	CHECK(cuMemUnmap(address, BYTES) == CUDA_SUCCESS && cuMemAddressFree(address, BYTES) == CUDA_SUCCESS);
+	check_own(0);
+}
+
+static void test_imported(void)
+{
+	start();
+	for (int fixed = 0; fixed < 2; fixed++)
+		for (int as = 0; as <= 100; as += 100) {
+			import_own(fixed, as, true);
+			import_own(fixed, as, false);
+		}
+}
+
 /* What it names is given to no other allocation either. */
 static void test_named(void)
 {
@@ -345,7 +395,7 @@ int main(int argc, char **argv)
 		void (*run)(void);
 	} tests[] = {
 		{ "object", test_object }, { "fixed", test_fixed }, { "closed_before", test_closed_before },
-		{ "in_flight", test_in_flight }, { "process", test_process }, { "named", test_named },
+		{ "in_flight", test_in_flight }, { "process", test_process }, { "imported", test_imported }, { "named", test_named },
 		{ "named_and_shared", test_named_and_shared },
 		{ "named_together", test_named_together }, { "closes_all", test_closes_all }, { "limit", test_limit },
 		{ "opened", test_opened }, { "peer", peer },

@@ -8,16 +8,19 @@
 
 #include "async.h"
 #include "carry.h"
+#include "calm.h"
 #include "counters.h"
 #include "device.h"
 #include "double.h"
 #include "exchange.h"
+#include "gate.h"
 #include "library.h"
 #include "ours.h"
 #include "pages.h"
 #include "parked.h"
 #include "pick.h"
 #include "pin.h"
+#include "totals.h"
 #include "tree.h"
 
 static struct device *device;
@@ -479,6 +482,214 @@ static void test_queue(void)
 	CHECK(cuMemFree_v2(item.address) == CUDA_SUCCESS);
 }
 
+/* A synchronous copy is inside the gate until what is queued before it has run: that is waited for, and what is then asked of
+ * the gate is not begun anew each time. */
+
+/* Longer than the gate is waited for where nothing is known of those inside, us. */
+#define INSIDE_US 100000
+
+static CUdeviceptr copied_from; /* of the thread that copies */
+
+static void *copy_from_it(void *unused)
+{
+	uint64_t word;
+
+	CHECK(real.cuCtxSetCurrent(context) == CUDA_SUCCESS);
+	for (int i = 0; i < 6; i++) {
+		CHECK(launch(kernel("slow"), NULL, NULL) == CUDA_SUCCESS);
+		usleep(5000);
+	}
+	CHECK(cuMemcpyDtoH_v2(&word, copied_from, sizeof(word)) == CUDA_SUCCESS);
+	return unused;
+}
+
+static void test_inside(void)
+{
+	struct item item = { .bytes = 8 << 20, .seed = 3 };
+	pthread_t thread;
+
+	start();
+	device->mover->work_us = 20000000;	/* of nothing that ends: a busy machine is slow */
+	counters_wake = nobody_sleeps;
+	CHECK(cuMemAlloc_v2(&item.address, item.bytes) == CUDA_SUCCESS);
+	fill(&item);
+	copied_from = item.address;
+	for (int round = 0; round < 2; round++) {
+		CHECK(!pthread_create(&thread, NULL, copy_from_it, NULL));
+		while (gate_pass(INSIDE_US))
+			;
+		CHECK((round ? double_in(device, UINT64_MAX) : double_out(device, 8 << 20)) == 8 << 20);
+		pthread_join(thread, NULL);
+		double_agree(device);
+		verify(&item);
+	}
+	CHECK(cuMemFree_v2(item.address) == CUDA_SUCCESS);
+}
+
+/* Kernels each of which takes longer than is waited for at first: the wait grows, between rests, until one is short enough.
+ * Each try begins with one of them, so that chance has no part. */
+
+static uint64_t long_begun; /* atomically */
+static bool long_enough; /* atomically */
+void longer(void **parameters);
+void longer(void **parameters)
+{
+	(void)parameters;
+	__atomic_add_fetch(&long_begun, 1, __ATOMIC_SEQ_CST);
+	usleep(700000);
+}
+
+static void *run_long(void *unused)
+{
+	CUfunction function;
+
+	CHECK(real.cuCtxSetCurrent(context) == CUDA_SUCCESS);
+	function = kernel("longer");
+	while (!__atomic_load_n(&long_enough, __ATOMIC_SEQ_CST)) {
+		CHECK(launch(function, NULL, NULL) == CUDA_SUCCESS);
+		CHECK(cuCtxSynchronize() == CUDA_SUCCESS);
+	}
+	return unused;
+}
+
+static void test_long(void)
+{
+	struct item item = { .bytes = 8 << 20, .seed = 3 };
+	const double until = now() + 120;
+	uint64_t moved = 0, seen;
+	unsigned int vain = 0;
+	pthread_t thread;
+
+	start();
+	device->mover->work_us = 300000;
+	CHECK(cuMemAlloc_v2(&item.address, item.bytes) == CUDA_SUCCESS);
+	fill(&item);
+	CHECK(!pthread_create(&thread, NULL, run_long, NULL));
+	while (!moved && now() < until) {
+		seen = __atomic_load_n(&long_begun, __ATOMIC_SEQ_CST);
+		while (__atomic_load_n(&long_begun, __ATOMIC_SEQ_CST) == seen)
+			usleep(1000);
+		if (calm_rests(device))
+			continue;	/* the program has it to itself */
+		moved = double_out(device, 8 << 20);
+		vain += !moved;
+		CHECK(moved || calm_rests(device));
+	}
+	CHECK(moved == 8 << 20 && vain);
+	CHECK(!calm_rests(device));
+	__atomic_store_n(&long_enough, true, __ATOMIC_SEQ_CST);
+	pthread_join(thread, NULL);
+	double_agree(device);
+	verify(&item);
+}
+
+/* A queue that takes longer than all that is waited for: the program gets less far ahead of the GPU, and then it is short. */
+
+/* Kernels that it has in its queue where none bounds that: 9 s. */
+#define QUEUED 60
+
+static void *run_ahead(void *unused)
+{
+	CUfunction function;
+
+	CHECK(real.cuCtxSetCurrent(context) == CUDA_SUCCESS);
+	function = kernel("slow");
+	while (!__atomic_load_n(&long_enough, __ATOMIC_SEQ_CST)) {
+		uint64_t submitted, finished;
+
+		CHECK(launch(function, NULL, NULL) == CUDA_SUCCESS);
+		totals_get(device, &submitted, &finished);
+		while (submitted - finished > QUEUED && !__atomic_load_n(&long_enough, __ATOMIC_SEQ_CST)) {
+			usleep(1000);
+			totals_get(device, &submitted, &finished);
+		}
+		/* A marker behind each. */
+		usleep(3000);
+	}
+	return unused;
+}
+
+static void *look_at_markers(void *unused)
+{
+	ours_enter();
+	while (!__atomic_load_n(&stop, __ATOMIC_SEQ_CST)) {
+		counters_tick();
+		usleep(2000);
+	}
+	return unused;
+}
+
+static void test_ahead_of_it(void)
+{
+	struct item item = { .bytes = 8 << 20, .seed = 3 };
+	const double until = now() + 60;
+	pthread_t thread, looks;
+	uint64_t moved = 0, usec, submitted = 0, finished = 0;
+	unsigned int vain = 0;
+
+	start();
+	device->mover->work_us = 300000;
+	counters_wake = nobody_sleeps;
+	CHECK(cuMemAlloc_v2(&item.address, item.bytes) == CUDA_SUCCESS);
+	fill(&item);
+	CHECK(double_out(device, 8 << 20) == 8 << 20);
+	CHECK(!pthread_create(&looks, NULL, look_at_markers, NULL));
+	CHECK(!pthread_create(&thread, NULL, run_ahead, NULL));
+	while (submitted - finished < QUEUED)
+		totals_get(device, &submitted, &finished);
+	/* As the listening thread does. */
+	while (!moved && now() < until) {
+		if (calm_rests(device)) {
+			usleep(10000);
+			continue;
+		}
+		moved = mover_in(device, 8 << 20, &usec);
+		vain += !moved;
+	}
+	CHECK(moved == 8 << 20 && vain);
+	totals_get(device, &submitted, &finished);
+	CHECK(submitted - finished < QUEUED / 2);
+	__atomic_store_n(&long_enough, true, __ATOMIC_SEQ_CST);
+	pthread_join(thread, NULL);
+	__atomic_store_n(&stop, true, __ATOMIC_SEQ_CST);
+	pthread_join(looks, NULL);
+	double_agree(device);
+	verify(&item);
+}
+
+/* A thread that destroys a context comes to wait, inside, for what is about to move: that does not then. Neither waits for as long
+ * as the other may take. */
+
+static void *destroy(void *other)
+{
+	CHECK(cuCtxDestroy_v2((CUcontext)other) == CUDA_SUCCESS);
+	return NULL;
+}
+
+static void test_destroyed(void)
+{
+	struct item item = { .bytes = 8 << 20, .seed = 3 };
+	CUcontext other;
+	pthread_t thread;
+	double before;
+
+	start();
+	CHECK(cuCtxCreate_v2(&other, 0, 0) == CUDA_SUCCESS);
+	CHECK(cuMemAlloc_v2(&item.address, item.bytes) == CUDA_SUCCESS);
+	for (int i = 0; i < 6; i++)
+		CHECK(launch(kernel("slow"), NULL, NULL) == CUDA_SUCCESS);
+	CHECK(real.cuCtxSetCurrent(context) == CUDA_SUCCESS);
+	CHECK(!pthread_create(&thread, NULL, destroy, other));
+	while (gate_pass(INSIDE_US))
+		;
+	before = now();
+	CHECK(double_out(device, UINT64_MAX) == 0);
+	CHECK(now() - before < 30);	/* of the minute that it may take */
+	pthread_join(thread, NULL);
+	CHECK(device->swapped == 0 && device->resident == pool_kept(device));
+	double_agree(device);
+}
+
 /* The GPU is taken away while a copy is under way: it is given up, and nothing of it is touched before it
  * has ended. */
 
@@ -884,6 +1095,41 @@ static void test_exchange_by_itself(void)
 	double_agree(device);
 }
 
+/* What goes as a whole is more than is wanted, and the daemon is told that before. What has not come since then it is told of as
+ * long as that is so. */
+static void test_exchange_whole(void)
+{
+	const CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE } };
+	const CUmemAccessDesc access = { .location = prop.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
+	enum { WHOLE = 14 << 20 };	/* chunks of 2 MiB */
+	CUmemGenericAllocationHandle handle;
+	CUdeviceptr hot, cold;
+
+	start();
+	CHECK(cuMemAlloc_v2(&hot, 2 << 20) == CUDA_SUCCESS);
+	CHECK(double_out(device, 2 << 20) == 2 << 20);
+	CHECK(cuMemCreate(&handle, WHOLE, &prop, 0) == CUDA_SUCCESS);
+	CHECK(cuMemAddressReserve(&cold, WHOLE, 0, 0, 0) == CUDA_SUCCESS);
+	CHECK(cuMemMap(cold, WHOLE, 0, handle, 0) == CUDA_SUCCESS && cuMemSetAccess(cold, WHOLE, &access, 1) == CUDA_SUCCESS);
+	double_limit(WHOLE);
+	for (int round = 0; round < 8; round++) {
+		use(hot, 40);
+		CHECK(pick_look(device, false));
+	}
+	CHECK(pick_misplaced(device, UINT64_MAX) == 2 << 20);
+	for (time_t end = time(NULL) + 60; !double_away() && time(NULL) < end; usleep(1000))
+		double_tick(device);
+	CHECK(double_away() == WHOLE);
+	double_agree(device);
+	/* What is owed may come without a word: until it has it is away. */
+	CHECK(device->away == mover_owed(device));
+	CHECK(double_in(device, UINT64_MAX) + device->exchanged == WHOLE);
+	CHECK(mover_owed(device) == 0);
+	exchange_settle(device);
+	CHECK(device->away == 0 && on_gpu(hot));
+	double_agree(device);
+}
+
 /* The more is waited for kernels, the more moves at a time; never less than at first, nor more than the daemon believes. */
 static void test_exchange_more(void)
 {
@@ -1163,10 +1409,13 @@ int main(int count, char **arguments)
 	} tests[] = {
 		{ "basic", test_basic }, { "limit", test_limit }, { "no_swap", test_no_swap },
 		{ "exhaustion", test_exhaustion }, { "faults", test_faults }, { "stress", test_stress },
-		{ "persistent", test_persistent }, { "queue", test_queue }, { "async", test_async }, { "contexts", test_contexts },
+		{ "persistent", test_persistent }, { "queue", test_queue }, { "inside", test_inside },
+		{ "long", test_long }, { "ahead_of_it", test_ahead_of_it }, { "destroyed", test_destroyed },
+		{ "async", test_async }, { "contexts", test_contexts },
 		{ "pin", test_pin }, { "heat", test_heat }, { "heat_in_one", test_heat_in_one }, { "exchange", test_exchange },
 		{ "heat_copied", test_heat_copied }, { "reached", test_reached },
 		{ "exchange_by_itself", test_exchange_by_itself }, { "exchange_more", test_exchange_more },
+		{ "exchange_whole", test_exchange_whole },
 		{ "foreign", test_foreign }, { "reused", test_reused },
 		{ "attributes", test_attributes }, { "capture", test_capture }, { "peers", test_peers },
 		{ "ahead", test_ahead }, { "stuck", test_stuck },

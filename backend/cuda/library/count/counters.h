@@ -3,8 +3,9 @@
  * Kernels submitted and finished, of this process on one GPU (Ghost, section 4.3).
  *
  * Submitted is counted at launch. Finished is learnt from events, recorded behind a launch at most
- * every 2 ms a stream, and once more when a stream with unmarked launches has been quiet for that
- * long; so it is exact after idle, and at most that late before.
+ * every 2 ms a stream, or more often while run-ahead is bounded (device.h), and once more when a
+ * stream with unmarked launches has been quiet for that long; so it is exact after idle, and at most
+ * that late before.
  */
 #ifndef GGROUP_CUDA_COUNTERS_H
 #define GGROUP_CUDA_COUNTERS_H

@@ -155,13 +155,21 @@ void marker_place_quiet(struct counted *counted, bool over)
 	}
 }
 
+/* Whether so many kernels are to have a marker behind them, however soon that is. */
+static bool is_due(const struct counted *counted, uint64_t kernels)
+{
+	const uint64_t every = __atomic_load_n(&counted->device->mark_every, __ATOMIC_RELAXED);
+
+	return every && kernels >= every;
+}
+
 /* Behind every launch, where no other thread can or may do it later: moves the last marker
  * on, if it is young. */
 static bool place_at_once(struct counted *counted, uint64_t time)
 {
 	struct marker *newest = counted->newest;
 
-	if (!newest || time - newest->first >= SPACING)
+	if (!newest || time - newest->first >= SPACING || is_due(counted, newest->kernels))
 		return marker_place(counted, time);
 	if (record(counted, newest->event))
 		return false;
@@ -182,7 +190,8 @@ void marker_launched(struct counted *counted, uint64_t kernels)
 	at_once = counted->key.thread || stream_capturing_any();
 	if (at_once)
 		at_once = place_at_once(counted, counted->last);
-	else if (counted->last - counted->marked >= SPACING || counted->launches >= MOST_UNMARKED)
+	else if (counted->last - counted->marked >= SPACING || counted->launches >= MOST_UNMARKED ||
+		 is_due(counted, counted->kernels))
 		marker_place(counted, counted->last);
 	/* No thread but this can mark its own stream, and it may not come back. */
 	if (counted->key.thread && !at_once)

@@ -4,9 +4,11 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "family.h"
 #include "life.h"
+#include "moment.h"
 #include "session.h"
 
 /* Milliseconds: a daemon that went away may be back by then, and nothing moves back until it is over. */
@@ -155,10 +157,13 @@ void daemon_report(struct device *device)
 void daemon_forget(void)
 {
 	session.lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-	session.changed = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
+	moment_condition(&session.changed);
 	link_drop(&session.socket);
 	link_drop(&session.pipe[0]);
 	link_drop(&session.pipe[1]);
+	for (int i = 0; i < session.command_count; i++)
+		if (session.command_fds[i] >= 0)
+			close(session.command_fds[i]);
 	session.running = session.broken = session.clogged = session_listening = false;
 	session.waiters = NULL;
 	session.managed_count = session.command_count = 0;

@@ -8,6 +8,7 @@
 #include <sys/random.h>
 #include <unistd.h>
 
+#include "glibc.h"
 #include "log.h"
 
 #define VARIABLE "GGROUP_FAMILY"
@@ -224,7 +225,7 @@ static void begin_level(const struct level *asked, const char *before)
 
 	*level = *asked;
 	while (!level->id)
-		if (getrandom(&level->id, sizeof(level->id), GRND_NONBLOCK) != sizeof(level->id))
+		if (glibc_random(&level->id, sizeof(level->id), GRND_NONBLOCK) != sizeof(level->id))
 			level->id = (uint64_t)getpid() << 32 | (uint64_t)(uintptr_t)&level;
 	used = snprintf(text, sizeof(text), "%s=%s%s%016llx", VARIABLE, before, *before ? "," : "",
 			(unsigned long long)level->id);

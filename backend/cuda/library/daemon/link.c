@@ -10,6 +10,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "glibc.h"
+
 /* Out of the way of programs that use small numbers without asking (dup2). */
 #define OUT_OF_THE_WAY 512
 
@@ -30,7 +32,7 @@ static int adopt(struct descriptor *descriptor, int fd)
 		close(fd);
 		fd = high;
 	}
-	if (fstat(fd, &status)) {
+	if (glibc_fstat(fd, &status)) {
 		close(fd);
 		return EBADF;
 	}
@@ -42,7 +44,7 @@ bool link_ours(const struct descriptor *descriptor)
 {
 	struct stat status;
 
-	return descriptor->fd >= 0 && !fstat(descriptor->fd, &status) &&
+	return descriptor->fd >= 0 && !glibc_fstat(descriptor->fd, &status) &&
 	       status.st_dev == descriptor->device && status.st_ino == descriptor->inode;
 }
 
@@ -53,7 +55,7 @@ void link_drop(struct descriptor *descriptor)
 	descriptor->fd = -1;
 }
 
-/* Whether there are users who have no number here: not in the initial user namespace, which maps all to themselves. */
+/* Whether there are users that have no number here: not in the initial user namespace, which maps all to themselves. */
 static bool some_unnamed(void)
 {
 	FILE *file = fopen("/proc/self/uid_map", "re");
@@ -67,7 +69,7 @@ static bool some_unnamed(void)
 	return some;
 }
 
-/* Whether who listens there is root or of this very user. In a container with a user namespace root outside has no
+/* Whether the listener there is root's or of this very user. In a container with a user namespace root outside has no
  * number, nor has any other user outside: none but those can be what was put at the path from there. */
 static bool may_be_daemon(int fd)
 {

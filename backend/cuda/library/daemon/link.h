@@ -31,9 +31,10 @@ enum { WIRE_VERSION = 1 };
 #define FEATURE_FAMILY		(UINT64_C(1) << 5)
 #define FEATURE_TURNS		(UINT64_C(1) << 6)
 #define FEATURE_TOTAL		(UINT64_C(1) << 7)
+#define FEATURE_BURSTS		(UINT64_C(1) << 8)
 /* Of a daemon that says 0: what 0.1 could. */
 #define FEATURES_FIRST		(FEATURE_MEMORY | FEATURE_COUNTERS | FEATURE_REPORT | FEATURE_DEPART)
-#define FEATURES		(FEATURES_FIRST | FEATURE_FAMILY | FEATURE_TURNS | FEATURE_TOTAL)
+#define FEATURES		(FEATURES_FIRST | FEATURE_FAMILY | FEATURE_TURNS | FEATURE_TOTAL | FEATURE_BURSTS)
 
 enum op {
 	OP_HELLO = 1,
@@ -53,6 +54,8 @@ enum op {
 	OP_BEGIN_TURN,
 	OP_EVENTS = 64,		/* from here on no answer is waited for */
 	OP_ROOM = 66,
+	OP_LEAD,
+	OP_FOLLOW,
 };
 #define OP_REPLY (UINT32_C(1) << 31)
 

@@ -11,11 +11,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "burst.h"
+#include "calm.h"
 #include "counters.h"
 #include "daemon.h"
 #include "departure.h"
 #include "exchange.h"
 #include "family.h"
+#include "glibc.h"
 #include "home.h"
 #include "lent.h"
 #include "life.h"
@@ -56,6 +59,31 @@ static int end_turn(struct device *device, const struct message *command, struct
 	return error;
 }
 
+static void end_bursts(struct device *device, void *unused)
+{
+	(void)unused;
+	burst_end(device);
+	turn_yield(device, 0);
+}
+
+/* Which programs go before which. The descriptor of the page, if there is one, is ours. */
+static void rank(const struct message *command, int fd)
+{
+	struct managed *managed;
+	struct device *device;
+
+	pthread_mutex_lock(&session.lock);
+	managed = session_find_index(command->gpu);
+	device = managed ? managed->device : NULL;
+	pthread_mutex_unlock(&session.lock);
+	if (device && !departure_begun() && command->op == OP_LEAD)
+		burst_lead(device, fd, command->args[0]);
+	else if (device && !departure_begun() && command->args[0] < BURST_LEADERS)
+		turn_yield(device, burst_follow(device, (unsigned int)command->args[0], fd) ? command->args[1] : 0);
+	if (fd >= 0)
+		close(fd);
+}
+
 static void obey(const struct message *command)
 {
 	struct message reply = { .op = command->op | OP_REPLY, .seq = command->seq, .gpu = command->gpu };
@@ -70,10 +98,12 @@ static void obey(const struct message *command)
 		session.departed_at = session_now_ms();
 		/* Where it goes it has no turns, and it waits at the other gate until then. Where it stays it has left the
 		 * turn of that GPU alone: on another one it may wait for its turn still. */
-		if (!reply.status)
+		if (!reply.status) {
 			turn_open_all();
-		else if (managed)
+			device_each(end_bursts, NULL);
+		} else if (managed) {
 			turn_open(managed->device);
+		}
 	} else if (command->op != OP_RECLAIM && command->op != OP_END_TURN && command->op != OP_BEGIN_TURN) {
 		reply.status = -ENOSYS;
 	} else if (!managed) {
@@ -112,6 +142,7 @@ static void work(void)
 {
 	for (;;) {
 		struct message command;
+		int fd;
 
 		pthread_mutex_lock(&session.lock);
 		if (!session.command_count || session.broken) {
@@ -119,8 +150,16 @@ static void work(void)
 			return;
 		}
 		command = session.commands[0];
+		fd = session.command_fds[0];
 		memmove(session.commands, session.commands + 1, (size_t)--session.command_count * sizeof(command));
+		memmove(session.command_fds, session.command_fds + 1, (size_t)session.command_count * sizeof(fd));
 		pthread_mutex_unlock(&session.lock);
+		if (command.op == OP_LEAD || command.op == OP_FOLLOW) {
+			rank(&command, fd);
+			continue;
+		}
+		if (fd >= 0)
+			close(fd);
 		obey(&command);
 	}
 }
@@ -147,9 +186,14 @@ static int64_t move_back(void)
 		if (home >= 0)
 			next = sooner(next, home);
 		owed = mover_owed(managed->device);
+		calm_tick(managed->device);
+		exchange_settle(managed->device);
 		pthread_mutex_lock(&session.lock);
+		/* Where there is room now there will be some then. */
+		if (calm_rests(managed->device))
+			managed->room = 0;
 		want = at_most(managed->swapped + owed, MOVE_BACK_PIECE);
-		if (want && (due || managed->room)) {
+		if (want && (due || managed->room) && !calm_rests(managed->device)) {
 			managed->room = 0;
 			pthread_mutex_unlock(&session.lock);
 			moved = mover_in(managed->device, want, &usec);
@@ -185,8 +229,9 @@ static void lose(void)
 	/* What had us stand by has done with us, or is gone. */
 	if (departure_begun())
 		departure_end();
-	/* There is no daemon that would begin its turn. */
+	/* There is no daemon that would begin its turn, or say which programs there are. */
 	turn_open_all();
+	device_each(end_bursts, NULL);
 	pthread_mutex_lock(&session.lock);
 	if (session.socket.fd >= 0) {
 		log_line("the daemon is gone");
@@ -194,7 +239,9 @@ static void lose(void)
 		link_drop(&session.socket);
 	}
 	session.broken = session.clogged = false;
-	session.command_count = 0;
+	while (session.command_count)
+		if (session.command_fds[--session.command_count] >= 0)
+			close(session.command_fds[session.command_count]);
 	for (int i = 0; i < session.managed_count; i++) {
 		struct managed *managed = &session.managed[i];
 
@@ -221,7 +268,7 @@ static void share(int fd)
 
 	/* A page that we had before stays mapped: a thread may be about to count on it. One that can be
 	 * cut off would end the program (SIGBUS): no daemon of ours hands that out. */
-	if (!fstat(fd, &status) && status.st_size >= (off_t)sizeof(struct totals_page) &&
+	if (!glibc_fstat(fd, &status) && status.st_size >= (off_t)sizeof(struct totals_page) &&
 	    fcntl(fd, F_GET_SEALS) >= 0 && (fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK)) {
 		page = mmap(NULL, sizeof(struct totals_page), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 		if (page != MAP_FAILED)
@@ -364,6 +411,19 @@ static void receive(void)
 		lose();
 }
 
+/* Sleeps; while others go behind, and something is pending, it says so. With the lock, which is not held meanwhile. */
+static void rest(int64_t next)
+{
+	const int64_t until = session_now_ms() + next;
+	bool stirs = false;
+
+	pthread_mutex_unlock(&session.lock);
+	while (!stirs && session_now_ms() < until && burst_tick())
+		stirs = session_stirs(BURST_LOOK_US);
+	pthread_mutex_lock(&session.lock);
+	session_sleep(stirs ? 0 : until - session_now_ms());
+}
+
 static void *listen_to_it(void *unused)
 {
 	(void)unused;
@@ -387,6 +447,8 @@ static void *listen_to_it(void *unused)
 		tick = departure_begun() ? -1 : counters_tick();
 		if (tick >= 0)
 			next = sooner(next, tick);
+		if (!departure_begun() && turn_watch())
+			next = 0;
 		tick = lent_tick();
 		if (tick >= 0)
 			next = sooner(next, tick);
@@ -396,7 +458,7 @@ static void *listen_to_it(void *unused)
 		if (session.socket.fd < 0 && session.managed_count)
 			next = sooner(next, session.next_try - session_now_ms());
 		if (!session.broken && !session.command_count)
-			session_sleep(next);
+			rest(next);
 		pthread_mutex_unlock(&session.lock);
 	}
 	return NULL;
@@ -437,8 +499,10 @@ void listener_begin(void)
 	if (link_pipe(session.pipe))
 		return;
 	session.running = start();
-	if (session.running)
+	if (session.running) {
 		counters_wake = session_wake;	/* for every stream that was idle */
+		burst_wake = session_wake;
+	}
 	else
 		log_line("no thread: no daemon");
 }

@@ -6,6 +6,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "moment.h"
+
 /* Milliseconds that the listening thread sleeps at most: the program may have closed what wakes us. */
 #define LONGEST 2000
 
@@ -27,9 +29,13 @@ int64_t session_now_ms(void)
 
 bool session_wait(int64_t until)
 {
+	static bool made;	/* with the lock: what is woken before the first wait is nothing */
 	struct timespec end = { until / 1000, until % 1000 * 1000000 };
 
-	return pthread_cond_clockwait(&session.changed, &session.lock, CLOCK_MONOTONIC, &end) != ETIMEDOUT;
+	if (!made)
+		moment_condition(&session.changed);
+	made = true;
+	return pthread_cond_timedwait(&session.changed, &session.lock, &end) != ETIMEDOUT;
 }
 
 void session_wake(void)
@@ -195,10 +201,12 @@ static void take(const struct message *message, int fd)
 
 		if (managed)
 			managed->room = message->args[0];
-	} else if (message->op >= OP_EVENTS) {
+	} else if (message->op >= OP_EVENTS && message->op != OP_LEAD && message->op != OP_FOLLOW) {
 		/* Of a daemon that knows more than we do. */
 	} else if (session.command_count < COMMANDS) {
+		session.command_fds[session.command_count] = fd;
 		session.commands[session.command_count++] = *message;
+		fd = -1;
 	} else {
 		session.broken = true;
 	}
@@ -238,6 +246,18 @@ void session_sleep(int64_t timeout)
 		       read(session.pipe[0].fd, bytes, sizeof(bytes)) == sizeof(bytes))
 			;
 	pthread_mutex_lock(&session.lock);
+}
+
+bool session_stirs(unsigned int us)
+{
+	struct pollfd fds[2];
+	const struct timespec time = { 0, (long)us * 1000 };
+
+	pthread_mutex_lock(&session.lock);
+	fds[0] = (struct pollfd){ .fd = usable(&session.pipe[0]), .events = POLLIN };
+	fds[1] = (struct pollfd){ .fd = usable(&session.socket), .events = POLLIN | (session.clogged ? POLLOUT : 0) };
+	pthread_mutex_unlock(&session.lock);
+	return ppoll(fds, 2, &time, NULL) > 0;
 }
 
 bool session_ask_listening(struct waiter *waiter, int64_t ms, void (*work)(void))

@@ -60,6 +60,7 @@ struct session {
 	int managed_count;
 	/* Of the listening thread alone. */
 	struct message commands[COMMANDS];
+	int command_fds[COMMANDS];	/* that came with them; -1: none */
 	int command_count;
 	int64_t next_try, next_move, lost_at;
 	int64_t departed_at;
@@ -105,5 +106,7 @@ bool session_ask_listening(struct waiter *waiter, int64_t ms, void (*work)(void)
 void session_drain(void);
 /* Sleeps until there is something to do, `timeout` ms at most: without the lock. */
 void session_sleep(int64_t timeout);
+/* ... `us` microseconds at most, and leaves that to be taken; whether there is. By the listening thread, without the lock. */
+bool session_stirs(unsigned int us);
 
 #endif

@@ -31,6 +31,7 @@ struct device {
 	CUcontext primary;
 	uint64_t contexts;	/* how often that changed: streams and events made under another number are gone */
 	pthread_rwlock_t in_use; /* read: borrowed; written: the context is being destroyed */
+	uint64_t mark_every;	/* atomically: kernels in a stream behind which there is a marker; 0: by time alone (marker.h) */
 	int host_node;		/* NUMA node for pinned host memory */
 	int index;		/* as ggroupfs numbers them; -1 while no daemon manages it */
 	bool elastic;		/* allocations are ours to place; false: all go to the driver (no VMM, by choice) */

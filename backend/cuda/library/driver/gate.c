@@ -24,10 +24,13 @@
 /* Nanoseconds between two looks whether the threads that were inside have left. */
 #define PAUSE_LEAST_NS 10000
 #define PAUSE_MOST_NS 500000
+/* Milliseconds between two questions whether those inside are waited for still. */
+#define LOOK_MS 5
 
 struct slot {
 	bool inside;		/* atomically */
 	bool waits;		/* atomically: in a call that waits for work */
+	bool begs;		/* under `lock`: inside, and waits for the one that closes it */
 	bool taken;		/* under `lock`: a thread has it */
 	unsigned int depth;	/* of that thread alone */
 	uint64_t entered;	/* atomically; written by that thread: how often it came inside */
@@ -83,6 +86,7 @@ static void thread_ended(void *argument)
 	pthread_mutex_lock(&lock);
 	__atomic_store_n(&slot->inside, false, __ATOMIC_RELEASE);
 	__atomic_store_n(&slot->waits, false, __ATOMIC_RELEASE);
+	slot->begs = false;
 	slot->depth = 0;
 	slot->taken = false;
 	mine = NULL;
@@ -90,19 +94,9 @@ static void thread_ended(void *argument)
 	pthread_mutex_unlock(&lock);
 }
 
-static void make_condition(void)
-{
-	pthread_condattr_t attributes;
-
-	pthread_condattr_init(&attributes);
-	pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-	pthread_cond_init(&changed, &attributes);
-	pthread_condattr_destroy(&attributes);
-}
-
 static void prepare(void)
 {
-	make_condition();
+	moment_condition(&changed);
 	pthread_key_create(&key, thread_ended);
 	register_barrier();
 }
@@ -220,6 +214,24 @@ static bool empty(void)
 	return true;
 }
 
+/* The same threads. With `lock` held. */
+static unsigned int count_inside(void)
+{
+	unsigned int inside = 0;
+
+	for (struct slot *slot = slots; slot; slot = slot->next)
+		inside += slot != mine && __atomic_load_n(&slot->inside, __ATOMIC_SEQ_CST);
+	return inside;
+}
+
+static bool any_begs(void)
+{
+	for (struct slot *slot = slots; slot; slot = slot->next)
+		if (slot != mine && slot->begs)
+			return true;
+	return false;
+}
+
 static bool nobody_waits(void)
 {
 	for (struct slot *slot = slots; slot; slot = slot->next)
@@ -262,7 +274,55 @@ static bool wait_until(const struct timespec *deadline)
 	return pthread_cond_timedwait(&changed, &lock, deadline) != ETIMEDOUT;
 }
 
+static void beg(bool value)
+{
+	if (!mine || !mine->depth)
+		return;
+	pthread_mutex_lock(&lock);
+	mine->begs = value;
+	pthread_cond_broadcast(&changed);
+	pthread_mutex_unlock(&lock);
+}
+
+void gate_beg(void)
+{
+	beg(true);
+}
+
+void gate_beg_no_more(void)
+{
+	beg(false);
+}
+
+/* Until it is empty. False: the time is up, or a thread that is inside waits for this one. With `lock` held. */
+static bool wait_empty(const struct timespec *deadline, bool (*patient)(unsigned int, void *), void *argument)
+{
+	struct timespec until = *deadline;
+	bool time_left = true;
+
+	/* A newcomer says that it is inside before it sees that it cannot be: so one look says it, and no second. */
+	while (time_left && !empty()) {
+		unsigned int inside;
+
+		if (any_begs())
+			return false;
+		if (wait_until(&until))
+			continue;
+		inside = count_inside();
+		pthread_mutex_unlock(&lock);
+		time_left = patient && patient(inside, argument);
+		pthread_mutex_lock(&lock);
+		until = in_ms(LOOK_MS);
+	}
+	return time_left;
+}
+
 bool gate_close(unsigned int timeout_ms)
+{
+	return gate_close_patiently(timeout_ms, NULL, NULL);
+}
+
+bool gate_close_patiently(unsigned int timeout_ms, bool (*patient)(unsigned int inside, void *argument), void *argument)
 {
 	const struct timespec deadline = in_ms(timeout_ms);
 	bool time_left = true, done = false;
@@ -284,8 +344,7 @@ bool gate_close(unsigned int timeout_ms)
 		if (captures)
 			break;
 		set_closed(true);
-		while (!empty() && time_left)
-			time_left = wait_until(&deadline);
+		time_left = wait_empty(&deadline, patient, argument);
 		/* A thread that was still inside may have begun one; now none can. */
 		done = empty() && !captures;
 		if (!done)
@@ -390,9 +449,9 @@ bool gate_capturing(void)
 static void forget(void)
 {
 	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-	make_condition();
+	moment_condition(&changed);
 	for (struct slot *slot = slots; slot; slot = slot->next) {
-		slot->inside = slot->waits = false;
+		slot->inside = slot->waits = slot->begs = false;
 		slot->depth = 0;
 		slot->taken = slot == mine;
 	}

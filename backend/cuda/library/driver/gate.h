@@ -21,7 +21,13 @@ bool gate_nested(void);
  * again, if that takes longer than `timeout_ms`. One closer at a time: others wait. Nothing that
  * was submitted before is waited for. */
 bool gate_close(unsigned int timeout_ms);
+/* The same, but those that are still inside then are waited for while `patient` says so: it is asked every few milliseconds,
+ * with how many there are, and newcomers wait meanwhile. */
+bool gate_close_patiently(unsigned int timeout_ms, bool (*patient)(unsigned int inside, void *argument), void *argument);
 void gate_open(void);
+/* From here to the other the calling thread, if it is inside, waits for what may be closing the gate: that gives up. */
+void gate_beg(void);
+void gate_beg_no_more(void);
 
 /* Waits until every other thread that is inside now has left, while the gate stays open; false if that takes longer
  * than `timeout_us`. So what the caller wrote before (atomically, __ATOMIC_SEQ_CST) is seen by each thread that is

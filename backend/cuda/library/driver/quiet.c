@@ -3,6 +3,7 @@
 
 #include "driver.h"
 #include "life.h"
+#include "moment.h"
 #include "ours.h"
 
 #include <errno.h>
@@ -37,17 +38,13 @@ struct quiet {
 static CUresult set_up(struct device *device)
 {
 	struct quiet *quiet = calloc(1, sizeof(*quiet));
-	pthread_condattr_t clock;
 
 	if (!quiet)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	pthread_mutex_init(&quiet->lock, NULL);
-	pthread_condattr_init(&clock);
-	pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
-	pthread_cond_init(&quiet->ask, &clock);
-	pthread_cond_init(&quiet->answer, &clock);
-	pthread_cond_init(&quiet->over, &clock);
-	pthread_condattr_destroy(&clock);
+	moment_condition(&quiet->ask);
+	moment_condition(&quiet->answer);
+	moment_condition(&quiet->over);
 	if (device->primary)
 		quiet->context[quiet->contexts++] = device->primary;
 	device->quiet = quiet;

@@ -19,6 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "burst.h"
 #include "counters.h"
 #include "driver.h"
 #include "life.h"
@@ -40,6 +41,13 @@
 #define BOUNDS_MOST 16
 /* Waits in vain that are counted. */
 #define VAIN_MOST 63
+/* Parts of the bound that have a marker each: what was launched at once is heard of in these, and not when all of it has
+ * finished and the GPU has nothing left to do. */
+#define MARKS 8
+/* For which what runs after the end of a turn is looked at in LOOK_DRAIN. */
+#define DRAIN_WATCHED 50000
+#define LOOK_DRAIN 200
+#define LOOKS_DRAIN 5		/* until the listening thread hears what the daemon says */
 /* Finished kernels in which a longer gap is forgotten, about: more than run at once. */
 #define GAPS 64
 
@@ -56,9 +64,13 @@ struct pace {
 static struct turn {
 	uint32_t word;		/* atomically: OPEN, CLOSED; threads sleep on it */
 	uint64_t run_ahead_us;	/* atomically; 0: not bounded */
+	uint64_t bound_us;	/* ... beside that: for memory to move */
+	uint64_t yield_us;	/* ... of what waits behind a kernel that runs */
 	unsigned int waiting;	/* atomically */
 	bool seen;		/* of the listening thread: each thread inside has seen that it is closed */
 	bool drained;		/* atomically: nothing has run since */
+	uint64_t closed_at;	/* atomically: when it was closed last; us */
+	struct device *device;	/* atomically; NULL before its first turn */
 	struct pace pace;	/* under `lock` */
 } turns[GG_ORDINALS];
 
@@ -68,6 +80,24 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static bool is_closed(const struct turn *turn)
 {
 	return __atomic_load_n(&turn->word, __ATOMIC_ACQUIRE) == CLOSED;
+}
+
+static uint64_t lower(uint64_t one, uint64_t other)
+{
+	return one && other ? one < other ? one : other : one + other;
+}
+
+/* The lower bound of all that is pending, in microseconds; 0: there is none. */
+static uint64_t bound_of_all(const struct turn *turn)
+{
+	return lower(__atomic_load_n(&turn->run_ahead_us, __ATOMIC_RELAXED),
+		     __atomic_load_n(&turn->bound_us, __ATOMIC_RELAXED));
+}
+
+/* How far ahead it may be, in microseconds; 0: as far as the driver lets it. */
+static uint64_t bound_of(const struct turn *turn)
+{
+	return lower(bound_of_all(turn), __atomic_load_n(&turn->yield_us, __ATOMIC_RELAXED));
 }
 
 /* Sleeps while the word is `word`, at most so long; 0: for ever. Spurious returns are harmless. */
@@ -87,15 +117,23 @@ static void pause_for(uint64_t us)
 	nanosleep(&time, NULL);
 }
 
-static void set(struct turn *turn, uint32_t word, uint64_t run_ahead_us)
+/* Two threads may be at it, for a turn and for memory that moves. */
+static void count_any(void)
 {
 	unsigned int any = 0;
 
+	pthread_mutex_lock(&lock);
+	for (size_t i = 0; i < GG_ORDINALS; i++)
+		any += is_closed(&turns[i]) || bound_of(&turns[i]);
+	__atomic_store_n(&turn_any, any, __ATOMIC_SEQ_CST);
+	pthread_mutex_unlock(&lock);
+}
+
+static void set(struct turn *turn, uint32_t word, uint64_t run_ahead_us)
+{
 	__atomic_store_n(&turn->run_ahead_us, run_ahead_us, __ATOMIC_SEQ_CST);
 	__atomic_store_n(&turn->word, word, __ATOMIC_SEQ_CST);
-	for (size_t i = 0; i < GG_ORDINALS; i++)
-		any += is_closed(&turns[i]) || __atomic_load_n(&turns[i].run_ahead_us, __ATOMIC_RELAXED);
-	__atomic_store_n(&turn_any, any, __ATOMIC_SEQ_CST);
+	count_any();
 	syscall(SYS_futex, &turn->word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
@@ -143,10 +181,24 @@ static void learn(struct pace *pace, uint64_t finished, bool pending, bool watch
 	pace->vain = 0;
 }
 
-/* Whether what is pending would take longer than the bound, by what is known now. */
+static uint64_t mark_every(const struct pace *pace, uint64_t bound_us)
+{
+	const uint64_t kernels = pace->kernel_ns ? bound_us * 1000 / MARKS / pace->kernel_ns : 0;
+
+	return bound_us && !kernels ? 1 : kernels;
+}
+
+/* Whether so many kernels would take longer than a bound, by what is known; one that is not known does. */
+static bool takes_longer(const struct pace *pace, uint64_t kernels, uint64_t bound_us)
+{
+	return bound_us && kernels && (!pace->kernel_ns || kernels * pace->kernel_ns > bound_us * 1000);
+}
+
+/* Whether what is pending would take longer than a bound, by what is known now. */
 static bool is_ahead(struct turn *turn, struct device *device, bool watched)
 {
-	const uint64_t bound_us = __atomic_load_n(&turn->run_ahead_us, __ATOMIC_RELAXED);
+	const uint64_t bound_us = bound_of_all(turn);
+	const uint64_t yield_us = __atomic_load_n(&turn->yield_us, __ATOMIC_RELAXED);
 	struct pace *pace = &turn->pace;
 	uint64_t submitted, finished, pending, now;
 	bool ahead;
@@ -159,7 +211,8 @@ static bool is_ahead(struct turn *turn, struct device *device, bool watched)
 		learn(pace, finished, pending, watched, now);
 	if (!pending)
 		pace->since = now;	/* what comes next did not wait for anything */
-	ahead = bound_us && pending && (!pace->kernel_ns || pending * pace->kernel_ns > bound_us * 1000);
+	__atomic_store_n(&device->mark_every, mark_every(pace, lower(bound_us, yield_us)), __ATOMIC_RELAXED);
+	ahead = takes_longer(pace, pending, bound_us) || takes_longer(pace, pending - (pending > 0), yield_us);
 	pthread_mutex_unlock(&lock);
 	return ahead;
 }
@@ -187,7 +240,7 @@ static uint64_t patience_of(const struct pace *pace, uint64_t bound_us)
 /* Waits, outside, until it is no more so far ahead. */
 static void fall_back(struct turn *turn, struct device *device)
 {
-	const uint64_t bound_us = __atomic_load_n(&turn->run_ahead_us, __ATOMIC_RELAXED), start = moment_us();
+	const uint64_t bound_us = bound_of(turn), start = moment_us();
 	const uint64_t pause = bound_us / 16 < LOOK_LEAST ? LOOK_LEAST : bound_us / 16 > LOOK_MOST ? LOOK_MOST : bound_us / 16;
 	struct pace *pace = &turn->pace;
 	uint64_t now, since, patience, last, finished;
@@ -239,9 +292,18 @@ bool turn_hold(enum turn_work work, CUstream stream, bool per_thread)
 
 	while (turn && !is_captured(work, stream, per_thread)) {
 		const bool closed = is_closed(turn);
+		const CUdevice ordinal = (CUdevice)(turn - turns);
 
-		if (!closed && (fell_back || work != TURN_KERNELS || stream_capturing_any() ||
-				!__atomic_load_n(&turn->run_ahead_us, __ATOMIC_RELAXED)))
+		if (!closed && (work != TURN_KERNELS || stream_capturing_any() || !bound_of(turn)))
+			break;
+		if (!closed && burst_holds(ordinal)) {
+			gate_leave();
+			burst_wait(ordinal);
+			gate_enter();
+			waited = true;
+			continue;
+		}
+		if (!closed && fell_back)
 			break;
 		device = closed ? NULL : device_current();
 		if (!closed && (!device || &turns[device->ordinal] != turn || !is_ahead(turn, device, false)))
@@ -299,6 +361,7 @@ int turn_end(struct device *device, uint64_t timeout_us, bool *drained)
 	uint64_t now, pause = LOOK_LEAST;
 
 	*drained = false;
+	__atomic_store_n(&turn->device, device, __ATOMIC_RELEASE);
 	__atomic_store_n(&turn->drained, false, __ATOMIC_RELAXED);
 	if (!device->elastic || !device->quiet) {
 		if (again)
@@ -309,6 +372,7 @@ int turn_end(struct device *device, uint64_t timeout_us, bool *drained)
 		if (gate_capturing())
 			return EBUSY;
 		turn->seen = false;
+		__atomic_store_n(&turn->closed_at, start, __ATOMIC_RELAXED);
 		set(turn, CLOSED, 0);
 	}
 	if (!turn->seen) {
@@ -344,26 +408,85 @@ bool turn_is_late(const struct device *device)
 	return is_closed(turn) && !__atomic_load_n(&turn->drained, __ATOMIC_RELAXED);
 }
 
-void turn_begin(struct device *device, uint64_t run_ahead_us)
+/* What is learnt of how fast kernels finish begins now. */
+static void begin_pace(struct device *device, struct pace *pace)
 {
-	struct turn *turn = &turns[device->ordinal];
-	struct pace *pace = &turn->pace;
 	uint64_t submitted;
 
-	log_line("device %d: a turn begins, run-ahead %llu us, %u threads waited", device->ordinal,
-		 (unsigned long long)run_ahead_us, turn_waiting(device));
 	pthread_mutex_lock(&lock);
 	totals_get(device, &submitted, &pace->finished);
 	pace->since = moment_us();
 	pace->vain = 0;
 	pthread_mutex_unlock(&lock);
+}
+
+void turn_begin(struct device *device, uint64_t run_ahead_us)
+{
+	struct turn *turn = &turns[device->ordinal];
+
+	log_line("device %d: a turn begins, run-ahead %llu us, %u threads waited", device->ordinal,
+		 (unsigned long long)run_ahead_us, turn_waiting(device));
+	begin_pace(device, &turn->pace);
+	__atomic_store_n(&turn->device, device, __ATOMIC_RELEASE);
+	__atomic_store_n(&device->mark_every, run_ahead_us ? 1 : 0, __ATOMIC_RELAXED);
 	set(turn, OPEN, run_ahead_us < RUN_AHEAD_MOST ? run_ahead_us : RUN_AHEAD_MOST);
+}
+
+/* Where nothing is bounded any more, no launch waits for a part of what is pending. */
+static void mark_less(const struct turn *turn, struct device *device)
+{
+	if (!bound_of(turn))
+		__atomic_store_n(&device->mark_every, 0, __ATOMIC_RELAXED);
+}
+
+void turn_bound(struct device *device, uint64_t run_ahead_us)
+{
+	struct turn *turn = &turns[device->ordinal];
+
+	if (run_ahead_us && !bound_of(turn))
+		begin_pace(device, &turn->pace);
+	__atomic_store_n(&turn->bound_us, run_ahead_us, __ATOMIC_SEQ_CST);
+	count_any();
+	mark_less(turn, device);
 }
 
 static void open_one(struct turn *turn)
 {
+	struct device *device = __atomic_load_n(&turn->device, __ATOMIC_ACQUIRE);
+
 	if (is_closed(turn) || __atomic_load_n(&turn->run_ahead_us, __ATOMIC_RELAXED))
 		set(turn, OPEN, 0);
+	if (device)
+		mark_less(turn, device);
+}
+
+/* Whether what was launched there before the end of its turn may run still, and is looked at. */
+static bool is_watched(const struct turn *turn)
+{
+	const struct device *device = __atomic_load_n(&turn->device, __ATOMIC_ACQUIRE);
+	uint64_t submitted, finished;
+
+	if (!device || !is_closed(turn) ||
+	    moment_us() - __atomic_load_n(&turn->closed_at, __ATOMIC_RELAXED) >= DRAIN_WATCHED)
+		return false;
+	totals_get(device, &submitted, &finished);
+	return submitted > finished;
+}
+
+bool turn_watch(void)
+{
+	bool any = false;
+
+	for (size_t i = 0; i < GG_ORDINALS; i++) {
+		if (!is_watched(&turns[i]))
+			continue;
+		for (unsigned int looks = 0; looks < LOOKS_DRAIN && is_watched(&turns[i]); looks++) {
+			pause_for(LOOK_DRAIN);
+			counters_drain(__atomic_load_n(&turns[i].device, __ATOMIC_ACQUIRE));
+		}
+		any = true;
+	}
+	return any;
 }
 
 void turn_open(struct device *device)
@@ -377,9 +500,20 @@ void turn_open_all(void)
 		open_one(&turns[i]);
 }
 
+void turn_yield(struct device *device, uint64_t run_ahead_us)
+{
+	struct turn *turn = &turns[device->ordinal];
+
+	if (__atomic_load_n(&turn->yield_us, __ATOMIC_RELAXED) == run_ahead_us)
+		return;
+	__atomic_store_n(&turn->yield_us, run_ahead_us < RUN_AHEAD_MOST ? run_ahead_us : RUN_AHEAD_MOST, __ATOMIC_SEQ_CST);
+	set(turn, turn->word, turn->run_ahead_us);
+	mark_less(turn, device);
+}
+
 unsigned int turn_waiting(const struct device *device)
 {
-	return __atomic_load_n(&turns[device->ordinal].waiting, __ATOMIC_RELAXED);
+	return __atomic_load_n(&turns[device->ordinal].waiting, __ATOMIC_RELAXED) + burst_waiting(device->ordinal);
 }
 
 static void forget(void)

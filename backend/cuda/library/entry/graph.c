@@ -10,6 +10,7 @@
 
 #include <stdlib.h>
 
+#include "burst.h"
 #include "counters.h"
 #include "driver.h"
 #include "gate.h"
@@ -323,9 +324,13 @@ static uint64_t use(CUgraphExec handle)
 		turn_enter(TURN_KERNELS, hStream, per_thread);				\
 		if (stream_runs(hStream, per_thread))					\
 			kernels = use(hGraphExec);					\
+		if (kernels)								\
+			burst_launched(device);						\
 		CALL_REAL(result, name, (hGraphExec, hStream));				\
-		if (!result && device)							\
+		if (!result && device && kernels) {					\
 			counters_launched(device, hStream, per_thread, kernels);	\
+			burst_launched(device);						\
+		}									\
 		gate_leave();								\
 		return result;								\
 	}

@@ -6,6 +6,7 @@
 
 #include <stdlib.h>
 
+#include "burst.h"
 #include "counters.h"
 #include "driver.h"
 #include "gate.h"
@@ -36,9 +37,13 @@ static struct device *enter(CUstream stream, bool per_thread)
 		runs = stream_runs(stream, per_thread);						\
 		if (runs && heat_is_wanted())							\
 			heat_launch(function, values, extra_values);				\
+		if (runs)									\
+			burst_launched(device);							\
 		CALL_REAL(result, name, arguments);						\
-		if (!result && runs && device)							\
+		if (!result && runs && device) {						\
 			counters_launched(device, stream, per_thread, 1);			\
+			burst_launched(device);							\
+		}										\
 		gate_leave();									\
 		return result;									\
 	}

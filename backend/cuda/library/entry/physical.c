@@ -155,15 +155,41 @@ WRAPPER cuMemExportToShareableHandle(void *shareableHandle, CUmemGenericAllocati
 	return result;
 }
 
-/* Another process's memory, charged to that. */
+/* An error that is answered so often stays. */
+#define TRIES 3
+
+/* The GPU that a handle of the driver's is of; NULL: it is of none that is known. */
+static struct device *device_of_handle(CUmemGenericAllocationHandle handle)
+{
+	CUmemAllocationProp prop = { 0 };
+	CUresult result = CUDA_ERROR_NOT_SUPPORTED;
+
+	for (int try = 0; try < TRIES && result != CUDA_SUCCESS && real.cuMemGetAllocationPropertiesFromHandle; try++)
+		CALL_REAL(result, cuMemGetAllocationPropertiesFromHandle, (&prop, handle));
+	return result == CUDA_SUCCESS && prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE ? device_of(prop.location.id) : NULL;
+}
+
+/* Another process's memory, charged to that; or the program's own, which it may let go of under its other name. */
 WRAPPER cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *osHandle,
 				       CUmemAllocationHandleType shHandleType)
 {
+	const bool by_descriptor = shHandleType == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+	struct device *device;
 	CUresult result;
+	uint64_t own;
 
 	PASS_INSIDE(cuMemImportFromShareableHandle, (handle, osHandle, shHandleType));
+	/* Before: the descriptor is the program's to close. */
+	own = by_descriptor ? lent_import((int)(intptr_t)osHandle) : 0;
 	CALL_REAL(result, cuMemImportFromShareableHandle, (handle, osHandle, shHandleType));
-	return result == CUDA_SUCCESS ? handle_give(handle, false) : result;
+	device = result == CUDA_SUCCESS && own ? device_of_handle(*handle) : NULL;
+	if (result == CUDA_SUCCESS)
+		result = handle_give(handle, false);
+	if (result == CUDA_SUCCESS && own)
+		foreign_is_import(device, *handle, own);
+	else if (own)
+		lent_import_over(own);
+	return result;
 }
 
 WRAPPER cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CUmemGenericAllocationHandle handle)

@@ -5,6 +5,7 @@
  * (measured: docs/nvidia.md). Calls that bring work, or memory, wait in the driver by themselves.
  */
 
+#include "burst.h"
 #include "driver.h"
 #include "wrapper.h"
 #include "gate.h"
@@ -17,6 +18,8 @@
 		PASS_INSIDE(name, arguments);		\
 		gate_wait_enter();			\
 		CALL_REAL(result, name, arguments);	\
+		if (!result)				\
+			burst_waited();			\
 		gate_wait_leave();			\
 		return result;				\
 	}

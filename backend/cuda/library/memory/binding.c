@@ -105,20 +105,55 @@ struct unbound {
 	CUcontext context;
 };
 
-static bool lies_in(const struct binding_box *one, const struct binding_box *other)
+/* Along one side. Where boxes have none, as that of a range of bytes has no height, they are as wide there. */
+static bool meets_along(const struct binding_box *one, const struct binding_box *other, int i)
 {
-	bool inside = one->kind == other->kind && one->level == other->level && one->layer == other->layer;
+	return (one->from[i] < other->to[i] && other->from[i] < one->to[i]) ||
+	       (one->from[i] == other->from[i] && one->to[i] == other->to[i]);
+}
 
-	for (int i = 0; i < 3; i++)
-		inside = inside && one->from[i] >= other->from[i] && one->to[i] <= other->to[i];
-	return inside;
+static bool meets(const struct binding_box *one, const struct binding_box *other)
+{
+	return one->kind == other->kind && one->level == other->level && one->layer == other->layer &&
+	       meets_along(one, other, 0) && meets_along(one, other, 1) && meets_along(one, other, 2);
+}
+
+/* What is in both of two boxes that meet. */
+static struct binding_box common(const struct binding_box *one, const struct binding_box *other)
+{
+	struct binding_box both = *one;
+
+	for (int i = 0; i < 3; i++) {
+		both.from[i] = one->from[i] > other->from[i] ? one->from[i] : other->from[i];
+		both.to[i] = one->to[i] < other->to[i] ? one->to[i] : other->to[i];
+	}
+	return both;
+}
+
+/* What of a box lies beside another that it meets: so many boxes, none for all of it. */
+#define BESIDE_MOST 6
+static size_t beside(struct binding_box box, const struct binding_box *other, struct binding_box *rest)
+{
+	size_t count = 0;
+
+	for (int i = 0; i < 3; i++) {
+		if (box.from[i] < other->from[i]) {
+			rest[count] = box;
+			rest[count++].to[i] = box.from[i] = other->from[i];
+		}
+		if (box.to[i] > other->to[i]) {
+			rest[count] = box;
+			rest[count++].from[i] = box.to[i] = other->to[i];
+		}
+	}
+	return count;
 }
 
 static bool is_unbound(const struct binding *binding, const struct unbound *unbound)
 {
 	if (unbound->context)
 		return binding->context == unbound->context;
-	return binding->holder == unbound->holder && (!unbound->box || lies_in(&binding->box, unbound->box));
+	return binding->holder == unbound->holder && (!unbound->box || meets(&binding->box, unbound->box));
 }
 
 bool binding_find(uint64_t holder, const struct binding_box *box, struct binding_box *found)
@@ -130,13 +165,65 @@ bool binding_find(uint64_t holder, const struct binding_box *box, struct binding
 	for (binding = bindings; binding && !is_unbound(binding, &unbound);)
 		binding = binding->next;
 	if (binding)
-		*found = binding->box;
+		*found = common(&binding->box, box);
 	pthread_mutex_unlock(&lock);
 	return binding;
 }
 
+/* What is bound is so in one more place. */
+static void hold_again(const struct binding *binding)
+{
+	if (binding->region) {
+		pthread_mutex_lock(&tree_lock);
+		binding->region->bound++;
+		pthread_mutex_unlock(&tree_lock);
+	}
+	if (binding->memory)
+		foreign_bind_again(binding->memory);
+}
+
+/* Has what lies beside a box stay, as bindings of its own; they are returned. Without memory all of it stays: `whole`. */
+static struct binding *keep_beside(const struct binding *binding, const struct binding_box *box, bool *whole)
+{
+	struct binding_box rest[BESIDE_MOST];
+	struct binding *kept = NULL, *more;
+	size_t count = beside(binding->box, box, rest);
+
+	*whole = false;
+	for (size_t i = 0; i < count && !*whole; i++) {
+		more = malloc(sizeof(*more));
+		*whole = !more;
+		if (!more)
+			continue;
+		*more = *binding;
+		more->box = rest[i];
+		more->next = kept;
+		kept = more;
+	}
+	while (*whole && (more = kept)) {
+		kept = more->next;
+		free(more);
+	}
+	for (more = kept; more; more = more->next)
+		hold_again(more);
+	return kept;
+}
+
+/* With the lock. */
+static void enter_all(struct binding *kept)
+{
+	for (struct binding *binding; (binding = kept);) {
+		kept = binding->next;
+		binding->next = bindings;
+		bindings = binding;
+	}
+}
+
 static struct binding *take(const struct unbound *unbound)
 {
+	struct binding *parts = NULL, *part;
+	bool whole = false;
+
 	struct binding *taken = NULL, *binding;
 
 	pthread_mutex_lock(&lock);
@@ -145,10 +232,23 @@ static struct binding *take(const struct unbound *unbound)
 			at = &binding->next;
 			continue;
 		}
+		part = unbound->box ? keep_beside(binding, unbound->box, &whole) : NULL;
+		if (whole) {
+			at = &binding->next;
+			continue;
+		}
 		*at = binding->next;
 		binding->next = taken;
 		taken = binding;
+		while (part) {
+			struct binding *next = part->next;
+
+			part->next = parts;
+			parts = part;
+			part = next;
+		}
 	}
+	enter_all(parts);
 	pthread_mutex_unlock(&lock);
 	return taken;
 }

@@ -32,9 +32,9 @@ void binding_drop(struct binding *binding);
 /* The GPU that its memory is on, by its ordinal; -1: it is not known here. */
 int binding_ordinal(const struct binding *binding);
 
-/* One that lies in a box of a holder: its own box. False: there is none. */
+/* What of one lies in a box of a holder. False: there is none. */
 bool binding_find(uint64_t holder, const struct binding_box *box, struct binding_box *found);
-/* Nothing that lies in a box of a holder is bound there any more. */
+/* Nothing that lies in a box of a holder is bound there any more; what lies beside it is. */
 void binding_clear(uint64_t holder, const struct binding_box *box);
 /* The holder is gone, and none is called so again. */
 void binding_clear_all(uint64_t holder);

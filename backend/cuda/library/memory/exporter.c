@@ -11,6 +11,7 @@
 
 #include "chunk.h"
 #include "driver.h"
+#include "glibc.h"
 #include "life.h"
 #include "ours.h"
 #include "pick.h"
@@ -134,8 +135,8 @@ static bool start(void)
 	socklen_t length;
 	int listener;
 
-	if (!token && (getrandom(&secret, sizeof(secret), 0) != sizeof(secret) ||
-		       getrandom(&token, sizeof(token), 0) != sizeof(token)))
+	if (!token && (glibc_random(&secret, sizeof(secret), 0) != sizeof(secret) ||
+		       glibc_random(&token, sizeof(token), 0) != sizeof(token)))
 		token = 0;
 	listener = token ? socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0) : -1;
 	if (listener < 0)

@@ -25,6 +25,7 @@ struct foreign {
 	struct foreign *next;		/* of mappings that are being taken away */
 	uint64_t multicast;		/* the number of a multicast object, which has no memory of its own; 0: it is none */
 	bool exported;			/* other processes may have it */
+	bool import;			/* of the program's own, which is charged: it has nothing of it but the name, `lent` */
 	uint64_t lent;			/* what it is called there (lent.h); 0: no descriptor of it was given */
 	void (*gone)(uint64_t multicast);
 };
@@ -122,7 +123,9 @@ static void drop(struct foreign *foreign)
 	if (foreign->multicast) {
 		if (!foreign->exported)
 			foreign->gone(foreign->multicast);
-	} else if (foreign->managed)
+	} else if (foreign->import)
+		lent_import_over(foreign->lent);
+	else if (foreign->managed)
 		name(foreign->device, foreign->bytes, false);
 	else if (foreign->lent && foreign->bytes % GG_CHUNK == 0 && lent_keep(foreign->device, foreign->lent, foreign->bytes))
 		hand_over(foreign->device, foreign->bytes);
@@ -249,6 +252,19 @@ void foreign_is_multicast(CUmemGenericAllocationHandle handle, uint64_t number, 
 	pthread_mutex_lock(&lock);
 	if (!table_put(&handles, handle, object))
 		free(object);
+	pthread_mutex_unlock(&lock);
+}
+
+void foreign_is_import(struct device *device, CUmemGenericAllocationHandle handle, uint64_t name)
+{
+	struct foreign *import = calloc(1, sizeof(*import));
+
+	if (!import)
+		return;	/* what it is of stays charged until the process ends */
+	*import = (struct foreign){ .device = device, .references = 1, .named = 1, .import = true, .lent = name };
+	pthread_mutex_lock(&lock);
+	if (!table_put(&handles, handle, import))
+		free(import);
 	pthread_mutex_unlock(&lock);
 }
 
@@ -457,6 +473,13 @@ struct foreign *foreign_bind_at(CUdeviceptr address)
 	struct foreign *memory = mapping ? bind(mapping->memory) : NULL;
 	pthread_mutex_unlock(&lock);
 	return memory;
+}
+
+void foreign_bind_again(struct foreign *memory)
+{
+	pthread_mutex_lock(&lock);
+	memory->references++;
+	pthread_mutex_unlock(&lock);
 }
 
 struct device *foreign_device(const struct foreign *memory)

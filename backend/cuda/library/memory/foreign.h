@@ -44,6 +44,8 @@ void foreign_unmapped(struct foreign *mappings, bool unmapped);
 /* ... or is bound to something: that has it until foreign_unbind (binding.h). NULL: nothing is known of it. */
 struct foreign *foreign_bind(CUmemGenericAllocationHandle handle);
 struct foreign *foreign_bind_at(CUdeviceptr address);
+/* The same once more, of one that is bound. */
+void foreign_bind_again(struct foreign *memory);
 struct device *foreign_device(const struct foreign *memory);
 void foreign_unbind(struct foreign *memory);
 
@@ -52,6 +54,9 @@ void foreign_unbind(struct foreign *memory);
 void foreign_is_multicast(CUmemGenericAllocationHandle handle, uint64_t number, void (*gone)(uint64_t number));
 /* The number of one that was made here; else its handle. */
 uint64_t foreign_multicast(CUmemGenericAllocationHandle handle);
+/* What a handle stands for, on `device`, is memory of this program, imported by a descriptor that it was given of it: that lives
+ * by it, too (lent_import, whose name it is). */
+void foreign_is_import(struct device *device, CUmemGenericAllocationHandle handle, uint64_t name);
 /* Other processes may have what a handle stands for: by a descriptor; -1: in another way. */
 void foreign_exported(CUmemGenericAllocationHandle handle, int fd);
 /* ... what is mapped, or allocated, at an address. */

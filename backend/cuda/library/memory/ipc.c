@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <sys/stat.h>
 
+#include "glibc.h"
+
 socklen_t ipc_address(uint64_t of, struct sockaddr_un *address)
 {
 	*address = (struct sockaddr_un){ .sun_family = AF_UNIX };
@@ -18,5 +20,5 @@ uint32_t ipc_pid_namespace(void)
 {
 	struct stat status;
 
-	return stat("/proc/self/ns/pid", &status) ? 0 : (uint32_t)status.st_ino;
+	return glibc_stat("/proc/self/ns/pid", &status) ? 0 : (uint32_t)status.st_ino;
 }

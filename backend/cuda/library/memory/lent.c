@@ -3,16 +3,18 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/kcmp.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/random.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "daemon.h"
+#include "glibc.h"
 #include "life.h"
 #include "log.h"
 #include "moment.h"
@@ -25,10 +27,18 @@ struct lent {
 	struct lent *next;
 	struct device *device;
 	uint64_t name, bytes;
+	bool only;		/* by descriptors: none was imported here; in device->lent */
+};
+
+/* Memory of which the program has imported a descriptor of its own. */
+struct import {
+	struct import *next;
+	uint64_t name;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct lent *lents;	/* under the lock */
+static struct import *imports;	/* under the lock: one for each that lives */
 static bool any;		/* atomically: there are some */
 static uint64_t looked;		/* by the thread that ticks, us */
 
@@ -39,20 +49,24 @@ static uint64_t base;		/* so much is added to names: no other set has such numbe
 
 /* What the set was found to have. */
 struct found {
-	uint64_t *names;
+	struct entry {
+		uint64_t name;
+		int fd;		/* under which number it was given */
+	} *entries;
 	size_t count;
 	bool ours;		/* it is the set that we have made */
 	bool known;		/* that could be found out */
 };
 
-static bool add_name(struct found *found, uint64_t name)
+static bool add_entry(struct found *found, uint64_t name, int fd)
 {
-	uint64_t *bigger = found->count % 64 ? found->names : realloc(found->names, (found->count + 64) * sizeof(*bigger));
+	struct entry *bigger = found->count % 64 ? found->entries :
+						   realloc(found->entries, (found->count + 64) * sizeof(*bigger));
 
 	if (!bigger)
 		return false;
-	found->names = bigger;
-	found->names[found->count++] = name;
+	found->entries = bigger;
+	found->entries[found->count++] = (struct entry){ name, fd };
 	return true;
 }
 
@@ -76,7 +90,7 @@ static struct found look(void)
 
 		if (data && number == base)
 			found.ours = true;
-		else if (data && !add_name(&found, number - base))
+		else if (data && !add_entry(&found, number - base, atoi(line + strlen("tfd:"))))
 			found.known = false;
 	}
 	found.known = found.known && !(file && ferror(file));
@@ -89,9 +103,57 @@ static struct found look(void)
 static bool has(const struct found *found, uint64_t name)
 {
 	for (size_t i = 0; found->ours && i < found->count; i++)
-		if (found->names[i] == name)
+		if (found->entries[i].name == name)
 			return true;
 	return false;
+}
+
+/* With the lock. */
+static bool is_imported(uint64_t name)
+{
+	const struct import *import = imports;
+
+	while (import && import->name != name)
+		import = import->next;
+	return import;
+}
+
+/* Whether a descriptor is of the file of an entry: the `nth` of those under that number, in the order of the set (kcmp(2);
+ * get_epoll_tfile_raw_ptr() of fs/eventpoll.c). */
+static bool is_same(int fd, const struct entry *entry, unsigned int nth)
+{
+	struct kcmp_epoll_slot slot = { .efd = (__u32)set, .tfd = (__u32)entry->fd, .toff = nth };
+
+	return !syscall(SYS_kcmp, getpid(), getpid(), KCMP_EPOLL_TFD, fd, &slot);
+}
+
+/* Whether there is an entry of that number, and of the very file that is under it now: it is changed to what it is. */
+static bool is_there(const struct entry *entry)
+{
+	struct epoll_event event = { .events = 0, .data.u64 = base + entry->name };
+
+	return !epoll_ctl(set, EPOLL_CTL_MOD, entry->fd, &event);
+}
+
+/* The name under which a descriptor was given; 0: none. With the lock. */
+static uint64_t name_of(const struct found *found, int fd)
+{
+	const struct entry *only = NULL;
+	unsigned int under = 0;
+
+	for (size_t i = 0; found->ours && i < found->count; i++) {
+		const struct entry *entry = &found->entries[i];
+		unsigned int nth = 0;
+
+		for (size_t k = 0; k < i; k++)
+			nth += found->entries[k].fd == entry->fd;
+		if (entry->name != LENT_HELD && is_same(fd, entry, nth))
+			return entry->name;
+		under += entry->fd == fd;
+		only = entry->fd == fd ? entry : only;
+	}
+	/* Where the kernel does not tell which, one under that number is the one. */
+	return under == 1 && only->name != LENT_HELD && is_there(only) ? only->name : 0;
 }
 
 static bool enter(int fd, uint64_t name)
@@ -114,7 +176,7 @@ static bool enter(int fd, uint64_t name)
 /* With the lock. */
 static bool make_set(void)
 {
-	if (getrandom(&base, sizeof(base), 0) != sizeof(base))
+	if (glibc_random(&base, sizeof(base), 0) != sizeof(base))
 		return false;
 	set = epoll_create1(EPOLL_CLOEXEC);
 	mark = eventfd(0, EFD_CLOEXEC);
@@ -138,7 +200,7 @@ bool lent_give(uint64_t name, int fd)
 	given = found.ours || (found.known && make_set());
 	given = given && enter(fd, name);
 	pthread_mutex_unlock(&lock);
-	free(found.names);
+	free(found.entries);
 	if (!given)
 		log_line("memory that is exported is not seen once it is freed here: descriptor %d", fd);
 	return given;
@@ -166,7 +228,75 @@ void lent_let(int fd)
 	if (found.ours && !epoll_ctl(set, EPOLL_CTL_MOD, fd, &event))
 		close(fd);
 	pthread_mutex_unlock(&lock);
-	free(found.names);
+	free(found.entries);
+}
+
+/* Whether others alone may have some has changed, perhaps. With the lock; the device that is to be reported, or NULL. */
+static struct device *note(struct lent *lent)
+{
+	const bool only = !is_imported(lent->name);
+
+	if (only == lent->only)
+		return NULL;
+	__atomic_add_fetch(&lent->device->lent, only ? lent->bytes : -lent->bytes, __ATOMIC_RELAXED);
+	lent->only = only;
+	return lent->device;
+}
+
+/* The same of all that has a name. Several pieces of memory may, of one device. With the lock. */
+static struct device *note_all(uint64_t name)
+{
+	struct device *device = NULL, *changed;
+
+	for (struct lent *lent = lents; lent; lent = lent->next)
+		if (lent->name == name && (changed = note(lent)))
+			device = changed;
+	return device;
+}
+
+uint64_t lent_import(int fd)
+{
+	struct import *import = malloc(sizeof(*import));
+	struct device *device = NULL;
+	struct found found;
+	uint64_t name = 0;
+
+	if (!import)
+		return 0;
+	pthread_mutex_lock(&lock);
+	found = look();
+	name = name_of(&found, fd);
+	if (name) {
+		*import = (struct import){ imports, name };
+		imports = import;
+		device = note_all(name);
+	}
+	pthread_mutex_unlock(&lock);
+	free(found.entries);
+	if (!name)
+		free(import);
+	if (device)
+		daemon_report(device);
+	return name;
+}
+
+void lent_import_over(uint64_t name)
+{
+	struct device *device;
+	struct import *import;
+
+	pthread_mutex_lock(&lock);
+	for (struct import **at = &imports; (import = *at); at = &import->next)
+		if (import->name == name) {
+			*at = import->next;
+			break;
+		}
+	device = note_all(name);
+	pthread_mutex_unlock(&lock);
+	free(import);
+	if (device)
+		daemon_report(device);
+	lent_sweep();
 }
 
 bool lent_keep(struct device *device, uint64_t name, uint64_t bytes)
@@ -180,16 +310,16 @@ bool lent_keep(struct device *device, uint64_t name, uint64_t bytes)
 	*lent = (struct lent){ .device = device, .name = name, .bytes = bytes };
 	pthread_mutex_lock(&lock);
 	found = look();
-	kept = !found.known || has(&found, name);	/* what cannot be seen now is looked at again */
+	kept = !found.known || has(&found, name) || is_imported(name);	/* what cannot be seen now is looked at again */
 	if (kept) {
 		lent->next = lents;
 		lents = lent;
 		__atomic_store_n(&any, true, __ATOMIC_RELAXED);
 		__atomic_add_fetch(&device->foreign, bytes, __ATOMIC_RELAXED);
-		__atomic_add_fetch(&device->lent, bytes, __ATOMIC_RELAXED);
+		note(lent);
 	}
 	pthread_mutex_unlock(&lock);
-	free(found.names);
+	free(found.entries);
 	if (kept)
 		daemon_report(device);
 	else
@@ -207,11 +337,11 @@ static struct lent *take_gone(void)
 	pthread_mutex_lock(&lock);
 	found = look();
 	for (struct lent **at = &lents; found.known && (lent = *at);) {
-		if (has(&found, lent->name)) {
+		if (has(&found, lent->name) || is_imported(lent->name)) {
 			at = &lent->next;
 			continue;
 		}
-		__atomic_sub_fetch(&lent->device->lent, lent->bytes, __ATOMIC_RELAXED);
+		__atomic_sub_fetch(&lent->device->lent, lent->only ? lent->bytes : 0, __ATOMIC_RELAXED);
 		__atomic_sub_fetch(&lent->device->foreign, lent->bytes, __ATOMIC_RELAXED);
 		__atomic_sub_fetch(&lent->device->resident, lent->bytes, __ATOMIC_RELAXED);
 		*at = lent->next;
@@ -220,7 +350,7 @@ static struct lent *take_gone(void)
 	}
 	__atomic_store_n(&any, lents != NULL, __ATOMIC_RELEASE);
 	pthread_mutex_unlock(&lock);
-	free(found.names);
+	free(found.entries);
 	return gone;
 }
 
@@ -266,6 +396,7 @@ static void forget(void)
 {
 	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 	lents = NULL;
+	imports = NULL;
 	any = false;
 	set = mark = -1;
 }

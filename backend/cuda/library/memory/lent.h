@@ -4,7 +4,7 @@
  * lives for as long as that is open, in a process or on its way to one. So long it is charged, and named.
  *
  * The descriptors are in an epoll set of ours. That holds no file open, and loses one when it is closed for the last
- * time, wherever that is (epoll(7)); what is in it /proc/self/fdinfo tells (proc(5)). A process that has imported such
+ * time, wherever that is (epoll(7)); what is in it /proc/self/fdinfo tells (proc(5)). Another process that has imported such
  * memory, and closed the descriptor, is not seen; nor is one that has it by a handle for a fabric, which is none.
  */
 #ifndef GGROUP_CUDA_LENT_H
@@ -24,8 +24,14 @@ bool lent_give(uint64_t name, int fd);
 int lent_hold(int fd);
 void lent_let(int fd);
 
+/* The program has imported what a descriptor is of: its name, if it is memory that it was given that descriptor of, which lives
+ * from then on until lent_import_over, too. 0: it is not, or that cannot be seen (a copy of it under another number, where
+ * kcmp(2) is forbidden). */
+uint64_t lent_import(int fd);
+void lent_import_over(uint64_t name);
+
 /* The program lets go of memory of which it was given descriptors, and which is charged: it stays so, and this is in the place
- * of what would uncharge it, if one of them is open still. */
+ * of what would uncharge it, if one of them is open still, or was imported here. */
 bool lent_keep(struct device *device, uint64_t name, uint64_t bytes);
 /* Uncharges what no descriptor is open of any more; whether there was some. */
 bool lent_sweep(void);

@@ -223,6 +223,7 @@ struct taking {
 	size_t count, most;
 	size_t bytes, want;
 	enum chunk_place from;
+	size_t whole_most;	/* of what goes as a whole, no more goes */
 	unsigned int at;	/* this level, or */
 	bool colder, hotter;	/* ... all that are colder, or hotter */
 };
@@ -235,7 +236,7 @@ static bool full(const struct taking *taking)
 /* All of a region, or nothing. */
 static bool take_whole(struct region *region, struct taking *taking)
 {
-	bool all = taking->most - taking->count >= region->chunks;
+	bool all = taking->most - taking->count >= region->chunks && region->reserved <= taking->whole_most;
 
 	for (size_t i = 0; i < region->chunks; i++)
 		all = all && movable(&(struct pick){ region, i }, taking->from);
@@ -291,9 +292,9 @@ static void count_one(struct pick *pick, void *argument)
 	++*(size_t *)argument;
 }
 
-size_t pick_out(struct device *device, size_t want, struct pick *picks, size_t most)
+size_t pick_out(struct device *device, size_t want, size_t whole_most, struct pick *picks, size_t most)
 {
-	struct taking taking = { .picks = picks, .most = most, .want = want, .from = CHUNK_DEVICE };
+	struct taking taking = { .picks = picks, .most = most, .want = want, .from = CHUNK_DEVICE, .whole_most = whole_most };
 	struct region_tree *tree = device->regions;
 	size_t steps = 0, below = 0;
 	struct heats heats;
@@ -318,7 +319,8 @@ size_t pick_out(struct device *device, size_t want, struct pick *picks, size_t m
 
 size_t pick_in(struct device *device, size_t want, struct pick *picks, size_t most)
 {
-	struct taking taking = { .picks = picks, .most = most, .want = want, .from = CHUNK_HOST, .at = LEVELS };
+	struct taking taking = { .picks = picks, .most = most, .want = want, .from = CHUNK_HOST, .at = LEVELS,
+				 .whole_most = SIZE_MAX };
 	struct region_tree *tree = device->regions;
 	uint64_t above = 0;
 	struct heats heats;

@@ -11,9 +11,10 @@
 /*
  * For the mover: the coldest on the GPU, the hottest in the host, those in the host in
  * [address, address + bytes). Chunks of about `want` bytes, in the order of their addresses within a region; at most
- * `most` of them. They are busy, so that no thread frees them, until pick_put says otherwise.
+ * `most` of them. They are busy, so that no thread frees them, until pick_put says otherwise. An
+ * object that goes as a whole goes if it has no more than `whole_most`, however little is wanted.
  */
-size_t pick_out(struct device *device, size_t want, struct pick *picks, size_t most);
+size_t pick_out(struct device *device, size_t want, size_t whole_most, struct pick *picks, size_t most);
 size_t pick_in(struct device *device, size_t want, struct pick *picks, size_t most);
 size_t pick_range(CUdeviceptr address, size_t bytes, struct pick *picks, size_t most);
 /* ... those on the GPU there that other processes can, or cannot, map; in `serial`, if that is not 0. */

@@ -13,7 +13,7 @@
 
 #include <stdlib.h>
 
-/* What the GPU keeps for nobody: at most the larger of these, for at most KEPT_MS. */
+/* What the GPU keeps for no allocation: at most the larger of these, for at most KEPT_MS. */
 #define KEEP_BYTES (64 * GG_MIB)
 #define KEEP_PART 50		/* 2 % */
 
@@ -21,17 +21,13 @@ static CUresult set_up(struct device *device)
 {
 	struct pool *pool = calloc(1, sizeof(*pool));
 	const char *limit = getenv("GGROUP_CUDA_POOL");
-	pthread_condattr_t clock;
 	int exportable = 0;
 	CUresult result;
 
 	if (!pool)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	pthread_mutex_init(&pool->lock, NULL);
-	pthread_condattr_init(&clock);
-	pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
-	pthread_cond_init(&pool->wake, &clock);
-	pthread_condattr_destroy(&clock);
+	moment_condition(&pool->wake);
 	pool->limit = limit ? strtoull(limit, NULL, 0) * GG_MIB : UINT64_MAX;
 	CALL_REAL(result, cuDeviceGetAttribute,
 		  (&exportable, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, device->ordinal));

@@ -7,9 +7,11 @@
 
 #include "chunk.h"
 #include "daemon.h"
+#include "gate.h"
 #include "keeper.h"
 #include "lent.h"
 #include "life.h"
+#include "moment.h"
 #include "pages.h"
 
 /* How often to look whether the GPU has come to an old copy. */
@@ -28,7 +30,7 @@ static CUresult set_up(struct device *device)
 static void forget(void)
 {
 	tree_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-	tree_idle = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
+	moment_condition(&tree_idle);
 }
 
 void tree_report_pinned(struct device *device, int64_t change)
@@ -68,10 +70,13 @@ size_t tree_access(const struct region *region, CUmemAccessDesc *access)
 
 void tree_await(struct device *device)
 {
+	static bool made;	/* with the lock: what is woken before the first wait is nothing */
 	const struct region_tree *tree = device->regions;
 	struct timespec until;
 
 	pthread_mutex_unlock(&tree_lock);
+	/* What a thread inside waits for may be on its way, and that way is closed by it. */
+	gate_beg();
 	/* What the mover left for later, because the GPU did not come to it, may be done by now. */
 	if (tree->reap)
 		tree->reap(device);
@@ -82,7 +87,11 @@ void tree_await(struct device *device)
 		until.tv_nsec -= 1000000000;
 		until.tv_sec++;
 	}
-	pthread_cond_clockwait(&tree_idle, &tree_lock, CLOCK_MONOTONIC, &until);
+	if (!made)
+		moment_condition(&tree_idle);
+	made = true;
+	pthread_cond_timedwait(&tree_idle, &tree_lock, &until);
+	gate_beg_no_more();
 }
 
 /* With the lock. */

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "batch.h"
 
+#include "calm.h"
 #include "carry.h"
-#include "counters.h"
 #include "driver.h"
 #include "gate.h"
 #include "host.h"
@@ -12,7 +12,6 @@
 #include "object.h"
 #include "pick.h"
 #include "pool.h"
-#include "quiet.h"
 #include "tree.h"
 #include "view.h"
 
@@ -27,10 +26,8 @@
 #define CLOSED_US 25000
 #define CLOSED_MOST_US 200000
 #define WAITS_WORTH 3
-/* For how long the gate may be closed for nothing: a thread inside does not leave. */
+/* For how long a capture is waited for, or what else has the gate closed. */
 #define GATE_MS 50
-/* ... while kernels do end; where none does, mover->work_us. */
-#define QUEUE_US 2000000
 /* What undoes something is tried so often. */
 #define TRIES 3
 
@@ -339,18 +336,8 @@ static uint64_t may_close(uint64_t waited)
 	return worth < CLOSED_US ? CLOSED_US : worth > CLOSED_MOST_US ? CLOSED_MOST_US : worth;
 }
 
-bool batch_quiet(struct device *device)
-{
-	const uint64_t until = moment_us() + QUEUE_US;
-
-	while (!quiet_wait(device, device->mover->work_us))
-		if (!counters_progress(device) || moment_us() > until)
-			return false;
-	return true;
-}
-
 struct users {
-	struct device *device;
+	struct device *device;	/* whose batch it is */
 	uint64_t which;		/* a bit an ordinal */
 	bool quiet;
 };
@@ -360,7 +347,7 @@ static void wait_for(struct device *device, void *argument)
 	struct users *users = argument;
 
 	if (device != users->device && users->which >> device->ordinal & 1)
-		users->quiet = users->quiet && device->mover && batch_quiet(device);
+		users->quiet = users->quiet && device->mover && calm_quiet(users->device, device);
 }
 
 /* Other GPUs of the process may be using an object. */
@@ -383,17 +370,19 @@ uint64_t batch_move(struct device *device, struct batch *batch)
 	uint64_t moved = 0, bytes = 0, waited, begun, closed;
 	bool borrowed, sure = true, in = batch->in, home = batch->home;
 
+	waited = moment_us();
 	/* The gate first: a thread that destroys a context is inside, and waits for those that borrow it. */
-	if (!gate_close(GATE_MS)) {
+	if (!calm_close(device, GATE_MS)) {
 		log_line("device %d: the gate does not close", device->ordinal);
+		calm_over(device, false);
 		settle(device, batch);
 		free(batch);
 		return 0;
 	}
-	waited = moment_us();
-	borrowed = batch_quiet(device) && users_quiet(device, batch) && device_borrow(device);
+	borrowed = calm_quiet(device, device) && users_quiet(device, batch) && device_borrow(device);
 	begun = moment_us();
 	waited = begun - waited;
+	calm_over(device, borrowed);
 	if (borrowed) {
 		real.cuThreadExchangeStreamCaptureMode(&mode);
 		if (carry_prepare(device) == CUDA_SUCCESS && show_sources(device, batch) &&

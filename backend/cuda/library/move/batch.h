@@ -21,9 +21,6 @@ enum chunk_class batch_class(const struct batch *batch, size_t i);
 uint64_t batch_move(struct device *device, struct batch *batch);
 /* The new chunks of the GPU, of which `mapped` bytes are mapped at the window, are not from now on. */
 void batch_drop_window(struct batch *batch, size_t mapped);
-/* With the gate closed: waits until nothing runs. A program may have a second's worth of kernels in its queue: while
- * those get done it loses nothing by having the gate closed. */
-bool batch_quiet(struct device *device);
 /* Lets go of the batch that was given up, if it has come to its end; whether there is none any more. */
 bool batch_reap(struct device *device);
 

@@ -6,6 +6,7 @@
 #ifndef GGROUP_CUDA_CARRY_H
 #define GGROUP_CUDA_CARRY_H
 
+#include "calm.h"
 #include "chunk.h"
 
 /* Chunks that move together at most. */
@@ -43,7 +44,8 @@ struct mover {
 	uint64_t made_in;		/* device->contexts when those were made */
 	uint64_t batch_bytes;		/* what is moved at a time */
 	uint64_t copy_us;		/* for how long a copy is waited for: then it is left to itself */
-	uint64_t work_us;		/* for how long what runs is waited for, while none of it ends */
+	uint64_t work_us;		/* for how long what runs is waited for at first, while none of it ends */
+	struct calm calm;		/* ... and how that went */
 	uint64_t busy_us;		/* spent on moving, ever: not on waiting for the program */
 	struct batch *stuck;		/* given up on, with copies that may still run */
 };

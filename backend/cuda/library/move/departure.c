@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "batch.h"
+#include "calm.h"
 #include "chunk.h"
 #include "driver.h"
 #include "foreign.h"
@@ -214,6 +215,23 @@ static int park_all(struct leaving *leaving, bool near)
 	return error;
 }
 
+/* False: something runs on, or the gate is open. */
+static bool close_calmly(void)
+{
+	struct device *first = departure.devices ? departure.leaving[0].device : NULL;
+	bool calm;
+
+	if (!first)
+		return departure.closed = gate_close(GATE_MS);
+	departure.closed = calm = calm_close(first, GATE_MS);
+	for (size_t d = 0; d < departure.devices && calm; d++) {
+		calm = calm_quiet(first, departure.leaving[d].device) && device_borrow(departure.leaving[d].device);
+		departure.borrowed += calm;
+	}
+	calm_over(first, calm);
+	return calm;
+}
+
 static int come_to_a_rest(void)
 {
 	int error = 0;
@@ -229,14 +247,10 @@ static int come_to_a_rest(void)
 	for (size_t d = 0; d < departure.devices && !error; d++)
 		if (!batch_reap(departure.leaving[d].device) || tree_has_imported(departure.leaving[d].device))
 			error = EBUSY;
-	departure.closed = !error && gate_close(GATE_MS);
-	if (!departure.closed)
+	if (error)
+		return error;
+	if (!close_calmly())
 		return EBUSY;
-	for (size_t d = 0; d < departure.devices; d++)
-		if (!batch_quiet(departure.leaving[d].device) || !device_borrow(departure.leaving[d].device))
-			return EBUSY;
-		else
-			departure.borrowed++;
 	departure.stands = gate_stand(GATE_MS);
 	if (!departure.stands)
 		return EBUSY;

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "calm.h"
 #include "daemon.h"
 #include "heat.h"
 #include "life.h"
@@ -49,7 +50,7 @@ uint64_t exchange_next(uint64_t piece, uint64_t busy_us, uint64_t waited_us)
 
 static void exchange(struct device *device, struct pace *pace, size_t bytes)
 {
-	const uint64_t start = moment_us();
+	const uint64_t start = moment_us(), held = calm_held(device);
 	uint64_t moved, now, waited, busy_us;
 
 	/* The daemon hears of it before: else it would take what the driver counts less for room. */
@@ -62,13 +63,24 @@ static void exchange(struct device *device, struct pace *pace, size_t bytes)
 	log_line("device %d: exchanged %llu of %llu MiB in %llu us, waited %llu us", device->ordinal,
 		  (unsigned long long)(moved / GG_MIB), (unsigned long long)(bytes / GG_MIB),
 		  (unsigned long long)busy_us, (unsigned long long)waited);
-	/* The program gets on with its kernels while they are waited for. What does not move now will not move in a
-	 * moment. */
-	pace->next_move = now + (moved ? busy_us * REST : LOOK);
+	/* The program gets on with its kernels while they are waited for, but not with what its threads bring that are kept
+	 * outside for one that is inside. What does not move now will not move in a moment. */
+	pace->next_move = now + (moved ? (busy_us + calm_held(device) - held) * REST : LOOK);
 	if (moved)
 		pace->piece = exchange_next(pace->piece, busy_us, waited);
 	__atomic_add_fetch(&device->exchanged, moved, __ATOMIC_RELAXED);
-	__atomic_store_n(&device->away, 0, __ATOMIC_RELAXED);
+	/* What went and did not come is off the GPU still, and its own. */
+	__atomic_store_n(&device->away, mover_owed(device), __ATOMIC_RELAXED);
+	daemon_report(device);
+}
+
+void exchange_settle(struct device *device)
+{
+	const uint64_t owed = mover_owed(device);
+
+	if (owed >= __atomic_load_n(&device->away, __ATOMIC_RELAXED))
+		return;
+	__atomic_store_n(&device->away, owed, __ATOMIC_RELAXED);
 	daemon_report(device);
 }
 
@@ -103,7 +115,7 @@ int64_t exchange_tick(struct device *device)
 	}
 	if (!pace->piece)
 		pace->piece = PIECE;
-	bytes = now < pace->next_move ? 0 : pick_misplaced(device, pace->piece);
+	bytes = now < pace->next_move || calm_rests(device) ? 0 : pick_misplaced(device, pace->piece);
 	if (bytes)
 		exchange(device, pace, bytes);
 	else if (now >= pace->next_move)

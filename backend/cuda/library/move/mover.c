@@ -88,15 +88,30 @@ static uint64_t end(struct device *device, uint64_t busy_us)
 
 /* Out */
 
-static uint64_t out(struct device *device, uint64_t bytes)
+static uint64_t bytes_of(const struct pick *picks, size_t count)
+{
+	uint64_t bytes = 0;
+
+	for (size_t i = 0; i < count; i++)
+		bytes += chunk_bytes(picks[i].region, picks[i].index);
+	return bytes;
+}
+
+/* `exchanged`: as much is to come in its place, and the daemon is told before what may be off the GPU meanwhile. */
+static uint64_t out(struct device *device, uint64_t bytes, bool exchanged)
 {
 	struct pick picks[MOST];
 	struct batch *batch;
-	uint64_t start;
-	size_t count = pick_out(device, bytes, picks, MOST);
+	uint64_t start, going;
+	size_t count = pick_out(device, bytes, exchanged ? EXCHANGE_WHOLE_MOST : SIZE_MAX, picks, MOST);
 
 	if (!count)
 		return 0;
+	going = bytes_of(picks, count) + pool_credited(device);
+	if (exchanged && going > __atomic_load_n(&device->away, __ATOMIC_RELAXED)) {
+		__atomic_store_n(&device->away, going, __ATOMIC_RELAXED);
+		daemon_report(device);
+	}
 	start = moment_us();
 	batch = batch_new_out(device, picks, count);
 	if (!batch)
@@ -135,7 +150,7 @@ uint64_t mover_out(struct device *device, uint64_t bytes, uint64_t *usec)
 	while (freed + moved < bytes && moment_us() - start < CALL_US && batch_reap(device)) {
 		uint64_t rest = bytes - freed - moved;
 
-		step = out(device, rest < mover->batch_bytes ? rest : mover->batch_bytes);
+		step = out(device, rest < mover->batch_bytes ? rest : mover->batch_bytes, false);
 		if (!step)
 			break;
 		moved += step;
@@ -158,15 +173,6 @@ static uint64_t in(struct device *device, const struct pick *picks, size_t count
 	pool_credit(device, bytes);	/* before it is let go: it may be freed at once */
 	pick_put(picks, count);
 	return 0;
-}
-
-static uint64_t bytes_of(const struct pick *picks, size_t count)
-{
-	uint64_t bytes = 0;
-
-	for (size_t i = 0; i < count; i++)
-		bytes += chunk_bytes(picks[i].region, picks[i].index);
-	return bytes;
 }
 
 /* How many of the picks may come, 0 for none: the others are let go. */
@@ -225,7 +231,7 @@ uint64_t mover_exchange(struct device *device, uint64_t bytes, uint64_t *usec)
 	ours_enter();
 	busy_us = mover->busy_us;
 	object_pin_reachable(device);
-	gone = batch_reap(device) ? out(device, bytes) : 0;
+	gone = batch_reap(device) ? out(device, bytes, true) : 0;
 	if (gone) {
 		count = pick_in(device, gone, picks, MOST);
 		count = grant(device, picks, count);

@@ -17,7 +17,7 @@
 
 /*
  * Moves at least `bytes` out, or what can be; returns the bytes moved, and the microseconds that took, but
- * those of waiting for the program. First of all the chunks that the pool keeps on the GPU for nobody go:
+ * those of waiting for the program. First of all the chunks that the pool keeps on the GPU unused go:
  * they are uncharged, count towards `bytes`, and are not in what it returns, for nothing of them is in the
  * host. What moved is to be booked by mover_booked.
  */
@@ -33,6 +33,9 @@ uint64_t mover_booked(struct device *device);
 uint64_t mover_owed(struct device *device);
 /* Moves up to `bytes` in, asking the daemon for room first (daemon_move_in), until that is refused. */
 uint64_t mover_in(struct device *device, uint64_t bytes, uint64_t *usec);
+/* Bytes of an object that changes places as a whole, at most: with what is wanted it is no more than the daemon believes
+ * (backend/cuda/holding.py, AWAY_MOST). */
+#define EXCHANGE_WHOLE_MOST (1024 * GG_MIB)
 /*
  * Has about `bytes` of the hottest in the host and of the coldest on the GPU change places; returns what
  * came, and the microseconds that took, but those of waiting for the program. The books are as before: what went

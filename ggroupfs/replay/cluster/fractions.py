@@ -1,0 +1,56 @@
+"""Fixed fractions: each GPU is cut into equal slots of memory and time, and a job has some slots of one GPU.
+
+Use it when limits have to be simple to explain and are never changed: replicas of a device plugin with limits in each,
+or a percentage for a container. A job never has more time than its slots, though the rest of the GPU be idle, and it
+waits for its turn besides: what it has is the lesser of both. It loses what slots have more than their job needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ggroupfs.replay.cluster.contention import paces
+from ggroupfs.replay.cluster.jobs import WHOLE, ClusterJob
+from ggroupfs.replay.cluster.placement import State, Taken
+
+SLOTS = 4
+"""Slots of a GPU: a replica for each in the examples of device plugins."""
+
+
+class Fractions:
+    """See the module. The state is the number of slots that are taken; the place, that of the job."""
+
+    name = "fractions"
+    empty: State = 0
+
+    def take(self, state: State, job: ClusterJob) -> Taken | None:
+        """Return as many slots as the job's memory and share need."""
+        assert isinstance(state, int)
+        needed = self._slots(job)
+        return Taken(state + needed, needed) if state + needed <= SLOTS else None
+
+    def give(self, state: State, job: ClusterJob, place: int) -> State:
+        """Return the GPU without the job's slots."""
+        assert isinstance(state, int)
+        return state - place
+
+    def full(self, state: State) -> int:
+        """Return the part of the slots that are taken, percent."""
+        assert isinstance(state, int)
+        return state * WHOLE // SLOTS
+
+    def need(self, job: ClusterJob) -> int:
+        """Return the part of the slots that the job needs, percent."""
+        return self._slots(job) * WHOLE // SLOTS
+
+    @staticmethod
+    def _slots(job: ClusterJob) -> int:
+        return -(-max(job.share, job.memory) * SLOTS // WHOLE)
+
+    def paces(self, jobs: Sequence[tuple[ClusterJob, int]]) -> Sequence[float]:
+        """Return the pace of each job: that of turns by slots, and no more time than its slots are."""
+        turns = paces([(job.busy, slots) for job, slots in jobs])
+        return [
+            min(pace, slots / SLOTS / job.busy) if job.busy else pace
+            for pace, (job, slots) in zip(turns, jobs, strict=True)
+        ]

@@ -1,0 +1,136 @@
+// A CUDA program that serves requests of a fixed length, as they arrive, or one that fills what others leave.
+//
+//     requests FILE serve SERVICE_US KERNELS
+//     requests FILE fill KERNEL_US
+//
+// A request is KERNELS kernels, each of which has all SMs; they take SERVICE_US together on a GPU that is the program's own,
+// which it measures as it begins. A request that comes while another is served waits, and that counts (open loop). What fills
+// launches kernels of KERNEL_US as fast as they are done, a few of them ahead.
+//
+// FILE (SIZE bytes on tmpfs): requests or kernels done (u64 @0), 0 (u64 @16), stop (u32 @24, set by the test), error (u32
+// @28), number of the burst to serve (u32 @32, set by the test), of the last one that is over (u32 @36), its arrivals (u32
+// @40, set by the test), nanoseconds that a request takes alone (u64 @48); from 4096 on, 8192 words each: arrivals in
+// nanoseconds since the begin, and latencies in nanoseconds.
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+static const size_t MOST = 8192;
+
+struct Page {
+    volatile uint64_t done, unused, wrong;
+    volatile uint32_t stop, error, go, over, count, unused_too;
+    volatile uint64_t alone_ns;
+    char rest[4096 - 56];
+    volatile uint64_t arrival[MOST], latency[MOST];
+};
+
+static Page *page;
+
+#include "words.cuh"
+
+static const int AHEAD = 64; // kernels of what fills
+
+__global__ void multiply(float *out, int rounds) {
+    float a = threadIdx.x, b = 1.0001f;
+    for (int i = 0; i < rounds; i++)
+        a = a * b + 0.5f;
+    if (a == 0.25f) // never: so that nothing is left out
+        *out = a;
+}
+
+static float *out;
+static int blocks;
+
+static void launch(int rounds) { multiply<<<blocks, 512>>>(out, rounds); }
+
+// Rounds for which one kernel takes so many microseconds.
+static int rounds_for(double us) {
+    const int most = 200000;
+    double best = 1e9;
+    for (int i = 0; i < 20; i++) {
+        double start = now();
+        launch(most);
+        CHECK(cudaDeviceSynchronize());
+        best = now() - start < best ? now() - start : best;
+    }
+    return (int)(most * us / (best * 1e6)) + 1;
+}
+
+static void serve(int rounds, int kernels) {
+    for (int i = 0; i < kernels; i++)
+        launch(rounds);
+    CHECK(cudaDeviceSynchronize());
+    page->done = page->done + 1;
+}
+
+static void wait_until(double due) {
+    for (double left; (left = due - now()) > 0;)
+        if (left > 200e-6)
+            usleep(100);
+}
+
+static void serve_all(int rounds, int kernels) {
+    while (!page->stop) {
+        if (page->go == page->over) {
+            usleep(200);
+            continue;
+        }
+        double start = now();
+        const uint32_t count = page->count < MOST ? page->count : MOST;
+        for (uint32_t i = 0; i < count && !page->stop; i++) {
+            double due = start + page->arrival[i] / 1e9;
+            wait_until(due);
+            serve(rounds, kernels);
+            page->latency[i] = (now() - due) * 1e9;
+        }
+        page->over = page->go;
+    }
+}
+
+static void fill_all(int rounds) {
+    cudaEvent_t events[2];
+    for (cudaEvent_t &event : events) {
+        CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+        CHECK(cudaEventRecord(event));
+    }
+    for (int half = 0; !page->stop; half = !half) {
+        for (int i = 0; i < AHEAD / 2; i++)
+            launch(rounds);
+        CHECK(cudaEventRecord(events[half]));
+        CHECK(cudaEventSynchronize(events[!half]));
+        page->done = page->done + AHEAD / 2;
+    }
+    CHECK(cudaDeviceSynchronize());
+}
+
+int main(int argc, char **argv) {
+    const bool serves = argc == 5 && !strcmp(argv[2], "serve");
+    if (!serves && (argc != 4 || strcmp(argv[2], "fill")))
+        return 2;
+    int file = open(argv[1], O_RDWR);
+    page = (Page *)mmap(nullptr, sizeof(Page), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    cudaDeviceProp properties;
+    CHECK(cudaGetDeviceProperties(&properties, 0));
+    blocks = 4 * properties.multiProcessorCount;
+    CHECK(cudaMalloc(&out, sizeof *out));
+    if (!serves) {
+        fill_all(rounds_for(atof(argv[3])));
+        return 0;
+    }
+    const int kernels = atoi(argv[4]), rounds = rounds_for(atof(argv[3]) / kernels);
+    double best = 1e9;
+    for (int i = 0; i < 50; i++) {
+        double start = now();
+        serve(rounds, kernels);
+        best = now() - start < best ? now() - start : best;
+    }
+    page->alone_ns = best * 1e9;
+    serve_all(rounds, kernels);
+    return 0;
+}

@@ -1,0 +1,33 @@
+"""One container for all of them, booted once, and a cluster in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.container.guest import Guest, booted
+from tests.t8_slurm.cluster import LINE, Cluster, install
+
+
+@pytest.fixture(scope="session")
+def installed() -> Iterator[Guest]:
+    """The cluster runs."""
+    place = Path(os.environ["GGROUP_SLURM"])
+    with booted(place / "root.tar", place / "share") as guest:
+        install(guest)
+        yield guest
+
+
+@pytest.fixture
+def cluster(installed: Guest) -> Iterator[Cluster]:
+    """The daemon runs, and nothing is configured. After the test the node is up, and nothing is left of any job."""
+    installed.ok("systemctl start ggroupfs")
+    cluster = Cluster(installed)
+    cluster.configure(LINE)
+    yield cluster
+    cluster.configure(LINE)
+    installed.run("scancel --user alice; scancel --user bob")
+    cluster.check()
