@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from backend.door.client import facts_of
-from ggroupfs.text.names import slice_directory
+from ggroupfs.text.names import is_number, slice_directory
 from tests.support.cgroups import slice_path
 from tests.support.mounted import Mounted, mounted
 from tests.t7_nvidia.conftest import WANT, Worker, wait_for
@@ -29,10 +29,10 @@ def mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
 
 
 def freeze(mount: Mounted, place: Path, value: int) -> None:
-    """On every GPU: which one a program will use is not known."""
+    """On every GPU, by its number: which one a program will use is not known."""
     directory = mount / slice_directory(slice_path(place))
     directory.mkdir(parents=True, exist_ok=True)
-    for gpu in sorted(path.name for path in (mount / "gpus").iterdir()):
+    for gpu in filter(is_number, os.listdir(mount / "gpus")):
         (directory / gpu / "compute.freeze").write_text(f"{value}")
 
 
