@@ -14,7 +14,7 @@ from backend.core.nextuse import NEXT_USE_MOST as NEXT_USE_MOST
 from backend.core.nextuse import NEXT_USE_S as NEXT_USE_S
 from backend.core.nextuse import NextUse
 from backend.core.records import OVERCOMMIT as OVERCOMMIT
-from backend.core.settings import GID, PERIOD, PRIORITY, QUOTA, SETTINGS, WEIGHT, Lever, Setting
+from backend.core.settings import GID, OOM_GROUP, PERIOD, PRIORITY, QUOTA, SETTINGS, WEIGHT, Lever, Setting
 from backend.core.settings import LEVERS as _LEVERS
 from backend.core.settings import MAX as MAX
 from backend.core.settings import NOBODY as NOBODY
@@ -154,9 +154,14 @@ def _type(setting: Setting) -> type[c_uint32] | type[c_uint64]:
     return c_uint32 if setting.field in _NARROW else c_uint64
 
 
-def _later() -> Iterator[tuple[str, type[c_uint32] | type[c_uint64]]]:
-    """What the books of a group have since the first version: each setting, and what holds of one that is a lever."""
-    for setting in SETTINGS[len(_OF_THE_FIRST) :]:
+_BEFORE_KILLS = SETTINGS[len(_OF_THE_FIRST) : SETTINGS.index(OOM_GROUP) + 1]
+"""What the books got after the first version and before they counted kills."""
+_SINCE_KILLS = SETTINGS[SETTINGS.index(OOM_GROUP) + 1 :]
+
+
+def _of_books(settings: tuple[Setting, ...]) -> Iterator[tuple[str, type[c_uint32] | type[c_uint64]]]:
+    """The fields that the books of a group have of settings: each, and what holds of one that is a lever."""
+    for setting in settings:
         yield setting.field, _type(setting)
         if isinstance(setting, Lever):
             yield f"lever_{setting.field}", c_uint64
@@ -242,9 +247,10 @@ class Books(ctypes.Structure):
         ("swap_peak_ever", c_uint64),
         ("off_all", c_uint32),
         ("off_gr", c_uint32),
-        *_later(),
+        *_of_books(_BEFORE_KILLS),
         ("events_oom_kill", c_uint64),
         ("events_oom_group_kill", c_uint64),
+        *_of_books(_SINCE_KILLS),
     )
 
 
