@@ -14,7 +14,6 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -26,13 +25,10 @@
 #include "hold.h"
 #include "life.h"
 #include "log.h"
+#include "moment.h"
 #include "totals.h"
 
 #define PAGE 4096
-/* Nanoseconds by which a thread may be woken late that says what is pending, or waits for a word: 50 us by default, a quarter
- * of a hold. */
-#define SLACK_NS 1000
-
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "futex(2) is about the first half of a word");
 
 static struct lead {
@@ -91,14 +87,6 @@ static bool map_page(void *at, int fd, int protection)
 	return replace(at, PAGE, protection, MAP_SHARED, fd);
 }
 
-/* Has the calling thread woken in time. What it had, 0 where that is not known or was as good. */
-static unsigned long be_punctual(void)
-{
-	const int before = prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0);
-
-	return before > SLACK_NS && !prctl(PR_SET_TIMERSLACK, (unsigned long)SLACK_NS, 0, 0, 0) ? (unsigned long)before : 0;
-}
-
 /* Those that go before others */
 
 static void say(struct lead *lead, uint64_t until)
@@ -147,7 +135,7 @@ bool burst_lead(struct device *device, int fd, uint64_t after_us)
 	__atomic_store_n(&lead->leads, leads_now, __ATOMIC_SEQ_CST);
 	count_leads();
 	if (leads_now)
-		be_punctual();
+		moment_punctual();
 	log_line("device %d: %s", device->ordinal, leads_now ? "others go behind" : "none goes behind");
 	return leads_now || fd < 0;
 }
@@ -292,6 +280,23 @@ bool burst_holds(CUdevice ordinal)
 	return __atomic_load_n(&follow->slots, __ATOMIC_RELAXED) && held_for(follow, false, &page, &word);
 }
 
+bool burst_held_since(CUdevice ordinal, uint64_t us)
+{
+	const struct follow *follow = &follows[ordinal];
+	unsigned int slots = __atomic_load_n(&follow->slots, __ATOMIC_ACQUIRE);
+	const char *pages = __atomic_load_n(&follow->pages, __ATOMIC_ACQUIRE);
+	const uint64_t most = now_ns() + HOLD_WORD_NS_MOST;
+
+	for (; slots; slots &= slots - 1) {
+		const struct burst_page *page = (const void *)(pages + (size_t)__builtin_ctz(slots) * PAGE);
+		const uint64_t until = __atomic_load_n(&page->until, __ATOMIC_ACQUIRE);
+
+		if (until > us * HOLD_NS_A_US && until <= most)
+			return true;
+	}
+	return false;
+}
+
 void burst_wait(CUdevice ordinal)
 {
 	struct follow *follow = &follows[ordinal];
@@ -305,7 +310,7 @@ void burst_wait(CUdevice ordinal)
 
 		if (!held) {
 			__atomic_add_fetch(&follow->waiting, 1, __ATOMIC_RELAXED);
-			slack = be_punctual();
+			slack = moment_punctual();
 		}
 		held = true;
 		if (syscall(SYS_futex, &page->until, FUTEX_WAIT, (uint32_t)word, &time, NULL, 0) &&
@@ -314,8 +319,7 @@ void burst_wait(CUdevice ordinal)
 	}
 	if (held)
 		__atomic_sub_fetch(&follow->waiting, 1, __ATOMIC_RELAXED);
-	if (slack)
-		prctl(PR_SET_TIMERSLACK, slack, 0, 0, 0);
+	moment_late_again(slack);
 }
 
 unsigned int burst_waiting(CUdevice ordinal)
