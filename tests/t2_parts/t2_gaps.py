@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from backend.core.turns import HOLD_MOST_US, HOLD_US, YIELD_AHEAD_US
 from backend.process.identity import Process
 from backend.scheduler.brief import BRIEF_US, LONG_US, WINDOWS_LEAST, Brief
-from backend.scheduler.core import FILLER_US, HELD_US, filler_us
+from backend.core.records import Place
+from backend.scheduler.core import CONTEXT_US, FILLER_US, HELD_US, Core, filler_us
+from backend.scheduler.shares import Contender, Level
 from backend.scheduler.use import Sample
 from tests.support.bursts.engine import (
     FILL,
@@ -30,6 +32,7 @@ from tests.support.bursts.engine import (
     arrivals,
 )
 from tests.support.bursts.rules import Pace, compiled
+from tests.support.scheduled import in_one_go
 
 SETTINGS = settings(print_blob=True, max_examples=40, deadline=None)
 
@@ -249,3 +252,18 @@ def test_bursts_do_not_move_what_is_judged(launch_us: int, is_brief: bool) -> No
         if n >= 2 * WINDOWS_LEAST:
             found.add(brief.has(A))
     assert found == {is_brief}
+
+
+@pytest.mark.parametrize(
+    ("launches", "contexts", "slice_us"),
+    [(650, 1, HELD_US), (65, 1, FILLER_US), (None, 1, FILLER_US), (650, 4, 4 * CONTEXT_US)],
+)
+def test_the_slice_of_one_that_fills(launches: int | None, contexts: int, slice_us: int) -> None:
+    """It is longer where all that go before it have it held, and what it launches is brief."""
+    core, places = Core(), dict[Process, Place]()
+    contenders = [Contender(A, (Level(A, 0, 100),)), Contender(B, (Level(B, 8, 100),))]
+    samples = {A: Sample(35_000), B: Sample(65_000, contexts=contexts, held_launches=launches)}
+    for _ in range(2 * WINDOWS_LEAST):
+        places = dict(in_one_go(core.decide(100_000, contenders, samples)))
+    assert places[B].timeslice_us == slice_us
+    assert places[A].timeslice_us > 10_000

@@ -207,6 +207,30 @@ static void held(void)
 	CHECK(!turn_any && !burst_holds(device->ordinal));
 }
 
+/* Whether another one may have had the engine since some time: by the words of those that it goes behind, now. */
+static void since(void)
+{
+	struct shared first = share(F_SEAL_SHRINK), second = share(F_SEAL_SHRINK);
+	const uint64_t now = nanoseconds(), now_us = now / HOLD_NS_A_US;
+
+	CHECK(!burst_held_since(device->ordinal, 0));
+	follow(&first, 0);
+	follow(&second, 5);
+	CHECK(!burst_held_since(device->ordinal, 0));
+	say(&second, now - 1000 * HOLD_NS_A_US);
+	CHECK(burst_held_since(device->ordinal, now_us - 2000));
+	CHECK(!burst_held_since(device->ordinal, now_us - 500));
+	say(&second, now + HOLD_LEASE_NS);
+	CHECK(burst_held_since(device->ordinal, now_us));
+	/* A lie. */
+	say(&second, nanoseconds() + LONG_US * HOLD_NS_A_US);
+	CHECK(!burst_held_since(device->ordinal, now_us));
+	say(&first, nanoseconds() + HOLD_LEASE_NS);
+	CHECK(burst_held_since(device->ordinal, now_us));
+	burst_follow(device, 0, -1);
+	CHECK(!burst_held_since(device->ordinal, 0));
+}
+
 /* A program that died holds it for what it said last, and one that lies not at all. */
 static void expires(void)
 {
@@ -528,7 +552,8 @@ int main(int count, char **arguments)
 	} cases[] = {
 		{ "held", held }, { "expires", expires }, { "several", several }, { "starves_not", starves_not },
 		{ "sealed", sealed }, { "captures", captures }, { "turns", turns }, { "fork", in_fork },
-		{ "hammer", hammer }, { "ahead", ahead }, { "leads", leads }, { "graphs", graphs },
+		{ "hammer", hammer }, { "ahead", ahead },
+		{ "since", since }, { "leads", leads }, { "graphs", graphs },
 	};
 
 	CHECK(count == 2);
