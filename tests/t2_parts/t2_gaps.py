@@ -40,6 +40,8 @@ KERNEL_US = 200
 """Microseconds of a kernel of what fills."""
 SECONDS, SEEDS = 7.0, 3
 """Of arrivals, as on a GPU, and how often: a p99 of 1,500 requests has a deviation of 8 %."""
+AHEAD_PART, AHEAD_MOST_US = 64, 1_000
+"""HOLD_AHEAD_PART, HOLD_AHEAD_US_MOST: what a filler may have left grows with the time since it was held."""
 BEFORE_US = 1_000 + KERNEL_US
 """Microseconds that a filler had left at most before run-ahead was cut: a millisecond behind the kernel that runs."""
 
@@ -141,21 +143,23 @@ LOADS = st.lists(st.tuples(st.integers(0, 3_000), st.integers(1, 300)), min_size
     st.sampled_from([20, 50, 150, 200, BRIEF_US]),
     st.sampled_from([0, 50, HOLD_US, HOLD_MOST_US]),
     st.sampled_from([FILLER_US, HELD_US]),
+    st.sampled_from([1, 30]),
 )
 def test_the_worst_case_over_random_loads(
-    rules: ctypes.CDLL, load: list[tuple[int, int]], kernel_us: int, hold_us: int, slice_us: int
+    rules: ctypes.CDLL, load: list[tuple[int, int]], kernel_us: int, hold_us: int, slice_us: int, times: int
 ) -> None:
     """No request is later than by what a filler may have left, with two switches for each slice of it and one at the
     end; the engine idles for the hold after each request, and what threads are late by; and what fills goes on."""
     now, requests, service = 5_000 * US, list[int](), max(work for _, work in load) * 10 * US
     for gap, _ in load:
-        now += gap * US
+        now += gap * times * US
         requests.append(now)
     leader = Leader(requests, service, hold_us * US)
     filler = Filler(rules, [leader], kernel_us * US, YIELD_AHEAD_US, slice_us * US)
     model = Model([leader], filler)
     model.serve()
-    left = 2 * (YIELD_AHEAD_US + kernel_us) * US
+    longest_us = max(5_000, max(gap for gap, _ in load) * times)
+    left = 2 * (max(YIELD_AHEAD_US, min(AHEAD_MOST_US, longest_us // AHEAD_PART)) + kernel_us) * US
     worst = left + 2 * SWITCH * (-(-left // (slice_us * US)) + 1)
     late = [one - other for one, other in zip(leader.latencies, alone(requests, service), strict=True)]
     assert max(late) <= worst
@@ -201,6 +205,15 @@ def test_what_is_left_counts_with_the_kernel_that_runs(
 def test_of_kernels_that_are_not_known_one_waits_behind_another(rules: ctypes.CDLL) -> None:
     more = [rules.rules_has_more(ctypes.byref(Pace()), pending, 150, 0) for pending in range(4)]
     assert more == [False, False, True, True]
+
+
+def test_more_may_be_left_where_none_comes(rules: ctypes.CDLL) -> None:
+    """A part of the time since it was held last, and no more than a millisecond."""
+    held_until = 7_000_000
+    left = [rules.rules_ahead_us(YIELD_AHEAD_US, held_until, held_until + us) for us in (-500, 0, 9_000, 32_000, 1 << 40)]
+    assert left == [YIELD_AHEAD_US, YIELD_AHEAD_US, YIELD_AHEAD_US, 32_000 // AHEAD_PART, AHEAD_MOST_US]
+    assert rules.rules_ahead_us(2 * AHEAD_MOST_US, held_until, held_until + 1_000_000) == 2 * AHEAD_MOST_US
+    assert rules.rules_ahead_us(YIELD_AHEAD_US, 0, held_until) == AHEAD_MOST_US, "it never was"
 
 
 # Whose slices are longer

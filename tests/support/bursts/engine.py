@@ -188,7 +188,7 @@ class Filler:
     kernel: int
     """The engine's time for each kernel."""
     ahead_us: int
-    """Microseconds that it may have left as it launches more; 0: as many as AHEAD_MOST kernels."""
+    """Microseconds that it may have left as it launches more, at least; 0: as many as AHEAD_MOST kernels."""
     timeslice: int
     context: Context = attrs.field(init=False)
     next: int = 0
@@ -202,6 +202,7 @@ class Filler:
     _heard: int = 0  # kernels that it knows to be done
     _falls_back: bool = False
     _fell_back: bool = False
+    _bound_us: int = 0  # what it may have left now
     _pace: Pace = attrs.field(factory=Pace)
     _allowance: Allowance = attrs.field(factory=Allowance)
 
@@ -245,7 +246,7 @@ class Filler:
 
     def _look(self) -> None:
         """Hear what has finished: what a marker is behind."""
-        every = max(1, int(self.rules.rules_mark_every(ctypes.byref(self._pace), self.ahead_us)))
+        every = max(1, int(self.rules.rules_mark_every(ctypes.byref(self._pace), self._bound_us)))
         finished = self.context.finished
         self._heard = finished if finished == self._submitted else max(self._heard, finished // every * every)
 
@@ -254,12 +255,14 @@ class Filler:
         if not self.ahead_us:
             self._look()
             return self._submitted - self._heard >= self.AHEAD_MOST
+        held_until, now_us = max(one.says(self.rules, now) for one in self.leaders) // US, now // US
         if self._heard > pace.finished:
-            disturbed = any(one.says(self.rules, now) > pace.since * US for one in self.leaders)
-            self.rules.rules_learn(ctypes.byref(pace), self._heard, pending > 0, watched, disturbed, now // US)
+            disturbed = held_until > pace.since
+            self.rules.rules_learn(ctypes.byref(pace), self._heard, pending > 0, watched, disturbed, now_us)
         if not pending:
-            pace.since = now // US
-        return bool(self.rules.rules_has_more(ctypes.byref(pace), pending, self.ahead_us, now // US))
+            pace.since = now_us
+        self._bound_us = self.rules.rules_ahead_us(self.ahead_us, held_until, now_us)
+        return bool(self.rules.rules_has_more(ctypes.byref(pace), pending, self._bound_us, now_us))
 
 
 @attrs.define

@@ -18,6 +18,11 @@ uint64_t rules_left(uint64_t word, uint64_t now)
 	return hold_left(word, now);
 }
 
+uint64_t rules_ahead_us(uint64_t ahead_us, uint64_t until_us, uint64_t now_us)
+{
+	return hold_ahead_us(ahead_us, until_us, now_us);
+}
+
 /* For how long it may be held from `now` on; `held`: it was, since the last time. */
 uint64_t rules_may(struct allowance *allowance, uint64_t now, bool held)
 {

@@ -43,6 +43,8 @@ def compiled(directory: Path) -> ctypes.CDLL:
     library.rules_left.argtypes = library.rules_due.argtypes = (c_uint64, c_uint64)
     library.rules_due.restype = c_bool
     library.rules_may.argtypes = (POINTER(Allowance), c_uint64, c_bool)
+    library.rules_ahead_us.restype = c_uint64
+    library.rules_ahead_us.argtypes = (c_uint64, c_uint64, c_uint64)
     library.rules_learn.restype = None
     library.rules_learn.argtypes = (POINTER(Pace), c_uint64, c_bool, c_bool, c_bool, c_uint64)
     library.rules_mark_every.restype = c_uint64

@@ -207,28 +207,27 @@ static void held(void)
 	CHECK(!turn_any && !burst_holds(device->ordinal));
 }
 
-/* Whether another one may have had the engine since some time: by the words of those that it goes behind, now. */
+/* Until when another one may have had the engine: by the words of those that it goes behind, now. */
 static void since(void)
 {
 	struct shared first = share(F_SEAL_SHRINK), second = share(F_SEAL_SHRINK);
-	const uint64_t now = nanoseconds(), now_us = now / HOLD_NS_A_US;
+	const uint64_t now_us = microseconds(), passed = (now_us - 1000) * HOLD_NS_A_US;
 
-	CHECK(!burst_held_since(device->ordinal, 0));
+	CHECK(!burst_held_until(device->ordinal));
 	follow(&first, 0);
 	follow(&second, 5);
-	CHECK(!burst_held_since(device->ordinal, 0));
-	say(&second, now - 1000 * HOLD_NS_A_US);
-	CHECK(burst_held_since(device->ordinal, now_us - 2000));
-	CHECK(!burst_held_since(device->ordinal, now_us - 500));
-	say(&second, now + HOLD_LEASE_NS);
-	CHECK(burst_held_since(device->ordinal, now_us));
+	CHECK(!burst_held_until(device->ordinal));
+	say(&second, passed);
+	CHECK(burst_held_until(device->ordinal) == now_us - 1000);
+	say(&first, passed - 1);
+	CHECK(burst_held_until(device->ordinal) == now_us - 1000);
+	say(&first, passed + 1);
+	CHECK(burst_held_until(device->ordinal) == now_us - 999);
 	/* A lie. */
 	say(&second, nanoseconds() + LONG_US * HOLD_NS_A_US);
-	CHECK(!burst_held_since(device->ordinal, now_us));
-	say(&first, nanoseconds() + HOLD_LEASE_NS);
-	CHECK(burst_held_since(device->ordinal, now_us));
+	CHECK(burst_held_until(device->ordinal) == now_us - 999);
 	burst_follow(device, 0, -1);
-	CHECK(!burst_held_since(device->ordinal, 0));
+	CHECK(!burst_held_until(device->ordinal));
 }
 
 /* A program that died holds it for what it said last, and one that lies not at all. */

@@ -280,21 +280,22 @@ bool burst_holds(CUdevice ordinal)
 	return __atomic_load_n(&follow->slots, __ATOMIC_RELAXED) && held_for(follow, false, &page, &word);
 }
 
-bool burst_held_since(CUdevice ordinal, uint64_t us)
+uint64_t burst_held_until(CUdevice ordinal)
 {
 	const struct follow *follow = &follows[ordinal];
 	unsigned int slots = __atomic_load_n(&follow->slots, __ATOMIC_ACQUIRE);
 	const char *pages = __atomic_load_n(&follow->pages, __ATOMIC_ACQUIRE);
 	const uint64_t most = now_ns() + HOLD_WORD_NS_MOST;
+	uint64_t last = 0;
 
 	for (; slots; slots &= slots - 1) {
 		const struct burst_page *page = (const void *)(pages + (size_t)__builtin_ctz(slots) * PAGE);
 		const uint64_t until = __atomic_load_n(&page->until, __ATOMIC_ACQUIRE);
 
-		if (until > us * HOLD_NS_A_US && until <= most)
-			return true;
+		if (until > last && until <= most)
+			last = until;
 	}
-	return false;
+	return (last + HOLD_NS_A_US - 1) / HOLD_NS_A_US;
 }
 
 void burst_wait(CUdevice ordinal)

@@ -61,9 +61,9 @@ extern void (*burst_wake)(void);
 bool burst_follow(struct device *device, unsigned int slot, int fd);
 /* Whether launches on the device of that number are held now. */
 bool burst_holds(CUdevice ordinal);
-/* Whether they were at any time since `us`, by CLOCK_MONOTONIC, as far as words say: a program that it goes behind may have
- * had the engine. Makes no call and takes no lock. */
-bool burst_held_since(CUdevice ordinal, uint64_t us);
+/* Until when they are, or were last, by the words of those that it goes behind, CLOCK_MONOTONIC, in microseconds: until then one of
+ * these may have had the engine. 0: never. Takes no lock. */
+uint64_t burst_held_until(CUdevice ordinal);
 /* Waits, outside the gate, until they are not. */
 void burst_wait(CUdevice ordinal);
 /* Threads that wait there. */

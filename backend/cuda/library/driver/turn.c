@@ -22,6 +22,7 @@
 #include "burst.h"
 #include "counters.h"
 #include "driver.h"
+#include "hold.h"
 #include "life.h"
 #include "log.h"
 #include "moment.h"
@@ -54,7 +55,7 @@ static struct turn {
 	uint32_t word;		/* atomically: OPEN, CLOSED; threads sleep on it */
 	uint64_t run_ahead_us;	/* atomically; 0: not bounded */
 	uint64_t bound_us;	/* ... beside that: for memory to move */
-	uint64_t yield_us;	/* ... of what is left, of the kernel that runs as well */
+	uint64_t yield_us;	/* ... of what is left, of the kernel that runs as well; more after a while (hold.h) */
 	unsigned int waiting;	/* atomically */
 	bool seen;		/* of the listening thread: each thread inside has seen that it is closed */
 	bool drained;		/* atomically: nothing has run since */
@@ -155,9 +156,9 @@ static struct turn *of_stream(CUstream stream, bool per_thread)
 static bool is_ahead(struct turn *turn, struct device *device, bool watched)
 {
 	const uint64_t bound_us = bound_of_all(turn);
-	const uint64_t yield_us = __atomic_load_n(&turn->yield_us, __ATOMIC_RELAXED);
+	const uint64_t held_until = burst_held_until((CUdevice)(turn - turns));
+	uint64_t yield_us = __atomic_load_n(&turn->yield_us, __ATOMIC_RELAXED);
 	struct pace *pace = &turn->pace;
-	const CUdevice ordinal = (CUdevice)(turn - turns);
 	uint64_t submitted, finished, pending, now;
 	bool ahead;
 
@@ -166,9 +167,11 @@ static bool is_ahead(struct turn *turn, struct device *device, bool watched)
 	now = moment_us();
 	pending = submitted > finished ? submitted - finished : 0;
 	if (finished > pace->finished)
-		pace_learn(pace, finished, pending, watched, burst_held_since(ordinal, pace->since), now);
+		pace_learn(pace, finished, pending, watched, held_until > pace->since, now);
 	if (!pending)
 		pace->since = now;	/* what comes next did not wait for anything */
+	if (yield_us)
+		yield_us = hold_ahead_us(yield_us, held_until, now);
 	__atomic_store_n(&device->mark_every, pace_mark_every(pace, lower(bound_us, yield_us)), __ATOMIC_RELAXED);
 	ahead = pace_takes_longer(pace, pending, bound_us) || pace_has_more(pace, pending, yield_us, now);
 	pthread_mutex_unlock(&lock);
