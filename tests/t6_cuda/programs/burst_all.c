@@ -498,9 +498,16 @@ static void leads(void)
 	__atomic_store_n(&release, true, __ATOMIC_RELEASE);
 	DO(cuStreamSynchronize(stream));
 	/* Its end is known to the thread that waited for it. */
-	CHECK(word(&own) <= nanoseconds() + after_ns && !burst_tick());
+	CHECK(word(&own) <= nanoseconds() + after_ns);
+	/* Looked at until none is held any more, so that the next request of a burst wakes no thread; and it says no more. */
+	before = word(&own);
+	woken = 0;
+	while (burst_tick())
+		usleep(50);
+	CHECK(nanoseconds() >= before && word(&own) == before && !woken);
 	/* Or else when it is next looked. */
 	launch(stream);
+	CHECK(woken == 1);
 	while (burst_tick())
 		usleep(100);
 	ended = nanoseconds();
@@ -508,6 +515,13 @@ static void leads(void)
 	/* Once it has said so it says nothing more. */
 	before = word(&own);
 	CHECK(!burst_tick() && word(&own) == before);
+	do {
+		launch(stream);
+		DO(cuStreamSynchronize(stream));
+	} while (!burst_tick());
+	woken = 0;
+	launch(stream);
+	CHECK(!woken);
 	/* None goes behind it any more. */
 	CHECK(burst_lead(device, -1, 0) && !burst_leading && word(&own) == 0);
 	launch(stream);

@@ -48,6 +48,7 @@ static struct follow {
 
 unsigned int burst_leading;
 void (*burst_wake)(void);
+static bool watching;		/* atomically: the listening thread looks again soon by itself */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static uint64_t now_ns(void)
@@ -152,6 +153,9 @@ void burst_begin(struct device *device)
 		say(lead, hold_word(now, true, 0));
 	if (__atomic_load_n(&lead->busy, __ATOMIC_SEQ_CST) || __atomic_exchange_n(&lead->busy, true, __ATOMIC_SEQ_CST))
 		return;
+	/* In a burst each request would pay for a write to a pipe, and a thread that is woken. */
+	if (__atomic_load_n(&watching, __ATOMIC_SEQ_CST))
+		return;
 	wake = __atomic_load_n(&burst_wake, __ATOMIC_ACQUIRE);
 	if (wake)
 		wake();
@@ -186,18 +190,30 @@ static bool tell(struct lead *lead)
 	return pending;
 }
 
+/* Whether others are held still, after its last request: the next one comes soon, or they go on. */
+static bool is_over_soon(const struct lead *lead)
+{
+	return __atomic_load_n(&lead->leads, __ATOMIC_SEQ_CST) &&
+	       hold_left(__atomic_load_n(&lead->page->until, __ATOMIC_RELAXED), now_ns());
+}
+
 bool burst_tick(void)
 {
 	bool any = false;
 
-	if (!__atomic_load_n(&burst_leading, __ATOMIC_RELAXED))
-		return false;
-	for (size_t i = 0; i < GG_ORDINALS; i++) {
-		if (!is_busy(&leads[i]))
+	for (size_t i = 0; __atomic_load_n(&burst_leading, __ATOMIC_RELAXED) && i < GG_ORDINALS; i++) {
+		if (!is_busy(&leads[i])) {
+			any |= is_over_soon(&leads[i]);
 			continue;
+		}
 		counters_drain(__atomic_load_n(&leads[i].device, __ATOMIC_RELAXED));
-		any |= tell(&leads[i]);
+		tell(&leads[i]);
+		any = true;
 	}
+	__atomic_store_n(&watching, any, __ATOMIC_SEQ_CST);
+	/* What began before that was said woke no thread. */
+	for (size_t i = 0; !any && __atomic_load_n(&burst_leading, __ATOMIC_RELAXED) && i < GG_ORDINALS; i++)
+		any |= is_busy(&leads[i]);
 	return any;
 }
 
@@ -346,6 +362,7 @@ static void forget(void)
 		follows[i] = (struct follow){ 0 };
 	}
 	burst_leading = 0;
+	watching = false;
 }
 
 LIFE(.stage = LIFE_CALLS, .forget = forget);

@@ -48,8 +48,8 @@ static inline void burst_waited(void)
 		burst_end_of_wait();
 }
 
-/* Says of all GPUs what is pending; whether any of it is to be looked at again, in BURST_LOOK_US. By the listening
- * thread. */
+/* Says of all GPUs what is pending; whether it is to look again, in BURST_LOOK_US, as something is, or others are held still. It
+ * may be late by what else the caller does, but not sleep. By the listening thread. */
 bool burst_tick(void);
 /* Wakes that thread, when there is something to look at: set by listener.c. */
 extern void (*burst_wake)(void);
