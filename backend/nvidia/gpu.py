@@ -361,9 +361,7 @@ class NvidiaGpu:
         submitted, finished = counts
         pending = submitted - finished
         launches = self.managed.held_launches(process)
-        return attrs.evolve(
-            activity, submitted=submitted, finished=finished, pending=pending, held_launches=launches
-        )
+        return attrs.evolve(activity, submitted=submitted, finished=finished, pending=pending, held_launches=launches)
 
     def _working(self) -> Iterator[tuple[Process, bool | None]]:
         """The processes on this GPU, and whether kernels that it counts are pending and may run."""

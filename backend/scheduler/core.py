@@ -24,11 +24,11 @@ from backend.scheduler.use import ACTIVE_US, HUNGRY_US, LEAD_US, LIGHT_US, Sampl
 
 FILLER_US = 50
 """Slice of a program that fills what is left, microseconds."""
-HELD_US = 500
+HELD_US = 1_000
 """Slice of a program that fills and is held in busy periods, where what it launches is brief, microseconds: what it may
-have on the GPU when it is held (YIELD_AHEAD_US, and a launch of BRIEF_US) is over in one go. In slices of FILLER_US
-that would be run in the gaps between several requests, each of which pays two switches of 0.2 ms for it. One that
-launches all the same has so much more of each gap."""
+have on the GPU when it is held, YIELD_AHEAD_US and a launch, is over in one go, or in few. In slices of FILLER_US that
+would be run in the gaps between many requests, each of which pays two switches of 0.2 ms for it. One that launches all
+the same has so much more of each gap."""
 CONTEXT_US = 100
 """Slice of each of its contexts, where it has several, microseconds: with switches, four of them are in the way for
 1.2 ms."""

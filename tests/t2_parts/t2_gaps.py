@@ -10,27 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backend.core.records import Place
 from backend.core.turns import HOLD_MOST_US, HOLD_US, YIELD_AHEAD_US
 from backend.process.identity import Process
 from backend.scheduler.brief import BRIEF_US, LONG_US, WINDOWS_LEAST, Brief
-from backend.core.records import Place
 from backend.scheduler.core import CONTEXT_US, FILLER_US, HELD_US, Core, filler_us
 from backend.scheduler.shares import Contender, Level
 from backend.scheduler.use import Sample
-from tests.support.bursts.engine import (
-    FILL,
-    LAUNCH,
-    LOOK,
-    RETURN,
-    SWITCH,
-    US,
-    WAKE,
-    Filler,
-    Leader,
-    Model,
-    alone,
-    arrivals,
-)
+from tests.support.bursts.engine import US, Fill, Model, alone, arrivals
 from tests.support.bursts.rules import Pace, compiled
 from tests.support.scheduled import in_one_go
 
@@ -38,8 +25,8 @@ SETTINGS = settings(print_blob=True, max_examples=40, deadline=None)
 
 KERNEL_US = 200
 """Microseconds of a kernel of what fills."""
-SECONDS, SEEDS = 7.0, 3
-"""Of arrivals, as on a GPU, and how often: a p99 of 1,500 requests has a deviation of 8 %."""
+SECONDS, SEEDS = 7.0, 40
+"""Of arrivals, as on a GPU, and how often: a p99 of 1,500 requests has a deviation of 8 %, and of 24 % at 80 %."""
 AHEAD_PART, AHEAD_MOST_US = 64, 1_000
 """HOLD_AHEAD_PART, HOLD_AHEAD_US_MOST: what a filler may have left grows with the time since it was held."""
 BEFORE_US = 1_000 + KERNEL_US
@@ -83,91 +70,115 @@ def p99(latencies: Sequence[int]) -> float:
     return sorted(latencies)[int(0.99 * len(latencies))]
 
 
-def measure(rules: ctypes.CDLL, cell: Cell, ahead_us: int, slice_us: int, hold_us: int = HOLD_US) -> tuple[float, float]:
+def measure(rules: ctypes.CDLL, cell: Cell, fill: Fill, hold_us: int = HOLD_US) -> tuple[float, float]:
     """Return p99 by that alone, and the speed of what fills by what the requests leave, of all seeds together."""
+    service, call = cell.service_us * US, rules.model_call()
     beside, without, filled, left = list[int](), list[int](), 0, 0.0
     for seed in range(SEEDS):
-        service = cell.service_us * US
-        requests = arrivals(f"{cell}-{seed}", cell.load, cell.bursts, service + LAUNCH + RETURN, SECONDS)
-        leader = Leader(requests, service, hold_us * US)
-        filler = Filler(rules, [leader], KERNEL_US * US, ahead_us, slice_us * US)
-        model = Model([leader], filler)
+        requests = arrivals(f"{cell}-{seed}", cell.load, cell.bursts, service + call, SECONDS)
+        model = Model(rules, [requests], service, hold_us * US, fill)
         model.run(int(SECONDS * 1e9))
-        filled += filler.context.busy
+        filled += model.filled
         left += SECONDS * 1e9 - len(requests) * service
         model.serve()
-        beside += leader.latencies
-        without += alone(requests, service)
+        beside += model.latencies[0]
+        without += alone(requests, service + call)
     return p99(beside) / p99(without), filled / left
+
+
+NOW = Fill(KERNEL_US * US, YIELD_AHEAD_US, filler_us(1, is_brief=True) * US)
+"""What a filler is now."""
+BEFORE = Fill(KERNEL_US * US, BEFORE_US, FILLER_US * US)
+"""What it was."""
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=str)
 def test_tails_are_what_is_promised(rules: ctypes.CDLL, cell: Cell) -> None:
     """For the tail, and for what fills."""
-    ratio, share = measure(rules, cell, YIELD_AHEAD_US, filler_us(1, is_brief=True))
+    ratio, share = measure(rules, cell, NOW)
     assert ratio <= cell.ratio
     assert share >= cell.share
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=str)
 def test_the_model_has_what_was_measured(rules: ctypes.CDLL, cell: Cell) -> None:
-    """What a filler runs ahead goes in slices of 50 us, and each gap between two requests pays for two switches."""
-    ratio, _ = measure(rules, cell, BEFORE_US, FILLER_US)
-    assert 1 + (cell.before - 1) / 3 <= ratio <= 1 + (cell.before - 1) * 3
+    """What a filler runs ahead goes in slices of 50 us, and each gap between two requests pays for two switches. (At
+    80 % a p99 of one run says little: there the model has 2.9.)"""
+    ratio, _ = measure(rules, cell, BEFORE)
+    assert 1 + (cell.before - 1) / 2 <= ratio <= 1 + (cell.before - 1) * 5
 
 
 def test_two_that_serve_and_one_that_fills(rules: ctypes.CDLL) -> None:
     """Each of the two has nearly the tail that both have together, without the one that fills."""
     service = 1550 * US
-    requests = [arrivals(f"two-{n}", 0.2, False, service + LAUNCH + RETURN, SECONDS) for n in range(2)]
-    both = Model([Leader(one, service, HOLD_US * US) for one in requests])
+    requests = [arrivals(f"two-{n}", 0.2, False, service + rules.model_call(), SECONDS) for n in range(2)]
+    both = Model(rules, requests, service, HOLD_US * US)
     both.serve()
-    leaders = [Leader(one, service, HOLD_US * US) for one in requests]
-    filler = Filler(rules, leaders, KERNEL_US * US, YIELD_AHEAD_US, HELD_US * US)
-    model = Model(leaders, filler)
+    model = Model(rules, requests, service, HOLD_US * US, NOW)
     model.run(int(SECONDS * 1e9))
-    filled = filler.context.busy
+    filled = model.filled
     model.serve()
-    for one, other in zip(leaders, both.leaders, strict=True):
-        assert p99(one.latencies) <= 1.15 * p99(other.latencies)
+    for one, other in zip(model.latencies, both.latencies, strict=True):
+        assert p99(one) <= 1.15 * p99(other)
     assert filled >= 0.8 * (SECONDS * 1e9 - sum(len(one) * service for one in requests))
 
 
 LOADS = st.lists(st.tuples(st.integers(0, 3_000), st.integers(1, 300)), min_size=1, max_size=60)
-"""Gaps between arrivals, microseconds, and the work of each request, hundredths of a millisecond."""
+"""Gaps between arrivals, microseconds, and the work of each request, hundredths of a millisecond: the most counts."""
+HOLDS = st.sampled_from([0, 50, HOLD_US, HOLD_MOST_US])
+KERNELS = st.sampled_from([20, 50, 200, 1_000, BRIEF_US])
+
+
+def served(load: Sequence[tuple[int, int]], times: int) -> tuple[list[int], int]:
+    """Return arrivals after 5 ms, with gaps that are so many times as long, and the work of each request."""
+    now, requests = 5_000 * US, list[int]()
+    for gap, _ in load:
+        now += gap * times * US
+        requests.append(now)
+    return requests, max(work for _, work in load) * 10 * US
+
+
+def lateness(model: Model) -> int:
+    """Return by how much a request was later than alone, at most."""
+    found = alone(model.requests[0], model.service + model.rules.model_call())
+    return max(one - other for one, other in zip(model.latencies[0], found, strict=True))
+
+
+def left_most(load: Sequence[tuple[int, int]], times: int, kernel_us: int) -> int:
+    """Return what a filler may have left as it is held, at most: twice what it is to, as it goes by what it learns."""
+    longest_us = max(5_000, max(gap for gap, _ in load) * times)
+    return 2 * (max(YIELD_AHEAD_US, min(AHEAD_MOST_US, longest_us // AHEAD_PART)) + kernel_us) * US
 
 
 @SETTINGS
-@given(
-    LOADS,
-    st.sampled_from([20, 50, 150, 200, BRIEF_US]),
-    st.sampled_from([0, 50, HOLD_US, HOLD_MOST_US]),
-    st.sampled_from([FILLER_US, HELD_US]),
-    st.sampled_from([1, 30]),
-)
+@given(LOADS, KERNELS, HOLDS, st.sampled_from([FILLER_US, HELD_US]), st.sampled_from([1, 30]))
 def test_the_worst_case_over_random_loads(
     rules: ctypes.CDLL, load: list[tuple[int, int]], kernel_us: int, hold_us: int, slice_us: int, times: int
 ) -> None:
     """No request is later than by what a filler may have left, with two switches for each slice of it and one at the
     end; the engine idles for the hold after each request, and what threads are late by; and what fills goes on."""
-    now, requests, service = 5_000 * US, list[int](), max(work for _, work in load) * 10 * US
-    for gap, _ in load:
-        now += gap * times * US
-        requests.append(now)
-    leader = Leader(requests, service, hold_us * US)
-    filler = Filler(rules, [leader], kernel_us * US, YIELD_AHEAD_US, slice_us * US)
-    model = Model([leader], filler)
+    requests, service = served(load, times)
+    model = Model(rules, [requests], service, hold_us * US, Fill(kernel_us * US, YIELD_AHEAD_US, slice_us * US))
     model.serve()
-    longest_us = max(5_000, max(gap for gap, _ in load) * times)
-    left = 2 * (max(YIELD_AHEAD_US, min(AHEAD_MOST_US, longest_us // AHEAD_PART)) + kernel_us) * US
-    worst = left + 2 * SWITCH * (-(-left // (slice_us * US)) + 1)
-    late = [one - other for one, other in zip(leader.latencies, alone(requests, service), strict=True)]
-    assert max(late) <= worst
-    pause = hold_us * US + WAKE + LAUNCH + RETURN + LOOK + FILL
-    assert model.engine.idle <= (len(requests) + 2) * pause
-    before = filler.context.finished
-    model.run(model.engine.now + hold_us * US + (20 * kernel_us + 3_000) * US)
-    assert filler.context.finished > before + 10
+    left = left_most(load, times, kernel_us)
+    assert lateness(model) <= left + 2 * rules.model_switch() * (-(-left // (slice_us * US)) + 1)
+    assert model.idle <= (len(requests) + 2) * (hold_us + 100) * US
+    before = model.filled
+    model.run(model.now + hold_us * US + (20 * kernel_us + 3_000) * US)
+    assert model.filled - before > 10 * kernel_us * US
+
+
+@SETTINGS
+@given(LOADS, KERNELS, HOLDS)
+def test_one_that_launches_all_the_same_costs_a_slice_and_two_switches(
+    rules: ctypes.CDLL, load: list[tuple[int, int]], kernel_us: int, hold_us: int
+) -> None:
+    """For each request, and once more as the first comes: it says that it is held, and has the longer slice for it."""
+    requests, service = served(load, 1)
+    fill = Fill(kernel_us * US, 0, HELD_US * US, obeys=False)
+    model = Model(rules, [requests], service, hold_us * US, fill)
+    model.serve()
+    assert lateness(model) <= (len(requests) + 1) * (HELD_US * US + 2 * rules.model_switch())
 
 
 # How far a filler is ahead
@@ -191,26 +202,30 @@ def test_time_that_others_had_says_nothing_of_kernels(rules: ctypes.CDLL) -> Non
 
 
 @pytest.mark.parametrize(
-    ("pending", "passed_us", "more"),
-    [(0, 0, False), (1, 0, True), (1, 49, True), (1, 50, False), (1, 900, False), (2, 900, True), (2, 0, True)],
+    ("pending", "passed_us", "more_us"),
+    [(0, 0, 0), (1, 0, 50), (1, 49, 1), (1, 50, 0), (1, 900, 0), (2, 900, 50), (2, 0, 250)],
 )
 def test_what_is_left_counts_with_the_kernel_that_runs(
-    rules: ctypes.CDLL, pending: int, passed_us: int, more: bool
+    rules: ctypes.CDLL, pending: int, passed_us: int, more_us: int
 ) -> None:
-    """Of kernels of 200 us, with 150 us that may be left."""
+    """Of kernels of 200 us, with 150 us that may be left: whether there is more, and for how long."""
     pace = learnt(rules, (200, 1, False), (400, 2, False))
-    assert rules.rules_has_more(ctypes.byref(pace), pending, 150, 400 + passed_us) == more
+    assert rules.rules_more_us(ctypes.byref(pace), pending, 150, 400 + passed_us) == more_us
+    assert rules.rules_has_more(ctypes.byref(pace), pending, 150, 400 + passed_us) == (more_us > 0)
 
 
 def test_of_kernels_that_are_not_known_one_waits_behind_another(rules: ctypes.CDLL) -> None:
     more = [rules.rules_has_more(ctypes.byref(Pace()), pending, 150, 0) for pending in range(4)]
     assert more == [False, False, True, True]
+    assert not any(rules.rules_more_us(ctypes.byref(Pace()), pending, 150, 0) for pending in range(4))
 
 
 def test_more_may_be_left_where_none_comes(rules: ctypes.CDLL) -> None:
     """A part of the time since it was held last, and no more than a millisecond."""
     held_until = 7_000_000
-    left = [rules.rules_ahead_us(YIELD_AHEAD_US, held_until, held_until + us) for us in (-500, 0, 9_000, 32_000, 1 << 40)]
+    left = [
+        rules.rules_ahead_us(YIELD_AHEAD_US, held_until, held_until + us) for us in (-500, 0, 6_000, 32_000, 1 << 40)
+    ]
     assert left == [YIELD_AHEAD_US, YIELD_AHEAD_US, YIELD_AHEAD_US, 32_000 // AHEAD_PART, AHEAD_MOST_US]
     assert rules.rules_ahead_us(2 * AHEAD_MOST_US, held_until, held_until + 1_000_000) == 2 * AHEAD_MOST_US
     assert rules.rules_ahead_us(YIELD_AHEAD_US, 0, held_until) == AHEAD_MOST_US, "it never was"
@@ -231,7 +246,7 @@ def judged(*windows: tuple[int | None, int | None]) -> bool:
 
 
 def test_brief_are_those_whose_launches_are() -> None:
-    often, long = (90_000, 90_000 // (BRIEF_US - 1)), (90_000, 90_000 // (LONG_US + 50))
+    often, long = (90_000, 90_000 // (BRIEF_US - 100)), (90_000, 90_000 // (LONG_US + 100))
     assert judged(*[often] * WINDOWS_LEAST)
     assert not judged(*[often] * (WINDOWS_LEAST - 1)), "too early to say"
     assert not judged(*[long] * 50)
@@ -243,7 +258,7 @@ def test_brief_are_those_whose_launches_are() -> None:
 def test_between_the_two_bounds_it_is_what_it_was() -> None:
     between = (90_000, 2 * 90_000 // (BRIEF_US + LONG_US))
     assert judged(*[(90_000, 90_000 // 100)] * 50, *[between] * 200)
-    assert not judged(*[(90_000, 90_000 // 1000)] * 50, *[between] * 200)
+    assert not judged(*[(90_000, 90_000 // 10_000)] * 50, *[between] * 200)
 
 
 @attrs.frozen
@@ -257,7 +272,9 @@ class Told:
         return [(free[n], free[n + 2] // self.launch_us) for n in range(count)]
 
 
-@pytest.mark.parametrize(("launch_us", "is_brief"), [(50, True), (200, True), (600, False), (20_000, False)])
+@pytest.mark.parametrize(
+    ("launch_us", "is_brief"), [(50, True), (200, True), (1_500, True), (5_000, False), (20_000, False)]
+)
 def test_bursts_do_not_move_what_is_judged(launch_us: int, is_brief: bool) -> None:
     windows, brief, found = Told(launch_us).windows(300), Brief(), set[bool]()
     for n, (used, launches) in enumerate(windows):
@@ -269,7 +286,7 @@ def test_bursts_do_not_move_what_is_judged(launch_us: int, is_brief: bool) -> No
 
 @pytest.mark.parametrize(
     ("launches", "contexts", "slice_us"),
-    [(650, 1, HELD_US), (65, 1, FILLER_US), (None, 1, FILLER_US), (650, 4, 4 * CONTEXT_US)],
+    [(650, 1, HELD_US), (45, 1, HELD_US), (10, 1, FILLER_US), (None, 1, FILLER_US), (650, 4, 4 * CONTEXT_US)],
 )
 def test_the_slice_of_one_that_fills(launches: int | None, contexts: int, slice_us: int) -> None:
     """It is longer where all that go before it have it held, and what it launches is brief."""

@@ -40,6 +40,11 @@ uint64_t rules_mark_every(const struct pace *pace, uint64_t bound_us)
 	return pace_mark_every(pace, bound_us);
 }
 
+uint64_t rules_more_us(const struct pace *pace, uint64_t pending, uint64_t bound_us, uint64_t now)
+{
+	return pace_more_us(pace, pending, bound_us, now);
+}
+
 bool rules_has_more(const struct pace *pace, uint64_t pending, uint64_t bound_us, uint64_t now)
 {
 	return pace_has_more(pace, pending, bound_us, now);

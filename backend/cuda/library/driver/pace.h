@@ -62,22 +62,32 @@ static inline bool pace_takes_longer(const struct pace *pace, uint64_t kernels, 
 	return bound_us && kernels && (!pace->kernel_ns || kernels * pace->kernel_ns > bound_us * 1000);
 }
 
-/* Whether what is left at `now` of so many kernels that are pending would: of the oldest what it had since the last one
- * finished is done. Of kernels that are not known one may run, and another wait. */
-static inline bool pace_has_more(const struct pace *pace, uint64_t pending, uint64_t bound_us, uint64_t now)
+/* What is left at `now` of so many kernels that are pending, in nanoseconds: of the oldest what it had since the last one
+ * finished is done. What takes longer than others, or began later than is known, may be over at once. 0: nothing, or they are not
+ * known. */
+static inline uint64_t pace_left_ns(const struct pace *pace, uint64_t pending, uint64_t now)
 {
 	const uint64_t done_ns = now > pace->since ? (now - pace->since) * 1000 : 0;
-	uint64_t left_ns;
 
+	if (!pending)
+		return 0;
+	return (pending - 1) * pace->kernel_ns + (pace->kernel_ns > done_ns ? pace->kernel_ns - done_ns : 0);
+}
+
+/* Whether that is more than a bound; of kernels that are not known one may run, and another wait. */
+static inline bool pace_has_more(const struct pace *pace, uint64_t pending, uint64_t bound_us, uint64_t now)
+{
 	if (!bound_us || !pending)
 		return false;
-	if (!pace->kernel_ns)
-		return pending > 1;
-	/* What takes longer than others, or began later than is known, may run to its end at once, or not: the GPU is not
-	 * to be without work. */
-	left_ns = (pending - 1) * pace->kernel_ns;
-	left_ns += pace->kernel_ns > done_ns ? pace->kernel_ns - done_ns : 0;
-	return left_ns > bound_us * 1000;
+	return pace->kernel_ns ? pace_left_ns(pace, pending, now) > bound_us * 1000 : pending > 1;
+}
+
+/* Microseconds after which that is no more, if nothing is heard before; 0: it is not known. */
+static inline uint64_t pace_more_us(const struct pace *pace, uint64_t pending, uint64_t bound_us, uint64_t now)
+{
+	const uint64_t left_ns = pace_left_ns(pace, pending, now);
+
+	return bound_us && left_ns > bound_us * 1000 ? (left_ns - bound_us * 1000 + 999) / 1000 : 0;
 }
 
 #endif

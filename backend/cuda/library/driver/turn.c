@@ -152,8 +152,9 @@ static struct turn *of_stream(CUstream stream, bool per_thread)
 
 /* Run-ahead */
 
-/* Whether what is pending would take longer than a bound, by what is known now. */
-static bool is_ahead(struct turn *turn, struct device *device, bool watched)
+/* Whether what is pending would take longer than a bound, by what is known now; and microseconds after which it would not
+ * any more, 0 where that is not known. */
+static bool is_ahead(struct turn *turn, struct device *device, bool watched, uint64_t *more_us)
 {
 	const uint64_t bound_us = bound_of_all(turn);
 	const uint64_t held_until = burst_held_until((CUdevice)(turn - turns));
@@ -174,6 +175,7 @@ static bool is_ahead(struct turn *turn, struct device *device, bool watched)
 		yield_us = hold_ahead_us(yield_us, held_until, now);
 	__atomic_store_n(&device->mark_every, pace_mark_every(pace, lower(bound_us, yield_us)), __ATOMIC_RELAXED);
 	ahead = pace_takes_longer(pace, pending, bound_us) || pace_has_more(pace, pending, yield_us, now);
+	*more_us = pace_more_us(pace, pending, yield_us, now);
 	pthread_mutex_unlock(&lock);
 	return ahead;
 }
@@ -206,7 +208,7 @@ static void fall_back(struct turn *turn, struct device *device)
 	struct pace *pace = &turn->pace;
 	/* Looks that are late leave the GPU without work where the bound is of their order. */
 	const unsigned long slack_ns = bound_us < RUN_AHEAD_SHORT ? moment_punctual() : 0;
-	uint64_t now, since, patience, last, finished;
+	uint64_t now, since, patience, last, finished, more_us = 0;
 	unsigned int vain;
 
 	pthread_mutex_lock(&lock);
@@ -215,11 +217,12 @@ static void fall_back(struct turn *turn, struct device *device)
 	finished = pace->finished;
 	pthread_mutex_unlock(&lock);
 	last = start + (bound_us * BOUNDS_MOST > patience * 2 ? bound_us * BOUNDS_MOST : patience * 2);
-	for (since = start;; sleep_while(turn, OPEN, pause)) {
+	/* What comes next is launched as soon as it may be, and not at the look after that. */
+	for (since = start;; sleep_while(turn, OPEN, more_us && more_us < pause ? more_us : pause)) {
 		bool in_vain;
 
 		look(device);
-		if (!is_ahead(turn, device, true))
+		if (!is_ahead(turn, device, true, &more_us))
 			break;
 		now = moment_us();
 		pthread_mutex_lock(&lock);
@@ -253,6 +256,7 @@ bool turn_hold(enum turn_work work, CUstream stream, bool per_thread)
 	struct turn *turn = gate_nested() ? NULL : of_stream(stream, per_thread);
 	bool waited = false, fell_back = false;
 	struct device *device;
+	uint64_t more_us;
 
 	while (turn && !is_captured(work, stream, per_thread)) {
 		const bool closed = is_closed(turn);
@@ -270,7 +274,7 @@ bool turn_hold(enum turn_work work, CUstream stream, bool per_thread)
 		if (!closed && fell_back)
 			break;
 		device = closed ? NULL : device_current();
-		if (!closed && (!device || &turns[device->ordinal] != turn || !is_ahead(turn, device, false)))
+		if (!closed && (!device || &turns[device->ordinal] != turn || !is_ahead(turn, device, false, &more_us)))
 			break;
 		/* What it launched last is to be heard of when it finishes, not milliseconds later. Inside: an event is work
 		 * for the GPU. */
