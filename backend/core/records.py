@@ -206,6 +206,9 @@ class Activity:
     held_launches: int | None = None
     """Launches, ever, of a program that launches nothing in the busy periods of all those that go before it; None for
     one of which that is not so. Of one process alone."""
+    busy_periods: int | None = None
+    """How often it had others held that were not before, ever, by its own word; None where none goes behind it. Of one
+    process alone."""
 
     def __add__(self, other: Activity) -> Activity:
         return Activity(

@@ -308,6 +308,16 @@ class Managed:
                 return None
         return program.mover.launches(self.info.index)
 
+    def busy_periods(self, process: Process) -> int | None:
+        """Busy periods of a program, ever, by its own word; None for one that goes before none."""
+        program = self._programs.get(process)
+        if program is None or program.page is None:
+            return None
+        try:
+            return program.page.periods()
+        except OSError:  # its connection has ended
+            return None
+
     def look(self, process: Process, nbytes: int) -> None:
         """The driver's figure for a process."""
         program = self._programs.get(process)

@@ -3,6 +3,10 @@
 What such a program has on the GPU as it is held goes on, and the others wait for it. Where that is brief it may as well
 go on in one slice; where it is long, the shortest slices have it wait.
 
+A program that is held comes onto the engine once in each time between two busy periods, and a few times more for what
+it has left. One that comes far more often launches all the same: in long slices it would have those that go before it
+wait for one in each gap between two requests, so it has short ones, for as long as that is remembered.
+
 A launch is a kernel or a graph of kernels. How long one takes is what the program used by how often it launched, over
 some seconds: use is told 0.2 s later than launches are.
 """
@@ -32,6 +36,13 @@ WINDOWS_LEAST = 5
 LAUNCHES_LEAST = 20
 """Launches in what counts, less than which say nothing."""
 
+STAYS_MOST, STAYS_LEAST = 2.5, 20
+"""Times that a program which is held comes onto the engine, at most, for each busy period of those before it, and
+besides, in what counts. (Reckoned: 1.0 to 1.8, with launches of BRIEF_US; of one that launches all the same as often as
+there are requests, 3.8 to 5000.)"""
+DISTRUSTED_WINDOWS, DISTRUSTED_MOST = 300, 36_000
+"""Windows for which that is remembered, the first time, and at most: each time it is twice as long."""
+
 
 @attrs.define
 class _Seen:
@@ -40,10 +51,27 @@ class _Seen:
     windows: int = 0
     used_us: float = 0.0
     launches: float = 0.0
+    stays: float = 0.0
+    periods: float = 0.0
     is_brief: bool = False
+    distrusted: int = 0
+    """Windows for which it is taken not to be held, from now on."""
+    _next: int = DISTRUSTED_WINDOWS
+
+    def come(self, stays: int, periods: int) -> None:
+        """A window has passed, in which it came onto the engine so often, and those before it had so many periods."""
+        self.stays = KEPT * self.stays + stays
+        self.periods = KEPT * self.periods + periods
+        self.distrusted = max(0, self.distrusted - 1)
+        if not self.distrusted and self.is_brief and self.stays > STAYS_MOST * self.periods + STAYS_LEAST:
+            self.distrusted, self._next = self._next, min(2 * self._next, DISTRUSTED_MOST)
+
+    def again(self) -> _Seen:
+        """Return what is known of it as it is not held."""
+        return _Seen(distrusted=max(0, self.distrusted - 1), next=self._next)
 
     def add(self, used_us: int, launches: int) -> None:
-        """A window has passed."""
+        """A window has passed, in which it used so much, and launched so often."""
         self.windows += 1
         self.used_us = KEPT * self.used_us + used_us
         self.launches = KEPT * self.launches + launches
@@ -58,19 +86,22 @@ class Brief:
         self._seen: dict[Process, _Seen] = {}
 
     def observe(self, samples: Mapping[Process, Sample]) -> None:
-        """A window has passed. A program that is not held, or not there, is forgotten; one that used nothing, as it was
-        off the runlist or had no work, is what it was."""
-        self._seen = {
-            process: self._seen.get(process) or _Seen()
-            for process, sample in samples.items()
-            if sample.held_launches is not None
-        }
-        for process, seen in self._seen.items():
-            sample = samples[process]
-            if sample.used_us and sample.held_launches is not None:
+        """A window has passed. A program that is not there is forgotten, and of one that is not held all but whether it
+        is trusted; one that used nothing, as it was off the runlist or had no work, is what it was."""
+        periods = sum(sample.busy_periods or 0 for sample in samples.values())
+        before, self._seen = self._seen, {}
+        for process, sample in samples.items():
+            seen = before.get(process)
+            if sample.held_launches is None:
+                if seen is not None:
+                    self._seen[process] = seen.again()
+                continue
+            seen = self._seen[process] = seen or _Seen()
+            seen.come(sample.stays or 0, periods)
+            if sample.used_us:
                 seen.add(sample.used_us, sample.held_launches)
 
     def has(self, process: Process) -> bool:
-        """Whether a program is held, and what it launches is brief."""
+        """Whether a program is held, as far as it shows, and what it launches is brief."""
         seen = self._seen.get(process)
-        return seen is not None and seen.is_brief
+        return seen is not None and seen.is_brief and not seen.distrusted

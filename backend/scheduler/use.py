@@ -45,6 +45,8 @@ class Sample:
     and shows nothing by that."""
     held_launches: int | None = None
     """Launches of a program that is held in the busy periods of all those that go before it; None of another."""
+    busy_periods: int | None = None
+    """How often it had others held that were not before; None of one that none goes behind."""
 
 
 class Use:
@@ -97,7 +99,8 @@ class Use:
         return max(1, self.samples.get(process, Sample()).contexts)
 
     def is_brief(self, process: Process) -> bool:
-        """Whether a process is held in the busy periods of all that go before it, and what it launches is brief."""
+        """Whether a process is held in the busy periods of all that go before it, as far as it shows, and what it
+        launches is brief."""
         return self._brief.has(process)
 
     def stays(self, process: Process) -> int | None:

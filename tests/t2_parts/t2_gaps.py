@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from backend.core.records import Place
 from backend.core.turns import HOLD_MOST_US, HOLD_US, YIELD_AHEAD_US
 from backend.process.identity import Process
-from backend.scheduler.brief import BRIEF_US, LONG_US, WINDOWS_LEAST, Brief
+from backend.scheduler.brief import BRIEF_US, DISTRUSTED_WINDOWS, LONG_US, STAYS_MOST, WINDOWS_LEAST, Brief
 from backend.scheduler.core import CONTEXT_US, FILLER_US, HELD_US, Core, filler_us
 from backend.scheduler.shares import Contender, Level
 from backend.scheduler.use import Sample
@@ -259,6 +259,44 @@ def test_between_the_two_bounds_it_is_what_it_was() -> None:
     between = (90_000, 2 * 90_000 // (BRIEF_US + LONG_US))
     assert judged(*[(90_000, 90_000 // 100)] * 50, *[between] * 200)
     assert not judged(*[(90_000, 90_000 // 10_000)] * 50, *[between] * 200)
+
+
+def window(stays: int, periods: int, is_held: bool = True) -> dict[Process, Sample]:
+    """A window of one that is held, and comes onto the engine so often, behind one of so many busy periods."""
+    return {A: Sample(60_000, stays=stays, held_launches=300 if is_held else None), B: Sample(busy_periods=periods)}
+
+
+def test_one_that_comes_far_more_often_than_it_may_is_not_held() -> None:
+    """That is remembered, for longer each time; and nothing that it says of itself has that forgotten."""
+    brief, honest, liar = Brief(), window(18, 10), window(40, 10)
+    for _ in range(500):
+        brief.observe(honest)
+    assert brief.has(A)
+    lasted = list[int]()
+    for _ in range(2):
+        seen = [brief.observe(liar) or brief.has(A) for _ in range(50)]
+        assert not seen[-1], "it is found out in some seconds"
+        brief.observe(window(0, 0, is_held=False))
+        told = [brief.observe(honest) or brief.has(A) for _ in range(4 * DISTRUSTED_WINDOWS)]
+        assert told[-1]
+        lasted.append(len(seen) - seen.index(False) + 1 + told.index(True))
+    assert lasted[0] >= DISTRUSTED_WINDOWS
+    assert lasted[1] >= 2 * DISTRUSTED_WINDOWS
+
+
+@pytest.mark.parametrize("kernel_us", [20, 200, BRIEF_US])
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+def test_the_two_are_told_apart(rules: ctypes.CDLL, cell: Cell, kernel_us: int) -> None:
+    """By how often one comes onto the engine, for each busy period of the other."""
+    requests = arrivals(f"{cell}", cell.load, cell.bursts, cell.service_us * US + rules.model_call(), SECONDS)
+    found = []
+    for ahead_us, obeys in ((YIELD_AHEAD_US, True), (0, False)):
+        fill = Fill(kernel_us * US, ahead_us, HELD_US * US, obeys)
+        model = Model(rules, [requests], cell.service_us * US, HOLD_US * US, fill)
+        model.serve()
+        found.append(model.stays / model.periods)
+    assert found[0] < 0.8 * STAYS_MOST
+    assert found[1] > 1.2 * STAYS_MOST
 
 
 @attrs.frozen

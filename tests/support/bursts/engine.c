@@ -35,7 +35,7 @@ struct leader {
 	struct context context;
 	const int64_t *requests;
 	int64_t *latencies;
-	int64_t count, served, hold, until, next;
+	int64_t count, served, hold, until, next, periods;
 	bool busy;		/* a request of it is on the GPU, by its word */
 };
 
@@ -269,6 +269,7 @@ static bool serve(struct leader *leader, int64_t now)
 {
 	if (!leader->busy) {
 		leader->busy = true;
+		leader->periods += leader->until <= now;	/* as burst_begin counts them */
 		leader->next = NEVER;
 		queue(&leader->context);
 		return false;
@@ -339,6 +340,16 @@ int64_t model_filled(const struct model *model)
 int64_t model_stays(const struct model *model)
 {
 	return model->filler.context.stays;
+}
+
+/* Busy periods of all that serve. */
+int64_t model_periods(const struct model *model)
+{
+	int64_t periods = 0;
+
+	for (int i = 0; i < model->count; i++)
+		periods += model->leaders[i].periods;
+	return periods;
 }
 
 /* From the call of a request to its return, without its work. */

@@ -113,6 +113,11 @@ class Model:
         return int(self.rules.model_filled(self._model))
 
     @property
+    def periods(self) -> int:
+        """Busy periods of all that serve."""
+        return int(self.rules.model_periods(self._model))
+
+    @property
     def stays(self) -> int:
         """How often that came onto the engine."""
         return int(self.rules.model_stays(self._model))

@@ -59,7 +59,7 @@ def compiled(directory: Path) -> ctypes.CDLL:
     library.model_lead.argtypes = (c_void_p, POINTER(c_int64), c_int64, c_int64, c_int64, POINTER(c_int64))
     library.model_fill.argtypes = (c_void_p, c_int64, c_uint64, c_int64, c_bool)
     library.model_run.argtypes = (c_void_p, c_int64)
-    for name in ("now", "idle", "served", "filled", "stays"):
+    for name in ("now", "idle", "served", "filled", "stays", "periods"):
         getattr(library, f"model_{name}").argtypes = (c_void_p,)
         getattr(library, f"model_{name}").restype = c_int64
     library.model_free.argtypes = (c_void_p,)

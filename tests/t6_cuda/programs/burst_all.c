@@ -472,7 +472,7 @@ static void leads(void)
 	struct shared own = share(F_SEAL_SHRINK);
 	CUstream stream = stream_new();
 	const uint64_t after_ns = 300000;
-	uint64_t before, ended;
+	uint64_t before, ended, periods;
 
 	__atomic_store_n(&counters_wake, wakes, __ATOMIC_RELEASE);	/* else nothing is pending: none would look */
 	burst_wake = wakes;
@@ -486,10 +486,11 @@ static void leads(void)
 	while (burst_tick())
 		usleep(100);
 	before = word(&own);
+	periods = own.page->periods;
 	woken = 0;
 	DO(cuLaunchKernel(function("waits"), 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL));
 	CHECK(word_at_launch > launched_at && word_at_launch > before && word_at_launch <= launched_at + HOLD_LEASE_NS);
-	CHECK(woken);
+	CHECK(woken && own.page->periods == periods + 1);
 	for (int i = 0; i < 20; i++) {
 		before = nanoseconds();
 		CHECK(burst_tick());
@@ -504,10 +505,11 @@ static void leads(void)
 	woken = 0;
 	while (burst_tick())
 		usleep(50);
+	CHECK(own.page->periods == periods + 1);
 	CHECK(nanoseconds() >= before && word(&own) == before && !woken);
 	/* Or else when it is next looked. */
 	launch(stream);
-	CHECK(woken == 1);
+	CHECK(woken == 1 && own.page->periods == periods + 2);
 	while (burst_tick())
 		usleep(100);
 	ended = nanoseconds();

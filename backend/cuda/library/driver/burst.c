@@ -146,10 +146,14 @@ void burst_begin(struct device *device)
 	struct lead *lead = &leads[device->ordinal];
 	const uint64_t now = now_ns();
 	void (*wake)(void);
+	uint64_t until;
 
 	if (!__atomic_load_n(&lead->leads, __ATOMIC_ACQUIRE))
 		return;
-	if (hold_is_due(__atomic_load_n(&lead->page->until, __ATOMIC_RELAXED), now))
+	until = __atomic_load_n(&lead->page->until, __ATOMIC_RELAXED);
+	if (!hold_left(until, now))
+		__atomic_add_fetch(&lead->page->periods, 1, __ATOMIC_RELAXED);
+	if (hold_is_due(until, now))
 		say(lead, hold_word(now, true, 0));
 	if (__atomic_load_n(&lead->busy, __ATOMIC_SEQ_CST) || __atomic_exchange_n(&lead->busy, true, __ATOMIC_SEQ_CST))
 		return;

@@ -20,6 +20,7 @@
 /* Little endian, at the beginning of the page. Mirrored by backend/cuda/burst.py. */
 struct burst_page {
 	uint64_t until;		/* CLOCK_MONOTONIC, ns */
+	uint64_t periods;	/* how often others were held that were not before, ever */
 };
 
 /* Those that go before others */
