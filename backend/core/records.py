@@ -203,6 +203,12 @@ class Activity:
     """Time on the engine with work to do, microseconds."""
     busy_sampled_usec: int | None = None
     """What of that comes from the driver's samples, and not from the program's counts of its kernels, microseconds."""
+    held_launches: int | None = None
+    """Launches, ever, of a program that launches nothing in the busy periods of all those that go before it; None for
+    one of which that is not so. Of one process alone."""
+    busy_periods: int | None = None
+    """How often it had others held that were not before, ever, by its own word; None where none goes behind it. Of one
+    process alone."""
 
     def __add__(self, other: Activity) -> Activity:
         return Activity(

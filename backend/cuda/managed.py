@@ -70,6 +70,9 @@ class Mover(Protocol):
     def counts(self, gpu: int) -> tuple[int, int] | None:
         """Kernels submitted and finished; None where its library cannot count them here."""
 
+    def launches(self, gpu: int) -> int | None:
+        """Calls that submitted kernels; None where its library cannot count them here."""
+
     @property
     def page(self) -> int:
         """The descriptor of its page (:mod:`backend.cuda.page`)."""
@@ -292,6 +295,28 @@ class Managed:
         """Kernels submitted and finished; None for a program that does not say."""
         program = self._programs.get(process)
         return program.mover.counts(self.info.index) if program is not None else None
+
+    def held_launches(self, process: Process) -> int | None:
+        """Launches of a program that is held in the busy periods of all those that it goes behind; None for one that
+        goes behind none, or behind one that cannot have it held: that has its library, or the other's, against it."""
+        program, behind = self._programs.get(process), self._behind.get(process, ())
+        if program is None or not behind:
+            return None
+        for one in behind:
+            leader = self._programs.get(one)
+            if leader is None or leader.page is None or leader.page not in program.ahead:
+                return None
+        return program.mover.launches(self.info.index)
+
+    def busy_periods(self, process: Process) -> int | None:
+        """Busy periods of a program, ever, by its own word; None for one that goes before none."""
+        program = self._programs.get(process)
+        if program is None or program.page is None:
+            return None
+        try:
+            return program.page.periods()
+        except OSError:  # its connection has ended
+            return None
 
     def look(self, process: Process, nbytes: int) -> None:
         """The driver's figure for a process."""

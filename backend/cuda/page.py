@@ -1,6 +1,6 @@
 """The page on which a CUDA program counts its kernels: one sealed file in memory a connection, which it alone writes.
 
-The layout is that of ``struct counters_page`` in counters.h: a line of 64 bytes for each GPU, by its index.
+The layout is that of ``struct totals_page`` in totals.h: a line of 64 bytes for each GPU, by its index.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import os
 import struct
 
 SIZE = 4096
-LINE = struct.Struct("<QQ48x")
-"""Kernels submitted, kernels finished."""
+LINE = struct.Struct("<QQQ40x")
+"""Kernels submitted, kernels finished, and calls that submitted some."""
 
 GPUS = 16
 """GG_DEVICES: GPUs that there is a line for."""
@@ -53,6 +53,10 @@ class CounterPage:
         finished = LINE.unpack_from(self._map, gpu * LINE.size)[1]
         submitted = LINE.unpack_from(self._map, gpu * LINE.size)[0]
         return submitted, min(submitted, finished)
+
+    def launches(self, gpu: int) -> int:
+        """Calls that submitted kernels to a GPU; 0 of a library that does not count them."""
+        return int(LINE.unpack_from(self._map, gpu * LINE.size)[2]) if gpu < GPUS else 0
 
     def close(self) -> None:
         """The program keeps its own mapping."""

@@ -570,6 +570,10 @@ class Session:
         """See :class:`backend.cuda.managed.Mover`."""
         return self._page.counts(gpu) if self._can(Feature.COUNTERS) else None
 
+    def launches(self, gpu: int) -> int | None:
+        """See :class:`backend.cuda.managed.Mover`."""
+        return self._page.launches(gpu) if self._can(Feature.COUNTERS) else None
+
     def end(self) -> None:
         """See :class:`backend.cuda.managed.Mover`."""
         if self._scope is not None:

@@ -196,9 +196,9 @@ class Op(enum.IntEnum):
     last. Without a page none goes behind it any more."""
     FOLLOW = 68
     """event (slot, run-ahead in microseconds): the program goes behind another one on `gpu`, whose page comes with it
-    for reading, in the place of what that slot had. It launches no kernel while a page says so, and what waits behind
-    one of its own that runs takes no longer than that, by how fast its kernels finished lately. Without a page the slot
-    has none any more."""
+    for reading, in the place of what that slot had. It launches no kernel while a page says so, and else one
+    once what is left of those before it takes no longer than that, by how fast its kernels finished lately. Without a
+    page the slot has none any more."""
 
 
 @attrs.frozen

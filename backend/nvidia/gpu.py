@@ -360,7 +360,9 @@ class NvidiaGpu:
             return activity
         submitted, finished = counts
         pending = submitted - finished
-        return attrs.evolve(activity, submitted=submitted, finished=finished, pending=pending)
+        activity = attrs.evolve(activity, submitted=submitted, finished=finished, pending=pending)
+        launches, periods = self.managed.held_launches(process), self.managed.busy_periods(process)
+        return attrs.evolve(activity, held_launches=launches, busy_periods=periods)
 
     def _working(self) -> Iterator[tuple[Process, bool | None]]:
         """The processes on this GPU, and whether kernels that it counts are pending and may run."""

@@ -24,15 +24,22 @@ from backend.scheduler.use import ACTIVE_US, HUNGRY_US, LEAD_US, LIGHT_US, Sampl
 
 FILLER_US = 50
 """Slice of a program that fills what is left, microseconds."""
+HELD_US = 1_000
+"""Slice of a program that fills and is held in busy periods, where what it launches is brief, microseconds: what it may
+have on the GPU when it is held, YIELD_AHEAD_US and a launch, is over in one go, or in few. In slices of FILLER_US that
+would be run in the gaps between many requests, each of which pays two switches of 0.2 ms for it. One that launches all
+the same has so much more of each gap."""
 CONTEXT_US = 100
 """Slice of each of its contexts, where it has several, microseconds: with switches, four of them are in the way for
 1.2 ms."""
 
 
-def filler_us(contexts: int) -> int:
-    """Return the slice of a program that fills, microseconds. Several contexts of one program switch among themselves:
-    with 50 us for all of them they would do nothing else."""
-    return FILLER_US if contexts == 1 else CONTEXT_US * contexts
+def filler_us(contexts: int, is_brief: bool = False) -> int:
+    """Return the slice of a program that fills, microseconds; `is_brief`: it is held, and launches what is brief.
+    Several contexts of one program switch among themselves: with 50 us for all of them they would do nothing else."""
+    if contexts > 1:
+        return CONTEXT_US * contexts
+    return HELD_US if is_brief else FILLER_US
 
 
 class Core:
@@ -98,5 +105,5 @@ class Core:
         off = self._filler.off(window_us, others, use, lead, spare)
         yield
         for layer in others:
-            slices |= {process: filler_us(use.contexts(process)) for process in layer}
+            slices |= {process: filler_us(use.contexts(process), use.is_brief(process)) for process in layer}
         return {p: Place(0 if p in explicit else us, off=p in off) for p, us in slices.items()}

@@ -85,7 +85,9 @@ class Scheduler:
             follower, self._member, self._of, self._pull, self._is_exact, self._is_moving, LEVER * seconds
         )
         self._contenders: Sequence[Contender] = ()
-        self._last: dict[Process, tuple[int | None, ...]] = {}  # time used so far, its estimate, and stays
+        self._last: dict[
+            Process, tuple[int | None, ...]
+        ] = {}  # time used so far, its estimate, stays, launches, periods
         self._looked = 0.0
         self._busy = 0.0  # seconds of a CPU that the last part of the last look took
         self._poked = trio.Event()
@@ -205,10 +207,13 @@ class Scheduler:
             if not self._population.holds(self._member(one.process)):
                 continue
             activity = self._gpu.activity(one.process)
-            figures = self._last[one.process] = (activity.gpu_usec, activity.gpu_usec_estimate, activity.stays)
-            exact, estimate, stays = (
+            figures = self._last[one.process] = (
+                *(activity.gpu_usec, activity.gpu_usec_estimate, activity.stays),
+                *(activity.held_launches, activity.busy_periods),
+            )
+            exact, estimate, stays, launches, periods = (
                 None if now is None else max(0, now - (now if before is None else before))
-                for now, before in zip(figures, last.get(one.process, (None, None, None)), strict=True)
+                for now, before in zip(figures, last.get(one.process, (None,) * len(figures)), strict=True)
             )
             # An estimate grows about once a second: that it did not says nothing.
             used = exact if exact is not None else estimate or None
@@ -219,6 +224,8 @@ class Scheduler:
                 activity.contexts,
                 stays,
                 stands=self._limiter.stands(one.process),
+                held_launches=launches,
+                busy_periods=periods,
             )
         return samples
 

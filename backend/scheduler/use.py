@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 import attrs
 
 from backend.process.identity import Process
+from backend.scheduler.brief import Brief
 
 ACTIVE_US = 2_000_000
 """Microseconds without use after which a process does not share: its part is for the others until it comes."""
@@ -42,6 +43,10 @@ class Sample:
     stands: bool = False
     """Whether it stands at the end of the window, as its quota is used up: it has nothing to do until the next period,
     and shows nothing by that."""
+    held_launches: int | None = None
+    """Launches of a program that is held in the busy periods of all those that go before it; None of another."""
+    busy_periods: int | None = None
+    """How often it had others held that were not before; None of one that none goes behind."""
 
 
 class Use:
@@ -51,6 +56,7 @@ class Use:
         self._idle: dict[Process, int] = {}  # microseconds on the runlist without any use, up to now
         self._word: dict[Process, int] = {}  # ... for which it said that it had work
         self._off: set[Process] = set()
+        self._brief = Brief()
         self.samples: Mapping[Process, Sample] = {}
         """Of the last window."""
 
@@ -58,6 +64,7 @@ class Use:
         """A window has passed. A process that is new wants the GPU until it has shown otherwise, and so does one that
         is off the runlist, since it cannot show it."""
         self.samples = samples
+        self._brief.observe(samples)
         idle: dict[Process, int] = {}
         word: dict[Process, int] = {}
         for process in contenders:
@@ -90,6 +97,11 @@ class Use:
     def contexts(self, process: Process) -> int:
         """What its timeslice is split over, at least 1."""
         return max(1, self.samples.get(process, Sample()).contexts)
+
+    def is_brief(self, process: Process) -> bool:
+        """Whether a process is held in the busy periods of all that go before it, as far as it shows, and what it
+        launches is brief."""
+        return self._brief.has(process)
 
     def stays(self, process: Process) -> int | None:
         """Times that it came onto the engine in the last window; None where the machine cannot tell."""

@@ -30,6 +30,7 @@ CASES = [
     "fork",
     "hammer",
     "leads",
+    "since",
     "graphs",
 ]
 
@@ -123,10 +124,17 @@ def test_a_program_that_is_busy_holds_another(tmp_path: Path, sanitize: str) -> 
                 counts = [await two.launched(two.second) for _ in range(5)]
                 little = max(counts) // 5
                 assert little
+                managed, second = two.daemon.gpu.managed, identify(two.second.process.pid)
+                assert managed.held_launches(second) is None
                 two.rank(two.second)
                 await two.until(two.second, lambda count: count <= little, "it is held")
+                before = managed.held_launches(second)
                 total = sum([await two.launched(two.second) for _ in range(20)])
                 assert total, "and does not starve"
+                assert (managed.held_launches(second) or 0) > (before or 0) > 0
+                assert (managed.busy_periods(identify(two.first.process.pid)) or 0) > 0
+                assert managed.busy_periods(second) is None, "none goes behind it"
+                assert managed.held_launches(identify(two.first.process.pid)) is None, "none goes before it"
                 two.rank()
                 await two.until(two.second, lambda count: count > little, "it is let go")
                 two.rank(two.second)

@@ -43,6 +43,18 @@ def test_exact(case: str, rounds: int, sanitize: str, tmp_path: Path) -> None:
     finishes(case, rounds, tmp_path, sanitize)
 
 
+@pytest.mark.parametrize(("case", "several"), [("plain", False), ("graphs", True)])
+def test_a_graph_is_one_launch(case: str, several: bool, tmp_path: Path) -> None:
+    """However many kernels it has; one of a kernel is one."""
+    with daemon(tmp_path) as server:
+        environment = {"GGROUP_SOCKET": str(server.path)}
+        with running("count_all", case, tmp_path=tmp_path, extra=environment) as program:
+            number = program.hears("launched")
+            all_finished(server, number)
+            launches = sum(page.launches(0) for page in list(server.pages))
+            assert 0 < launches < number if several else launches == number
+
+
 @pytest.mark.parametrize("sanitize", SANITIZERS)
 @pytest.mark.parametrize("mode", ["global", "thread", "relaxed"])
 def test_capture(mode: str, sanitize: str, tmp_path: Path) -> None:
@@ -150,7 +162,7 @@ def test_without_a_daemon(tmp_path: Path) -> None:
 
 
 def test_a_page_that_can_be_cut_off_is_not_counted_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever sits at the socket instead of the daemon cannot end a program by it (SIGBUS)."""
+    """A program that sits at the socket in the place of the daemon cannot end another by it (SIGBUS)."""
 
     class Unsealed:
         def __init__(self) -> None:

@@ -6,7 +6,7 @@
 
 static struct {
 	struct device *device;
-	uint64_t submitted, finished;
+	uint64_t submitted, finished, launches;
 } totals[GG_ORDINALS];			/* under `lock`; by the program's number of the device */
 static struct totals_page *page;	/* under `lock` */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -18,6 +18,7 @@ static void show(size_t ordinal)
 
 	if (!page || index < 0 || index >= GG_DEVICES)
 		return;
+	__atomic_store_n(&page->gpu[index].launches, totals[ordinal].launches, __ATOMIC_RELAXED);
 	/* The daemon finds no more in the second than in the first, if it reads the second first. */
 	__atomic_store_n(&page->gpu[index].submitted, totals[ordinal].submitted, __ATOMIC_RELAXED);
 	__atomic_store_n(&page->gpu[index].finished, totals[ordinal].finished, __ATOMIC_RELEASE);
@@ -30,6 +31,7 @@ void totals_add(struct device *device, uint64_t submitted, uint64_t finished)
 	pthread_mutex_lock(&lock);
 	totals[ordinal].device = device;
 	totals[ordinal].submitted += submitted;
+	totals[ordinal].launches += submitted > 0;
 	totals[ordinal].finished += finished;
 	show(ordinal);
 	pthread_mutex_unlock(&lock);
@@ -71,5 +73,5 @@ void totals_forget(void)
 	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 	page = NULL;
 	for (size_t i = 0; i < GG_ORDINALS; i++)
-		totals[i].device = NULL, totals[i].submitted = totals[i].finished = 0;
+		totals[i].device = NULL, totals[i].submitted = totals[i].finished = totals[i].launches = 0;
 }

@@ -11,7 +11,8 @@
 struct totals_line {
 	uint64_t submitted;
 	uint64_t finished;
-	uint64_t reserved[6];
+	uint64_t launches;		/* calls that submitted some: a graph may be thousands of kernels */
+	uint64_t reserved[5];
 };
 
 struct totals_page {
@@ -24,6 +25,7 @@ void totals_share(struct totals_page *page);
 /* Says on the page whether the program stands by to be moved; false: there is none. */
 bool totals_stand(bool stands);
 
+/* What a call submits is added at once. */
 void totals_add(struct device *device, uint64_t submitted, uint64_t finished);
 void totals_get(const struct device *device, uint64_t *submitted, uint64_t *finished);
 void totals_forget(void);	/* in the child of fork() */

@@ -58,8 +58,9 @@ void turn_open_all(void);
 /* Looks what finishes of what was launched before its turn was over, for a millisecond at most: the daemon goes by what
  * is pending. False, at once, where nothing is, or has been for long. By the listening thread. */
 bool turn_watch(void);
-/* The program goes behind others on `device` (burst.h): what waits behind a kernel of its own that runs may take so long,
- * in microseconds; 0: it goes behind none. By the listening thread. */
+/* The program goes behind others on `device` (burst.h): what it has left there, of the kernel that runs as well, may take so
+ * long as the next is launched, in microseconds, and more once it was not held for long (hold.h); 0: it goes behind none. By the
+ * listening thread. */
 void turn_yield(struct device *device, uint64_t run_ahead_us);
 /* Threads that wait there for their turn, since they are too far ahead, or for others that go before them. */
 unsigned int turn_waiting(const struct device *device);
