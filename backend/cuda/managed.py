@@ -70,6 +70,9 @@ class Mover(Protocol):
     def counts(self, gpu: int) -> tuple[int, int] | None:
         """Kernels submitted and finished; None where its library cannot count them here."""
 
+    def pending_us(self, gpu: int) -> int | None:
+        """Microseconds for which some of them were submitted and not finished; None where its library does not tell."""
+
     @property
     def page(self) -> int:
         """The descriptor of its page (:mod:`backend.cuda.page`)."""
@@ -292,6 +295,11 @@ class Managed:
         """Kernels submitted and finished; None for a program that does not say."""
         program = self._programs.get(process)
         return program.mover.counts(self.info.index) if program is not None else None
+
+    def pending_us(self, process: Process) -> int | None:
+        """Microseconds for which kernels of a program were submitted and not finished; None where it does not say."""
+        program = self._programs.get(process)
+        return program.mover.pending_us(self.info.index) if program is not None else None
 
     def look(self, process: Process, nbytes: int) -> None:
         """The driver's figure for a process."""

@@ -17,6 +17,10 @@ LINE = struct.Struct("<QQ48x")
 GPUS = 16
 """GG_DEVICES: GPUs that there is a line for."""
 
+WORKED = struct.Struct("<q")
+"""Behind these two, for how long some were pending: twice the microseconds; and while some are, that less twice the
+moment since when, and 1 more. 0 where the library does not tell (``totals.c``)."""
+
 STANDS = struct.Struct("<Q")
 """Behind the lines: 1 while the program stands by to be moved (``departure.h``)."""
 
@@ -53,6 +57,14 @@ class CounterPage:
         finished = LINE.unpack_from(self._map, gpu * LINE.size)[1]
         submitted = LINE.unpack_from(self._map, gpu * LINE.size)[0]
         return submitted, min(submitted, finished)
+
+    def worked_us(self, gpu: int, now_us: int) -> int | None:
+        """Microseconds up to a moment of CLOCK_MONOTONIC for which some kernels were submitted to a GPU and not
+        finished; None where the library does not tell."""
+        if gpu >= GPUS:
+            return None
+        word = int(WORKED.unpack_from(self._map, gpu * LINE.size + 16)[0])
+        return (word >> 1) + now_us * (word & 1) if word else None
 
     def close(self) -> None:
         """The program keeps its own mapping."""

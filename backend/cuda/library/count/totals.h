@@ -11,7 +11,8 @@
 struct totals_line {
 	uint64_t submitted;
 	uint64_t finished;
-	uint64_t reserved[6];
+	uint64_t worked;	/* for how long some were pending (totals.c); 0 where that is not told */
+	uint64_t reserved[5];
 };
 
 struct totals_page {
@@ -25,6 +26,8 @@ void totals_share(struct totals_page *page);
 bool totals_stand(bool stands);
 
 void totals_add(struct device *device, uint64_t submitted, uint64_t finished);
+/* So many have finished, the last of them at about that moment; us. */
+void totals_finish(struct device *device, uint64_t finished, uint64_t at);
 void totals_get(const struct device *device, uint64_t *submitted, uint64_t *finished);
 void totals_forget(void);	/* in the child of fork() */
 
