@@ -219,6 +219,7 @@ class Scheduler:
                 activity.contexts,
                 stays,
                 stands=self._limiter.stands(one.process),
+                stood=self._limiter.stood(one.process),
             )
         return samples
 
