@@ -81,8 +81,12 @@ class Real(Traced):
     async def run(
         self, bookkeeper: Bookkeeping, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        async with trio.open_nursery() as self._later:
-            await super().run(bookkeeper, task_status=task_status)
+        async with trio.open_nursery() as nursery:
+            self._later = nursery
+            try:
+                await super().run(bookkeeper, task_status=task_status)
+            finally:
+                self._later = None
 
     # What the trace tells
 
@@ -147,8 +151,10 @@ class Real(Traced):
         return await super().end_turn(process, max(bound_us, DRAIN_US))
 
     async def begin_turn(self, process: Process) -> None:
-        assert self._later is not None
-        self._later.start_soon(self._open, process)
+        if self._later is None:  # at the end of the daemon
+            await super().begin_turn(process)
+        else:
+            self._later.start_soon(self._open, process)
 
     async def _open(self, process: Process) -> None:
         await trio.sleep(OPEN_S)
