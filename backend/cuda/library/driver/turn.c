@@ -48,6 +48,10 @@
 #define DRAIN_WATCHED 50000
 #define LOOK_DRAIN 100
 #define LOOKS_DRAIN 10		/* until the listening thread hears what the daemon says */
+/* Times as long as kernels took lately that one which took longer counts, at most: the engine may have been that of another
+ * program meanwhile, for a slice of 30 ms. By all of that one kernel of 0.5 ms would be as far ahead as 10 ms, and the
+ * engine would be the other's again as soon as it had ended. One that does take so long is known after some more. */
+#define LONGER_MOST 4
 /* Finished kernels in which a longer gap is forgotten, about: more than run at once. */
 #define GAPS 64
 
@@ -165,10 +169,13 @@ static struct turn *of_stream(CUstream stream, bool per_thread)
 /* What has finished by `now`, with some still pending or not. `watched`: there were some a moment ago. */
 static void learn(struct pace *pace, uint64_t finished, bool pending, bool watched, uint64_t now)
 {
-	const uint64_t gap_us = now - pace->since, took_ns = gap_us * 1000 / (finished - pace->finished);
+	const uint64_t gap_us = now - pace->since, most_ns = pace->kernel_ns * LONGER_MOST;
+	uint64_t took_ns = gap_us * 1000 / (finished - pace->finished);
 	/* Else all may have finished long ago: it was that long at most. */
 	const bool sure = pending || watched;
 
+	if (most_ns && took_ns > most_ns)
+		took_ns = most_ns;
 	if (sure || !pace->kernel_ns || took_ns < pace->kernel_ns)
 		pace->kernel_ns = pace->kernel_ns ? (pace->kernel_ns + took_ns) / 2 : took_ns;
 	pace->kernel_ns += !pace->kernel_ns;
