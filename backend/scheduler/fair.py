@@ -89,6 +89,7 @@ class Fair:
     _lively: int = 0  # microseconds for which rounds are still to be short
     _calm: int = LIVELY_MOST_US  # microseconds since they were
     _patience: int = LIVELY_US  # for how long they are short
+    _limited: set[Process] = attrs.field(factory=set)  # those that stood for quotas of late
     _restless: set[Process] = attrs.field(factory=set)  # those that they are short for
 
     def slices(
@@ -202,6 +203,10 @@ class Fair:
         """Charges what was used; where the use of any is unknown rounds are short, and slices what parts say."""
         windows = {process: use.used(process) for process in self._parts}
         self._seen |= {process for process, used in windows.items() if used}
+        limited = {process for process in self._parts if use.is_limited(process)}
+        if limited != self._limited:  # what one had below a quota is nothing that it lacks
+            self._limited = limited
+            self._forget()
         if self._late > 0:
             self._late -= window_us
             return
@@ -276,7 +281,7 @@ class Fair:
 
     def _look(self, use: Use) -> None:
         # Rounds follow what was just seen, slices what was seen for long: they are to be right on the average.
-        limited = {process for process in self._parts if use.is_limited(process)}
+        limited = self._limited
         if some := {process for process, used in self._had(self._recent).items() if 0 < used < SOME} - limited:
             if not self._lively:
                 self._patience = min(LIVELY_MOST_US, 2 * self._patience) if self._calm < self._patience else LIVELY_US

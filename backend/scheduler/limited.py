@@ -65,6 +65,8 @@ class Limited:
     """Whether it was to stand at any time since the scheduler asked."""
     wants_sight: bool = False
     """Whether it is to be on the runlist for long enough in one go that samples tell of it."""
+    part: float = 1.0
+    """Part of its time on the engine that it is taken to work."""
     busy: bool = False
     """Whether it is being had stand, or go on."""
     is_pulled: bool = False

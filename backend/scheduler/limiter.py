@@ -320,6 +320,7 @@ class Limiter:
             account.strung = 1
         for process, one in self._limited.items():
             one.wants_sight = bool(one.levers) and self._meters.wants_sight(process, now_us)
+            one.part = self._meters.part(process)
         string(RATE, self._limited.values())
         self._charge()
         for process, one in self._limited.items():

@@ -165,7 +165,7 @@ class Meter:
     @property
     def worked_on(self) -> bool:
         """Whether it had work, and could run, for all of the time before the last look."""
-        return self.chance >= ALL and (self.counts or self.watched.works)
+        return self.chance >= ALL and (self.counts or (self.watched.is_told and self.watched.works))
 
 
 class Meters:
@@ -209,6 +209,11 @@ class Meters:
     def worked_on(self, process: Process) -> bool:
         """Whether a process had work, and could run, for all of the time before the last look."""
         return self._each[process].worked_on
+
+    def part(self, process: Process) -> float:
+        """Return what part of its time on the engine a process is taken to work; 1 where it says itself."""
+        meter = self._each[process]
+        return 1.0 if meter.counts else meter.watched.part
 
     def wants_sight(self, process: Process, now_us: int) -> bool:
         """Whether a process is to be on the runlist for ON_US of ``watched.py`` in one go: samples tell of it then."""

@@ -15,11 +15,11 @@ from collections.abc import Collection
 
 from backend.scheduler.limited import Limited
 from backend.scheduler.quota import Account
-from backend.scheduler.watched import ON_US
+from backend.scheduler.watched import IDLES, ON_US
 
 USED = 0.8
 """Part of the calls that periods are strung together for: each process is to find some when it needs them."""
-SIGHT_CYCLES_US = (1_000_000, 2_000_000, 5_000_000)
+SIGHT_CYCLES_US = (1_000_000, 2_000_000)
 """Microseconds of a cycle in which a program is on the runlist for long enough that samples tell of it: the first that
 does, if any. A time of 10 s is a whole number of each, and has its quota."""
 CYCLE_CALLS = 3
@@ -54,13 +54,17 @@ def string(rate: float, each: Collection[Limited]) -> None:
             for account in one.accounts:
                 account.strung = max(account.strung, math.ceil(cycles_us[top] / account.period_us))
                 if one.wants_sight:
-                    account.strung = max(account.strung, _sight(account))
+                    account.strung = max(account.strung, _sight(account, one.part))
 
 
-def _sight(account: Account) -> int:
-    """Return the periods in whose quota a sample falls; 1 where that would be too many."""
+def _sight(account: Account, part: float) -> int:
+    """Return the periods in whose quota a sample falls, of a program that works for a part of its time on the engine; 1
+    where that would be too many."""
+    found = 1
     for cycle_us in SIGHT_CYCLES_US:
         periods = math.ceil(cycle_us / account.period_us)
-        if periods * account.quota_us >= ON_US:
-            return periods
-    return 1
+        if periods * account.quota_us >= ON_US * part:
+            found = periods
+        if part >= IDLES and found > 1:
+            break  # of one that idles longer times tell better: it begins each with what it was stopped in
+    return found

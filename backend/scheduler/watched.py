@@ -28,6 +28,8 @@ ON_US = 360_000
 333 ms."""
 AGAIN_US = 60_000_000
 """Microseconds after which it is looked again whether one that works always still does."""
+FIRST_US = 3_300_000
+"""Microseconds after which it is looked for the first time whether it does, where no sample has told by then."""
 TRIED_US = 5_000_000
 """Microseconds for which that is tried where no sample comes, before it is given up for as long."""
 
@@ -44,7 +46,8 @@ class Watched:
     _weight: float = 0.0  # microseconds of samples that the part is made of
     _open: float = 0.0  # on the engine since the last sample
     _counted: float = 0.0  # ... and what of that was counted
-    _due_us: int = 0  # when it is to be watched again
+    _due_us: int | None = None  # when it is to be watched again
+    _is_fresh: bool = False  # whether a sample has told since it was last
     _tries_us: int | None = None  # since when it is
 
     def begin(self, activity: Activity) -> None:
@@ -74,22 +77,28 @@ class Watched:
         by which its quota goes with what is told."""
         if self.is_seen and self.part < IDLES:
             return True
+        if self._due_us is None:
+            self._due_us = now_us + FIRST_US
         if now_us < self._due_us:
             return False
-        if self._tries_us is None:
-            self._tries_us, self.is_seen = now_us, False
-        if self.is_seen or now_us - self._tries_us >= TRIED_US:
-            self._due_us, self._tries_us = now_us + AGAIN_US, None
+        tries_us = self._tries_us = now_us if self._tries_us is None else self._tries_us
+        if self._is_fresh or now_us - tries_us >= TRIED_US:
+            self._due_us, self._tries_us, self._is_fresh = now_us + AGAIN_US, None, False
             return False
         return True
 
     @property
     def works(self) -> bool:
-        """Whether it has work at all times, as far as is known."""
-        return self._weight > 0 and self.part >= WORKS
+        """Whether it has work at all times, as far as is known: all of its time counts until samples say otherwise."""
+        return self.part >= WORKS
+
+    @property
+    def is_told(self) -> bool:
+        """Whether samples have ever told of it."""
+        return self._weight > 0
 
     def _learn(self, part: float, watched: float) -> None:
         kept = self._weight * math.exp(-watched / MEMORY_US)
         self.part = (self.part * kept + part * watched) / (kept + watched)
         self._weight = kept + watched
-        self.is_seen = True
+        self.is_seen = self._is_fresh = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from backend.core.records import Activity
-from backend.scheduler.watched import AGAIN_US, PUT_RIGHT_US, TRIED_US, Watched
+from backend.scheduler.watched import AGAIN_US, FIRST_US, PUT_RIGHT_US, TRIED_US, Watched
 
 
 def activity(watched: int, busy: int) -> Activity:
@@ -55,18 +55,20 @@ def test_what_was_known_before_is_the_first_guess_alone() -> None:
 def test_it_is_looked_for_a_sample_at_first_and_now_and_then() -> None:
     watched = Watched()
     watched.begin(activity(0, 0))
-    assert watched.wants_sight(0)
+    assert not watched.wants_sight(0)
+    assert watched.wants_sight(FIRST_US)
     watched.take(100_000, activity(160_000, 160_000))
-    assert not watched.wants_sight(1_000_000)
-    assert watched.wants_sight(1_000_000 + AGAIN_US)
+    assert not watched.wants_sight(FIRST_US + 1)
+    assert watched.wants_sight(FIRST_US + 1 + AGAIN_US)
     watched.take(100_000, activity(320_000, 240_000))
-    assert watched.wants_sight(2_000_000 + AGAIN_US), "it idles: its quota goes by samples"
+    assert watched.wants_sight(FIRST_US + 2 + AGAIN_US), "it idles: its quota goes by samples"
 
 
 def test_where_no_sample_comes_it_is_not_looked_for_all_the_time() -> None:
     watched = Watched()
     watched.begin(Activity(gpu_usec=0))
-    assert watched.wants_sight(0)
-    assert watched.wants_sight(TRIED_US - 1)
-    assert not watched.wants_sight(TRIED_US)
-    assert watched.wants_sight(TRIED_US + AGAIN_US)
+    assert not watched.wants_sight(0)
+    for began_us in (FIRST_US, FIRST_US + TRIED_US + AGAIN_US):
+        assert watched.wants_sight(began_us)
+        assert watched.wants_sight(began_us + TRIED_US - 1)
+        assert not watched.wants_sight(began_us + TRIED_US)
