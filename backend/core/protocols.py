@@ -256,6 +256,8 @@ class Gpu(Protocol):
     info: GpuInfo
     late_us: int
     """How late the time that a process had the engine is told (`gpu_usec` of its activity), microseconds; 0 at once."""
+    switch_us: int
+    """What of that time each stay on the engine (`stays`) takes for switches of contexts, and no work, microseconds."""
 
     @property
     def lost(self) -> bool:

@@ -209,12 +209,21 @@ class Activity:
     busy_periods: int | None = None
     """How often it had others held that were not before, ever, by its own word; None where none goes behind it. Of one
     process alone."""
+    pending_usec: int | None = None
+    """Time in which some of its kernels were launched and not completed, by its own word, microseconds: also while it
+    was off the runlist, or waited for others. It begins anew where the program speaks anew."""
+    watched_usec: int | None = None
+    """Time on the runlist of which samples tell for certain how busy the engine was, microseconds; of one process that
+    does not count its kernels."""
+    watched_busy_usec: int | None = None
+    """What of that the engine worked, microseconds."""
 
     def __add__(self, other: Activity) -> Activity:
         return Activity(
             submitted=_total(self.submitted, other.submitted),
             finished=_total(self.finished, other.finished),
             pending=_total(self.pending, other.pending),
+            pending_usec=_total(self.pending_usec, other.pending_usec),
             gpu_usec=_total(self.gpu_usec, other.gpu_usec),
             gpu_usec_estimate=_total(self.gpu_usec_estimate, other.gpu_usec_estimate),
             tsgs=self.tsgs + other.tsgs,

@@ -73,6 +73,9 @@ class Mover(Protocol):
     def launches(self, gpu: int) -> int | None:
         """Calls that submitted kernels; None where its library cannot count them here."""
 
+    def pending_us(self, gpu: int) -> int | None:
+        """Microseconds for which some of them were submitted and not finished; None where its library does not tell."""
+
     @property
     def page(self) -> int:
         """The descriptor of its page (:mod:`backend.cuda.page`)."""
@@ -317,6 +320,11 @@ class Managed:
             return program.page.periods()
         except OSError:  # its connection has ended
             return None
+
+    def pending_us(self, process: Process) -> int | None:
+        """Microseconds for which kernels of a program were submitted and not finished; None where it does not say."""
+        program = self._programs.get(process)
+        return program.mover.pending_us(self.info.index) if program is not None else None
 
     def look(self, process: Process, nbytes: int) -> None:
         """The driver's figure for a process."""

@@ -17,6 +17,11 @@ LINE = struct.Struct("<QQQ40x")
 GPUS = 16
 """GG_DEVICES: GPUs that there is a line for."""
 
+WORKED = struct.Struct("24xq32x")
+"""Behind these three, for how long some were pending: twice the microseconds; and while some are, that less twice the
+moment since when, and 1 more. 0 where the library does not tell (``totals.c``). In the machine's own order: other
+words are read byte by byte, and this one changes in all of its bytes at once."""
+
 STANDS = struct.Struct("<Q")
 """Behind the lines: 1 while the program stands by to be moved (``departure.h``)."""
 
@@ -57,6 +62,14 @@ class CounterPage:
     def launches(self, gpu: int) -> int:
         """Calls that submitted kernels to a GPU; 0 of a library that does not count them."""
         return int(LINE.unpack_from(self._map, gpu * LINE.size)[2]) if gpu < GPUS else 0
+
+    def worked_us(self, gpu: int, now_us: int) -> int | None:
+        """Microseconds up to a moment of CLOCK_MONOTONIC for which some kernels were submitted to a GPU and not
+        finished; None where the library does not tell."""
+        if gpu >= GPUS:
+            return None
+        word = int(WORKED.unpack_from(self._map, gpu * WORKED.size)[0])
+        return (word >> 1) + now_us * (word & 1) if word else None
 
     def close(self) -> None:
         """The program keeps its own mapping."""

@@ -11,6 +11,7 @@ import errno
 import logging
 import math
 import os
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 
@@ -573,6 +574,10 @@ class Session:
     def launches(self, gpu: int) -> int | None:
         """See :class:`backend.cuda.managed.Mover`."""
         return self._page.launches(gpu) if self._can(Feature.COUNTERS) else None
+
+    def pending_us(self, gpu: int) -> int | None:
+        """See :class:`backend.cuda.managed.Mover`."""
+        return self._page.worked_us(gpu, time.monotonic_ns() // 1000) if self._can(Feature.COUNTERS) else None
 
     def end(self) -> None:
         """See :class:`backend.cuda.managed.Mover`."""

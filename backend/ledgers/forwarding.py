@@ -20,6 +20,7 @@ class ForwardingGpu:
     def __init__(self, inner: Gpu) -> None:
         self.info = inner.info
         self.late_us = inner.late_us
+        self.switch_us = inner.switch_us
         self._inner = inner
 
     @property

@@ -37,7 +37,7 @@ from backend.nvidia.readback import ChannelStates
 from backend.nvidia.swapped import SwappedPrograms
 from backend.nvidia.tenant import Tenant
 from backend.nvidia.trace import LAG_NS
-from backend.nvidia.usage import Usage
+from backend.nvidia.usage import SWITCH_US, Usage
 from backend.process.identity import Process
 
 log = logging.getLogger(__name__)
@@ -61,6 +61,7 @@ class NvidiaGpu:
     """See :class:`backend.core.protocols.Gpu`."""
 
     late_us = LAG_NS // 1000
+    switch_us = SWITCH_US
 
     def __init__(
         self,
@@ -357,10 +358,13 @@ class NvidiaGpu:
         activity = attrs.evolve(activity, managed=process in self.managed, busy_usec=busy, busy_sampled_usec=sampled)
         counts = self.managed.counts(process)
         if counts is None:
-            return activity
+            watched, worked = self._usage.watched(process) or (None, None)
+            return attrs.evolve(activity, watched_usec=watched, watched_busy_usec=worked)
         submitted, finished = counts
-        pending = submitted - finished
-        activity = attrs.evolve(activity, submitted=submitted, finished=finished, pending=pending)
+        pending, pending_us = submitted - finished, self.managed.pending_us(process)
+        activity = attrs.evolve(
+            activity, submitted=submitted, finished=finished, pending=pending, pending_usec=pending_us
+        )
         launches, periods = self.managed.held_launches(process), self.managed.busy_periods(process)
         return attrs.evolve(activity, held_launches=launches, busy_periods=periods)
 
@@ -503,11 +507,15 @@ class NvidiaGpu:
         applied = tenant.applied
         before = (applied.engines, applied.timeslice_us)
         if engines is not None:
+            if engines is not Engines.NONE:
+                self._usage.turns(process, is_on=False)
             applied.engines = engines
         if timeslice_us is not None:
             applied.timeslice_us = timeslice_us
         try:
             await tenant.enforce()
+            if engines is Engines.NONE:
+                self._usage.turns(process, is_on=True)
             takes = engines not in (None, Engines.NONE) or bool(timeslice_us)
             if takes and not tenant.tsgs():  # to let go of one needs none to act on
                 await self._find_some(tenant)
@@ -516,6 +524,8 @@ class NvidiaGpu:
         except BaseException as error:
             # Refused, or given up by the caller: what it did change is put back by the keeper.
             applied.engines, applied.timeslice_us = before
+            if applied.engines is Engines.NONE:
+                self._usage.turns(process, is_on=True)
             if isinstance(error, OSError):
                 self._is_loss(error)
                 if error.errno == errno.ENOENT:  # what was there a moment ago is not, again and again

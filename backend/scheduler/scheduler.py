@@ -226,6 +226,7 @@ class Scheduler:
                 stands=self._limiter.stands(one.process),
                 held_launches=launches,
                 busy_periods=periods,
+                stood=self._limiter.stood(one.process),
             )
         return samples
 

@@ -44,6 +44,7 @@ class SoftGpu(Hardware):
     """See :class:`backend.core.protocols.Gpu`, which it implements, and the module."""
 
     late_us = 0
+    switch_us = 0
 
     def capabilities(self) -> Mapping[str, Capability]:
         return _AMONG_OTHERS if self.machine.gpus > 1 else _ALONE

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Busy periods on a GPU, by variants of their constants: p99 beside what fills by that alone, and what that keeps.
 
-    python3 experiment.py              on the GPU, as root; prints a line for each cell and variant
-    python3 experiment.py --self-test  without one: that variants act on a daemon, and that its figures are read
+    python3 tests/experiments/bursts.py    on the GPU, as root; prints a line for each cell and variant
+    python3 tests/experiments/bursts.py --self-test    without one: that variants act on a daemon
 
 CELLS, VARIANTS: words, of those below; SECONDS of arrivals in each; FILL_US of a kernel of what fills; OUT: a folder.
 """
@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 OUT = Path(os.environ.get("OUT", "/tmp"))
@@ -43,7 +43,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "hold400": {"held_us": 1000, "ahead_us": 100, "hold_us": 400},
     "hold100": {"held_us": 1000, "ahead_us": 100, "hold_us": 100},
     "no": {"held_us": 50, "ahead_us": 100, "hold_us": None},
-    "stopped": {"held_us": 1000, "ahead_us": 100, "hold_us": 200},  # the filler gets SIGSTOP: what leading costs by itself
+    "stopped": {
+        "held_us": 1000,
+        "ahead_us": 100,
+        "hold_us": 200,
+    },  # the filler gets SIGSTOP: what leading costs by itself
 }
 DEFAULT = "today both both2ms stopped"
 
@@ -72,7 +76,7 @@ def apply(scheduler: Any, knobs: dict[str, Any]) -> None:
     brief.STAYS_MOST = 2.5 if is_judged else 1e9
     for seen in scheduler._core._use._brief._seen.values():
         seen.distrusted, seen.stays, seen.periods, seen._next = 0, 0.0, 0.0, brief.DISTRUSTED_WINDOWS
-    if managed.YIELD_AHEAD_US != knobs["ahead_us"]:
+    if knobs["ahead_us"] != managed.YIELD_AHEAD_US:
         managed.YIELD_AHEAD_US = knobs["ahead_us"]
         gpu = inner(scheduler._gpu)
         for program in gpu.managed._programs.values() if hasattr(gpu, "managed") else ():
@@ -97,7 +101,7 @@ def run_daemon(knobs: Path, state: Path, words: list[str]) -> int:
 
     async def samples(self: Any, pace: Any) -> Any:
         found = await original(self, pace)
-        if (text := knobs.read_text()) != last[0]:
+        if (text := knobs.read_text()) != last[0]:  # noqa: ASYNC240 - a few bytes in /tmp
             apply(self, json.loads(text))
             last[0] = text
         figures = {}
@@ -107,8 +111,12 @@ def run_daemon(knobs: Path, state: Path, words: list[str]) -> int:
             activity = self._gpu.activity(one.process)
             place = self._follower.place(Member(one.process, self._index))
             figures[one.process.pid] = {
-                "stays": activity.stays, "gpu_usec": activity.gpu_usec, "launches": activity.held_launches,
-                "slice": place.timeslice_us, "off": place.off, "brief": self._core._use.is_brief(one.process),
+                "stays": activity.stays,
+                "gpu_usec": activity.gpu_usec,
+                "launches": activity.held_launches,
+                "slice": place.timeslice_us,
+                "off": place.off,
+                "brief": self._core._use.is_brief(one.process),
                 "periods": activity.busy_periods,
             }
         new = state.with_suffix(".new")
@@ -248,12 +256,17 @@ def experiment() -> None:
 
     def row(name: str, variant: str, **figures: Any) -> None:
         results.append({"cell": name, "variant": variant, **figures})
-        text = " ".join(f"{key} {value:.3f}" if isinstance(value, float) else f"{key} {value}"
-                        for key, value in figures.items() if not isinstance(value, list))
+        text = " ".join(
+            f"{key} {value:.3f}" if isinstance(value, float) else f"{key} {value}"
+            for key, value in figures.items()
+            if not isinstance(value, list)
+        )
         print(f"{told()} {name} {variant}: {text}", flush=True)
         (OUT / "experiment.json").write_text(json.dumps(results))
 
-    def beside(mount: Tree, leaders: list[Any], other: Any, variant: str, wanted: list[list[int]]) -> tuple[list[list[float]], dict[str, Any]]:
+    def beside(
+        mount: Tree, leaders: list[Any], other: Any, variant: str, wanted: list[list[int]]
+    ) -> tuple[list[list[float]], dict[str, Any]]:
         periods = sum(mount.of(one.pid).get("periods") or 0 for one in leaders)
         before, passes, begun = mount.of(other.pid), other.passes, time.monotonic()
         found: list[list[float]] = [[] for _ in leaders]
@@ -289,10 +302,16 @@ def experiment() -> None:
     def run(mount: Tree, several: int, service_us: int, kinds: list[Any], chosen: list[str]) -> None:
         words = run_in(mount)  # type: ignore[arg-type]
         with contextlib.ExitStack() as stack:
-            leaders = [stack.enter_context(program(*words, requests, "PAGE", "serve", str(service_us), str(t7.KERNELS),
-                                                   size=t7.SIZE)) for _ in range(several)]
+            leaders = [
+                stack.enter_context(
+                    program(*words, requests, "PAGE", "serve", str(service_us), str(t7.KERNELS), size=t7.SIZE)
+                )
+                for _ in range(several)
+            ]
             for one in leaders:
-                t7.wait_for(lambda: one.u64(t7.ALONE_NS) > 0 or one.process.poll() is not None, "it serves", seconds=60)
+                t7.wait_for(
+                    lambda one=one: one.u64(t7.ALONE_NS) > 0 or one.process.poll() is not None, "it serves", seconds=60
+                )
                 assert one.process.poll() is None
             wanted, alone = {}, {}
             for kind in kinds:
@@ -301,7 +320,12 @@ def experiment() -> None:
                 if several > 1:
                     lists = [t7.arrivals(t7.Cell(service_us, load, False, 0, 0), service_s) for load in (0.2, 0.21)]
                 wanted[kind], got = lists, [[] for _ in leaders]
-                threads = [threading.Thread(target=lambda n=n: got.__setitem__(n, t7.serve(leaders[n], lists[n]))) for n in range(several)]
+                threads = [
+                    threading.Thread(
+                        target=lambda n=n, got=got, lists=lists: got.__setitem__(n, t7.serve(leaders[n], lists[n]))
+                    )
+                    for n in range(several)
+                ]
                 for thread in threads:
                     thread.start()
                 for thread in threads:
@@ -320,13 +344,20 @@ def experiment() -> None:
                     count = sum(map(len, wanted[kind]))
                     speed = figures.pop("passes") / figures.pop("took") / full
                     load = count * service_us / 1e6 / t7.SECONDS
-                    ratios = [spread(a, 0.99) / spread(b, 0.99) for a, b in zip(found, alone[kind])]
-                    halves = [spread(a, 0.5) / spread(b, 0.5) for a, b in zip(found, alone[kind])]
+                    ratios = [spread(a, 0.99) / spread(b, 0.99) for a, b in zip(found, alone[kind], strict=True)]
+                    halves = [spread(a, 0.5) / spread(b, 0.5) for a, b in zip(found, alone[kind], strict=True)]
                     name = str(kind) if several == 1 else "two"
-                    row(name, variant, p99=max(ratios), p50=max(halves), share=speed / max(0.01, 1 - load),
-                        requests=count, **figures,
+                    row(
+                        name,
+                        variant,
+                        p99=max(ratios),
+                        p50=max(halves),
+                        share=speed / max(0.01, 1 - load),
+                        requests=count,
+                        **figures,
                         ms=[round(1e3 * x, 3) for one in found for x in one],
-                        alone_ms=[round(1e3 * x, 3) for one in alone[kind] for x in one])
+                        alone_ms=[round(1e3 * x, 3) for one in alone[kind] for x in one],
+                    )
                 back(variant, other)
             for one in (other, *leaders):
                 one.finish()
@@ -348,11 +379,12 @@ def experiment() -> None:
 
 def self_test() -> None:
     """Knobs act on a real daemon's scheduler, and on programs with the library (the double of the driver)."""
+    from types import SimpleNamespace
+
     import trio
 
     from tests.support.mounted import Tenant, eventually
     from tests.t6_cuda.t6_burst import pair
-    from types import SimpleNamespace
 
     with tree("soft") as mount:
         options = ("--kernel", "2ms", "--depth", "64", "--report", "0.1")
@@ -360,7 +392,7 @@ def self_test() -> None:
             other.write("compute.priority", 9)
             for us in (70, 90):
                 mount.set({**VARIANTS["both"], "filler_us": us})
-                eventually(lambda: mount.of(other.pid).get("slice") == us, f"a slice of {us} us", 20)
+                eventually(lambda us=us: mount.of(other.pid).get("slice") == us, f"a slice of {us} us", 20)
             assert mount.of(other.pid).keys() == {"stays", "gpu_usec", "launches", "slice", "off", "brief", "periods"}
             assert mount.of(one.pid)["gpu_usec"] is not None
     print("a daemon goes by its knobs, and tells what there is")
@@ -372,7 +404,9 @@ def self_test() -> None:
                 await two.daemon.until(lambda: "goes behind others: 0x1" in two.second.stderr(), "it goes behind", 20)
                 seen = two.second.stderr().count("goes behind others")
                 core = SimpleNamespace(_use=SimpleNamespace(_brief=SimpleNamespace(_seen={})))
-                scheduler = SimpleNamespace(_gpu=two.daemon.gpu, _hold_us=200, _behind={}, poke=lambda: None, _core=core)
+                scheduler = SimpleNamespace(
+                    _gpu=two.daemon.gpu, _hold_us=200, _behind={}, poke=lambda: None, _core=core
+                )
                 apply(scheduler, VARIANTS["both300"])
                 await two.daemon.until(lambda: two.second.stderr().count("goes behind others") > seen, "told again", 20)
                 apply(scheduler, VARIANTS["no"])

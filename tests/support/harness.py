@@ -146,6 +146,7 @@ class StubGpu:
 
     def __init__(self, index: int = 0, capacity: int = 1 << 30) -> None:
         self.late_us = 0
+        self.switch_us = 0
         self.info = GpuInfo(index, f"GPU-{index}", "stub", "none", capacity, 2000, 10, 100_000)
         self.calls: list[tuple[str, int, int]] = []
         """(lever, pid, value) of every call."""

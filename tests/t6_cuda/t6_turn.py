@@ -88,6 +88,14 @@ def test_time_between_kernels_is_none_of_them(tmp_path: Path, sanitize: str) -> 
     assert 3 <= int(words[1]) <= 14, words
 
 
+def test_time_of_another_program_is_none_of_a_kernel(tmp_path: Path) -> None:
+    """After one that took twenty times as long three are pending still: the GPU is not left without work."""
+    with daemon(tmp_path) as server:
+        extra = {"GGROUP_SOCKET": str(server.path), "FAKE_KERNEL_US": str(LONG_KERNEL_US)}
+        words = run("turn_all", "preempted", **extra).split()
+    assert 3 <= int(words[1]) <= 4, words
+
+
 @pytest.mark.parametrize("sanitize", SANITIZERS)
 def test_a_kernel_that_waits_for_a_later_one_gets_it(tmp_path: Path, sanitize: str) -> None:
     """A bound on run-ahead delays what it waits for, and no more."""

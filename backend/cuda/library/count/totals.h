@@ -11,8 +11,9 @@
 struct totals_line {
 	uint64_t submitted;
 	uint64_t finished;
-	uint64_t launches;		/* calls that submitted some: a graph may be thousands of kernels */
-	uint64_t reserved[5];
+	uint64_t launches;	/* calls that submitted some: a graph may be thousands of kernels */
+	uint64_t worked;	/* for how long some were pending (totals.c); 0 where that is not told */
+	uint64_t reserved[4];
 };
 
 struct totals_page {
@@ -27,6 +28,8 @@ bool totals_stand(bool stands);
 
 /* What a call submits is added at once. */
 void totals_add(struct device *device, uint64_t submitted, uint64_t finished);
+/* So many have finished, the last of them at about that moment; us. */
+void totals_finish(struct device *device, uint64_t finished, uint64_t at);
 void totals_get(const struct device *device, uint64_t *submitted, uint64_t *finished);
 void totals_forget(void);	/* in the child of fork() */
 

@@ -4,7 +4,10 @@
  * times are CLOCK_MONOTONIC, in microseconds, where nothing else is said.
  *
  * A time in which another program had the engine says nothing of the kernels: a program that goes behind others would take
- * its own for as long as their requests, launch too late, and leave the GPU without work.
+ * its own for as long as their requests, launch too late, and leave the GPU without work. Where the others say that they had
+ * it, nothing is learned. Others may have had it without a word, for a slice of 30 ms: so one kernel that took far longer
+ * than those before counts PACE_LONGER_MOST times as long at most, or by one of 0.5 ms a program would be as far ahead as 10 ms,
+ * and the engine be the other's again as soon as that had ended. Kernels that do take so long are known after some more.
  */
 #ifndef GGROUP_CUDA_PACE_H
 #define GGROUP_CUDA_PACE_H
@@ -17,6 +20,8 @@
 #define PACE_MARKS 8
 /* Finished kernels in which a longer gap is forgotten, about: more than run at once. */
 #define PACE_GAPS 64
+/* Times as long as kernels took lately that one which took longer counts, at most. */
+#define PACE_LONGER_MOST 4
 
 /* What is known of how fast kernels finish on a GPU, while its run-ahead is bounded. */
 struct pace {
@@ -30,7 +35,8 @@ struct pace {
  * another program may have had the engine since the last time. */
 static inline void pace_learn(struct pace *pace, uint64_t finished, bool pending, bool watched, bool disturbed, uint64_t now)
 {
-	const uint64_t gap_us = now - pace->since, took_ns = gap_us * 1000 / (finished - pace->finished);
+	const uint64_t gap_us = now - pace->since, most_ns = pace->kernel_ns * PACE_LONGER_MOST;
+	uint64_t took_ns = gap_us * 1000 / (finished - pace->finished);
 	/* Else all may have finished long ago: it was that long at most. */
 	const bool sure = pending || watched;
 
@@ -39,6 +45,8 @@ static inline void pace_learn(struct pace *pace, uint64_t finished, bool pending
 	pace->vain = 0;
 	if (disturbed)
 		return;
+	if (most_ns && took_ns > most_ns)
+		took_ns = most_ns;
 	if (sure || !pace->kernel_ns || took_ns < pace->kernel_ns)
 		pace->kernel_ns = pace->kernel_ns ? (pace->kernel_ns + took_ns) / 2 : took_ns;
 	pace->kernel_ns += !pace->kernel_ns;

@@ -46,8 +46,8 @@
 #define VAIN_MOST 63
 /* For which what runs after the end of a turn is looked at in LOOK_DRAIN. */
 #define DRAIN_WATCHED 50000
-#define LOOK_DRAIN 200
-#define LOOKS_DRAIN 5		/* until the listening thread hears what the daemon says */
+#define LOOK_DRAIN 100
+#define LOOKS_DRAIN 10		/* until the listening thread hears what the daemon says */
 
 enum { OPEN, CLOSED };
 
@@ -357,7 +357,7 @@ int turn_end(struct device *device, uint64_t timeout_us, bool *drained)
 		if (*drained || now >= until)
 			break;
 		pause_for(now + pause < until ? pause : until - now);
-		pause = pause * 2 < LOOK_MOST ? pause * 2 : LOOK_MOST;
+		pause = pause * 2 < LOOK_DRAIN ? pause * 2 : LOOK_DRAIN;
 	}
 	__atomic_store_n(&turn->drained, *drained, __ATOMIC_RELAXED);
 	if (*drained)
