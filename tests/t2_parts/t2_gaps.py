@@ -123,6 +123,16 @@ def test_two_that_serve_and_one_that_fills(rules: ctypes.CDLL) -> None:
     assert filled >= 0.8 * (SECONDS * 1e9 - sum(len(one) * service for one in requests))
 
 
+@pytest.mark.parametrize("cell", CELLS[2:], ids=str)
+def test_longer_kernels_are_over_in_one_slice(rules: ctypes.CDLL, cell: Cell) -> None:
+    """Of 1.5 ms: in slices of 50 us each gap between two requests has a part of one, and two switches."""
+    (ratio, _), (short, _) = (
+        measure(rules, cell, Fill(1_500 * US, YIELD_AHEAD_US, slice_us * US)) for slice_us in (HELD_US, FILLER_US)
+    )
+    assert ratio <= 1.2
+    assert short >= 1.3
+
+
 LOADS = st.lists(st.tuples(st.integers(0, 3_000), st.integers(1, 300)), min_size=1, max_size=60)
 """Gaps between arrivals, microseconds, and the work of each request, hundredths of a millisecond: the most counts."""
 HOLDS = st.sampled_from([0, 50, HOLD_US, HOLD_MOST_US])
