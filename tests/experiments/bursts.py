@@ -302,13 +302,12 @@ def experiment() -> None:
     def run(mount: Tree, several: int, service_us: int, kinds: list[Any], chosen: list[str]) -> None:
         words = run_in(mount)  # type: ignore[arg-type]
         with contextlib.ExitStack() as stack:
-            leaders = [
-                stack.enter_context(
+            leaders: list[Any] = []
+            for _ in range(several):  # one after the other: each measures how long its kernels take on a GPU of its own
+                one = stack.enter_context(
                     program(*words, requests, "PAGE", "serve", str(service_us), str(t7.KERNELS), size=t7.SIZE)
                 )
-                for _ in range(several)
-            ]
-            for one in leaders:
+                leaders.append(one)
                 t7.wait_for(
                     lambda one=one: one.u64(t7.ALONE_NS) > 0 or one.process.poll() is not None, "it serves", seconds=60
                 )
@@ -342,8 +341,8 @@ def experiment() -> None:
                 for kind in kinds:
                     found, figures = beside(mount, leaders, other, variant, wanted[kind])
                     count = sum(map(len, wanted[kind]))
-                    speed = figures.pop("passes") / figures.pop("took") / full
-                    load = count * service_us / 1e6 / t7.SECONDS
+                    took = figures.pop("took")  # bursts end half a second before SECONDS do
+                    speed, load = figures.pop("passes") / took / full, count * service_us / 1e6 / took
                     ratios = [spread(a, 0.99) / spread(b, 0.99) for a, b in zip(found, alone[kind], strict=True)]
                     halves = [spread(a, 0.5) / spread(b, 0.5) for a, b in zip(found, alone[kind], strict=True)]
                     name = str(kind) if several == 1 else "two"
