@@ -38,6 +38,7 @@ class Probe:
         self.each: dict[int, collections.Counter[str]] = collections.defaultdict(collections.Counter)
         self.levels: collections.Counter[str] = collections.Counter()
         self.raw: list[Any] = []
+        self.begins: list[float] = []  # of cycles: periods that are strung together; CLOCK_MONOTONIC
         self.busy = threading.Lock()
 
     def install(self) -> None:
@@ -118,6 +119,7 @@ class Probe:
                 probe.levels["kept" if kept > 0 else "over"] += abs(kept)
                 probe.levels["dropped"] += max(0, left - max(0, kept))
                 probe.levels["quota"] += quotas
+                probe.begins.append(time.monotonic() - (now_us - self.began_us) / 1e6)
             return found
 
         def new_slices(self: Any, *words: Any, **named: Any) -> Any:
@@ -159,6 +161,7 @@ class Probe:
             "each": {str(pid): dict(of) for pid, of in list(self.each.items())},
             "levels": dict(self.levels),
             "raw": raw[-400:],
+            "begins": self.begins[-400:],
         }
 
     def write(self, path: Path) -> None:
@@ -182,6 +185,20 @@ def daemon(words: list[str]) -> None:
     threading.Thread(target=probe.write_always, args=(Path(os.environ[STATE]),), daemon=True).start()
     sys.argv = ["ggroupfs", *words[2:]]
     runpy.run_module("ggroupfs", run_name="__main__", alter_sys=False)
+
+
+def whole(begins: list[float], rows: list[tuple[float, float]]) -> tuple[float, int]:
+    """Return what was done a second from the first to the last of those begins among rows of (time, done by then), and
+    how many cycles that are. A part of one says nothing: its quota is used at its beginning, and it may be of 2 s."""
+    there = [at for at in begins if rows[0][0] <= at <= rows[-1][0]]
+    if len(there) < 2:
+        return 0.0, 0
+
+    def by(at: float) -> float:
+        (t, x), (u, y) = next((i, j) for i, j in itertools.pairwise(rows) if i[0] <= at <= j[0])
+        return x + (y - x) * (at - t) / max(1e-9, u - t)
+
+    return (by(there[-1]) - by(there[0])) / (there[-1] - there[0]), len(there) - 1
 
 
 def text(name: str, seconds: float, wanted: float, done: dict[int, float], a: Any, b: Any) -> str:
@@ -261,11 +278,17 @@ class Real:
     def cell(self, name: str, wanted: float, full: float, those: list[Any], settle: float, seconds: float) -> None:
         time.sleep(settle)
         a, counts, began = self.fresh(), [one.finished for one in those], time.monotonic()
-        time.sleep(seconds)
+        rows = []
+        while time.monotonic() < began + seconds:
+            rows.append((time.monotonic(), [one.finished for one in those]))
+            time.sleep(0.002)
         took, after, b = time.monotonic() - began, [one.finished for one in those], self.fresh()
         done = {one.pid: (y - x) / took / full for one, x, y in zip(those, counts, after, strict=True)}
         limited = {one.pid for one in those if getattr(one, "limited", True)}
         lines = text(name, took, wanted, {pid: part for pid, part in done.items() if pid in limited}, a, b)
+        mine = [n for n, one in enumerate(those) if one.pid in limited]
+        rate, cycles = whole(b["begins"], [(at, sum(each[n] for n in mine) / full) for at, each in rows])
+        lines += f"\n   {rate:.4f} over {cycles} whole cycles"
         others = {pid: round(part, 4) for pid, part in done.items() if pid not in limited}
         print(lines + (f"\n   others {others}" if others else ""), flush=True)
         self.found[name] = {"done": done, "before": a, "after": b, "seconds": took}
@@ -406,6 +429,10 @@ def self_test() -> None:
     from tests.support.quota_real import Real as Bench
     from tests.support.quotas import limited
 
+    steps = [(n / 10, 0.6 * min(n, 10) / 10 if n < 20 else 0.6 + 0.12 * (n - 20) / 4) for n in range(25)]
+    rate, cycles = whole([0.0, 2.0, 2.4, 2.9], steps)  # one of 2 s, and one of 0.4
+    assert abs(rate - 0.3) < 1e-6
+    assert cycles == 2
     probe, bodies = Probe(), list[subprocess.Popen[bytes]]()
     probe.install()
 
