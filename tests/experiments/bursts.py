@@ -242,7 +242,7 @@ def dry() -> None:
 
 
 def experiment() -> None:
-    import tests.t7_nvidia.t7_bursts as t7
+    import tests.t7_nvidia.requested as t7
     from tests.t7_nvidia.programs import member, program, rate, run_in, write
 
     t7.SECONDS = float(os.environ.get("SECONDS", "3"))
@@ -383,7 +383,7 @@ def self_test() -> None:
     import trio
 
     from tests.support.mounted import Tenant, eventually
-    from tests.t6_cuda.t6_burst import pair
+    from tests.t6_cuda.pairs import pair
 
     with tree("soft") as mount:
         options = ("--kernel", "2ms", "--depth", "64", "--report", "0.1")

@@ -377,7 +377,7 @@ class Real:
                     self.limit_of(file, share, period)
                     self.cell(name, share, full, [one], 4, 6)
             if self.wants(f"{way}-bursts", 13):
-                from tests.t7_nvidia.t7_quota import bursts
+                from tests.t7_nvidia.bursting import bursts
 
                 over = threading.Event()
                 thread = threading.Thread(target=bursts, args=(one, over))
