@@ -24,6 +24,7 @@ CASES = [
     "fork",
     "hammer",
     "leads",
+    "began_before",
     "since",
     "graphs",
 ]

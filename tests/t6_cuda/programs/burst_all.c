@@ -466,6 +466,25 @@ static void wakes(void)
 	__atomic_add_fetch(&woken, 1, __ATOMIC_SEQ_CST);
 }
 
+/* What runs as others come to go behind it is a busy period, though no launch begins that. */
+static void began_before(void)
+{
+	struct shared own = share(F_SEAL_SHRINK);
+	CUstream stream = stream_new();
+
+	__atomic_store_n(&counters_wake, wakes, __ATOMIC_RELEASE);
+	DO(cuLaunchKernel(function("waits"), 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL));
+	CHECK(burst_lead(device, own.fd, 300));
+	CHECK(!word(&own) && !own.page->periods);
+	for (int i = 0; i < 3; i++) {
+		CHECK(burst_tick());
+		CHECK(word(&own) && own.page->periods == 1);
+	}
+	__atomic_store_n(&release, true, __ATOMIC_RELEASE);
+	DO(cuStreamSynchronize(stream));
+	CHECK(own.page->periods == 1);
+}
+
 /* Said before the driver is called; for as long as something is pending; and so long after it. */
 static void leads(void)
 {
@@ -568,7 +587,7 @@ int main(int count, char **arguments)
 		{ "held", held }, { "expires", expires }, { "several", several }, { "starves_not", starves_not },
 		{ "sealed", sealed }, { "captures", captures }, { "turns", turns }, { "fork", in_fork },
 		{ "hammer", hammer }, { "ahead", ahead },
-		{ "since", since }, { "leads", leads }, { "graphs", graphs },
+		{ "since", since }, { "began_before", began_before }, { "leads", leads }, { "graphs", graphs },
 	};
 
 	CHECK(count == 2);

@@ -188,6 +188,9 @@ static bool tell(struct lead *lead)
 	pending = is_pending(__atomic_load_n(&lead->device, __ATOMIC_RELAXED));
 	if (pending)
 		__atomic_store_n(&lead->busy, true, __ATOMIC_SEQ_CST);
+	/* It was busy as others came to go behind it: no launch has begun that period. */
+	if (pending && !__atomic_load_n(&lead->page->until, __ATOMIC_RELAXED))
+		__atomic_add_fetch(&lead->page->periods, 1, __ATOMIC_RELAXED);
 	say(lead, hold_word(now_ns(), pending, __atomic_load_n(&lead->after_ns, __ATOMIC_RELAXED)));
 	if (!pending)
 		wake_them(lead);
