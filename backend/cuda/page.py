@@ -10,9 +10,17 @@ import mmap
 import os
 import struct
 
+from backend.core.settings import MAX
+from backend.core.workingset import WorkingSet
+
 SIZE = 4096
 LINE = struct.Struct("<QQ48x")
 """Kernels submitted, kernels finished."""
+USED = struct.Struct("<16xQQQQ16x")
+"""Behind those, in the line: bytes of the working set of the last turn, of those on the GPU, and bytes that the program
+has not written since the host had them last; and 0 from a library that does not tell, ALONE, or SHARES."""
+ALONE, SHARES = 1, 2
+"""Whether no memory of the program on that GPU is shared with another process, or some is."""
 
 GPUS = 16
 """GG_DEVICES: GPUs that there is a line for."""
@@ -53,6 +61,18 @@ class CounterPage:
         finished = LINE.unpack_from(self._map, gpu * LINE.size)[1]
         submitted = LINE.unpack_from(self._map, gpu * LINE.size)[0]
         return submitted, min(submitted, finished)
+
+    def working_set(self, gpu: int) -> WorkingSet | None:
+        """What the program used of a GPU's memory in its last turn; None where its library does not tell."""
+        used, resident, unwritten, told = USED.unpack_from(self._map, gpu * USED.size) if gpu < GPUS else (0, 0, 0, 0)
+        if told not in (ALONE, SHARES):
+            return None
+        used, unwritten = min(used, MAX), min(unwritten, MAX)
+        return WorkingSet(used, min(resident, used), unwritten)
+
+    def is_alone(self, gpu: int) -> bool:
+        """Whether the program shares no memory of a GPU with another process."""
+        return gpu < GPUS and USED.unpack_from(self._map, gpu * USED.size)[3] == ALONE
 
     def close(self) -> None:
         """The program keeps its own mapping."""

@@ -7,14 +7,14 @@ number of the two. Structures are native: they never leave the machine.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from ctypes import c_char, c_int32, c_uint32, c_uint64
 
 from backend.core.nextuse import NEXT_USE_MOST as NEXT_USE_MOST
 from backend.core.nextuse import NEXT_USE_S as NEXT_USE_S
 from backend.core.nextuse import NextUse
 from backend.core.records import OVERCOMMIT as OVERCOMMIT
-from backend.core.settings import GID, PERIOD, PRIORITY, QUOTA, SETTINGS, WEIGHT, Lever, Setting
+from backend.core.settings import GID, OOM_GROUP, PERIOD, PRIORITY, QUOTA, SETTINGS, WEIGHT, Lever, Setting
 from backend.core.settings import LEVERS as _LEVERS
 from backend.core.settings import MAX as MAX
 from backend.core.settings import NOBODY as NOBODY
@@ -154,9 +154,13 @@ def _type(setting: Setting) -> type[c_uint32] | type[c_uint64]:
     return c_uint32 if setting.field in _NARROW else c_uint64
 
 
-def _later() -> Iterator[tuple[str, type[c_uint32] | type[c_uint64]]]:
+_WITH_OOM_KILLS = SETTINGS.index(OOM_GROUP) + 1
+"""Settings that the structures had when the counts of kills came."""
+
+
+def _later(settings: Sequence[Setting]) -> Iterator[tuple[str, type[c_uint32] | type[c_uint64]]]:
     """What the books of a group have since the first version: each setting, and what holds of one that is a lever."""
-    for setting in SETTINGS[len(_OF_THE_FIRST) :]:
+    for setting in settings:
         yield setting.field, _type(setting)
         if isinstance(setting, Lever):
             yield f"lever_{setting.field}", c_uint64
@@ -242,9 +246,10 @@ class Books(ctypes.Structure):
         ("swap_peak_ever", c_uint64),
         ("off_all", c_uint32),
         ("off_gr", c_uint32),
-        *_later(),
+        *_later(SETTINGS[len(_OF_THE_FIRST) : _WITH_OOM_KILLS]),
         ("events_oom_kill", c_uint64),
         ("events_oom_group_kill", c_uint64),
+        *_later(SETTINGS[_WITH_OOM_KILLS:]),
     )
 
 

@@ -15,6 +15,7 @@ from backend.core.protocols import Gpu, Ledger
 from backend.core.records import Capability, Throttled
 from backend.core.settings import BY_CONTROL, OF_THE_SCHEDULER
 from backend.process.identity import Group, Member
+from backend.scheduler.memory.turns import WAIT_US
 from backend.scheduler.scheduler import Scheduler
 
 LEVERS = tuple(dict.fromkeys(lever for setting in OF_THE_SCHEDULER for lever in setting.needs))
@@ -38,13 +39,14 @@ class Schedulers:
         on: bool,
         periods: Callable[[Group, int], None],
         hold_us: int | None,
+        wait_us: int | None = WAIT_US,
     ) -> None:
         """Not `on`, there are none: the GPUs are shared as their drivers do it. `periods` is told of periods of quotas
-        that have ended. `hold_us` is as of :class:`Scheduler`."""
+        that have ended. `hold_us` and `wait_us` are as of :class:`Scheduler`."""
         self._gpus = gpus
         self._on = on
         self._each = {
-            index: Scheduler(gpu, ledger, population, follower, seconds, periods, hold_us)
+            index: Scheduler(gpu, ledger, population, follower, seconds, periods, hold_us, wait_us)
             for index, gpu in gpus.items()
             if self._verdict(gpu.capabilities()) is not Capability.UNSUPPORTED
         }

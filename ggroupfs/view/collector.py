@@ -79,6 +79,7 @@ ROWS = (
     Row("implicit_bytes", "Memory that the driver counts and no program charged.", "implicit"),
     Row("unmovable_bytes", "Memory that stays on the GPU whatever the limits say.", "unmovable"),
     Row("disputed_bytes", "Memory that was charged and the driver does not count.", "disputed"),
+    Row("clean_bytes", "Copies in the host of memory that is on the GPU.", "clean"),
     Row("resident_byte_seconds", "Memory on the GPU times how long it was there.", "byte_seconds", counter=True),
     Row("timeslice_seconds", "Timeslice (compute.timeslice); none for the default of a slice.", "timeslice", _ms),
     Row("over_limit", "Whether it is over a limit, and reclaim has not changed that (gmem.events).", "over"),

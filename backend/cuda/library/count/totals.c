@@ -4,9 +4,13 @@
 
 #include "totals.h"
 
+#include <string.h>
+
 static struct {
 	struct device *device;
 	uint64_t submitted, finished;
+	uint64_t used, resident, unwritten;
+	enum totals_told told;
 } totals[GG_ORDINALS];			/* under `lock`; by the program's number of the device */
 static struct totals_page *page;	/* under `lock` */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -21,6 +25,10 @@ static void show(size_t ordinal)
 	/* The daemon finds no more in the second than in the first, if it reads the second first. */
 	__atomic_store_n(&page->gpu[index].submitted, totals[ordinal].submitted, __ATOMIC_RELAXED);
 	__atomic_store_n(&page->gpu[index].finished, totals[ordinal].finished, __ATOMIC_RELEASE);
+	__atomic_store_n(&page->gpu[index].used, totals[ordinal].used, __ATOMIC_RELAXED);
+	__atomic_store_n(&page->gpu[index].resident, totals[ordinal].resident, __ATOMIC_RELAXED);
+	__atomic_store_n(&page->gpu[index].unwritten, totals[ordinal].unwritten, __ATOMIC_RELAXED);
+	__atomic_store_n(&page->gpu[index].told, totals[ordinal].told, __ATOMIC_RELEASE);
 }
 
 void totals_add(struct device *device, uint64_t submitted, uint64_t finished)
@@ -31,6 +39,20 @@ void totals_add(struct device *device, uint64_t submitted, uint64_t finished)
 	totals[ordinal].device = device;
 	totals[ordinal].submitted += submitted;
 	totals[ordinal].finished += finished;
+	show(ordinal);
+	pthread_mutex_unlock(&lock);
+}
+
+void totals_tell(struct device *device, uint64_t used, uint64_t resident, uint64_t unwritten, enum totals_told told)
+{
+	size_t ordinal = (size_t)device->ordinal;
+
+	pthread_mutex_lock(&lock);
+	totals[ordinal].device = device;
+	totals[ordinal].used = used;
+	totals[ordinal].resident = resident;
+	totals[ordinal].unwritten = unwritten;
+	totals[ordinal].told = told;
 	show(ordinal);
 	pthread_mutex_unlock(&lock);
 }
@@ -70,6 +92,5 @@ void totals_forget(void)
 {
 	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 	page = NULL;
-	for (size_t i = 0; i < GG_ORDINALS; i++)
-		totals[i].device = NULL, totals[i].submitted = totals[i].finished = 0;
+	memset(totals, 0, sizeof(totals));
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How many kernels were submitted and finished on each GPU, and the page that
- * shows it: shared with the daemon, which made it and only reads it. */
+/* How many kernels were submitted and finished on each GPU, what is told of its working set, and the page that
+ * shows both: shared with the daemon, which made it and only reads it. */
 #ifndef GGROUP_CUDA_TOTALS_H
 #define GGROUP_CUDA_TOTALS_H
 
@@ -11,8 +11,13 @@
 struct totals_line {
 	uint64_t submitted;
 	uint64_t finished;
-	uint64_t reserved[6];
+	uint64_t used, resident, unwritten;	/* bytes: of the working set; of that on the GPU; not written since the host had them */
+	uint64_t told;			/* enum totals_told */
+	uint64_t reserved[2];
 };
+
+/* Whether those three hold, and memory of the GPU is shared with another process. */
+enum totals_told { TOTALS_UNKNOWN, TOTALS_ALONE, TOTALS_SHARES };
 
 struct totals_page {
 	struct totals_line gpu[GG_DEVICES];	/* by ggroupfs's index */
@@ -26,6 +31,8 @@ bool totals_stand(bool stands);
 
 void totals_add(struct device *device, uint64_t submitted, uint64_t finished);
 void totals_get(const struct device *device, uint64_t *submitted, uint64_t *finished);
+/* Shows the working set of the last turn: bytes of it, of those on the GPU; and of all there that are as the host has them. */
+void totals_tell(struct device *device, uint64_t used, uint64_t resident, uint64_t unwritten, enum totals_told told);
 void totals_forget(void);	/* in the child of fork() */
 
 #endif
