@@ -174,7 +174,7 @@ class TurnsSimulator:
         times += [self._now_us + -(-self._jobs[name].left_us // speed) for name, speed in self._speeds().items()]
         if self._plan.has_turns:
             times += [at for at in (self._plan.ends_us, self._starts_us) if at is not None and at > self._now_us]
-        if self._plan.has_turns and any(job.resident < job.used for job in self._jobs.values()):
+        if self._is_on and any(job.resident < job.used for job in self._jobs.values()):
             times.append(self._now_us + PIECE_US)
         return max(self._now_us + 1, round(min(times, default=self._now_us)))
 
@@ -196,8 +196,9 @@ class TurnsSimulator:
         most = self._planner.rates.into_in(usec)
         outs = _first(moves.outs, most)
         claims = {name: one.claims[GPU] for name, one in self._programs().items()}
-        # In its turn what a job lacks yet comes by itself, before what is planned for the next one.
-        runs = [name for name in claims if name not in self._plan.waits and self._plan.has_turns]
+        # What a job lacks yet comes by itself in its turn, and once there are none any more, before what is planned for
+        # the next one.
+        runs = [name for name in claims if name not in self._plan.waits and self._is_on]
         wanted = [*(Share(name, claims[name].missing) for name in runs), *moves.ins]
         ins = _first(wanted, min(most, self._free() + sum(share.nbytes for share in outs)))
         made = after(claims, Moves(outs, ins))

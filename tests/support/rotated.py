@@ -16,6 +16,8 @@ from backend.scheduler.memory.turns import AT_ONCE_US, OVERHEAD_US
 
 TICK_US = 10_000
 """Microseconds between two looks."""
+BUS = 40
+"""Times as long as memory of the GPU that memory of the host takes to be read, by a program that uses all of it."""
 
 
 @attrs.define
@@ -30,6 +32,8 @@ class Seen:
     """How long it waited at most."""
     ran_us: int = 0
     """Microseconds for which it had its turn, or was not to wait for one."""
+    worked_us: float = 0.0
+    """What it did then, in microseconds that it takes with all of its memory there."""
 
 
 class World:
@@ -93,6 +97,7 @@ class World:
             self.stalled_us += next_us - self.now_us
         for name in self.programs.keys() - plan.waits:
             self.seen[name].ran_us += next_us - self.now_us
+            self.seen[name].worked_us += (next_us - self.now_us) * _speed(self.programs[name])
         self.now_us = next_us
 
     def _pull(self, names: Iterable[Name], part: float) -> None:
@@ -149,6 +154,13 @@ class World:
     def claims(self, gpu: int = 0) -> Claims:
         """What all claim of a GPU."""
         return {name: one.claims[gpu] for name, one in self.programs.items() if gpu in one.claims}
+
+
+def _speed(program: Program) -> float:
+    """How fast a program is with what it has there, of what it would be with all of it."""
+    used = sum(claim.used for claim in program.claims.values())
+    missing = sum(claim.missing for claim in program.claims.values())
+    return 1 / (1 + (BUS - 1) * missing / used) if used else 1.0
 
 
 def _first(shares: Iterable[Share], most: int) -> list[Share]:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
+from backend.scheduler.memory.turns import WAIT_US
 from backend.soft.runlist import US
 from ggroupfs.cli import FAILED, OK, USAGE, main
 from ggroupfs.errors import UsageError
@@ -469,10 +470,12 @@ def test_the_command_complains(words: list[str], code: int, tmp_path: Path, caps
 ROOM = Machine(capacity=20 * GIB, pcie=40_000_000_000)
 
 
-def oversubscribed(trace: Sequence[TraceJob] = (), *, is_on: bool = True, machine: Machine = ROOM) -> Result:
+def oversubscribed(
+    trace: Sequence[TraceJob] = (), *, is_on: bool = True, machine: Machine = ROOM, wait_us: int = WAIT_US
+) -> Result:
     """Four jobs that read 8 GiB in each iteration, as fast as the memory of a GPU goes."""
     each = trace or [job(name, 1000, gpu=2000, memory=(8 * GIB, 0)) for name in "abcd"]
-    return TurnsSimulator(each, machine, is_on=is_on).run()
+    return TurnsSimulator(each, machine, wait_us, is_on=is_on).run()
 
 
 def held(result: Result) -> list[dict[str, int]]:
@@ -510,6 +513,27 @@ def test_jobs_that_need_more_memory_than_there_is_have_turns_of_it(turned: Resul
     assert all(0 <= nbytes <= 8 * GIB for each in amounts for nbytes in each.values())
     assert not any(amounts[-1].values()), "what ends has nothing"
     assert all(outcome.withdrawals for outcome in result.outcomes)
+
+
+@pytest.mark.parametrize(
+    ("percent", "wait_s", "least"),
+    [(150, 1.0, 0.9), (200, 1.0, 0.9), (300, 1.0, 0.29), (300, 1.5, 0.5), (300, 2.5, 0.7), (300, 4.0, 0.8)],
+)
+def test_no_turn_begins_without_its_memory(percent: int, wait_s: float, least: float) -> None:
+    """What is missing in a turn is read over the bus, at a hundredth; 34 GB/s each way, as between two processes."""
+    machine = Machine(capacity=4 * 8 * GIB * 100 // percent, pcie=34_000_000_000)
+    trace = [job(name, 2000, gpu=2000, memory=(8 * GIB, 0)) for name in "abcd"]
+    result = oversubscribed(trace, machine=machine, wait_us=round(wait_s * 1e6))
+    assert result.summary().gpu_busy >= least
+
+
+def test_what_is_left_alone_has_its_memory_back() -> None:
+    """Where there are no turns any more what is in the host comes into the room that is there."""
+    trace = [job("a", 100, gpu=2000, memory=(15 * GIB, 0)), job("b", 2000, gpu=2000, memory=(15 * GIB, 0))]
+    result = oversubscribed(trace)
+    a, b = (outcome.finished or 0 for outcome in result.outcomes)
+    assert b - a <= 1.1 * 2000 * 2000 * 1000
+    assert held(result)[-2]["b"] == 15 * GIB
 
 
 def test_a_turn_is_of_one_job_where_two_have_no_room(turned: Result) -> None:

@@ -14,8 +14,8 @@ from backend.scheduler.memory import moves as moving
 from backend.scheduler.memory.claims import Claim, Claims, Name, Rates
 from backend.scheduler.memory.gangs import Ties, gangs
 from backend.scheduler.memory.moves import Moves
-from backend.scheduler.memory.sets import Cost, Rooms, Set, Unit, costs, members, pack
-from backend.scheduler.memory.turns import NO_COST, TURN_US, Turns, Waiter
+from backend.scheduler.memory.sets import Cost, Rooms, Set, Unit, comings, members, pack
+from backend.scheduler.memory.turns import TURN_US, Turns, Waiter
 
 CALM_US = 5_000_000
 """Microseconds for which there has to be room for all before turns end: sets that come and go move memory each time."""
@@ -80,7 +80,7 @@ class Planner:
         left = {gpu: room - _reserved(gpu, programs, always) for gpu, room in rooms.items()}
         sets = self._sets(now_us, units, left)
         waiters = {name: programs[name].waiter for one in sets for name in one}
-        self.turns.observe(now_us, sets, waiters, self._cost(sets, units, left))
+        self.turns.observe(now_us, sets, waiters, self._costs(sets, units, left))
         turns = self.turns
         if not turns.has_turns:
             if turns.coming is not None:
@@ -131,12 +131,9 @@ class Planner:
                 return kept
         return sets
 
-    def _cost(self, sets: Sequence[Set], units: Sequence[Unit], rooms: Rooms) -> Cost:
-        """Return what it takes at most that a set has its memory."""
-        found = costs([[unit for unit in units if unit.members & one] for one in sets], rooms, self.rates)
-        if not found:
-            return NO_COST
-        return Cost(max(one.hidden_us for one in found), max(one.stall_us for one in found))
+    def _costs(self, sets: Sequence[Set], units: Sequence[Unit], rooms: Rooms) -> Mapping[Set, Cost]:
+        """Return what it takes at most that each set has its memory."""
+        return comings([[unit for unit in units if unit.members & one] for one in sets], rooms, self.rates)
 
     def _moves(
         self,

@@ -62,12 +62,16 @@ def members(units: Iterable[Unit]) -> Set:
 
 @attrs.frozen
 class Cost:
-    """What it takes that the set after another one has its memory, where it has nothing of it before."""
+    """What it takes that a set has its memory after another one, where it has nothing of it before."""
 
     hidden_us: int
     """Microseconds of moves for which there is room beside the set that runs."""
     stall_us: int
     """Microseconds of moves that are made while nothing runs, however long the turn was."""
+
+
+NO_COST = Cost(0, 0)
+"""What it takes where nothing has to move."""
 
 
 def cost(one: Sequence[Unit], other: Sequence[Unit], rooms: Rooms, rates: Rates) -> Cost:
@@ -86,6 +90,18 @@ def costs(sets: Sequence[Sequence[Unit]], rooms: Rooms, rates: Rates) -> Sequenc
     if len(sets) < 2:
         return []
     return [cost(one, other, rooms, rates) for one, other in zip(sets, [*sets[1:], *sets[:1]], strict=True)]
+
+
+def comings(sets: Sequence[Sequence[Unit]], rooms: Rooms, rates: Rates) -> Mapping[Set, Cost]:
+    """Return what each set takes to come after any of the others: the longest stall that may be, with as much behind
+    the turn before it as makes up the whole. Turns are given as they are due, in any order."""
+    found = {}
+    for number, other in enumerate(sets):
+        each = [cost(one, other, rooms, rates) for at, one in enumerate(sets) if at != number]
+        stall_us = max((one.stall_us for one in each), default=0)
+        whole_us = max((one.hidden_us + one.stall_us for one in each), default=0)
+        found[members(other)] = Cost(whole_us - stall_us, stall_us)
+    return found
 
 
 def efficiency(sets: Sequence[Sequence[Unit]], rooms: Rooms, rates: Rates, turn_us: int) -> float:
