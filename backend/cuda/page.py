@@ -16,9 +16,10 @@ from backend.core.workingset import WorkingSet
 SIZE = 4096
 LINE = struct.Struct("<QQ48x")
 """Kernels submitted, kernels finished."""
-USED = struct.Struct("<16xQQQQ16x")
+USED = struct.Struct("<16xQQQQQQ")
 """Behind those, in the line: bytes of the working set of the last turn, of those on the GPU, and bytes that the program
-has not written since the host had them last; and 0 from a library that does not tell, ALONE, or SHARES."""
+has not written since the host had them last; 0 from a library that does not tell, ALONE, or SHARES; and bytes that the
+turn used beyond what was expected, and that were expected in vain."""
 ALONE, SHARES = 1, 2
 """Whether no memory of the program on that GPU is shared with another process, or some is."""
 
@@ -64,11 +65,13 @@ class CounterPage:
 
     def working_set(self, gpu: int) -> WorkingSet | None:
         """What the program used of a GPU's memory in its last turn; None where its library does not tell."""
-        used, resident, unwritten, told = USED.unpack_from(self._map, gpu * USED.size) if gpu < GPUS else (0, 0, 0, 0)
+        if gpu >= GPUS:
+            return None
+        used, resident, unwritten, told, *off = USED.unpack_from(self._map, gpu * USED.size)
         if told not in (ALONE, SHARES):
             return None
-        used, unwritten = min(used, MAX), min(unwritten, MAX)
-        return WorkingSet(used, min(resident, used), unwritten)
+        used, unwritten, missed, over = (min(nbytes, MAX) for nbytes in (used, unwritten, *off))
+        return WorkingSet(used, min(resident, used), unwritten, missed, over)
 
     def is_alone(self, gpu: int) -> bool:
         """Whether the program shares no memory of a GPU with another process."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import trio
@@ -144,7 +144,9 @@ class SoftGpu(Hardware):
         tenant = self._tenant(process)
         if not tenant.is_gated:
             return TurnEnd.UNGATED
-        tenant.gate.close()
+        if not tenant.gate.is_closed:
+            tenant.misses = tenant.memory.misses(tenant.gate.turn)
+            tenant.gate.close()
         with trio.move_on_after(bound_us / 1e6):
             await self._drained(tenant)
         self._require()
@@ -209,7 +211,11 @@ class SoftGpu(Hardware):
 
     def shares(self, process: Process) -> frozenset[Hashable] | None:
         tenant = self._tenants.get(process)
-        return frozenset() if tenant is not None and tenant.is_gated else None
+        return tenant.shared if tenant is not None and tenant.is_gated else None
+
+    def share(self, process: Process, names: Iterable[Hashable]) -> None:
+        """Has a program share memory of these names with all others that do. Of what it has nothing follows."""
+        self._tenant(process).shared = frozenset(names)
 
     async def prepare(self, process: Process, nbytes: int) -> int:
         self._require()

@@ -149,6 +149,14 @@ class Memory:
         used = [page.resident for page in self._pages.values() if page.is_used_in(turn)]
         return len(used), sum(used)
 
+    def misses(self, turn: int) -> tuple[int, int]:
+        """Return how many pages kernels used in a turn, the last one, and not in the one before; and the other way
+        round. Before the first one there is none."""
+        if turn < 2:
+            return 0, 0
+        missed = sum(page.used == turn and page.used_before != turn - 1 for page in self._pages.values())
+        return missed, sum(page.used == turn - 1 for page in self._pages.values())
+
     def missing(self, turn: int, most: int) -> Sequence[int]:
         """Return the pages that kernels used in a turn, the last one or the one before, and that are in the host; the
         first of them, in the order of their first use."""

@@ -115,6 +115,8 @@ def _turn_memory(controller: Controller, group: Group) -> Mapping[str, int]:
         "unwritten": found.unwritten,
         "turn_fetched_bytes": turned.fetched,
         "turn_evicted_bytes": turned.evicted,
+        "turn_missed_bytes": found.missed,
+        "turn_over_bytes": found.over,
     }
 
 

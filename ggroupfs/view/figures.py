@@ -75,6 +75,10 @@ class Figures:
     """Bytes that came for its turns, before they began."""
     turn_evicted_bytes: int | None = None
     """Bytes of it that went for the turns of others."""
+    turn_missed_bytes: int | None = None
+    """Bytes that its last turn used and that were not expected to be used."""
+    turn_over_bytes: int | None = None
+    """Bytes that were expected to be used in its last turn, and were not."""
     memory_turns: int | None = None
     """Turns that it had for the sake of memory."""
     memory_runs: int | None = None
@@ -208,6 +212,7 @@ SOURCES: Mapping[str, Source] = {
         "resident swapped swapin swapin_bytes swapout swapout_bytes move_usec"
         " implicit unmovable disputed exchanged_bytes clean byte_seconds"
         " working_set working_set_resident unwritten turn_fetched_bytes turn_evicted_bytes"
+        " turn_missed_bytes turn_over_bytes"
     ),
     "gmem.peak": _one("peak"),
     "gmem.swap.peak": _one("swap_peak"),

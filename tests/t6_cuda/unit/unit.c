@@ -1062,6 +1062,14 @@ static void sums_are(uint64_t used, uint64_t resident)
 	CHECK(now_used == used << 20 && now_resident == resident << 20);
 }
 
+static void misses_are(uint64_t missed, uint64_t over)
+{
+	uint64_t now_missed, now_over;
+
+	order_misses(device, &now_missed, &now_over);
+	CHECK(now_missed == missed << 20 && now_over == over << 20);
+}
+
 /* The working set comes in the order of its first use, and goes in the reverse; what is not in it goes before and does not
  * come. */
 static void test_order(void)
@@ -1080,6 +1088,7 @@ static void test_order(void)
 	sums_are(0, 0);
 	order_learn(device, A_SECOND);
 	sums_are(8, 8);
+	misses_are(0, 0);	/* of the first turn nothing was told */
 	CHECK(double_out(device, UINT64_MAX) == 16 << 20);
 	sums_are(8, 0);
 	CHECK(double_prepare(device, 1 << 20) == 0);
@@ -1155,10 +1164,15 @@ static void test_order_in_one(void)
 	use(address + (4 << 20), 1);
 	order_learn(device, A_SECOND);
 	sums_are(4, 4);
+	misses_are(0, 8);
 	/* Of a copy the end is known. */
 	pages_use(address, 2 << 20);
 	order_learn(device, A_SECOND);
 	sums_are(2, 2);
+	misses_are(2, 4);
+	/* Where nothing was used the last turn stays. */
+	order_learn(device, A_SECOND);
+	misses_are(2, 4);
 	/* What was seen to begin long ago begins no longer. */
 	for (int i = 0; i < 20; i++) {
 		use(address, 1);

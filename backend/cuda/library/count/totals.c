@@ -9,7 +9,7 @@
 static struct {
 	struct device *device;
 	uint64_t submitted, finished;
-	uint64_t used, resident, unwritten;
+	struct totals_set set;
 	enum totals_told told;
 } totals[GG_ORDINALS];			/* under `lock`; by the program's number of the device */
 static struct totals_page *page;	/* under `lock` */
@@ -25,9 +25,11 @@ static void show(size_t ordinal)
 	/* The daemon finds no more in the second than in the first, if it reads the second first. */
 	__atomic_store_n(&page->gpu[index].submitted, totals[ordinal].submitted, __ATOMIC_RELAXED);
 	__atomic_store_n(&page->gpu[index].finished, totals[ordinal].finished, __ATOMIC_RELEASE);
-	__atomic_store_n(&page->gpu[index].used, totals[ordinal].used, __ATOMIC_RELAXED);
-	__atomic_store_n(&page->gpu[index].resident, totals[ordinal].resident, __ATOMIC_RELAXED);
-	__atomic_store_n(&page->gpu[index].unwritten, totals[ordinal].unwritten, __ATOMIC_RELAXED);
+	__atomic_store_n(&page->gpu[index].used, totals[ordinal].set.used, __ATOMIC_RELAXED);
+	__atomic_store_n(&page->gpu[index].resident, totals[ordinal].set.resident, __ATOMIC_RELAXED);
+	__atomic_store_n(&page->gpu[index].unwritten, totals[ordinal].set.unwritten, __ATOMIC_RELAXED);
+	__atomic_store_n(&page->gpu[index].missed, totals[ordinal].set.missed, __ATOMIC_RELAXED);
+	__atomic_store_n(&page->gpu[index].over, totals[ordinal].set.over, __ATOMIC_RELAXED);
 	__atomic_store_n(&page->gpu[index].told, totals[ordinal].told, __ATOMIC_RELEASE);
 }
 
@@ -43,15 +45,13 @@ void totals_add(struct device *device, uint64_t submitted, uint64_t finished)
 	pthread_mutex_unlock(&lock);
 }
 
-void totals_tell(struct device *device, uint64_t used, uint64_t resident, uint64_t unwritten, enum totals_told told)
+void totals_tell(struct device *device, const struct totals_set *set, enum totals_told told)
 {
 	size_t ordinal = (size_t)device->ordinal;
 
 	pthread_mutex_lock(&lock);
 	totals[ordinal].device = device;
-	totals[ordinal].used = used;
-	totals[ordinal].resident = resident;
-	totals[ordinal].unwritten = unwritten;
+	totals[ordinal].set = *set;
 	totals[ordinal].told = told;
 	show(ordinal);
 	pthread_mutex_unlock(&lock);

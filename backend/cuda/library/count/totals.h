@@ -13,10 +13,10 @@ struct totals_line {
 	uint64_t finished;
 	uint64_t used, resident, unwritten;	/* bytes: of the working set; of that on the GPU; not written since the host had them */
 	uint64_t told;			/* enum totals_told */
-	uint64_t reserved[2];
+	uint64_t missed, over;		/* bytes: used in the last turn and not expected to be; the other way round */
 };
 
-/* Whether those three hold, and memory of the GPU is shared with another process. */
+/* Whether all of these hold, and memory of the GPU is shared with another process. */
 enum totals_told { TOTALS_UNKNOWN, TOTALS_ALONE, TOTALS_SHARES };
 
 struct totals_page {
@@ -31,8 +31,13 @@ bool totals_stand(bool stands);
 
 void totals_add(struct device *device, uint64_t submitted, uint64_t finished);
 void totals_get(const struct device *device, uint64_t *submitted, uint64_t *finished);
-/* Shows the working set of the last turn: bytes of it, of those on the GPU; and of all there that are as the host has them. */
-void totals_tell(struct device *device, uint64_t used, uint64_t resident, uint64_t unwritten, enum totals_told told);
+
+/* What is told of the working set of the last turn; bytes, as in the line. */
+struct totals_set {
+	uint64_t used, resident, unwritten, missed, over;
+};
+
+void totals_tell(struct device *device, const struct totals_set *set, enum totals_told told);
 void totals_forget(void);	/* in the child of fork() */
 
 #endif

@@ -106,13 +106,15 @@ static void even_out(struct region *region)
 	}
 }
 
-static void learn(struct region *region, uint32_t now)
+static void learn(struct region_tree *tree, struct region *region, uint32_t now)
 {
 	if (object_is_whole(region))
 		even_out(region);
 	for (size_t i = 0; i < region->chunks; i++) {
 		struct chunk *chunk = &region->chunk[i];
 
+		if (!chunk->first != !chunk->order)
+			*(chunk->first ? &tree->missed : &tree->over) += chunk_bytes(region, i);
 		if (chunk->first)
 			chunk->used_at = now;
 		if (chunk->first || now - chunk->used_at >= KEPT)
@@ -125,10 +127,11 @@ void order_learn(struct device *device, uint64_t usec)
 {
 	struct region_tree *tree = device->regions;
 	struct region *region;
-	bool any = false;
+	bool any = false, is_first;
 
 	pthread_mutex_lock(&tree_lock);
 	region = tree->ring;
+	is_first = !tree->ran;
 	for (bool more = region != NULL; more && !any; more = (region = region->next) != tree->ring)
 		each_place(region, uses_any, &any);
 	tree->ran += any ? usec : 0;
@@ -139,8 +142,12 @@ void order_learn(struct device *device, uint64_t usec)
 	if (any)
 		see_views(device);
 	region = tree->ring;
+	if (any)
+		tree->missed = tree->over = 0;
 	for (bool more = any; more; more = (region = region->next) != tree->ring)
-		learn(region, (uint32_t)(tree->ran / 1000));
+		learn(tree, region, (uint32_t)(tree->ran / 1000));
+	if (is_first)
+		tree->missed = tree->over = 0;
 	pthread_mutex_unlock(&tree_lock);
 }
 
@@ -182,6 +189,14 @@ void order_sums(struct device *device, uint64_t *used, uint64_t *resident)
 	pthread_mutex_unlock(&tree_lock);
 	*used = sums.used;
 	*resident = sums.resident;
+}
+
+void order_misses(struct device *device, uint64_t *missed, uint64_t *over)
+{
+	pthread_mutex_lock(&tree_lock);
+	*missed = device->regions->missed;
+	*over = device->regions->over;
+	pthread_mutex_unlock(&tree_lock);
 }
 
 /* Choosing */

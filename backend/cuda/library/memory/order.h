@@ -19,6 +19,9 @@ void order_learn(struct device *device, uint64_t usec);
 void order_begin(struct device *device);
 /* Bytes of the working set, and of those the ones on the GPU. */
 void order_sums(struct device *device, uint64_t *used, uint64_t *resident);
+/* How well the working set before told of the last turn: bytes that this used and were not in it, and bytes that were in it
+ * and were not used. Of the first turn nothing was told. */
+void order_misses(struct device *device, uint64_t *missed, uint64_t *over);
 
 /* For the mover, as in pick.h, but in this order: what is first in it of what is in the host, `want` bytes at most. */
 size_t order_next(struct device *device, size_t want, struct pick *picks, size_t most);

@@ -42,14 +42,15 @@ static int64_t ms_until(uint64_t then)
 void workset_tell(struct device *device)
 {
 	struct watch *watch = &watches[device->ordinal];
-	uint64_t used = 0, resident = 0;
+	struct totals_set set = { 0 };
 
 	if (!watch->known)
 		return;
 	watch->next_tell = moment_us() + TELL;
-	order_sums(device, &used, &resident);
-	totals_tell(device, used, resident, clean_unwritten(device),
-		    foreign_is_shared() || importer_any() ? TOTALS_SHARES : TOTALS_ALONE);
+	order_sums(device, &set.used, &set.resident);
+	order_misses(device, &set.missed, &set.over);
+	set.unwritten = clean_unwritten(device);
+	totals_tell(device, &set, foreign_is_shared() || importer_any() ? TOTALS_SHARES : TOTALS_ALONE);
 }
 
 static void learn(struct device *device, struct watch *watch)
@@ -74,7 +75,7 @@ static void stop(struct device *device, struct watch *watch)
 {
 	if (!watch->wanted)
 		return;
-	totals_tell(device, 0, 0, 0, TOTALS_UNKNOWN);
+	totals_tell(device, &(struct totals_set){ 0 }, TOTALS_UNKNOWN);
 	*watch = (struct watch){ 0 };
 	want_heat();
 }
