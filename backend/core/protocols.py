@@ -323,8 +323,8 @@ class Gpu(Protocol):
         """What `process` used of its memory in its last turn, in sums; None where its library does not say."""
 
     def shares(self, process: Process) -> frozenset[Hashable] | None:
-        """Names of the GPU memory that `process` shares with others, the same in each of them; None where its library
-        does not say."""
+        """Names of the GPU memory that `process` shares with others, the same in each of them, and ``ANY`` for what it
+        shares with one that is not known; None where its library does not say."""
 
     async def prepare(self, process: Process, nbytes: int) -> int:
         """Moves at most `nbytes` (rounded down to pages) of the working set of `process` from the host to the GPU, in

@@ -17,7 +17,7 @@ from backend.core import sight
 from backend.core.protocols import Bookkeeping
 from backend.core.records import Footprint, GpuInfo
 from backend.core.turns import AHEAD_S, AHEAD_US, YIELD_AHEAD_US, TurnEnd
-from backend.core.workingset import WorkingSet
+from backend.core.workingset import ANY, WorkingSet
 from backend.cuda.burst import BurstPage
 from backend.cuda.holding import Holding
 from backend.process.identity import Process
@@ -442,9 +442,11 @@ class Managed:
         return None if program is None or program.departs else program.mover.working_set(self.info.index)
 
     def shares(self, process: Process) -> frozenset[Hashable] | None:
-        """See :class:`backend.core.protocols.Gpu`. What a program shares has no name yet: it is not known then."""
+        """See :class:`backend.core.protocols.Gpu`. What a program shares has no name: it may be with any that does."""
         program = self._programs.get(process)
-        return frozenset() if program is not None and program.mover.is_alone(self.info.index) else None
+        if program is None or program.departs or program.mover.working_set(self.info.index) is None:
+            return None
+        return frozenset() if program.mover.is_alone(self.info.index) else frozenset({ANY})
 
     async def prepare(self, process: Process, nbytes: int) -> int:
         """See :class:`backend.core.protocols.Gpu`. One that is not drained, or stopped, is not asked."""

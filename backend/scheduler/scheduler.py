@@ -27,7 +27,7 @@ from backend.core.nextuse import Order
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger
 from backend.core.records import NOWHERE, Place, Throttled
-from backend.core.turns import HOLD_US
+from backend.core.turns import TurnEnd
 from backend.process.identity import ROOT, Group, Member, Process, SliceOn, is_borne
 from backend.scheduler import holding
 from backend.scheduler.bucket import Bucket
@@ -83,14 +83,15 @@ class Scheduler:
         population: Population,
         follower: Follower,
         seconds: float,
-        periods: Callable[[Group, int], None] = lambda group, count: None,
-        hold_us: int | None = HOLD_US,
-        wait_us: int | None = WAIT_US,
+        periods: Callable[[Group, int], None],
+        hold_us: int | None,
+        levels: Levels,
+        wait_us: int = WAIT_US,
     ) -> None:
         """`seconds` is what a write may take; `periods` is told of the periods of quotas that have ended. For `hold_us`
         microseconds after its last request a program has those of worse priority held; None: it never has. Programs
-        that use more memory than there is room for have turns of it, and wait for `wait_us` microseconds at most; None:
-        there are none."""
+        that use more memory than there is room for have turns of it, as `levels` of the machine say, and wait for
+        `wait_us` microseconds at most."""
         self._gpu = gpu
         self._index = gpu.info.index
         self._ledger = ledger
@@ -105,11 +106,15 @@ class Scheduler:
             follower, self._member, self._of, self._pull, self._is_exact, self._is_moving, LEVER * seconds
         )
         self._rests: set[Process] = set()  # those that wait for a turn of memory
-        self._wait_us = WAIT_US if wait_us is None else wait_us
-        levers = Levers(
-            self._rest, self._wake, self._rests.__contains__, self._core.wants, self._wait_of, self._levers_us
+        self._wait_us = wait_us
+        self._levels = levels
+        levels.enter(
+            self._index,
+            Levers(
+                *(self._rest, self._wake, self._rests.__contains__, self._is_drained, self._is_undrained),
+                *(self._core.wants, self._wait_of, self._levers_us),
+            ),
         )
-        self._levels = Levels(gpu, ledger, population, levers, wait_us is not None)
         self._contenders: Sequence[Contender] = ()
         self._last: dict[Process, tuple[int | None, ...]] = {}  # time used so far, its estimate, and stays
         self._looked = 0.0
@@ -164,7 +169,7 @@ class Scheduler:
     async def run(self) -> None:
         """Schedules until cancelled. What it brought about the Follower takes back."""
         async with trio.open_nursery() as nursery:
-            self._ends.nursery = self._levels.nursery = nursery
+            self._ends.nursery = nursery
             for process in self._follower.scheduled(self._index):
                 self._ends.wait(process)
             self._ends.nursery.start_soon(lasting, f"the quotas of GPU {self._index}", self._limiter.run)
@@ -186,7 +191,7 @@ class Scheduler:
                 log.exception("GPU %d: the scheduler failed", self._index)
                 changed = False
             calm = 0 if changed else calm + 1
-            if len(self._contenders) < 2 and not changed and not self._levels:
+            if len(self._contenders) < 2 and not changed and not self._levels.count(self._index):
                 await self._poked.wait()
             else:
                 tick = max(CALM_TICK_S if calm > CALM else TICK_S, EACH_S * len(self._contenders))
@@ -271,7 +276,7 @@ class Scheduler:
         samples = self._ends.observe(samples)
         self._drop_strays()
         places = dict(await pace.end(self._core.decide(window, self._contenders, samples, self._rests)))
-        self._levels.look(self._contenders)
+        self._levels.look(self._index, self._contenders)
         for process in self._follower.scheduled(self._index):
             if process in self._rests and not self._gpu.lost:
                 continue
@@ -305,16 +310,19 @@ class Scheduler:
     def _levers_us(self, process: Process) -> int:
         """In how many microseconds the calls come back that a turn of memory of a process takes, where each level that
         has turns takes as many."""
-        rate = TURNS_USE * (RATE - (holding.RATE if self._limiter.pulls else 0)) / max(1, len(self._levels))
+        rate = (
+            TURNS_USE * (RATE - (holding.RATE if self._limiter.pulls else 0)) / max(1, self._levels.count(self._index))
+        )
         return math.ceil((END_CALLS + BEGIN_CALLS) * self._contexts(process) * 1e6 / rate)
 
     def _take(self, calls: int) -> bool:
         """Whether there are so many calls of the driver for what is no turn of memory; they are taken then."""
-        spared = SPARED if self._levels else 0
+        spared = SPARED if self._levels.count(self._index) else 0
         return self._bucket.take(trio.current_time(), calls, spared=spared)
 
-    async def _rest(self, process: Process, leaves: int) -> None:
-        """Has a process wait for a turn of memory, before which so many bytes of it go. EIO where it does not."""
+    async def _rest(self, process: Process, leaves: int) -> bool:
+        """Has a process wait for a turn of memory, before which so many bytes of it go, and returns whether it is
+        drained. EIO where it does not wait."""
         await self._paid(process, END_CALLS * self._contexts(process))
         self._set_resting(process, True)
         try:
@@ -324,6 +332,23 @@ class Scheduler:
                 self._set_resting(process, False)
         if process not in self._rests:
             raise fail(errno.EIO)
+        return self._turn_end(process) is TurnEnd.DRAINED
+
+    def _turn_end(self, process: Process) -> TurnEnd | None:
+        """How the turn of a process ended; None while it has one."""
+        return self._population.record(self._member(process)).compute.turn_end
+
+    def _is_drained(self, process: Process) -> bool:
+        """Whether a process waits for a turn of memory, and all that it launched has run."""
+        is_there = self._population.holds(self._member(process))
+        return process in self._rests and is_there and self._turn_end(process) is TurnEnd.DRAINED
+
+    def _is_undrained(self, process: Process) -> bool:
+        """Whether a process waits for a turn of memory that is off the runlist, and was not drained."""
+        if process not in self._rests or not self._population.holds(self._member(process)):
+            return False
+        place = self._place(process)
+        return place.off and not place.drains and self._turn_end(process) in (TurnEnd.LATE, TurnEnd.UNGATED)
 
     async def _wake(self, process: Process) -> None:
         """Has a process have its turn of memory. EIO where it does not."""

@@ -12,11 +12,12 @@ import trio
 from backend.common.errors import fail
 from backend.core.member import Turned
 from backend.core.reasons import Engines
-from backend.core.records import NOWHERE, Place
+from backend.core.records import NOWHERE
+from backend.core.records import Place as OnRunlist
 from backend.core.turns import TurnEnd
-from backend.process.identity import ROOT, Member, Process, SliceOn
+from backend.process.identity import ROOT, Member, Process
 from backend.scheduler.memory.claims import Rates
-from backend.scheduler.memory.level import Level, Levers
+from backend.scheduler.memory.level import Level, Levers, Place
 from backend.scheduler.memory.switch import Switch
 from backend.scheduler.shares import Contender
 from backend.scheduler.shares import Level as Share
@@ -80,6 +81,8 @@ class Stage:
         self.off: dict[Process, float] = {}
         """Programs that wait, and since when."""
         self.drains: dict[Process, trio.CancelScope] = {}
+        self.ends: dict[Process, TurnEnd] = {}
+        """How the turns of those ended that are off."""
         self.longest_s = 0.0
         """How long any program waited at most."""
         self.fails: dict[tuple[str, Process], int] = {}
@@ -99,17 +102,19 @@ class Stage:
             self.end,
             self.begin,
             lambda process: process in self.off,
+            lambda process: self.ends.get(process) is TurnEnd.DRAINED,
+            self.is_stuck,
             lambda process: True,
             lambda process: self.wait_us,
             lambda process: 0,
         )
         level = Level(
-            self.gpu,
+            Place(ROOT, frozenset({0})),
+            {0: self.gpu},
             self.h.ledger,
             self.h.controller.population,
-            SliceOn(ROOT, 0),
-            lambda: [Contender(process, (Share(process, 8, 100),)) for process in self.programs],
-            levers,
+            lambda gpu: [Contender(process, (Share(process, 8, 100),)) for process in self.programs],
+            {0: levers},
         )
         self.level = level
         for name in ("evict", "fetch"):
@@ -169,7 +174,11 @@ class Stage:
 
     # Turns, as a scheduler gives them
 
-    async def end(self, process: Process, leaves: int) -> None:
+    def is_stuck(self, process: Process) -> bool:
+        """Whether one is off that was not drained."""
+        return process in self.off and self.ends.get(process) in (TurnEnd.LATE, TurnEnd.UNGATED)
+
+    async def end(self, process: Process, leaves: int) -> bool:
         """Gate first, then off."""
         self.leaves.append(leaves)
         self._step("end", process)
@@ -184,13 +193,15 @@ class Stage:
         except OSError:
             self.off.pop(process, None)
             raise
+        return end is TurnEnd.DRAINED
 
     async def _drain(self, process: Process, scope: trio.CancelScope) -> None:
         with scope, contextlib.suppress(OSError):
             await self._take(process, await self.gpu.end_turn(process, DRAIN_MOST_US))
 
     async def _take(self, process: Process, end: TurnEnd) -> None:
-        await self._off(process, Place(off=True, engines=Engines.ALL if end is TurnEnd.UNGATED else Engines.GR))
+        self.ends[process] = end
+        await self._off(process, OnRunlist(off=True, engines=Engines.ALL if end is TurnEnd.UNGATED else Engines.GR))
 
     async def begin(self, process: Process) -> None:
         """On again, then the gate."""
@@ -199,10 +210,11 @@ class Stage:
             scope.cancel()
         await self._off(process, NOWHERE)
         await self.gpu.begin_turn(process)
+        self.ends.pop(process, None)
         if (since := self.off.pop(process, None)) is not None:
             self.longest_s = max(self.longest_s, trio.current_time() - since)
 
-    async def _off(self, process: Process, place: Place) -> None:
+    async def _off(self, process: Process, place: OnRunlist) -> None:
         follower = self.h.controller._follower
         follower.schedule(Member(process, 0), place)
         await follower.apply(Member(process, 0))

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from backend.core.workingset import ANY
 from backend.scheduler.memory.claims import Claim, Rates
-from backend.scheduler.memory.gangs import Ties
+from backend.scheduler.memory.gangs import Ties, gangs
 from backend.scheduler.memory.planner import CALM_US, Plan, Planner, Program
 from backend.scheduler.memory.sets import Unit, efficiency, pack
 from backend.scheduler.memory.turns import OVERHEAD_US, SLOT_LEAST_US, TURN_LEAST_US, TURN_US, WAIT_US, Waiter
@@ -39,7 +40,7 @@ def decode(count: int, percent: int, wait_us: int = WAIT_US, size: int = 17 * GI
     [
         (4, 150, 2 * SECOND, 0.95),
         (4, 200, 2 * SECOND, 0.95),
-        (4, 300, 2 * SECOND, 0.70),
+        (4, 300, 2 * SECOND, 0.65),
         (4, 300, 4 * SECOND, 0.80),
         (4, 300, 5 * SECOND // 2, 0.72),
         (4, 300, 3 * SECOND // 2, 0.50),
@@ -187,6 +188,34 @@ def test_a_program_on_two_gpus_has_one_turn_on_both() -> None:
     assert world.turns > 5
     assert {frozenset(["wide"]), frozenset(["one", "other"])} == set(world.plan.sets)
     assert world.over_us <= 0
+
+
+def test_what_is_shared_with_any_ties_all_that_share() -> None:
+    """Also with one of which nothing is known: then none of them has turns. The others have."""
+    ties = {
+        "a": Ties(frozenset([0]), frozenset(["x"]), is_known=True),
+        "b": Ties(frozenset([1]), frozenset(["y"]), is_known=True),
+        "c": ALONE,
+    }
+    assert {gang.members for gang in gangs(ties)} == {frozenset("a"), frozenset("b"), frozenset("c")}
+    found = gangs({**ties, "d": Ties(frozenset([2]), frozenset([ANY]), is_known=True)})
+    wide = next(gang for gang in found if "d" in gang.members)
+    assert (wide.members, wide.gpus) == (frozenset("abd"), frozenset([0, 1, 2]))
+    assert wide.takes_turns
+    assert wide.is_wide
+    found = gangs({**ties, "d": Ties(frozenset([2]), frozenset([ANY]))})
+    assert [gang.members for gang in found if gang.takes_turns] == [frozenset("c")]
+
+
+def test_a_gpu_with_room_for_all_keeps_none_waiting() -> None:
+    """What is on that alone is always on."""
+    wide = Program({0: Claim(6 * GIB), 1: Claim(GIB)}, Ties(frozenset([0, 1]), is_known=True))
+    one, other = program(6 * GIB), Program({1: Claim(GIB)}, Ties(frozenset([1]), is_known=True))
+    world = World({"wide": wide, "one": one, "other": other}, {0: 8 * GIB, 1: 8 * GIB}, RATES)
+    world.run(10 * SECOND)
+    assert world.turns > 5
+    assert {frozenset(["wide"]), frozenset(["one"])} == set(world.plan.sets)
+    assert world.seen["other"].longest_us == 0
 
 
 def test_one_of_which_peers_are_not_known_has_no_turns() -> None:

@@ -114,6 +114,33 @@ async def test_a_step_that_fails_leaves_no_program_waiting(spawn: Spawn, step: s
         nursery.cancel_scope.cancel()
 
 
+@virtual
+async def test_one_that_does_not_drain_has_no_turns_for_some_time(spawn: Spawn) -> None:
+    """It runs with the others, which go on to have theirs."""
+    gpu = soft(96 * MIB)
+    async with running(gpu) as h, trio.open_nursery() as nursery:
+        stage = Stage(h, gpu, nursery)
+        for _ in range(3):
+            await stage.come(spawn().pid, 48)
+        await trio.sleep(2)
+        slow = next(iter(stage.programs.values()))
+        slow.step_us = 3_000_000
+        await trio.sleep(10)
+        off_s = 0.0
+        for _ in range(4000):
+            off_s += 0.005 * stage.is_stuck(slow.process)
+            await trio.sleep(0.005)
+        assert off_s <= 0.2, "it is not kept off with all of its memory"
+        assert stage.longest_s <= 1 + SLACK_S
+        slow.step_us = 2000
+        await trio.sleep(65)
+        turns = stage.turned(slow.process).turns
+        await trio.sleep(10)
+        assert stage.turned(slow.process).turns > turns
+        stage.check()
+        nursery.cancel_scope.cancel()
+
+
 class Story:
     """What happens to three programs, by chance: 200 steps of the switch, and something before any of them."""
 

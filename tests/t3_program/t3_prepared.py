@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from backend.core.turns import TurnEnd
-from backend.core.workingset import WorkingSet
+from backend.core.workingset import ANY, WorkingSet
 from backend.cuda.page import ALONE, SHARES, USED
 from backend.door.wire import CUDA, CUDA_ALL, Message, Op
 from tests.support.cuda_session import GIB, MIB, Drive, Rig
@@ -31,11 +31,11 @@ class Prepared(Gated):
     left = 0
     """Bytes that were to go, as it was told last."""
 
-    def tell(self, used: int, resident: int, clean: int = 0, told: int = ALONE) -> None:
+    def tell(self, used: int, resident: int, clean: int = 0, told: int = ALONE, missed: int = 0, over: int = 0) -> None:
         """What stands on its page."""
         assert self.page is not None
         before = self.page[:16]
-        USED.pack_into(self.page, 0, used, resident, clean, told)
+        USED.pack_into(self.page, 0, used, resident, clean, told, missed, over)
         self.page[:16] = before
 
     async def library(self, message: Message) -> Message | None:
@@ -84,10 +84,13 @@ def test_the_page_tells_what_a_program_used(drive: Drive) -> None:
         assert rig.gpu.shares(process) == frozenset()
         program.tell(GIB, 2 * GIB, 1 << 63)
         assert rig.gpu.working_set(process) == WorkingSet(GIB, GIB, (1 << 63) - 1), "no more of it than it is"
+        program.tell(GIB, GIB, 0, ALONE, MIB, 1 << 63)
+        assert rig.gpu.working_set(process) == WorkingSet(GIB, GIB, 0, MIB, (1 << 63) - 1)
         program.tell(GIB, GIB, 0, SHARES)
-        assert rig.gpu.shares(process) is None
+        assert rig.gpu.shares(process) == {ANY}, "with which other one is not told"
         program.tell(GIB, GIB, 0, 77)
         assert rig.gpu.working_set(process) is None
+        assert rig.gpu.shares(process) is None
 
     drive(test)
 

@@ -3,7 +3,7 @@
 Programs that share GPU memory wait for each other's kernels, and so do the kernels of one program on several GPUs: a
 collective with one half held at a gate spins for ever, and what one of them drains waits for the other. So a gang is
 what hangs together by memory, over all GPUs. Until it is known of a program whether it does, it takes no turns, and no
-other of its gang.
+other of its gang: that is each that shares memory with a process of which is not known which.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Hashable, Mapping, Sequence
 
 import attrs
 
+from backend.core.workingset import ANY
 from backend.scheduler.memory.claims import Name
 
 
@@ -22,7 +23,7 @@ class Ties:
     gpus: frozenset[int] = frozenset()
     """GPUs that it has a context on."""
     shared: frozenset[Hashable] = frozenset()
-    """Names of memory that it shares, the same in all that share it; of peers of a collective, theirs."""
+    """Names of memory that it shares, the same in all that share it; ANY where that may be with each that does."""
     is_known: bool = False
     """Whether that is all: its library says what it exports and imports."""
 
@@ -38,6 +39,11 @@ class Gang:
     takes_turns: bool
     """Whether all is known of all of them."""
 
+    @property
+    def is_wide(self) -> bool:
+        """Whether its kernels may wait for one another: on several GPUs, or of several programs."""
+        return len(self.members) > 1 or len(self.gpus) > 1
+
 
 def gangs(ties: Mapping[Name, Ties]) -> Sequence[Gang]:
     """Return the gangs of all programs, in the order of their first members."""
@@ -50,8 +56,10 @@ def gangs(ties: Mapping[Name, Ties]) -> Sequence[Gang]:
         return name
 
     first: dict[Hashable, Name] = {}
-    for name, tie in ties.items():
-        for memory in tie.shared:
+    sharers = [name for name, tie in ties.items() if tie.shared]
+    is_any = any(ANY in ties[name].shared for name in sharers)
+    for name in sharers:
+        for memory in (ANY,) if is_any else ties[name].shared:
             leader[find(name)] = find(first.setdefault(memory, name))
     found: dict[Name, list[Name]] = {}
     for name in ties:

@@ -19,14 +19,23 @@ class Hands(Protocol):
         """What all claims have room for on each GPU, bytes. None while it is lost: nothing waits for its turn then."""
 
     def is_off(self, name: Name) -> bool:
-        """Whether a program waits for its turn, as it was had to."""
+        """Whether a program waits for its turn, as it was had to, on all of its GPUs."""
 
-    async def end(self, name: Name, leaves: int) -> None:
-        """Ends the turn of a program, of which so many bytes are to go before its next one: returns once it is off, or
-        drains, gate first."""
+    def is_on(self, name: Name) -> bool:
+        """Whether a program waits for a turn on none of its GPUs."""
+
+    def is_drained(self, name: Name) -> bool:
+        """Whether all that a program launched before its turn ended has run, on all of its GPUs."""
+
+    def is_stuck(self, name: Name) -> bool:
+        """Whether a program that waits could not be drained, and is waited for no more: nothing of it moves."""
+
+    async def end(self, name: Name, leaves: Mapping[int, int]) -> bool:
+        """Ends the turn of a program on each of its GPUs, of which so many bytes there are to go before its next one:
+        returns once it is off, or drains, gate first; and whether it is drained on all of them."""
 
     async def begin(self, name: Name) -> None:
-        """Begins the turn of a program."""
+        """Begins the turn of a program, on each of its GPUs."""
 
     async def evict(self, gpu: int, name: Name, nbytes: int) -> int:
         """Moves so many bytes of a program to the host, what it uses last first; returns how many those were."""

@@ -1,11 +1,15 @@
-"""The levels of one GPU at which memory is scheduled with time: a switch for each that is short of memory.
+"""The levels at which memory is scheduled with time: a switch for each that is short of memory.
 
 Where all that programs use has room there is none. A slice below its limit is no level, whatever is above it; where
 both are short, a program has its turns in the lower one, and what that one has is none of the room above.
+
+GPUs that gangs tie together have their levels together: a program with contexts on two has one turn on both, and so
+have two programs that share memory. Where that changes, the switches of those GPUs end, and others begin.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
@@ -13,11 +17,15 @@ import trio
 
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger
-from backend.process.identity import ROOT, Process, SliceOn
-from backend.scheduler.memory.level import Level, Levers
+from backend.process.identity import ROOT, Process, Slice, SliceOn
+from backend.scheduler.memory.claims import Name
+from backend.scheduler.memory.gangs import Ties, gangs
+from backend.scheduler.memory.level import Level, Levers, Place, shared_by
 from backend.scheduler.memory.planner import Plan
 from backend.scheduler.memory.switch import Switch
 from backend.scheduler.shares import Contender
+
+log = logging.getLogger(__name__)
 
 LONELY_S = 5.0
 """Seconds for which a level has no turns, and room, before its switch ends."""
@@ -38,37 +46,47 @@ class Running:
 
 
 class Levels:
-    """See the module."""
+    """See the module. Those of a machine."""
 
-    def __init__(self, gpu: Gpu, ledger: Ledger, population: Population, levers: Levers, is_on: bool) -> None:
+    def __init__(self, gpus: Mapping[int, Gpu], ledger: Ledger, population: Population, is_on: bool) -> None:
         """Not `is_on`, there are no turns for the sake of memory."""
-        self._gpu = gpu
-        self._index = gpu.info.index
+        self._gpus = gpus
         self._ledger = ledger
         self._population = population
-        self._levers = levers
         self._is_on = is_on
-        self._contenders: Sequence[Contender] = ()
-        self._running: dict[SliceOn, Running] = {}
+        self._levers: dict[int, Levers] = {}
+        self._contenders: dict[int, Sequence[Contender]] = {}
+        self._running: dict[Place, Running] = {}
         self.nursery: trio.Nursery | None = None
-        """What switches run in, while the scheduler runs."""
+        """What switches run in, while the schedulers run."""
 
-    def __len__(self) -> int:
-        """Return how many switches are at work."""
-        return len(self._running)
+    def enter(self, gpu: int, levers: Levers) -> None:
+        """Has the programs of a GPU take turns, by these levers."""
+        self._levers[gpu] = levers
 
-    def look(self, contenders: Sequence[Contender]) -> None:
-        """Begins to switch at a level that has come to be short, and ends where it has room again; these contend."""
-        self._contenders = contenders
+    def count(self, gpu: int) -> int:
+        """Return how many switches are at work on a GPU."""
+        return sum(gpu in place.gpus for place in self._running)
+
+    def look(self, gpu: int, contenders: Sequence[Contender]) -> None:
+        """Begins to switch at a level that has come to be short, and ends where it has room again; these contend on a
+        GPU from now on."""
+        self._contenders[gpu] = contenders
         if not self._is_on or self.nursery is None:
             return
-        for group in self._short():
-            level = self._level(group)
-            running = self._running[group] = Running(level, Switch(level, name=_name(group)))
-            self.nursery.start_soon(self._run, running)
-        for group, running in list(self._running.items()):
+        tied = self._tied(gpu)
+        for place, running in self._running.items():
+            if place.gpus != tied and place.gpus & tied:
+                running.scope.cancel()  # others are tied now
+        for place in self._short(tied):
+            level = self._level(place)
+            begun = self._running[place] = Running(level, Switch(level, name=str(place)))
+            self.nursery.start_soon(self._run, begun)
+        for place, running in list(self._running.items()):
+            if gpu not in place.gpus:
+                continue
             running.level.poke()
-            if running.switch.plan.has_turns or (not self._gpu.lost and self._is_short(group)):
+            if running.switch.plan.has_turns or self._is_short(place):
                 running.free_since = None
             elif running.free_since is None:
                 running.free_since = trio.current_time()
@@ -102,50 +120,86 @@ class Levels:
         try:
             with running.scope:
                 await running.switch.run()
+        except Exception:  # as in the scheduler: all programs run as before, and the next look begins anew
+            log.exception("%s: turns of memory failed", running.level.place)
         finally:
             running.level.planned(Plan())
-            self._running.pop(running.level.group, None)
+            self._running.pop(running.level.place, None)
 
-    def _level(self, group: SliceOn) -> Level:
-        return Level(self._gpu, self._ledger, self._population, group, lambda: list(self._below(group)), self._levers)
+    def _tied(self, gpu: int) -> frozenset[int]:
+        """The GPUs that gangs tie to one, with itself: those that have turns, as far as can be told. The others are
+        always on."""
+        tied = frozenset({gpu})
+        if len(self._levers) < 2:
+            return tied
+        wide = [gang.gpus for gang in gangs(self._ties()) if gang.takes_turns and len(gang.gpus) > 1]
+        while more := frozenset().union(*(gpus for gpus in wide if gpus & tied)) - tied:
+            tied |= more
+        return tied
+
+    def _ties(self) -> Mapping[Name, Ties]:
+        """What ties each process that contends to others, and to GPUs."""
+        ties: dict[Name, Ties] = {}
+        for contenders in self._contenders.values():
+            for process in [one.process for one in contenders if one.process not in ties]:
+                resident = self._population.resident(process)
+                if resident is None or not resident.contexts:
+                    continue
+                contexts = frozenset(resident.contexts)
+                there = [self._gpus[index] for index in contexts if index in self._levers]
+                tells = [one.working_set(process) is not None and one.shares(process) is not None for one in there]
+                is_known = len(there) == len(contexts) and all(tells)
+                ties[process] = Ties(contexts, shared_by(process, there), is_known)
+        return ties
+
+    def _level(self, place: Place) -> Level:
+        def contenders(gpu: int) -> Sequence[Contender]:
+            return list(self._below(place.on(gpu)))
+
+        return Level(place, self._gpus, self._ledger, self._population, contenders, self._levers)
 
     def _below(self, group: SliceOn) -> Iterator[Contender]:
         """Yield those that contend below a slice, and have their turns at no level below it."""
-        for one in self._contenders:
+        taken = {place.on(group.gpu) for place in self._running if group.gpu in place.gpus}
+        for one in self._contenders.get(group.gpu, ()):
             levels = [level.group for level in one.path]
             depth = levels.index(group) + 1 if group in levels else 0
-            is_below = depth or group == SliceOn(ROOT, self._index)
-            if is_below and not any(level in self._running for level in levels[depth:]):
+            is_below = depth or group == SliceOn(ROOT, group.gpu)
+            if is_below and taken.isdisjoint(levels[depth:]):
                 yield one
 
-    def _short(self) -> Iterator[SliceOn]:
-        """Yield the levels that have come to be short, the lowest first."""
-        if self._gpu.lost or len(self._contenders) < 2:
+    def _short(self, gpus: frozenset[int]) -> Iterator[Place]:
+        """Yield the levels of some GPUs that have come to be short, the lowest first."""
+        contenders = [one for gpu in gpus for one in self._contenders.get(gpu, ())]
+        if len({one.process for one in contenders}) < 2:
             return
-        depths = {SliceOn(ROOT, self._index): 0}
-        for one in self._contenders:
+        depths: dict[Slice, int] = {ROOT: 0}
+        for one in contenders:
             groups = [level.group for level in one.path]
-            depths |= {group: depth for depth, group in enumerate(groups, 1) if isinstance(group, SliceOn)}
-        for group in sorted(depths, key=lambda group: -depths[group]):
-            if group not in self._running and self._is_short(group):
-                yield group
+            depths |= {group.slice: depth for depth, group in enumerate(groups, 1) if isinstance(group, SliceOn)}
+        for slice_ in sorted(depths, key=lambda slice_: -depths[slice_]):
+            place = Place(slice_, gpus)
+            is_taken = any(other.slice == slice_ and other.gpus & gpus for other in self._running)
+            if not is_taken and self._is_short(place):
+                yield place
 
-    def _is_short(self, group: SliceOn) -> bool:
-        """Whether programs below a slice that can have turns use more together than they have room for, beside what
-        none can give. That is reckoned only where something is in the host."""
+    def _is_short(self, place: Place) -> bool:
+        """Whether programs below a slice that can have turns use more of a GPU together than they have room for, beside
+        what none can give. That is reckoned only where something is in the host."""
+        if any(self._gpus[gpu].lost for gpu in place.gpus):
+            return False
         try:
-            if not self._ledger.books(group).swap:
-                return False
+            pressed = [gpu for gpu in place.gpus if self._ledger.books(place.on(gpu)).swap]
         except OSError:
             return False
-        level = self._level(group)
+        if not pressed:
+            return False
+        level = self._level(place)
         programs, rooms = level.programs(), level.rooms()
-        working = [one for one in programs.values() if one.has_work]
-        used = sum(one.claims[self._index].used for one in working)
-        used += sum(one.claims[self._index].stays for one in programs.values())
-        return sum(one.ties.is_known for one in working) > 1 and bool(rooms) and used > rooms[self._index]
-
-
-def _name(group: SliceOn) -> str:
-    """The name of a level in the log."""
-    return f"GPU {group.gpu}, slice {group.slice.path}"
+        for gpu in pressed:
+            there = [one for one in programs.values() if gpu in one.claims]
+            working = [one for one in there if one.has_work]
+            used = sum(one.claims[gpu].used for one in working) + sum(one.claims[gpu].stays for one in there)
+            if sum(one.ties.is_known for one in working) > 1 and bool(rooms) and used > rooms[gpu]:
+                return True
+        return False

@@ -12,7 +12,7 @@ import attrs
 
 from backend.scheduler.memory import moves as moving
 from backend.scheduler.memory.claims import Claim, Claims, Name, Rates
-from backend.scheduler.memory.gangs import Ties, gangs
+from backend.scheduler.memory.gangs import Gang, Ties, gangs
 from backend.scheduler.memory.moves import Moves
 from backend.scheduler.memory.sets import Cost, Rooms, Set, Unit, comings, members, pack
 from backend.scheduler.memory.turns import TURN_US, Turns, Waiter
@@ -72,11 +72,13 @@ class Planner:
         """What the bus of each GPU carries each way, both at once."""
         self.turns = Turns()
         """Turns, as they are now."""
+        self.gangs: Sequence[Gang] = ()
+        """The gangs of the programs that were looked at last."""
         self._pressed_us: int | None = None  # when there was no room for all last
 
     def decide(self, now_us: int, programs: Mapping[Name, Program], rooms: Rooms) -> Plan:
         """Return the plan from now on. `rooms` is what the claims of all programs have room for on each GPU, bytes."""
-        units, always = self._units(programs)
+        units, always = self._units(programs, rooms)
         left = {gpu: room - _reserved(gpu, programs, always) for gpu, room in rooms.items()}
         sets = self._sets(now_us, units, left)
         waiters = {name: programs[name].waiter for one in sets for name in one}
@@ -104,10 +106,12 @@ class Planner:
         """The next turn has begun."""
         self.turns.begin(now_us)
 
-    def _units(self, programs: Mapping[Name, Program]) -> tuple[Sequence[Unit], frozenset[Name]]:
-        """Return the gangs that have turns, and the programs that are in every set."""
+    def _units(self, programs: Mapping[Name, Program], rooms: Rooms) -> tuple[Sequence[Unit], frozenset[Name]]:
+        """Return the gangs that have turns, and the programs that are in every set. Of several GPUs some may have room
+        for all that is there: what is on those alone needs no turns."""
         units, always = [], set[Name]()
-        for gang in gangs({name: one.ties for name, one in programs.items()}):
+        self.gangs = gangs({name: one.ties for name, one in programs.items()})
+        for gang in self.gangs:
             those = {name: programs[name] for name in gang.members}
             if not gang.takes_turns or any(one.is_ahead for one in those.values()):
                 always |= gang.members
@@ -116,6 +120,11 @@ class Planner:
                     gpu: sum(one.claims[gpu].used for one in those.values() if gpu in one.claims) for gpu in gang.gpus
                 }
                 units.append(Unit(gang.members, used))
+        if len(rooms) > 1:
+            left = {gpu: room - _reserved(gpu, programs, always) for gpu, room in rooms.items()}
+            short = {gpu for gpu, room in left.items() if sum(unit.on(gpu) for unit in units) > room}
+            always |= {name for unit in units if short.isdisjoint(unit.used) for name in unit.members}
+            units = [unit for unit in units if not short.isdisjoint(unit.used)]
         return units, frozenset(always)
 
     def _sets(self, now_us: int, units: Sequence[Unit], rooms: Rooms) -> Sequence[Set]:

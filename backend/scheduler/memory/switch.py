@@ -7,7 +7,9 @@
 
 It has no state of its own but the planner's: the programs that should wait are compared with those that do, at each
 step, and what differs is done. So each step has a way back. Of a program that is gone nothing is left to do. One whose
-turn does not end, or does not begin, has no turns for some time: it runs with all of them. What does not move in one
+turn does not end, or does not begin, has no turns for some time: it runs with all of them; so does one that does not
+drain. A gang has its turns as a whole: where one of it does not drain soon, its kernel may wait for what another has
+yet to launch, so all of them go on, and have no turns for some time. What does not move in one
 phase is not asked again in it, and the turn begins with what is there: the rest is read over the bus. However a move
 ends, the turn begins in time. After a daemon that was killed everything that waits begins its turn, or is had to wait
 anew.
@@ -22,13 +24,12 @@ import enum
 import errno
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from functools import partial
 
 import attrs
 import trio
 
 from backend.scheduler.memory.claims import Claim, Name, Rates
-from backend.scheduler.memory.gangs import Ties
+from backend.scheduler.memory.gangs import Gang
 from backend.scheduler.memory.hands import Hands
 from backend.scheduler.memory.moves import Moves, Share, leaves, out_in
 from backend.scheduler.memory.planner import Plan, Planner, Program, claims_on
@@ -43,6 +44,12 @@ GRACE_S = 0.02
 """Seconds that a piece may take beyond the end of its phase before it is given up."""
 AGAIN_S, AGAIN_MOST_S = 5.0, 60.0
 """Seconds for which a program has no turns whose turn did not end; each time twice as long, up to the second."""
+GANG_DRAIN_S, GANG_LOOK_S = 0.1, 0.005
+"""Seconds that a gang has to drain, beside nothing else that runs, and after which is looked again whether it has: some
+kernels that read over the bus take as long. One that waits for another would be waited for in vain."""
+GANG_AGAIN_S = 1.0
+"""Seconds for which a gang has no turns that did not drain: the next time it may be at another point of its work. Each
+time twice as long, up to AGAIN_MOST_S."""
 BEGINS_AGAIN_S = 0.1
 """Seconds after which the turn of a program is begun again that did not begin: it stands meanwhile. Each time twice as
 long."""
@@ -100,7 +107,8 @@ class Switch:
         self.phase = Phase.FREE
         """What is done now."""
         self._spent: set[tuple[int, Name, Way]] = set()  # what moved no more in this phase
-        self._troubles: dict[Name, Trouble] = {}
+        self._troubles: dict[Name, Trouble] = {}  # of those whose turns do not end
+        self._stands: dict[Name, Trouble] = {}  # ... and of those whose turns do not begin
         self._is_told = False
 
     async def run(self) -> None:
@@ -151,8 +159,11 @@ class Switch:
         """The programs, those without turns that are in trouble, and without what does not move in this phase."""
         found = {}
         for name, one in self._hands.programs().items():
-            if name in self._troubles and (not self._may(name) or self._hands.is_off(name)):
-                one = attrs.evolve(one, ties=Ties(one.ties.gpus, one.ties.shared))
+            if self._hands.is_stuck(name) and _may(self._troubles, name):
+                _note(self._troubles, name, AGAIN_S)
+            is_standing = name in self._stands and not self._hands.is_on(name)
+            if is_standing or not _may(self._troubles, name) or not _may(self._stands, name):
+                one = attrs.evolve(one, ties=attrs.evolve(one.ties, is_known=False))
             found[name] = attrs.evolve(one, claims={gpu: self._left(gpu, name, c) for gpu, c in one.claims.items()})
         return found
 
@@ -171,6 +182,7 @@ class Switch:
 
     def _forget(self, there: Mapping[Name, Program]) -> None:
         self._troubles = {name: trouble for name, trouble in self._troubles.items() if name in there}
+        self._stands = {name: trouble for name, trouble in self._stands.items() if name in there}
 
     def _tell(self, plan: Plan) -> None:
         """Says in the log when turns begin, once."""
@@ -184,40 +196,68 @@ class Switch:
     async def _settle(self, programs: Mapping[Name, Program], plan: Plan) -> bool:
         """Has those wait that are to, and none else. Returns whether anything was to be done."""
         ends = [name for name in plan.waits if not self._hands.is_off(name)]
-        begins = [name for name in programs if name not in plan.waits and self._hands.is_off(name)]
-        begins = [name for name in begins if self._may(name)]
+        begins = [name for name in programs if name not in plan.waits and not self._hands.is_on(name)]
+        begins = [name for name in begins if _may(self._stands, name)]
         if not ends and not begins:
             return False
         self.phase = Phase.ENDS if ends else Phase.BEGINS
         async with trio.open_nursery() as nursery:
             for name in begins:
-                nursery.start_soon(self._do, name, self._hands.begin, BEGINS_AGAIN_S)
-            for name in ends:
-                end = partial(self._hands.end, leaves=self._leaves(programs, name))
-                nursery.start_soon(self._do, name, end, AGAIN_S)
+                nursery.start_soon(self._begin, name)
+            for gang in self.planner.gangs:
+                if names := [name for name in ends if name in gang.members]:
+                    nursery.start_soon(self._end, gang, {name: self._leaves(programs, name) for name in names})
         return True
 
-    def _leaves(self, programs: Mapping[Name, Program], name: Name) -> int:
-        """How many bytes of a program go before its next turn, at most."""
-        rooms = self._hands.rooms()
-        return sum(leaves(claims_on(gpu, programs), name, rooms[gpu]) for gpu in programs[name].claims if gpu in rooms)
+    def _leaves(self, programs: Mapping[Name, Program], name: Name) -> Mapping[int, int]:
+        """How many bytes of a program go from each GPU before its next turn, at most."""
+        rooms, each = self._hands.rooms(), programs[name].claims
+        return {gpu: leaves(claims_on(gpu, programs), name, rooms[gpu]) for gpu in each if gpu in rooms}
 
-    def _may(self, name: Name) -> bool:
-        """Whether what failed for a program may be tried again."""
-        trouble = self._troubles.get(name)
-        return trouble is None or trio.current_time() >= trouble.again
-
-    async def _do(self, name: Name, act: Callable[[Name], Awaitable[None]], again_s: float) -> None:
+    async def _begin(self, name: Name) -> None:
         try:
-            await act(name)
+            await self._hands.begin(name)
         except OSError as error:
             if error.errno != errno.ESRCH:
-                last = self._troubles.get(name)
-                wait = again_s if last is None else min(AGAIN_MOST_S, 2 * last.wait)
-                self._troubles[name] = Trouble(trio.current_time() + wait, wait)
+                _note(self._stands, name, BEGINS_AGAIN_S)
         else:
-            if (trouble := self._troubles.get(name)) is not None and trio.current_time() >= trouble.again:
-                del self._troubles[name]
+            _over(self._stands, name)
+
+    async def _end(self, gang: Gang, leaves: Mapping[Name, Mapping[int, int]]) -> None:
+        """Ends the turns of those of a gang that are on. Of a wide one that was not drained all turns begin again."""
+        drained: dict[Name, bool] = {}
+        async with trio.open_nursery() as nursery:
+            for name in leaves:
+                nursery.start_soon(self._end_one, name, leaves[name], drained)
+        if gang.is_wide and not (all(drained.values()) or await self._drain(drained)):
+            async with trio.open_nursery() as nursery:
+                for name in gang.members:
+                    _note(self._troubles, name, GANG_AGAIN_S)
+                    nursery.start_soon(self._begin, name)
+            return
+        for name, is_drained in drained.items():
+            if is_drained:
+                _over(self._troubles, name)
+
+    async def _drain(self, names: Mapping[Name, bool]) -> bool:
+        """Waits for those of a gang whose turns ended, and returns whether they are drained."""
+        with trio.move_on_after(GANG_DRAIN_S):
+            while not all(self._hands.is_drained(name) for name in names):
+                if any(self._hands.is_on(name) for name in names if not self._hands.is_drained(name)):
+                    return False  # its turn did not end
+                await trio.sleep(GANG_LOOK_S)
+            return True
+        return False
+
+    async def _end_one(self, name: Name, leaves: Mapping[int, int], drained: dict[Name, bool]) -> None:
+        """Ends the turn of one program, and says whether it is drained; nothing of one that is gone, or that fails by
+        itself."""
+        try:
+            drained[name] = await self._hands.end(name, leaves)
+        except OSError as error:
+            if error.errno != errno.ESRCH:
+                _note(self._troubles, name, AGAIN_S)
+                drained[name] = False
 
     # What moves
 
@@ -269,6 +309,28 @@ class Switch:
             return
         rate = round(before + LEARNS * (nbytes / seconds - before))
         self.planner.rates = Rates(rate, rates.into) if way is Way.OUT else Rates(rates.out, rate)
+
+
+def _may(troubles: Mapping[Name, Trouble], name: Name) -> bool:
+    """Return whether what failed for a program may be tried again."""
+    trouble = troubles.get(name)
+    return trouble is None or trio.current_time() >= trouble.again
+
+
+def _note(troubles: dict[Name, Trouble], name: Name, again_s: float) -> None:
+    """Note that something failed for a program: each time it is left alone for longer, at first for so many seconds. Of
+    a gang each member may say so of one failure."""
+    last = troubles.get(name)
+    if last is not None and trio.current_time() < last.again:
+        return
+    wait = again_s if last is None else min(AGAIN_MOST_S, 2 * last.wait)
+    troubles[name] = Trouble(trio.current_time() + wait, wait)
+
+
+def _over(troubles: dict[Name, Trouble], name: Name) -> None:
+    """Note that it did not fail this time."""
+    if name in troubles and _may(troubles, name):
+        del troubles[name]
 
 
 def _now_us() -> int:
