@@ -107,7 +107,7 @@ def kept(run: Run) -> Figure | None:
             )
             if points:
                 x, y = zip(*points, strict=True)
-                axes.plot(x, y, f"{mark}-", label=f"{system} ({mix})", markersize=4, **look[system])
+                axes.plot(x, y, marker=mark, label=f"{system} ({mix})", markersize=4, **look[system])
     if not axes.has_data():
         return None
     axes.set(xlabel="footprint, % of the room", ylabel="part of the speed with room for all", ylim=(0, 1.05))
