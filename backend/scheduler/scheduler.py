@@ -27,7 +27,7 @@ from backend.core.nextuse import Order
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger
 from backend.core.records import NOWHERE, Place, Throttled
-from backend.core.turns import TurnEnd
+from backend.core.turns import HOLD_US, TurnEnd
 from backend.process.identity import ROOT, Group, Member, Process, SliceOn, is_borne
 from backend.scheduler import holding
 from backend.scheduler.bucket import Bucket
@@ -83,15 +83,15 @@ class Scheduler:
         population: Population,
         follower: Follower,
         seconds: float,
-        periods: Callable[[Group, int], None],
-        hold_us: int | None,
-        levels: Levels,
+        periods: Callable[[Group, int], None] = lambda group, count: None,
+        hold_us: int | None = HOLD_US,
+        levels: Levels | None = None,
         wait_us: int = WAIT_US,
     ) -> None:
         """`seconds` is what a write may take; `periods` is told of the periods of quotas that have ended. For `hold_us`
         microseconds after its last request a program has those of worse priority held; None: it never has. Programs
         that use more memory than there is room for have turns of it, as `levels` of the machine say, and wait for
-        `wait_us` microseconds at most."""
+        `wait_us` microseconds at most; without those, there are none."""
         self._gpu = gpu
         self._index = gpu.info.index
         self._ledger = ledger
@@ -107,8 +107,8 @@ class Scheduler:
         )
         self._rests: set[Process] = set()  # those that wait for a turn of memory
         self._wait_us = wait_us
-        self._levels = levels
-        levels.enter(
+        self._levels = Levels({self._index: gpu}, ledger, population, is_on=False) if levels is None else levels
+        self._levels.enter(
             self._index,
             Levers(
                 *(self._rest, self._wake, self._rests.__contains__, self._is_drained, self._is_undrained),
