@@ -81,8 +81,6 @@ ROWS = (
     Row("disputed_bytes", "Memory that was charged and the driver does not count.", "disputed"),
     Row("clean_bytes", "Copies in the host of memory that is on the GPU.", "clean"),
     Row("working_set_bytes", "Memory that its last turn used (gmem.stat).", "working_set"),
-    Row("turn_fetched_bytes", "Bytes that came for its turns of memory.", "turn_fetched_bytes", counter=True),
-    Row("turn_evicted_bytes", "Bytes of it that went for the turns of others.", "turn_evicted_bytes", counter=True),
     Row("turn_missed_bytes", "Memory that its last turn used unexpectedly.", "turn_missed_bytes"),
     Row("turn_over_bytes", "Memory that was expected in its last turn in vain.", "turn_over_bytes"),
     Row("resident_byte_seconds", "Memory on the GPU times how long it was there.", "byte_seconds", counter=True),
