@@ -7,7 +7,7 @@ number of the two. Structures are native: they never leave the machine.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from ctypes import c_char, c_int32, c_uint32, c_uint64
 
 from backend.core.nextuse import NEXT_USE_MOST as NEXT_USE_MOST
@@ -154,12 +154,13 @@ def _type(setting: Setting) -> type[c_uint32] | type[c_uint64]:
     return c_uint32 if setting.field in _NARROW else c_uint64
 
 
-_WITH_OOM_KILLS = SETTINGS.index(OOM_GROUP) + 1
-"""Settings that the structures had when the counts of kills came."""
+_BEFORE_KILLS = SETTINGS[len(_OF_THE_FIRST) : SETTINGS.index(OOM_GROUP) + 1]
+"""What the books got after the first version and before they counted kills."""
+_SINCE_KILLS = SETTINGS[SETTINGS.index(OOM_GROUP) + 1 :]
 
 
-def _later(settings: Sequence[Setting]) -> Iterator[tuple[str, type[c_uint32] | type[c_uint64]]]:
-    """What the books of a group have since the first version: each setting, and what holds of one that is a lever."""
+def _of_books(settings: tuple[Setting, ...]) -> Iterator[tuple[str, type[c_uint32] | type[c_uint64]]]:
+    """The fields that the books of a group have of settings: each, and what holds of one that is a lever."""
     for setting in settings:
         yield setting.field, _type(setting)
         if isinstance(setting, Lever):
@@ -246,10 +247,10 @@ class Books(ctypes.Structure):
         ("swap_peak_ever", c_uint64),
         ("off_all", c_uint32),
         ("off_gr", c_uint32),
-        *_later(SETTINGS[len(_OF_THE_FIRST) : _WITH_OOM_KILLS]),
+        *_of_books(_BEFORE_KILLS),
         ("events_oom_kill", c_uint64),
         ("events_oom_group_kill", c_uint64),
-        *_later(SETTINGS[_WITH_OOM_KILLS:]),
+        *_of_books(_SINCE_KILLS),
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from backend.door.client import facts_of
 from ggroupfs.text.names import is_number, slice_directory
-from tests.support.cgroups import slice_path
+from tests.support.cgroups import cgroup, slice_path
 from tests.support.mounted import Mounted, mounted
 from tests.t7_nvidia.conftest import WANT, Worker, wait_for
 from tests.t7_nvidia.programs import program, run_in
@@ -26,6 +26,13 @@ LATE_S = 0.5
 def mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
     with mounted(tmp_path_factory.mktemp("ggroup"), "usher=cuda", gpu="nvidia") as found:
         yield found
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    """One cgroup for all of them: a slice that was made is that of its cgroup alone, and of none with its name."""
+    with cgroup(f"ggroup-t7-usher-{os.getpid()}") as path:
+        yield path
 
 
 def freeze(mount: Mounted, place: Path, value: int) -> None:
