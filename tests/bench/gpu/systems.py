@@ -258,16 +258,17 @@ class SliceRoom(Everything):
     """A slice of a mounted tree."""
 
     def __init__(self, mount: Mounted, path: str) -> None:
-        self._mount, self._path = mount, path
+        self.mount, self._path = mount, path
 
     @property
     def _files(self) -> Path:
-        return self._mount / "slice" / self._path / "0"
+        return self.mount / "slice" / self._path / "0"
 
     def words(self) -> list[str]:
-        return run_in(self._mount, within=self._path)
+        return run_in(self.mount, within=self._path)
 
     def held(self) -> int:
+        eventually(self._files.exists, "its programs are in the tree")
         return int((self._files / "gmem.current").read_text())
 
     def limit(self, nbytes: int | None) -> None:
@@ -277,6 +278,7 @@ class SliceRoom(Everything):
         self._write("compute.wait.max", f"{seconds * 1000:g}")
 
     def figures(self) -> Mapping[str, int]:
+        eventually(self._files.exists, "its programs are in the tree")
         texts = [(self._files / name).read_text() for name in ("gmem.stat", "gcgroup.stat")]
         return {key: value for text in texts for key, value in flat(text).items()}
 
@@ -295,11 +297,13 @@ class Turned:
     name: str
     options: Sequence[str]
     """Of the mount."""
+    gpu: str = "nvidia"
+    """The GPUs."""
 
     @contextlib.contextmanager
     def enter(self) -> Iterator[SliceRoom]:
         with contextlib.ExitStack() as stack:
-            mount = stack.enter_context(mounted(stack.enter_context(mountpoint()), *self.options, gpu="nvidia"))
+            mount = stack.enter_context(mounted(stack.enter_context(mountpoint()), *self.options, gpu=self.gpu))
             place = stack.enter_context(cgroup(f"ggroup-bench-{os.getpid()}"))
             yield SliceRoom(mount, slice_path(place))
 
