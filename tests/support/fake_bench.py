@@ -321,6 +321,9 @@ class FakeLab:
     def copied(self) -> Iterator[Callable[[], tuple[float, float]]]:
         yield lambda: (55.0, 56.0)
 
+    def both_ways(self) -> tuple[float, float]:
+        return 46.0, 46.0
+
     def shared(self, how: str, seed: int) -> Shared:
         return Shared([0.01, 0.02, 0.03], {"static": 10.0, "dynamic": 20.0, "cooperative": 30.0}[how])
 

@@ -365,6 +365,7 @@ def test_what_is_left_where_there_is_less_memory() -> None:
     compared = turned(lab, mixes, told)
     found = measured(lab, oversubscribed.maker("oversubscribed-decode", mixes)(lab, 9, compared), repetitions=1)
     assert found.parameters["bus_in_gb_s"] == 56.0
+    assert found.parameters["bus_both_in_gb_s"] == 46.0
     case = {"mix": "decode", "programs": 4, "graphs": 1}
     assert values(found, oversubscribed.DRIVER, case, "passes_per_s") == [pytest.approx(PASSES, rel=0.01)]
     pressed = {**case, "percent": 300, "turn_s": 0.5}

@@ -262,6 +262,10 @@ class Lab(Protocol):
         """copies.cu: a call measures GB/s to pinned memory of the host, and back."""
         ...
 
+    def both_ways(self) -> tuple[float, float]:
+        """The same of both at once: GB/s out, and in."""
+        ...
+
     def shared(self, how: str, seed: int) -> Shared:
         """serving.cu and batch.cu of the tests, in a slice with a budget that `how` shares: static, or a policy."""
         ...

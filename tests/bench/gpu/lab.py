@@ -35,7 +35,7 @@ WORK, IDLE, CREATED = 32, 36, 40
 """Offsets of products.cu."""
 HOT_NS, FULL_NS, PREFETCH_OUT, PREFETCH_IN = 64, 72, 48, 56
 """Offsets of elastic.cu."""
-OUT, IN = 40, 48
+OUT, IN, BOTH_OUT, BOTH_IN = 40, 48, 56, 64
 """Offsets of copies.cu."""
 WRONG = 16
 """Offset of programs that do jobs."""
@@ -304,6 +304,13 @@ class GpuLab:
                 return run.u64(OUT) / 1e9, run.u64(IN) / 1e9
 
             yield measure
+
+    def both_ways(self) -> tuple[float, float]:
+        command = [built(SOURCES / "copies.cu"), "PAGE", str(COPIED_MIB)]
+        with started(lambda run: run.u64(READY) == 1, *command) as run:
+            run.set(GO, 1)
+            wait_for(lambda: run.u32(OVER) == 1, "it has copied", seconds=START_S)
+            return run.u64(BOTH_OUT) / 1e9, run.u64(BOTH_IN) / 1e9
 
     def shared(self, how: str, seed: int) -> Shared:
         serving, batch = (built(TESTS / f"{name}.cu") for name in ("serving", "batch"))

@@ -34,8 +34,8 @@ TURNED = (
     "{what} of 8.5 GiB each in a slice that has room for a part of what they hold, contexts counted: 150 % is two "
     "thirds. Turns are of half a second at most, or of one where it says so. `of room for all`: the part of its own "
     "speed that a program keeps, in the mean, of the same programs just before. The bus carries {{bus_out_gb_s:.1f}} "
-    "GB/s to the host and {{bus_in_gb_s:.1f}} to the GPU, one way at a time; what the library moved for turns goes "
-    "both ways at once."
+    "GB/s to the host and {{bus_in_gb_s:.1f}} to the GPU, one way at a time, and {{bus_both_out_gb_s:.1f}} and "
+    "{{bus_both_in_gb_s:.1f}} both at once, as what the library moves for turns."
 )
 KEPT = ("kept", "least_kept", "passes_per_s", "in_gb_s", "out_gb_s", "written_part", "missed_part", "over_part")
 

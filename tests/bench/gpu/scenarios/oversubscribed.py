@@ -221,10 +221,12 @@ def maker(name: str, mixes: Sequence[Mix]) -> Any:
 
     def make(lab: Lab, seed: int, compared: Sequence[Subject] | None = None) -> Scenario:
         def bus() -> Mapping[str, Any]:
-            """What it carries in this run, one way at a time."""
+            """What it carries in this run, one way at a time, and both at once."""
             with lab.copied() as copy:
                 out, back = copy()
-            return {"bus_out_gb_s": out, "bus_in_gb_s": back}
+            both_out, both_in = lab.both_ways()
+            both = {"bus_both_out_gb_s": both_out, "bus_both_in_gb_s": both_in}
+            return {"bus_out_gb_s": out, "bus_in_gb_s": back, **both}
 
         fixed = {"each_mib": EACH_MIB, "window_s": WINDOW_S, "settle_s": SETTLE_S}
         return Scenario(name, DRIVER, subjects(lab, mixes) if compared is None else compared, bus, fixed)
