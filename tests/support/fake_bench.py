@@ -181,8 +181,8 @@ class FakeRoom:
     limits: list[int | None] = attrs.field(factory=list)
     waits: list[float] = attrs.field(factory=list)
 
-    def words(self) -> list[str]:
-        return []
+    def words(self, *properties: str) -> list[str]:
+        return [*properties]
 
     def held(self) -> int:
         return self.held_bytes

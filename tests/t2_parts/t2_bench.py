@@ -21,6 +21,7 @@ from tests.bench.gpu.lab import GpuLab, carried
 from tests.bench.gpu.scenarios import (
     SCENARIOS,
     bandwidth,
+    critical,
     fairness,
     latency,
     levers,
@@ -382,6 +383,21 @@ def test_what_is_left_where_there_is_less_memory() -> None:
     assert not [cell for cell in found.cells if cell.system == oversubscribed.DRIVER and "percent" in cell.case]
 
 
+def test_requests_beside_programs_with_less_memory() -> None:
+    lab = FakeLab()
+    rooms = [FakeRooms(lab, oversubscribed.DRIVER), FakeRooms(lab, oversubscribed.TURNS, 0.9)]
+    found = measured(lab, critical.make(lab, 9, [*rooms, FakeRooms(lab, oversubscribed.OFF, 0.02)]), repetitions=1)
+    first = [one for one in lab.started if one.critical][1:]
+    assert [one.words for one in first] == [["compute.priority=0"]] * 3
+    case = {"percent": critical.PERCENT}
+    (p99,), (alone,) = (values(found, oversubscribed.TURNS, one, "p99_ms") for one in (case, {}))
+    assert p99 >= alone
+    (turned,) = values(found, oversubscribed.TURNS, case, "passes_per_s")
+    (without,) = values(found, oversubscribed.OFF, case, "passes_per_s")
+    assert turned > 5 * without
+    assert rooms[1].rooms[0].limits == [(40 << 30) * 100 // critical.PERCENT, None]
+
+
 def test_the_room_is_a_part_of_what_programs_hold() -> None:
     lab = FakeLab()
     mixes = oversubscribed.science()
@@ -437,7 +453,7 @@ ggroup: gpu 0: asked to move 64 MiB, moved 0 MiB in 3 us
 def test_a_scenario_by_the_beginning_of_its_name() -> None:
     options = argparse.Namespace(only=["oversubscribed", "levers"])
     assert bench.chosen(options, SCENARIOS) == [
-        *(f"oversubscribed-{name}" for name in ("decode", "inference", "mixed", "science")),
+        *(f"oversubscribed-{name}" for name in ("critical", "decode", "inference", "mixed", "science")),
         "levers",
     ]
     options.only = []
@@ -579,6 +595,9 @@ def test_a_page_and_a_check_of_all_of_it(tmp_path: Path) -> None:
         fairness.make(lab, 9, compared),
         bandwidth.make(lab, 9, FakeSystem(lab, "ggroupfs")),
         policies.make(lab, 9),
+        critical.make(
+            lab, 9, [FakeRooms(lab, one) for one in (oversubscribed.DRIVER, oversubscribed.TURNS, oversubscribed.OFF)]
+        ),
         *(
             oversubscribed.maker(f"oversubscribed-{name}", mixes)(lab, 9, turned(lab, mixes))
             for name, mixes in (
@@ -595,7 +614,7 @@ def test_a_page_and_a_check_of_all_of_it(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     files = {path.name for path in documents.render(found, tmp_path)}
     drawn = ["latency-decode", "latency-convolution", "pareto", "pressure"]
-    drawn += [name for name in SCENARIOS if name.startswith("oversubscribed")]
+    drawn += [name for name in SCENARIOS if name.startswith("oversubscribed") and name != critical.NAME]
     assert files == {"benchmarks.md", *(f"benchmarks-{name}.svg" for name in drawn)}
     text = (tmp_path / "docs" / "benchmarks.md").read_text()
     for name in SCENARIOS:

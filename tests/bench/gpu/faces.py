@@ -191,8 +191,8 @@ class Worked(Running, Protocol):
 class Room(Protocol):
     """A slice that programs are in, or none: then it has all of the GPU, and its files are not there."""
 
-    def words(self) -> list[str]:
-        """What stands before the command of a program."""
+    def words(self, *properties: str) -> list[str]:
+        """What stands before the command of a program, which has these properties (compute.priority=0)."""
         ...
 
     def held(self) -> int:

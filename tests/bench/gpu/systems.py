@@ -226,7 +226,7 @@ class Ggroupfs:
 class Everything:
     """No slice: the GPU."""
 
-    def words(self) -> list[str]:
+    def words(self, *properties: str) -> list[str]:
         return []
 
     def held(self) -> int:
@@ -264,8 +264,8 @@ class SliceRoom(Everything):
     def _files(self) -> Path:
         return self.mount / "slice" / self._path / "0"
 
-    def words(self) -> list[str]:
-        return run_in(self.mount, within=self._path)
+    def words(self, *properties: str) -> list[str]:
+        return run_in(self.mount, *properties, within=self._path)
 
     def held(self) -> int:
         eventually(self._files.exists, "its programs are in the tree")

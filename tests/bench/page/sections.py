@@ -121,6 +121,12 @@ SECTIONS = {
         KEPT,
         "kept",
     ),
+    "oversubscribed-critical": Section(
+        "More memory than there is: requests beside it",
+        "A latency-critical program of best priority (convolutions, {load:.0%} load, bursts as above) beside three "
+        "decode loops of 8.5 GiB, in a slice with room for all and with room for two thirds.",
+        (*WAITS[:2], "passes_per_s", "given_up"),
+    ),
     "files": Section(
         "One access to a file",
         "Client and server on one CPU, {calls} calls each; medians.",

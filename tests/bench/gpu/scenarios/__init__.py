@@ -8,7 +8,17 @@ import attrs
 
 from tests.bench.core.runner import Scenario
 from tests.bench.gpu.faces import Lab
-from tests.bench.gpu.scenarios import bandwidth, fairness, latency, levers, oversubscribed, pareto, policies, pressure
+from tests.bench.gpu.scenarios import (
+    bandwidth,
+    critical,
+    fairness,
+    latency,
+    levers,
+    oversubscribed,
+    pareto,
+    policies,
+    pressure,
+)
 
 Make = Callable[[Lab, int], Scenario]
 """Of a lab and a seed."""
@@ -36,6 +46,7 @@ SCENARIOS: Mapping[str, Entry] = {
     "levers": Entry(levers.make, 35, 3),
     "fairness": Entry(fairness.make, 95, 3),
     "bandwidth": Entry(bandwidth.make, 75, 3),
+    critical.NAME: Entry(critical.make, 110, 1, by_default=False),
     **{
         f"oversubscribed-{name}": Entry(oversubscribed.maker(f"oversubscribed-{name}", mixes()), budget, 1, False)
         for name, mixes, budget in (
