@@ -10,6 +10,7 @@ have two programs that share memory. Where that changes, the switches of those G
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
@@ -29,6 +30,10 @@ log = logging.getLogger(__name__)
 
 LONELY_S = 5.0
 """Seconds for which a level has no turns, and room, before its switch ends."""
+
+TIES_S = 1.0
+"""Seconds between two looks for what ties GPUs, which is one at all programs. One that came to be on several meanwhile
+has no turns until then."""
 
 
 @attrs.define(eq=False)
@@ -57,6 +62,8 @@ class Levels:
         self._levers: dict[int, Levers] = {}
         self._contenders: dict[int, Sequence[Contender]] = {}
         self._running: dict[Place, Running] = {}
+        self._wide: Sequence[frozenset[int]] = ()  # GPUs that a gang is on, of each that is on several
+        self._looked = -math.inf  # when that was found out, by trio's clock
         self.nursery: trio.Nursery | None = None
         """What switches run in, while the schedulers run."""
 
@@ -132,8 +139,10 @@ class Levels:
         tied = frozenset({gpu})
         if len(self._levers) < 2:
             return tied
-        wide = [gang.gpus for gang in gangs(self._ties()) if gang.takes_turns and len(gang.gpus) > 1]
-        while more := frozenset().union(*(gpus for gpus in wide if gpus & tied)) - tied:
+        if trio.current_time() >= self._looked + TIES_S:
+            self._looked = trio.current_time()
+            self._wide = [gang.gpus for gang in gangs(self._ties()) if gang.takes_turns and len(gang.gpus) > 1]
+        while more := frozenset().union(*(gpus for gpus in self._wide if gpus & tied)) - tied:
             tied |= more
         return tied
 
