@@ -398,6 +398,13 @@ def test_requests_beside_programs_with_less_memory() -> None:
     assert rooms[1].rooms[0].limits == [(40 << 30) * 100 // critical.PERCENT, None]
 
 
+def test_what_has_no_turns_has_none_of_a_second() -> None:
+    driver, turns, off = oversubscribed.subjects(FakeLab(), oversubscribed.science())
+    assert [one.turn_s for one in turns.mixes[0].pressures] == [0.5, 0.5, 0.5, 1.0]
+    assert [one.percent for one in off.mixes[0].pressures] == [150, 200, 300]
+    assert not driver.pressed
+
+
 def test_the_room_is_a_part_of_what_programs_hold() -> None:
     lab = FakeLab()
     mixes = oversubscribed.science()
