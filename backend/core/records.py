@@ -144,6 +144,8 @@ class Books:
     """compute.max: work on the GPU in each period, microseconds; MAX is no quota."""
     period_us: int = settings.PERIOD.default
     """compute.max: the period, microseconds."""
+    wait_max_us: int = 0
+    """compute.wait.max, microseconds; 0 is ``default``."""
     pressure_bytes: int = 0
     """usermemfd: bytes to give back, of the latest record."""
     pressure_seq: int = 0
@@ -255,6 +257,8 @@ class Footprint:
     """Bytes of programs that go into the host, or come back from it, only as a whole: a wait for that is long."""
     silent: int = 0
     """Bytes of programs whose library was found not to speak: nothing of them moves before it does."""
+    clean: int | None = None
+    """Bytes in the host of copies of what is on the GPU: to go that need not be written. They are not swap."""
 
     def __add__(self, other: Footprint) -> Footprint:
         return Footprint(
@@ -265,6 +269,7 @@ class Footprint:
             _total(self.exchanged, other.exchanged),
             self.whole + other.whole,
             self.silent + other.silent,
+            _total(self.clean, other.clean),
         )
 
 
@@ -326,6 +331,9 @@ class Place:
     drain_us: int | None = attrs.field(default=None, eq=False)
     """Longest run in a round while it drains, microseconds; 0 what it has. None where it does not: no part of the
     decision, either."""
+
+    leaves: int = attrs.field(default=0, eq=False)
+    """Bytes of its memory that are about to go before its next turn, where it is off; no part of it, either."""
 
     @property
     def drains(self) -> bool:

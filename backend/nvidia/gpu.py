@@ -10,7 +10,7 @@ import contextlib
 import errno
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 
 import attrs
 import trio
@@ -22,6 +22,7 @@ from backend.core.reasons import Engines
 from backend.core.records import Activity, Capability, Footprint, GpuInfo
 from backend.core.settings import TIMESLICE, Lever
 from backend.core.turns import TurnEnd
+from backend.core.workingset import WorkingSet
 from backend.cuda.managed import Managed
 from backend.nvidia import rm, thaw
 from backend.nvidia.deadline import Deadline
@@ -453,11 +454,11 @@ class NvidiaGpu:
     async def attach(self, process: Process) -> None:
         await self._let_go(process, Engines.NONE)
 
-    async def end_turn(self, process: Process, bound_us: int) -> TurnEnd:
+    async def end_turn(self, process: Process, bound_us: int, leaves: int = 0) -> TurnEnd:
         self._require()
         if self._capabilities.get(GR_ALONE) is not Capability.ENFORCED:
             return TurnEnd.UNGATED  # its copy engines go off as well: it gains nothing by being drained
-        return await self.managed.end_turn(process, bound_us)
+        return await self.managed.end_turn(process, bound_us, leaves)
 
     def rank(self, behind: Mapping[Process, Sequence[Process]], hold_us: int) -> None:
         self.managed.rank(behind, hold_us)
@@ -479,6 +480,16 @@ class NvidiaGpu:
     async def take(self, process: Process, engines: Engines) -> None:
         """Has the TSGs of these engines off the runlist, and the others on it, whatever was proven."""
         await self._change(process, engines=engines)
+
+    def working_set(self, process: Process) -> WorkingSet | None:
+        return self.managed.working_set(process)
+
+    def shares(self, process: Process) -> frozenset[Hashable] | None:
+        return self.managed.shares(process)
+
+    async def prepare(self, process: Process, nbytes: int) -> int:
+        self._require()
+        return await self.managed.prepare(process, nbytes)
 
     async def reclaim(self, process: Process, nbytes: int) -> int:
         self._require()

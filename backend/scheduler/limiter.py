@@ -94,6 +94,11 @@ class Limiter:
         self._woken = trio.Event()
         self._epoch = 0.0
 
+    @property
+    def pulls(self) -> bool:
+        """Whether quotas take calls of the driver: up to RATE a second (``holding.py``)."""
+        return any(one.levers for one in self._limited.values())
+
     def poke(self) -> None:
         """Has it look for processes and quotas anew, soon."""
         if not self._poked.is_set():

@@ -146,9 +146,9 @@ class Real(Traced):
 
     # What takes its time
 
-    async def end_turn(self, process: Process, bound_us: int) -> TurnEnd:
+    async def end_turn(self, process: Process, bound_us: int, leaves: int = 0) -> TurnEnd:
         await trio.sleep(CLOSE_S)
-        return await super().end_turn(process, max(bound_us, DRAIN_US))
+        return await super().end_turn(process, max(bound_us, DRAIN_US), leaves)
 
     async def begin_turn(self, process: Process) -> None:
         if self._later is None:  # at the end of the daemon

@@ -4,6 +4,8 @@
 
 #include "totals.h"
 
+#include <string.h>
+
 #include "moment.h"
 
 static struct total {
@@ -11,6 +13,8 @@ static struct total {
 	uint64_t submitted, finished, launches;
 	int64_t worked;		/* us for which some were pending; while some are, less the moment since when they are */
 	uint64_t since;		/* that moment; us */
+	struct totals_set set;
+	enum totals_told told;
 } totals[GG_ORDINALS];			/* under `lock`; by the program's number of the device */
 static struct totals_page *page;	/* under `lock` */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -39,6 +43,22 @@ static void show(size_t ordinal)
 	__atomic_store_n(&page->gpu[index].worked, word(&totals[ordinal]), __ATOMIC_RELAXED);
 	__atomic_store_n(&page->gpu[index].submitted, totals[ordinal].submitted, __ATOMIC_RELAXED);
 	__atomic_store_n(&page->gpu[index].finished, totals[ordinal].finished, __ATOMIC_RELEASE);
+}
+
+/* On lines of their own: a launch says nothing new of these. */
+static void show_set(size_t ordinal)
+{
+	struct device *device = totals[ordinal].device;
+	int index = device ? __atomic_load_n(&device->index, __ATOMIC_ACQUIRE) : -1;
+
+	if (!page || index < 0 || index >= GG_DEVICES)
+		return;
+	__atomic_store_n(&page->set[index].used, totals[ordinal].set.used, __ATOMIC_RELAXED);
+	__atomic_store_n(&page->set[index].resident, totals[ordinal].set.resident, __ATOMIC_RELAXED);
+	__atomic_store_n(&page->set[index].unwritten, totals[ordinal].set.unwritten, __ATOMIC_RELAXED);
+	__atomic_store_n(&page->set[index].missed, totals[ordinal].set.missed, __ATOMIC_RELAXED);
+	__atomic_store_n(&page->set[index].over, totals[ordinal].set.over, __ATOMIC_RELAXED);
+	__atomic_store_n(&page->set[index].told, totals[ordinal].told, __ATOMIC_RELEASE);
 }
 
 /* `at` is when; 0: now. With `lock` held. */
@@ -77,6 +97,18 @@ void totals_finish(struct device *device, uint64_t finished, uint64_t at)
 	pthread_mutex_unlock(&lock);
 }
 
+void totals_tell(struct device *device, const struct totals_set *set, enum totals_told told)
+{
+	size_t ordinal = (size_t)device->ordinal;
+
+	pthread_mutex_lock(&lock);
+	totals[ordinal].device = device;
+	totals[ordinal].set = *set;
+	totals[ordinal].told = told;
+	show_set(ordinal);
+	pthread_mutex_unlock(&lock);
+}
+
 void totals_get(const struct device *device, uint64_t *submitted, uint64_t *finished)
 {
 	size_t ordinal = (size_t)device->ordinal;
@@ -91,8 +123,10 @@ void totals_share(struct totals_page *shared)
 {
 	pthread_mutex_lock(&lock);
 	page = shared;
-	for (size_t i = 0; i < GG_ORDINALS; i++)
+	for (size_t i = 0; i < GG_ORDINALS; i++) {
 		show(i);
+		show_set(i);
+	}
 	pthread_mutex_unlock(&lock);
 }
 
@@ -112,6 +146,5 @@ void totals_forget(void)
 {
 	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 	page = NULL;
-	for (size_t i = 0; i < GG_ORDINALS; i++)
-		totals[i] = (struct total){ 0 };
+	memset(totals, 0, sizeof(totals));
 }

@@ -61,6 +61,7 @@ static struct turn {
 	bool drained;		/* atomically: nothing has run since */
 	uint64_t closed_at;	/* atomically: when it was closed last; us */
 	struct device *device;	/* atomically; NULL before its first turn */
+	uint64_t gap;		/* atomically: how often a turn has ended */
 	struct pace pace;	/* under `lock` */
 } turns[GG_ORDINALS];
 
@@ -341,6 +342,7 @@ int turn_end(struct device *device, uint64_t timeout_us, bool *drained)
 			return EBUSY;
 		turn->seen = false;
 		__atomic_store_n(&turn->closed_at, start, __ATOMIC_RELAXED);
+		__atomic_add_fetch(&turn->gap, 1, __ATOMIC_RELAXED);
 		set(turn, CLOSED, 0);
 	}
 	if (!turn->seen) {
@@ -367,6 +369,24 @@ int turn_end(struct device *device, uint64_t timeout_us, bool *drained)
 			 *drained ? "nothing runs" : "something runs", (unsigned long long)(moment_us() - start),
 			 turn_waiting(device));
 	return 0;
+}
+
+bool turn_is_over(const struct device *device)
+{
+	return is_closed(&turns[device->ordinal]);
+}
+
+bool turn_is_one(const struct device *device)
+{
+	return turn_is_over(device) || __atomic_load_n(&turns[device->ordinal].run_ahead_us, __ATOMIC_RELAXED);
+}
+
+uint64_t turn_gap(const struct device *device)
+{
+	const struct turn *turn = &turns[device->ordinal];
+	const bool in_one = is_closed(turn) && __atomic_load_n(&turn->drained, __ATOMIC_RELAXED);
+
+	return in_one ? __atomic_load_n(&turn->gap, __ATOMIC_RELAXED) : 0;
 }
 
 bool turn_is_late(const struct device *device)

@@ -46,6 +46,12 @@ int turn_end(struct device *device, uint64_t timeout_us, bool *drained);
  * much as the driver lets it. */
 void turn_begin(struct device *device, uint64_t run_ahead_us);
 
+/* Whether it is over, so that the program waits for its next one. */
+bool turn_is_over(const struct device *device);
+/* Whether the program takes turns: it is over, or its run-ahead is bounded. */
+bool turn_is_one(const struct device *device);
+/* The number of the gap between two turns that the program is in, with nothing running there; 0: it is in none. */
+uint64_t turn_gap(const struct device *device);
 /* Whether it is over, and something ran still when turn_end said so last: what waits until nothing runs waits in
  * vain. */
 bool turn_is_late(const struct device *device);
