@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import itertools
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import attrs
 import pytest
@@ -30,7 +33,7 @@ from tests.bench.gpu.scenarios import (
     policies,
     pressure,
 )
-from tests.bench.gpu.systems import Mps
+from tests.bench.gpu.systems import LIMIT_AGAIN_S, LIMIT_S, Mps, SliceRoom
 from tests.bench.page import documents
 from tests.bench.page.sections import SECTIONS
 from tests.support.fake_bench import PASSES, PRODUCTS, SERVICE_S, FakeLab, FakeProgram, FakeRooms, FakeSystem
@@ -653,3 +656,31 @@ def test_percentages_of_mps_are_what_was_asked_for() -> None:
     assert found["MPS"].percentage(batch) is None
     weighed = found["MPS, percentages by weight"].percentage
     assert [weighed(Part(weight=one)) for one in fairness.WEIGHTS] == [14, 29, 57]
+
+
+@pytest.mark.parametrize(
+    ("refusals", "code", "writes"), [(3, errno.EAGAIN, 4), (99, errno.EAGAIN, None), (1, errno.EBUSY, None)]
+)
+def test_a_limit_is_written_until_it_holds(
+    monkeypatch: pytest.MonkeyPatch, refusals: int, code: int, writes: int | None
+) -> None:
+    """Programs may not give at once what they have; one that answers otherwise, or never comes to hold, is an error."""
+    now, seen = [0.0], list[tuple[str, str]]()
+
+    def write(room: SliceRoom, name: str, value: str) -> None:
+        seen.append((name, value))
+        if len(seen) <= refusals:
+            raise OSError(code, os.strerror(code))
+
+    room = SliceRoom(None, "a")  # type: ignore[arg-type]
+    monkeypatch.setattr(SliceRoom, "_write", write)
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr("tests.bench.gpu.systems.time", clock)
+    if writes is None:
+        with pytest.raises(OSError, match=os.strerror(code)):
+            room.limit(4096)
+        assert now[0] <= LIMIT_S + LIMIT_AGAIN_S
+        assert len(seen) == 1 or code == errno.EAGAIN
+    else:
+        room.limit(4096)
+        assert seen == [("gmem.limit.high", "4096")] * writes

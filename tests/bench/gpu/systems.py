@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -22,6 +23,11 @@ from tests.support.policy_program import PolicyProgram
 from tests.t7_nvidia.programs import run_in
 
 Programs = Sequence[tuple[Part, Running]]
+
+LIMIT_S, LIMIT_AGAIN_S = 10.0, 0.6
+"""Seconds for which a limit is written again that answers EAGAIN, and between two writes. A program that is asked to
+move lets go where none of its kernels ends within 0.3 s, as beside others that read over the bus; then it is not asked
+for 0.5 s."""
 
 
 class PlainStage:
@@ -272,7 +278,14 @@ class SliceRoom(Everything):
         return int((self._files / "gmem.current").read_text())
 
     def limit(self, nbytes: int | None) -> None:
-        self._write("gmem.limit.high", "max" if nbytes is None else str(nbytes))
+        until = time.monotonic() + LIMIT_S
+        while True:
+            try:
+                return self._write("gmem.limit.high", "max" if nbytes is None else str(nbytes))
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise
+            time.sleep(LIMIT_AGAIN_S)
 
     def wait(self, seconds: float) -> None:
         self._write("compute.wait.max", f"{seconds * 1000:g}")
