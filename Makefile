@@ -116,8 +116,8 @@ check: build-test
 	mandoc -T lint -W warning docs/man/*.[58]
 	$(PY) -m tests.style
 
-# Twice as many as there are processors in CI: a worker waits for programs, clocks and mounts for half of its time.
-WORKERS ?= 4
+# Three times as many as there are processors in CI: a worker waits for programs, clocks and mounts for most of its time.
+WORKERS ?= 6
 
 test-unit: build-test cuda-tests
 	@[ "$$(id -u)" = 0 ] || { echo "make test: the mount tests need root" >&2; exit 1; }
