@@ -117,8 +117,8 @@ check: build-test
 	mandoc -T lint -W warning docs/man/*.[58]
 	$(PY) -m tests.style
 
-# Twice as many as there are processors in CI: a worker waits for programs, clocks and mounts for half of its time.
-WORKERS ?= 4
+# Three times as many as there are processors in CI: a worker waits for programs, clocks and mounts for most of its time.
+WORKERS ?= 6
 
 test-unit: build-test cuda-tests
 	@[ "$$(id -u)" = 0 ] || { echo "make test: the mount tests need root" >&2; exit 1; }
@@ -146,9 +146,11 @@ include tests/t8_containers/containers.mk
 include tests/t8_slurm/slurm.mk
 include tests/debian/debian.mk
 
-# test-kmod, test-systemd, test-containers and test-slurm, two at a time: the longest first, so that both processors are at
-# work to the end.
-test-machines: kmod-ready systemd-share containers-share slurm-share
+# test-kmod, test-systemd, test-containers and test-slurm, two at a time, as what they need before: the longest first, so
+# that both processors are at work to the end. All packages come first: apt is one's alone.
+test-machines: build-test
+	$(call apt_install,$(APT_KMOD) $(APT_SYSTEMD) $(APT_DEB))
+	$(MAKE) -j2 --output-sync=target containers-share slurm-share systemd-share kmod-ready
 	$(MAKE) -j2 --output-sync=target $(KMOD_LONG) systemd-guest containers-guest slurm-guest $(KMOD_SHORT)
 
 FUZZ ?= 50

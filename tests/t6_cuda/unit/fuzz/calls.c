@@ -170,7 +170,7 @@ static bool is_reached(size_t i)
 	return rows[i].right && (!faulty || (rows[i].faults && rows[i].walks));
 }
 
-bool calls_all_reached(void)
+bool calls_reached_all(void)
 {
 	for (size_t i = 0; i < ENTRIES; i++)
 		if (is_asked(i) && !is_reached(i))

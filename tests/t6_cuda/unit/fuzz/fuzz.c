@@ -138,7 +138,7 @@ void fuzz(struct device *device, CUcontext context, CUcontext other)
 	}
 	/* A call within which something moves has hundreds of the driver: what is called seldom, and by chance with a move each
 	 * time, is not through them yet. Here nothing moves but where a step has it. */
-	for (uint64_t i = 0; i < MORE * count && count >= ENOUGH && !calls_all_reached(); i++) {
+	for (uint64_t i = 0; i < MORE * count && count >= ENOUGH && !calls_reached_all(); i++) {
 		moves_allow(false);
 		watch_step(count + i);
 		step(i, UINT64_MAX);
