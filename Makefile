@@ -116,8 +116,9 @@ check: build-test
 	mandoc -T lint -W warning docs/man/*.[58]
 	$(PY) -m tests.style
 
-# Three times as many as there are processors in CI: a worker waits for programs, clocks and mounts for most of its time.
-WORKERS ?= 6
+# Twice as many as there are processors in CI: a worker waits for programs, clocks and mounts for half of its time. With three
+# times as many, threads of tests/t6_cuda that wait for each other take half of that time from the rest.
+WORKERS ?= 4
 
 test-unit: build-test cuda-tests
 	@[ "$$(id -u)" = 0 ] || { echo "make test: the mount tests need root" >&2; exit 1; }
