@@ -25,8 +25,8 @@ bool calls_end(enum entry entry, CUresult result, CUresult expected, const char 
 /* Ends the test unless every entry point about memory, or about a context that has some, has succeeded, and with faults,
  * was called with each of its calls of the driver failing in turn. */
 void calls_check_all(void);
-/* Whether that is so by now. */
-bool calls_reached_all(void);
+/* Whether that is so of each that was called by now: some are only at the end. */
+bool calls_finished(void);
 /* The last calls, on stderr. */
 void calls_say(void);
 /* How many there were, and how many faults. */

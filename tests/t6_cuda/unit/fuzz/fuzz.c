@@ -134,8 +134,10 @@ void fuzz(struct device *device, CUcontext context, CUcontext other)
 			say(i);
 	}
 	/* What is called seldom waits for threads, too: how often all that it needs is there differs from run to run. */
-	for (uint64_t i = count; count >= ENOUGH && i < 2 * count && !calls_reached_all(); i++)
+	for (uint64_t i = count; count >= ENOUGH && i < 2 * count && !calls_finished(); i++) {
+		watch_step(i);
 		step(i, count);
+	}
 	moves_allow(false);
 	end();
 	say(count);
