@@ -116,8 +116,7 @@ check: build-test
 	mandoc -T lint -W warning docs/man/*.[58]
 	$(PY) -m tests.style
 
-# Twice as many as there are processors in CI: a worker waits for programs, clocks and mounts for half of its time. With three
-# times as many, threads of tests/t6_cuda that wait for each other take half of that time from the rest.
+# Twice as many as there are processors in CI: a worker waits for programs, clocks and mounts for half of its time.
 WORKERS ?= 4
 
 test-unit: build-test cuda-tests
@@ -147,7 +146,7 @@ include tests/t8_slurm/slurm.mk
 include tests/debian/debian.mk
 
 # test-kmod, test-systemd, test-containers and test-slurm, two at a time, as what they need before: the longest first, so
-# that both processors are at work to the end. All packages come first: apt is one's alone.
+# that both processors are at work to the end. All packages come first, since only one apt can run at a time.
 test-machines: build-test
 	$(call apt_install,$(APT_KMOD) $(APT_SYSTEMD) $(APT_DEB))
 	$(MAKE) -j2 --output-sync=target containers-share slurm-share systemd-share kmod-ready
