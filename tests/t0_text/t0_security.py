@@ -27,15 +27,16 @@ NAMED = re.compile(r"`((?:backend|ggroupfs)(?:\.\w+)+|GGROUP_[A-Z_]+|\w+_per_use
 
 
 def table() -> list[list[str]]:
-    """The rows of the table, but for those that have only a title."""
-    lines = [
-        line
-        for line in section("What a tenant can hold or cause", DOCS / "security.md").splitlines()
-        if line.startswith("|")
-    ]
-    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
-    assert cells[0] == ["a tenant", "bound", "beyond it", "tests"]
-    return [row for row in cells[2:] if not row[0].startswith("**")]
+    """What a tenant does, the bound, what is beyond it, and the tests, of each item of the list."""
+    text = section("What a tenant can hold or cause", DOCS / "security.md")
+    found = []
+    for item in re.split(r"^- (?=\*\*)", text, flags=re.MULTILINE)[1:]:
+        title, *lines = re.split(r"^  - ", item.partition("\n\n")[0], flags=re.MULTILINE)
+        fields = dict(" ".join(line.split()).split(": ", 1) for line in lines)
+        assert set(fields) <= {"bound", "beyond it", "tests"}, item
+        words = " ".join(title.split()).strip("*")
+        found.append([words, *(fields.get(name, "") for name in ("bound", "beyond it", "tests"))])
+    return found
 
 
 def said(text: str) -> list[float]:
