@@ -61,7 +61,7 @@ def constant(name: str) -> Sequence[float]:
 
 
 def in_the_daemon(name: str) -> Any:
-    """A constant of a module, or what a field of a class is if nobody says anything else."""
+    """A constant of a module, or the default of a field of a class."""
     inside, _, last = name.rpartition(".")
     place = pkgutil.resolve_name(inside)
     return getattr(place() if isinstance(place, type) else place, last)
