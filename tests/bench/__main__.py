@@ -3,7 +3,7 @@
     python -m tests.bench host [--only NAME]...    measure what needs no GPU
     python -m tests.bench gpu [--only NAME]...     measure on the GPU 0 of this machine
     python -m tests.bench keep [FILE]              put what was measured into the record that is committed
-    python -m tests.bench render                   docs/benchmarks.md, its plots, and the part of the README
+    python -m tests.bench render                   benchmarks/README.md, its plots, and the part of the README
     python -m tests.bench check [FILE]             what moved since the committed record; exit code 1 if it is worse
 
 What is measured goes into build/bench.json, scenario by scenario: one that is measured again replaces what was there.
@@ -22,7 +22,7 @@ from tests.bench import machine
 from tests.bench.core import check, record, runner
 from tests.bench.core.record import Record, Run
 
-COMMITTED = machine.ROOT / "docs" / "benchmarks.json"
+COMMITTED = machine.ROOT / "benchmarks" / "record.json"
 MEASURED = machine.ROOT / "build" / "bench.json"
 SEED = 9
 

@@ -10,7 +10,7 @@ of program i, where each other one j wants the GPU with the probability P(j), is
 and it wants the GPU itself for R(i) = busy(i) / r(i) of each R(i) + 1 - busy(i): a fixed point, of which a few rounds
 are made. Programs that always compute have their weights exactly; two programs have the exact mean as well.
 
-Nothing computes faster for being shared: the engine runs one context at a time (docs/benchmarks.md). What sharing
+Nothing computes faster for being shared: the engine runs one context at a time (benchmarks/README.md). What sharing
 itself costs is EFFICIENCY. Memory is never moved here: what is placed on a GPU fits there ("memory turns" are off), so
 no figure of memory pressure enters.
 """
@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 EFFICIENCY = 1162 / 1173
 """Rate that programs which share a GPU have in all, of one alone: batch of three by weight over batch alone, both in
-docs/benchmarks.md (shares by weight; decoding, exclusive)."""
+benchmarks/README.md (shares by weight; decoding, exclusive)."""
 ROUNDS = 5
 """Rounds of the fixed point: another one moves no pace by a hundredth."""
 NODES: Sequence[tuple[float, float]] = (

@@ -47,8 +47,8 @@ SECTIONS = {
         "Memory pressure",
         "A program that holds more than a budget of 16 GiB, and uses half of it in one pass of eight only. The card is "
         "never oversubscribed with unified memory, which can hang it: that has the budget as a rule that the program "
-        "keeps by itself, and far less than the card has free. Who has a limit is measured once it gets no faster from "
-        "one 6 s to the next.",
+        "keeps by itself, and far less than the card has free. What has a limit is measured once it gets no faster "
+        "from one 6 s to the next.",
         ("passes_per_s", "settled_s"),
         "pressure",
     ),
@@ -98,7 +98,7 @@ SECTIONS = {
     "salus": Section(
         "Traces of Salus, in virtual time",
         "The trace of its table 2 and its searches, replayed by `ggroupfs replay`; repetitions are other seeds. What "
-        "was published of it, and the paper's figures: [policies.md](policies.md#the-papers-workloads).",
+        "was published of it, and the paper's figures: [replay](../docs/policies/replay.md#the-papers-workloads).",
         ("makespan_min", "completion_min", "completion_p95_min"),
     ),
     "flyt": Section(
