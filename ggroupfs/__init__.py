@@ -2,7 +2,7 @@
 
 From the kernel inwards: `fs.operations` (thin, async) -> `fs.tree` (what there is) -> `fs.controls` (the one table of
 control files) -> `text.values` (text to number and back). `daemon` is the life of one mount, `cli` the command.
-`view` reads a mounted tree from outside, for `commands`; docs/design.md has a table of all folders.
+`view` reads a mounted tree from outside, for `commands`; docs/architecture.md has a table of all folders.
 """
 
 VERSION = "0.1.0"

@@ -1,6 +1,6 @@
 """Families: a process that asked for limits by its environment and its children, as slices below that of their cgroup.
 
-Pure. docs/design.md, "Families", says what they are; :mod:`backend.core.population` makes their slices, and
+Pure. docs/decisions/0022-families.md says what they are; :mod:`backend.core.population` makes their slices, and
 :mod:`backend.core.membership` says which process is in which.
 """
 

@@ -3,7 +3,7 @@
 Reading, for programs that look once, needs nothing but files. :class:`Tree` and :class:`Group` are for programs that
 stay, written with trio: policies. :class:`Job` is for programs that a policy of lanes is to take in, and
 :class:`Latencies` for servers whose latency slo is to know; both need nothing but Python. So each is imported when it
-is asked for. docs/policies.md has examples.
+is asked for. docs/policies/writing.md has examples.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a server tells the policy slo what its latency is (docs/policies.md)."""
+"""How a server tells the policy slo what its latency is (docs/policies/slo.md)."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A policy is pure: it has no clock, opens no file and waits for nothing. So the same object runs over a mounted tree
 (:mod:`ggroupfs.policies.mounted`) and in the simulator (:mod:`ggroupfs.replay`), and can be tested with neither.
-docs/policies.md shows how to write one.
+docs/policies/writing.md shows how to write one.
 """
 
 from __future__ import annotations

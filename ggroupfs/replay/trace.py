@@ -1,4 +1,4 @@
-"""Traces of jobs: text, one JSON object a line. docs/policies.md says what the keys mean."""
+"""Traces of jobs: text, one JSON object a line. docs/policies/replay.md says what the keys mean."""
 
 from __future__ import annotations
 

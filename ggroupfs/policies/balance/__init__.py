@@ -1,4 +1,4 @@
-"""Programs are spread over the GPUs of a machine, by compute.migrate: docs/policies.md has what for.
+"""Programs are spread over the GPUs of a machine, by compute.migrate: docs/policies/balance.md has what for.
 
 ``core.py`` decides when, on pictures and latencies alone; ``picture.py`` is what a picture is and what to expect of a
 move, ``choice.py`` which move it is, and ``history.py`` who may be moved again, and when. ``demand.py`` and

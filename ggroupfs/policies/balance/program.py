@@ -68,7 +68,7 @@ async def check(tree: Tree) -> None:
 
 
 async def run(tree: Tree, config: Table) -> None:
-    """The program; see docs/policies.md."""
+    """The program; see docs/policies/balance.md."""
     settings = Settings.read(config)
     await check(tree)
     program = Program(tree, settings)

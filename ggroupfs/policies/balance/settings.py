@@ -1,4 +1,4 @@
-"""What the policy is told: docs/policies.md has every key."""
+"""What the policy is told: docs/policies/balance.md has every key."""
 
 from __future__ import annotations
 

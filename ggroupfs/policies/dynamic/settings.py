@@ -27,7 +27,7 @@ class Manner:
 
 @attrs.frozen
 class Settings:
-    """See docs/policies.md for the keys."""
+    """See docs/policies/dynamic.md for the keys."""
 
     high: Group
     """Who comes first."""

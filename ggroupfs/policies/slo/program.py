@@ -181,7 +181,7 @@ async def _check(tree: Tree, settings: Settings) -> bool:
 
 
 async def run(tree: Tree, config: Table) -> None:
-    """The program; see docs/policies.md."""
+    """The program; see docs/policies/slo.md."""
     settings = Settings.read(config)
     can_move = await _check(tree, settings)
     tenants = [Tenant(tree, target) for target in settings.targets]

@@ -1,4 +1,4 @@
-"""What the policy is told: docs/policies.md has every key."""
+"""What the policy is told: docs/policies/slo.md has every key."""
 
 from __future__ import annotations
 
