@@ -1,6 +1,6 @@
 """Level 0: the bounds of docs/security.md are those of the code, and each has a test.
 
-That the tests are there is looked for in t3_hostile.py, for every page that names some.
+That the tests are there is looked for in t0_pages.py, for every page.
 """
 
 from __future__ import annotations
