@@ -2,7 +2,7 @@
 was given.
 
 On an H100 that was busy the GR TSG of PyTorch programs had RM's default when it was found, 1024 us, and the CUDA
-library's, 2048 us, only seconds later (docs/notes/measurements.md).
+library's, 2048 us, only seconds later (docs/nvidia.md).
 """
 
 from __future__ import annotations
