@@ -25,6 +25,7 @@ PAGES = sorted(
 )
 BLOCK = re.compile(r"^```.*?^```[^\n]*$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+REFERENCE = re.compile(r"^\[[^\]]+\]: (\S+)$", re.MULTILINE)
 TOP = "ggroupfs|backend|kmod|tests|docs|systemd|packaging|completions|benchmarks"
 IN_FULL = re.compile(rf"(?<![\w./~$-])(?:{TOP})/[\w.?*/-]*[\w*/]")
 """Path from the top."""
@@ -99,7 +100,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
     """To a file of the tree, and to a heading of it where it names one."""
     text = BLOCK.sub("", page.read_text(encoding="utf-8"))
     broken = []
-    for target in LINK.findall(text):
+    for target in (*LINK.findall(text), *REFERENCE.findall(text)):
         if target.startswith(("http://", "https://")):
             continue
         name, _, anchor = target.partition("#")
