@@ -1,5 +1,6 @@
-"""Priorities and weights become timeslices and places on the runlist.
+"""Schedulers of GPU time: turn priorities and weights into timeslices and places on the runlist.
 
-``shares.py`` says who is to have what, ``core.py`` how that is brought about, with ``fair.py`` for those who share and
-``filler.py`` for those who fill what is left: all of it pure. ``scheduler.py`` acts on a GPU.
+``shares.py`` computes the share that each process is due. ``core.py`` decides how to bring it about, with ``fair.py``
+for the processes that share the engine and ``filler.py`` for those that fill the time left over. All of these are
+pure; ``scheduler.py`` acts on a GPU.
 """
