@@ -35,7 +35,7 @@ class Deadline:
         self._overdue = False
 
     async def call(self, function: Callable[[], T]) -> T:
-        """Return the result of `function`, called in a thread. OSError: ETIMEDOUT when it takes too long, EAGAIN
+        """Return the result of `function`, called in a thread. Raises OSError: ETIMEDOUT when it takes too long, EAGAIN
         where no thread can be had.
         """
         async with self._turn:
@@ -67,7 +67,7 @@ class Narrow:
 
     @contextlib.contextmanager
     def passed(self) -> Iterator[None]:
-        """Hold the section. OSError(ETIMEDOUT)."""
+        """Hold the section. Raises OSError(ETIMEDOUT) after a wait in vain."""
         if not self._lock.acquire(timeout=0 if self._late else self._seconds):
             self._late = True
             raise OSError(errno.ETIMEDOUT, f"{self._what} does not answer")

@@ -52,7 +52,9 @@ def is_usable(fd: int, number: int) -> bool:
 
 
 def is_open_at(pid: int, fd: str, number: int) -> bool:
-    """Return whether a program has such a file at descriptor `fd`. OSError where this process lacks a resource."""
+    """Return whether a program has such a file at descriptor `fd`. Raises OSError where this
+    process lacks a resource.
+    """
     if number_of(f"/proc/{pid}/fd/{fd}") != number:
         return False
     try:

@@ -90,7 +90,7 @@ class Enforcement:
 
     def look(self, force: bool) -> None:
         """Find the process's TSGs; with `force`, even if the host's totals say that there are no new ones.
-        OSError.
+        Raises OSError.
         """
         with self._alive():
             self._applied.handles.wide(force)
@@ -104,7 +104,7 @@ class Enforcement:
 
     def enforce(self, again: bool = False, anew: bool = False) -> str:
         """Make the hardware follow; `again`, `anew` and the result are as of
-        :meth:`backend.nvidia.tenant.Tenant.enforce`. The levers take about 1 ms. OSError.
+        :meth:`backend.nvidia.tenant.Tenant.enforce`. The levers take about 1 ms. Raises OSError.
         """
         applied = self._applied
         with self._acting, self._alive():

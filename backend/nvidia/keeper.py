@@ -288,7 +288,7 @@ class Handful:
     """Processes that seem to have undone a setting."""
 
     def ask(self, totals: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
-        """Ask all questions, in a thread; return the host's totals from before. OSError."""
+        """Ask all questions, in a thread; return the host's totals from before. Raises OSError."""
         before = totals()
         for tenant in self.frozen:
             if tenant not in self.undone and tenant.questions.is_thawed():

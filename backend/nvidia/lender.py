@@ -71,7 +71,7 @@ class Lender:
                 self._socket = _start(number)
 
     def get(self, pidfd: int, pid: int, fd: int, number: int) -> int:
-        """Return a duplicate of descriptor `fd` of a process, if it is a file of device `number`. OSError: EBADF
+        """Return a duplicate of descriptor `fd` of a process, if it is a file of device `number`. Raises OSError: EBADF
         where it is not, EPERM where too many calls for that user are stuck, ETIMEDOUT where this one is, ESRCH for
         a process that is gone, and others where this process lacks a resource.
         """
