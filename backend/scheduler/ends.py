@@ -3,8 +3,7 @@
 At the end of its turn a program launches nothing more, and what it has launched gets DRAIN_US to finish before its GR
 engine goes off. A program that needs longer *drains*: it stays on the runlist beside the program whose turn has
 begun, and its memory can be moved meanwhile like that of a running program. Beside programs that are always busy it
-runs once in a round of 60 ms. With slices of 50 us, 20 ms of work would take 24 s; with DRAIN_SLICE_US they take 0.6
-s.
+runs once in a round of 60 ms. With slices of 50 us, 20 ms of work would take 24 s; with DRAIN_SLICE_US, 0.6 s.
 
 The cost to a program of better priority: in each round with such a slice it waits for that slice, which is no longer
 than it would wait for any neighbour without a scheduler. That happens in ten rounds of a turn, since the launched
@@ -43,9 +42,8 @@ from backend.process.identity import Member, Process
 from backend.scheduler.use import Sample
 
 DRAIN_US = 5_000
-"""Time that a program has to drain at the end of its turn, in its own slice, microseconds. Turns that end in the
-same look are all waited for before the next look. This is a tenth of a turn of 0.5 s, and the engine is busy
-meanwhile.
+"""Time that a program has to drain at the end of its turn, in its own slice, microseconds. The next look waits for all
+turns that end in one look; this is a hundredth of a turn of 0.5 s, and the engine is busy meanwhile.
 """
 DRAIN_MOST_US = 2_000_000
 """Time that it has after that, on the runlist, microseconds: 33 slices of 2 ms, in rounds of 60 ms behind programs

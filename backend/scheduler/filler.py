@@ -2,8 +2,7 @@
 
 Several fillers on the runlist, with the shortest slices, would switch among themselves all the time, and a process
 with precedence would have to wait for all of them. So a filler with work is off the runlist until its turn. A filler
-without work stays on the runlist, because it could not show new work while off; so does a filler that rarely has
-work.
+without work stays on the runlist, because it could not show new work while off; so does one that rarely has work.
 
 A filler that did not fill its last turn gets the next turn once enough work has come meanwhile to fill it, and the
 turn lasts as long as that work takes: no time lies idle while others have work. Work is taken to come at the rate at
@@ -42,9 +41,9 @@ RATE, BURST = 2.5, 5
 REST_MOST_US = 3_000_000
 """Longest wait for a turn of a filler that has too little work to fill one, microseconds."""
 RARE = 0.005
-"""Fraction of free time up to which a filler counts as rare and takes no turns. While a rare filler has work, it
-and the filler whose turn it is switch all the time, and it has a tenth of the engine: at most a twentieth is lost
-that way.
+"""Fraction of free time up to which a filler counts as rare and takes no turns. While a rare filler has work,
+it and the filler whose turn it is switch all the time, and it has a tenth of the engine: at most a twentieth is
+lost that way.
 """
 FILLED = 0.9
 """Fraction of the free time of a turn from which on the turn counts as filled: the filler had more work."""
@@ -63,9 +62,7 @@ work while it rests, so its turns do not wait for work.
 SLACK = 0.01
 """Tolerance of that comparison, as a fraction of all time; `needs` may also grow by it from turn to turn."""
 FORGETS = 1.02
-"""Factor by which `needs` may grow from one turn to the next; a turn that used less than `needs` lowers it at
-once.
-"""
+"""Factor by which `needs` may grow from one turn to the next; a turn that used less lowers it at once."""
 LATE_US = 250_000
 """Delay after which use is reported at the latest, microseconds: a trace is 0.2 s late."""
 MEMORY_US = 4_000_000
@@ -81,7 +78,7 @@ class Account:
     """An estimate of the work that one filler has. *Free* time is engine time that the first layer leaves."""
 
     since: int
-    """Begin of the history, microseconds of the Filler's own clock."""
+    """Start of the history, microseconds of the Filler's own clock."""
     free: int = 0
     """Free time since then, microseconds."""
     used: int = 0
@@ -340,7 +337,7 @@ class Filler:
         owes = self._owed >= OWED_US and any(due[1:])
         if here is None:
             candidates = self._best(due) or self._longest_off(hungry, use)
-        elif self._left >= window_us / 2:  # one that goes before it by priority does so now
+        elif self._left >= window_us / 2:  # a filler of a better priority takes over now
             candidates = {} if self._owing else self._best(due[:here])
         else:
             # The one of all of these that had least: with the best layer only, the last layer would get nothing.

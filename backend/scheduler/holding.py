@@ -100,8 +100,8 @@ class Holding:
                 return 2 if is_off else 0
 
     def _take(self, now: float, calls: int) -> bool:
-        """Take `calls` driver calls from both budgets if both have them, else from neither; return whether they
-        were taken.
+        """Take `calls` driver calls from both budgets if both have them, else from neither; return whether
+        they were taken.
         """
         if not self._own.has(now, calls) or not self._calls.take(now, calls):
             return False
@@ -137,8 +137,8 @@ class Holding:
         one.is_behind = False
 
     def _settle(self, one: Limited, act: Act, taken: int, is_pulled: bool) -> None:
-        """Correct both budgets: give back calls that were reserved and not made, and owe those made without a
-        reservation.
+        """Correct both budgets: give back calls that were reserved and not made, and owe those made without
+        a reservation.
         """
         if taken and not is_pulled:
             for bucket in (self._own, self._calls):

@@ -10,8 +10,8 @@ from backend.process.identity import Process
 from backend.scheduler.shares import Contender
 
 RANKED_MOST = 64
-"""Processes that one process goes behind, at most: of a thousand ahead, only those of the best priority are passed
-on.
+"""Processes that one process goes behind, at most: of a thousand ahead, only those of the best priority
+are passed on.
 """
 
 

@@ -45,8 +45,8 @@ class Contender:
 
 
 Layer = Mapping[Process, float]
-"""Shares of the processes of one layer, as fractions of the layer's time. Its work goes before that of the next
-layer.
+"""Shares of the processes of one layer, as fractions of the layer's time. Its work goes before that of
+the next layer.
 """
 
 
