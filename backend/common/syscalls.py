@@ -32,8 +32,8 @@ STATFS_BYTES = 256
 
 
 def filesystem(fd: int) -> int:
-    """Return the type of the filesystem of a file, as in linux/magic.h: the first word of statfs(2). Raises
-    OSError.
+    """Return the type of the filesystem of a file, as in linux/magic.h: the first word of statfs(2).
+    Raises OSError.
     """
     buffer = ctypes.create_string_buffer(STATFS_BYTES)
     named("fstatfs", fd, buffer)

@@ -83,9 +83,9 @@ def levels_in(text: str) -> Sequence[Level]:
 
 
 def families(environment: MutableMapping[str, str]) -> tuple[Sequence[Level], Sequence[str]]:
-    """Return the families of the process that has this environment, and complaints about values that are ignored
-    because of `GGROUP_LENIENT`. A new family that it asks for is noted in the environment, for its children. Raises
-    Refused.
+    """Return the families of the process that has this environment, and complaints about values that are
+    ignored because of `GGROUP_LENIENT`. A new family that it asks for is noted in the environment, for its
+    children. Raises Refused.
     """
     lenient, complaints = is_lenient(environment), []
     try:

@@ -111,8 +111,8 @@ def pidfd_of_peer(connection: socket.socket) -> int:
 
 
 def pid_of_peer(connection: socket.socket) -> int:
-    """Return the peer's pid in our pid namespace; 0 where it has none that is visible here. Only a name, for /proc
-    and messages.
+    """Return the peer's pid in our pid namespace; 0 where it has none that is visible here. Only a name, for
+    /proc and messages.
     """
     return _peer(connection)[0]
 

@@ -114,8 +114,8 @@ def listening(path: Path) -> Iterator[Connection]:
 
 
 def is_served(path: Path) -> bool:
-    """Return whether a process listens at a path, even with no room for a connection, or for another type of
-    socket.
+    """Return whether a process listens at a path, even with no room for a connection, or for another
+    type of socket.
     """
     if len(os.fsencode(path)) > PATH_MOST:
         return False
@@ -124,9 +124,9 @@ def is_served(path: Path) -> bool:
 
 
 def default_path(folder: Path, mountpoint: str) -> Path:
-    """Return the path of a mount's socket. Like the journal it is named after the mountpoint, so that programs find
-    the next daemon after an upgrade or a crash. (The mount's device number is different then, and may be another
-    mount's.)
+    """Return the path of a mount's socket. Like the journal it is named after the mountpoint, so that programs
+    find the next daemon after an upgrade or a crash. (The mount's device number is different then, and may be
+    another mount's.)
     """
     path = folder / f"{quote(mountpoint.strip('/'), safe='', errors='surrogateescape') or 'root'}.sock"
     if len(os.fsencode(path)) > PATH_MOST:
@@ -135,9 +135,9 @@ def default_path(folder: Path, mountpoint: str) -> Path:
 
 
 def trusted(path: Path) -> None:
-    """Raise EPERM where a user other than root and us could put something else at `path`: a directory that leads
-    there, or a link on the way, belongs to another user, or is writable by others and not sticky (the last one: even
-    if sticky).
+    """Raise EPERM where a user other than root and us could put something else at `path`: a directory that
+    leads there, or a link on the way, belongs to another user, or is writable by others and not sticky (the
+    last one: even if sticky).
     """
     whole = Path(os.path.abspath(path))
     real = Path(os.path.realpath(whole.parent))
@@ -172,8 +172,8 @@ class Door:
         self.connections: Counter[int] = Counter()
         """Number of connections of each user."""
         self.turns: dict[int, Turns] = defaultdict(Turns)
-        """Turns of each user: whatever the number of its connections, one of their messages is taken per round of the
-        event loop.
+        """Turns of each user: whatever the number of its connections, one of their messages is taken per round
+        of the event loop.
         """
 
 
@@ -304,8 +304,8 @@ class Line:
             return None
 
     async def send(self, message: Message, descriptors: Sequence[int] = ()) -> bool:
-        """Send a message once there is room; return False where the other end is gone, as :meth:`receive` then says,
-        too.
+        """Send a message once there is room; return False where the other end is gone, as :meth:`receive`
+        then says, too.
         """
         async with self._sending:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):

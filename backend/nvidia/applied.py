@@ -55,8 +55,8 @@ class Applied:
         return [tsg for tsg in self.handles.tsgs() if tsg.gpu_id == self.gpu_id]
 
     def takes(self, tsg: Tsg) -> bool:
-        """Return whether a TSG is to be off the runlist. A TSG whose engine is unknown may run kernels, so it
-        counts as GR.
+        """Return whether a TSG is to be off the runlist. A TSG whose engine is unknown may run kernels, so
+        it counts as GR.
         """
         if self.engines is Engines.GR:
             return tsg.engine is not Engine.COPY

@@ -24,8 +24,8 @@ Used = Callable[[Process], int | None]
 
 
 CARRIED_US = 1_000_000
-"""Sampled time, and engine time, that is kept to be matched with the other, microseconds: samples are a second
-late.
+"""Sampled time, and engine time, that is kept to be matched with the other, microseconds: samples
+are a second late.
 """
 
 
@@ -44,8 +44,8 @@ class Work:
     counts: bool = False
     """Whether the program ever counted its kernels."""
     unmatched: tuple[float, float] = (0.0, 0.0)
-    """Sampled time in excess of engine time, and engine time in excess of sampled time, microseconds; each up to
-    CARRIED_US.
+    """Sampled time in excess of engine time, and engine time in excess of sampled time, microseconds; each up
+    to CARRIED_US.
     """
 
     def match(self, sampled: float, used: float) -> float:
@@ -59,8 +59,8 @@ class Work:
 
 
 class BusyTime:
-    """Busy time of the processes of one GPU. `used` is `age` looks old, so it is matched with what was pending
-    then.
+    """Busy time of the processes of one GPU. `used` is `age` looks old, so it is matched with what
+    was pending then.
     """
 
     def __init__(self, age: int) -> None:
@@ -93,8 +93,8 @@ class BusyTime:
             work.used = work.used if now is None else now
 
     def sample(self, programs: Iterable[tuple[Process, bool | None]], used: Used, sampled: Mapping[int, float]) -> None:
-        """Add what samples say since the last call, in microseconds by pid, for programs that do not count their
-        kernels.
+        """Add what samples say since the last call, in microseconds by pid, for programs that do not count
+        their kernels.
         """
         for process, pending in programs:
             if pending is not None:

@@ -80,15 +80,15 @@ class Tsg:
 
 
 def is_channel(class_: int) -> bool:
-    """Return whether a class is a GPFIFO channel: 0xC36F Volta, 0xC56F Ampere, 0xC86F Hopper, 0xC96F Blackwell,
-    ...
+    """Return whether a class is a GPFIFO channel: 0xC36F Volta, 0xC56F Ampere, 0xC86F Hopper, 0xC96F
+    Blackwell, ...
     """
     return class_ & 0xFF == 0x6F
 
 
 def is_gr_object(class_: int) -> bool:
-    """Return whether a class is a compute (0xCBC0 Hopper, ...) or 3D (0xCB97, ...) object, which makes a channel
-    GR.
+    """Return whether a class is a compute (0xCBC0 Hopper, ...) or 3D (0xCB97, ...) object, which
+    makes a channel GR.
     """
     return class_ > 0xFF and class_ & 0xFF in (0xC0, 0x97)
 
@@ -159,15 +159,15 @@ class ClientCounter:
             return self._control.cards()
 
     def totals(self) -> tuple[int, ...]:
-        """Return the counts of clients and resources of the whole host (4 us): while they stay the same, nothing
-        new was made.
+        """Return the counts of clients and resources of the whole host (4 us): while they stay the same,
+        nothing new was made.
         """
         with self._narrow.passed():
             return self._control.query(self._root, self._root, rm.GET_CLIENT_DATABASE_INFO, rm.DATABASE_INFO, 0, 0)
 
     def sample(self) -> int:
-        """Return the index that the next client will get. To learn it takes a client, made and freed, and so one
-        index.
+        """Return the index that the next client will get. To learn it takes a client, made and freed,
+        and so one index.
         """
         with self._narrow.passed():
             client = self._control.allocate(0, 0, 0, rm.CLASS_ROOT)
@@ -243,8 +243,8 @@ class Handles:
         self._recalled: dict[tuple[int, int], int] = {}
 
     def recall(self, defaults: Mapping[tuple[int, int], int]) -> None:
-        """Recall timeslices that TSGs, as (client, handle), had before an earlier daemon changed them, in
-        microseconds.
+        """Recall timeslices that TSGs, as (client, handle), had before an earlier daemon changed them,
+        in microseconds.
         """
         with self._lock:
             self._recalled |= defaults
@@ -287,8 +287,8 @@ class Handles:
 
     def wide(self, force: bool = False) -> bool:
         """Look for new clients, and further past the highest handle of each client; return whether it looked.
-        Without `force`, it does not look if the host made nothing new. Raises ProcessLookupError when the process
-        is gone.
+        Without `force`, it does not look if the host made nothing new. Raises ProcessLookupError when the
+        process is gone.
         """
         with self._looking:
             return self._wide(force)
@@ -334,8 +334,8 @@ class Handles:
         self._fds = frozenset(controls)
 
     def _drop_gone(self, controls: Mapping[int, rm.Control]) -> None:
-        """Forget freed objects. A number that was closed and opened again is another file, so its clients are
-        gone.
+        """Forget freed objects. A number that was closed and opened again is another file, so its
+        clients are gone.
         """
         with self._lock:
             clients = list(self._clients.items())
@@ -396,8 +396,8 @@ class Handles:
 
 
 class Census:
-    """The Handles of every process, shared by all GPUs: a process has one set of clients for all GPUs that it
-    uses.
+    """The Handles of every process, shared by all GPUs: a process has one set of clients for all
+    GPUs that it uses.
     """
 
     def __init__(self, system: System, counter: ClientCounter) -> None:

@@ -76,8 +76,8 @@ class Enforcement:
         self.adopt_again()
 
     def adopt_again(self) -> None:
-        """Ask which channels are off the runlist before the next step, since another daemon may have taken them
-        off.
+        """Ask which channels are off the runlist before the next step, since another daemon may have
+        taken them off.
         """
         self._adopted, self._began = False, NEVER
 
@@ -141,9 +141,9 @@ class Enforcement:
         return (applied.stays_off or not applied.off) and applied.handles.may_be_new()
 
     def _concerned(self, controls: Controls, sliced: Set[Tsg], again: bool) -> Sequence[Tsg]:
-        """Return the TSGs to act on, among them those of `sliced`, with those of their handles that are still what
-        they were. A lever on GR TSGs asks nothing about the copy TSGs, and one that sets timeslices nothing about
-        channels.
+        """Return the TSGs to act on, among them those of `sliced`, with those of their handles that are still
+        what they were. A lever on GR TSGs asks nothing about the copy TSGs, and one that sets timeslices
+        nothing about channels.
         """
         tsgs = self._applied.tsgs()
         due = tsgs if again or self.unsure else self._applied.due()
@@ -182,9 +182,9 @@ class Enforcement:
 
     @contextmanager
     def _borrowed(self) -> Iterator[Controls]:
-        """Yield the files that the process's clients belong to. A program that gave a file another number (dup2)
-        looks as if it had closed the file: then its files are looked for again. EBUSY for a program that does so
-        all the time.
+        """Yield the files that the process's clients belong to. A program that gave a file another number
+        (dup2) looks as if it had closed the file: then its files are looked for again. EBUSY for a program that
+        does so all the time.
         """
         handles = self._applied.handles
         for last in (False, True):

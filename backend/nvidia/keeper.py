@@ -124,8 +124,8 @@ class Keeper:
                     rest = 0.0
 
     async def _tick(self) -> bool:
-        """Ask a batch, restore what was undone, and look for new TSGs; return whether there is anything to ask
-        about.
+        """Ask a batch, restore what was undone, and look for new TSGs; return whether there is
+        anything to ask about.
         """
         tenants = list(self._tenants.values())
         if self._has_slept():
@@ -199,8 +199,8 @@ class Keeper:
         return asleep() - self._asleep > ASLEEP_S
 
     async def _begin_again(self, tenants: Iterable[Tenant]) -> None:
-        """Set everything again after a suspend, when it is unknown what still holds. Failures are retried at the
-        next look.
+        """Set everything again after a suspend, when it is unknown what still holds. Failures are retried at
+        the next look.
         """
         self._asleep = asleep()
         for tenant in tenants:

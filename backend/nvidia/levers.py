@@ -61,9 +61,9 @@ def shares(tsgs: Sequence[Tsg], us: int) -> Mapping[Tsg, int]:
 
 
 def differing(tsgs: Sequence[Tsg], us: int, slices: Mapping[Key, int]) -> Iterator[tuple[Tsg, int]]:
-    """Yield the GR TSGs whose timeslice is known to differ from their part of `us` microseconds, with that part. A
-    TSG that was given none has its native timeslice, which may change, so it is yielded even where the two are
-    equal.
+    """Yield the GR TSGs whose timeslice is known to differ from their part of `us` microseconds, with that
+    part. A TSG that was given none has its native timeslice, which may change, so it is yielded even where the
+    two are equal.
     """
     for tsg, share in shares(tsgs, us).items():
         if slices.get(name(tsg), UNKNOWN if us else share) != share:
@@ -133,8 +133,8 @@ def detach(controls: Controls, tsgs: Sequence[Tsg], off: set[Key], enabled: Read
 
 
 def attach(controls: Controls, tsgs: Sequence[Tsg], off: set[Key], enabled: ReadBack) -> None:
-    """AttachTSG: put all channels of these TSGs back on the runlist, even if another process disabled them once
-    more.
+    """AttachTSG: put all channels of these TSGs back on the runlist, even if another process disabled
+    them once more.
     """
     for control, client, subdevice, channels in _batches(controls, tsgs, frozenset()):
         for _ in range(NESTED):
@@ -153,9 +153,9 @@ def attach(controls: Controls, tsgs: Sequence[Tsg], off: set[Key], enabled: Read
 
 
 def attach_once(controls: Controls, tsgs: Sequence[Tsg], off: set[Key]) -> None:
-    """Enable every channel once, before :func:`detach` disables all of them. What was disabled stays disabled as
-    often as it was; what another process enabled is disabled once. Asking about each channel would take four times
-    as long.
+    """Enable every channel once, before :func:`detach` disables all of them. What was disabled stays disabled
+    as often as it was; what another process enabled is disabled once. Asking about each channel would take four
+    times as long.
     """
     for control, client, subdevice, channels in _batches(controls, tsgs, frozenset()):
         off.difference_update((client, channel) for channel in channels)

@@ -18,8 +18,8 @@ from backend.process.identity import Process
 log = logging.getLogger(__name__)
 
 ANSWER_S = 1.0
-"""Seconds within which new processes on a list are identified; a process that takes longer is new on the next
-list.
+"""Seconds within which new processes on a list are identified; a process that takes longer is new on
+the next list.
 """
 THREADS = 16
 """Threads that identify them."""
@@ -112,8 +112,8 @@ class ProcessList:
         self._unmet = False
 
     def not_met(self, process: Process, error: OSError) -> None:
-        """Note that a new process could not be taken into the tree, for lack of descriptors, say. It is new on the
-        next list.
+        """Note that a new process could not be taken into the tree, for lack of descriptors, say. It is new on
+        the next list.
         """
         self.forget(process)
         self._tell(process.pid, error)

@@ -39,8 +39,8 @@ class Mover:
         self.home = home
         """Index of the GPU that runs this Mover."""
         self.watchers: list[Callable[[Process, str], None]] = []
-        """Called with a program that an earlier daemon suspended, and the UUID of its GPU, when the program runs
-        again.
+        """Called with a program that an earlier daemon suspended, and the UUID of its GPU, when the
+        program runs again.
         """
         self._room = room
         self._look = trio.Event()
@@ -86,8 +86,8 @@ class Mover:
             return True
 
     def is_due(self, process: Process) -> bool:
-        """Return whether a process is in the host since an earlier daemon, and is brought back as soon as
-        possible.
+        """Return whether a process is in the host since an earlier daemon, and is brought back as
+        soon as possible.
         """
         return self._suspended is not None and process in self._suspended
 

@@ -18,8 +18,8 @@ class Notes(Protocol):
         """Return the noted timeslices of a process, microseconds, by the names under which they were noted."""
 
     def note(self, process: Process, timeslices: Mapping[str, int]) -> None:
-        """Replace the notes of a process: the timeslices that have to be given back to its TSGs, microseconds by
-        name.
+        """Replace the notes of a process: the timeslices that have to be given back to its TSGs,
+        microseconds by name.
         """
 
 

@@ -63,8 +63,8 @@ class Proven:
         return [Verdict(control, Capability.ENFORCED, evidence) for control, evidence in found.items()]
 
     def keep(self, uuid: str, verdicts: Sequence[Verdict]) -> None:
-        """Record the verdicts of a GPU if all its controls were proven. GR_ALONE is recorded if proven, and need
-        not be.
+        """Record the verdicts of a GPU if all its controls were proven. GR_ALONE is recorded if proven,
+        and need not be.
         """
         proven = {
             verdict.control: verdict.evidence for verdict in verdicts if verdict.capability is Capability.ENFORCED

@@ -38,8 +38,8 @@ class Questions:
         return key is not None and self._is_undone(key)
 
     def finds_undone(self) -> bool:
-        """As :meth:`is_thawed`, just before all channels are taken off again: if the channel is on, a new round
-        begins.
+        """As :meth:`is_thawed`, just before all channels are taken off again: if the channel is on, a
+        new round begins.
         """
         key = self._next()
         if key is None or not self._is_undone(key):

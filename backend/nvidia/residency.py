@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping
 import attrs
 
 SWITCH_MOST_NS = 1_000_000
-"""Longest time between two stays that counts as a switch, nanoseconds; after a longer one the engine had no
-context.
+"""Longest time between two stays that counts as a switch, nanoseconds; after a longer one the engine
+had no context.
 """
 
 PRUNE = 1024

@@ -161,8 +161,8 @@ LOST = frozenset(status for status, code in _ERRNO.items() if code == errno.ENOD
 
 
 class RmError(OSError):
-    """A refusal by RM: `errno` says it in the system's terms, `status` in RM's. GPU_IS_LOST and its like are
-    ENODEV.
+    """A refusal by RM: `errno` says it in the system's terms, `status` in RM's. GPU_IS_LOST and its
+    like are ENODEV.
     """
 
     def __init__(self, status: int, what: str) -> None:
@@ -187,8 +187,8 @@ class RmError(OSError):
 
 
 class CallError(RmError):
-    """A failure of the ioctl itself, before RM could answer: out of memory, interrupted, or the driver is
-    unloading.
+    """A failure of the ioctl itself, before RM could answer: out of memory, interrupted, or the
+    driver is unloading.
     """
 
     def __init__(self, error: OSError, what: str) -> None:
@@ -203,8 +203,8 @@ def check(status: int, what: str) -> None:
 
 
 class Control:
-    """One open file of ``/dev/nvidiactl``, to send requests through. For one thread at a time: the buffer is
-    reused.
+    """One open file of ``/dev/nvidiactl``, to send requests through. For one thread at a time: the
+    buffer is reused.
     """
 
     def __init__(self, system: System, fd: int) -> None:
@@ -289,8 +289,8 @@ class Control:
         check(NVOS00.unpack(argument)[3], "free")
 
     def map_to(self, fd: int, client: int, memory: int, nbytes: int) -> None:
-        """RM_MAP_MEMORY: make `memory` readable through a mapping of `fd`, a file of the control device that has
-        no other.
+        """RM_MAP_MEMORY: make `memory` readable through a mapping of `fd`, a file of the control device
+        that has no other.
         """
         argument = bytearray(
             MAP_MEMORY.pack(client, client, memory, 0, nbytes, 0, Status.GENERIC.value, MAP_READ_ONLY, fd)

@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 KERNEL_US = 100
 """Length of a child's kernels, microseconds: far below a timeslice, so that slices decide."""
 START_SECONDS = 10.0
-"""Time limit for a child's first kernel, seconds. Half a second is usual; the first after a driver load takes
-longer.
+"""Time limit for a child's first kernel, seconds. Half a second is usual; the first after a driver
+load takes longer.
 """
 WINDOW = 0.4
 """Seconds over which progress is measured."""

@@ -15,8 +15,8 @@ TIME = struct.Struct("<Q")
 
 
 class Subdevice:
-    """The open files and objects of the client. Raises OSError where the driver refuses one; nothing is left open
-    then.
+    """The open files and objects of the client. Raises OSError where the driver refuses one; nothing is
+    left open then.
     """
 
     HANDLE = _SUBDEVICE

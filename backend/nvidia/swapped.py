@@ -43,8 +43,8 @@ class SwappedPrograms:
         room: Callable[[Process], int] = checkpoint.host_room,
     ) -> None:
         """`freeze` pulls the lever of a process. `anew` is called when a process has come back: everything that
-        the driver had for it is new. `room` returns the bytes that a process may have in the host in addition to
-        what it has.
+        the driver had for it is new. `room` returns the bytes that a process may have in the host in addition
+        to what it has.
         """
         self.bookkeeper: Bookkeeping | None = None
         """The books, once the GPU runs."""
@@ -65,8 +65,8 @@ class SwappedPrograms:
         return process in self._away
 
     def has(self, process: Process) -> bool:
-        """Return whether a process is in the host, or on the way there or back: then this object alone pulls its
-        levers.
+        """Return whether a process is in the host, or on the way there or back: then this object alone
+        pulls its levers.
         """
         return process in self._away or self._is_moving(process)
 
@@ -170,9 +170,9 @@ class SwappedPrograms:
             self._returned.add(process)
 
     def seen(self, process: Process) -> None:
-        """Correct the books when the driver shows a returned process on the GPU: what they have in the host for
-        it, from the time of the earlier daemon, is on the GPU by then. Without the library it has nothing else in
-        the host.
+        """Correct the books when the driver shows a returned process on the GPU: what they have in the host
+        for it, from the time of the earlier daemon, is on the GPU by then. Without the library it has
+        nothing else in the host.
         """
         if (
             self.bookkeeper is None

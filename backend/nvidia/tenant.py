@@ -83,14 +83,14 @@ class Tenant:
         return bool(await self._looks.call(partial(self._system.control_fds, self.process.pid)))
 
     async def look(self, force: bool = False) -> None:
-        """Find the process's TSGs; with `force`, even if the host's totals say that there are no new ones. Raises
-        OSError.
+        """Find the process's TSGs; with `force`, even if the host's totals say that there are no new ones.
+        Raises OSError.
         """
         await self._looks.call(partial(self._look, force))
 
     async def left_off(self) -> set[tuple[int, int]]:
-        """Return the channels that are off the runlist according to the GPU, each as (client, handle). Raises
-        OSError.
+        """Return the channels that are off the runlist according to the GPU, each as (client, handle).
+        Raises OSError.
         """
         return await self._looks.call(self.enforcement.left_off)
 

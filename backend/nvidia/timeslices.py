@@ -59,9 +59,9 @@ class Timeslices:
         return any(us != known[key] for key, us in found.items())
 
     def ask(self, controls: Controls, tsgs: Sequence[Tsg], again: bool) -> tuple[Sequence[Tsg], bool]:
-        """Ask for the timeslices of the TSGs that are about to get another one; with `again`, of all. Return
-        `tsgs` with the native timeslices as known by now, and whether the process undid what was set. Raises
-        OSError.
+        """Ask for the timeslices of the TSGs that are about to get another one; with `again`, of all.
+        Return `tsgs` with the native timeslices as known by now, and whether the process undid what was
+        set. Raises OSError.
         """
         applied = self._applied
         again = again and applied.timeslice_us != 0
@@ -77,9 +77,9 @@ class Timeslices:
         return tsgs, bool(others - self._excuse(others))
 
     def _learn(self, tsgs: Sequence[Tsg], found: Mapping[Key, int]) -> Sequence[Tsg]:
-        """Return `tsgs` with the native timeslices that `found` shows. The native timeslice is the one that a TSG
-        has before another is set; the CUDA library's default counts as native whenever it comes, since it may be
-        set late.
+        """Return `tsgs` with the native timeslices that `found` shows. The native timeslice is the one that a
+        TSG has before another is set; the CUDA library's default counts as native whenever it comes, since it
+        may be set late.
         """
         own = {}
         for tsg in tsgs:

@@ -58,12 +58,12 @@ EDGES = {0x05: Edge.ON, 0x06: Edge.ON, 0x03: Edge.OFF, 0x07: Edge.OFF}
 """Tags (ctrl2080grmgr, fecs_event_list.h): context start and save end, and the same at the simple level of detail."""
 
 OLDEST_NS = 1_000_000_000
-"""Age before the binding, in nanoseconds, from which on a record has no time: it was half written, or its process
-gone.
+"""Age before the binding, in nanoseconds, from which on a record has no time: it was half written, or
+its process gone.
 """
 LATE_NS = 70_000_000
-"""Nanoseconds after which every record is here: the driver collects them every 33 ms, from a timer that may be
-late.
+"""Nanoseconds after which every record is here: the driver collects them every 33 ms, from a timer
+that may be late.
 """
 LAG_NS = 200_000_000
 """Age of every figure, in nanoseconds. The trace is read every tenth of a second, and what is newer than LATE_NS
@@ -174,8 +174,8 @@ class Trace:
         self._backlog.know(now - LATE_NS)
 
     def _note(self, put: int, now: int) -> bool:
-        """Note the records up to `put`; return whether the binding is still of use. A record of another time ends
-        its use.
+        """Note the records up to `put`; return whether the binding is still of use. A record of another
+        time ends its use.
         """
         for number, tag, pid, ns in self._records(put):
             if number != (self._number + 1) & 0xFFFF and self._number >= 0:

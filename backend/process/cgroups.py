@@ -1,5 +1,5 @@
-"""Identify the cgroup that is at a path now: a path is only a name, like a pid, and a cgroup made anew is another
-one.
+"""Identify the cgroup that is at a path now: a path is only a name, like a pid, and a cgroup made anew
+is another one.
 """
 
 from __future__ import annotations

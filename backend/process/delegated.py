@@ -14,8 +14,8 @@ HIERARCHIES = ("cgroup2", "name=systemd")
 
 
 def delegate_of(cgroup: Slice) -> int:
-    """Return the owner of a cgroup's directory or, where that is gone, of the nearest one above; root where there is
-    none.
+    """Return the owner of a cgroup's directory or, where that is gone, of the nearest one above; root where
+    there is none.
     """
     trees = [tree for tree in map(procfs.trees.of, HIERARCHIES) if tree is not None]
     level: Slice | None = cgroup

@@ -95,8 +95,8 @@ class ExitWatch:
 
     def signal(self, process: Process, number: int) -> None:
         """Send a signal to that very process by its pidfd; 0 only checks that this could be done. Raises
-        ProcessLookupError where the process is not watched, or has been reaped, and PermissionError where we may not
-        signal it.
+        ProcessLookupError where the process is not watched, or has been reaped, and PermissionError where we
+        may not signal it.
         """
         pidfd = self._pidfds.get(process)
         if pidfd is None:

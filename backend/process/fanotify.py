@@ -107,8 +107,8 @@ class Openings:
 
 
 def check() -> None:
-    """Raise OSError, with the reason, if openings cannot be made to wait here. This is tried out on a file of our
-    own.
+    """Raise OSError, with the reason, if openings cannot be made to wait here. This is tried out on a
+    file of our own.
     """
     try:
         openings = Openings()

@@ -96,8 +96,8 @@ Group = Member | SliceOn
 
 
 def group_on(node: Node, gpu: int) -> Group:
-    """Return the group of a node on a GPU, for a node whose kind is not known, as those of a journal or the kernel
-    module.
+    """Return the group of a node on a GPU, for a node whose kind is not known, as those of a journal or the
+    kernel module.
     """
     return Member(node, gpu) if isinstance(node, Process) else SliceOn(node, gpu)
 
@@ -199,8 +199,8 @@ def cgroup_of(pid: int) -> Slice:
 
 @functools.lru_cache(maxsize=1024)
 def _slice_of(told: bytes) -> Slice:
-    """Return the slice in the kernel's text about a process. The text is cached, since few processes are ever
-    moved.
+    """Return the slice in the kernel's text about a process. The text is cached, since few processes
+    are ever moved.
     """
     fallback = ROOT
     for one in procfs.parse_cgroups(told):
@@ -213,8 +213,8 @@ def _slice_of(told: bytes) -> Slice:
 
 
 def memberships(pid: int) -> Sequence[procfs.Membership]:
-    """Return the position of `pid` in each hierarchy. Raises ProcessLookupError when it is gone, or ends in a removed
-    cgroup.
+    """Return the position of `pid` in each hierarchy. Raises ProcessLookupError when it is gone, or ends in a
+    removed cgroup.
     """
     return procfs.parse_cgroups(_told_cgroups(pid))
 

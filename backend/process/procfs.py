@@ -70,8 +70,8 @@ _OCTAL = re.compile(rb"\\([0-3][0-7]{2})")
 
 
 def unescaped(word: bytes) -> str:
-    """Return a name that the kernel has escaped: it writes a blank as \\040, and escapes tab, newline and backslash,
-    too.
+    """Return a name that the kernel has escaped: it writes a blank as \\040, and escapes tab, newline and
+    backslash, too.
     """
     return os.fsdecode(_OCTAL.sub(lambda match: bytes((int(match[1], 8),)), word))
 
@@ -135,8 +135,8 @@ def status(pid: int, tid: int | None = None) -> Status:
 
 @attrs.frozen
 class Stat:
-    """The fields of proc_pid_stat(5) that no other file has, and whether the process has ended, as of the same
-    moment.
+    """The fields of proc_pid_stat(5) that no other file has, and whether the process has ended, as of
+    the same moment.
     """
 
     state: bytes
@@ -153,8 +153,8 @@ class Stat:
 
 
 def parse_stat(raw: bytes) -> Stat:
-    """Return those fields of a file. The command, the second field, may hold any bytes; its last parenthesis
-    ends it.
+    """Return those fields of a file. The command, the second field, may hold any bytes; its last
+    parenthesis ends it.
     """
     fields = words(raw[raw.rindex(b")") + 1 :].removesuffix(b"\n"))
     return Stat(fields[0], threads=int(fields[17]), start=int(fields[19]))
@@ -264,8 +264,8 @@ def parse_cgroups(raw: bytes) -> Sequence[Membership]:
 
 
 def told_cgroups(pid: int | Self, tid: int | None = None) -> bytes:
-    """Return the kernel's text on the cgroups of a process, or of one of its threads. Raises ProcessLookupError when
-    that is gone.
+    """Return the kernel's text on the cgroups of a process, or of one of its threads. Raises ProcessLookupError
+    when that is gone.
     """
     return of_process(pid, "cgroup" if tid is None else f"task/{tid}/cgroup")
 
@@ -329,8 +329,8 @@ def _widest(found: Iterable[Mount]) -> Mount | None:
 
 
 def levels(tree: Mount, path: str) -> Iterator[str]:
-    """Yield the directories of a cgroup and of those above it, lowest first; none if this mount does not show the
-    cgroup.
+    """Yield the directories of a cgroup and of those above it, lowest first; none if this mount does not
+    show the cgroup.
     """
     root = tree.root.rstrip("/")
     if path != root and not path.startswith(f"{root}/"):
@@ -372,8 +372,8 @@ trees = Trees()
 
 
 def says(directory: str, name: str) -> bytes:
-    """Return a file of a cgroup, without the newline; empty where there is none, as in the root, or the cgroup is
-    gone.
+    """Return a file of a cgroup, without the newline; empty where there is none, as in the root, or the
+    cgroup is gone.
     """
     with contextlib.suppress(OSError):
         return content(f"{directory}/{name}").removesuffix(b"\n")

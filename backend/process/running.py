@@ -12,8 +12,8 @@ from backend.process import procfs
 from backend.process.identity import memberships
 
 LEVELS = 32
-"""Levels of cgroups above a process that are looked at. A deeper process counts as frozen once all of its
-cgroup is.
+"""Levels of cgroups above a process that are looked at. A deeper process counts as frozen once all of
+its cgroup is.
 """
 
 

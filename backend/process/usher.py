@@ -32,14 +32,14 @@ log = logging.getLogger(__name__)
 BEAT_S = 1.0
 """Longest time between two messages, seconds: a third of the time for which one counts."""
 ANSWER_S = 2.0
-"""Time limit of an answer, seconds; it takes 0.1 ms. An usher without one is killed, and all waiting programs
-go on.
+"""Time limit of an answer, seconds; it takes 0.1 ms. An usher without one is killed, and all waiting
+programs go on.
 """
 PARTS = 20
 """Parts in which the time for an answer is counted."""
 STARVED_S = 10.0
-"""Additional time in which the usher has no processor, seconds. After that it is replaced, and does not count as
-hung.
+"""Additional time in which the usher has no processor, seconds. After that it is replaced, and does not
+count as hung.
 """
 START_S = 30.0
 """Time limit of a start, seconds, with no file marked yet: an interpreter starts in 0.1 s on an idle machine."""
@@ -93,8 +93,8 @@ class Usher:
         self._wake.set()
 
     async def told(self) -> None:
-        """Return once programs that come to a slice frozen by now will wait; or after TOLD_S, or if there is no
-        usher.
+        """Return once programs that come to a slice frozen by now will wait; or after TOLD_S, or if
+        there is no usher.
         """
         asked = self._asked
         with trio.move_on_after(TOLD_S):

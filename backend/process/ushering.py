@@ -280,8 +280,8 @@ class Ushering:
                 self._openings.allow(opening)
 
     def _paused_among(self, waiting: Iterable[Waiter]) -> Collection[Slice]:
-        """Return the cgroups of these that the kernel's freezer has frozen, or is about to, as far as there is time
-        to look.
+        """Return the cgroups of these that the kernel's freezer has frozen, or is about to, as far as there
+        is time to look.
         """
         one_of_each = list({waiter.cgroup: waiter.opening.thread for waiter in waiting}.items())
         random.shuffle(one_of_each)

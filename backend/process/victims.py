@@ -36,8 +36,8 @@ def may_kill_any() -> bool:
 
 
 async def spared(process: Process) -> str | None:
-    """Return why a process must not be killed, in words; None if it may be. Raises ProcessLookupError when it is
-    gone.
+    """Return why a process must not be killed, in words; None if it may be. Raises ProcessLookupError
+    when it is gone.
     """
     pid = process.pid
     if pid == 1:

@@ -23,8 +23,8 @@ TOTALS: dict[tuple[int, int, str], int] = {}
 
 
 def socket_of(mount: str | os.PathLike[str]) -> Path:
-    """Return the socket of a mounted tree, from its ``ggroup.backend``. Raises LookupError where it has no
-    software GPU.
+    """Return the socket of a mounted tree, from its ``ggroup.backend``. Raises LookupError where it has
+    no software GPU.
     """
     facts = facts_of(mount)
     if facts.get("gpu") != "soft" or "socket" not in facts:

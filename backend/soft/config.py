@@ -20,8 +20,8 @@ class SoftConfig:
     capacity: int = 16 << 30
     """Size of the GPU memory, bytes."""
     page: int = 2 * MIB
-    """Size of a page, bytes: the granule of Ghost's transparent GPU huge pages and of CUDA's virtual memory
-    management.
+    """Size of a page, bytes: the granule of Ghost's transparent GPU huge pages and of CUDA's virtual
+    memory management.
     """
     out_bytes_per_s: int = 33_000_000_000
     """Bytes a second from the GPU to the host, remapping included, shared by moves and copies in that direction."""

@@ -16,8 +16,8 @@ REPORT_S = 0.001
 """Shortest time between two reports of completions, in seconds."""
 
 REPORT_MOST_S = 0.01
-"""Longest time between two reports of completions, in seconds: behind a long kernel, another TSG may finish
-short ones.
+"""Longest time between two reports of completions, in seconds: behind a long kernel, another TSG may
+finish short ones.
 """
 
 

@@ -240,8 +240,8 @@ class Session:
         return tsg
 
     def _bounded(self, named: int, first: int, count: int) -> int:
-        """Return `count` if one allocation of this connection holds all those pages. Raises OSError(EFAULT)
-        otherwise.
+        """Return `count` if one allocation of this connection holds all those pages. Raises
+        OSError(EFAULT) otherwise.
         """
         for (owner, start), length in self._pages.items():
             if owner == named and start <= first and first + count <= start + length:

@@ -128,8 +128,8 @@ async def recover(process: Process, source: str = "", target: str = "", room: in
 
 
 async def state(process: Process) -> State:
-    """Return the state of a program according to the driver. Raises OSError where the driver does not know the
-    process.
+    """Return the state of a program according to the driver. Raises OSError where the driver does not
+    know the process.
     """
     return (await _ask(Request(Action.STATE, process))).state
 

@@ -37,8 +37,8 @@ def host_room(process: Process, root: Path = Path("/")) -> int:
 
 
 def _left(cgroup: Path) -> int:
-    """Return the bytes that one cgroup has left; MAX for a cgroup without the memory controller, or without
-    limits.
+    """Return the bytes that one cgroup has left; MAX for a cgroup without the memory controller, or
+    without limits.
     """
     limits = [limit for name in LIMITS if (limit := _number(cgroup / name)) is not None]
     current = _number(cgroup / "memory.current")

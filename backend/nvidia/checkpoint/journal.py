@@ -51,8 +51,8 @@ class Journal:
     """The file of one program, locked."""
 
     def __init__(self, process: Process, *, wait: bool) -> None:
-        """Open and lock the file. Raises BlockingIOError where another agent has it, unless this one is to `wait`
-        for its end.
+        """Open and lock the file. Raises BlockingIOError where another agent has it, unless this one is to
+        `wait` for its end.
         """
         directory().mkdir(mode=0o700, parents=True, exist_ok=True)
         self._path = directory() / _name(process)

@@ -195,8 +195,8 @@ class Library:
         return self._devices[gpu]
 
     def _call(self, name: str, *arguments: Any, no_room: int = errno.ENOMEM) -> None:
-        """Call a function of the library; `no_room` is the errno for a lack of memory: ENOSPC where it must be the
-        GPU's.
+        """Call a function of the library; `no_room` is the errno for a lack of memory: ENOSPC where it
+        must be the GPU's.
         """
         try:
             function = getattr(self._cuda, name)

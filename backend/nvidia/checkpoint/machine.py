@@ -152,8 +152,8 @@ class Machine:
             self.driver.open()
 
     def _room_is_known(self) -> None:
-        """Refuse to go on if the room that a program needs is unknown: a reservation of nothing would not protect
-        it.
+        """Refuse to go on if the room that a program needs is unknown: a reservation of nothing would
+        not protect it.
         """
         if self._request.room <= 0:
             raise OSError(errno.EINVAL, "how much room it needs is not known")
