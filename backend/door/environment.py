@@ -123,7 +123,7 @@ def messages(levels: Sequence[Level], *, everywhere: bool = False) -> Iterator[t
     """Yield the requests that name a program's families; the last one puts it into the tree `everywhere`."""
     for level in levels:
         for name, value in level.values.items():
-            if name in BY_FIELD:  # otherwise it is of a later version
+            if name in BY_FIELD:  # otherwise a setting of a later version
                 yield Op.WANT, (SETTINGS.index(BY_FIELD[name]), value)
         yield Op.FAMILY, (level.id, int(everywhere and level is levels[-1]))
 

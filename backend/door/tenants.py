@@ -224,7 +224,7 @@ async def _serve_one(
             caller.close()
             line = Line(connection, process, door.turns[uid], door.complaints, door.tree, uid)
             session = open_session(process, line)
-        except ProcessLookupError:  # it connected and died, or is in a pid namespace that is not below ours
+        except ProcessLookupError:  # the process died, or is in a pid namespace that is not below ours
             pass
         except OSError as error:
             door.complaints.say("a program cannot be served: %s", error.strerror)

@@ -126,7 +126,7 @@ def _start(number: int) -> socket.socket:
             subprocess.run(
                 [sys.executable, "-m", "backend.nvidia.lender", str(number)],
                 stdin=its.fileno(),
-                stdout=subprocess.DEVNULL,  # ours are not kept open by it
+                stdout=subprocess.DEVNULL,  # it must not keep ours open
                 stderr=subprocess.DEVNULL,
                 cwd="/",
                 env=interpreter.environment(),
@@ -174,7 +174,7 @@ class _Lending:
         code, duplicate, right = 0, -1, False
         try:
             if len(given) != 2:
-                return  # descriptors are short here: the end of its socket says that there is no answer
+                return  # no descriptors are left here: the closed socket says that there is no answer
             duplicate = self._get(given[0], pid, fd)
             right = device.is_usable(duplicate, self._number)
             code = 0 if right else errno.EBADF

@@ -23,7 +23,7 @@ class Questions:
         """Questions to ask before those to other processes, since this one had the engine while it was frozen."""
 
     def suspected(self) -> None:
-        """Put channels that run kernels first: the process had the engine although it is frozen."""
+        """Put channels that run kernels first: the process had the engine, perhaps while it was frozen."""
         if not self.suspect:
             self._left = [key for tsg in self._applied.tsgs() if _runs_kernels(tsg) for key in channels_of(tsg)]
             random.shuffle(self._left)

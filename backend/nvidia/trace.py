@@ -223,7 +223,7 @@ class Trace:
         """Memory that the driver writes and we read."""
         parameters = MEMORY.pack(ATTR_CACHED, ATTR2_USER_READ_ONLY, nbytes, -1)
         self._own.control.allocate(self._own.root, self._own.root, handle, CLASS_MEMORY_DEVICELESS, parameters)
-        fd = system.open_control()  # the driver keeps one mapping a file
+        fd = system.open_control()  # the driver keeps one mapping per file
         try:
             self._own.control.map_to(fd, self._own.root, handle, nbytes)
             return system.map(fd, nbytes)

@@ -54,7 +54,7 @@ AGAIN_S, AGAIN_MOST_S = 0.1, 30.0
 GONE_S = 0.5
 """Seconds that a killed usher is waited for; the daemon does nothing else meanwhile."""
 STEADY_S = 60.0
-"""Seconds after which an usher that ended did not fail at its start."""
+"""Seconds of service after which the delay of the next replacement is AGAIN_S again."""
 
 assert BEAT_S + ANSWER_S <= LEASE_S
 

@@ -120,7 +120,7 @@ class Ends:
         end = await self._follower.turning.end(group, place, DRAIN_US if waits else 0, stays=waits)
         if end is TurnEnd.DRAINED:
             self._slot(process).undrained = None
-        elif end is TurnEnd.LATE and self._is_moving(process):  # perhaps only since it was asked
+        elif end is TurnEnd.LATE and self._is_moving(process):  # a move may have begun just now
             self._follower.schedule(group, attrs.evolve(self._follower.place(group), drain_us=0))
 
     def _is_waited_for(self, process: Process) -> bool:
@@ -164,7 +164,7 @@ class Ends:
         try:
             with deadline(self._lever_s):
                 await self._follower.apply(group)
-        except trio.Cancelled:  # the scheduler begins anew, and would take it to be off
+        except trio.Cancelled:  # the scheduler starts over, and would believe it off
             self._follower.background.later(group)
             raise
         return True

@@ -247,7 +247,7 @@ class Filler:
         if self._current is None or self._current not in last:
             return
         current = last[self._current]
-        if current is self._accounts.get(self._current):  # else it begins anew
+        if current is self._accounts.get(self._current):  # otherwise its account is a new one
             part = 1 - sum(self._drained.values())
             current.on += round(window_us * part)
             if current.seen and spare_us > IDLE * window_us:

@@ -61,7 +61,7 @@ class Holding:
         self._own = Bucket(RATE, BURST)
         self._lever_s = lever_s
         self._done = done
-        self._is_short = False  # there were not enough calls for one in this look
+        self._is_short = False  # whether calls were refused in this look
         self.nursery: trio.Nursery | None = None
         """The nursery in which levers are waited for."""
 

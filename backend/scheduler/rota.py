@@ -33,7 +33,7 @@ class Rota:
     """The process that has the period; None before the first period."""
     is_over: bool = attrs.field(default=True, init=False)
     """Whether the period is over."""
-    _had: dict[Process, int] = attrs.field(factory=dict, init=False)  # work in them, microseconds; of those there
+    _had: dict[Process, int] = attrs.field(factory=dict, init=False)  # work of those on the rota, microseconds
 
     def charge(self, process: Process, us: int) -> None:
         """Add `us` microseconds of work to a process. A negative figure takes back work that was overestimated."""
@@ -68,7 +68,7 @@ class Rotation:
     """
     rota: Rota = attrs.field(factory=Rota)
     """The rota of those processes."""
-    _since_us: int = 0  # when the one that works began, or was not on the runlist last
+    _since_us: int = 0  # start of the current period, or when its process was last off the runlist
 
     def charge(self, process: Process, us: int) -> None:
         """Add `us` microseconds of work to a process on the rota."""
@@ -94,7 +94,7 @@ class Rotation:
                 limited[current].rests_us = now_us + RESTS_US
             for process, one in limited.items():
                 one.waits = process != current
-            for account in accounts:  # the others are kept from what that one leaves
+            for account in accounts:  # the others stand, so what is left is owed to the group
                 account.is_kept = True
 
     def _on_it(self, now_us: int, limited: Mapping[Process, Limited], known: Set[Process] | None) -> Sequence[Process]:

@@ -272,7 +272,7 @@ async def _hear(job: Job, answers: trio.abc.ReceiveStream, agent: trio.abc.SendS
         for line in lines:
             try:
                 answer = read_answer(line)
-            except ValueError as error:  # it is ignored from now on, and followed by another one once it has ended
+            except ValueError as error:  # this agent is ignored from now on, and replaced once it has ended
                 log.error("process %d: the agent says %r: %s", job.request.process.pid, line[:256], error)
                 return None
             if isinstance(answer, Outcome):

@@ -138,7 +138,7 @@ class Machine:
     def _state(self) -> None:
         self._look()
 
-    # What they are made of
+    # Steps of actions
 
     def _ask(self) -> None:
         if self._request.asks:
@@ -333,7 +333,7 @@ class Machine:
                     break
         raise last or Failed(Step.RETURN, OSError(errno.ENODEV, "the GPU that it was on is not known"))
 
-    # Small parts
+    # Helpers
 
     @property
     def _pid(self) -> int:
