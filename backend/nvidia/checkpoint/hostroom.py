@@ -1,7 +1,7 @@
-"""Compute the room that the host has for the GPU memory of one process.
+"""What the host has left for the GPU memory of one process.
 
-A checkpoint puts that memory into the process's own host memory, charged to its memory cgroup. If it exceeds the
-limit, the OOM killer ends the process in the middle of the checkpoint. So the room is checked before each checkpoint.
+A checkpoint puts that into the process's own host memory, charged to its memory cgroup, whose limit ends the process
+with the OOM killer in the middle of it. So whoever wants one asks first.
 """
 
 from __future__ import annotations
@@ -13,18 +13,14 @@ from backend.process import procfs
 from backend.process.identity import ROOT_PATH, Process, cgroup_of
 
 LIMITS = ("memory.max", "memory.high")
-"""Limits of a memory cgroup. Above the first, a process is killed; above the second, it is slowed down to a crawl
-while it is locked (cgroup-v2.rst).
-"""
+"""Over the first it is killed, over the second slowed down to a crawl while it is locked (cgroup-v2.rst)."""
 GIVEN = (b"inactive_file",)
-"""Keys of memory.stat: memory that is counted, and can be reclaimed without any process noticing."""
+"""Of memory.stat: counted, and given back without anybody noticing."""
 
 
 def host_room(process: Process, root: Path = Path("/")) -> int:
-    """Return the additional bytes that a process may have in the host: the smallest of what the machine has
-    available and what each cgroup of its path has left; 0 if there are none. Raises ProcessLookupError when the
-    process is gone.
-    """
+    """Bytes that this process may have in addition: what the machine has available, or the tightest cgroup of its path
+    has left. 0 when nothing is. ProcessLookupError when the process is gone."""
     room = _available(root / "proc/meminfo")
     mount = root / "sys/fs/cgroup"
     slice_ = cgroup_of(process.pid)
@@ -37,9 +33,7 @@ def host_room(process: Process, root: Path = Path("/")) -> int:
 
 
 def _left(cgroup: Path) -> int:
-    """Return the bytes that one cgroup has left; MAX for a cgroup without the memory controller, or
-    without limits.
-    """
+    """What one cgroup has left; MAX for one without the memory controller, or without limits."""
     limits = [limit for name in LIMITS if (limit := _number(cgroup / name)) is not None]
     current = _number(cgroup / "memory.current")
     if not limits or current is None:
@@ -48,7 +42,7 @@ def _left(cgroup: Path) -> int:
 
 
 def _number(file: Path) -> int | None:
-    """Return the number in a file; None for ``max``, and where there is no such file."""
+    """None for ``max``, and where there is no such file."""
     try:
         text = procfs.text(file)
     except OSError:
@@ -65,5 +59,5 @@ def _given(file: Path) -> int:
 
 
 def _available(file: Path) -> int:
-    """Return MemAvailable (proc_meminfo(5)) in bytes: memory that is free, or can be freed without swapping."""
+    """MemAvailable (proc_meminfo(5)): free, and what can be made free without swapping."""
     return int(procfs.keyed(procfs.content(file)).get(b"MemAvailable", 0)) * 1024
