@@ -168,7 +168,7 @@ class Region:
         return Snapshot(self.persistent, tuple((o, o.offset, o.size, tuple(o.members)) for o in self.lanes))
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Return to a saved state. The running jobs are unaffected, since an attempt removes only jobs that do not run."""
+        """Return to a saved state. The running jobs stay as they are: an attempt removes only jobs that do not run."""
         self.persistent = snapshot.persistent
         self.lanes = [lane for lane, *_ in snapshot.lanes]
         for lane, offset, size, members in snapshot.lanes:
