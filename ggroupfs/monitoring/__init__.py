@@ -1,1 +1,2 @@
-"""Monitoring: the panels of a dashboard over what `ggroupfs metrics` tells, and the dashboard as Grafana takes it."""
+"""Monitoring: the panels of a dashboard over the metrics of `ggroupfs metrics`, and the dashboard in Grafana's
+format."""
