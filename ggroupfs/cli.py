@@ -92,7 +92,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, words in COMMANDS.items():
         command = commands.add_parser(name, help=words)
-        if name in argv:  # importing the others would take most of the time of a short command
+        if name in argv:  # importing all of them would take most of the time of a short command
             loaded = importlib.import_module(f"ggroupfs.commands.{name}")
             loaded.add_arguments(command)
             command.set_defaults(run=loaded.run)

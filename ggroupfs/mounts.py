@@ -42,8 +42,10 @@ def bind(source: str, target: Path) -> None:
 
 
 def unbind(target: Path) -> None:
-    """Unmount `target`, in the namespaces that received it from here as well. It is no error if nothing is mounted
-    there."""
+    """Unmount `target`, in the namespaces that received it from here as well.
+
+    It is no error if nothing is mounted there.
+    """
     _libc.umount2(os.fsencode(target), MNT_DETACH)
 
 

@@ -2,8 +2,8 @@
 
 The files of a tree say whatever the serving process wants. That may be a user's own FUSE server of our type, and a
 daemon in another pid namespace gives a pid that means another process here. So root's commands rely on the kernel:
-which user mounted the tree, and whose process listens at the socket. That process then has to state that it serves this
-very mount. From then on it is identified by a pidfd, and its pid is only a name for people.
+which user mounted the tree, and which user's process listens at the socket. That process then has to state that it
+serves this very mount. From then on it is identified by a pidfd, and its pid is only a name for people.
 """
 
 from __future__ import annotations

@@ -73,8 +73,7 @@ class Job:
 
     @contextlib.contextmanager
     def iteration(self) -> Iterator[None]:
-        """One iteration. It begins once the job has its turn, which lasts over several iterations unless the job is
-        paused."""
+        """One iteration: wait for the turn, run the body, then settle and announce the end."""
         if self._socket is None:
             self._try_again()
         self._turn()

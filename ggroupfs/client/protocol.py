@@ -77,8 +77,10 @@ class Lines:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[str]:
-        """Return the lines completed by `data`, without their ends. ValueError for one that is too long or not
-        ASCII."""
+        """Return the lines completed by `data`, without their ends.
+
+        ValueError for one that is too long or not ASCII.
+        """
         *whole, self._rest = (self._rest + data).split(b"\n")
         if any(len(line) >= LINE_MOST for line in (*whole, self._rest)):
             raise ValueError(f"a line of more than {LINE_MOST} bytes")

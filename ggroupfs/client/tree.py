@@ -105,8 +105,9 @@ class Group:
         await _in_thread(partial((self.path / name).write_text, f"{value}\n"))
 
     async def migrate(self, gpu: int, seconds: float) -> None:
-        """``echo GPU > compute.migrate``: return once the group runs there. ETIMEDOUT after `seconds`: it may still
-        move.
+        """``echo GPU > compute.migrate``: return once the group runs there.
+
+        ETIMEDOUT after `seconds`: it may still move.
 
         A cancelled caller waits all the same, since a move cannot be taken back.
         """
@@ -153,8 +154,10 @@ class Watch:
         return await _in_thread(lambda: flat(os.pread(self.file, CONTENT_MOST, 0).decode()))
 
     async def changed(self) -> dict[str, int]:
-        """Wait for an event that was not seen, and return the new numbers. OSError with ENODEV once the group is
-        gone."""
+        """Wait for an event that was not seen, and return the new numbers.
+
+        OSError with ENODEV once the group is gone.
+        """
         # The thread has descriptors of its own and closes them when it ends, possibly long after this task was
         # cancelled: a closed number may already be that of another file.
         file, stop = os.dup(self.file), os.eventfd(0, os.EFD_CLOEXEC)

@@ -73,8 +73,10 @@ def outermost(paths: Iterator[str]) -> Sequence[str]:
 
 
 def accounts(mount: Path, tops: Sequence[str]) -> Iterator[Account]:
-    """Yield the accounts of slices and those in them; of all slices if none is given. A slice that vanishes is left
-    out."""
+    """Yield the accounts of slices and those in them; of all slices if none is given.
+
+    A slice that vanishes is left out.
+    """
     are_named = bool(tops) and ROOT_PATH not in tops
     for top in tops if are_named else [ROOT_PATH]:
         for branch in branches(mount, top):

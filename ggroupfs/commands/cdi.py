@@ -42,8 +42,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def host_of(mount: Path, hook: Path) -> Host:
-    """Return the parts of this machine that a container with the GPUs of a tree needs. RuntimeError, LookupError,
-    OSError."""
+    """Return the parts of this machine that a container with the GPUs of a tree needs.
+
+    RuntimeError, LookupError, OSError.
+    """
     facts = facts_of(mount)
     if "socket" not in facts:
         raise LookupError(f"{mount} has no socket")

@@ -1,5 +1,4 @@
-"""``ggroupfs doctor``: says what this machine can and cannot enforce, and why, or what the daemon knows of a
-process."""
+"""``ggroupfs doctor``: says what this machine can enforce, and why, or what the daemon knows of a process."""
 
 from __future__ import annotations
 

@@ -73,8 +73,9 @@ def seize(use: ProcessUse) -> Victim:
 
 
 def send(victim: Victim, mount: Path, directory: str, answer: str) -> str:
-    """Send the signal that the answer names, close the pidfd, and report in words. An action, for a thread that may
-    wait.
+    """Send the signal that the answer names, close the pidfd, and report in words.
+
+    An action, for a thread that may wait.
 
     UsageError for an invalid answer. RuntimeError if the pid is another process's by now, or no signal may be sent.
     """

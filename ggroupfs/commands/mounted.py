@@ -45,8 +45,10 @@ class Place:
 
 
 def places(mounts: Iterable[procfs.Mount] | None = None) -> Sequence[Place]:
-    """Return the complete trees in this mount namespace, one per daemon. A container may have a part of one in
-    addition."""
+    """Return the complete trees in this mount namespace, one per daemon.
+
+    A container may have a part of one in addition.
+    """
     found: dict[str, list[str]] = {}
     for mount in procfs.mounts() if mounts is None else mounts:
         if mount.type == TYPE and mount.root == "/":

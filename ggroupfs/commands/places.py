@@ -20,8 +20,9 @@ ANSWER_S = 5.0
 
 
 def path_meant(mount: Path, word: str) -> str:
-    """Return the path of the cgroup that a word means: a word with a slash is a path, any other a unit or a top-level
-    cgroup.
+    """Return the path of the cgroup that a word means.
+
+    A word with a slash is a path, and any other a unit or a top-level cgroup.
 
     UsageError for a word for which systemd has no cgroup, unless there is one all the same; RuntimeError for a unit
     that cannot be found.

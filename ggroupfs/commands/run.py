@@ -89,8 +89,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _facts(mount: Path, needs_tree: bool) -> Mapping[str, str]:
-    """Return the facts of a tree, or without one those that follow from GGROUP_SOCKET, as in a container with just a
-    socket.
+    """Return the facts of a tree, or without a tree those that follow from GGROUP_SOCKET.
+
+    A container may have been given just the socket.
 
     FileNotFoundError if there is neither.
     """

@@ -260,8 +260,10 @@ def _inside(mount: Path, word: str) -> Path | None:
 
 
 def understood(mount: Path, group: Path, key: str, value: str) -> Write:
-    """Return the write of a setting on one GPU. UsageError for an unknown key, or a value that a property does not
-    take."""
+    """Return the write of a setting on one GPU.
+
+    UsageError for an unknown key, or a value that a property does not take.
+    """
     try:
         control, text = text_of(key, value, int(content(mount / "gpus" / group.name / "gmem.capacity")))
     except ValueError as error:
@@ -272,8 +274,10 @@ def understood(mount: Path, group: Path, key: str, value: str) -> Write:
 
 
 def apply(mount: Path, write: Write, ignored: Sequence[int] = ()) -> None:
-    """Write a value, and return once it holds. RuntimeError with the group and the reason, except for ignored
-    errnos."""
+    """Write a value, and return once it holds.
+
+    RuntimeError with the group and the reason, except for ignored errnos.
+    """
     try:
         (write.group / write.control).write_text(f"{write.text}\n")
     except OSError as error:

@@ -146,8 +146,10 @@ class Noted:
 
 
 async def _served(places: Iterable[str]) -> set[str]:
-    """Return the journals of daemons for software GPUs, which are not affected. RuntimeError for any other live
-    daemon."""
+    """Return the journals of daemons for software GPUs, which are not affected.
+
+    RuntimeError for any other live daemon.
+    """
     found = set()
     for place in places:
         facts: dict[str, str] = {}

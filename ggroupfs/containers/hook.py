@@ -42,7 +42,7 @@ KEYS: Mapping[str, Setting] = {key: one for one in APPLIED for key in (one.contr
 """Keys that may follow the prefix, with their settings."""
 
 LOADERS = "ld-linux"
-"""Prefix of the name of glibc's loader, by whose path every dynamic glibc program refers to it."""
+"""Prefix of the name of glibc's loader; every dynamic glibc program refers to the loader by its path."""
 
 MUSL = "ld-musl-"
 """Prefix of the name of musl's loader."""
@@ -158,7 +158,7 @@ def variables(environment: Sequence[str]) -> Sequence[str]:
     given = dict(entry.partition("=")[::2] for entry in environment)
     if not given.keys() & BY_ENVIRONMENT.keys():
         return ()
-    from backend.door import environment as door  # its import takes a quarter of the time of all others here
+    from backend.door import environment as door  # its import takes a quarter as long as all the rest
 
     names = []
     for setting, text in door.asked(given):

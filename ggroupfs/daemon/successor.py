@@ -34,8 +34,10 @@ def become_next(socket: Path, ends: Collection[signal.Signals]) -> NoReturn:
 
 
 def take_over_signals(ends: Collection[signal.Signals]) -> Iterable[int]:
-    """Return the signals that arrived during the replacement, and unblock them. They are ignored until a handler is
-    set."""
+    """Return the signals that arrived during the replacement, and unblock them.
+
+    They are ignored until a handler is set.
+    """
     early = [number for number in signal.sigpending() if number in ends]
     for number in ends:
         signal.signal(number, signal.SIG_IGN)

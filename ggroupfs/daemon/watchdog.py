@@ -50,8 +50,7 @@ def period(environment: Mapping[str, str]) -> float | None:
 
 
 async def feed(path: Path, seconds: float) -> None:
-    """Query the filesystem of a file in the tree every half of `seconds`, and feed the watchdog if the answer comes in
-    time.
+    """Query the filesystem of a file in the tree every half of `seconds`, and feed the watchdog on a timely answer.
 
     Runs until cancelled.
     """

@@ -1,5 +1,4 @@
-"""The driver of one node: sockets for the kubelet, the ResourceSlice, and a periodic check of everything that must
-hold."""
+"""The driver of one node: sockets for the kubelet, the ResourceSlice, and a periodic check of what must hold."""
 
 from __future__ import annotations
 

@@ -69,8 +69,7 @@ class Watcher:
             return list(self._devices.values()) if self._mounted else None
 
     def wait(self, seen: int, seconds: float) -> tuple[int, Sequence[Health]]:
-        """Wait until the version differs from `seen`, at most `seconds`, and return the version and the health of all
-        devices."""
+        """Return the version and the health of all devices once it differs from version `seen`, or after `seconds`."""
         with self._changed:
             self._changed.wait_for(lambda: self._version != seen, seconds)
             return self._version, [self._health(device) for device in self._devices.values()]

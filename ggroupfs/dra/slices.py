@@ -60,8 +60,10 @@ class Place:
 
 
 def place(cgroup: str) -> Place:
-    """Return the place of a container from the cgroup of its program. A container outside of pods counts as its own
-    pod."""
+    """Return the place of a container from the cgroup of its program.
+
+    A container outside of pods counts as its own pod.
+    """
     parts = [part for part in cgroup.split("/") if part]
     for depth in range(len(parts) - 1, -1, -1):
         match = POD.fullmatch(parts[depth])

@@ -16,7 +16,7 @@ from ggroupfs.fs.inodes import Attributes
 from ggroupfs.fs.tree import Tree
 
 KEPT = 64
-"""Listings that are cached. One of 10,000 processes takes 3 MB; others have some twenty names."""
+"""Listings that are cached. One of 10,000 processes takes 3 MB; most have some twenty names."""
 
 
 @attrs.frozen(eq=False)
@@ -62,8 +62,7 @@ class Directories:
     def read(
         self, listing: Listing, start: int, tell: Callable[[bytes, pyfuse3.EntryAttributes, int], bool]
     ) -> list[int]:
-        """Pass the names from index `start` on to `tell`, each with the index of the next, until `tell` has no more
-        room.
+        """Pass the names from index `start` on to `tell`, each with the index of the next, until `tell` is full.
 
         Names that have disappeared since opendir(3) are left out. Returns the inodes of the names passed.
         """

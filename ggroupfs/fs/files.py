@@ -210,8 +210,10 @@ class UsermemFile(OpenFile):
             self._controller.listens(self.group, -1)
 
     def read(self, offset: int, size: int) -> bytes:
-        """Return the latest record if it is unread. EAGAIN without one, EINVAL if the buffer is too small for a
-        record."""
+        """Return the latest record if it is unread.
+
+        EAGAIN without one, EINVAL if the buffer is too small for a record.
+        """
         if size < RECORD.size:
             raise fail(errno.EINVAL)
         books = self._controller.books(self.group)

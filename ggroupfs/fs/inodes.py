@@ -28,8 +28,10 @@ FILE_SIZE = 4096
 
 @attrs.frozen
 class Times:
-    """The times of an inode, Unix time in nanoseconds. All start as the time at which its directory was first looked
-    up."""
+    """The times of an inode, Unix time in nanoseconds.
+
+    All start as the time at which its directory was first looked up.
+    """
 
     atime_ns: int
     """Access time, as set by utimensat(2)."""

@@ -16,8 +16,10 @@ class Keeper(Protocol):
     """Remembers owners of files; see :class:`backend.ledgers.journal.attributes.Attributes`."""
 
     def kept(self) -> Iterable[tuple[Subject, str, Owned]]:
-        """Return what the previous daemon kept: subject of the directory, name of the file or "" for itself, and
-        owner."""
+        """Return the records of the previous daemon: subject of the directory, name of the file, and owner.
+
+        The name is "" for the directory itself.
+        """
 
     def keep(self, subject: Subject, file: str, owned: Owned) -> None:
         """Remember the owner of a file, or of the directory itself if `file` is ""."""

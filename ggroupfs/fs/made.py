@@ -59,8 +59,10 @@ def _parse(word: str) -> tuple[Slice, int]:
 
 
 def _require_whole(rest: str) -> None:
-    """Raise EINVAL for a path that is not UTF-8, unless it ends in a slash: its last byte may have been cut as a
-    blank."""
+    """Raise EINVAL for a path that is not UTF-8 and has no slash at its end.
+
+    Its last byte may have been cut as a blank.
+    """
     try:
         rest.encode("latin-1").decode()
     except UnicodeDecodeError:

@@ -79,5 +79,5 @@ class Messenger:
         while (call := self._calls.get()) is not None and not self._ended:
             try:
                 call()
-            except Exception:  # one failed message must not hold up the others
+            except Exception:  # one failed message must not hold up the rest
                 log.exception("a message to the kernel failed")

@@ -93,7 +93,7 @@ class Notifier:
         self.attributes_changed(self._tree.seen_inodes(process))
 
     def process_migrated(self, here: Group, there: Group) -> None:
-        """Watcher of the population: a user who was given files of the one directory gets those of the other."""
+        """Watcher of the population: owners of files in the old directory get those in the new one."""
         self.attributes_changed(self._tree.hand_over(here, there))
         self._gone(here)
 
@@ -134,8 +134,10 @@ class Notifier:
             self._drop(directory.parent, directory.name, directory.inode)
 
     def _filled(self, directory: Directory | None) -> None:
-        """Report one more entry in a directory that the kernel may have cached. The kernel notices a removal by
-        itself."""
+        """Report one more entry in a directory that the kernel may have cached.
+
+        The kernel notices a removal by itself.
+        """
         if directory is not None and (directory.inode in self._looked_up or directory is self._tree.root):
             self._messenger.post(functools.partial(self._tell, (), (directory.inode,)))
 

@@ -54,8 +54,7 @@ class Requests:
     """Tells whether a request has arrived."""
 
     def __init__(self, yields: bool = False) -> None:
-        """`yields`: yield the CPU before a row ends, which is worthwhile if the kernel makes that cheap
-        (:mod:`.yielding`)."""
+        """`yields`: whether to yield the CPU before a row ends, if the kernel makes that cheap (:mod:`.yielding`)."""
         self._yields = yields
         self._left = 0  # requests left in this row
         self._poll = select.poll()
@@ -76,8 +75,7 @@ class Requests:
         return bool(self._poll.poll(0))
 
     async def wait_readable(self, fd: int) -> None:
-        """Wait for a request like trio's function of that name, but without a turn of the loop if one is already
-        there."""
+        """Wait for a request, like trio's function of that name, but at once if one is already there."""
         if self._left and self._there():
             self._left -= 1
             return

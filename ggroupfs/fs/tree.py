@@ -198,7 +198,7 @@ class Tree:
     def chown(
         self, inode: int, uid: int | None, gid: int | None, permissions: int | None, by: int = 0
     ) -> Sequence[int]:
-        """chown(2) and chmod(2) by a user; None leaves a value as it is. Return the inodes whose attributes changed.
+        """chown(2) and chmod(2) by a user; None leaves a value as it is. Return the inodes with changed attributes.
 
         A change made by a delegate ends with the delegation, so no user keeps access to what was taken back.
         """
@@ -313,8 +313,10 @@ class Tree:
             self._ownership[self._slice(slice_).inode] = Owned(uid, gid)
 
     def _restore_one(self, subject: Subject, file: str, owned: Owned) -> None:
-        """Restore the owner and mode of a file that the keeper remembers, if it still exists. A slice's owner is in the
-        books."""
+        """Restore the owner and mode of a file that the keeper remembers, if it still exists.
+
+        A slice's owner is in the books.
+        """
         directory = self._place(subject)
         names = {control.name: inode for control, inode in self._files(directory)} if directory is not None else {}
         if directory is None:
@@ -444,7 +446,7 @@ class Tree:
         return 0, 0
 
     def _below(self, slice_: Slice) -> Iterator[Directory]:
-        """The known directories whose owner may depend on the owner of a slice."""
+        """The known directories that may inherit the owner of a slice."""
         for directory in list(self._directories.values()):
             subject = directory.subject.node if isinstance(directory.subject, Group) else directory.subject
             if isinstance(subject, Process):

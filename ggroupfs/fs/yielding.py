@@ -17,7 +17,7 @@ from backend.common import syscalls
 SLICE_NS = 100_000
 """Length of the daemon's slices, nanoseconds: the shortest that Linux allows (kernel/sched/syscalls.c)."""
 
-# sched_setattr and sched_getattr: arch/x86/entry/syscalls/syscall_64.tbl; asm-generic/unistd.h for the others.
+# sched_setattr and sched_getattr: arch/x86/entry/syscalls/syscall_64.tbl; asm-generic/unistd.h for the rest.
 _CALLS = {"x86_64": (314, 315), "aarch64": (274, 275), "riscv64": (274, 275)}
 _ATTR = struct.Struct("=IIQiIQQQII")
 """struct sched_attr (uapi/linux/sched/types.h): size, policy, flags, nice, priority, runtime, deadline, period, and two
@@ -27,8 +27,7 @@ _OWN_SLICES = (0, 3)
 
 
 def shorten_slices() -> bool:
-    """Ask for the shortest slices for this thread and those that it starts, and return whether the kernel keeps the
-    length.
+    """Ask for the shortest slices for this thread and its children, and return whether the kernel keeps the length.
 
     The policy and the nice value stay. It is no error if the kernel, a filter of system calls or a real-time policy
     prevents this: the daemon works without.

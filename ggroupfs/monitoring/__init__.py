@@ -1,2 +1,1 @@
-"""Monitoring: the panels of a dashboard over the metrics of `ggroupfs metrics`, and the dashboard in Grafana's
-format."""
+"""Monitoring: the dashboard over the metrics of `ggroupfs metrics`, as panels and in Grafana's format."""

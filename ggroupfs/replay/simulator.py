@@ -23,8 +23,10 @@ from ggroupfs.replay.trace import TraceJob
 
 @attrs.frozen
 class Machine:
-    """The simulated GPU. The defaults are those of an H200 where they were measured, except for the memory, a
-    P100's."""
+    """The simulated GPU.
+
+    The defaults are those of an H200 where they were measured, except for the memory, a P100's.
+    """
 
     capacity: int = 16 << 30
     """GPU memory, bytes; that of the GPUs in the paper."""
@@ -82,8 +84,7 @@ class Simulator:
         machine: Machine | None = None,
         watch: Callable[[int, str, Progress], None] | None = None,
     ) -> None:
-        """`watch` is called at the end of each iteration, including the last, with the time, the job and its
-        progress."""
+        """`watch` is called with the time, the job and its progress after each iteration, including the last."""
         self.machine = machine or Machine()
         self._policy = policy
         self._watch = watch

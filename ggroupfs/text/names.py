@@ -1,5 +1,7 @@
-"""Names of cgroups in the tree. A directory of digits there is a GPU, so a cgroup's name never consists of digits
-alone."""
+"""Names of cgroups in the tree.
+
+A directory of digits there is a GPU, so a cgroup's name never consists of digits alone.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,18 @@ DIGITS = re.compile(r"_*[0-9]+")
 
 
 def is_number(name: str) -> bool:
-    """Whether a name can be a pid or a GPU's index. Digits of other scripts count as letters: a cgroup may have
-    them."""
+    """Whether a name can be a pid or a GPU's index.
+
+    Digits of other scripts count as letters: a cgroup may have them.
+    """
     return name.isascii() and name.isdigit()
 
 
 def escape(component: str) -> str:
-    """Return a cgroup's name in the tree. One that looks like a GPU index gets an underscore, as systemd escapes
-    names."""
+    """Return a cgroup's name in the tree.
+
+    One that looks like a GPU index gets an underscore, as systemd escapes names.
+    """
     return f"_{component}" if DIGITS.fullmatch(component) else component
 
 

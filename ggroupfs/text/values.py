@@ -86,8 +86,7 @@ def span(word: str) -> int:
 
 
 def quota(word: str) -> tuple[int, int | None]:
-    """Parse ``QUOTA PERIOD`` in microseconds to two numbers; the period is None if it is missing, and then stays as it
-    was.
+    """Parse ``QUOTA PERIOD`` in microseconds to two numbers; a missing period is None, and stays as it was.
 
     A quota is a number, or ``max``, which is MAX. EINVAL for anything else, as for cpu.max (cpu_period_quota_parse()
     and tg_set_bandwidth() of kernel/sched/core.c).

@@ -89,8 +89,7 @@ class Files:
                             there.setdefault(file, f"{path}/{file}")
 
     def of(self, name: str, *, own: bool = False) -> Iterator[str]:
-        """Yield the files of a service in order of precedence; with `own`, without drop-ins that apply to others as
-        well."""
+        """Yield the files of a service in order of precedence; with `own`, only those that are for it alone."""
         if name in self.fragments:
             yield self.fragments[name]
         found: dict[str, str] = {}
@@ -122,7 +121,7 @@ def _listed(directory: str) -> list[str]:
 
 
 def _is_alias(path: str, name: str) -> bool:
-    """Whether a file is another name of a unit, whose drop-ins are under its main name."""
+    """Whether a file is another name of a unit. The drop-ins of the unit are under its main name."""
     try:
         return os.path.basename(os.readlink(path)) not in (name, "null")
     except OSError:
@@ -130,8 +129,7 @@ def _is_alias(path: str, name: str) -> bool:
 
 
 def _levels(name: str) -> Iterator[str]:
-    """Yield the names under which drop-ins apply to a service: its own, its template, its prefixes, and all
-    services."""
+    """Yield the names of drop-ins for a service: its own, its template, its prefixes, and the one for all services."""
     yield name
     if name == ANY:
         return
@@ -280,8 +278,7 @@ def generate(
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run as systemd does, with three directories for three priorities; the first is for what files in /etc
-    override."""
+    """Run with the arguments of systemd: three directories, the first of which is for what files in /etc override."""
     if not arguments:
         print("ggroupfs: a generator of systemd: it is called with a directory to write to", file=sys.stderr)
         return 2

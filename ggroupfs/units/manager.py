@@ -23,7 +23,7 @@ class News:
     """A change reported by a manager."""
 
     unit: str | None
-    """Unit whose state may have changed; None: everything was loaded again."""
+    """Unit that may have changed its state; None: everything was loaded again."""
     loaded: bool = False
     """Whether the unit was loaded or unloaded, so that its files may have changed."""
     active: bool | None = None
@@ -65,7 +65,7 @@ class Manager(Protocol):
         """Name shown in ``ggroup.backend``."""
 
     async def connect(self) -> Connection:
-        """Return a new connection, whose `run` has to be called. OSError if there is no manager."""
+        """Return a new connection; its `run` has to be called. OSError if there is no manager."""
 
 
 def unit_of(slice_: Slice) -> str | None:

@@ -58,7 +58,7 @@ class Doubt:
 
 @attrs.frozen
 class ByPath:
-    """The cgroups of a section whose header is a path."""
+    """The cgroups of a section with a path as its header."""
 
     pattern: tuple[str, ...]
     """Components of the path, which may be patterns."""
@@ -71,7 +71,7 @@ class ByPath:
 
 @attrs.frozen
 class ByName:
-    """The cgroups of a section whose header is the name of a unit."""
+    """The cgroups of a section with the name of a unit as its header."""
 
     name: str
     """Name of the unit, which may be a pattern."""
@@ -120,8 +120,10 @@ def is_unit(name: str) -> bool:
 
 
 def place_of(name: str) -> str:
-    """Return the path of the cgroup that systemd gives a slice (systemd.slice(5)). ValueError for an invalid slice
-    name."""
+    """Return the path of the cgroup that systemd gives a slice (systemd.slice(5)).
+
+    ValueError for an invalid slice name.
+    """
     if name == f"-{SLICE}":
         return ROOT_PATH
     parts = name.removesuffix(SLICE).split("-")
@@ -166,7 +168,7 @@ def _bare(name: str) -> Doubt:
 
 
 def doubt_of_path(pattern: Sequence[str]) -> Doubt | None:
-    """Return why systemd has no cgroup at a path, whose components may be patterns; None if it may have one."""
+    """Return why systemd has no cgroup at a path, which may contain patterns; None if it may have one."""
     if tuple(pattern[: len(HIERARCHY)]) == HIERARCHY:
         rest = pattern[len(HIERARCHY) :]
         rest = rest[1:] if rest and rest[0] in HYBRID else rest

@@ -109,12 +109,14 @@ class Units:
         self._jobs: dict[SliceOn, trio.Event] = {}
         self._begun = trio.Event()  # set once everything was read
         self._configurations = 0  # number of groups configured so far
-        self._turns = Turns()  # not the Controller's: a program that waits for limits must not queue behind others
+        self._turns = Turns()  # not the Controller's, so programs that wait for limits do not queue behind it
         self._nursery: trio.Nursery
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Follow files and units until cancelled. Started once the present groups are configured, or after `_silence`
-        seconds."""
+        """Follow files and units until cancelled.
+
+        Started once the present groups are configured, or after `_silence` seconds.
+        """
         async with trio.open_nursery() as self._nursery:
             self._load = self._directory_load()
             self._population.watchers.append(self)
@@ -243,7 +245,7 @@ class Units:
                 self.configure(slice_)
 
     def _timeout_of(self, slice_: Slice) -> int | None:
-        """Return the time that a slice made ahead waits for its cgroup by ``slices.d``, milliseconds; None if not
+        """Return the time in ``slices.d`` that a slice made ahead waits for its cgroup, milliseconds; None if not
         given."""
         timeouts = self._load.timeouts
         if slice_ not in timeouts:
@@ -251,8 +253,9 @@ class Units:
         return timeouts[slice_]
 
     def _asks_nothing(self, slice_: Slice) -> bool:
-        """Whether no file has settings for a slice, now or before: true for nearly all of ten thousand that a user
-        made.
+        """Whether no file has settings for a slice, now or before.
+
+        That is true for nearly all of ten thousand slices that a user made.
 
         A process that enters such a slice has it configured, with the slices above.
         """
@@ -292,8 +295,10 @@ class Units:
         return state.reading is (NO_UNIT if unit is None else self._load.units.get(unit))
 
     def _later(self, group: SliceOn) -> trio.Event:
-        """Have a slice, and every one above it, configured on a GPU soon. Return an event that is set when that is
-        done."""
+        """Have a slice, and every one above it, configured on a GPU soon.
+
+        Return an event that is set when that is done.
+        """
         done = self._jobs.get(group)
         if done is None:
             done = self._jobs[group] = trio.Event()
@@ -336,8 +341,7 @@ class Units:
         return plain and not self._load.slices.of_name(unit)
 
     async def unit(self, unit: str) -> Settings | None:
-        """Return the settings from a unit's files, else from ``slices.d`` by its name; None if the files cannot be read
-        now."""
+        """Return the settings from a unit's files, else from ``slices.d``; None if the files cannot be read now."""
         load = self._load
         reading = self._reading(load, unit)
         await reading.done.wait()
@@ -365,7 +369,7 @@ class Units:
                 reading.settings, mistakes = await self._settings(unit, paths)
                 gpus = [gpu.info for gpu in self._controller.gpus.values()]
                 load.tell([*mistakes, *reading.settings.unknown(gpus)])
-            except Exception:  # whatever one unit's files contain, the others get their settings
+            except Exception:  # whatever one unit's files contain, other units get their settings
                 log.exception("%s: its files are not understood", unit)
                 reading.settings = Settings()
         finally:

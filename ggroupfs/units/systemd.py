@@ -52,7 +52,7 @@ ENDINGS = tuple(f"_2e{kind[1:]}" for kind in KINDS)
 """Suffixes of the object paths of units that have a cgroup."""
 
 LOST = (trio.EndOfChannel, trio.BrokenResourceError, trio.ClosedResourceError)
-"""Exceptions of a connection whose other end is gone."""
+"""Exceptions of a connection that was closed at the other end."""
 
 
 class Refused(Exception):
@@ -317,7 +317,7 @@ def _note(unit: str, error: Refused) -> None:
 
 
 def name_at(path: str) -> str:
-    """Return the unit whose object has this path; empty if there is none (sd_bus_path_decode(3))."""
+    """Return the unit with this object path; empty if there is none (sd_bus_path_decode(3))."""
     if not path.startswith(UNITS):
         return ""
     escaped = path.removeprefix(UNITS).encode()

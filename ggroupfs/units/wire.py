@@ -1,4 +1,4 @@
-"""D-Bus messages whose bodies are parsed only on demand.
+"""D-Bus messages with bodies that are parsed only on demand.
 
 For every service that starts, systemd reports on seven units in messages of 4 KiB each, of which the daemon needs two
 values of one unit. jeepney on its own turns everything into objects: measured, 336 us for a complete PropertiesChanged
@@ -59,8 +59,7 @@ class Unread(Message):  # type: ignore[misc]  # jeepney has no types
             return tuple(Message.from_buffer(self._raw).body)
 
     def named(self, name: str, kind: str) -> str | bytes | None:
-        """Return a value of the body by name, as in PropertiesChanged: a string (``s``) or bytes (``ay``); None if
-        missing.
+        """Return a value by name, as in PropertiesChanged: a string (``s``) or bytes (``ay``); None if missing.
 
         It is found by its bytes: a string of that length and content, followed by the variant's signature. No other
         string contains those bytes, since a string contains no NUL. Malformed.

@@ -86,8 +86,7 @@ def as_dask(node: Capacity) -> str:
 
 
 def as_condor(node: Capacity) -> str:
-    """Return the output of a STARTD_CRON hook: one attribute of the machine's ClassAd per line, and a dash at the
-    end."""
+    """Return the output of a STARTD_CRON hook: one ClassAd attribute of the machine per line, and a dash at the end."""
     found = {
         "GGroupGpus": node.gpus,
         "GGroupHealthy": node.healthy,

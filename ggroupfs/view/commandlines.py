@@ -54,8 +54,7 @@ class CommandLines:
         self._stuck: set[Key] = set()
 
     def read(self, keys: Iterable[Key]) -> Mapping[Key, str]:
-        """Return the command lines of processes, without those that have none, have ended, or did not answer in
-        time."""
+        """Return the command lines of processes, without those that are empty, gone, or not read in time."""
         found: dict[Key, str] = {}
         left = [key for key in keys if key not in self._stuck]
         while left and len(self._stuck) < STUCK_MOST:

@@ -145,8 +145,10 @@ def _uses(process: ProcessUse) -> bool:
 
 
 def _with_history(top: Node, past: Mapping[Identity, Sequence[float | None]]) -> Node:
-    """Add the shares up to now to a node and all below. Iterative, as cgroups can be nested deeper than Python
-    recurses."""
+    """Add the shares up to now to a node and all below.
+
+    Iterative, as cgroups can be nested deeper than Python recurses.
+    """
     ready: dict[str, Node] = {}
     for node in reversed([*_walk([top])]):  # children before their parent
         shares = (*past.get(node.identity, ()), node.rates.share)[-HISTORY_MOST:]
@@ -204,8 +206,7 @@ def _sum(values: Iterable[int | None]) -> int | None:
 def lines(
     nodes: Iterable[Node], order: str, folded: Collection[str] = (), pattern: str = "", *, flat: bool = False
 ) -> list[Line]:
-    """Return the nodes from top to bottom, with siblings sorted: those that match `pattern`, and all above and below
-    them.
+    """Return the nodes from top to bottom, siblings sorted: those that match `pattern`, and all above and below.
 
     `flat` returns only the processes, in one order.
     """
@@ -240,8 +241,7 @@ def _walk(nodes: Iterable[Node]) -> Iterator[Node]:
 
 
 def _matching(node: Node, pattern: str) -> Node | None:
-    """Return a node reduced to what matches; None if nothing does. The name of a GPU is not searched: all would
-    match."""
+    """Return a node reduced to what matches; None if nothing does. GPUs are not matched: all would."""
     if not isinstance(node.use, GpuUse) and pattern in node.label.casefold():
         return node
     children = tuple(child for child in (_matching(child, pattern) for child in node.children) if child is not None)

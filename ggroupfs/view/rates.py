@@ -15,8 +15,10 @@ COUNTERS = ("finished", "gpu_usec", "swapin_bytes", "swapout_bytes", "throttled_
 
 @attrs.frozen
 class Rates:
-    """The rates of a process, or of all in a slice or on a GPU. None if the machine cannot tell, or in the first
-    pass."""
+    """The rates of a process, or of all in a slice or on a GPU.
+
+    None if the machine cannot tell, or the process was not there before.
+    """
 
     kernels: float | None = None
     """Kernels finished per second."""

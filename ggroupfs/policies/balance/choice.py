@@ -58,8 +58,7 @@ def _cost(load: Load) -> int:
 
 
 def relieve(picture: Picture, gpu: int, short: Collection[str], may: May) -> Plan | None:
-    """Return a plan for groups on a GPU that miss their bounds: best-effort neighbours leave, or one of the groups
-    does.
+    """Return a plan for groups that miss their bounds: best-effort neighbours leave, or one of the groups itself.
 
     None if no move helps.
     """

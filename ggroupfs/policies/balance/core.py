@@ -1,7 +1,7 @@
 """Decides when groups are moved, without a clock or a file.
 
-Bounds come first: a group that misses its own for a whole window is relieved. Only if no group does are GPUs with more
-demand than time evened out with others. Flyt (section 3.3) calls this "targeted migration": only on sustained
+Bounds come first: a group that misses its own for a whole window is relieved. Only if no group does, groups leave GPUs
+with more demand than time for GPUs with less. Flyt (section 3.3) calls this "targeted migration": only on sustained
 deviation.
 
 Several rules prevent oscillation. A window has to be full of misses, and every move empties it. The expected result of
@@ -40,7 +40,7 @@ class Pace:
     cooldown: float = 5.0
     """Seconds between two plans for the same GPUs."""
     overload: float = 1.2
-    """Demand on a GPU, in GPUs, above which others are considered."""
+    """Demand on a GPU, in GPUs, above which moves to other GPUs are considered."""
 
 
 @attrs.frozen
@@ -220,8 +220,7 @@ class Core:
         return slow or watch.misses >= self._pace.window
 
     def _slowest(self, picture: Picture, name: str) -> int:
-        """The GPU that is assumed to determine a group's latency: of those that it is on, the one with the lowest
-        rate."""
+        """The GPU that is assumed to determine a group's latency: the one on which the group has the lowest rate."""
         return min((picture.rate(name, load.gpu), load.gpu) for load in picture.loads if load.name == name)[1]
 
     def _watch(self, name: str) -> _Watch:

@@ -1,8 +1,7 @@
-"""Estimates the GPU time that each group uses, and that it would use alone, from counters that are read repeatedly.
-Pure.
+"""Estimates the GPU time that each group uses, and that it would use alone, from repeated readings. Pure.
 
 A program alternates between computing for a time s and something else for a time z. Alone it uses s / (s + z) of the
-GPU. Next to others s takes longer, so the program uses a smaller part u, and has unfinished work for a part p of the
+GPU. With competition s takes longer, so the program uses a smaller part u, and has unfinished work for a part p of the
 time; z is the rest. Both u and p can be observed, and it follows that alone the program would use u / (u + 1 - p): all
 of a GPU if it always has work, and as much as now if it never waits for another. For requests that arrive independently
 this is an upper bound. A quota limits a program on every GPU, so it wants no more than its quota.

@@ -161,8 +161,7 @@ def _cgroup(pid: int) -> Slice | None:
 
 
 def _seen(name: str, gpu: int, path: Path, above: Iterable[Path]) -> Iterator[Seen]:
-    """Yield the figures of a group from its files and those of the slices above it; nothing if no process of it is
-    there."""
+    """Yield the figures of a group, with the quotas of the slices above; nothing if no process of it is there."""
     with contextlib.suppress(OSError):
         events = flat(content(path / "compute.events"))
         if not events["populated"]:

@@ -36,8 +36,7 @@ class History:
     """The history of all groups."""
 
     def __init__(self, rest: float = 60.0, cooldown: float = 5.0) -> None:
-        """`rest` is the shortest time for which a moved group stays, and after which a refused move is tried again, in
-        seconds.
+        """`rest` is the shortest stay of a moved group, and the delay before a refused move is tried again, in seconds.
 
         `cooldown` is the time between two plans for the same two GPUs, in seconds.
         """
@@ -66,8 +65,10 @@ class History:
         self._cool(now, here, there)
 
     def refused(self, now: float, name: str, here: int, there: int, code: int) -> None:
-        """Record a move that was refused with the errno `code`. It is tried again later, unless the error is
-        permanent."""
+        """Record a move that was refused with the errno `code`.
+
+        It is tried again later, unless the error is permanent.
+        """
         if code in NEVER:
             self._refused[name, None] = math.inf
         elif code in NOT_THERE:

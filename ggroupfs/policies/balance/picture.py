@@ -51,8 +51,8 @@ class Load:
     alone: float | None = None
     """Latency with a GPU to itself by the model, seconds; None if unknown."""
     feared: float | None = None
-    """Largest recent value of `alone`. Next to others a latency may grow faster than the model says, and that shows
-    only while there are others."""
+    """Largest recent value of `alone`. On a shared GPU a latency may grow faster than the model says, and that
+    shows only while the GPU is shared."""
     movable: bool = True
     """Whether the group may be moved at all."""
 
@@ -100,8 +100,7 @@ def parts(loads: Iterable[Load]) -> dict[str, float]:
 
 
 def rate(load: Load, others: Iterable[Load]) -> float:
-    """Fraction of the GPU that a group has while it has work, next to `others`: the factor by which it is slowed
-    down."""
+    """Fraction of the GPU that a group has while it has work, next to `others`: the factor of its slowdown."""
     return max(LEAST, parts([attrs.evolve(load, want=1.0), *others])[load.name])
 
 
@@ -172,8 +171,7 @@ class Picture:
         return rate(self.groups[gpu][name], others)
 
     def has_room(self, load: Load, gpu: int) -> bool:
-        """Whether a GPU has room for the group's memory, including its memory in the host, which will be wanted
-        back."""
+        """Whether a GPU has room for the group's memory, including that in the host, which will be wanted back."""
         card = self.cards[gpu]
         return card.used + load.held + load.swapped <= card.capacity
 

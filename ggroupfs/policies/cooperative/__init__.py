@@ -1,7 +1,7 @@
-"""``cooperative``: the policy ``dynamic`` for a low group whose program gives memory back by itself (GhostAC).
+"""``cooperative``: the policy ``dynamic`` for a low group that gives memory back by itself (GhostAC).
 
 The program frees what it need not keep, such as caches and activations that can be computed again (Ghost, section 4.2).
-Like any program whose limit falls below what it holds, it is told through its usermemfd and has 50 ms; the rest is then
+Like any program over its limit, it is told through its usermemfd and has 50 ms; the rest is then
 moved to the host. Memory that the program frees costs no move, so this policy asks early, and each time for no more
 than the program frees within the 50 ms.
 """

@@ -99,8 +99,10 @@ class Speaker:
         return self._said.popleft()
 
     def say(self, line: str) -> bool:
-        """Send a line, and return whether that worked. A job that does not read is hung up on, so none blocks the
-        policy."""
+        """Send a line, and return whether that worked.
+
+        A job that does not read is hung up on, so none blocks the policy.
+        """
         try:
             self.connection.send(f"{line}\n".encode())
         except OSError:  # the job is gone, or has let its buffer become full

@@ -1,4 +1,4 @@
-"""The levers of a tree for the running policy `lanes`, whose jobs may disappear at any moment."""
+"""The levers of a tree for the running policy `lanes`. Its jobs may disappear at any moment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ggroupfs.policies.mounted import US, MountedPlatform
 log = logging.getLogger(__name__)
 
 LOST = (errno.ENOTCONN, errno.ECONNABORTED)
-"""The errnos of files in a tree whose daemon is gone."""
+"""Errnos of the files of a tree after the end of its daemon."""
 
 
 class Levers:
@@ -69,8 +69,10 @@ class Levers:
             self.stuck.add(job)
 
     def freeze(self, job: str) -> None:
-        """Freeze a waiting job. If that fails the job is trusted to wait for its turn, as the protocol asks of it
-        anyway."""
+        """Freeze a waiting job.
+
+        If that fails the job is trusted to wait for its turn, as the protocol asks of it anyway.
+        """
         self._try(job, "cannot be frozen", lambda: self._platform.freeze(job))
 
     def reclaim(self, job: str, nbytes: int) -> None:

@@ -21,7 +21,7 @@ class Order(enum.StrEnum):
 
     @property
     def most_lanes(self) -> int | None:
-        """Default limit on the number of lanes: 1 (section 5.1.2), but None for PACK, whose purpose is to have many."""
+        """Default limit on the number of lanes: 1 (section 5.1.2), but None for PACK, which is meant to have many."""
         return None if self is Order.PACK else 1
 
     @property

@@ -1,5 +1,7 @@
-"""The policy of Salus: Algorithm 1 (lane assignment), and the job that runs in each lane. Pure; the names are the
-paper's."""
+"""The policy of Salus: Algorithm 1 (lane assignment), and the job that runs in each lane.
+
+Pure; the names are the paper's.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,9 @@ class Lanes:
     """
 
     def __init__(self, capacity: int, order: Order = Order.FIFO, most_lanes: int | None = None) -> None:
-        """Make a policy for a GPU of `capacity` bytes with at most `most_lanes` lanes, by default as many as the order
-        allows.
+        """Make a policy for a GPU of `capacity` bytes.
+
+        `most_lanes` is the largest number of lanes, by default that of the order.
 
         ValueError if `most_lanes` is below 1.
         """
@@ -206,8 +209,10 @@ class Lanes:
         return lane
 
     def _elect(self, decisions: list[Decision], before: Member | None = None) -> None:
-        """Pick a job for each lane in which none runs. `before` is the job that ran until now; it is not told to run
-        again."""
+        """Pick a job for each lane in which none runs.
+
+        `before` is the job that ran until now; it is not told to run again.
+        """
         chosen = list[Member]()
         for lane in self._region.lanes:
             if lane.current is None:

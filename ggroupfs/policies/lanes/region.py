@@ -142,7 +142,7 @@ class Region:
         self.persistent += member.job.persistent
 
     def leave(self, member: Member) -> None:
-        """Take a job out of its lane. The lane shrinks to what the others need; the last job takes the lane with it."""
+        """Take a job out of its lane. The lane shrinks to what the remaining jobs need; the last job takes it along."""
         lane = member.lane
         assert lane is not None
         lane.members.remove(member)

@@ -142,8 +142,10 @@ class Member:
 
     @property
     def is_high(self) -> bool:
-        """Whether the group needs more: too slow on average and in its last sample, as a shrinking backlog needs
-        nothing."""
+        """Whether the group needs more: it is too slow, or has less than its smallest share.
+
+        Too slow means on average and in the last sample, since a shrinking backlog needs nothing.
+        """
         latency = self.latency
         slow = latency is not None and min(latency, self.samples[-1]) > self.bounds.upper
         return slow or self.share < self.bounds.least
@@ -289,8 +291,10 @@ class Core:
         return one.is_low or has_given or self._is_silent(now, one)
 
     def _urgency(self, name: str) -> tuple[int, float]:
-        """Sort key: the first is served first and gives last. A small rank comes first, then the latency farthest above
-        its bound."""
+        """Sort key: the first is served first and gives last.
+
+        A small rank comes first, then the latency farthest above its bound.
+        """
         one = self._members[name]
         return one.bounds.rank, -(one.latency or 0.0) / one.bounds.upper
 

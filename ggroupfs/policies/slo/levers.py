@@ -42,8 +42,7 @@ class Wanted:
 def wanted(
     shares: Mapping[str, int], others: int, priority: int, by: By = By.WEIGHT, period_us: int = PERIOD.default
 ) -> tuple[Mapping[str, Wanted], Wanted]:
-    """Return the settings of the groups with these shares, in points, and those of each of the `others`, which have
-    none.
+    """Return the settings of the groups with shares, in points, and those of each of the `others`.
 
     Points become weights, or parts of periods of `period_us` microseconds, or both. What is left is divided equally
     among the others. If nothing is left, no weight can express that: the groups with shares then get `priority`, and

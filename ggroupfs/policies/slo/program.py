@@ -1,5 +1,4 @@
-"""The running policy: takes reports, looks for the groups, asks the core once an interval, and applies its
-decisions."""
+"""The running policy: takes reports, looks for the groups, asks the core once an interval, and acts."""
 
 from __future__ import annotations
 
@@ -43,8 +42,10 @@ class Tenant:
         self._over = False
 
     async def follow(self, gpu: int) -> None:
-        """Follow a group to another GPU. Settings of a process have moved with it; those of a slice are restored
-        here."""
+        """Follow a group to another GPU.
+
+        Settings of a process have moved with it; those of a slice are restored here.
+        """
         self.target = attrs.evolve(self.target, gpu=gpu)
         self._group = self.target.group(self._tree)
         self.is_present = False
@@ -114,8 +115,10 @@ class Card:
         return tenant
 
     def enter(self, tenant: Tenant) -> None:
-        """Add a group that has been moved here. Its reports from the move itself, during which it stood still, are
-        dropped."""
+        """Add a group that has been moved here.
+
+        Its reports from the move itself, during which it stood still, are dropped.
+        """
         tenant.interval.take()
         self._tenants.append(tenant)
 

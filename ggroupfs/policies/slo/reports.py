@@ -144,8 +144,10 @@ def receiving(path: Path) -> Iterator[trio.socket.SocketType]:
 
 
 async def receive(ours: trio.socket.SocketType, take: Callable[[bytes, int, int], None]) -> None:
-    """Pass each datagram to `take`, with the sender's pid and uid, until cancelled. A ValueError of `take` is
-    logged."""
+    """Pass each datagram to `take`, with the sender's pid and uid, until cancelled.
+
+    A ValueError of `take` is logged.
+    """
     dropped, told = 0, -TOLD_S
     while True:
         for _ in range(AT_ONCE):

@@ -13,8 +13,7 @@ PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?|100)")
 
 
 class Statistic:
-    """The statistic that summarizes an interval: ``mean``, or a percentile such as ``p99`` (``p100`` is the
-    maximum)."""
+    """The statistic of an interval: ``mean``, or a percentile such as ``p99`` (``p100`` is the maximum)."""
 
     def __init__(self, name: str) -> None:
         """ValueError for any other name."""

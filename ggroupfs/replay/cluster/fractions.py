@@ -18,8 +18,10 @@ SLOTS = 4
 
 
 class Fractions:
-    """Placement by slots. The state of a GPU is the number of its taken slots; the place of a job is the number of its
-    own."""
+    """Placement by slots.
+
+    The state of a GPU is the number of its taken slots; the place of a job is the number of its own.
+    """
 
     name = "fractions"
     empty: State = 0

@@ -59,8 +59,10 @@ PROFILES = (
 
 
 class Mig:
-    """Placement by MIG. The state of a card is a bit for each taken memory slice; the place encodes profile and
-    begin."""
+    """Placement by MIG.
+
+    The state of a card is a bit for each taken memory slice; the place encodes profile and begin.
+    """
 
     name = "mig"
     empty: State = 0

@@ -1,5 +1,7 @@
-"""Placement: the decisions of a policy about one GPU. The search over all GPUs is the same for all policies
-(`fleet.py`)."""
+"""Placement: the decisions of a policy about one GPU.
+
+The search over all GPUs is the same for all policies (`fleet.py`).
+"""
 
 from __future__ import annotations
 
