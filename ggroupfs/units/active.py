@@ -98,7 +98,7 @@ class Active:
         self._nursery.start_soon(self._load_again)
 
     async def files(self, unit: str) -> Sequence[Path]:
-        """Return the files of a unit, in order of precedence. ConnectionError."""
+        """Return the files of a unit, in the order in which systemd applies them. ConnectionError."""
         return await self._connected().files(unit)
 
     async def run(self, connection: Connection, begun: trio.Event) -> None:

@@ -31,7 +31,7 @@ LOAD_PATH = (
     "/usr/lib/systemd/system",
     "/lib/systemd/system",
 )
-"""Directories of the system manager's unit files, in order of precedence (systemd.unit(5)), without those that
+"""Directories of the system manager's unit files, highest precedence first (systemd.unit(5)), without those that
 generators write."""
 
 DEFAULTS = Path("/etc/default/ggroupfs")
@@ -89,7 +89,7 @@ class Files:
                             there.setdefault(file, f"{path}/{file}")
 
     def of(self, name: str, *, own: bool = False) -> Iterator[str]:
-        """Yield the files of a service in order of precedence; with `own`, only those that are for it alone."""
+        """Yield the files of a service, later ones overriding; with `own`, only those that are for it alone."""
         if name in self.fragments:
             yield self.fragments[name]
         found: dict[str, str] = {}

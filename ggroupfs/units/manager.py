@@ -48,7 +48,7 @@ class Connection(Protocol):
         """Return the names of active units of :data:`KINDS`."""
 
     async def files(self, unit: str) -> Sequence[Path]:
-        """Return the fragment and the drop-ins of a unit, in order of precedence; none if the unit is not loaded."""
+        """Return fragment and drop-ins of a unit, in the order of application; none if the unit is not loaded."""
 
     async def is_active(self, unit: str) -> bool:
         """Whether a unit is active, activating or deactivating."""
