@@ -93,7 +93,7 @@ class Notifier:
         self.attributes_changed(self._tree.seen_inodes(process))
 
     def process_migrated(self, here: Group, there: Group) -> None:
-        """Watcher of the population: owners of files in the old directory get those in the new one."""
+        """Watcher of the population: owners that were set in the old directory now hold in the new one."""
         self.attributes_changed(self._tree.hand_over(here, there))
         self._gone(here)
 

@@ -1,8 +1,8 @@
 """Decides when groups are moved, without a clock or a file.
 
-Bounds come first: a group that misses its own for a whole window is relieved. Only if no group does, groups leave GPUs
-with more demand than time for GPUs with less. Flyt (section 3.3) calls this "targeted migration": only on sustained
-deviation.
+Bounds come first: a group that misses its own for a whole window is relieved. Only if every group keeps its bounds,
+groups are moved from GPUs with more demand than time to GPUs with less. Flyt (section 3.3) calls this "targeted
+migration": only on sustained deviation.
 
 Several rules prevent oscillation. A window has to be full of misses, and every move empties it. The expected result of
 a move is better than what was missed (``choice.GOAL``, ``choice.KEEP`` and ``choice.GAIN``). Two GPUs are left alone

@@ -156,7 +156,7 @@ class Region:
             self.lanes.remove(lane)
 
     def slide(self, lane: Lane) -> bool:
-        """Move an empty lane down to the one below it, and return whether it moved (section 3.3.1)."""
+        """Move a lane between two iterations down to the lane below; return whether it moved (section 3.3.1)."""
         index = self.lanes.index(lane)
         offset = self.lanes[index - 1].end if index else 0
         moved = offset != lane.offset
