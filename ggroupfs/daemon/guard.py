@@ -1,9 +1,9 @@
 """Starts a process next to the daemon that aborts the connection of the mount if the daemon is killed.
 
-SIGKILL does not end a thread that waits in the kernel for an answer of this daemon: the watchdog's question, or a change
-of an events file. Nor does it end one that waits for a lock held by a program which itself waits for such an answer: the
-message that a name is gone waits for the lock of its directory. Such a thread keeps /dev/fuse open, so the kernel never
-learns that no answer will come, and neither side ends.
+SIGKILL does not end a thread that waits in the kernel for an answer of this daemon: the watchdog's question, or a
+change of an events file. Nor does it end one that waits for a lock held by a program which itself waits for such an
+answer: the message that a name is gone waits for the lock of its directory. Such a thread keeps /dev/fuse open, so the
+kernel never learns that no answer will come, and neither side ends.
 
 The guard is signalled when the main thread ends, which nothing can delay (PR_SET_PDEATHSIG, prctl(2): the parent is the
 thread that made the process). The rest of the daemon then ends, and a manager that is to restart it notices.
