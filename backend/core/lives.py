@@ -1,11 +1,10 @@
-"""The lives of slices that were made, or on which something was set: each stays as long as its cgroup, as with
-cgroupfs.
+"""The lives of slices that were made to stay: each lasts as long as its cgroup, as with cgroupfs.
 
-A slice may be made ahead: then its cgroup is **awaited**, for ever or for as long as its maker said. Once the cgroup,
-or a process in it, has been seen, the slice belongs to that cgroup and to no later one of its name. It goes with the
-cgroup, or, where something is still below it then, with the last of that; if another cgroup of the name is made before,
-the slice is reset for it. Where the presence of a cgroup cannot be told, nothing goes. An active unit keeps its slice
-(:mod:`ggroupfs.units.active`).
+A slice is made to stay by mkdir, or when something is set on it. It may be made ahead: then its cgroup is **awaited**,
+for ever or for as long as its maker said. Once the cgroup, or a process in it, has been seen, the slice belongs to that
+cgroup and to no later one of its name. It goes with the cgroup, or, where something is still below it then, with the
+last of that; if another cgroup of the name is made before, the slice is reset for it. Where the presence of a cgroup
+cannot be told, nothing goes. An active unit keeps its slice (:mod:`ggroupfs.units.active`).
 
 Nothing announces cgroups that come and go in every namespace and hierarchy, so they are polled: some at a time, and
 those above a process whenever it enters one.

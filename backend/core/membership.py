@@ -1,5 +1,4 @@
-"""Membership: processes come, move to other cgroups and go, with their charges; the shares of the others change by
-it."""
+"""Membership: processes that come, move to other cgroups and go, with their charges."""
 
 from __future__ import annotations
 

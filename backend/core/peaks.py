@@ -1,8 +1,8 @@
-"""Peaks: the most memory that a group ever held, and the most since each reader's own reset (memory.peak and
-memory.swap.peak, Linux 6.12).
+"""Peaks: the most memory that a group ever held, and the most since each reader's own reset.
 
-The ledger keeps the peak of all time, and one since the last reset by any reader. For each open file that was reset,
-the peak up to that last reset is kept here. So no reader's reset takes a peak away from another.
+These are memory.peak and memory.swap.peak of Linux 6.12. The ledger keeps the peak of all time, and one since the last
+reset by any reader. For each open file that was reset, the peak up to that last reset is kept here. So no reader's
+reset takes a peak away from another.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The tally: events that are counted here and not by a GPU: moves, undone settings, losses of the GPU, time spent
-frozen, and periods of quotas.
+"""The tally: counts of events that no GPU reports.
 
-It is written down with the totals (:mod:`backend.core.totals`), under names of its own, so it outlives a daemon and
-goes with a process to another GPU. Rare events are written at once. Freezes and thaws are written right after, some at
-a time, as a slice may have thousands of members.
+These are moves, undone settings, losses of the GPU, time spent frozen, and periods of quotas. They are written down
+with the totals (:mod:`backend.core.totals`), under names of their own, so they outlive a daemon and go with a process
+to another GPU. Rare events are written at once. Freezes and thaws are written right after, some at a time, as a slice
+may have thousands of members.
 """
 
 from __future__ import annotations

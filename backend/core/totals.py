@@ -1,5 +1,4 @@
-"""Totals: what the members of a slice did in it, including those that have ended, as rstat keeps it
-(kernel/cgroup/rstat.c).
+"""Totals: what the members of a slice did in it, those that have ended included, as in kernel/cgroup/rstat.c.
 
 A GPU reports what a living process has done. The growth since the last report is **taken down** for the process and
 every slice above it: when the process ends or moves to another slice, when its GPU is about to stop reporting it, and
