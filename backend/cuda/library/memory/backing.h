@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is behind a region: reserved addresses, and chunks of the GPU that are mapped there. */
+/* The backing of a region: reserved addresses, and chunks of the GPU that are mapped there. */
 #ifndef GGROUP_CUDA_BACKING_H
 #define GGROUP_CUDA_BACKING_H
 
 #include "chunk.h"
 
-/* A region that no thread can find yet, backed, charged, in the current context; all or nothing. Waits in the daemon. */
+/* Make a region that no thread can find yet: backed, charged, in the current context; all or nothing. Waits for the
+ * daemon. */
 CUresult backing_make(struct device *device, size_t bytes, size_t alignment, struct region **made);
 /* A region with the chunks for `bytes`, and nothing behind them; NULL without memory. */
 struct region *backing_plan(struct device *device, size_t bytes);
