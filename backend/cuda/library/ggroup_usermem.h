@@ -2,11 +2,11 @@
 /*
  * For programs: how much GPU memory to give back before it is taken. C11 or C++, nothing to link.
  *
- * 	int fd = ggroup_usermem_open("/run/ggroup", 0);
- * 	struct ggroup_usermem record;
+ *	int fd = ggroup_usermem_open("/run/ggroup", 0);
+ *	struct ggroup_usermem record;
  *
- * 	while (ggroup_usermem_wait(fd, -1, &record) == 1)
- * 		shrink_a_cache(record.bytes);	// frees; 50 ms later the rest is moved to the host
+ *	while (ggroup_usermem_wait(fd, -1, &record) == 1)
+ *		shrink_a_cache(record.bytes);	// frees; 50 ms later the rest is moved to the host
  *
  * A process is in the tree once it has a context, or was started by `ggroupfs run -p`.
  */
