@@ -1,4 +1,4 @@
-"""Background work: groups that need an act which no writer waits for, served soon, one after the other.
+"""Background work: acts on groups that no writer waits for, done soon, one group after the other.
 
 A failure is logged once and retried, since nothing else would do the work once the reason is gone. No failure ends the
 mount.

@@ -162,8 +162,8 @@ class Bookkeeper:
 
     @contextlib.contextmanager
     def _made_room(self, group: Group, nbytes: int) -> Iterator[None]:
-        """Raise every swap.max on the path, while the body runs, to have room for `nbytes`: one was lowered while
-        memory moved."""
+        """Give every swap.max on the path room for `nbytes` while the body runs, since one was lowered while memory
+        moved."""
         before = {level: self._ledger.books(level) for level in self._population.path(group)}
         short = {level: books for level, books in before.items() if books.swap_max - books.swap < nbytes}
         for level, books in short.items():

@@ -16,7 +16,7 @@ from backend.process.identity import Group
 log = logging.getLogger(__name__)
 
 WHOLE_BYTES = 2 << 30
-"""Bytes that surely move to or from the host within the time of one lever. 4.5 GiB take 2.6 s out and 1.7 s back, of
+"""Bytes that go to the host, or come back, within the time that a lever has. 4.5 GiB take 2.6 s out and 1.7 s back, of
 the usual 5 s, on an H200 (``tests/t7_nvidia/t7_whole.py``); this assumes half that speed for other hosts
 (:const:`backend.nvidia.checkpoint.client.BYTES_A_SECOND`)."""
 

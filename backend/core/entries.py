@@ -128,7 +128,7 @@ class SliceEntry:
 
 
 class Watcher(Protocol):
-    """A watcher of comings and goings: the filesystem, which keeps the kernel's dentries true by it."""
+    """A watcher of comings and goings: the filesystem, which uses it to keep the kernel's dentries true."""
 
     def process_came(self, process: Process) -> None:
         """A directory was made for a process, or for another GPU in it."""

@@ -392,8 +392,8 @@ class Follower:
             self._tell(level, Channel.COMPUTE)
 
     def born(self, group: Group) -> None:
-        """Note a new slice: it is frozen from the start if one above it is, without a notification, as none was told
-        otherwise."""
+        """Note a new slice: where one above it is frozen, it is frozen from the start, which is no change to notify
+        of."""
         if self.is_frozen(group):
             self._tally.ask(group, True)
             self._of(group).shown = True

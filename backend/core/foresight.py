@@ -43,7 +43,7 @@ class Told:
     ranks: Mapping[Process, int] = attrs.field(factory=dict)
     """The rank of each process that was seen (:meth:`backend.core.nextuse.Outlook.rank`)."""
     at: float = 0.0
-    """Time of the telling, in seconds of trio's clock."""
+    """Time when it was told, in seconds of trio's clock."""
 
 
 class Foresight:

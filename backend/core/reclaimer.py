@@ -1,5 +1,5 @@
-"""The Reclaimer: brings groups back under their limits. It plans with the ledger, tells programs, and moves memory by
-the GPU."""
+"""The Reclaimer: brings groups back under their limits. It plans with the ledger, warns programs, and has the GPU
+move."""
 
 from __future__ import annotations
 
@@ -177,10 +177,12 @@ class Reclaimer:
         Members in `spent` are left out.
 
         The books know only how much is on the GPU. So the ledger is asked to plan for more than is needed, by as little
-        as suffices, and parts that cannot be moved are dropped. The part of a program whose memory can never be moved
-        is asked of no other: a neighbour without the library takes nothing from those with it. The exception is what is
-        `owed`, that is, what they have just allocated themselves or what a writer asks for: that they give in its
-        place. The capacity of the GPU is another exception, since it has to hold.
+        as suffices, and parts that cannot be moved are dropped.
+
+        The part of a program whose memory can never be moved is asked of no other: a neighbour without the library
+        takes nothing from programs with it. These give in its place only up to `owed`, the bytes that they have just
+        allocated themselves or that a writer asks for. At the root they give all of it, since the capacity of the GPU
+        has to hold.
         """
         targets, planned, stays = self._movable(top, nbytes, spent)
         if planned < nbytes or _total(targets) == planned:

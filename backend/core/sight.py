@@ -1,4 +1,4 @@
-"""The size of a GPU as its programs are told it: how much memory there is in all, and how much of that is free. Pure.
+"""The size of a GPU as shown to its programs: how much memory there is in all, and how much of that is free. Pure.
 
 Programs keep the first figure, so it stays as it was when they first asked (backend/cuda/library/daemon/sight.h). A
 hard limit is what they can ever have; a high may be rewritten every second, and the free figure follows it.

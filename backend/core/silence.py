@@ -1,4 +1,4 @@
-"""Silence: how long a program that has the library and does not speak to the daemon is expected to speak soon.
+"""Silence: how long a program with the library may fail to speak to the daemon and still be expected to.
 
 A program that has just begun, lost its connection, or was stopped as another daemon began will speak soon, and then its
 memory can be moved. So its silence does not count against it at once. Mapping the library and speaking are a program's

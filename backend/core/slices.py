@@ -216,7 +216,7 @@ class SliceTree:
         family: Family | None = None,
     ) -> SliceEntry:
         """Make a slice below an existing one, for a `family` if given. Groups in `there` are in the books already; a
-        slice that is so on some GPU has no bound."""
+        slice with such a group is exempt from the bounds."""
         user = self._user(above, followed=followed) if family is None else family.user
         missing = [gpu for gpu in self._gpus if SliceOn(slice_, gpu) not in there]
         if len(missing) == len(self._gpus):

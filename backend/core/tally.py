@@ -93,7 +93,7 @@ class Tally:
             self._keep([root])
 
     def ask(self, group: Group, frozen: bool) -> None:
-        """Note whether a group is to be frozen from now on; no change changes nothing."""
+        """Note whether a group is to be frozen from now on. Nothing happens where that is no change."""
         taken = self._of(group)
         if taken.begin() if frozen else taken.end():
             self._changed[group] = None

@@ -34,7 +34,7 @@ TAKE_PART = 0.003
 TURN_S = 0.0005
 """Seconds of taking down before other tasks get a turn."""
 REST = 10
-"""Length of the others' turn, in multiples of the one before."""
+"""Length of the pause for other tasks after a turn, in multiples of that turn."""
 LATE_S = 5.0
 """Seconds for which a GPU may still report what an ended process did."""
 
@@ -210,7 +210,7 @@ class Totals:
         self.tally.close()
 
     def ended(self, member: Member) -> None:
-        """Take down the last work of a process that is about to be gone. What its GPU learns later is reported by
+        """Take down the last work of a process that is about to be gone. What its GPU learns later is passed to
         :meth:`late`."""
         resident = self._population.resident(member.process)
         if resident is not None:
