@@ -16,8 +16,8 @@ struct ggroup;
  *	for
  *
  * Context: takes the device's lock; the same holds for all below except ggroup_charge_shift().
- * Return: 0; -ENODEV for a group that has left the tree; -EINVAL for a group that is no process, or
- * for more than GGROUP_MAX; these hold for all below, too. -ENOMEM. Over a limit_max, -EINTR for a
+ * Return: 0, or -ENOMEM; -ENODEV for a group that has left the tree and -EINVAL for a group that is
+ * no process or for more than GGROUP_MAX, as from all below. Over a limit_max, -EINTR for a
  * @tenant, and -EAGAIN for other callers where enough memory could leave first.
  */
 int ggroup_charge_add(struct ggroup *group, u64 nbytes, bool tenant);

@@ -37,7 +37,7 @@ void ggroup_event_init_inbox(struct ggroup_inbox *inbox)
 	}
 }
 
-/* Note events. Return whether to wake the listener, which need not be for a pending channel. */
+/* Note events. Return whether to wake the listener: not for a channel that is pending already. */
 static bool note(struct ggroup_stream *stream, struct ggroup_inbox *inbox, u32 channel, u32 count)
 {
 	struct ggroup_pending *pending = &inbox->pending[channel - 1];

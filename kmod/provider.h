@@ -18,7 +18,7 @@ struct ggroup_file;
  * @device: the GPU
  * @file: the file
  *
- * Every lever that is moved, or in doubt, is commanded again.
+ * Every lever that is not in its initial state, or is in doubt, is commanded again.
  *
  * Context: the device's lock is held for writing.
  * Return: false where there is a provider already.

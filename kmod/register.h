@@ -28,7 +28,7 @@ struct ggroup_device *ggroup_register_find(const char *uuid);
 int ggroup_register_enter(struct ggroup_file *file, struct ggroup_gpu *arg);
 
 /**
- * ggroup_register_leave() - end a file's being the provider of its GPU
+ * ggroup_register_leave() - stop a file from being the provider of its GPU
  * @file: a provider's, with its @bind held, or in its release
  * @flags: GGROUP_UNREGISTER_*
  */

@@ -234,7 +234,7 @@ class Lives:
         left = None if timeout is None else max(0, life.since_ms + timeout - now) // 1000
         return Told(slice_, state, max(0, now - life.since_ms) // 1000, left)
 
-    # The small parts
+    # Helpers
 
     def _timeout(self, slice_: Slice, life: Life) -> int | None:
         timeout = self.timeout_of(slice_) if life.timeout_ms is None else life.timeout_ms

@@ -85,7 +85,7 @@ class Journal:
         self.stale_since: float | None = None
         """Unix time since when the former daemon could not write what was read here; None where it could."""
         self.listener: Callable[[bool], None] = lambda kept: None
-        """Called with whether changes are being written, when that turns."""
+        """Called with whether changes are being written, when that changes."""
         self.temporary: set[str] = set()
         """UUIDs of GPUs that end with the daemon, unless a successor takes over, and their books with them."""
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -123,7 +123,7 @@ class JournaledLedger(SoftLedger):
         super().reset_peak(group, peak)
         self._write()
 
-    # The small parts
+    # Helpers
 
     def _open(self, group: Group, parent: Account | None, granule: int = 1) -> Account:
         return Watched(self._note, group, parent, granule)

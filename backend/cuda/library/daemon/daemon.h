@@ -22,7 +22,7 @@ void daemon_uncharge(struct device *device, uint64_t resident, uint64_t swapped)
 /* Ask whether `bytes` may come back to the GPU: 0, and they are booked, or EAGAIN. Called by the listening thread. */
 int daemon_move_in(struct device *device, uint64_t bytes);
 /* Get the lowest limit above the program now, and the bytes that are free under all limits; false where there is none.
- * The size of its GPU that the program is shown is sight.h's. */
+ * sight.h has the size of the GPU that the program is shown. */
 bool daemon_limits(struct device *device, uint64_t *total, uint64_t *free);
 /* Report that unmovable memory changed (device->foreign), or that memory changes places (away), or has (exchanged).
  * What a checkpoint carries (intact) is reported with it, and every few seconds in any case. */

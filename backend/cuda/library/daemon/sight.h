@@ -5,7 +5,7 @@
  * becomes of limits, of the slice and of the daemon.
  *
  * The question goes over a connection of its own, in the thread that asks. Merely looking at a GPU neither puts the
- * program into the tree nor has its memory managed, and starts no thread of the library.
+ * program into the tree nor has its memory managed, and it neither starts a thread of the library nor waits for one.
  */
 #ifndef GGROUP_CUDA_SIGHT_H
 #define GGROUP_CUDA_SIGHT_H

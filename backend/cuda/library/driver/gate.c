@@ -299,8 +299,8 @@ static bool wait_empty(const struct timespec *deadline, bool (*patient)(unsigned
 	struct timespec until = *deadline;
 	bool time_left = true;
 
-	/* A newcomer sets `inside` before it sees the gate closed. So the gate counts as empty if a single look finds
-	 * it so. */
+	/* A newcomer sets `inside` before it sees the gate closed, and clears it then. So one look that finds the gate
+	 * empty is enough. */
 	while (time_left && !empty()) {
 		unsigned int inside;
 

@@ -60,9 +60,9 @@ bool stream_captured(CUstream stream, bool per_thread)
 		CALL_REAL(result, cuStreamIsCapturing_ptsz, (stream, &status));
 	else
 		CALL_REAL(result, cuStreamIsCapturing, (stream, &status));
-	/* An error of the legacy stream, while one that waits for it is captured: a launch there will fail, and
-	 * otherwise the driver is to report its opinion. Where nothing is captured the error is about something else:
-	 * an allocation is charged all the same. */
+	/* An error of the legacy stream, while a stream that waits for it is captured: a launch there will fail, and
+	 * the driver's own answer reaches the program. Where nothing is captured the error is about something else: an
+	 * allocation is charged all the same. */
 	if (result)
 		return stream_capturing_any();
 	return status != CU_STREAM_CAPTURE_STATUS_NONE;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Pools that the program has made: the location of their memory, and whether the library places it, as it does for the
- * default pools (async.h). The driver does so where other processes can have the pool, where the pool has a size of its
- * own, and once another GPU was given access to it, which would otherwise reach everything that the library places.
+ * default pools (async.h). The driver places it where other processes can have the pool, where the pool has a size of
+ * its own, and once another GPU was given access to it, which would otherwise reach everything that the library places.
  */
 #ifndef GGROUP_CUDA_SOURCE_H
 #define GGROUP_CUDA_SOURCE_H

@@ -75,7 +75,8 @@ void tree_await(struct device *device)
 	struct timespec until;
 
 	pthread_mutex_unlock(&tree_lock);
-	/* The awaited memory may be on its way, which this thread, being inside, keeps closed. */
+	/* The awaited chunk may be moving, and the move may wait for this thread, which is inside the gate, to
+	 * leave. */
 	gate_beg();
 	/* Work that the mover postponed, as the GPU had not come to it, may be done by now. */
 	if (tree->reap)
