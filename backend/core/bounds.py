@@ -1,4 +1,5 @@
-"""Bounds on the number and depth of a user's slices: a delegate makes them, others wait for them, a restart reads them.
+"""Bounds on the number and depth of a user's slices: a delegate makes them, requests wait for them, a restart reads
+them.
 
 The kernel module has the same bounds in its books (kmod/uapi/ggroup.h) and refuses with the same errno, that of
 cgroup.max.descendants and cgroup.max.depth (cgroup-v2.rst). Slices of families are counted apart: any user may ask for

@@ -15,7 +15,7 @@ PARENTS_MOST = 64
 
 
 def _climb(pid: int, known: Callable[[int], Families]) -> tuple[list[procfs.Descent], Families]:
-    """Return the chain of descents from a process up to the first whose parent is in a family, with that parent's
+    """Return the chain of descents from a process up to the first that has a parent in a family, with that parent's
     families; no families where no parent is in any. A program's message waits for this, so nothing further up is read.
     """
     chain: list[procfs.Descent] = []
@@ -37,7 +37,7 @@ def families_above(pid: int, known: Callable[[int], Families]) -> Families:
 
     `known` returns the families of the live process that bears a pid. The chain is read twice, since a pid in it may
     have been reused meanwhile and lead elsewhere. A family of a user other than root and the process's own is left out,
-    with those below it: no user puts the processes of others into a family.
+    with those below it: no user puts another user's processes into a family.
     """
     chain, families = _climb(pid, known)
     if not families or _climb(pid, known) != (chain, families):

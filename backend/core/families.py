@@ -45,7 +45,7 @@ class Family:
 
     @property
     def user(self) -> int:
-        """The user that it counts for, whose processes are in it by their parents."""
+        """The user that it counts for: the owner of the processes that are in it by their parents."""
         return self.uid if self.proven is None else self.proven
 
     def allowed(self, above: Slice, books: Books, own: Books, *, shared: bool) -> Mapping[str, int]:
@@ -123,8 +123,8 @@ def parsed(slice_: Slice, cgroup: Slice) -> Sequence[tuple[Slice, Family]]:
     """Return the families that the last parts of a slice's path name, with their slices, for a process in `cgroup`: at
     most as many as a process can be in, and without what they asked for.
 
-    A cgroup whose own name looks like a family's is none. One that the process has left meanwhile counts as one: then
-    its path has that name now, which does no further harm.
+    A cgroup that bears such a name itself is no family. One that the process has left meanwhile counts as one: then its
+    path has that name now, which does no further harm.
     """
     found: list[tuple[Slice, Family]] = []
     level: Slice | None = slice_

@@ -44,7 +44,7 @@ class Follower:
         self._population = population
         self._tell = tell
         self._tally = tally
-        self._placed: dict[Member, None] = {}  # those whose record has a place, as there may be thousands of records
+        self._placed: dict[Member, None] = {}  # those with a place, as there may be thousands of records
         self.background = Background("compute", population, self.apply, deadlines, lambda record: record.compute)
         """Applies changes that have no writer."""
         self.turning = Turning(gpus, population, self.schedule)
@@ -139,8 +139,8 @@ class Follower:
     # The quota's part
 
     async def spend(self, group: Member) -> None:
-        """Stop a process whose quota is used up: at its gate where it has one, so that it launches nothing more, else
-        by taking its GR engine off. Errors are those of the levers; the process runs on then."""
+        """Stop a process for its used-up quota: at its gate where it has one, so that it launches nothing more, else by
+        taking its GR engine off. Errors are those of the levers; the process runs on then."""
         try:
             await self.turning.spend(group)
             await self.apply(group)
@@ -172,8 +172,8 @@ class Follower:
         await self.apply(group)
 
     def forgive(self, group: Member) -> None:
-        """Drop the quota's part of a process whose GPU is lost: no lever moves there, and a GPU that is back is
-        followed anew (:meth:`begin_again`)."""
+        """Drop the quota's part of a process on a lost GPU: no lever moves there, and a GPU that is back is followed
+        anew (:meth:`begin_again`)."""
         self._of(group).spent = None
 
     def spent(self, group: Member) -> Engines | None:
@@ -350,7 +350,7 @@ class Follower:
         self._of(group).noted = off if off else ON
 
     def show(self, group: Group) -> None:
-        """Notify compute.events of a group, and of every one above and below it, whose frozen state changed."""
+        """Notify compute.events of each group whose frozen state changed: this one, and those above and below it."""
         if not self._population.holds(group):
             return
         above, asked = [], False
@@ -404,7 +404,7 @@ class Follower:
             self._placed.pop(group, None)
 
     def sharers_changed(self, group: Group) -> None:
-        """Note that a process came to a path or left it: the parts of the others in a slice's timeslice change."""
+        """Note that a process came to a path or left it: its neighbours' parts of a slice's timeslice change."""
         self.watcher(group.gpu)
         for level in self._population.path(group):
             if isinstance(level, SliceOn):
@@ -444,7 +444,7 @@ class Follower:
                     await gpu.set_lever(lever, process, 0)
         except ProcessLookupError:
             pass
-        except Exception as error:  # the others are still to be released
+        except Exception as error:  # the rest is still to be released
             if gpu.lost:
                 return True  # nothing runs there, whatever its levers were
             log.error("could not give process %d its GPU %d back: %s", process.pid, group.gpu, error)

@@ -122,8 +122,8 @@ class Foresight:
         told.ranks, told.at = ranks, trio.current_time()
 
     def _tell_woken(self, index: int, told: Told, woken: Iterable[Process]) -> None:
-        """Tell the ledger at once of far processes that are back at work, except those that are behind others in the
-        order: they stay as far as those."""
+        """Tell the ledger at once of far processes that are back at work, unless the order puts them behind other
+        processes: then they stay as far as those."""
         far = [one for one in woken if told.ranks.get(one)]
         if not far:  # the common case; computing the order of many takes longer than a part of the look
             return

@@ -83,7 +83,8 @@ class Lives:
     """See the module."""
 
     def __init__(self, population: Population, settle: Callable[[Slice], None], memory: Memory | None = None) -> None:
-        """`settle` updates the processes below a slice whose exit, or move to another cgroup, was not noticed yet."""
+        """`settle` updates the processes below a slice that have exited, or moved to another cgroup, unnoticed so
+        far."""
         self._population = population
         self._settle = settle
         self._memory: Memory = memory or Forgetful()
@@ -158,7 +159,7 @@ class Lives:
     # Events
 
     def make(self, slice_: Slice, maker: int = 0) -> None:
-        """Make a slice, by mkdir of a user. As :meth:`Population.make`; a former slice whose cgroup is gone goes
+        """Make a slice, by mkdir of a user. As :meth:`Population.make`; a former slice without its cgroup goes
         first."""
         self.look(slice_)
         self._population.make(slice_)
@@ -188,7 +189,7 @@ class Lives:
             self.look(level, came=True)
 
     def look(self, slice_: Slice, *, came: bool = False) -> None:
-        """Drop a slice whose cgroup is gone, or did not come in time. `came`: a process is in the cgroup."""
+        """Drop a slice if its cgroup is gone, or did not come in time. `came`: a process is in the cgroup."""
         life, entry = self._lives.get(slice_), self._population.slice_entry(slice_)
         if entry is None or (life is None and slice_ not in self._over):
             return
@@ -248,7 +249,7 @@ class Lives:
         return timeout is not None and self.clock_ms() >= life.since_ms + timeout
 
     def _end(self, slice_: Slice, life: Life) -> None:
-        """Drop a slice whose cgroup is gone. The cgroups below are gone with it: they are looked at soon."""
+        """Drop a slice after its cgroup. The cgroups below are gone with it: they are looked at soon."""
         self._population.let_go(slice_)
         self._settle(slice_)
         entry = self._population.slice_entry(slice_)
@@ -290,7 +291,7 @@ class Lives:
             was_over = self._over.pop(slice_, None) is not None
             self._lives[slice_] = Life(self.clock_ms())
             self._queue[slice_] = None
-            if was_over:  # else the next daemon would still take it for one whose cgroup is gone
+            if was_over:  # else the next daemon would still take its cgroup for gone
                 self._note(slice_, self._lives[slice_])
             if entry is not None and (entry.members or entry.occupied):  # its cgroup may be gone by the next look
                 found = ids(slice_)

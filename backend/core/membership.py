@@ -93,7 +93,7 @@ class Membership:
         return self.admit(process, gpus)
 
     def admit(self, process: Process, gpus: Iterable[int]) -> Resident:
-        """Do as :meth:`welcome`, for a process whose exit is watched for. ProcessLookupError for any other."""
+        """Do as :meth:`welcome`, for a process that is watched. ProcessLookupError for any other."""
         resident = self._population.resident(process)
         if resident is not None and resident.gpus >= set(gpus):
             return resident
@@ -152,7 +152,7 @@ class Membership:
             raise
 
     def _ask(self, process: Process, families: Families) -> Resident | None:
-        """Do as :meth:`ask`, for a process whose exit is watched for."""
+        """Do as :meth:`ask`, for a process that is watched."""
         resident = self._population.resident(process)
         cgroup = cgroup_of(process.pid)
         if resident is not None:
@@ -258,7 +258,7 @@ class Membership:
             self._follow_cgroup(resident)
 
     def _follow_cgroup(self, resident: Resident) -> None:
-        """Follow a process to its current cgroup; a failure with one process does not affect others."""
+        """Follow a process to its current cgroup; a failure affects this process alone."""
         process = resident.process
         try:
             cgroup = cgroup_of(process.pid)

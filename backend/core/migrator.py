@@ -34,7 +34,7 @@ FOLLOWS = tuple(setting.field for setting in SETTINGS if setting.follows_migrati
 """Fields of the settings that go with a process to another GPU."""
 
 AGAIN_S = 1.0
-"""Seconds between two looks for a process whose move has no caller any more."""
+"""Seconds between two looks for a process that is being moved without a waiting caller."""
 
 
 class Unwritten(dict[Process, Move]):
@@ -98,7 +98,7 @@ class Migrator:
         self._moves.end(process)
 
     async def run(self) -> None:
-        """Settle moves whose end was not seen, until cancelled: write into the books where each process is."""
+        """Settle unfinished moves, until cancelled: write into the books where each process is."""
         while True:
             await self._look.wait()
             self._look = trio.Event()
@@ -187,7 +187,7 @@ class Migrator:
         else:
             self._unbook(there, before)
 
-    # Moves whose end was not seen
+    # Unfinished moves: those without a known end
 
     async def _conclude(self, process: Process) -> None:
         """Write into the books where a process is now; where no GPU can tell, the note stays for the next look."""

@@ -1,9 +1,9 @@
 """Next use: how soon a process will use its memory again, as far as that can be told. Reclaim takes the farthest first.
 
-It is a class rather than a time: processes whose next use is about as far are equals, and reclaim levels them. A class
-becomes nearer at once, since memory taken from a program at work is missed at once. It becomes farther only after that
-looked so for HOLD_S, so that turns shorter than that leave equals equal. Classes are pure and have no clock; the ledger
-is told of them.
+It is a class rather than a time: processes with about equally far next uses are equals, and reclaim levels them. A
+class becomes nearer at once, since memory taken from a program at work is missed at once. It becomes farther only after
+that looked so for HOLD_S, so that turns shorter than that leave equals equal. Classes are pure and have no clock; the
+ledger is told of them.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class Order:
     waiting: Sequence[Process] = ()
     """The processes that wait for their turns, the next first."""
     leads: Collection[Process] = frozenset()
-    """The processes of better priority than the default, which go before others whenever they have work: the next turn
-    is always theirs."""
+    """The processes of better priority than the default, which go first whenever they have work: the next turn is
+    always theirs."""
     behind: Sequence[tuple[Collection[Process], Collection[Process]]] = ()
     """Pairs of processes of worse priority than the default and those that go before them: reclaim takes from the
-    former no later than from the latter. A process may be behind others at several levels."""
+    former no later than from the latter. A process may be in several pairs, at several levels."""
 
 
 NO_ORDER = Order()

@@ -127,8 +127,8 @@ class OomKiller:
         return [one for one in self.obstacles(level) if not _is_ending(one.member.process)]
 
     def fixed(self, level: Group) -> Sequence[Obstacle]:
-        """Return the members at or below a level whose library holds memory that it cannot move, the largest holder of
-        it first. None of them is killed for it."""
+        """Return the members at or below a level with memory that their library cannot move, the largest holder of it
+        first. None of them is killed for it."""
         gpu = self._gpus[level.gpu]
         members = [Member(resident.process, level.gpu) for resident in self._population.below(level)]
         spoken = [one for one in members if gpu.manages(one.process)]

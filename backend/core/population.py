@@ -77,7 +77,7 @@ class Population(FamilyTree):
 
     def sharers(self, group: Group) -> int:
         """Return how many processes at or below a group have a context on its GPU. The number is kept, rather than
-        counted: every caller whose slice has a timeslice asks for it."""
+        counted: every caller with a timeslice on a slice asks for it."""
         if isinstance(group, Member):
             resident = self.resident(group.process)
             return int(resident is not None and group.gpu in resident.contexts)

@@ -62,7 +62,7 @@ class Promises:
         if self._counts[user] - (former is not None and former.user == user) >= bounds.FAMILIES_OF_USER:
             raise fail(errno.EAGAIN)
         slices = self._population.promise(cgroup, families)
-        if former is not None:  # may be of a process that bore the pid before, and whose exit is not noticed yet
+        if former is not None:  # may be of an earlier process of that pid, if its exit is not noticed yet
             self.end(former.process)
         self._note(Promise(process, families, slices))
 

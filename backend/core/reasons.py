@@ -16,8 +16,8 @@ import attrs
 class Reason(enum.Flag):
     """A reason to be off the runlist. The bits appear in journals and in the ABI of the kernel module.
 
-    FREEZE and MIGRATION outlive a daemon: a freeze is a setting in the books, a move is noted. The others are decisions
-    of one daemon, and the next one lifts them.
+    FREEZE and MIGRATION outlive a daemon: a freeze is a setting in the books, a move is noted. All further reasons are
+    decisions of one daemon, and the next one lifts them.
     """
 
     FREEZE = 1 << 0

@@ -108,7 +108,7 @@ class Reclaimer:
         return self._ledger.books(level).limit_max != MAX
 
     def _held(self, level: Group) -> int:
-        """Return the bytes held by the members at or below a level whose memory can be moved."""
+        """Return the bytes held by the members at or below a level that the GPU can move."""
         gpu = self._gpus[level.gpu]
         members = (one.process for one in self._population.below(level) if gpu.manages(one.process))
         return sum(self._ledger.books(Member(process, level.gpu)).current for process in members)
@@ -206,7 +206,7 @@ class Reclaimer:
 
     def _movable(self, top: Group, nbytes: int, spent: Collection[Member]) -> tuple[list[Target], int, int]:
         """Return the movable part of the ledger's plan, the bytes planned in all, and the bytes planned of programs
-        whose memory can never be moved."""
+        that can never be moved."""
         gpu = self._gpus[top.gpu]
         left: dict[Member, int] = {}
         targets, planned, stays = [], 0, 0
@@ -237,7 +237,7 @@ class Reclaimer:
         async def take_one(target: Target) -> None:
             try:
                 given.append(await self._take_from(target))
-            except Exception as error:  # the moves that others have begun go on
+            except Exception as error:  # the moves that have begun elsewhere go on
                 failed.append(error)
             else:
                 if given[-1] < target.nbytes:
@@ -287,7 +287,7 @@ class Reclaimer:
     # Programs that give by themselves
 
     def listens(self, group: Group, change: int) -> None:
-        """Note that a program opened (1) or closed (-1) the usermemfd of a group whose memory it manages."""
+        """Note that the program of a group opened (1) or closed (-1) its usermemfd."""
         self._listeners[group] += change
         if not self._listeners[group]:
             del self._listeners[group]

@@ -112,7 +112,7 @@ class Writers:
         After a failure the hardware follows the books back in the background: that may fail again, and the writer has
         its answer already. ETIMEDOUT after the deadline, ENODEV for a process that died meanwhile. A `patient` write
         has the whole deadline from when its turn comes, and waits for other patient ones. The body is given the write:
-        it may extend the deadline, and let others have their turn.
+        it may extend the deadline, and let further writers have their turn.
         """
         with self._deadlines.deadline(group) as scope:
             async with contextlib.AsyncExitStack() as stack:
@@ -158,7 +158,7 @@ class Writers:
 
     @contextlib.asynccontextmanager
     async def _turn(self, group: Group, scope: trio.CancelScope) -> AsyncIterator[Asked]:
-        """Hold a writer's turn, as a write of no field yet whose deadline `scope` has."""
+        """Hold a writer's turn, as a write of no field yet, with the deadline of `scope`."""
         lock = self._population.record(group).writing()
         await _acquire(lock)
         asked = Asked(scope, lock, {})
