@@ -18,8 +18,8 @@ enum life_stage {
 	LIFE_COUNTS,	/* counts of kernels */
 	LIFE_CONTEXTS,	/* the contexts to wait for (quiet.c): first of those that keep something of a device */
 	LIFE_CHUNKS,	/* physical memory (pool.c) */
-	LIFE_KEEPER,	/* the thread that makes it ahead */
-	LIFE_REGIONS,	/* memory of the program that is backed by it */
+	LIFE_KEEPER,	/* the thread that makes physical memory ahead */
+	LIFE_REGIONS,	/* the program's memory, backed by physical memory */
 	LIFE_STREAMED,	/* stream-ordered allocations: those whose region went with its context are forgotten */
 	LIFE_FOREIGN,	/* memory that the library does not place: the driver's, and that of other processes */
 	LIFE_MOVES,	/* the mover of regions' chunks */

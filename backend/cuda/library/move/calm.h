@@ -27,7 +27,7 @@ struct calm {
 	uint64_t rest_until;	/* by moment_us; atomically */
 	uint64_t held_us;	/* time that newcomers have waited, ever, while threads were inside; atomically */
 	uint64_t bound_until;	/* end of the bound on run-ahead; 0: none */
-	/* The attempt in progress. */
+	/* The attempt in progress. Times are by moment_us. */
 	uint64_t begun, closed;	/* start; time since when the gate is closed, 0: never */
 	uint64_t since;		/* time when a kernel last ended, or a thread left */
 	unsigned int inside;	/* threads inside at that time */
