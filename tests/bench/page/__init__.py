@@ -1,1 +1,1 @@
-"""docs/benchmarks.md, its plots, and the README's part: what a record says, and no more."""
+"""docs/benchmarks.md, its plots, and the README's part: the contents of a record, and no more."""

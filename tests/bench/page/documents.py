@@ -13,9 +13,9 @@ from tests.bench.page.sections import SECTIONS, Section
 
 BEGIN, END = "<!-- benchmarks: by `make bench-render` -->", "<!-- end of benchmarks -->"
 SHOWN = ("latency-decode", "pareto")
-"""Scenarios of which the README shows the plots."""
+"""Scenarios whose plots the README shows."""
 TABLE = "latency-decode"
-"""... and the one whose table it shows: a row a system, at one case."""
+"""Scenario whose table the README shows: a row for each system, at one case."""
 TABLE_CASE = {"load": 0.35, "batch": 3}
 TABLE_TEXT = """A program that decodes, at 35 % load, beside three batch programs that would fill the GPU: medians, with
 the least and the most; `x` is of what each has alone. {}."""
@@ -38,7 +38,7 @@ than their spread.
 
 
 def render(record: Record, root: Path) -> Iterator[Path]:
-    """Writes everything; the files that it wrote. Plots of scenarios that are not in the record are removed."""
+    """Write everything; yield the files. Plots of scenarios that are not in the record are removed."""
     docs, drawn = root / "docs", set()
     for name, path in _plots(record, docs):
         drawn.add(name)
@@ -56,7 +56,7 @@ def render(record: Record, root: Path) -> Iterator[Path]:
 
 
 def picture(docs: Path, name: str) -> Path:
-    """Where a scenario's plot is."""
+    """Return the path of a scenario's plot."""
     return docs / f"benchmarks-{name}.svg"
 
 
@@ -70,7 +70,7 @@ def _plots(record: Record, docs: Path) -> Iterator[tuple[str, Path]]:
 
 
 def page(record: Record, drawn: set[str]) -> str:
-    """docs/benchmarks.md"""
+    """Return the text of docs/benchmarks.md."""
     parts = [HEAD]
     for name, section in SECTIONS.items():
         if name in record.runs:
@@ -103,7 +103,7 @@ def _section(name: str, section: Section, run: Run, drawn: bool) -> str:
 
 
 def summary(record: Record, drawn: set[str]) -> str:
-    """The README's part: the best of it as far as it is there, and the commands."""
+    """Return the README's part: the best results as far as they exist, and the commands."""
     parts = [COMMANDS, ""]
     for name in SHOWN:
         if name in drawn:
