@@ -2,10 +2,10 @@
 /*
  * baseline - the yardstick of the file benchmark: the least a libfuse3 server can cost.
  *
-  * One thread, the low-level API, files with direct_io, attributes and entries valid for 300 s, no flush and no xattr
-  * handler, so a client sends it exactly the requests that it sends to ggroupfs. Every path of the shape
-  * /<pid>/<n>/<file> exists, for any two numbers and the files named in files[]. Reads give "max\n"; writes are
-  * accepted and forgotten. The root lists NR_LISTED of the numbers. Nothing is allocated per request.
+ * One thread, the low-level API, files with direct_io, attributes and entries valid for 300 s, no flush and no xattr
+ * handler, so a client sends it exactly the requests that it sends to ggroupfs. Every path of the shape
+ * /<pid>/<n>/<file> exists, for any two numbers and the files named in files[]. Reads give "max\n"; writes are
+ * accepted and forgotten. The root lists NR_LISTED of the numbers. Nothing is allocated per request.
  *
  * usage: baseline MOUNTPOINT        prints "ready" once mounted; SIGTERM unmounts
  */

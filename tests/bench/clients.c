@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
-  * clients - N processes that read, or write, all files of a tree as fast as they are answered.
-  *
-  *   read    the whole tree, again and again: list every directory, and open, read and close every readable file
-  *   write   a control of a random process, again and again: values that the process has room for
-  *
-  * usage: clients read|write N MOUNT
-  * Prints "ready" once all are at work. At the end of its standard input it ends them and prints lines
-  *   count C          calls, each an open, a read or write, and a close
-  *   p50 US, p99 US, p999 US, worst US     duration of a call, microseconds (within 3 %)
-  *   read(2) p99 US, or write(2) p99 US    the same for that system call alone
-  *   error NAME COUNT for each errno met: no process comes or goes, so even a vanished one is an error
-  * The processes die with it.
+ * clients - N processes that read, or write, all files of a tree as fast as they are answered.
+ *
+ *   read    the whole tree, again and again: list every directory, and open, read and close every readable file
+ *   write   a control of a random process, again and again: values that the process has room for
+ *
+ * usage: clients read|write N MOUNT
+ * Prints "ready" once all are at work. At the end of its standard input it ends them and prints lines
+ *   count C          calls, each an open, a read or write, and a close
+ *   p50 US, p99 US, p999 US, worst US     duration of a call, microseconds (within 3 %)
+ *   read(2) p99 US, or write(2) p99 US    the same for that system call alone
+ *   error NAME COUNT for each errno met: no process comes or goes, so even a vanished one is an error
+ * The processes die with it.
  */
 #include <dirent.h>
 #include <err.h>

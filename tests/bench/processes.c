@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
-  * processes - makes N real processes that do nothing, for the figures about big trees.
-  *
-  * usage: processes N
-  * Prints their pids, one a line, then an empty line. At the end of its standard input it ends and reaps them all; they
-  * also die with it, whatever ends it.
+ * processes - makes N real processes that do nothing, for the figures about big trees.
+ *
+ * usage: processes N
+ * Prints their pids, one a line, then an empty line. At the end of its standard input it ends and reaps them all; they
+ * also die with it, whatever ends it.
  */
 #include <err.h>
 #include <signal.h>

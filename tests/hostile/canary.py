@@ -18,7 +18,7 @@ NAME = "canary.service"
 
 
 def everybody_is_looked_at(mount: Path, top: Path, patience: Patience, seconds: float) -> None:
-    """Wait until the daemon has looked at every process. `top` is a cgroup of ours; it takes `seconds`, and at most as many again."""
+    """Wait, for twice `seconds` at most, until the daemon has looked at every process. `top` is a cgroup of ours."""
     places = [top / NAME / name for name in ("a", "b", "c")]
     for place in places:
         place.mkdir(parents=True, exist_ok=True)

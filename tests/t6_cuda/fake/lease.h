@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-  * Descriptors of memory whose last close can be awaited, as the driver does it: a socket, with the descriptor of the
-  * memory in flight to it. Its peer, which is here, sees the last close.
+ * Descriptors of memory whose last close can be awaited, as the driver does it: a socket, with the descriptor of the
+ * memory in flight to it. Its peer, which is here, sees the last close.
  */
 #ifndef FAKE_LEASE_H
 #define FAKE_LEASE_H

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
-  * Streams and events. Each stream has a thread that runs queued work in order. The legacy stream waits for everything
-  * queued before it in the blocking streams of its context, and they wait for it.
+ * Streams and events. Each stream has a thread that runs queued work in order. The legacy stream waits for everything
+ * queued before it in the blocking streams of its context, and they wait for it.
  */
 
 #include "internal.h"

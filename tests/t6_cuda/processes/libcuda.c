@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
-  * A double of the part of libcuda.so.1 by which one process acts on others: checkpoints, and memory that is only
-  * reserved. The machine is a file that all processes map, and processes.py reads and writes: GPUs, programs, and what
-  * agents hold. It is as strict as the driver was seen to be: a call in the wrong state is ILLEGAL_STATE, an invalid
-  * map is INVALID_VALUE, and a restore without room loses the program for good. What a process holds is freed with it.
-  *
-  * Environment: FAKE_MACHINE=path
-  * FAKE_FAULTS=name:n:what[,...]  the nth call of `name` (1 is the first), where `what` is
-  *     a number            answers that CUresult and does nothing
-  *     before, after       the process is killed before or after the call has its effect
-  *     hang                opens the FIFO FAKE_HANG, and goes on when the other end is closed
-  *     grab0, grab1, ...   after the call, a neighbour takes all that is left of this GPU
-  * FAKE_SPENT=directory    faults happen once: each leaves a file here, which keeps later processes from it
+ * A double of the part of libcuda.so.1 by which one process acts on others: checkpoints, and memory that is only
+ * reserved. The machine is a file that all processes map, and processes.py reads and writes: GPUs, programs, and what
+ * agents hold. It is as strict as the driver was seen to be: a call in the wrong state is ILLEGAL_STATE, an invalid
+ * map is INVALID_VALUE, and a restore without room loses the program for good. What a process holds is freed with it.
+ *
+ * Environment: FAKE_MACHINE=path
+ * FAKE_FAULTS=name:n:what[,...]  the nth call of `name` (1 is the first), where `what` is
+ *     a number            answers that CUresult and does nothing
+ *     before, after       the process is killed before or after the call has its effect
+ *     hang                opens the FIFO FAKE_HANG, and goes on when the other end is closed
+ *     grab0, grab1, ...   after the call, a neighbour takes all that is left of this GPU
+ * FAKE_SPENT=directory    faults happen once: each leaves a file here, which keeps later processes from it
  */
 
 #include <cuda.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-  * count_all CASE: launch kernels in one of the possible ways, print "launched N" once all have run (or, in some cases,
-  * at a certain moment), and wait for an answer, by which time the test has looked at the page.
+ * count_all CASE: launch kernels in one of the possible ways, print "launched N" once all have run (or, in some cases,
+ * at a certain moment), and wait for an answer, by which time the test has looked at the page.
  */
 #include <signal.h>
 #include <sys/wait.h>

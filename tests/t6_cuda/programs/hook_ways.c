@@ -1,8 +1,8 @@
 /* NO_LINK: finds libcuda itself, as programs with the CUDA runtime do. */
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-  * hook_ways WAY [VERSION FLAGS]: look up each name of stdin in one of the possible ways; print the file in which it
-  * was found, and the symbol that exports it: "name file symbol", or "name - -".
+ * hook_ways WAY [VERSION FLAGS]: look up each name of stdin in one of the possible ways; print the file in which it
+ * was found, and the symbol that exports it: "name file symbol", or "name - -".
  */
 #include <dlfcn.h>
 #include <stdint.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-  * Calls of the entry points of entries.def by a generator. Each call is counted, and one of its calls of the driver
-  * may fail. An entry point that fails so has changed nothing: it is called again, and must succeed.
+ * Calls of the entry points of entries.def by a generator. Each call is counted, and one of its calls of the driver
+ * may fail. An entry point that fails so has changed nothing: it is called again, and must succeed.
  */
 #ifndef UNIT_CALLS_H
 #define UNIT_CALLS_H

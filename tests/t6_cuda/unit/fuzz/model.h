@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-  * A generator's model of the memory that it has made: physical memory and its mappings, and allocations; all contents,
-  * and what has to stay on the GPU.
+ * A generator's model of the memory that it has made: physical memory and its mappings, and allocations; all contents,
+ * and what has to stay on the GPU.
  */
 #ifndef UNIT_MODEL_H
 #define UNIT_MODEL_H
