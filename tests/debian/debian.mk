@@ -1,4 +1,5 @@
-# Both commands of the README, and the package, in a fresh Debian. Included by the Makefile at the top; all runs there.
+# Tests both commands of the README, and the package, in a fresh Debian. Included by the top Makefile, and run from
+# there.
 
 DEBIAN ?= 12
 PARTS ?= run test deb
