@@ -1,5 +1,4 @@
-"""A Slurm cluster of one node in the container: slurmctld, slurmd, munge, the plugin, and ggroupfs with a software
-GPU."""
+"""A Slurm cluster of one node in the container: slurmctld, slurmd, munge, the plugin, and ggroupfs with one GPU."""
 
 from __future__ import annotations
 

@@ -23,8 +23,7 @@ def installed() -> Iterator[Guest]:
 
 @pytest.fixture
 def cluster(installed: Guest) -> Iterator[Cluster]:
-    """The cluster with a running daemon and no options. After the test the node is up, and nothing is left of any
-    job."""
+    """The cluster with a running daemon and no options. After the test the node is up and no job has left anything."""
     installed.ok("systemctl start ggroupfs")
     cluster = Cluster(installed)
     cluster.configure(LINE)

@@ -1,5 +1,4 @@
-# Tests the Slurm plugin on a real Slurm, in a container (tests/container). Included by the top Makefile, and run from
-# there.
+# Tests the Slurm plugin on a real Slurm, in a container (tests/container). Included by the top Makefile; runs there.
 
 SLURM_TEST := build/slurm-test
 # slurmd and slurmctld run on the same host.

@@ -40,8 +40,7 @@ def test_every_option(cluster: Cluster) -> None:
 
 
 def test_a_quota_holds(cluster: Cluster) -> None:
-    """Compares the job's GPU time with the time that its program took, allowing one period that was still open at the
-    end."""
+    """Compares the job's GPU time with the time that its program took, allowing one unfinished period."""
     job = cluster.submit("--gpu-quota=30%", "ggroupfs tenant --gmem 16M --kernel 2ms --seconds 2 --report 10")
     assert cluster.until_ended(job) == "COMPLETED", cluster.output(job)
     took = json.loads(cluster.output(job).splitlines()[-1])["seconds"]
@@ -155,8 +154,7 @@ def test_other_tasks_have_no_library(cluster: Cluster, words: str) -> None:
 
 
 def test_fifty_jobs_of_two_users_on_one_gpu(cluster: Cluster) -> None:
-    """Each has a shard of 16 MiB and a program that wants twice as much. `Cluster.check` then finds nothing left
-    over."""
+    """Each has a shard of 16 MiB and a program that wants twice as much. `Cluster.check` finds nothing left over."""
     jobs = []
     for number in range(50):
         user = ("alice", "bob")[number % 2]

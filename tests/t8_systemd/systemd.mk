@@ -1,5 +1,4 @@
-# Tests the package on a real systemd, in a container (tests/container). Included by the top Makefile, and run from
-# there.
+# Tests the package on a real systemd, in a container (tests/container). Included by the top Makefile; runs there.
 
 SYSTEMD := build/systemd
 # The packages in the container: those that ours depends on, and those that a system needs. fuse3 brings its library,

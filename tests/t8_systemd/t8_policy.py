@@ -87,8 +87,7 @@ def test_lanes_as_a_service(guest: Guest) -> None:
 
 
 def test_slo_as_a_service(guest: Guest) -> None:
-    """The reports come from a process of another user, which the policy knows by its cgroup: that slice's share
-    rises."""
+    """The reports come from a process of another user, known to the policy by its cgroup: that slice's share rises."""
     guest.write("/tmp/reports.py", REPORTS)
     places = [f"{SLICES}/{name}.slice/0" for name in ("serving", "batch")]
     weights = [f"{place}/compute.weight" for place in places]

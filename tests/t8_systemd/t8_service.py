@@ -69,8 +69,7 @@ def test_a_daemon_that_is_killed_comes_back(guest: Guest) -> None:
 
 
 def test_a_container_has_the_tree_of_the_next_daemon(guest: Guest) -> None:
-    """The container sees it below the parent directory, after an upgrade and after a kill, like podman's with
-    rslave."""
+    """The container sees it below the parent directory, after an upgrade and a kill, as podman's do with rslave."""
     words = "unshare --mount --propagation slave sh -c 'mount --rbind /run/ggroup-shared /mnt && exec sleep infinity'"
     guest.ok(f"systemd-run -q --unit container {words}")
     guest.until("nsenter -m -t $(systemctl show -P MainPID container) test -e /mnt/tree/gpus", "the container has it")
@@ -123,8 +122,7 @@ def test_stop_unmounts(guest: Guest) -> None:
 
 
 def test_no_process_outlives_the_daemon(guest: Guest) -> None:
-    """systemd sends the guard no signal, but the guard has ended before the next daemon starts or a stop is
-    complete."""
+    """systemd sends the guard no signal, but it has ended before the next daemon starts or a stop is complete."""
     dead = daemon(guest)
     guard = guest.ok(f"pgrep -P {dead} -f guarding.py").strip()
     guest.ok("systemctl kill --kill-who=main -s KILL ggroupfs")

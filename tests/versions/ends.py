@@ -1,5 +1,4 @@
-"""Both ends of the socket, each of any revision: the library's end, compiled from its sources, and the daemon's
-door."""
+"""Both ends of the socket, each of any revision: the library's, compiled from its sources, and the daemon's door."""
 
 from __future__ import annotations
 
@@ -18,8 +17,7 @@ PARTS = ("daemon", "memory", "move", "count", "driver")
 
 
 def compile_library(tree: Path, out: Path) -> Path:
-    """Compile the library's end of one revision, with its tests/t6_cuda/socket/daemon_main.c as the program around
-    it."""
+    """Compile the library's end of one revision, with its tests/t6_cuda/socket/daemon_main.c around it."""
     library = tree / "backend" / "cuda" / "library"
     if not library.exists():  # its place in 0.1
         library = tree / "backend" / "cuda"

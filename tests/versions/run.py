@@ -193,8 +193,7 @@ def has_memory(mount: Mount, tree: Path) -> None:
 
 
 def upgraded(old: Path, folder: Path, killed: bool) -> str:
-    """Upgrade a tree from old to new, downgrade it, and upgrade it again; each time the earlier settings must be
-    there."""
+    """Upgrade a tree from old to new, downgrade it, and upgrade it again; the settings must survive each step."""
     mount = Mount(folder)
     mount.install(old)
     mount.start()
