@@ -132,8 +132,7 @@ class Bench:
             report.add("idle daemon, 10,000 processes", self.idle(server), "% CPU")
 
     def ls(self, server: Server, entries: int) -> float:
-        """Return the milliseconds of one `ls -l` of the root, which must list `entries` processes; with the start of
-        ls."""
+        """Return the milliseconds, from its start, of one `ls -l` of the root, which must list `entries` processes."""
         start = time.perf_counter()
         listing = subprocess.run(["ls", "-l", server.mountpoint], capture_output=True, text=True, check=True).stdout
         took = (time.perf_counter() - start) * 1e3

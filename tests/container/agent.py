@@ -13,8 +13,7 @@ MISSED = 124
 
 
 def run(command: str, seconds: float) -> dict[str, Any]:
-    """Run a command with a shell. A process that it leaves behind must not hold its outputs open: they are read to the
-    end."""
+    """Run a command with a shell. A process that it leaves behind must close its outputs: they are read to the end."""
     process = subprocess.Popen(
         ["/bin/sh", "-c", command],
         stdin=subprocess.DEVNULL,

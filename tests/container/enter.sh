@@ -6,8 +6,7 @@ set -eu
 
 cgroup=$1 archive=$2 directory=$3 shared=$4
 
-# Join the cgroup, alone, so that systemd can delegate the controllers in it; it then becomes the root of the cgroup
-# tree.
+# Join the cgroup, alone, so that systemd can delegate the controllers in it. It becomes the root of the cgroup tree.
 if [ "$cgroup" != / ]; then
 	echo 0 >"$cgroup/cgroup.procs"
 	exec unshare --cgroup -- "$0" / "$archive" "$directory" "$shared"

@@ -1,5 +1,4 @@
-# Tests both commands of the README, and the package, in a fresh Debian. Included by the top Makefile, and run from
-# there.
+# Tests both commands of the README, and the package, in a fresh Debian. Included by the top Makefile; runs there.
 
 DEBIAN ?= 12
 PARTS ?= run test deb

@@ -60,8 +60,7 @@ def users(tenant: Tenant, random: random.Random) -> None:
 
 @kind("mount and unmount")
 def mounts(tenant: Tenant, random: random.Random) -> None:
-    """Bind the tree elsewhere, make it read-only, move and detach it; mount other things over it, and over the
-    socket."""
+    """Bind the tree elsewhere, make it read-only, move or detach it, or mount other things over it or the socket."""
 
     def act() -> None:
         unshare(CLONE_NEWNS)

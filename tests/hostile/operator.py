@@ -157,7 +157,7 @@ def read(path: str) -> bytes:
 
 
 def main() -> None:
-    """Run the program; arguments are the descriptor of the page, mountpoint and seed; then slices and as many
+    """Run the program. Its arguments: the page's descriptor, the mountpoint, the seed, then slices and as many
     cgroups."""
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     places = sys.argv[4:]

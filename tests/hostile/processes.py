@@ -39,7 +39,7 @@ def fork(tenant: Tenant, random: random.Random) -> None:
 
 @kind("execute")
 def execute(tenant: Tenant, random: random.Random) -> None:
-    """Execute another program: in a child, or in the tenant itself, which ends its other half; with all descriptors, or
+    """Execute another program, in a child or in the tenant itself, which ends its other half; with all descriptors or
     none."""
 
     def run() -> None:

@@ -137,8 +137,7 @@ def kinds_of(protocol: str) -> Sequence[str]:
 
 
 def child(work: Callable[[], object], seconds: float = CHILD_S) -> None:
-    """Do it in a child, which is killed after `seconds` and not waited for (the kernel reaps it, since a tenant ignores
-    SIGCHLD)."""
+    """Do it in a child, which is killed after `seconds`. The kernel reaps it, since a tenant ignores SIGCHLD."""
     pid = os.fork()
     if pid == 0:
         code = 1

@@ -39,8 +39,7 @@ AGAIN = 4
 HANG_S = 60.0
 """Seconds after which a single step counts as endless, and the mount is given up."""
 RETURNED_S = 20.0
-"""Seconds within which something of the killed tenants', in the daemon or as processes, is given back, until all of it
-is."""
+"""Seconds within which the killed tenants' processes, or their things in the daemon, get fewer, until none is left."""
 
 DESCRIPTORS = 8
 """Descriptors that the daemon may have between rounds beyond those before the first."""

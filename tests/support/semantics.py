@@ -326,8 +326,7 @@ def cgroup2() -> Path | None:
 
 
 def _serve(mount: Path) -> None:
-    """Answer each line of options with the pid of a tenant that works, or ``0`` if it does not; `stop` ends them
-    all."""
+    """Answer each line of options with the pid of a tenant that works, or ``0`` if it does not; `stop` ends all."""
     children: list[int] = []
     for line in sys.stdin:
         if line == "stop\n":

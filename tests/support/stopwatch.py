@@ -22,8 +22,7 @@ class Stopwatch:
         self._waited: dict[Path, int] = {}
         """Nanoseconds that each thread has waited; for a thread that has ended, the last figure read."""
         self._before = self._waits()
-        """Sum of those at the start of the watch; it includes what a process that was added later had waited by
-        then."""
+        """The sum at the start of the watch, including what a process that was added later had waited by then."""
         self._began = time.monotonic()
 
     @property

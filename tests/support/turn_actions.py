@@ -87,8 +87,7 @@ class Actions(Answers):
         return code
 
     async def migrate(self, name: str) -> int:
-        """Move a program. It has to stand by for that, which it can only do while it runs, and does not come to a
-        rest."""
+        """Move a program. It has to stand by for that, which it can only do while it runs, and stays busy."""
         before = name in self.may_run
         self.may_run.add(name)
         self.let_run(name)

@@ -43,7 +43,7 @@ class Changes(Actions):
         self.arrived.set()  # at the latest here: a program without a gate is held at no step
 
     async def change_while_it_drains(self, kind: Kind) -> None:
-        """`b` has its turn, and `a` goes off once it is drained or was waited for; or `a` begins its next turn
+        """`b` has its turn, and `a` goes off once it is drained or its wait is over; or `a` begins its next turn
         before."""
         await self.start("b")
         found: list[TurnEnd | None] = []

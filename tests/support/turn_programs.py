@@ -119,8 +119,7 @@ class Programs:
             nvml.compute[gpu] = [*[entry for entry in nvml.compute.get(gpu, []) if entry[0] != pid], (pid, nbytes)]
 
     async def connected(self, nursery: trio.Nursery) -> None:
-        """Wait until all programs of the order are connected. New ones, and all with a new daemon, are connected
-        here."""
+        """Wait until all programs of the order are connected. New ones, and all after a restart, are connected here."""
         for name in self.case.names:
             found: Any = self.stage.programs.get(name)
             if found is None or name not in self.stage.machine.programs or found.rig is not self:
@@ -162,8 +161,7 @@ class Programs:
             await self.connect(nursery, name)
 
     async def move(self, *words: Any) -> None:
-        """Stand in for the agent of checkpoints: the program must run and be able to launch, and then does not come to
-        rest."""
+        """Stand in for the agent of checkpoints: the program must run and be able to launch, and then stays busy."""
         process, standby = words[0], words[-1]
         assert isinstance(standby, Standby)
         (name,) = [name for name in self.case.names if self.program(name).process == process]

@@ -1,5 +1,4 @@
-"""Walks through orders, one after another, over as many daemons as they take, and the checks that are made
-meanwhile."""
+"""Walks through orders, one after another, over as many daemons as they take, with checks all the time."""
 
 from __future__ import annotations
 
@@ -150,8 +149,7 @@ class Walk(Changes):
         self.h.check()
 
     async def end(self, nursery: trio.Nursery) -> None:
-        """Check that in the end every program runs with an open gate and holds its limits, and the books match the
-        driver."""
+        """Check that in the end all programs run with open gates and within limits, and the books match the driver."""
         self.holds()
         if self.lives("a"):
             await self.connected(nursery)

@@ -1,5 +1,4 @@
-"""The accounts of slices in each format: which figures are added up, in which order slices come, and any bytes in
-names."""
+"""The accounts of slices in each format: which figures are added up, the order of slices, and any bytes in names."""
 
 from __future__ import annotations
 
@@ -90,8 +89,7 @@ def test_of_no_slice() -> None:
 
 @pytest.mark.parametrize("name", ['/q"uo\\te,', "/a\nb", "/\udcff", "/\x1b[31m", "/=1+1"])
 def test_names_of_any_bytes(name: str) -> None:
-    """In a table each slice is one line. The other formats give the name back, with bytes that are not UTF-8 as
-    \\xNN."""
+    """In a table each slice is one line. The other formats give the name back, with invalid UTF-8 as \\xNN."""
     found = [account(name, outermost=True, busy_usec=1)]
     for tell in FORMATS.values():
         tell(found).encode()

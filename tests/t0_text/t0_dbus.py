@@ -14,8 +14,7 @@ PLACE = DBusAddress("/org/example/place", "org.example", "org.example.Interface"
 @pytest.mark.parametrize("endianness", list(Endianness))
 @pytest.mark.parametrize("size", [1, 7, 64, 1000])
 def test_messages_are_those_of_the_library(endianness: Endianness, size: int) -> None:
-    """The reader finds the same messages as jeepney, in whatever pieces they come and wherever another reader
-    stopped."""
+    """The reader finds the same messages as jeepney, in pieces of any size and wherever another reader stopped."""
     data = b"".join(_signal(endianness, n, "su", ("x" * n, n)) for n in range(20))
     other = Parser()
     other.add_data(data[:300])

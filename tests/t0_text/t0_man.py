@@ -19,8 +19,7 @@ PAGES = sorted(MAN.glob("*.[1-9]"))
 
 
 def items(page: str, macro: str) -> set[str]:
-    """The words that a page's lists describe in items with this `macro` (mdoc(7): Pa a path, Cm a word, Fl an
-    option)."""
+    """The words that a page's lists describe in items with this `macro` (mdoc(7): Pa a path, Cm a word, Fl a flag)."""
     found: set[str] = set()
     for line in re.findall(rf"^\.It {macro} (.*)$", (MAN / page).read_text(), re.MULTILINE):
         found |= {word for word in re.split(r" Ns .*|[ ,|]+", line) if word} if macro != "Cm" else {*line.split()}

@@ -133,7 +133,7 @@ def test_a_section_that_is_for_no_cgroup(tmp_path: Path, header: str, told: str)
 
 
 def test_names_and_paths_are_one_section_in_their_order(tmp_path: Path) -> None:
-    """A section with a unit's name is for that unit wherever it is. The last assignment counts; an empty one is the
+    """A section named after a unit is for that unit anywhere. The last assignment counts; an empty one is the
     default."""
     (tmp_path / "a.conf").write_text(
         "[/system.slice/*]\nGMemHigh=1G\nGMemLow=1M\n[trainer.service]\nGMemHigh=2G\n[/*/trainer.service]\nGMemLow=\n"

@@ -1,5 +1,4 @@
-"""The structure of the folders: which imports which, how many files cross the top one, and that there are no
-circles."""
+"""The structure of the folders: which imports which, how many files cross the top one, and no circles."""
 
 from __future__ import annotations
 

@@ -186,8 +186,7 @@ def test_slices_d(tmp_path: Path) -> None:
 
 
 def test_what_is_no_regular_file_is_a_mistake_and_keeps_nobody_waiting(tmp_path: Path) -> None:
-    """No such file is opened: a FIFO would block until another process writes to it, and a terminal until its user
-    types."""
+    """None of them is opened: a FIFO would block until it has a writer, and a terminal until its user types."""
     os.mkfifo(tmp_path / "10.conf")
     (tmp_path / "20.conf").mkdir()
     (tmp_path / "30.conf").symlink_to("/dev/zero")

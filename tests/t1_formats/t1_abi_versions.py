@@ -62,8 +62,7 @@ def layout(header: Path, folder: Path) -> dict[str, int]:
 
 
 def test_what_0_1_says_means_the_same(tmp_path: Path) -> None:
-    """Structures only grow at the end and numbers stay the same. For a grown structure the module knows its old
-    size."""
+    """Structures only grow at the end and numbers stay the same. The module knows the old size of a grown structure."""
     now, before = layout(NEW, tmp_path), layout(OLD, tmp_path)
     grown = {name for name in structures() if now[name] > before[name]}
     assert not [name for name in structures() if now[name] < before[name]]
@@ -213,8 +212,7 @@ def test_a_mount_goes_on_with_what_it_has_and_says_so_once(module: mock.Mock, mo
 
 
 def test_the_reasons_where_the_module_keeps_none(module: mock.Mock) -> None:
-    """The daemon keeps them in its own books, with the same errors. A reason for GR alone becomes one for all
-    engines."""
+    """The daemon keeps them in its own books, with the same errors. A reason for GR alone becomes one for all."""
     who, slice_ = Member(Process(2, 3), 0), SliceOn(Slice("/a"), 0)
     asked: list[tuple[int, int]] = []
 

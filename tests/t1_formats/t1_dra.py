@@ -1,5 +1,4 @@
-"""What the DRA driver reads and writes: quantities, parameters, allocations, devices, CDI files, slices of pods and
-manifests."""
+"""What the DRA driver reads and writes: quantities, parameters, allocations, devices, CDI files, slices, manifests."""
 
 from __future__ import annotations
 

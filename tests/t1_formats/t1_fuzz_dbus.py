@@ -1,5 +1,4 @@
-"""Fuzzes the D-Bus reader: in pieces and read late, a message is what jeepney reads; all else is refused as
-Malformed."""
+"""Fuzzes the D-Bus reader: in pieces and read late, a message is what jeepney reads; all else is Malformed."""
 
 from __future__ import annotations
 

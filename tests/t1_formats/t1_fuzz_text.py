@@ -44,8 +44,7 @@ CUT = b"\x1e"
 
 
 def check_unit(raw: bytes) -> None:
-    """Reads the input as files of a unit, and as files of a slices.d: later files win, whatever the earlier ones
-    say."""
+    """Read the input as files of a unit, and as files of a slices.d: later files win over earlier ones."""
     with tempfile.TemporaryDirectory() as directory:
         paths = [Path(directory, f"{number:02}.conf") for number in range(raw.count(CUT) + 1)]
         for path, content in zip(paths, raw.split(CUT), strict=True):

@@ -1,5 +1,4 @@
-"""The settings are the same rows in Python and in the kernel module, and the files generated from them are up to
-date."""
+"""The settings are the same rows in Python and in the kernel module, and generated files are up to date."""
 
 from __future__ import annotations
 

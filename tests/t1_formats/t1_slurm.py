@@ -1,5 +1,4 @@
-"""The parts of the Slurm plugin that need no Slurm: options, the line of plugstack.conf, names of cgroups, and
-texts."""
+"""The parts of the Slurm plugin that need no Slurm: options, the line of plugstack.conf, cgroups' names, texts."""
 
 from __future__ import annotations
 

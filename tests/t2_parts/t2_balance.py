@@ -212,8 +212,7 @@ def test_nobody_is_moved_beside_one_who_would_miss_his_bounds() -> None:
 
 
 def test_what_does_not_suffice_is_done_if_it_helps() -> None:
-    """The group would be too slow even alone: then at least its neighbour goes. If that does not help, nothing
-    moves."""
+    """The group would be too slow even alone, so at least its neighbour goes. If that does not help, nothing moves."""
     slow = {"alone": 0.05, "feared": 0.05}
     assert names(relieve(picture(critical(**slow), load("n")), 0, ["c"], anywhere)) == [("n", 1)]
     assert relieve(picture(critical(**slow), load("n", want=0.0)), 0, ["c"], anywhere) is None
@@ -377,8 +376,7 @@ def test_a_program_wants_no_more_than_its_quota() -> None:
 
 
 def test_where_nobody_tells_who_waits() -> None:
-    """A program that uses as much as it would get if all wanted all may well want more, unless the GPU has time
-    left."""
+    """A program that uses as much as its part if all wanted all may well want more, unless the GPU has time left."""
     for of, wanted in ((10, [1.0, 1.0, 0.1]), (5, [0.225, 0.225, 0.05])):
         found = seen_again(
             5,

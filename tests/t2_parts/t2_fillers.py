@@ -18,6 +18,5 @@ def rate(late: int) -> float:
 
 @pytest.mark.parametrize("late", [1, 2, 3])
 def test_batch_programs_have_long_turns_however_late_the_trace_is(late: int) -> None:
-    """What the leader left in a turn, and what was used in it, come from the same windows: a trace is as late for
-    both."""
+    """What the leader left of a turn and what was used of it are of the same windows: a trace is as late for both."""
     assert rate(late) <= 1.1 * rate(0)

@@ -16,8 +16,7 @@ from tests.support.journaled import BOOT, histories, quick, signed
 
 
 def survives(data: bytes) -> None:
-    """Check that bytes are read, refused or not ours, and nothing else; what was read is the same when written
-    again."""
+    """Check that bytes are read, refused or not ours, and that what was read is the same when written again."""
     try:
         found = format.read(data)
     except (format.NotOurs, format.Refused):

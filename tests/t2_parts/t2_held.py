@@ -89,7 +89,7 @@ def test_it_goes_on_over_daemons(steps: list[tuple[int, int, bool]]) -> None:
     )
 )
 def test_no_daemon_says_less_than_the_one_before(steps: list[tuple[int, int, str]]) -> None:
-    """At any point of a daemon's death, and whatever ends before the next one: a figure that was read was not too
+    """At any point of a daemon's death, and whatever ends before the next one, no figure that was read was too
     large."""
     now, told = 1000, 0
     with mock.patch.object(clock, "boot_usec", side_effect=lambda: now):

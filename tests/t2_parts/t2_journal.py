@@ -1,5 +1,4 @@
-"""The journal: whatever became of the file, it is read back as a state that was true at some moment, and never
-wrongly."""
+"""The journal: whatever became of the file, it is read as a state that was true at some moment, never wrongly."""
 
 from __future__ import annotations
 

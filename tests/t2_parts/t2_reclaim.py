@@ -287,8 +287,7 @@ def test_what_a_process_claims_it_has_and_the_rest_is_shared() -> None:
 
 
 def test_the_largest_give_first() -> None:
-    """25 from 50, 30 and 10: the first goes down to 30, then both give half of the other 5, the odd byte from the
-    first."""
+    """25 from 50, 30 and 10: the first goes down to 30, then both give half of the rest, the first the odd byte."""
     example = Example(50, 30, 10)
     assert example.plan(example.gpu, 25) == [(1, 23, False), (2, 2, False)]
 

@@ -1,5 +1,4 @@
-"""The scheduler over the runlist of the software GPU: shares, strictness and the cost of switches, in simulated
-time."""
+"""The scheduler over the software GPU's runlist: shares, strictness and the cost of switches, in simulated time."""
 
 from __future__ import annotations
 
@@ -310,7 +309,7 @@ def test_nobody_behind_two_others_starves_or_waits_for_nothing() -> None:
 
 def test_nobody_behind_five_others_starves() -> None:
     """All of them could fill the GPU. Those behind the first two get the hundredth reserved for them, in equal
-    parts."""
+    shares."""
     leader = Program(0, priority=0, request_us=2000, load=0.3)
     machine = Machine(leader, *[Program(n, priority=n) for n in range(1, 6)])
     machine.run(20)
@@ -525,8 +524,7 @@ class Waiting(Machine):
     GAP = 20 * US
 
     def __init__(self, *launches: Callable[[float], tuple[int, int]], schedule: bool = True) -> None:
-        """`launches`: for each program, the number and microseconds of kernels that it launches at a time in
-        seconds."""
+        """`launches`: for each program, the number and microseconds of kernels that it launches at each time in seconds."""
         super().__init__(*[Program(n) for n in range(1, len(launches) + 1)], schedule=schedule)
         self._launches = launches
         self._again = [0] * len(launches)

@@ -86,8 +86,7 @@ def test_a_ramp(seed: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("half", [60, 15])
 def test_a_square_wave(half: int, seed: int) -> None:
-    """At most one turn in each half period; whether slower or faster than the policy, the latency is within its
-    bound."""
+    """At most one turn in each half period, and the latency is in bounds, be it slower or faster than the policy."""
     found = served(lambda t: 0.5 if (t // half) % 2 else 0.1, seed)
     assert_cool(found)
     assert found.turns() <= 300 / half

@@ -92,8 +92,7 @@ def test_0_1_reads_what_this_version_writes(lines: list[list[state.Operation]]) 
 
 
 def known_to_0_1(operations: Iterable[state.Operation]) -> Iterator[state.Operation]:
-    """Yield what 0.1 reads of later additions: nothing of reasons and lives, and of a lever whether all engines are
-    off."""
+    """Yield what 0.1 reads of later additions: no reasons or lives, and of a lever whether all engines are off."""
     for one in operations:
         if one[0] == "lever":
             if one[3:6] != [False, 0, False]:

@@ -118,7 +118,7 @@ def child_of(pid: int, program: Path) -> int:
 
 
 def test_a_server_that_roots_control_daemon_runs_for_a_user_is_spared(programs: Path, spawn: Spawn) -> None:
-    """As with MPS: one server for each user, run by that user. The control daemon and a server of root are spared,
+    """As with MPS: one server for each user, run by that user. The control daemon and root's servers are spared,
     too."""
     server, control = programs / victims.SERVER, programs / victims.CONTROL
     daemon = running(spawn(os.fspath(control), "-c", f"{' '.join(AS_OTHER)} {server} 600 & wait"), control)

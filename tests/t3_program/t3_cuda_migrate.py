@@ -42,8 +42,8 @@ async def stands_by(request: Message) -> Message:
 def moved_by(
     rig: Rig, act: Callable[[Program, Standby], Awaitable[None]], program: Program, near: bool = True, intact: int = 0
 ) -> None:
-    """Have `act` be the agent, as the daemon sees it. `intact` bytes go through the host although the library could
-    move them."""
+    """Have `act` be the agent, as the daemon sees it. `intact` bytes that the library could move go through the
+    host."""
 
     async def move(*words: object) -> None:
         held, standby = program.resident + CONTEXT, words[-1]

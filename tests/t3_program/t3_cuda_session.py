@@ -608,8 +608,8 @@ def test_what_changes_places_leaves_no_room(drive: Drive) -> None:
 
 
 def test_what_lives_by_descriptors_alone_stays_charged(drive: Drive) -> None:
-    """The driver counts such memory for no process: it is neither free nor disputed until its last descriptor
-    closes."""
+    """The driver counts such memory for no process: until its last descriptor closes it is neither free nor
+    disputed."""
 
     async def test(rig: Rig) -> None:
         program = await rig.program(3 * GIB)

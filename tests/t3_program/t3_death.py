@@ -34,8 +34,7 @@ from tests.support.proc import WITHOUT_MAIN_THREAD, stat_of
 async def test_death_in_the_middle_of_a_write(
     spawn: Spawn, where: str, name: str, lever: str, value: str, before: str
 ) -> None:
-    """A write to the process itself is ENODEV, one to its slice is unaffected; nothing of the process is left
-    anywhere."""
+    """A write to the process itself is ENODEV, one to its slice is unaffected; nothing is left of the process."""
     gpu = StubGpu()
     async with running(gpu) as h:
         survivor = await h.arrive(spawn().pid, "/job", gmem=8 * MIB)

@@ -91,8 +91,7 @@ async def test_long_kernels_go_off_as_they_are_and_are_waited_for_less_and_less(
 )
 @virtual
 async def test_long_kernels_have_no_more_than_their_share(spawn: Spawn, kernel_us: int, lags: bool) -> None:
-    """One kernel at a time, beside an equal program with short kernels: the time of a drain is charged to the
-    drainer."""
+    """One kernel at a time, beside an equal program with short kernels: the drainer is charged for the drain."""
     async with fillers(spawn, Lagging() if lags else None) as p:
         lead, _ = await p.service(load=0.1)
         await p.h.write(f"{lead.pid}/0/compute.priority", 0)
@@ -109,8 +108,7 @@ async def test_long_kernels_have_no_more_than_their_share(spawn: Spawn, kernel_u
 async def test_where_nothing_tells_what_drains_a_long_kernel_is_late(
     spawn: Spawn, gpu: type[Bench], kernel_us: int
 ) -> None:
-    """Its drain could not be charged, so it would take time from the other. The other gives memory whenever it
-    waits."""
+    """Its drain could not be charged, so it would take time from the other, which gives memory whenever it waits."""
     async with fillers(spawn, gpu()) as p:
         lead, _ = await p.service(load=0.1)
         await p.h.write(f"{lead.pid}/0/compute.priority", 0)

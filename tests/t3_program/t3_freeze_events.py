@@ -69,8 +69,7 @@ async def test_a_freeze_wakes_everybody_below(spawn: Spawn) -> None:
 
 @virtual
 async def test_a_process_that_is_made_in_a_frozen_slice_is_frozen(spawn: Spawn) -> None:
-    """It is made by mkdir, before it has a context: until it is frozen, the slice is not, and both changes are
-    events."""
+    """It is made by mkdir, before it has a context. Until it is frozen, the slice is not; both changes are events."""
     async with running() as h:
         await mkdir(h, "slice/job")
         await h.write("slice/job/0/compute.freeze", 1)

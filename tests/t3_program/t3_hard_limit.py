@@ -503,8 +503,7 @@ def test_what_ends_with_a_slice_counts_as_enough(drive: Drive, monkeypatch: pyte
 
 @pytest.mark.logs(OVER_MAX, "killed with all of")
 def test_a_slice_ends_as_a_whole_where_it_says_so(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The highest slice at or below the limit that asks for it ends, members with the library included; spared ones
-    stay."""
+    """The highest slice at or below the limit that asks for it ends with all members, but without spared processes."""
 
     async def test(rig: Rig) -> None:
         program = await rig.program(1 * GIB, "/job/inner")
@@ -1062,8 +1061,7 @@ def test_other_writes_go_on_while_one_kills(drive: Drive, monkeypatch: pytest.Mo
 
 @pytest.mark.logs(OVER_HIGH)
 def test_none_ends_for_a_write_that_is_refused_late(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slice that is over another limit is checked all the time, and so are its members before a write of this
-    limit."""
+    """A slice over another limit is checked all the time, and so are its members before this limit is written."""
 
     async def test(rig: Rig) -> None:
         one, other = await stranger(rig, 1 * GIB), await stranger(rig, 2 * GIB)
@@ -1107,7 +1105,7 @@ def test_a_write_that_no_kill_makes_hold_is_refused_and_none_ends(
 
 @pytest.mark.logs(OVER_HIGH)
 def test_a_raise_holds_at_once_in_a_slice_that_is_over_its_high(drive: Drive) -> None:
-    """As a write to memory.max: neither limit waits for the other, or is refused because of it. The same for
+    """As a write to memory.max: neither limit waits for the other, or is refused because of it. So it is for
     lowering."""
 
     async def test(rig: Rig) -> None:

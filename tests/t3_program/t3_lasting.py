@@ -1,5 +1,4 @@
-"""A bug in a lasting task, or in its work for one program, is logged, ends no other work, and does not end the
-mount."""
+"""A bug in a lasting task, or in its work for one program, is logged, and ends neither other work nor the mount."""
 
 from __future__ import annotations
 

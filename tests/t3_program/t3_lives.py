@@ -489,8 +489,7 @@ async def test_the_slice_of_a_unit_is_the_units(tmp_path: Path, manager: FakeMan
 async def test_the_slice_of_a_unit_that_ended_meanwhile(
     tmp_path: Path, manager: FakeManager, world: World, spawn: Spawn
 ) -> None:
-    """The unit ended while no daemon ran: its slice goes, whether or not it ever had a cgroup; active units keep
-    theirs."""
+    """The unit ended while no daemon ran: its slice goes, with or without a cgroup before; active units keep theirs."""
     names = ("ended.service", "without.service", "active.service")
     for name in names:
         manager.unit(f"/{name}", "GMemHigh=8M")

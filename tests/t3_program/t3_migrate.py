@@ -401,8 +401,7 @@ async def test_a_call_of_the_program_waits_for_the_move(spawn: Spawn) -> None:
 
 @virtual
 async def test_a_daemon_that_ends_meanwhile(spawn: Spawn) -> None:
-    """The write is cancelled with everything else: nothing is detached, and the software GPU has one tenant, not
-    two."""
+    """The write is cancelled with everything else: nothing is detached, and the software GPU has only one tenant."""
     one, other = two()
     async with running(one, other) as h:
         process = await h.arrive(spawn().pid)

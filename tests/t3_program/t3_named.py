@@ -53,8 +53,7 @@ async def test_a_unit_file_wins_key_by_key(tmp_path: Path, manager: FakeManager)
 
 @virtual
 async def test_a_hangup_makes_and_takes_away(tmp_path: Path, manager: FakeManager) -> None:
-    """A new name is looked up among the active units; a name that was removed is let go. An empty value is the
-    default."""
+    """A new name is looked up among active units; a removed one is let go. An empty value is the default."""
     manager.unit("/system.slice/x.service")
     manager.unit("/system.slice/y.service", "GMemLow=2M")
     async with policy(tmp_path, manager) as h:

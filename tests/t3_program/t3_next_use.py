@@ -262,8 +262,7 @@ async def test_an_idle_program_is_idle_still_when_another_comes(spawn: Spawn, sc
 @each_way
 @virtual
 async def test_a_look_that_takes_long_makes_none_idle(spawn: Spawn, scheduler: bool) -> None:
-    """On a machine so slow that a look takes longer than the time after which a program is idle, busy ones are not
-    idle."""
+    """On a machine so slow that a look takes longer than the time until a program is idle, busy ones are not idle."""
     async with rig(spawn, scheduler=scheduler) as r:
         each = [await r.program(8 * MIB, busy=True) for _ in range(3)]
         await trio.sleep(2)

@@ -1,5 +1,4 @@
-"""Frozen programs without the library that go into the host as a whole, and come back at the thaw; through the
-files."""
+"""Programs without the library that move to the host as a whole when frozen, and back at the thaw, by control files."""
 
 from __future__ import annotations
 

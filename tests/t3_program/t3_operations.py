@@ -258,8 +258,8 @@ async def test_what_is_no_file(spawn: Spawn) -> None:
 
 @virtual
 async def test_readdir_pages(spawn: Spawn) -> None:
-    """Every name comes once, however small the buffer; only what fitted counts as looked up; vanished names are
-    skipped."""
+    """Every name comes once, however small the buffer. Only what fitted counts as looked up; vanished names are left
+    out."""
     async with running() as h:
         processes = [spawn() for _ in range(5)]
         everybody = [await h.arrive(process.pid) for process in processes]

@@ -94,8 +94,7 @@ async def test_one_that_uses_less_is_left_alone(spawn: Spawn, traced: bool, libr
 @each_share
 @virtual
 async def test_beside_another(spawn: Spawn, share: float, period: int, traced: bool, library: bool) -> None:
-    """Both always have work: one gets its quota, or half of the engine where that is less, and the other gets the
-    rest."""
+    """Both always have work: one gets its quota, or half of the engine if that is less; the other gets the rest."""
     async with limited(spawn, traced=traced) as p:
         one, other = await p.program(library=library), await p.program()
         await p.h.write(f"{one.pid}/0/compute.max", quota(share, period))
@@ -110,7 +109,7 @@ async def test_beside_another(spawn: Spawn, share: float, period: int, traced: b
 @each_sight
 @virtual
 async def test_a_slice_with_four_that_fork(spawn: Spawn, traced: bool) -> None:
-    """Restarting buys nothing: the last work of a program that ended is charged, and so is its work before it was
+    """Restarting buys nothing: the last work of a program that ended is charged, and so is its work until it is
     found."""
     async with limited(spawn, traced=traced) as p:
         old = [await p.program("/jobs") for _ in range(4)]

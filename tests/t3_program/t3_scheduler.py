@@ -227,8 +227,7 @@ async def test_a_critical_program(spawn: Spawn, kernels_us: tuple[int, ...]) -> 
 
 @virtual
 async def test_of_three_that_fill_each_has_a_third_and_none_is_frozen(spawn: Spawn) -> None:
-    """A process off the runlist is throttled, and shown as such; compute.freeze and compute.events are about
-    freezes."""
+    """A process off the runlist is shown as throttled; compute.freeze and compute.events are about freezes only."""
     async with programs(spawn) as p:
         critical, _ = await p.service()
         await p.h.write(f"{critical.pid}/0/compute.priority", 0)

@@ -259,7 +259,7 @@ class Turns(RuleBasedStateMachine):
         self.daemon.do(look)
 
     def has_room(self, one: Program, target: int) -> bool:
-        """Return whether the slices above a program have room on another GPU for all that it has, there and in the
+        """Return whether the slices above a program have room on another GPU for all its memory, there and in the
         host."""
         books = self.h.ledger.books
         held, above = books(one.member), [books(SliceOn(level, target)) for level in (ROOT, Slice("/jobs"))]

@@ -253,8 +253,7 @@ class Telling:
             await self.h.write("slice/job/0/compute.freeze", number % 2)
 
     async def migrate(self, name: str, _: int) -> None:
-        """Move a program, which stands by and does not come to rest. The driver moves no program without memory on the
-        GPU."""
+        """Move a program, which stands by and stays busy. The driver moves no program without memory on the GPU."""
         told = self.story.told[name]
         if not self.program(name).resident:
             return

@@ -1,5 +1,4 @@
-"""The hook of container runtimes and the devices of engines, on a real mount: a bundle gets what it asks for, or
-ends."""
+"""The hook of container runtimes and the devices of engines, on a real mount: a bundle gets its limits, or ends."""
 
 from __future__ import annotations
 

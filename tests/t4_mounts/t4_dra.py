@@ -1,5 +1,4 @@
-"""The DRA driver on a node of doubles: placement, limits, refusals and restarts. The driver, the tree and the programs
-are real."""
+"""The DRA driver on a node of doubles, with a real driver, tree and programs: placement, limits, refusals, restarts."""
 
 from __future__ import annotations
 

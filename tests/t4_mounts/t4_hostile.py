@@ -88,8 +88,8 @@ def test_who_forks_twice_and_leaves_its_session_is_in_its_slice(mount: Mounted, 
 
 @pytest.mark.parametrize("owner", [0, STRANGER])
 def test_a_program_in_a_cgroup_that_is_too_deep_is_counted_above(batch: Path, owner: int) -> None:
-    """The depth is 128 levels below the root, 32 where a user may make the cgroups; other programs are followed, and
-    none ends."""
+    """The depth is 128 levels below the root, 32 where a user may make cgroups; other programs are followed, none
+    ends."""
     os.chown(batch, owner, owner)
     expected = f"of user {owner}, are too many or too deep"
     with (
@@ -145,8 +145,7 @@ FILES = ("gmem.current", "gmem.events", "compute.events", "usermemfd", "gcgroup.
 
 
 def test_thousands_of_files_that_are_held_over_the_exit_of_a_program(mount: Mounted) -> None:
-    """With pollers: all are notified, all reads fail, and neither the daemon's memory nor the service to others
-    changes."""
+    """With pollers: all are notified, all reads fail, and neither the daemon's memory nor its service changes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:

@@ -338,8 +338,7 @@ def test_strangers(place: Place) -> None:
 
 
 def test_one_that_never_listens(place: Place) -> None:
-    """It reports one end of an iteration after another, and reads nothing: in the end it is dropped, and another job
-    runs."""
+    """It reports one end of an iteration after another and reads nothing, so it is dropped, and another job runs."""
     with place.policy("fair") as policy, socket.socket(socket.AF_UNIX) as deaf:
         deaf.connect(os.fspath(place.socket))
         deaf.sendall(Announcement("deaf", 1, 1, 10**12).line())

@@ -359,8 +359,7 @@ def counters(found: Samples) -> dict[tuple[str, frozenset[tuple[str, str]]], flo
 
 
 def test_no_counter_goes_back_over_an_upgrade(place: Path, tmp_path: Path) -> None:
-    """Counters of GPUs, slices and processes, after kernels, moves of memory and of a program, a freeze and a lost
-    GPU."""
+    """Counters of GPUs, slices and processes, after kernels, moves of memory and a program, a freeze and a lost GPU."""
     with (
         mounted(place, "soft.gpus=2", f"soft.faults={tmp_path}", expect_errors=["GPU 0 is lost"]) as mount,
         subprocess.Popen(["sleep", "600"]) as still,
@@ -433,8 +432,7 @@ def test_a_port_that_is_taken(mount: Mounted) -> None:
 
 
 def promtool(what: str, text: str) -> subprocess.CompletedProcess[str]:
-    """Run `promtool check WHAT` on a text. It comes with Debian's package prometheus, which is needed for nothing
-    else."""
+    """Run `promtool check WHAT` on a text. It comes with Debian's package prometheus, which only this needs."""
     program = shutil.which("promtool", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     assert program is not None, "promtool is not installed: it is in Debian's package prometheus"
     words = [program, "check", what, *(["/dev/stdin"] if what == "rules" else [])]
@@ -442,8 +440,7 @@ def promtool(what: str, text: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_it_needs_no_rights(mount: Mounted) -> None:
-    """Except to reach the program itself, which a test cannot ask for: so the test runs as an unprivileged user
-    here."""
+    """Except to reach the program itself, which a test cannot ask for: so the test runs as an unprivileged user."""
     with Tenant(mount, "--gmem", "16M") as tenant:
         child = os.fork()
         if not child:

@@ -1,5 +1,4 @@
-"""The daemon of a tree is the process that the kernel names: root's commands signal and execute nothing on the word of
-a file."""
+"""The daemon of a tree is the process that the kernel names; root's commands never trust a file on that."""
 
 from __future__ import annotations
 

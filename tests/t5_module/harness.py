@@ -207,8 +207,7 @@ class File:
         ioctl(self.fd, abi.IOC_REASONS, abi.Reasons(id=group, off_all=off_all, off_gr=off_gr))
 
     def next_use(self, root: int, uses: Sequence[tuple[int, int, int]], count: int | None = None) -> None:
-        """Report how soon processes use their memory again, as (id, class, reserved); or claim that there are
-        `count`."""
+        """Report how soon processes use their memory again, as (id, class, reserved); or claim to report `count`."""
         found = (abi.Use * len(uses))(*(abi.Use(*use) for use in uses))
         count = len(uses) if count is None else count
         ioctl(self.fd, abi.IOC_NEXT_USE, abi.Uses(root=root, uses=ctypes.addressof(found), count=count))

@@ -276,8 +276,7 @@ def there_join_beside(name: str) -> int:
 
 
 def refused_register(name: str) -> int:
-    """Return the errnos of REGISTER, of another GPU and of one that is served, by a bound file and by an unbound
-    one."""
+    """Return the errnos of REGISTER, of another GPU and of a served one, by a bound file and an unbound one."""
     assert errno_of(there_file().register, fresh_name(), 1) in (0, errno.EBUSY)
     with File() as file:
         return errno_of(file.register, name, 1)
@@ -901,8 +900,7 @@ def test_what_an_owner_may_set(scene: Scene) -> None:
 
 
 def test_the_next_owner_above_counts(scene: Scene) -> None:
-    """A slice that was given on, or back to root, no longer belongs to the owner above; without an owner of its own it
-    does."""
+    """A slice given on, or back to root, no longer belongs to the owner above, but does once it has no owner itself."""
     group = scene.gpu.add_slice(scene.gpu.root, fresh_path("/s/t/"), scene.below)
     owner, other = scene.roles["owner"], scene.roles["other"]
     assert scene.gpu.books(scene.below).uid == abi.NOBODY
@@ -1246,8 +1244,7 @@ def test_no_group_holds_more_than_max(admin: File, spawn: Spawn) -> None:
 
 
 def test_what_a_program_says_it_has_is_bounded(admin: File, spawn: Spawn) -> None:
-    """On the GPU or in the host: otherwise its neighbours could charge nothing until the driver's figure corrects
-    it."""
+    """On the GPU or in the host: otherwise neighbours could charge nothing until the driver's figure corrects it."""
     capacity = 64 * MIB
     with Provider(fresh_name(), capacity=capacity) as gpu:
         liar, group = tenant_of(gpu, spawn)

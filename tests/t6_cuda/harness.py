@@ -1,5 +1,4 @@
-"""Programs in C under libggroup-cuda.so, on the double of libcuda.so.1 in fake/, with a daemon that grants
-everything."""
+"""Programs in C under libggroup-cuda.so, on the double of libcuda.so.1 in fake/, with a daemon that grants all."""
 
 from __future__ import annotations
 

@@ -38,8 +38,7 @@ class DepartingDaemon(BookingDaemon):
         self.managed: list[tuple[int, int, int]] = []
         """GPU, bytes there and bytes in the host, as reported once per connection."""
         self.hasty: int | None = None
-        """Pid of a program that learns both at once when it next runs: that it is managed, and that it is to stand
-        by."""
+        """Pid of a program that learns both when it next runs: that it is managed, and that it is to stand by."""
         super().__init__(path)
 
     def _hear(self, connection: socket.socket, heard: Message, page: CounterPage) -> None:
@@ -78,8 +77,7 @@ class DepartingDaemon(BookingDaemon):
         return answer
 
     def has_given(self, nbytes: int) -> bool:
-        """Ask for the part of `nbytes` that is not in the host; return whether all is. A busy program may give
-        nothing."""
+        """Ask for the part of `nbytes` that is not in the host; return whether all is. A busy program may give none."""
         if self.swapped < nbytes:
             self.reclaim(nbytes - self.swapped, self.located)
         return self.swapped >= nbytes
@@ -326,8 +324,7 @@ def test_what_fails_on_the_way_back_is_tried_again(tmp_path: Path, fault: str, s
     ],
 )
 def test_one_that_cannot_stand_by_goes_on(tmp_path: Path, fault: str, sanitize: str) -> None:
-    """Whatever the driver refuses after a program has begun to stand by, all is as before; the next attempt
-    succeeds."""
+    """Whatever the driver refuses after a program began to stand by, all is as before; the next attempt succeeds."""
     with departing(tmp_path, sanitize, FAKE_FAIL_LATER=fault) as (daemon, program):
         assert daemon.depart_in_time() == errno.EIO
         assert not daemon.stands

@@ -39,8 +39,7 @@ FAULTY = [
     "cuStreamIsCapturing",
     "cuThreadExchangeStreamCaptureMode",
 ]
-"""Calls made by allocating, freeing and moving. cuEventQuery is repeated until something has happened: a few of
-them."""
+"""Calls made by allocating, freeing and moving. cuEventQuery is repeated until something happens: a few times."""
 
 MOST = int(os.environ.get("GGROUP_CUDA_FAULTS", "12"))
 """Faults of one entry point that are tried, spread over all its calls."""

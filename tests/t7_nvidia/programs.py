@@ -119,8 +119,7 @@ def slice_of(mount: Mounted, name: str) -> Iterator[tuple[str, Member]]:
 
 
 def write(group: Member, name: str, value: object) -> None:
-    """Write with a single write(2): a buffered file would repeat a failed write, and one without a buffer hides
-    EAGAIN."""
+    """Write with one write(2): a buffered file would repeat a failed write, and one without a buffer hides EAGAIN."""
     file = os.open(group.path / name, os.O_WRONLY | os.O_TRUNC)
     try:
         os.write(file, f"{value}\n".encode())
@@ -151,8 +150,7 @@ def rate(run: Program, seconds: float) -> float:
 
 
 def cycles(run: Program, seconds: float) -> float:
-    """Return the passes a second over `seconds` or longer, in whole cycles, from the end of a pass to that of
-    another."""
+    """Return the passes a second over at least `seconds`, in whole cycles, from the end of one pass to another's."""
     first = run.passes
     wait_for(lambda: run.passes > first, "a pass ends", seconds=60)
     first, start = run.passes, time.monotonic()

@@ -21,8 +21,7 @@ COUNT = 64 << 20
 
 
 def end_with(parent: BaseProcess) -> None:
-    """End with the parent: a killed parent does not end its children, and this one would keep its context for later
-    tests."""
+    """End with the parent: a killed parent does not end its children, and this one would keep its context too long."""
     parent.join()
     os._exit(1)
 

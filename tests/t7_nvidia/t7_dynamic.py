@@ -83,8 +83,7 @@ def sampled(pair: Pair, start: float) -> Iterator[list[str]]:
 
 @pytest.mark.timeout(400)
 def test_memory_follows_the_load(gpu_mount: Mounted, serving: str, batch: str, tmp_path: Path) -> None:
-    """`dynamic` has 1.5 times the throughput of a static split, with p99 within 1.1; `cooperative` is better in
-    both."""
+    """`dynamic` has 1.5 times the throughput of a static split, with p99 within 1.1; `cooperative` is better still."""
     turns = {name: Turn() for name in ROUNDS[0]}
     began = time.monotonic()
     with pair_of(gpu_mount, serving, batch) as pair:

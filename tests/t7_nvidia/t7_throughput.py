@@ -70,8 +70,7 @@ def unified(elastic: str, *options: str) -> float:
 
 
 def budget(percent: int, besides: int) -> str:
-    """Return the MiB of data that fit if a program has `percent` of its footprint, and needs `besides` for other
-    things."""
+    """Return the MiB of data that fit if a program has `percent` of its footprint, which includes `besides`."""
     return str(((SIZE * MIB + besides) * percent // 100 - besides) >> 20)
 
 

@@ -187,8 +187,7 @@ def test_what_waits_for_its_turn_gives(gpu_mount: Mounted, elastic: str, options
 
 @pytest.mark.timeout(240)
 def test_a_slice_holds_its_limit_during_turns(gpu_mount: Mounted, elastic: str) -> None:
-    """A fourth program allocates over the budget while three take turns: the slice holds it, and its protected member
-    too."""
+    """A fourth program allocates over the budget while three take turns: the limit holds, and so does protection."""
     budget = 3 * SIZE + 3 * GIB
     with (
         slice_of(gpu_mount, "turns") as (name, slice_),

@@ -140,8 +140,7 @@ def test_without_the_service_nothing_runs_unlimited(guest: Guest) -> None:
 
 
 def test_a_container_goes_on_with_the_next_daemon(guest: Guest) -> None:
-    """After an upgrade the limits are still there, and a new program in the container is limited through the new
-    socket."""
+    """After an upgrade the limits are still there, and a new program in the container meets them at the new socket."""
     options = "--device ggroup.io/gpu=0 --annotation ggroup.gmem.limit.high=16M"
     guest.ok(f"{RUN} -d --name one {options} {TREE} --rootfs /srv/own sleep 1000")
     place = slice_of(guest, "one")

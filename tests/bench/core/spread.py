@@ -9,8 +9,8 @@ import attrs
 
 
 def percentile(values: Sequence[float], part: float) -> float:
-    """Return the nearest-rank percentile: the least value that at least `part` of them do not exceed. ValueError for
-    none."""
+    """Return the nearest-rank percentile: the least value that at least `part` of them do not exceed. ValueError if
+    empty."""
     if not values:
         raise ValueError("no values")
     return sorted(values)[max(0, math.ceil(part * len(values)) - 1)]

@@ -1,5 +1,4 @@
-"""A double of the API server: objects over HTTP, with the rights of a role, strict fields, and server-side apply of
-status."""
+"""A double of the API server: objects over HTTP, a role's rights, strict fields, and server-side apply of status."""
 
 from __future__ import annotations
 

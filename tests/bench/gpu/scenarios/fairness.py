@@ -18,8 +18,7 @@ REFERENCE = "time slicing"
 
 
 def unfairness(work: Sequence[float], weights: Sequence[int]) -> float:
-    """Return the largest relative difference of a share from what its weight demands. ValueError if no work was
-    done."""
+    """Return the largest relative difference of a share from what its weight demands. ValueError without any work."""
     total = sum(work)
     if not total:
         raise ValueError("nobody did anything")

@@ -51,7 +51,7 @@ class Curve(Bench):
         return {**found, "slo_ms": 1e3 * self.slo_s}
 
     def figures(self, burst: Callable[[], Served], batch: Elastic | None) -> Figures:
-        """Return the figures of a burst, with the same requests each time, and of the batch program's work
+        """Return the figures of a burst, which always has the same requests, and of the batch program's work
         meanwhile."""
         passes, start = batch.passes if batch is not None else 0, self.lab.now()
         served = burst()

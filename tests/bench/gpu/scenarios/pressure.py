@@ -26,8 +26,7 @@ CYCLE = 8
 """Length of a cycle in passes, one of which uses everything."""
 WINDOW_S, SLOW_S, STUCK_S = 2.0, 8.0, 90.0
 SETTLE_S, SETTLED_S = 6.0, 42.0
-"""Seconds between two looks at a limited program, and in all, until it gets no faster: the most used memory comes
-back."""
+"""Seconds between two looks at a limited program, and in all, until its speed stops growing as hot memory returns."""
 FASTER = 1.1
 PROGRAM, LIMITED = Part(memory=True), Part(memory=True, limit="16G")
 RESIDENT = "all of it resident"
