@@ -524,7 +524,7 @@ class Waiting(Machine):
     GAP = 20 * US
 
     def __init__(self, *launches: Callable[[float], tuple[int, int]], schedule: bool = True) -> None:
-        """`launches`: for each program, the number and microseconds of kernels that it launches at each time in seconds."""
+        """`launches`: for each program, the number and microseconds of kernels that it launches at a time (s)."""
         super().__init__(*[Program(n) for n in range(1, len(launches) + 1)], schedule=schedule)
         self._launches = launches
         self._again = [0] * len(launches)

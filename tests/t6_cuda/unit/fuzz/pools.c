@@ -10,8 +10,8 @@
 #define POOLS 4
 
 /*
- * Kinds of the program's own pools: served by the library until another GPU gets access; or shareable; or imported, which
- * is another name for the memory of another pool.
+ * Kinds of the program's own pools: served by the library until another GPU gets access; or shareable; or imported,
+ * which is another name for the memory of another pool.
  */
 enum own_kind { SERVED, GIVEN, SHAREABLE, IMPORT };
 static struct own {
