@@ -22,6 +22,10 @@ CASES: Mapping[str, Callable[[Any], str]] = {
     "processes": lambda value: f"{value:,} processes",
     "trace": str,
     "others": lambda value: f"{value} beside",
+    "mix": str,
+    "programs": lambda value: f"{value} programs",
+    "graphs": lambda value: "graphs" if value else "launches",
+    "turn_s": lambda value: f"turns of {value:g} s",
 }
 """How a case is told, by what was varied."""
 
@@ -89,7 +93,7 @@ def only(run: Run, case: Case) -> Run:
 
 
 def everything(run: Run, figures: Sequence[str]) -> str:
-    """A row for each case and system, a column for each figure that anybody has."""
+    """A row for each case and system, a column for each figure that any cell has."""
     there = [name for name in figures if any(cell.values(name) for cell in run.cells)]
     rows: list[list[str]] = []
     for case in cases(run):
