@@ -10,7 +10,7 @@ from pathlib import Path
 
 import attrs
 
-from backend.core.settings import APPLIED, BY_CONTROL, MAX, PERIOD, Kind, Setting
+from backend.core.settings import APPLIED, BY_CONTROL, MAX, PERIOD, TIMESLICE, Kind, Setting
 from ggroupfs.text import values
 
 TOP = Path(__file__).resolve().parent.parent
@@ -38,7 +38,7 @@ def _number(setting: Setting) -> str:
 
 def _default_in_unit_files(setting: Setting) -> str:
     if setting.kind is Kind.SPAN:
-        return "the driver's"
+        return "the driver's" if setting is TIMESLICE else "the mount's"
     if setting.kind is Kind.SWITCH:
         return "`yes`" if setting.default else "`no`"
     return "`infinity`" if setting.default == MAX else f"`{setting.default}`"

@@ -23,7 +23,7 @@ from backend.core.follower import Follower
 from backend.core.foresight import Foresight
 from backend.core.frozen import FrozenSlices
 from backend.core.lives import Memory as LivesMemory
-from backend.core.member import Record
+from backend.core.member import Record, Turned
 from backend.core.membership import Membership
 from backend.core.migrator import Migrator
 from backend.core.oom import OomKiller
@@ -38,10 +38,12 @@ from backend.core.settings import Lever, Setting
 from backend.core.tally import LOST, PERIODS, UNDONE, Memory
 from backend.core.totals import Totals
 from backend.core.turns import HOLD_US
+from backend.core.workingset import WorkingSet
 from backend.core.writers import Changes, Writers
 from backend.process.delegated import delegate_of
 from backend.process.identity import ROOT, Group, Member, Process, Slice, SliceOn
 from backend.process.looks import identified
+from backend.scheduler.memory.turns import WAIT_US
 from backend.scheduler.schedulers import Schedulers
 
 log = logging.getLogger(__name__)
@@ -64,8 +66,10 @@ class Controller:
         memory: Memory | None = None,
         lives: LivesMemory | None = None,
         hold_us: int | None = HOLD_US,
+        turn_wait_us: int | None = WAIT_US,
     ) -> None:
-        """`moves`, `memory` and `lives` have what the daemon before us left, and leave it for the next."""
+        """`turn_wait_us` is how long a program waits at most for a turn of memory, microseconds; None: there are none.
+        `moves`, `memory` and `lives` have what the daemon before us left, and leave it for the next."""
         self.ledger = ledger
         self.gpus: Mapping[int, Gpu] = {gpu.info.index: gpu for gpu in gpus}
         for gpu in self.gpus.values():
@@ -94,7 +98,10 @@ class Controller:
         self.population.dropped.append(self.frozen.left)
         self._follower = Follower(ledger, self.gpus, self.population, self._tell, deadlines, self._totals.tally)
         self._schedulers = Schedulers(
-            ledger, self.gpus, self.population, self._follower, seconds, scheduler, self._totals.tally.periods, hold_us
+            *(ledger, self.gpus, self.population, self._follower),
+            *(seconds, scheduler, self._totals.tally.periods),
+            hold_us,
+            turn_wait_us,
         )
         self._totals.ending = self._schedulers.ended
         self._writers = Writers(ledger, self.population, self._follower, self._schedulers, deadlines)
@@ -210,6 +217,19 @@ class Controller:
     def periods(self, group: Group) -> int:
         """How many periods of its quota have ended in which a group had something to do."""
         return self._totals.tally.counted(group, PERIODS)
+
+    def turned(self, group: Group) -> Turned | None:
+        """What memory that is scheduled with time made of a process, or of those in a slice now; None where none of
+        them ever had a turn for its sake."""
+        each = [one.records[group.gpu].scheduled.turned for one in self.population.below(group)]
+        known = [one for one in each if one is not None]
+        return sum(known[1:], known[0]) if known else None
+
+    def working_set(self, group: Group) -> WorkingSet:
+        """What a process used of its memory in its last turn, or those in a slice now did, of which that is known."""
+        gpu = self.gpus[group.gpu]
+        each = [gpu.working_set(one.process) for one in self.population.below(group)]
+        return sum((one for one in each if one is not None), WorkingSet())
 
     def off(self, group: Group) -> Mapping[str, int]:
         """Return how many processes at or below a group are off the runlist, by the names of the reasons; and, as `gr`,

@@ -159,6 +159,25 @@ class Undrained:
     """Seconds from then to that."""
 
 
+@attrs.define
+class Turned:
+    """What memory that is scheduled with time made of a process."""
+
+    turns: int = 0
+    """Turns that it had for the sake of memory."""
+    fetched: int = 0
+    """Bytes that came for its turns before they began."""
+    evicted: int = 0
+    """Bytes of it that went for the turns of others."""
+    runs: int = 0
+    """Processes that have such a turn now: 1 or 0 of one."""
+    waits: int = 0
+    """Processes that wait for one now."""
+
+    def __add__(self, other: Turned) -> Turned:
+        return Turned(*(one + another for one, another in zip(attrs.astuple(self), attrs.astuple(other), strict=True)))
+
+
 @attrs.define(eq=False)
 class Scheduled:
     """The slot of :class:`backend.scheduler.scheduler.Scheduler`."""
@@ -169,6 +188,10 @@ class Scheduled:
     """None while its levers move."""
     undrained: Undrained | None = None
     """None for one that was drained by the end of its last turn."""
+    rests: bool = False
+    """Whether it waits for a turn of memory: what it lacks comes as that is planned, and not wherever there is room."""
+    turned: Turned | None = None
+    """None for one that never had turns for the sake of memory."""
     ending: bool = False
     """Ends, or has ended: its exit is still to be told."""
 

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Protocol
 
 import attrs
@@ -20,6 +20,7 @@ from backend.core.reasons import Engines
 from backend.core.records import Activity, Books, Capability, Channel, Footprint, GpuInfo, Move, Peak, Wanted
 from backend.core.settings import Lever
 from backend.core.turns import TurnEnd
+from backend.core.workingset import WorkingSet
 from backend.process.identity import Group, Member, Process, Slice, SliceOn
 
 
@@ -256,6 +257,8 @@ class Gpu(Protocol):
     info: GpuInfo
     late_us: int
     """How late the time that a process had the engine is told (`gpu_usec` of its activity), microseconds; 0 at once."""
+    switch_us: int
+    """What of that time each stay on the engine (`stays`) takes for switches of contexts, and no work, microseconds."""
 
     @property
     def lost(self) -> bool:
@@ -304,10 +307,11 @@ class Gpu(Protocol):
     async def attach(self, process: Process) -> None:
         """Puts its TSGs back on the runlist, those of every engine."""
 
-    async def end_turn(self, process: Process, bound_us: int) -> TurnEnd:
+    async def end_turn(self, process: Process, bound_us: int, leaves: int = 0) -> TurnEnd:
         """Has `process` launch nothing more until :meth:`begin_turn`, and waits up to `bound_us` microseconds for what
-        it launched before. No TSG goes off the runlist by that: :meth:`detach` is the caller's. ProcessLookupError and
-        ENODEV as the levers; whatever else goes wrong is UNGATED."""
+        it launched before. `leaves` bytes of it are about to go before that. No TSG goes off the runlist by that:
+        :meth:`detach` is the caller's. ProcessLookupError and ENODEV as the levers; whatever else goes wrong is
+        UNGATED."""
 
     def rank(self, behind: Mapping[Process, Sequence[Process]], hold_us: int) -> None:
         """Has programs go behind others: while one of these works through a burst of requests, and for `hold_us`
@@ -316,6 +320,18 @@ class Gpu(Protocol):
 
     async def begin_turn(self, process: Process) -> None:
         """Lets `process` launch again, which is attached by now; nothing where its turn was not ended."""
+
+    def working_set(self, process: Process) -> WorkingSet | None:
+        """What `process` used of its memory in its last turn, in sums; None where its library does not say."""
+
+    def shares(self, process: Process) -> frozenset[Hashable] | None:
+        """Names of the GPU memory that `process` shares with others, the same in each of them, and ``ANY`` for what it
+        shares with one that is not known; None where its library does not say."""
+
+    async def prepare(self, process: Process, nbytes: int) -> int:
+        """Moves at most `nbytes` (rounded down to pages) of the working set of `process` from the host to the GPU, in
+        the order of their first use, as far as every level has room; returns the bytes moved. For one that waits for
+        its turn. It may be cancelled between pieces."""
 
     async def reclaim(self, process: Process, nbytes: int) -> int:
         """Moves at least `nbytes` (rounded up to pages) to the host, or what can be; returns the bytes moved."""

@@ -49,7 +49,7 @@ class RoomNotices:
     def _room(self, gpu: int, process: Process) -> int:
         """Bytes that a process could get without any level above it going over its limits."""
         group = Member(process, gpu)
-        if not self._population.holds(group):
+        if not self._population.holds(group) or self._population.record(group).scheduled.rests:
             return 0
         try:
             path = [self._ledger.books(level) for level in self._population.path(group)]

@@ -237,11 +237,21 @@ OOM_GROUP = Setting(
     unit_key="GMemOOMGroup",
     summary="0 or 1, whether all of it ends where one is killed",
 )
+WAIT_MAX = Setting(
+    "wait_max_us",
+    Kind.SPAN,
+    most=MAX,
+    control="compute.wait.max",
+    unit_key="ComputeWaitMax",
+    summary="milliseconds to wait for a turn of memory at most",
+    needs=("compute.timeslice", "compute.freeze"),
+)
 
 SETTINGS = (
     *(HIGH, LOW, SWAP_MAX, TIMESLICE, FROZEN, PRIORITY, WEIGHT, KEPT, UID, GID),
     *(QUOTA, PERIOD),
     *(LIMIT_MAX, OOM_GROUP),
+    WAIT_MAX,
 )
 """In the order of their bits."""
 

@@ -49,7 +49,7 @@ class Turning:
             if self._of(group) is not compute:
                 raise fail(errno.ESRCH)
             compute.turn_end = TurnEnd.UNGATED
-            end = compute.turn_end = await self._gpus[group.gpu].end_turn(group.process, bound_us)
+            end = compute.turn_end = await self._gpus[group.gpu].end_turn(group.process, bound_us, place.leaves)
             if self._of(group) is not compute:
                 raise fail(errno.ESRCH)
             drain_us = 0 if stays and end is TurnEnd.LATE else None
@@ -67,7 +67,8 @@ class Turning:
         end = None
         try:
             with scope:
-                end = await self._gpus[group.gpu].end_turn(group.process, bound_us)
+                leaves = compute.place.leaves
+                end = await self._gpus[group.gpu].end_turn(group.process, bound_us, leaves)
             if end is None or not self._population.holds(group):
                 return None
             async with compute.lever():

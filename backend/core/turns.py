@@ -9,9 +9,10 @@ AHEAD_US = 10_000
 less, so the engine does not wait for it; and so much, with the kernel that runs, is to be waited for when its turn
 ends."""
 
-YIELD_AHEAD_US = 1_000
-"""Microseconds of work that may wait behind a running kernel of a program that goes behind another one: so much runs in
-the first gaps between the requests of that."""
+YIELD_AHEAD_US = 100
+"""Microseconds of work, of the running kernel too, that a program which goes behind another one may have left on the
+GPU as it launches more: the other waits for so much, and for what is launched then, once in a busy period. Some times
+as long as it takes a thread to be there and to launch the next kernel."""
 
 HOLD_US = 200
 """Microseconds for which programs of worse priority are held after the last request of a better one, by default: what a

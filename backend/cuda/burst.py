@@ -1,27 +1,32 @@
 """The page by which a program that goes before others has them held: one sealed file in memory a program and GPU.
 
-It has one word, until when they are held (``struct burst_page`` of ``library/driver/burst.h``). Its program alone
-writes it; those that go behind have descriptors for reading, and the file has no mode by which another user could open
-it anew.
+It has a word, until when they are held, and how often that has begun (``struct burst_page`` of
+``library/driver/burst.h``). Its program alone writes it; those that go behind have descriptors for reading, and the
+file has no mode by which another user could open it anew.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import struct
 
 from backend.cuda.page import SEALS
 
 SIZE = 4096
 """Bytes of the file."""
 
+PERIODS, PERIODS_AT = struct.Struct("<Q"), 8
+"""How often others were held that were not before, and the byte where that is."""
+
 MODE = 0o400
 """Mode of the file: a descriptor for reading gives none for writing, by /proc/self/fd, but to root."""
 
 
 class BurstPage:
-    """The daemon's end of it, which does not look at it."""
+    """The daemon's end of it."""
 
     def __init__(self) -> None:
         self.writable: int | None = os.memfd_create("ggroup-burst", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -36,6 +41,13 @@ class BurstPage:
         except BaseException:
             self.close()
             raise
+
+    def periods(self) -> int:
+        """How often others were held that were not before, ever, by the word of its program. OSError once it is
+        closed."""
+        if self.writable is None:
+            raise OSError(errno.EBADF, "the page is closed")
+        return int(PERIODS.unpack(os.pread(self.writable, PERIODS.size, PERIODS_AT))[0])
 
     def close(self) -> None:
         """The programs keep their mappings."""

@@ -64,6 +64,8 @@ class Holding:
         """Bytes that it reports to have and not to be able to move."""
         self.intact = 0
         """Bytes that it reports to be as the program made them: its library does not carry them from GPU to GPU."""
+        self.clean = 0
+        """Bytes in the host of copies of what it has on the GPU, as it says."""
         self.exchanged = 0
         """Bytes that it said came back in the place of others."""
         self.promised = 0
@@ -107,6 +109,7 @@ class Holding:
             unmovable=self.unmovable,
             disputed=max(0, -self._correction),
             exchanged=self.exchanged,
+            clean=self.clean,
         )
 
     # What the program says
@@ -178,6 +181,10 @@ class Holding:
         self.away = min(away, AWAY_MOST)
         self.lent = min(lent, self._capacity)
         self._mark()
+
+    def copies(self, nbytes: int) -> None:
+        """Of so much that is on the GPU the host has a copy: its own word, for people."""
+        self.clean = min(nbytes, self._capacity)
 
     def ask(self, nbytes: int) -> None:
         """It is asked to move so much, or (less than 0) has answered."""

@@ -13,8 +13,8 @@ padding but what is named. On the socket either side may ask. docs/upgrades.md s
         24    40  args    five 64-bit words, their meaning by op
 
 Ops 1 to 31 are about the books, 4 to 15 of them asked by CUDA programs, 16 and up asked of what moves the hardware:
-by the kernel module of its provider, and RECLAIM, DEPART, END_TURN and BEGIN_TURN by the daemon of a CUDA program; 32
-to 63 are about the software GPU's memory and engine; 64 and up are events, which the books send unasked.
+by the kernel module of its provider, and RECLAIM, DEPART, END_TURN, BEGIN_TURN and PREPARE by the daemon of a CUDA
+program; 32 to 63 are about the software GPU's memory and engine; 64 and up are events, which the books send unasked.
 """
 
 from __future__ import annotations
@@ -69,6 +69,11 @@ class Feature(enum.IntFlag):
     ask for its LIMITS then, too."""
     BURSTS = 1 << 8
     """LEAD, FOLLOW: while a program works through a burst, programs of worse priority launch nothing in between."""
+    HOST = 1 << 9
+    """HOST, GRANT: what a program pins of the host is granted, over all programs."""
+    SETS = 1 << 10
+    """PREPARE, and the words of its working set on the page of counters: memory of CUDA programs is scheduled with
+    time."""
 
 
 FIRST = Feature(0b11111)
@@ -83,8 +88,13 @@ CUDA = (
     | Feature.TURNS
     | Feature.TOTAL
     | Feature.BURSTS
+    | Feature.HOST
 )
-"""What is spoken at the door of CUDA programs."""
+"""What is spoken at the door of CUDA programs, unless more is asked for."""
+
+CUDA_ALL = CUDA | Feature.SETS
+"""What the library of the same tree speaks, and the daemon where turns of memory are asked for (``-o turns=on``): on
+NVIDIA GPUs they are measured no further than by hand."""
 
 
 SOFT = Feature.ENGINE | Feature.FAMILY | Feature.TURNS | Feature.TOTAL
@@ -147,6 +157,10 @@ class Op(enum.IntEnum):
     """() -> (bytes that `gpu` is to look to the sender as if it had them in all, or 2^64-1 for those that it has):
     where the sender is now, or would be if it used that GPU, once what files ask for holds there. It need not have said
     that its memory is managed, and is not in the tree by asking. It keeps the answer (backend/core/sight.py)."""
+    HOST = 15
+    """(bytes, bytes, bytes, bytes) -> (): so much of the host the sender has pinned for memory of `gpu`, so much of
+    that serves it, so much it would have in all, and of so much that is on the GPU the host has a copy. It is told of
+    what it may have by GRANT. As an event it is not answered."""
     ARRIVE = 16
     """(0, pid, start time) -> (): from the kernel module: that process wants a group; answered once it has one."""
     SET_TIMESLICE = 17
@@ -166,15 +180,24 @@ class Op(enum.IntEnum):
     that shares memory, EMFILE where descriptors are short. Its gates of turns open; that of `gpu` alone where it
     refuses."""
     END_TURN = 22
-    """(microseconds) -> (1 if drained, microseconds that took): asked of a CUDA program: it launches nothing more on
-    `gpu` until BEGIN_TURN or the end of the connection. Answered once what it launched before has run, or after that
-    long, with 0: it is held all the same. Asked again meanwhile it waits again. EBUSY, and it is not held: a stream is
-    being captured, or it stands by to be moved. EOPNOTSUPP, and it is not held: of what it has on `gpu` nothing is the
-    library's to move. ENODEV: `gpu` is none that it has said is managed."""
+    """(microseconds, bytes) -> (1 if drained, microseconds that took): asked of a CUDA program: it launches nothing
+    more on `gpu` until BEGIN_TURN or the end of the connection. Answered once what it launched before has run, or after
+    that long, with 0: it is held all the same. As many bytes are about to go before its next turn: once it is drained,
+    and before it answers, it finds out which of them need not be written. Asked again meanwhile it waits again. EBUSY,
+    and it is not held: a stream is being captured, or it stands by to be moved. EOPNOTSUPP, and it is not held: of what
+    it has on `gpu` nothing is the library's to move. ENODEV: `gpu` is none that it has said is managed."""
     BEGIN_TURN = 23
     """(run-ahead in microseconds) -> (): asked of a CUDA program: it launches again. With a run-ahead it launches
     nothing more while what is pending would take longer than that, by how fast its kernels finished lately; 0: as far
     ahead as the driver lets it. ENODEV as for END_TURN."""
+    PREPARE = 24
+    """(bytes) -> (bytes moved, microseconds that took): asked of a CUDA program that waits for its turn on `gpu`: at
+    most so much of what it used in its last turn, and that is in the host, comes back, in the order of its first use.
+    (Of turns of less than a second: in those of the last second that it ran.) It asks for each piece by MOVE_IN, as for
+    all that comes back, and ends where that gives EAGAIN. Its gate stays closed, and nothing comes that is not asked
+    for, by this or by ROOM. ENODEV as for END_TURN; EBUSY while it is about to be moved, or not drained. While its gate
+    is closed RECLAIM takes what it did not use before what it did, and of that the last in that order first; what the
+    host has as it is it drops."""
     ALLOC = 32
     """(bytes) -> (first page, pages): memory on `gpu`, rounded up to pages. ENOMEM where the limits refuse it."""
     FREE = 33
@@ -196,9 +219,12 @@ class Op(enum.IntEnum):
     last. Without a page none goes behind it any more."""
     FOLLOW = 68
     """event (slot, run-ahead in microseconds): the program goes behind another one on `gpu`, whose page comes with it
-    for reading, in the place of what that slot had. It launches no kernel while a page says so, and what waits behind
-    one of its own that runs takes no longer than that, by how fast its kernels finished lately. Without a page the slot
-    has none any more."""
+    for reading, in the place of what that slot had. It launches no kernel while a page says so, and else one
+    once what is left of those before it takes no longer than that, by how fast its kernels finished lately. Without a
+    page the slot has none any more."""
+    GRANT = 69
+    """event (bytes): so much of the host the receiver may have pinned for memory of `gpu` from now on; what it has
+    beyond that and does not use it lets go. Memory that it is asked to move goes there all the same."""
 
 
 @attrs.frozen

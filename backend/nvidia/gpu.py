@@ -10,7 +10,7 @@ import contextlib
 import errno
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 
 import attrs
 import trio
@@ -22,6 +22,7 @@ from backend.core.reasons import Engines
 from backend.core.records import Activity, Capability, Footprint, GpuInfo
 from backend.core.settings import TIMESLICE, Lever
 from backend.core.turns import TurnEnd
+from backend.core.workingset import WorkingSet
 from backend.cuda.managed import Managed
 from backend.nvidia import rm, thaw
 from backend.nvidia.deadline import Deadline
@@ -37,7 +38,7 @@ from backend.nvidia.readback import ChannelStates
 from backend.nvidia.swapped import SwappedPrograms
 from backend.nvidia.tenant import Tenant
 from backend.nvidia.trace import LAG_NS
-from backend.nvidia.usage import Usage
+from backend.nvidia.usage import SWITCH_US, Usage
 from backend.process.identity import Process
 
 log = logging.getLogger(__name__)
@@ -61,6 +62,7 @@ class NvidiaGpu:
     """See :class:`backend.core.protocols.Gpu`."""
 
     late_us = LAG_NS // 1000
+    switch_us = SWITCH_US
 
     def __init__(
         self,
@@ -357,10 +359,15 @@ class NvidiaGpu:
         activity = attrs.evolve(activity, managed=process in self.managed, busy_usec=busy, busy_sampled_usec=sampled)
         counts = self.managed.counts(process)
         if counts is None:
-            return activity
+            watched, worked = self._usage.watched(process) or (None, None)
+            return attrs.evolve(activity, watched_usec=watched, watched_busy_usec=worked)
         submitted, finished = counts
-        pending = submitted - finished
-        return attrs.evolve(activity, submitted=submitted, finished=finished, pending=pending)
+        pending, pending_us = submitted - finished, self.managed.pending_us(process)
+        activity = attrs.evolve(
+            activity, submitted=submitted, finished=finished, pending=pending, pending_usec=pending_us
+        )
+        launches, periods = self.managed.held_launches(process), self.managed.busy_periods(process)
+        return attrs.evolve(activity, held_launches=launches, busy_periods=periods)
 
     def _working(self) -> Iterator[tuple[Process, bool | None]]:
         """The processes on this GPU, and whether kernels that it counts are pending and may run."""
@@ -447,11 +454,11 @@ class NvidiaGpu:
     async def attach(self, process: Process) -> None:
         await self._let_go(process, Engines.NONE)
 
-    async def end_turn(self, process: Process, bound_us: int) -> TurnEnd:
+    async def end_turn(self, process: Process, bound_us: int, leaves: int = 0) -> TurnEnd:
         self._require()
         if self._capabilities.get(GR_ALONE) is not Capability.ENFORCED:
             return TurnEnd.UNGATED  # its copy engines go off as well: it gains nothing by being drained
-        return await self.managed.end_turn(process, bound_us)
+        return await self.managed.end_turn(process, bound_us, leaves)
 
     def rank(self, behind: Mapping[Process, Sequence[Process]], hold_us: int) -> None:
         self.managed.rank(behind, hold_us)
@@ -473,6 +480,16 @@ class NvidiaGpu:
     async def take(self, process: Process, engines: Engines) -> None:
         """Has the TSGs of these engines off the runlist, and the others on it, whatever was proven."""
         await self._change(process, engines=engines)
+
+    def working_set(self, process: Process) -> WorkingSet | None:
+        return self.managed.working_set(process)
+
+    def shares(self, process: Process) -> frozenset[Hashable] | None:
+        return self.managed.shares(process)
+
+    async def prepare(self, process: Process, nbytes: int) -> int:
+        self._require()
+        return await self.managed.prepare(process, nbytes)
 
     async def reclaim(self, process: Process, nbytes: int) -> int:
         self._require()
@@ -501,11 +518,15 @@ class NvidiaGpu:
         applied = tenant.applied
         before = (applied.engines, applied.timeslice_us)
         if engines is not None:
+            if engines is not Engines.NONE:
+                self._usage.turns(process, is_on=False)
             applied.engines = engines
         if timeslice_us is not None:
             applied.timeslice_us = timeslice_us
         try:
             await tenant.enforce()
+            if engines is Engines.NONE:
+                self._usage.turns(process, is_on=True)
             takes = engines not in (None, Engines.NONE) or bool(timeslice_us)
             if takes and not tenant.tsgs():  # to let go of one needs none to act on
                 await self._find_some(tenant)
@@ -514,6 +535,8 @@ class NvidiaGpu:
         except BaseException as error:
             # Refused, or given up by the caller: what it did change is put back by the keeper.
             applied.engines, applied.timeslice_us = before
+            if applied.engines is Engines.NONE:
+                self._usage.turns(process, is_on=True)
             if isinstance(error, OSError):
                 self._is_loss(error)
                 if error.errno == errno.ENOENT:  # what was there a moment ago is not, again and again

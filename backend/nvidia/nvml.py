@@ -21,6 +21,7 @@ import attrs
 from backend.core.records import GpuInfo
 from backend.nvidia import rm
 from backend.nvidia.deadline import Deadline
+from backend.nvidia.sight import joined
 
 T = TypeVar("T")
 
@@ -59,10 +60,13 @@ class Samples:
     """What NVML has sampled since it was asked last."""
 
     shares: Mapping[int, float]
-    """Pid to the part of the time, from 0 to 1, that its kernels ran in the last sample, by pid; of those that ran."""
+    """Pid to the part of the time, from 0 to 1, that its kernels ran, of those that ran: in the last sample, or on the
+    average of several."""
     span_us: int | None
     """Microseconds between that sample and the last one before; 0 where there is no new one, None where there was none
     before, or the clock of the day was set meanwhile."""
+    age_us: float = 0.0
+    """Microseconds since the end of the last sample."""
 
 
 class Nvml:
@@ -199,12 +203,13 @@ class Nvml:
             raise
         if self._stepped:
             samples = [sample for sample in samples if sample.timeStamp <= (time.time() + STEP_S) * 1e6]
-        shares: dict[int, float] = {}
-        for sample in samples:
-            if sample.timeStamp > self._since.get(index, 0):
-                shares[int(sample.pid)] = min(1.0, sample.smUtil / 100)
-        self._since[index] = max((int(sample.timeStamp) for sample in samples), default=self._since.get(index, 0))
-        return Samples(shares, None if before is None else max(0, self._since[index] - before))
+        since = self._since.get(index, 0)
+        new = [
+            (int(one.pid), int(one.timeStamp), min(1.0, one.smUtil / 100)) for one in samples if one.timeStamp > since
+        ]
+        last = self._since[index] = max((stamp for _, stamp, _ in new), default=since)
+        span_us = None if before is None else max(0, last - before)
+        return Samples(joined(new, since) if new else {}, span_us, max(0.0, time.time() * 1e6 - last))
 
 
 def _undecoded(function: Callable[[Any], str | bytes]) -> Callable[[Any], str | bytes]:

@@ -22,6 +22,7 @@ from backend.nvidia.busy import BusyTime
 from backend.nvidia.deadline import Deadline
 from backend.nvidia.nvml import Nvml
 from backend.nvidia.sampling import SAMPLE_S, Sampling
+from backend.nvidia.sight import Sight
 from backend.nvidia.trace import LAG_NS, Trace
 from backend.process.identity import Process, is_borne
 
@@ -29,6 +30,9 @@ log = logging.getLogger(__name__)
 
 READ_S = 0.1
 """Seconds between two looks at the trace: 0.3 ms of CPU each, and the ring has room for 40 of the busiest."""
+SWITCH_US = 197
+"""Microseconds of each stay in the trace that are no work: the gap before it (81), and what of the stay itself is none
+(117), as that makes time agree with the kernels that two programs do (an H200, docs/nvidia.md)."""
 DEADLINE = 2.0
 """Seconds for one look."""
 
@@ -70,6 +74,7 @@ class Usage:
         self._busy = BusyTime(round(LAG_NS / 1e9 / READ_S))
         self._looked = 0.0  # when kernels were looked at
         self._sampling = Sampling()
+        self._sight = Sight()
         self._ended: list[Ended] = []
         self._unsampled: dict[int, Process] = {}  # that have ended since the last sample, by pid
 
@@ -92,6 +97,15 @@ class Usage:
     def busy(self, process: Process) -> tuple[int | None, int | None]:
         """Microseconds that it was busy, and what of that comes from samples; None where neither is known."""
         return self._busy.usec(process), self._busy.sampled_usec(process)
+
+    def watched(self, process: Process) -> tuple[int, int] | None:
+        """Microseconds on the runlist of which samples tell how busy the engine was, and what it worked of these; None
+        where they tell nothing of it."""
+        return self._sight.told(process)
+
+    def turns(self, process: Process, is_on: bool) -> None:
+        """A process is about to go off the runlist, or was put back."""
+        self._sight.turns(process, trio.current_time(), is_on)
 
     def forget(self, process: Process) -> None:
         """The process is gone: what is told of it from now on is late."""
@@ -240,7 +254,9 @@ class Usage:
                 log.log(logging.DEBUG if self._sampled else logging.INFO, "GPU %d: %s", self._index, error)
             return {}
         self._sampled = True
-        window_us = self._sampling.window_us(trio.current_time(), samples.span_us)
+        now, span_us = trio.current_time(), samples.span_us
+        self._sight.take(now, samples.shares, samples.age_us / 1e6, None if span_us is None else span_us / 1e6)
+        window_us = self._sampling.window_us(now, span_us)
         busy = {pid: share * window_us for pid, share in samples.shares.items()}
         self._busy.sample(self.programs(), self.exact, busy)
         return busy
@@ -248,6 +264,8 @@ class Usage:
     def _look(self) -> None:
         """Looks whose kernels are pending."""
         since, self._looked = self._looked, trio.current_time()
+        uncounted = [process for process, pending in self.programs() if pending is None]
+        self._sight.keep(uncounted, self._looked, self.standing())
         self._busy.look(self.programs(), self.exact, (self._looked - since) * 1e6)
 
 

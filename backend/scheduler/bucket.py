@@ -14,15 +14,16 @@ class Bucket:
         self._tokens = float(burst)
         self._at = 0.0
 
-    def has(self, now: float, count: int = 1) -> bool:
-        """Whether there are `count` tokens at the time `now`, seconds; or all, where that is less."""
+    def has(self, now: float, count: int = 1, *, spared: int = 0) -> bool:
+        """Whether there are `count` tokens, besides those to be `spared`, at the time `now`, seconds; or all, where
+        that is less."""
         self._tokens = min(self._burst, self._tokens + max(0.0, now - self._at) * self._rate)
         self._at = max(self._at, now)
-        return self._tokens >= min(self._burst, count)
+        return self._tokens >= min(self._burst, count + spared)
 
-    def take(self, now: float, count: int = 1) -> bool:
+    def take(self, now: float, count: int = 1, *, spared: int = 0) -> bool:
         """Whether there are as many; they are taken then."""
-        if not self.has(now, count):
+        if not self.has(now, count, spared=spared):
             return False
         self._tokens -= count
         return True

@@ -61,8 +61,16 @@ class Limited:
     """Whether another one of its rota works in this period."""
     rests_us: int = 0
     """Until when it has no period of a rota, microseconds: it left one to which it had no work."""
+    stood: bool = False
+    """Whether it was to stand at any time since the scheduler asked."""
+    wants_sight: bool = False
+    """Whether it is to be on the runlist for long enough in one go that samples tell of it."""
+    part: float = 1.0
+    """Part of its time on the engine that it is taken to work."""
     busy: bool = False
     """Whether it is being had stand, or go on."""
+    is_pulled: bool = False
+    """Whether it was since the last look."""
     is_behind: bool = False
     """Whether it is to go on, and does not for all that is known: its lever moves, or failed."""
     failing: dict[Act, Failing] = attrs.field(factory=dict)

@@ -15,6 +15,8 @@ from backend.core.protocols import Gpu, Ledger
 from backend.core.records import Capability, Throttled
 from backend.core.settings import BY_CONTROL, OF_THE_SCHEDULER
 from backend.process.identity import Group, Member
+from backend.scheduler.memory.levels import Levels
+from backend.scheduler.memory.turns import WAIT_US
 from backend.scheduler.scheduler import Scheduler
 
 LEVERS = tuple(dict.fromkeys(lever for setting in OF_THE_SCHEDULER for lever in setting.needs))
@@ -38,13 +40,19 @@ class Schedulers:
         on: bool,
         periods: Callable[[Group, int], None],
         hold_us: int | None,
+        wait_us: int | None = WAIT_US,
     ) -> None:
         """Not `on`, there are none: the GPUs are shared as their drivers do it. `periods` is told of periods of quotas
-        that have ended. `hold_us` is as of :class:`Scheduler`."""
+        that have ended. `hold_us` and `wait_us` are as of :class:`Scheduler`; where the latter is None, there are no
+        turns for the sake of memory."""
         self._gpus = gpus
         self._on = on
+        self._levels = Levels(gpus, ledger, population, wait_us is not None)
         self._each = {
-            index: Scheduler(gpu, ledger, population, follower, seconds, periods, hold_us)
+            index: Scheduler(
+                *(gpu, ledger, population, follower, seconds, periods, hold_us),
+                *(self._levels, WAIT_US if wait_us is None else wait_us),
+            )
             for index, gpu in gpus.items()
             if self._verdict(gpu.capabilities()) is not Capability.UNSUPPORTED
         }
@@ -54,6 +62,7 @@ class Schedulers:
     async def run(self) -> None:
         """Schedules until cancelled."""
         async with trio.open_nursery() as nursery:
+            self._levels.nursery = nursery
             for index, scheduler in self._each.items():
                 nursery.start_soon(lasting, f"the scheduler of GPU {index}", scheduler.run)
 

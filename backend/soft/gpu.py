@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import trio
@@ -44,6 +44,7 @@ class SoftGpu(Hardware):
     """See :class:`backend.core.protocols.Gpu`, which it implements, and the module."""
 
     late_us = 0
+    switch_us = 0
 
     def capabilities(self) -> Mapping[str, Capability]:
         return _AMONG_OTHERS if self.machine.gpus > 1 else _ALONE
@@ -139,12 +140,14 @@ class SoftGpu(Hardware):
 
     # Turns
 
-    async def end_turn(self, process: Process, bound_us: int) -> TurnEnd:
+    async def end_turn(self, process: Process, bound_us: int, leaves: int = 0) -> TurnEnd:
         self._require()
         tenant = self._tenant(process)
         if not tenant.is_gated:
             return TurnEnd.UNGATED
-        tenant.gate.close()
+        if not tenant.gate.is_closed:
+            tenant.misses = tenant.memory.misses(tenant.gate.turn)
+            tenant.gate.close()
         with trio.move_on_after(bound_us / 1e6):
             await self._drained(tenant)
         self._require()
@@ -197,10 +200,40 @@ class SoftGpu(Hardware):
                 if error.errno != errno.ENOSPC:
                     raise
                 break  # swap.max shrank, or another reclaim took the room, since this one was planned
-            for _ in range(pages):
-                tenant.memory.evict()
+            if tenant.gate.is_closed:
+                tenant.memory.give(tenant.gate.ended, pages)
+            else:
+                for _ in range(pages):
+                    tenant.memory.evict()
             moved += batch
             await self.bus.move(Way.OUT, batch)
+            self._require()
+        return moved
+
+    def shares(self, process: Process) -> frozenset[Hashable] | None:
+        tenant = self._tenants.get(process)
+        return tenant.shared if tenant is not None and tenant.is_gated else None
+
+    def share(self, process: Process, names: Iterable[Hashable]) -> None:
+        """Has a program share memory of these names with all others that do. Of what it has nothing follows."""
+        self._tenant(process).shared = frozenset(names)
+
+    async def prepare(self, process: Process, nbytes: int) -> int:
+        self._require()
+        tenant = self._tenants.get(process)
+        page, moved = self.config.page, 0
+        while tenant is not None and not tenant.leaving and self._tenants.get(process) is tenant:
+            most = min(self.config.batch, nbytes - moved) // page
+            batch = 0
+            for number in tenant.memory.missing(tenant.gate.ended, most):
+                if not self.booked.move_in(process, self.info.index, page, self.bus.usec(Way.IN, page)):
+                    break
+                tenant.memory.fetch(number)
+                batch += page
+            if not batch:
+                break
+            moved += batch
+            await self.bus.move(Way.IN, batch)
             self._require()
         return moved
 

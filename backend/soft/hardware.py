@@ -153,7 +153,9 @@ class Hardware:
         if tenant is None:
             return WorkingSet()
         used, resident = tenant.memory.used_in(tenant.gate.ended)
-        return WorkingSet(used * self.config.page, resident * self.config.page)
+        missed, over = tenant.misses
+        page = self.config.page
+        return WorkingSet(used * page, resident * page, missed=missed * page, over=over * page)
 
     # Work, which waits for the turn of its program
 

@@ -6,7 +6,9 @@ the stamp and wipes the place that it left, so a page that is lost, doubled or m
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
+from collections.abc import Sequence
 
 import attrs
 
@@ -30,6 +32,8 @@ class Page:
     """Number of the last turn in which a kernel used it; 0: in none."""
     used_before: int = 0
     """Number of the last turn before that in which one did."""
+    first: int = 0
+    """Number of its first use in the last turn that used it, among all such."""
 
     def is_used_in(self, turn: int) -> bool:
         """Return whether a kernel used it in a turn, which is the last one or the one before."""
@@ -77,6 +81,7 @@ class Memory:
         self._pages: dict[int, Page] = {}
         self._clock: OrderedDict[int, Page] = OrderedDict()  # resident pages, the hand at the start
         self._next = 0
+        self._uses = 0  # first uses in a turn, ever
         self.resident = 0
         """Pages on the GPU."""
 
@@ -128,6 +133,8 @@ class Memory:
         page.referenced = True
         if page.used != turn:
             page.used_before, page.used = page.used, turn
+            self._uses += 1
+            page.first = self._uses
         return page.resident
 
     def carry(self, turn: int) -> None:
@@ -142,6 +149,33 @@ class Memory:
         used = [page.resident for page in self._pages.values() if page.is_used_in(turn)]
         return len(used), sum(used)
 
+    def misses(self, turn: int) -> tuple[int, int]:
+        """Return how many pages kernels used in a turn, the last one, and not in the one before; and the other way
+        round. Before the first one there is none."""
+        if turn < 2:
+            return 0, 0
+        missed = sum(page.used == turn and page.used_before != turn - 1 for page in self._pages.values())
+        return missed, sum(page.used == turn - 1 for page in self._pages.values())
+
+    def missing(self, turn: int, most: int) -> Sequence[int]:
+        """Return the pages that kernels used in a turn, the last one or the one before, and that are in the host; the
+        first of them, in the order of their first use."""
+        found = [page for page in self._pages.values() if not page.resident and page.is_used_in(turn)]
+        return [page.number for page in sorted(found, key=lambda page: page.first)[:most]]
+
+    def give(self, turn: int, count: int) -> None:
+        """Moves pages to the host: first those that no kernel used in a turn, the last one or the one before, then
+        those that were used last. There are as many."""
+        found = sorted(self._clock.values(), key=lambda page: page.first if page.is_used_in(turn) else math.inf)
+        for page in found[len(found) - count :]:
+            self._put_out(page)
+
+    def _put_out(self, page: Page) -> None:
+        del self._clock[page.number]
+        page.place = self._slots.put(self._frames.take(page.place))
+        page.resident = False
+        self.resident -= 1
+
     def evict(self) -> bool:
         """Moves the page that the CLOCK hand finds first to the host; False when none is on the GPU.
 
@@ -153,10 +187,7 @@ class Memory:
                 page.referenced = False
                 self._clock.move_to_end(number)
                 continue
-            del self._clock[number]
-            page.place = self._slots.put(self._frames.take(page.place))
-            page.resident = False
-            self.resident -= 1
+            self._put_out(page)
             return True
         return False
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import math
+from collections.abc import Hashable
 
 import attrs
 import trio
@@ -35,10 +36,14 @@ class Tenant:
     """Engines that it is to be without, whatever else it is without."""
     gate: TurnGate = attrs.field(factory=TurnGate)
     """Its gate of turns: open for good where it is not gated."""
+    misses: tuple[int, int] = (0, 0)
+    """Pages that its last turn used and the one before did not, and the other way round."""
     ungated: set[int] = attrs.field(factory=set)
     """Numbers of TSGs of clients that know of no gate of turns."""
     leaving: bool = False
     """Whether its memory is on the way to another GPU."""
+    shared: frozenset[Hashable] = frozenset()
+    """Names of the memory that it shares with others; a program of a test says so."""
     copied: int = 0
     """Bytes that the copy engine copied for it, ever."""
     copying: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)

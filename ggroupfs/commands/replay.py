@@ -6,12 +6,13 @@ import argparse
 import importlib
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 
+from backend.scheduler.memory.turns import WAIT_US
 from ggroupfs.errors import UsageError
 from ggroupfs.policies.face import Policy
 from ggroupfs.policies.lanes import Order
@@ -21,12 +22,15 @@ from ggroupfs.replay.cluster import published, report
 from ggroupfs.replay.records import Outcome, Result, S
 from ggroupfs.replay.simulator import Machine, Simulator
 from ggroupfs.replay.trace import TraceJob, dump, parse
+from ggroupfs.replay.turns import TurnsSimulator
 from ggroupfs.text.values import size
 
 KNOWN = {"lanes": "ggroupfs.policies.lanes:make"}
 """Policies that go by a name of their own."""
 MOST_NODES, MOST_GPUS = 100_000, 64
 """Most nodes of a cluster, and most GPUs of a node."""
+TURNS = "turns"
+"""What goes by that name is no policy: all jobs run, and have turns of memory."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "trace", nargs="?", type=Path, metavar="TRACE", help="a job a line, see docs/policies/replay.md"
     )
-    parser.add_argument("--policy", default="lanes", metavar="NAME|MODULE:NAME", help="which decides what runs; lanes")
+    parser.add_argument("--policy", default="lanes", metavar="NAME|MODULE:NAME", help="what decides, or turns; lanes")
     parser.add_argument("--order", help="of lanes: " + ", ".join(Order))
     parser.add_argument("--lanes", metavar="NUMBER", help="of lanes: how many at most")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="an option of the policy")
@@ -68,11 +72,25 @@ def run(arguments: argparse.Namespace) -> int:
     with arguments.trace.open(encoding="utf-8", errors="replace") as lines:
         trace = parse(lines)
     machine = attrs.evolve(Machine(), capacity=_size(arguments.capacity))
-    result = Simulator(trace, _policy(arguments, machine.capacity), machine).run()
+    result = _result(arguments, trace, machine)
     print(json.dumps(as_json(result), indent=2) if arguments.json else as_text(result))
     if arguments.plot is not None:
         _plot(result, arguments.plot)
     return 0
+
+
+def _result(arguments: argparse.Namespace, trace: Sequence[TraceJob], machine: Machine) -> Result:
+    """What a policy makes of a trace, or what turns of memory do, which are of the daemon and no policy."""
+    if arguments.policy != TURNS:
+        return Simulator(trace, _policy(arguments, machine.capacity), machine).run()
+    options = _options(arguments)
+    try:
+        wait_s, is_on = float(options.pop("wait", WAIT_US / 1e6)), ("off", "on").index(options.pop("turns", "on"))
+        if options or not 0 < wait_s < float("inf"):
+            raise ValueError
+    except ValueError:
+        raise UsageError("replay: --set of turns is wait=SECONDS, or turns=on or off") from None
+    return TurnsSimulator(trace, machine, round(wait_s * 1e6), bool(is_on)).run()
 
 
 def as_json(result: Result) -> dict[str, Any]:
@@ -163,14 +181,18 @@ def _nodes(word: str) -> tuple[int, int]:
     return int(nodes), int(gpus)
 
 
-def _policy(arguments: argparse.Namespace, capacity: int) -> Policy:
+def _options(arguments: argparse.Namespace) -> dict[str, str]:
     options: dict[str, str] = {}
     for word in arguments.set:
         key, equals, value = word.partition("=")
         if not (key and equals):
             raise UsageError(f"replay: --set {word!r} is not KEY=VALUE")
         options[key] = value
-    options |= {key: value for key in ("order", "lanes") if (value := getattr(arguments, key)) is not None}
+    return options | {key: value for key in ("order", "lanes") if (value := getattr(arguments, key)) is not None}
+
+
+def _policy(arguments: argparse.Namespace, capacity: int) -> Policy:
+    options = _options(arguments)
     try:
         return _factory(arguments.policy)(capacity, options)
     except ValueError as error:

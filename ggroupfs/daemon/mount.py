@@ -24,7 +24,7 @@ from backend.cuda import server as cuda_server
 from backend.cuda.peers import Peers
 from backend.door import tenants
 from backend.door.client import pid_namespace
-from backend.door.wire import CUDA, SOFT, VERSION, names
+from backend.door.wire import CUDA, CUDA_ALL, SOFT, VERSION, names
 from backend.ledgers.journal.file import Busy, Journal, default_path
 from backend.process import fanotify, victims
 from backend.process.usher import Usher
@@ -150,7 +150,8 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
             raise MountError(f"no socket at {path}: {error.strerror}{where}") from None
         controller.facts["socket"] = os.fspath(path)
         controller.facts["protocol"] = str(VERSION)
-        controller.facts["features"] = names(SOFT if backend.soft else CUDA)
+        offers = CUDA_ALL if options.turns == "on" else CUDA
+        controller.facts["features"] = names(SOFT if backend.soft else offers)
         if journal is not None:
             controller.facts["journal"] = os.fspath(journal.path)
             journal.listener = partial(_tell_of_journal, controller.facts)
@@ -179,7 +180,7 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
         if backend.soft:
             nursery.start_soon(soft_server.serve, listener, backend.soft, tree_number)
         else:
-            peers = Peers(controller.facts)
+            peers = Peers(controller.facts, offers)
             nursery.start_soon(cuda_server.serve, listener, backend.cuda, tree_number, peers)
         nursery.start_soon(lasting, "telling watchers", notifier.run)
         nursery.start_soon(_serve, nursery.cancel_scope)
@@ -253,6 +254,7 @@ async def _controller(options: MountOptions, mountpoint: str, journal: Journal |
         backend = choose.backend(choice, gpus, options.deadline, journal)
     except OSError as error:
         raise MountError(error.strerror) from None
+    turns = options.turns == "on" or (options.turns == "auto" and bool(backend.soft))
     try:
         controller = Controller(
             *(backend.ledger, backend.gpus, options.deadline),
@@ -261,6 +263,7 @@ async def _controller(options: MountOptions, mountpoint: str, journal: Journal |
             moves=backend.moves,
             memory=backend.totals,
             lives=backend.lives,
+            turn_wait_us=round(options.turns_wait * 1e6) if turns else None,
         )
         return controller, backend
     except OSError as error:

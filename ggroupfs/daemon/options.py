@@ -13,6 +13,7 @@ from backend.choose import GPUS, LEDGERS, Choice
 from backend.core.controller import DEADLINE_S
 from backend.core.turns import HOLD_MOST_US, HOLD_US
 from backend.process.ushering import CUDA
+from backend.scheduler.memory.turns import WAIT_US
 from ggroupfs.errors import UsageError
 from ggroupfs.installed import SLICES_D
 from ggroupfs.text import values
@@ -40,6 +41,10 @@ PASSED = frozenset(("ro", "debug", "auto_unmount"))
 """What libfuse makes of itself."""
 
 
+TURNS = ("auto", "on", "off")
+"""Whether there are turns of memory."""
+
+
 @attrs.frozen
 class MountOptions:
     """One mount."""
@@ -65,6 +70,11 @@ class MountOptions:
     hold_us: int | None = HOLD_US
     """Microseconds for which programs of worse priority are held after the last request of a better one; None: they are
     not held while it has requests either."""
+    turns: str = "auto"
+    """Whether programs that use more memory than there is room for have turns of it: one of :data:`TURNS`; auto: on the
+    software GPU."""
+    turns_wait: float = WAIT_US / 1e6
+    """Seconds that a program waits for such a turn at most."""
     units: bool = True
     """Whether files configure slices."""
     units_wait: float = WAIT_S
@@ -121,6 +131,10 @@ def _apply(options: MountOptions, key: str, value: str | None) -> MountOptions:
         return attrs.evolve(options, scheduler=_one_of(("on", "off"), value) == "on")
     elif key == "hold":
         return attrs.evolve(options, hold_us=None if value == "no" else _hold(value))
+    elif key == "turns":
+        return attrs.evolve(options, turns=_one_of(TURNS, value))
+    elif key == "turns.wait":
+        return attrs.evolve(options, turns_wait=_seconds(value))
     elif key == "units":
         return attrs.evolve(options, units=_one_of(("auto", "no"), value) == "auto")
     elif key == "units.wait":

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import trio
 
 from backend.core.controller import Controller
-from backend.core.member import Compute, Followed, Memory, Record, Scheduled, Taken
+from backend.core.member import Compute, Followed, Memory, Record, Scheduled, Taken, Turned
 from backend.core.reasons import Off, name_of
 from backend.core.records import Books, Place, Wanted
 from backend.core.settings import BY_CONTROL, SECOND, Kind
@@ -142,6 +142,9 @@ def _scheduled(scheduled: Scheduled) -> Lines:
     yield "scheduled.failure", NONE if failure is None else f"again_s={_left(failure.again)},wait_s={failure.wait:g}"
     late = scheduled.undrained
     yield "scheduled.undrained", NONE if late is None else f"again_s={_left(late.again)},wait_s={late.wait:g}"
+    yield "scheduled.rests", _switch(scheduled.rests)
+    turned = scheduled.turned or Turned()
+    yield "scheduled.turned", f"turns={turned.turns},fetched={turned.fetched},evicted={turned.evicted}"
     yield "scheduled.ending", _switch(scheduled.ending)
 
 

@@ -25,7 +25,7 @@ def draw(result: Result, directory: Path) -> None:
 
 
 def timeline(result: Result, axes: Axes) -> None:
-    """Who ran: a row a job, by arrival, with a thin line from its arrival to its end."""
+    """What ran: a row a job, by arrival, with a thin line from its arrival to its end."""
     rows = {outcome.trace.job: row for row, outcome in enumerate(result.outcomes)}
     for row, outcome in enumerate(result.outcomes):
         if outcome.finished is not None:
@@ -39,11 +39,11 @@ def timeline(result: Result, axes: Axes) -> None:
 def memory(result: Result, axes: Axes) -> None:
     """Memory of each job, one upon the other, at so many instants: persistent, and while it runs its ephemeral too."""
     traces = {outcome.trace.job: outcome.trace for outcome in result.outcomes}
-    changes: list[tuple[int, str, int]] = []
+    changes = [(change.time, change.job, change.nbytes) for change in result.changes]
     for span in result.resident:
         amount = traces[span.job].persistent
         changes += [(span.start, span.job, amount), (span.end, span.job, -amount)]
-    for span in result.ran:
+    for span in () if result.changes else result.ran:
         amount = traces[span.job].ephemeral
         changes += [(span.start, span.job, amount), (span.end, span.job, -amount)]
     changes.sort(key=lambda change: change[0], reverse=True)

@@ -25,6 +25,17 @@ class Span:
 
 
 @attrs.frozen
+class Change:
+    """Memory of a job that came to the GPU, or went."""
+
+    time: int
+    """Nanoseconds from the begin of the trace."""
+    job: str
+    nbytes: int
+    """How many bytes more it has there than before."""
+
+
+@attrs.frozen
 class Outcome:
     """What became of one job."""
 
@@ -94,13 +105,15 @@ class Result:
     outcomes: Sequence[Outcome]
     """By arrival."""
     ran: Sequence[Span]
-    """Who ran, by end: iterations that followed each other are one span."""
+    """What ran, by end: iterations that followed each other are one span."""
     resident: Sequence[Span]
     """When each one's persistent memory was on the GPU."""
     switches: int
     """See :class:`Summary`."""
     memory_peak: int
     """See :class:`Summary`."""
+    changes: Sequence[Change] = ()
+    """What jobs came to have more or less on the GPU, by time, where that is a part of their memory."""
 
     def summary(self) -> Summary:
         """The figures. RuntimeError where no job ran."""

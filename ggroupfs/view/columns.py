@@ -174,6 +174,23 @@ def _of_process(name: str, *, number: bool) -> Column:
     return Column(name, name.upper(), value, lambda value: readable(str(value)), number=number)
 
 
+def _turn(node: Node) -> str | None:
+    """Whether it has its turn where memory is scheduled with time: of a process ``has`` or ``waits``, of others how
+    many have it, of how many; None where there are no such turns now."""
+    runs, waits = node.figures.memory_runs or 0, node.figures.memory_waits or 0
+    if not runs + waits:
+        return None
+    if isinstance(node.use, ProcessUse):
+        return "has" if runs else "waits"
+    return f"{runs} of {runs + waits}"
+
+
+def _resident(node: Node) -> float | None:
+    """The share of its working set that is on the GPU."""
+    used, there = node.figures.working_set, node.figures.working_set_resident
+    return there / used if used and there is not None else None
+
+
 PID = _of_process("pid", number=True)
 GPU = _of_process("gpu", number=True)
 COMMAND = _of_process("command", number=False)
@@ -187,6 +204,9 @@ OFF = attrs.evolve(_figure("off", off, width=16), number=False)
 FINISHED = _figure("finished", str)
 SHARE = _rate("share", "SHARE", percent, 5)
 KERNELS = _rate("kernels", "KERN/S", lambda rate: f"{rate:.0f}")
+TURN = Column("turn", "TURN", _turn, str, "memory_runs", number=False, width=7)
+SET = _figure("working_set", human, heading="SET")
+RESIDENT = Column("resident", "RESID", _resident, percent, "working_set_resident", width=5)
 SWAPIN = _rate("swapin", "IN MB/S", speed)
 SWAPOUT = _rate("swapout", "OUT MB/S", speed, 9)
 
@@ -201,7 +221,7 @@ SHOWN = (PID, GPU, COMMAND, SLICE, CURRENT, HIGH, SWAP, TIMESLICE, FROZEN, OFF, 
 """What ``show`` has."""
 WATCHED = (
     *(CURRENT, HIGH, SWAP, SHARE, KERNELS, TIMESLICE, FROZEN),
-    *(USER, WEIGHT, PRIORITY, OFF, SWAPIN, SWAPOUT, THROTTLED, ORIGIN),
+    *(USER, WEIGHT, PRIORITY, OFF, SWAPIN, SWAPOUT, THROTTLED, ORIGIN, TURN, SET, RESIDENT),
 )
 """What ``top`` tells of one moment."""
 LIVE = (*WATCHED[: WATCHED.index(OFF)], HISTORY, *WATCHED[WATCHED.index(OFF) :])

@@ -11,7 +11,7 @@ import attrs
 from ggroupfs.view import columns, outline, rates, snapshot
 from ggroupfs.view.commandlines import CommandLines
 
-FIELDS = columns.fields(columns.WATCHED) | {*rates.COUNTERS, "undone", "populated", "over"}
+FIELDS = columns.fields(columns.WATCHED) | {*rates.COUNTERS, "undone", "populated", "over", "memory_waits"}
 """The figures that a frame is made of."""
 
 

@@ -241,6 +241,7 @@ struct ggroup_books {
 	__u64 oom_group;	/* kept for the daemon, which kills */
 	__u64 events_oom_kill;
 	__u64 events_oom_group_kill;
+	__u64 wait_max_us;	/* longest wait for a turn of memory; 0 the daemon's */
 };
 
 /* struct ggroup_set.mask */
@@ -258,6 +259,7 @@ struct ggroup_books {
 #define GGROUP_SET_PERIOD	0x800ULL
 #define GGROUP_SET_LIMIT_MAX	0x1000ULL
 #define GGROUP_SET_OOM_GROUP	0x2000ULL
+#define GGROUP_SET_WAIT_MAX	0x4000ULL
 
 /* Fields that mask does not name are not looked at. */
 struct ggroup_set {
@@ -277,6 +279,7 @@ struct ggroup_set {
 	__u64 period_us;	/* GGROUP_PERIOD_LEAST_US..GGROUP_PERIOD_MOST_US */
 	__u64 limit_max;	/* 0..GGROUP_MAX */
 	__u64 oom_group;	/* 0, 1 */
+	__u64 wait_max_us;	/* 0..GGROUP_MAX */
 };
 
 struct ggroup_amount {

@@ -1,7 +1,8 @@
 """The measured comparison, by a command.
 
     python -m tests.bench host [--only NAME]...    measure what needs no GPU
-    python -m tests.bench gpu [--only NAME]...     measure on the GPU 0 of this machine
+    python -m tests.bench gpu [--only NAME]...     measure on the GPU 0 of this machine; --cell percent=300 for some
+                                                   cases of `oversubscribed`, which is run by name alone
     python -m tests.bench keep [FILE]              put what was measured into the record that is committed
     python -m tests.bench render                   benchmarks/README.md, its plots, and the part of the README
     python -m tests.bench check [FILE]             what moved since the committed record; exit code 1 if it is worse
@@ -66,11 +67,23 @@ def measure(scenarios: Mapping[str, tuple[runner.Scenario, float, int]], on: Map
 
 
 def chosen(options: argparse.Namespace, known: Mapping[str, Any]) -> list[str]:
-    """The names that were asked for. SystemExit for one that is not known."""
+    """The names that were asked for, or that begin with one that was and a dash. SystemExit for one that is not
+    known."""
+    found: list[str] = []
     for name in options.only:
-        if name not in known:
+        named = [one for one in known if one == name or one.startswith(f"{name}-")]
+        if not named:
             raise SystemExit(f"there is no scenario {name}; there are {', '.join(known)}")
-    return options.only or list(known)
+        found += named
+    return found or [name for name, entry in known.items() if getattr(entry, "by_default", True)]
+
+
+def cells(options: argparse.Namespace) -> dict[str, str]:
+    """What of a case was asked for. SystemExit for what is no KEY=VALUE."""
+    pairs = [word.partition("=") for word in options.cell]
+    if not all(key and sign and value for key, sign, value in pairs):
+        raise SystemExit("--cell is KEY=VALUE, such as percent=300")
+    return {key: value for key, _, value in pairs}
 
 
 def host(options: argparse.Namespace) -> int:
@@ -88,7 +101,7 @@ def gpu(options: argparse.Namespace) -> int:
     from tests.bench.gpu.lab import GpuLab
     from tests.bench.gpu.scenarios import SCENARIOS
 
-    names, lab = chosen(options, SCENARIOS), GpuLab()
+    names, lab = chosen(options, SCENARIOS), GpuLab(cells(options))
     plans = {name: (SCENARIOS[name].make(lab, options.seed), *limits(options, SCENARIOS[name])) for name in names}
     measure(plans, machine.described(machine.command(), gpu=True), options.out)
     return 0
@@ -143,6 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, act in (("host", host), ("gpu", gpu)):
         one = commands.add_parser(name)
         one.add_argument("--only", action="append", default=[], metavar="NAME", help="only this (may be repeated)")
+        one.add_argument("--cell", action="append", default=[], metavar="KEY=VALUE", help="only such cases")
         one.add_argument("--out", type=Path, default=MEASURED, metavar="FILE", help="the record that it goes into")
         one.add_argument("--budget", type=float, metavar="SECONDS", help="for each scenario")
         one.add_argument("--repetitions", type=int, metavar="N", help="at most")

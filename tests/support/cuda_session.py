@@ -22,6 +22,7 @@ import backend.process.identity
 import backend.process.running
 from backend.cuda import managed
 from backend.cuda.page import SEALS
+from backend.cuda.peers import Peers
 from backend.cuda.server import Session
 from backend.door import tenants
 from backend.door.wire import CUDA, SIZE, VERSION, Message, Op
@@ -168,7 +169,7 @@ class Program:
                             assert message.args[3] <= managed.PIECE
                             self.reclaims.append(message.args[3])
                         else:
-                            assert message.op in (Op.DEPART, Op.END_TURN, Op.BEGIN_TURN)
+                            assert message.op in (Op.DEPART, Op.END_TURN, Op.BEGIN_TURN, Op.PREPARE)
                         nursery.start_soon(self._obey, message)
                     self._wake()
             self.ended.set()
@@ -222,6 +223,8 @@ class Rig:
     others: Sequence[NvidiaGpu] = ()
     """More GPUs."""
     programs: list[Program] = attrs.field(factory=list)
+    peers: Peers = attrs.field(factory=Peers)
+    """What the daemon offers to them, and what they lack."""
 
     def driver_says(self, pid: int, nbytes: int, gpu: int = 0) -> None:
         for index in range(1 + len(self.others)):
@@ -241,7 +244,7 @@ class Rig:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         program = (kind or Program)(self, process, trio.socket.from_stdlib_socket(ours))
         line = tenants.Line(trio.socket.from_stdlib_socket(theirs), process)
-        session = Session(process, {gpu.info.index: gpu.managed for gpu in (self.gpu, *self.others)}, line)
+        session = Session(process, {gpu.info.index: gpu.managed for gpu in (self.gpu, *self.others)}, line, self.peers)
 
         async def serve() -> None:
             try:

@@ -6,13 +6,13 @@ A program that computes alone has all of the GPU; how several divide it is the s
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
 
 from tests.bench.core.runner import Unavailable
-from tests.bench.gpu.faces import Part, Running, Served, Shared
+from tests.bench.gpu.faces import Carried, Job, Part, Running, Served, Shared
 
 SERVICE_S = 0.002
 """A request, alone."""
@@ -36,6 +36,8 @@ class FakeProgram:
     working: bool = False
     count: float = 0.0
     created: float = 0.0
+    wrong: bool = False
+    """Whether what it computed is not right."""
     options: Sequence[str] = ()
     bursts: list[tuple[float, ...]] = attrs.field(factory=list)
 
@@ -72,6 +74,16 @@ class FakeProgram:
     def work(self, on: bool) -> None:
         self.working = on
         self.lab.divide()
+
+    # As decode.cu and its like
+
+    def carried(self) -> Carried:
+        return Carried(int(self.count * 100), int(self.count * 97), self.count / 400, int(self.count * 100), 0.25)
+
+    def finish(self) -> None:
+        if self.wrong:
+            raise RuntimeError("what it computed is wrong: so it said")
+        self.working = False
 
     # As critical.cu
 
@@ -158,9 +170,56 @@ class FakeSystem:
             self.lab.by = equally
 
 
+@attrs.define(eq=False)
+class FakeRoom:
+    """A slice, whose programs keep `keep` of their speed where it has room for less than they hold."""
+
+    lab: FakeLab
+    keep: float
+    told: Mapping[str, int] = attrs.field(factory=dict)
+    held_bytes: int = 40 << 30
+    limits: list[int | None] = attrs.field(factory=list)
+    waits: list[float] = attrs.field(factory=list)
+
+    def words(self, *properties: str) -> list[str]:
+        return [*properties]
+
+    def held(self) -> int:
+        return self.held_bytes
+
+    def limit(self, nbytes: int | None) -> None:
+        self.limits.append(nbytes)
+        for one in self.lab.programs:
+            one.share = (1.0 if nbytes is None else self.keep) / len(self.lab.programs)
+
+    def wait(self, seconds: float) -> None:
+        self.waits.append(seconds)
+
+    def figures(self) -> Mapping[str, int]:
+        return {"memory_turns": int(2 * self.lab.time), **self.told}
+
+
+@attrs.define(eq=False)
+class FakeRooms:
+    """A way to share memory."""
+
+    lab: FakeLab
+    name: str
+    keep: float = 1.0
+    told: Mapping[str, int] = attrs.field(factory=dict)
+    rooms: list[FakeRoom] = attrs.field(factory=list)
+    """All that there were."""
+
+    @contextlib.contextmanager
+    def enter(self) -> Iterator[FakeRoom]:
+        self.rooms.append(FakeRoom(self.lab, self.keep, self.told))
+        yield self.rooms[-1]
+        assert not self.lab.programs, "programs outlive their slice"
+
+
 @attrs.frozen
 class FakeStrangers:
-    """Who were there, and when."""
+    """Strangers that were there, and when."""
 
     visits: Sequence[tuple[float, float]]
 
@@ -169,7 +228,7 @@ class FakeStrangers:
 
 
 class FakeLab:
-    """The GPU, and a clock that goes when somebody sleeps or serves."""
+    """The GPU, and a clock that goes as programs sleep or serve."""
 
     def __init__(self) -> None:
         self.time = 0.0
@@ -183,12 +242,16 @@ class FakeLab:
         self.appears = 0.05
         """Seconds from a program's context until it is in the tree."""
         self.looks = 0.0
-        """... or, unless that is 0, the seconds between two looks for programs, at one of which it is."""
+        """Seconds, unless that is 0, between two looks for programs, at one of which it is."""
         self.prepares = 0.02
         """Seconds from there until it is idle."""
         self.by: Divide = equally
         self.visits: list[tuple[float, float]] = []
         """Of strangers."""
+        self.cells: dict[str, object] = {}
+        """What of cases is wanted."""
+        self.wrong = ""
+        """The kind of job whose result is not right."""
         self.most_mib = 1 << 30
         """More than that is more than a program may have."""
 
@@ -241,8 +304,25 @@ class FakeLab:
         return self.run(self.program(words, per_second=PASSES, working=True, options=[str(mib), *options], count=1.0))
 
     @contextlib.contextmanager
+    def jobs(self, words: Sequence[str], jobs: Sequence[Job]) -> Iterator[list[FakeProgram]]:
+        with contextlib.ExitStack() as stack:
+            made = [
+                self.program(words, per_second=PASSES, working=True, options=[job.kind], wrong=job.kind == self.wrong)
+                for job in jobs
+            ]
+            for one in made:
+                stack.enter_context(self.run(one))
+            yield made
+
+    def wants(self, case: Mapping[str, str | float]) -> bool:
+        return all(case.get(key, value) == value for key, value in self.cells.items())
+
+    @contextlib.contextmanager
     def copied(self) -> Iterator[Callable[[], tuple[float, float]]]:
         yield lambda: (55.0, 56.0)
+
+    def both_ways(self) -> tuple[float, float]:
+        return 46.0, 46.0
 
     def shared(self, how: str, seed: int) -> Shared:
         return Shared([0.01, 0.02, 0.03], {"static": 10.0, "dynamic": 20.0, "cooperative": 30.0}[how])

@@ -36,6 +36,7 @@ FILES = {
     "compute.freeze": "0",
     "compute.priority": "8",
     "compute.weight": "100",
+    "compute.wait.max": "default",
 }
 """What is asked for by a file, and what that says where nothing was asked."""
 

@@ -25,6 +25,7 @@ ASKED = {
     "compute.max": "30000 50000\n",
     "gmem.limit.max": f"{56 * MIB}\n",
     "gmem.oom.group": "1\n",
+    "compute.wait.max": "300\n",
 }
 """What can be asked for a process, and something else than what it has at first."""
 

@@ -11,9 +11,11 @@ import attrs
 import trio
 
 from backend.core.protocols import Bookkeeping
+from backend.core.reasons import Engines
 from backend.core.records import Activity
 from backend.nvidia.busy import BusyTime
 from backend.nvidia.sampling import Sampling
+from backend.nvidia.sight import Sight
 from backend.process.identity import Process
 from tests.support.contenders import Bench
 from tests.support.harness import Harness, running
@@ -49,7 +51,8 @@ class Traced(Bench):
         self._on: Process | None = None
         self._seen: deque[tuple[float, Mapping[Process, int]]] = deque()
         self._told: Mapping[Process, int] = {}
-        self._sampling, self._busy = Sampling(), BusyTime(round(LATE_S / READ_S))
+        self._told_at = 0.0  # of what time that is
+        self._sampling, self._busy, self._sight = Sampling(), BusyTime(round(LATE_S / READ_S)), Sight()
         self._samples: deque[tuple[float, Mapping[int, float]]] = deque()
         self._sampled: dict[Process, int] = {}  # what each had worked at the last sample
         self._asked: float | None = None  # the time of the sample that was told last
@@ -68,6 +71,18 @@ class Traced(Bench):
         """Microseconds that a process worked, up to now."""
         return super().activity(process).gpu_usec or 0
 
+    def on_engine(self, process: Process) -> int:
+        """Microseconds that a process had the engine and it did not idle."""
+        return self.really(process)
+
+    async def detach(self, process: Process, engines: Engines = Engines.ALL) -> None:
+        self._sight.turns(process, trio.current_time(), is_on=False)
+        await super().detach(process, engines)
+
+    async def attach(self, process: Process) -> None:
+        await super().attach(process)
+        self._sight.turns(process, trio.current_time(), is_on=True)
+
     async def _look_on(self) -> None:
         read = 0.0
         self._sampling.begin(trio.current_time())
@@ -75,7 +90,7 @@ class Traced(Bench):
             await trio.sleep(STEP_S)
             idle_us = round(STEP_S * 1e6)
             for process, tenant in self._tenants.items():
-                used = self.really(process)
+                used = self.on_engine(process)
                 grown, self._last[process] = used - self._last.get(process, 0), used
                 self._there[process] = self._there.get(process, 0) + grown
                 idle_us -= grown
@@ -90,12 +105,13 @@ class Traced(Bench):
             if now - read >= READ_S:
                 read += READ_S
                 while self._seen and self._seen[0][0] <= now - LATE_S:
-                    _, self._told = self._seen.popleft()
+                    self._told_at, self._told = self._seen.popleft()
+                self._sight.keep([process for process, _ in self._others()], now, self._standing())
                 self._ask(now)
             self._tell_late(now)
 
     def forget(self, process: Process) -> None:
-        used = self.really(process)
+        used = self.on_engine(process)
         self._there[process] = self._there.get(process, 0) + used - self._last.pop(process, used)
         self._ended.append((trio.current_time(), process, self._told.get(process, 0)))
         super().forget(process)
@@ -111,27 +127,35 @@ class Traced(Bench):
         """Those without the library."""
         return [(process, None) for process, tenant in self._tenants.items() if not tenant.is_gated]
 
+    def _standing(self) -> frozenset[Process]:
+        """Those of them that are off the runlist."""
+        return frozenset(process for process, _ in self._others() if not self._tenants[process].attached)
+
     def _ask(self, now: float) -> None:
         """Asks for samples as ``usage.py`` does."""
-        standing = frozenset(process for process, _ in self._others() if not self._tenants[process].attached)
-        if not self._sampling.is_due(now, standing):
+        if not self._sampling.is_due(now, self._standing()):
             return
         shares: Mapping[int, float] = {}
-        span_us: int | None = 0
+        span_us = 0
         while self._samples and self._samples[0][0] <= now - SAMPLES_LATE_S:
             stamp, shares = self._samples.popleft()
             before, self._asked = self._asked or stamp, stamp
-            span_us = (span_us or 0) + round((stamp - before) * 1e6)
+            span_us += round((stamp - before) * 1e6)
+        self._sight.take(now, shares, now - (self._asked or now), span_us / 1e6)
         window_us = self._sampling.window_us(now, span_us)
         sampled = {pid: share * window_us for pid, share in shares.items()}
         self._busy.sample(self._others(), lambda process: self._told.get(process, 0), sampled)
 
+    def spacing_s(self) -> float:
+        """Seconds that the next sample tells of."""
+        return SPACING_S
+
     async def _take_samples(self) -> None:
         while True:
-            await trio.sleep(SPACING_S)
+            await trio.sleep(spacing_s := self.spacing_s())
             before, self._sampled = self._sampled, {process: self.really(process) for process in self._tenants}
             each = {
-                one.pid: (100 * (us - before.get(one, 0)) // round(SPACING_S * 1e6)) / 100
+                one.pid: (100 * (us - before.get(one, 0)) // round(spacing_s * 1e6)) / 100
                 for one, us in self._sampled.items()
             }
             if any(each.values()):  # else NVML has none
@@ -143,7 +167,17 @@ class Traced(Bench):
         tenant = self._tenants.get(process)
         if tenant is not None and tenant.is_gated:
             return attrs.evolve(activity, gpu_usec=told, busy_usec=told)
-        return attrs.evolve(activity, gpu_usec=told, busy_usec=self._busy.usec(process) or 0, pending=None)
+        watched, worked = self._sight.told(process) or (None, None)
+        busy = self._busy.usec(process) or 0
+        return attrs.evolve(
+            activity,
+            gpu_usec=told,
+            busy_usec=busy,
+            busy_sampled_usec=busy,
+            pending=None,
+            watched_usec=watched,
+            watched_busy_usec=worked,
+        )
 
 
 @attrs.define
@@ -210,9 +244,9 @@ class Limited:
 
 
 @contextlib.asynccontextmanager
-async def limited(spawn: Spawn, *, traced: bool = False) -> AsyncIterator[Limited]:
+async def limited(spawn: Spawn, *, traced: bool = False, gpu: Bench | None = None) -> AsyncIterator[Limited]:
     """A GPU, its daemon with a scheduler, and programs on it; one that tells of them as a real one where `traced`."""
-    gpu = Traced() if traced else Bench()
+    gpu = gpu or (Traced() if traced else Bench())
     async with running(gpu, scheduler=True) as h, trio.open_nursery() as nursery:
         yield Limited(h, gpu, spawn, nursery)
         nursery.cancel_scope.cancel()

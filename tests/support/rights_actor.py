@@ -24,6 +24,7 @@ VALUES = {
     "compute.priority": b"8",
     "compute.timeslice": b"default",
     "compute.weight": b"100",
+    "compute.wait.max": b"default",
     "gmem.limit.low": b"0",
     "gmem.oom.group": b"0",
     "ggroup.slices": b"infinity /gone.slice/",

@@ -349,6 +349,7 @@ def test_a_system_looks_the_same_in_all_plots_and_like_no_other() -> None:
     [
         ("pareto", {"attained": 0.9, "passes_per_s": 50.0}, {"timeslice_ms": 1.0}, "requests within the SLO"),
         ("pressure", {"passes_per_s": 50.0}, {"percent": 150}, "footprint"),
+        ("oversubscribed-decode", {"kept": 0.9}, {"mix": "decode", "percent": 150}, "footprint"),
         ("files", {"pread_us": 50.0, "echo_us": 80.0}, {}, "echo"),
     ],
 )

@@ -220,7 +220,7 @@ def shell(request: pytest.FixtureRequest) -> Iterator[Shell]:
         ("mount --led\tkm\t", "mount --ledger kmod"),
         ("metrics --no-p\t --te\tx", "metrics --no-processes --textfile x"),
         ("run -p compute.fr\t1", "run -p compute.freeze=1"),
-        ("run -p ComputeW\t9 -p gmem.limit.l\t8G", "run -p ComputeWeight=9 -p gmem.limit.low=8G"),
+        ("run -p ComputeWe\t9 -p gmem.limit.l\t8G", "run -p ComputeWeight=9 -p gmem.limit.low=8G"),
         ("set --mount TREE 47\tgmem.rec\t1M", "set --mount TREE 4711 gmem.reclaim=1M"),
         ("doctor --mount TREE 47\t", "doctor --mount TREE 4711"),
         ("set --mount TREE batch.slice/a\tGMemH\t1G", "set --mount TREE batch.slice/a.service GMemHigh=1G"),

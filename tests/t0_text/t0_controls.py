@@ -34,6 +34,7 @@ DESIGN = {
     "compute.priority": 0o644,
     "compute.weight": 0o644,
     "compute.max": 0o644,
+    "compute.wait.max": 0o644,
     "compute.migrate": 0o200,
     "compute.events": 0o444,
     "gcgroup.stat": 0o444,

@@ -312,6 +312,29 @@ def test_what_is_not_told_is_a_dash_and_null_never_a_number() -> None:
     assert set(columns.as_json(alone, columns.WATCHED).values()) == {None}
 
 
+@pytest.mark.parametrize(
+    ("figures", "told"),
+    [
+        ({"memory_runs": 1, "memory_waits": 0}, "has"),
+        ({"memory_runs": 0, "memory_waits": 1}, "waits"),
+        ({"memory_runs": 0, "memory_waits": 0, "memory_turns": 7}, columns.NOT_TOLD),
+        ({}, columns.NOT_TOLD),
+    ],
+)
+def test_a_process_has_its_turn_of_memory_or_waits(figures: Mapping[str, int], told: str) -> None:
+    (gpu,) = build(snapshot(process(1, **figures)), {})
+    (node,) = gpu.children
+    assert columns.TURN.cell(node) == told
+
+
+def test_of_a_slice_it_is_told_how_many_have_their_turn() -> None:
+    figures = {"memory_runs": 1, "memory_waits": 3, "working_set": 4 * GIB, "working_set_resident": GIB}
+    (gpu,) = build(snapshot(process(1, "/a.slice"), slices=slices("/a.slice", **figures)), {})
+    (node,) = gpu.children
+    cells = [column.cell(node) for column in (columns.TURN, columns.SET, columns.RESIDENT)]
+    assert cells == ["1 of 4", "4.0G", "25%"]
+
+
 def test_a_table_is_aligned() -> None:
     off = {"freeze": 1, "turn": 0, "gr": 0}
     every = (

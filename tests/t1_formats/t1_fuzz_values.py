@@ -157,6 +157,7 @@ MODEL: dict[str, Callable[[bytes], Any]] = {
     "compute.priority": whole(0, 15),
     "compute.weight": whole(1, 10000),
     "compute.max": quota,
+    "compute.wait.max": time,
     "compute.migrate": device,
 }
 """By control; those that are not here cannot be written."""

@@ -100,6 +100,7 @@ def test_the_numbers_are_for_good() -> None:
         "WANT": 12,
         "FAMILY": 13,
         "TOTAL": 14,
+        "HOST": 15,
         "ARRIVE": 16,
         "SET_TIMESLICE": 17,
         "ATTACH_TSG": 18,
@@ -108,6 +109,7 @@ def test_the_numbers_are_for_good() -> None:
         "DEPART": 21,
         "END_TURN": 22,
         "BEGIN_TURN": 23,
+        "PREPARE": 24,
         "ALLOC": 32,
         "FREE": 33,
         "WRITE": 34,
@@ -117,4 +119,5 @@ def test_the_numbers_are_for_good() -> None:
         "ROOM": 66,
         "LEAD": 67,
         "FOLLOW": 68,
+        "GRANT": 69,
     }

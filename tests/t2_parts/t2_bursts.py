@@ -6,10 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import shutil
-import subprocess
 from collections.abc import Sequence
-from ctypes import c_bool, c_uint64
 from pathlib import Path
 
 import attrs
@@ -23,8 +20,8 @@ from backend.scheduler.ranks import RANKED_MOST, behind
 from backend.scheduler.shares import Contender, Level
 from ggroupfs.daemon.options import parse
 from ggroupfs.errors import UsageError
+from tests.support.bursts.rules import Allowance, compiled
 
-ROOT = Path(__file__).parents[2]
 SETTINGS = settings(print_blob=True, max_examples=60, deadline=None)
 
 STEP_US = 10
@@ -39,28 +36,10 @@ ROW_US, OPEN_US, PARTS = 100_000, 1_000, 99
 """HOLD_ROW_NS, HOLD_OPEN_NS, HOLD_PARTS."""
 
 
-class Allowance(ctypes.Structure):
-    """struct allowance."""
-
-    _fields_ = (("at", c_uint64), ("held", c_uint64), ("open_until", c_uint64))
-
-
 @pytest.fixture(scope="module")
 def rules(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """The rules, compiled."""
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    assert compiler, "no C compiler"
-    out = tmp_path_factory.mktemp("rules") / "rules.so"
-    include = ROOT / "backend" / "cuda" / "library" / "driver"
-    words = [compiler, "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", f"-I{include}"]
-    subprocess.run([*words, str(ROOT / "tests" / "support" / "bursts" / "rules.c"), "-o", str(out)], check=True)
-    library = ctypes.CDLL(str(out))
-    library.rules_word.restype = library.rules_left.restype = library.rules_may.restype = c_uint64
-    library.rules_word.argtypes = (c_uint64, c_bool, c_uint64)
-    library.rules_left.argtypes = library.rules_due.argtypes = (c_uint64, c_uint64)
-    library.rules_due.restype = c_bool
-    library.rules_may.argtypes = (ctypes.POINTER(Allowance), c_uint64, c_bool)
-    return library
+    return compiled(tmp_path_factory.mktemp("rules"))
 
 
 @attrs.define

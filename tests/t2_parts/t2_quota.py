@@ -238,3 +238,58 @@ def test_work_that_is_told_a_little_late_is_no_idle_engine() -> None:
         looks = [(process, Activity(gpu_usec=us, pending=pending), True) for process, us in each.items()]
         total += sum(meters.look(now_us, looks).values())
     assert total == pytest.approx(10_000_000, rel=0.02)
+
+
+@pytest.mark.parametrize("opens_us", [0, 300, 900])
+def test_a_library_says_itself_for_how_long_it_worked(opens_us: int) -> None:
+    """It works for 30 ms of each 100 ms, alone. Its gate opens a while after it was decided, and that nothing is
+    pending is seen up to a millisecond late: by looks alone it had 0.29."""
+    meters, total = Meters(200_000), 0
+    meters.begin(WHO, Activity(gpu_usec=0, pending=0, pending_usec=0, stays=1))
+    for now_us in range(0, 20_000_000, 1_000):
+        if now_us % 100_000 == 0:
+            meters.begins(WHO)
+        cycles, at_us = divmod(now_us, 100_000)
+        worked_us = 30_000 * cycles + min(30_000, max(0, at_us - opens_us))
+        pending = int(opens_us <= at_us < opens_us + 30_000)
+        told = max(0, now_us // 100_000 * 100_000 - 200_000)  # its context has the engine all of the time
+        activity = Activity(gpu_usec=told, pending=pending, pending_usec=worked_us, stays=1)
+        total += meters.look(now_us, [(WHO, activity, 1.0)])[WHO]
+    assert total == pytest.approx(200 * 30_000, rel=0.002)
+
+
+@pytest.mark.parametrize("stay_us", [2_000, 30_000])
+def test_switches_of_contexts_are_no_work(stay_us: int) -> None:
+    """It shares the engine, and always has work; each stay takes 197 us more, which the trace charges to it."""
+    switch_us, total = 197, 0
+    meters = Meters(200_000, switch_us)
+    meters.begin(WHO, Activity(gpu_usec=0, pending=1, pending_usec=0, stays=0))
+    for now_us in range(0, 20_000_000, 5_000):
+        at_us = max(0, now_us // 100_000 * 100_000 - 200_000)
+        rounds, rest_us = divmod(at_us, 2 * (stay_us + switch_us))
+        told = rounds * (stay_us + switch_us) + min(rest_us, stay_us + switch_us)
+        activity = Activity(gpu_usec=told, pending=1, pending_usec=now_us, stays=rounds + (rest_us > 0))
+        total += meters.look(now_us, [(WHO, activity, 1.0)])[WHO]
+    assert total == pytest.approx(10_000_000 * stay_us / (stay_us + switch_us), rel=0.01)
+
+
+def test_what_others_kept_a_group_from_is_owed_to_it() -> None:
+    """It had work for all of the period, and the engine for 20 ms; up to one quota, however often that was so."""
+    account = Account(30_000, 100_000, 0)
+    for now_us in range(5_000, 1_000_001, 5_000):
+        account.charge(1_000)
+        account.note(True)
+        account.advance(now_us)
+        assert not account.decide()
+    assert account.left_us == 60_000
+
+
+@pytest.mark.parametrize("rests_at_us", [5_000, 50_000, 100_000])
+def test_what_a_group_leaves_by_itself_is_lost(rests_at_us: int) -> None:
+    account = Account(30_000, 100_000, 0)
+    for now_us in range(5_000, 100_001, 5_000):
+        account.charge(1_000)
+        account.note(now_us != rests_at_us)
+        account.advance(now_us)
+        account.decide()
+    assert account.left_us == 30_000

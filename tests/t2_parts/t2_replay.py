@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import time
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
+from backend.scheduler.memory.turns import WAIT_US
 from backend.soft.runlist import US
 from ggroupfs.cli import FAILED, OK, USAGE, main
 from ggroupfs.errors import UsageError
@@ -24,6 +26,7 @@ from ggroupfs.replay import plots
 from ggroupfs.replay.records import Result, S
 from ggroupfs.replay.simulator import Machine, Simulator
 from ggroupfs.replay.trace import TraceJob, dump, parse
+from ggroupfs.replay.turns import TurnsSimulator
 from ggroupfs.replay.workloads import WORKLOADS, day, equal, salus
 from tests.support.mounted import SLOW
 from tests.support.page import POLICIES, section
@@ -461,6 +464,118 @@ def test_the_command_complains(words: list[str], code: int, tmp_path: Path, caps
     file.write_text(dump([job("a")]))
     assert main(["replay", *(str(file) if word == "TRACE" else word for word in words)]) == code
     assert capsys.readouterr().err.startswith("ggroupfs: ")
+
+
+# Turns of memory
+
+ROOM = Machine(capacity=20 * GIB, pcie=40_000_000_000)
+
+
+def oversubscribed(
+    trace: Sequence[TraceJob] = (), *, is_on: bool = True, machine: Machine = ROOM, wait_us: int = WAIT_US
+) -> Result:
+    """Four jobs that read 8 GiB in each iteration, as fast as the memory of a GPU goes."""
+    each = trace or [job(name, 1000, gpu=2000, memory=(8 * GIB, 0)) for name in "abcd"]
+    return TurnsSimulator(each, machine, wait_us, is_on=is_on).run()
+
+
+def held(result: Result) -> list[dict[str, int]]:
+    """What each job has on the GPU after each change."""
+    found: dict[str, int] = {}
+    return [dict(found := found | {one.job: found.get(one.job, 0) + one.nbytes}) for one in result.changes]
+
+
+def test_with_room_for_all_jobs_share_the_engine() -> None:
+    result = oversubscribed(machine=attrs.evolve(ROOM, capacity=32 * GIB))
+    assert ends(result) == dict.fromkeys("abcd", 8_000_000)
+    assert (result.switches, result.memory_peak) == (0, 32 * GIB)
+    assert result.summary().gpu_busy == pytest.approx(1.0)
+
+
+def test_idle_time_of_one_is_engine_time_of_another() -> None:
+    trace = [job("a", 10, 100, 300), job("b", 10, 100, 100, arrival=500)]
+    assert ends(oversubscribed(trace)) == {"a": 4000, "b": 2500}
+
+
+@pytest.fixture(scope="module")
+def turned() -> Result:
+    """What comes of them by turns."""
+    return oversubscribed()
+
+
+def test_jobs_that_need_more_memory_than_there_is_have_turns_of_it(turned: Result) -> None:
+    result, without = turned, oversubscribed(is_on=False)
+    assert result.summary().makespan_s <= 8 / 0.8
+    assert without.summary().makespan_s >= 8 / 0.1, "they read over the bus what has no room"
+    assert result.switches > 10
+    assert not without.switches
+    amounts = held(result)
+    assert max(sum(each.values()) for each in amounts) == result.memory_peak <= ROOM.capacity
+    assert all(0 <= nbytes <= 8 * GIB for each in amounts for nbytes in each.values())
+    assert not any(amounts[-1].values()), "what ends has nothing"
+    assert all(outcome.withdrawals for outcome in result.outcomes)
+
+
+@pytest.mark.parametrize(
+    ("percent", "wait_s", "least"),
+    [(150, 1.0, 0.88), (200, 1.0, 0.88), (300, 1.0, 0.29), (300, 1.5, 0.5), (300, 2.5, 0.7), (300, 4.0, 0.8)],
+)
+def test_no_turn_begins_without_its_memory(percent: int, wait_s: float, least: float) -> None:
+    """What is missing in a turn is read over the bus, at a hundredth; 34 GB/s each way, as between two processes."""
+    machine = Machine(capacity=4 * 8 * GIB * 100 // percent, pcie=34_000_000_000)
+    trace = [job(name, 2000, gpu=2000, memory=(8 * GIB, 0)) for name in "abcd"]
+    result = oversubscribed(trace, machine=machine, wait_us=round(wait_s * 1e6))
+    assert result.summary().gpu_busy >= least
+
+
+def test_what_is_left_alone_has_its_memory_back() -> None:
+    """Where there are no turns any more what is in the host comes into the room that is there."""
+    trace = [job("a", 100, gpu=2000, memory=(15 * GIB, 0)), job("b", 2000, gpu=2000, memory=(15 * GIB, 0))]
+    result = oversubscribed(trace)
+    a, b = (outcome.finished or 0 for outcome in result.outcomes)
+    assert b - a <= 1.1 * 2000 * 2000 * 1000
+    assert held(result)[-2]["b"] == 15 * GIB
+
+
+def test_a_turn_is_of_one_job_where_two_have_no_room(turned: Result) -> None:
+    # Until the first one ends: then there are fewer.
+    first = min(one.finished or 0 for one in turned.outcomes)
+    spans = sorted((span for span in turned.ran if span.end <= first), key=lambda span: span.start)
+    assert len(spans) > 10
+    assert all(one.end <= other.start for one, other in itertools.pairwise(spans))
+
+
+def test_a_job_that_has_no_room_by_itself_has_no_turn() -> None:
+    result = oversubscribed([job("a", memory=(30 * GIB, 0)), job("b")])
+    assert ends(result) == {"b": 100}
+    assert result.summary().refused == 1
+
+
+def test_turns_by_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "trace"
+    file.write_text(dump([job(name, 300, gpu=2000, memory=(8 * GIB, 0)) for name in "abcd"]))
+    busy = {}
+    for words in (("turns=on",), ("turns=off",), ("wait=0.8", "turns=on")):
+        options = [word for each in words for word in ("--set", each)]
+        assert main(["replay", "--policy", "turns", "--capacity", "20G", *options, "--json", str(file)]) == OK
+        busy[words] = json.loads(capsys.readouterr().out)["summary"]["gpu_busy"]
+    assert busy["turns=off",] < 0.2 < 0.7 < busy["turns=on",]
+    assert busy["wait=0.8", "turns=on"] != busy["turns=on",]
+
+
+@pytest.mark.parametrize("word", ["wait=0", "wait=inf", "wait=soon", "turns=maybe", "depth=3"])
+def test_turns_have_no_other_options(word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "trace"
+    file.write_text(dump([job("a")]))
+    assert main(["replay", "--policy", "turns", "--set", word, str(file)]) == USAGE
+    assert "wait=SECONDS" in capsys.readouterr().err
+
+
+def test_the_memory_of_turns_is_drawn_as_it_comes_and_goes(turned: Result) -> None:
+    axes = Figure().add_subplot()
+    plots.memory(turned, axes)
+    tops = [max(path.vertices[:, 1]) for collection in axes.collections for path in collection.get_paths()]
+    assert max(tops) == pytest.approx(turned.memory_peak / GIB, abs=0.5)
 
 
 def test_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

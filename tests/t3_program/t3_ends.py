@@ -169,7 +169,7 @@ async def test_what_a_scheduler_left_as_it_failed_goes_off_all_the_same(spawn: S
 def places(*off: Process) -> Any:
     """A core that decides so."""
 
-    def decide(window: int, contenders: Any, samples: Any) -> Any:
+    def decide(window: int, contenders: Any, samples: Any, rests: Any) -> Any:
         yield
         return {process: Place(100, off=True) for process in off}
 

@@ -53,6 +53,7 @@ WRITES = {
     "compute.priority": 3,
     "compute.weight": 50,
     "compute.max": "30000 50000",
+    "compute.wait.max": 300,
     "compute.migrate": 1,
 }
 """Something that each of them takes."""

@@ -424,7 +424,7 @@ CUDA = Target(
     check_cuda,
     scripts(
         st.one_of(begun((Op.HELLO, VERSION)), managed, managed),
-        (Op.LOCATE, Op.MANAGE, Op.CHARGE, Op.UNCHARGE, Op.MOVE_IN, Op.LIMITS, Op.REPORT, Op.TOTAL),
+        (Op.LOCATE, Op.MANAGE, Op.CHARGE, Op.UNCHARGE, Op.MOVE_IN, Op.LIMITS, Op.REPORT, Op.TOTAL, Op.HOST),
     ),
     examples=30,
 )

@@ -191,7 +191,7 @@ async def test_one_whose_gate_could_not_be_closed_stands_in_the_same_period(
         one = await stub(h, gpu, spawn().pid, gated=True)
         end, failures = gpu.end_turn, [OSError(errno.EIO, "its socket")] * 2
 
-        async def end_turn(process: Process, bound_us: int) -> TurnEnd:
+        async def end_turn(process: Process, bound_us: int, leaves: int = 0) -> TurnEnd:
             if failures:
                 raise failures.pop()
             return await end(process, bound_us)
@@ -341,7 +341,7 @@ async def test_calls_for_one_that_ends_are_given_back(spawn: Spawn) -> None:
         holding._own, holding._calls = Bucket(0, BURST), Bucket(0, BURST)
         ended = trio.Event()
 
-        async def end_turn(process: Process, bound_us: int) -> TurnEnd:
+        async def end_turn(process: Process, bound_us: int, leaves: int = 0) -> TurnEnd:
             await ended.wait()
             return TurnEnd.UNGATED
 

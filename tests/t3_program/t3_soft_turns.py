@@ -606,10 +606,14 @@ async def test_the_working_set_is_what_was_used_in_the_last_turn(spawn: Spawn) -
         await one.launch(1, pages=one.pages[:3])
         assert gpu.working_set(one.process).used == 12 * MIB, "this turn is not over"
         await one.end()
-        assert gpu.working_set(one.process) == WorkingSet(3 * MIB, 3 * MIB)
+        assert gpu.working_set(one.process) == WorkingSet(3 * MIB, 3 * MIB, missed=0, over=9 * MIB)
+        await one.begin()
+        await one.launch(1, pages=one.pages[2:7])
+        await one.end()
+        assert gpu.working_set(one.process) == WorkingSet(5 * MIB, 5 * MIB, missed=4 * MIB, over=2 * MIB)
         await one.begin()
         gpu.free(one.process, one.pages)
-        assert gpu.working_set(one.process) == WorkingSet(0, 0)
+        assert gpu.working_set(one.process) == WorkingSet(0, 0, missed=4 * MIB, over=2 * MIB)
 
 
 @virtual
@@ -624,7 +628,7 @@ async def test_what_runs_on_into_the_next_turn_is_used_in_it(spawn: Spawn) -> No
         assert gpu.working_set(one.process) == WorkingSet(4 * MIB, 4 * MIB)
         await one.begin()
         assert await one.end() is TurnEnd.DRAINED
-        assert gpu.working_set(one.process) == WorkingSet(0, 0)
+        assert gpu.working_set(one.process) == WorkingSet(0, 0, over=4 * MIB)
 
 
 # The bus

@@ -860,7 +860,7 @@ def scheduler_of(h: Harness, gpu: StubGpu, nursery: trio.Nursery | None = None) 
 def places(*off: Process) -> Any:
     """A core that decides so."""
 
-    def decide(window: int, contenders: Any, samples: Any) -> Any:
+    def decide(window: int, contenders: Any, samples: Any, waiting: Any) -> Any:
         yield
         return {process: Place(100, off=True) for process in off}
 

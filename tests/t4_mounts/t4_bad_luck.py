@@ -78,6 +78,7 @@ REFUSED = {
         **dict.fromkeys((b"30000 100000 1", b"30000us", b"%d" % (1 << 63), b"%d" % (1 << 70)), INVAL),
         **dict.fromkeys((number for number, code in GARBAGE.items() if code == RANGE), INVAL),  # as cpu.max has it
     },
+    "compute.wait.max": {b"-1": INVAL, b"max": INVAL, b"1s": INVAL, b"0": RANGE, b"0.0001": RANGE},
     "compute.migrate": {b"-1": RANGE, b"0": NOTSUP, b"GPU-x": NOTSUP, b"gpu-0": INVAL},
 }
 """What each of them does not take besides."""
@@ -95,6 +96,7 @@ ACCEPTED = {
     "compute.priority": [b"0", b" 15\n", b"8"],
     "compute.weight": [b"1", b"10000", b"100"],
     "compute.max": [b"30000 100000", b" 1000\t10000\n", b"2000000", b"max"],
+    "compute.wait.max": [b"2", b"2.048", b" 2 ms", b"10us", b"1000", b"default"],
 }
 """The other side of the border, so that the table above cannot be right by refusing everything."""
 

@@ -19,9 +19,10 @@ from tests.bench.core import record
 from tests.bench.core.runner import Unavailable, run
 from tests.bench.gpu import lab as real
 from tests.bench.gpu import systems
-from tests.bench.gpu.faces import Part
+from tests.bench.gpu.faces import Carried, Job, Part
 from tests.bench.host import files, flyt, salus, scale
 from tests.support.bench_program import REQUEST_NS
+from tests.support.mounted import eventually
 
 PROGRAM = Path(__file__).parents[1] / "support" / "bench_program.py"
 PYTHON = [sys.executable]
@@ -87,6 +88,48 @@ def test_batch_programs_work_when_they_are_told(lab: real.GpuLab) -> None:
         products.work(False)
         done = products.done
         assert products.done == done
+
+
+def test_jobs_go_on_until_they_are_told(lab: real.GpuLab) -> None:
+    with lab.jobs(PYTHON, [Job("decode", 8704, graph=True), Job("stencil", 8704), Job("gather", 64)]) as jobs:
+        before = [one.passes for one in jobs]
+        real.wait_for(lambda: all(one.passes > was for one, was in zip(jobs, before, strict=True)), "all go on")
+        assert jobs[0].carried() == Carried(4 << 20, 3 << 20, 0.001)
+        for one in jobs[:2]:
+            one.finish()
+        with pytest.raises(RuntimeError, match="wrong"):
+            jobs[2].finish()
+        with pytest.raises(Unavailable, match="the program ended"):
+            _ = jobs[0].passes
+
+
+@pytest.mark.parametrize("turns", ["on", "off"])
+def test_programs_in_a_slice_have_turns_where_they_have_less_room(turns: str) -> None:
+    """On the software GPU, as `oversubscribed` has them on a real one."""
+    with systems.Turned("slices", [f"turns={turns}"], gpu="soft").enter() as room:
+        words = [*room.words(), sys.executable, "-m", "ggroupfs", "tenant", "--mount", os.fspath(room.mount.path)]
+        words += ["--gmem", "256M", "--touch", "1000000", "--kernel", "5ms", "--depth", "2"]
+        running = [subprocess.Popen(words, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL) for _ in range(3)]
+        try:
+            eventually(lambda: room.held() >= 3 << 28, "all have allocated")
+            room.wait(0.4)
+            room.limit(room.held() * 6 // 10)
+            assert room.held() <= (3 << 28) * 6 // 10
+            if turns == "on":
+                eventually(lambda: room.figures().get("memory_turns", 0) > 6, "they have turns")
+                found = room.figures()
+                assert found["working_set"] > 0
+                assert found["turn_fetched_bytes"] > 0
+                assert "turn_missed_bytes" in found
+            else:
+                finished = room.figures()["finished"]
+                eventually(lambda: room.figures()["finished"] > finished + 100, "they go on")
+                assert "memory_turns" not in room.figures()
+            room.limit(None)
+        finally:
+            for one in running:
+                one.terminate()
+                one.wait(BUDGET_S)
 
 
 def test_a_program_that_dies_says_what_it_said_last(lab: real.GpuLab) -> None:

@@ -58,6 +58,7 @@ FILES = {
     "gmem.limit.max": ("max", ["2147483648", "4294967296", "max"]),
     "gmem.oom.group": ("0", ["0", "1"]),
     "compute.max": ("max 100000", ["30000 100000", "1000 10000", "max 1000000"]),
+    "compute.wait.max": ("default", ["100", "2500"]),
 }
 """What a file says at first, and what is written to it."""
 

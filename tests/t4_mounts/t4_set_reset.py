@@ -29,6 +29,7 @@ CHANGED = {
     "compute.max": "30000 50000",
     "gmem.limit.max": "2G",
     "gmem.oom.group": "1",
+    "compute.wait.max": "300",
 }
 
 

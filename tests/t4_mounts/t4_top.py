@@ -448,13 +448,14 @@ def test_once(mount: Mounted, tenants: tuple[Tenant, Tenant]) -> None:
         assert lines[0] == "2 processes, 1 frozen"
         assert lines[3].split() == [
             *("CURRENT", "HIGH", "SWAP", "SHARE", "KERN/S", "TIMESLICE", "FROZEN", "USER", "WEIGHT", "PRIO"),
-            *("OFF", "IN", "MB/S", "OUT", "MB/S", "THROT", "ORIGIN"),
+            *("OFF", "IN", "MB/S", "OUT", "MB/S", "THROT", "ORIGIN", "TURN", "SET", "RESID"),
         ]
         row = next(line for line in lines if f"{small.pid} " in line)
         assert re.split(" {2,}", row.strip(" │")) == [
             *(f"└─{small.pid} python", "64.0M", "max", "0", "0%", "0", "2.048 ms", "frozen"),
             *("root", "100", "8", "freeze", "0.0", "0.0", "0%"),
             columns.origin_words(cgroup_of(small.pid).path) or columns.NOT_TOLD,
+            *("-", "-", "-"),
         ]
         assert re.search(r"\b\d+%", next(line for line in lines if f"{large.pid} " in line))
     once = ("top", "--once", "-d", "0.3", "--mount", mount.path)

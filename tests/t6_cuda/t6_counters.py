@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,18 @@ def test_exact(case: str, rounds: int, sanitize: str, tmp_path: Path) -> None:
     finishes(case, rounds, tmp_path, sanitize)
 
 
+@pytest.mark.parametrize(("case", "several"), [("plain", False), ("graphs", True)])
+def test_a_graph_is_one_launch(case: str, several: bool, tmp_path: Path) -> None:
+    """However many kernels it has; one of a kernel is one."""
+    with daemon(tmp_path) as server:
+        environment = {"GGROUP_SOCKET": str(server.path)}
+        with running("count_all", case, tmp_path=tmp_path, extra=environment) as program:
+            number = program.hears("launched")
+            all_finished(server, number)
+            launches = sum(page.launches(0) for page in list(server.pages))
+            assert 0 < launches < number if several else launches == number
+
+
 @pytest.mark.parametrize("sanitize", SANITIZERS)
 @pytest.mark.parametrize("mode", ["global", "thread", "relaxed"])
 def test_capture(mode: str, sanitize: str, tmp_path: Path) -> None:
@@ -77,6 +90,36 @@ def test_finished_is_what_has_run(sanitize: str, tmp_path: Path) -> None:
             eventually(lambda: server.counts() == (submitted, 2), lambda: f"{server.counts()}, of {submitted}")
             program.go()
             all_finished(server, program.hears("launched"))
+            program.go()
+            program.ends()
+
+
+@pytest.mark.parametrize("sanitize", SANITIZERS)
+def test_the_time_with_kernels_pending(sanitize: str, tmp_path: Path) -> None:
+    """It goes on by the clock while some pend, whenever it is read, and stands still after that."""
+
+    def now_us() -> int:
+        return time.monotonic_ns() // 1000
+
+    with daemon(tmp_path) as server:
+        environment = {"GGROUP_SOCKET": str(server.path)}
+        began = now_us()
+        with running("count_all", "held", tmp_path=tmp_path, sanitize=sanitize, extra=environment) as program:
+            submitted = program.hears("submitted")
+            eventually(lambda: server.counts() == (submitted, 1), lambda: f"{server.counts()}, of {submitted}")
+            (page,), seen = server.pages, now_us()
+            first, second = page.worked_us(0, seen), page.worked_us(0, seen + 1_000_000)
+            assert first is not None
+            assert 0 < first <= seen - began
+            assert second == first + 1_000_000
+            program.go()
+            program.hears("submitted")
+            program.go()
+            all_finished(server, program.hears("launched"))
+            ended, worked = now_us(), page.worked_us(0, now_us())
+            assert worked == page.worked_us(0, ended + 1_000_000)
+            assert worked is not None
+            assert first <= worked <= ended - began
             program.go()
             program.ends()
 
@@ -150,7 +193,7 @@ def test_without_a_daemon(tmp_path: Path) -> None:
 
 
 def test_a_page_that_can_be_cut_off_is_not_counted_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever sits at the socket instead of the daemon cannot end a program by it (SIGBUS)."""
+    """A program that sits at the socket in the place of the daemon cannot end another by it (SIGBUS)."""
 
     class Unsealed:
         def __init__(self) -> None:

@@ -19,9 +19,11 @@ from pathlib import Path
 import pytest
 import trio
 
-from backend.core.turns import YIELD_AHEAD_US
+from backend.core.turns import YIELD_AHEAD_US, TurnEnd
+from backend.core.workingset import WorkingSet
 from backend.cuda.burst import BurstPage
-from backend.door.wire import SIZE, Message, Op
+from backend.cuda.peers import Peers
+from backend.door.wire import CUDA_ALL, SIZE, Message, Op
 from tests.t6_cuda.daemon import GIB, MIB, Program, serving
 
 HERE = Path(__file__).parent
@@ -99,6 +101,41 @@ def test_without_a_daemon_everything_is_granted(start: Start) -> None:
     assert nothing._do("charge 5") == [0]
 
 
+def test_a_working_set_is_told_and_comes_before_a_turn(start: Start, path: Path) -> None:
+    program = start()
+
+    async def test() -> None:
+        async with serving(path, Peers(offers=CUDA_ALL)) as daemon:
+            await program.do("use", 0)
+            await program.do("charge", 1024)
+            managed, process = daemon.gpu.managed, program.process
+            assert managed.working_set(process) is None
+            await program.do("set", 512)
+            wanted = WorkingSet(512 * MIB, 512 * MIB)
+            await daemon.until(lambda: managed.working_set(process) == wanted, "it is told")
+            assert managed.shares(process) == frozenset()
+            assert await managed.prepare(process, GIB) == 0, "it is its turn"
+            assert await managed.end_turn(process, 1000, 256 * MIB) is TurnEnd.DRAINED
+            assert managed.working_set(process) == WorkingSet(512 * MIB, 512 * MIB, 256 * MIB)
+            assert await managed.reclaim(process, GIB) == GIB
+            gone = WorkingSet(512 * MIB, 0)
+            await daemon.until(lambda: managed.working_set(process) == gone, "it is told, once it is booked")
+            await trio.sleep(0.6)
+            assert daemon.books(program) == (0, 1024), "what waits does not come by itself"
+            assert await managed.prepare(process, 200 * MIB) == 200 * MIB
+            assert daemon.books(program) == (200, 824)
+            assert managed.working_set(process) == WorkingSet(512 * MIB, 200 * MIB, 200 * MIB)
+            await daemon.h.write(f"{process.pid}/0/gmem.limit.high", "300M")
+            assert await managed.prepare(process, GIB) == 100 * MIB
+            await daemon.h.write(f"{process.pid}/0/gmem.limit.high", "max")
+            assert await managed.prepare(process, GIB) == 212 * MIB
+            assert daemon.books(program) == (512, 512)
+            managed.begin_turn(process)
+            await daemon.until(lambda: daemon.books(program) == (1024, 0), "the rest comes in its turn")
+
+    real(test)
+
+
 def look_at_the_thread(pid: int) -> None:
     """It has a name, takes no signals, and its descriptors do not outlive an exec."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
@@ -144,6 +181,13 @@ def test_charges_limits_counts_and_the_thread(start: Start, path: Path) -> None:
             assert daemon.lent(program) == 48 * MIB
             assert await program.do("closed") == [0]
             await daemon.until(lambda: daemon.lent(program) == 0, "it looks whether others have it still")
+            assert "clean 0\n" in stat
+            assert await program.do("clean", 48) == [0]
+            await program.do("limits")
+            stat = await daemon.h.read(file + "gmem.stat")
+            assert f"clean {48 * MIB}\n" in stat
+            assert "swapped 0\n" in stat
+            assert daemon.away(program) == 64 * MIB
             look_at_the_thread(program.process.pid)
             assert (await program.do("ticks", 500))[0] <= 2, "it sleeps"
             assert await program.do("wake") == [0]
@@ -272,6 +316,41 @@ def test_memory_goes_out_and_comes_back(start: Start, path: Path) -> None:
             while (status := await program.do("status"))[1]:  # a piece is booked before it is there
                 pass
             assert status == [4096 - 256, 0, 0]
+
+    real(test)
+
+
+def test_the_host_is_granted(start: Start, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over two programs: what serves them, and even parts of the rest; what one lets go of, or leaves, another has. The
+    next daemon is told what is there."""
+    monkeypatch.setattr("backend.core.hostroom.available", lambda root: 8 * GIB)
+    monkeypatch.setattr("backend.core.hostroom.left", lambda slice_, root: 1 << 62)
+    monkeypatch.setattr("backend.cuda.grants.LOOK_S", 0.1)
+    one, other = start(), start()
+
+    async def granted(program: Program, mib: int) -> None:
+        while (said := await program.do("granted"))[1] != mib:
+            assert said[0] < 100, said
+            await trio.sleep(0.01)
+
+    async def test() -> None:
+        async with serving(path):
+            assert await one.do("use", 0) == await other.do("use", 0) == [0]
+            await one.do("host", 0, 0, 3072)
+            await granted(one, 3072)
+            await other.do("host", 0, 0, 2048)
+            await granted(other, 2048)
+            await granted(one, 2048)
+            await other.do("host", 0, 0, 512)
+            await granted(one, 3072)
+            await granted(other, 512)
+            await other.do("host", 512, 0, 9000)
+            await granted(other, 2176)  # (8 GiB and what is pinned) / 2, half of it
+        await one.do("host", 1024, 0, 9000)
+        async with serving(path):
+            await granted(one, 2048)
+            other.popen.kill()
+            await granted(one, 4096)
 
     real(test)
 

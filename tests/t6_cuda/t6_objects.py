@@ -43,12 +43,28 @@ def test_every_call_that_has_a_handle_is_caught() -> None:
     [
         *("segments", "segments_are_hot", "views", "names", "questions", "export", "export_waits", "export_charged"),
         *("bound", "bound_allocation", "bound_to_what_goes", "bound_to_array", "bound_in_part"),
+        *("segments_in_order", "many_in_order"),
         *("reused_handle", "reused_mapping", "reused_view", "reused_array"),
         *("reused_context", "reused_in_context"),
     ],
 )
 def test_moves(name: str, sanitize: str) -> None:
     run_unit(name, sanitize, program="objects", **(TWO_GPUS if name == "views" else {}))
+
+
+@pytest.mark.parametrize("way", ["export", "import", "range", "multicast"])
+def test_what_others_may_have_is_told(way: str) -> None:
+    run_unit(f"shared_by_{way}", program="objects")
+
+
+@pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"])
+def test_a_call_is_about_a_run_at_most(sanitize: str) -> None:
+    run_unit("runs", sanitize, program="objects")
+
+
+@pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"])
+def test_what_comes_has_the_room_of_what_went(sanitize: str) -> None:
+    run_unit("instead", sanitize, program="objects", FAKE_MEMORY=str(8 << 20))
 
 
 @pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"])

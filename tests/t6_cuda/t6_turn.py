@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,9 +11,9 @@ from pathlib import Path
 import attrs
 import pytest
 
-from backend.cuda.page import CounterPage
-from backend.door.wire import Message, Op
-from tests.t6_cuda.harness import MIB, SECONDS, BookingDaemon, Program, daemon, eventually, run, running
+from backend.door.wire import Op
+from tests.t6_cuda.harness import MIB, SECONDS, Program, daemon, eventually, run, running
+from tests.t6_cuda.turning import TurningDaemon
 
 SANITIZERS = ["", "thread", "address,undefined"]
 
@@ -88,6 +87,14 @@ def test_time_between_kernels_is_none_of_them(tmp_path: Path, sanitize: str) -> 
     assert 3 <= int(words[1]) <= 14, words
 
 
+def test_time_of_another_program_is_none_of_a_kernel(tmp_path: Path) -> None:
+    """After one that took twenty times as long three are pending still: the GPU is not left without work."""
+    with daemon(tmp_path) as server:
+        extra = {"GGROUP_SOCKET": str(server.path), "FAKE_KERNEL_US": str(LONG_KERNEL_US)}
+        words = run("turn_all", "preempted", **extra).split()
+    assert 3 <= int(words[1]) <= 4, words
+
+
 @pytest.mark.parametrize("sanitize", SANITIZERS)
 def test_a_kernel_that_waits_for_a_later_one_gets_it(tmp_path: Path, sanitize: str) -> None:
     """A bound on run-ahead delays what it waits for, and no more."""
@@ -104,50 +111,6 @@ def test_turn_of_a_program_that_is_counted(tmp_path: Path, case: str, sanitize: 
     """Each is another function of turn_all.c, beside the thread that listens to a daemon."""
     with daemon(tmp_path) as server:
         run("turn_all", case, sanitize=sanitize, GGROUP_SOCKET=str(server.path), FAKE_DEVICES="2")
-
-
-class TurningDaemon(BookingDaemon):
-    """One that ends and begins turns."""
-
-    def __init__(self, path: Path) -> None:
-        self.managed = 0
-        """How often a program has said what it has."""
-        super().__init__(path)
-
-    def _hear(self, connection: socket.socket, heard: Message, page: CounterPage) -> None:
-        """The same, but what is no answer to RECLAIM moves nothing in the books."""
-        if heard.reply and heard.op != Op.RECLAIM:
-            self.answers.put(heard)
-            return
-        if not heard.reply and heard.op == Op.MANAGE:
-            self.resident, self.swapped = heard.args[:2]
-        super()._hear(connection, heard, page)
-        self.managed += not heard.reply and heard.op == Op.MANAGE
-
-    def say(self, op: Op, args: tuple[int, ...], gpu: int = 0) -> None:
-        """Asks, and waits for no answer."""
-        self._connections[-1].send(Message(op, 79, gpu, args).encode())
-
-    def ask(self, op: Op, word: int, gpu: int = 0) -> Message:
-        """Its answer."""
-        self.say(op, (word,), gpu)
-        answer = self.answers.get(timeout=SECONDS)
-        assert answer.op == op
-        return answer
-
-    def end_turn(self, microseconds: int = 1_000_000, gpu: int = 0) -> bool:
-        """Whether it is drained."""
-        return bool(self.ask(Op.END_TURN, microseconds, gpu).check().args[0])
-
-    def begin_turn(self, run_ahead_us: int = 0, gpu: int = 0) -> None:
-        """Lets it go on."""
-        self.ask(Op.BEGIN_TURN, run_ahead_us, gpu).check()
-
-    def hang_up(self) -> None:
-        """Ends the connection; returns once it is managed by another."""
-        before = self.managed
-        self._connections[-1].shutdown(socket.SHUT_RDWR)
-        eventually(lambda: self.managed > before, lambda: "it does not connect again")
 
 
 @attrs.frozen

@@ -11,7 +11,8 @@ import pytest
 
 from tests.support.cgroups import enter, slice_path
 from tests.support.mounted import Mounted
-from tests.t7_nvidia.conftest import STOP, Worker, rates, wait_for
+from tests.t7_nvidia.bursting import bursts
+from tests.t7_nvidia.conftest import Worker, rates, wait_for
 from tests.t7_nvidia.programs import group_of, run_in
 
 Start = Callable[..., Worker]
@@ -74,15 +75,6 @@ def test_beside_another(gpu_mount: Mounted, worker: Start, share: float, period:
     print(f"{share} of {period} us, {'library' if library else 'levers'}: {found[0]:.4f}, the other {found[1]:.4f}")
     assert found[0] == pytest.approx(share, rel=NEAR[period])
     assert sum(found) >= 0.93
-
-
-def bursts(one: Worker, over: threading.Event) -> None:
-    """It works for 30 ms, and idles for 20, again and again."""
-    while not over.is_set():
-        one.set(STOP, 0)
-        time.sleep(0.03)
-        one.set(STOP, 2)
-        time.sleep(0.02)
 
 
 @pytest.mark.timeout(120)

@@ -3,8 +3,8 @@
 What may be asked for is here; it is done by an agent, a process of its own (:mod:`~backend.nvidia.checkpoint.agent`).
 """
 
+from backend.core.hostroom import host_room
 from backend.nvidia.checkpoint.client import CheckpointError, Done, Ready, move, recover, resume, state, suspend
-from backend.nvidia.checkpoint.hostroom import host_room
 from backend.nvidia.checkpoint.journal import Left, left, removed
 from backend.nvidia.checkpoint.records import Action, State, Step
 

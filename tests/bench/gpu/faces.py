@@ -6,7 +6,7 @@ before it ever sees a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -137,12 +137,98 @@ class Shared:
     """Pieces of work a second of the batch program, in bursts and pauses."""
 
 
+@attrs.frozen
+class Job:
+    """A program that goes over all of its memory, again and again."""
+
+    kind: str
+    """decode (decode.cu), one of science.cu's, or a model of torchvision (vision.py)."""
+    mib: int
+    """What it holds, besides its context; of a model about that."""
+    graph: bool = False
+    """Of decode: whether a step is one CUDA graph."""
+
+
+@attrs.frozen
+class Carried:
+    """What the library of a program moved for turns, by its log."""
+
+    out_bytes: int = 0
+    """To the host, written or not."""
+    clean_bytes: int = 0
+    """What of that was not written, as the host had it."""
+    out_s: float = 0.0
+    """Seconds that took."""
+    in_bytes: int = 0
+    """To the GPU, before turns."""
+    in_s: float = 0.0
+    """Seconds that took."""
+
+    def __sub__(self, other: Carried) -> Carried:
+        return Carried(*(one - another for one, another in zip(attrs.astuple(self), attrs.astuple(other), strict=True)))
+
+    def __add__(self, other: Carried) -> Carried:
+        return Carried(*(one + another for one, another in zip(attrs.astuple(self), attrs.astuple(other), strict=True)))
+
+
+class Worked(Running, Protocol):
+    """A program that does a job."""
+
+    @property
+    def passes(self) -> int:
+        """Over all of its memory. Unavailable once it has ended."""
+        ...
+
+    def carried(self) -> Carried:
+        """What was moved so far; nothing without the library."""
+        ...
+
+    def finish(self) -> None:
+        """Has it stop; what it computed is right. RuntimeError where it is not."""
+        ...
+
+
+class Room(Protocol):
+    """A slice that programs are in, or none: then it has all of the GPU, and its files are not there."""
+
+    def words(self, *properties: str) -> list[str]:
+        """What stands before the command of a program, which has these properties (compute.priority=0)."""
+        ...
+
+    def held(self) -> int:
+        """Bytes that the programs have on the GPU, contexts counted. Unavailable where there is no slice."""
+        ...
+
+    def limit(self, nbytes: int | None) -> None:
+        """Has them have no more than that together; None: any. It holds on return."""
+        ...
+
+    def wait(self, seconds: float) -> None:
+        """How long a program waits for its turn at most."""
+        ...
+
+    def figures(self) -> Mapping[str, int]:
+        """gmem.stat and gcgroup.stat of the slice."""
+        ...
+
+
+class Rooms(Protocol):
+    """A way to share memory by turns, or not to."""
+
+    @property
+    def name(self) -> str: ...
+
+    def enter(self) -> AbstractContextManager[Room]:
+        """Sets it up. Unavailable where that cannot be."""
+        ...
+
+
 class Strangers(Protocol):
-    """Who looks out for programs that are nobody's here and have the driver open: who begins or ends there has all
-    others wait."""
+    """A lookout for programs that are none of the benchmark's and have the driver open: one that begins or ends there
+    has all others wait."""
 
     def during(self, begin: float, end: float) -> Sequence[object]:
-        """Those who were there at some time of that, by the lab's clock; it is over."""
+        """Those that were there at some time of that, by the lab's clock; it is over."""
         ...
 
 
@@ -176,8 +262,21 @@ class Lab(Protocol):
         """copies.cu: a call measures GB/s to pinned memory of the host, and back."""
         ...
 
+    def both_ways(self) -> tuple[float, float]:
+        """The same of both at once: GB/s out, and in."""
+        ...
+
     def shared(self, how: str, seed: int) -> Shared:
         """serving.cu and batch.cu of the tests, in a slice with a budget that `how` shares: static, or a policy."""
+        ...
+
+    def jobs(self, words: Sequence[str], jobs: Sequence[Job]) -> AbstractContextManager[Sequence[Worked]]:
+        """Programs that were started together, and have made a pass each. Unavailable if one ends before, with its last
+        words."""
+        ...
+
+    def wants(self, case: Mapping[str, str | float]) -> bool:
+        """Whether a case was asked for, of those that a scenario can leave out."""
         ...
 
     def strangers(self) -> AbstractContextManager[Strangers]:

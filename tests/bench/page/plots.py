@@ -93,6 +93,34 @@ def pressure(run: Run) -> Figure | None:
     return figure
 
 
+def kept(run: Run) -> Figure | None:
+    """What is left of the speed against the footprint, with turns and without; of each mix that was measured."""
+    figure, look = Figure(figsize=(5.5, 3.2), layout="constrained"), looks(run)
+    axes = figure.subplots()
+    marks = iter("os^Dv")
+    for mix in dict.fromkeys(_mix_of(cell.case) for cell in run.cells if cell.values("kept")):
+        mark = next(marks, "x")
+        for system in run.systems():
+            cells = [cell for cell in run.cells if cell.system == system and _mix_of(cell.case) == mix]
+            points = sorted(
+                (float(c.case["percent"]), Spread.of(c.values("kept")).median) for c in cells if c.values("kept")
+            )
+            if points:
+                x, y = zip(*points, strict=True)
+                axes.plot(x, y, marker=mark, label=f"{system} ({mix})", markersize=4, **look[system])
+    if not axes.has_data():
+        return None
+    axes.set(xlabel="footprint, % of the room", ylabel="part of the speed with room for all", ylim=(0, 1.05))
+    axes.legend(**LEGEND)
+    return figure
+
+
+def _mix_of(case: Mapping[str, object]) -> str:
+    """What programs those are, and how long their turns, in words."""
+    words = [f"{key} {value}" for key, value in case.items() if key not in ("mix", "percent")]
+    return ", ".join([str(case.get("mix", "")), *words])
+
+
 def pareto(run: Run) -> Figure | None:
     """SLO attainment against the part of the batch throughput: Ghost's figure 14."""
     figure, look = Figure(figsize=(5.5, 3.6), layout="constrained"), looks(run)
@@ -148,5 +176,6 @@ PLOTS: Mapping[str, Callable[[Run], Figure | None]] = {
     "pressure": pressure,
     "pareto": pareto,
     "files": files,
+    "kept": kept,
 }
 """By the name that a section has."""

@@ -30,6 +30,15 @@ LATENCY = (
     "is given up, and makes the p99 a lower bound (≥). `x`: of the figure alone."
 )
 
+TURNED = (
+    "{what} of 8.5 GiB each in a slice that has room for a part of what they hold, contexts counted: 150 % is two "
+    "thirds. Turns are of half a second at most, or of one where it says so. `of room for all`: the part of its own "
+    "speed that a program keeps, in the mean, of the same programs just before. The bus carries {{bus_out_gb_s:.1f}} "
+    "GB/s to the host and {{bus_in_gb_s:.1f}} to the GPU, one way at a time, and {{bus_both_out_gb_s:.1f}} and "
+    "{{bus_both_in_gb_s:.1f}} both at once, as what the library moves for turns."
+)
+KEPT = ("kept", "least_kept", "passes_per_s", "in_gb_s", "out_gb_s", "written_part", "missed_part", "over_part")
+
 SECTIONS = {
     "latency-decode": Section(
         "Latency-critical requests beside batch programs: decoding",
@@ -83,6 +92,40 @@ SECTIONS = {
         "Moving memory",
         "8 GiB, half of it out and in, next to what the bus gives.",
         ("out_gb_s", "in_gb_s"),
+    ),
+    "oversubscribed-decode": Section(
+        "More memory than there is: decode loops",
+        TURNED.format(
+            what="Four programs, or eight, that read all of their memory in each step, as one CUDA graph or not,"
+        ),
+        KEPT,
+        "kept",
+    ),
+    "oversubscribed-inference": Section(
+        "More memory than there is: inference",
+        TURNED.format(what="ResNet-152, VGG-19, Inception-v3 and DenseNet-201 with batches"),
+        KEPT,
+        "kept",
+    ),
+    "oversubscribed-mixed": Section(
+        "More memory than there is: inference and a decode loop",
+        TURNED.format(what="The same, and a decode loop,"),
+        KEPT,
+        "kept",
+    ),
+    "oversubscribed-science": Section(
+        "More memory than there is: scientific programs",
+        TURNED.format(
+            what="A wavelet transform, a stencil, an unstructured gather and a scan for the nearest neighbour"
+        ),
+        KEPT,
+        "kept",
+    ),
+    "oversubscribed-critical": Section(
+        "More memory than there is: requests beside it",
+        "A latency-critical program of best priority (convolutions, {load:.0%} load, bursts as above) beside three "
+        "decode loops of 8.5 GiB, in a slice with room for all and with room for two thirds.",
+        (*WAITS[:2], "passes_per_s", "given_up"),
     ),
     "files": Section(
         "One access to a file",

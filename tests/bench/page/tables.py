@@ -22,6 +22,10 @@ CASES: Mapping[str, Callable[[Any], str]] = {
     "processes": lambda value: f"{value:,} processes",
     "trace": str,
     "others": lambda value: f"{value} beside",
+    "mix": str,
+    "programs": lambda value: f"{value} programs",
+    "graphs": lambda value: "graphs" if value else "launches",
+    "turn_s": lambda value: f"turns of {value:g} s",
 }
 """How a case is told, by what was varied."""
 WIDTH = 120

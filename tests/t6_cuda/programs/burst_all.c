@@ -207,6 +207,29 @@ static void held(void)
 	CHECK(!turn_any && !burst_holds(device->ordinal));
 }
 
+/* Until when another one may have had the engine: by the words of those that it goes behind, now. */
+static void since(void)
+{
+	struct shared first = share(F_SEAL_SHRINK), second = share(F_SEAL_SHRINK);
+	const uint64_t now_us = microseconds(), passed = (now_us - 1000) * HOLD_NS_A_US;
+
+	CHECK(!burst_held_until(device->ordinal));
+	follow(&first, 0);
+	follow(&second, 5);
+	CHECK(!burst_held_until(device->ordinal));
+	say(&second, passed);
+	CHECK(burst_held_until(device->ordinal) == now_us - 1000);
+	say(&first, passed - 1);
+	CHECK(burst_held_until(device->ordinal) == now_us - 1000);
+	say(&first, passed + 1);
+	CHECK(burst_held_until(device->ordinal) == now_us - 999);
+	/* A lie. */
+	say(&second, nanoseconds() + LONG_US * HOLD_NS_A_US);
+	CHECK(burst_held_until(device->ordinal) == now_us - 999);
+	burst_follow(device, 0, -1);
+	CHECK(!burst_held_until(device->ordinal));
+}
+
 /* A program that died holds it for what it said last, and one that lies not at all. */
 static void expires(void)
 {
@@ -443,13 +466,32 @@ static void wakes(void)
 	__atomic_add_fetch(&woken, 1, __ATOMIC_SEQ_CST);
 }
 
+/* What runs as others come to go behind it is a busy period, though no launch begins that. */
+static void began_before(void)
+{
+	struct shared own = share(F_SEAL_SHRINK);
+	CUstream stream = stream_new();
+
+	__atomic_store_n(&counters_wake, wakes, __ATOMIC_RELEASE);
+	DO(cuLaunchKernel(function("waits"), 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL));
+	CHECK(burst_lead(device, own.fd, 300));
+	CHECK(!word(&own) && !own.page->periods);
+	for (int i = 0; i < 3; i++) {
+		CHECK(burst_tick());
+		CHECK(word(&own) && own.page->periods == 1);
+	}
+	__atomic_store_n(&release, true, __ATOMIC_RELEASE);
+	DO(cuStreamSynchronize(stream));
+	CHECK(own.page->periods == 1);
+}
+
 /* Said before the driver is called; for as long as something is pending; and so long after it. */
 static void leads(void)
 {
 	struct shared own = share(F_SEAL_SHRINK);
 	CUstream stream = stream_new();
 	const uint64_t after_ns = 300000;
-	uint64_t before, ended;
+	uint64_t before, ended, periods;
 
 	__atomic_store_n(&counters_wake, wakes, __ATOMIC_RELEASE);	/* else nothing is pending: none would look */
 	burst_wake = wakes;
@@ -463,10 +505,11 @@ static void leads(void)
 	while (burst_tick())
 		usleep(100);
 	before = word(&own);
+	periods = own.page->periods;
 	woken = 0;
 	DO(cuLaunchKernel(function("waits"), 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL));
 	CHECK(word_at_launch > launched_at && word_at_launch > before && word_at_launch <= launched_at + HOLD_LEASE_NS);
-	CHECK(woken);
+	CHECK(woken && own.page->periods == periods + 1);
 	for (int i = 0; i < 20; i++) {
 		before = nanoseconds();
 		CHECK(burst_tick());
@@ -475,9 +518,17 @@ static void leads(void)
 	__atomic_store_n(&release, true, __ATOMIC_RELEASE);
 	DO(cuStreamSynchronize(stream));
 	/* Its end is known to the thread that waited for it. */
-	CHECK(word(&own) <= nanoseconds() + after_ns && !burst_tick());
+	CHECK(word(&own) <= nanoseconds() + after_ns);
+	/* Looked at until none is held any more, so that the next request of a burst wakes no thread; and it says no more. */
+	before = word(&own);
+	woken = 0;
+	while (burst_tick())
+		usleep(50);
+	CHECK(own.page->periods == periods + 1);
+	CHECK(nanoseconds() >= before && word(&own) == before && !woken);
 	/* Or else when it is next looked. */
 	launch(stream);
+	CHECK(woken == 1 && own.page->periods == periods + 2);
 	while (burst_tick())
 		usleep(100);
 	ended = nanoseconds();
@@ -485,6 +536,13 @@ static void leads(void)
 	/* Once it has said so it says nothing more. */
 	before = word(&own);
 	CHECK(!burst_tick() && word(&own) == before);
+	do {
+		launch(stream);
+		DO(cuStreamSynchronize(stream));
+	} while (!burst_tick());
+	woken = 0;
+	launch(stream);
+	CHECK(!woken);
 	/* None goes behind it any more. */
 	CHECK(burst_lead(device, -1, 0) && !burst_leading && word(&own) == 0);
 	launch(stream);
@@ -528,7 +586,8 @@ int main(int count, char **arguments)
 	} cases[] = {
 		{ "held", held }, { "expires", expires }, { "several", several }, { "starves_not", starves_not },
 		{ "sealed", sealed }, { "captures", captures }, { "turns", turns }, { "fork", in_fork },
-		{ "hammer", hammer }, { "ahead", ahead }, { "leads", leads }, { "graphs", graphs },
+		{ "hammer", hammer }, { "ahead", ahead },
+		{ "since", since }, { "began_before", began_before }, { "leads", leads }, { "graphs", graphs },
 	};
 
 	CHECK(count == 2);

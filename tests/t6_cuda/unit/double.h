@@ -28,11 +28,15 @@
 /* The limit from now on: what is above is moved out, or what is below in, by the time this returns (as far
  * as it goes). */
 void double_limit(uint64_t limit);
+/* The same, and nothing moves for it by itself. */
+void double_bound(uint64_t limit);
 /* Whether anything may be in the host: gmem.swap.max. */
 void double_swap(bool allowed);
 /* RECLAIM and ROOM, outside of any limit; the bytes moved. */
 uint64_t double_out(struct device *device, uint64_t bytes);
 uint64_t double_in(struct device *device, uint64_t bytes);
+/* PREPARE, likewise. */
+uint64_t double_prepare(struct device *device, uint64_t bytes);
 /* What exchange.c has the listening thread do. */
 uint64_t double_exchange(struct device *device, uint64_t bytes);
 /* exchange_tick. */

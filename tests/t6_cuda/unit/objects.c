@@ -15,15 +15,19 @@
 #include "carry.h"
 #include "device.h"
 #include "double.h"
+#include "foreign.h"
 #include "fuzz.h"
 #include "gate.h"
 #include "library.h"
 #include "object.h"
 #include "opened.h"
+#include "order.h"
 #include "ours.h"
 #include "pages.h"
 #include "pick.h"
+#include "place.h"
 #include "tree.h"
+#include "turn.h"
 
 #define MIB (UINT64_C(1) << 20)
 #define PAGE GG_CHUNK
@@ -133,6 +137,83 @@ static bool have(CUdeviceptr address, size_t bytes, uint64_t word)
 	return right;
 }
 
+/* How long one call holds the driver's lock is bounded, however large what moves is. */
+static void test_runs(void)
+{
+	const size_t bytes = 200 * MIB;
+	CUmemGenericAllocationHandle handle;
+	CUdeviceptr allocated, address;
+	struct region *region;
+	uint64_t (*widest)(void);
+
+	start();
+	widest = (uint64_t (*)(void))plain("fake_memory_widest");
+	handle = create(bytes);
+	address = reserve(bytes);
+	map(address, bytes, handle);
+	write_all(address, bytes, 7);
+	CHECK(cuMemAlloc_v2(&allocated, bytes) == CUDA_SUCCESS);
+	write_all(allocated, bytes, 8);
+	region = pages_region(allocated);
+	widest();
+	for (int round = 0; round < 2; round++) {
+		CHECK(double_out(device, UINT64_MAX) >= 2 * bytes);
+		CHECK(double_in(device, UINT64_MAX) >= 2 * bytes);
+		CHECK(widest() == PLACE_RUN_BYTES);
+	}
+	/* As a departure does it. */
+	CHECK(region && place_leave(&(struct place_run){ region, 0, region->chunks }));
+	CHECK(place_enter(&(struct place_run){ region, 0, region->chunks }, NULL) == CUDA_SUCCESS);
+	CHECK(widest() == PLACE_RUN_BYTES);
+	CHECK(have(address, bytes, 7) && have(allocated, bytes, 8));
+	double_agree(device);
+}
+
+static void use(CUdeviceptr address, size_t bytes, int times)
+{
+	for (int i = 0; i < times; i++)
+		pages_use(address, bytes);
+}
+
+/* What goes as a whole has left the GPU before something comes in its place: the GPU has room for one of them (FAKE_MEMORY).
+ * Mapped or not. */
+static void test_instead(void)
+{
+	enum { BYTES = 8 << 20 };
+	CUmemGenericAllocationHandle handle[2];
+	CUdeviceptr address[2];
+
+	start();
+	for (int i = 0; i < 2; i++) {
+		handle[i] = create(BYTES);
+		address[i] = reserve(BYTES);
+		map(address[i], BYTES, handle[i]);
+		write_all(address[i], BYTES, (uint64_t)i);
+		if (!i)
+			CHECK(double_out(device, UINT64_MAX) == BYTES);
+	}
+	for (int round = 0; round < 3; round++) {
+		const int cold = (round + 1) % 2;
+
+		CHECK(place(address[cold]) == CU_MEM_LOCATION_TYPE_DEVICE);
+		for (int i = 0; i < 8; i++)
+			CHECK(pick_look(device, true));
+		use(address[!cold], BYTES, 1000);
+		CHECK(pick_look(device, true));
+		if (round == 2)
+			CHECK(cuMemUnmap(address[cold], BYTES) == CUDA_SUCCESS);
+		CHECK(double_exchange(device, BYTES) == BYTES);
+		CHECK(place(address[!cold]) == CU_MEM_LOCATION_TYPE_DEVICE);
+		if (round == 2)
+			map(address[cold], BYTES, handle[cold]);
+		CHECK(place(address[cold]) == CU_MEM_LOCATION_TYPE_HOST_NUMA);
+		for (int i = 0; i < 2; i++)
+			CHECK(have(address[i], BYTES, (uint64_t)i));
+		double_agree(device);
+	}
+	CHECK(device->resident == BYTES && device->swapped == BYTES);
+}
+
 /* As PyTorch's expandable segments do it, and a server that sleeps, under a limit that holds all the time. */
 static void test_segments(void)
 {
@@ -215,6 +296,106 @@ static void test_segments_are_hot(void)
 		CHECK(pick_look(device, true));
 	CHECK(double_out(device, BYTES) == BYTES);
 	CHECK(place(address) == CU_MEM_LOCATION_TYPE_DEVICE && place(address + BYTES) == CU_MEM_LOCATION_TYPE_DEVICE);
+	double_agree(device);
+}
+
+static void end_turn(void)
+{
+	bool drained;
+
+	ours_enter();
+	CHECK(!turn_end(device, 60000000, &drained) && drained);
+	ours_leave();
+}
+
+static void used_are(uint64_t used, uint64_t resident)
+{
+	uint64_t now_used, now_resident;
+
+	order_sums(device, &now_used, &now_resident);
+	CHECK(now_used == used << 20 && now_resident == resident << 20);
+}
+
+/* Of objects that have never moved each is a unit: it is used first when any of it is, at any of its addresses, and goes as a
+ * whole; once it has moved each of its chunks is by itself. */
+static void test_segments_in_order(void)
+{
+	enum { SEGMENTS = 4, BYTES = 20 << 20, SECOND = 1000000 };
+	CUmemGenericAllocationHandle handle[SEGMENTS];
+	CUdeviceptr address[SEGMENTS], again;
+
+	start();
+	for (int i = 0; i < SEGMENTS; i++) {
+		handle[i] = create(BYTES);
+		address[i] = reserve(BYTES);
+		map(address[i], BYTES, handle[i]);
+		write_all(address[i], BYTES, (uint64_t)i << 40);
+	}
+	again = reserve(BYTES);
+	map(again, BYTES, handle[1]);
+	order_begin(device);	/* that was before */
+	pages_use(address[2] + 16 * PAGE / 2, PAGE);
+	pages_use(again + 9 * PAGE, PAGE);
+	pages_use(address[3], PAGE);
+	order_learn(device, SECOND);
+	used_are(60, 60);
+	end_turn();
+	CHECK(double_out(device, BYTES) == BYTES);	/* the one that was not used */
+	CHECK(place(address[0]) != CU_MEM_LOCATION_TYPE_DEVICE);
+	used_are(60, 60);
+	CHECK(double_out(device, 1) == BYTES);		/* the last in order, all of it */
+	CHECK(place(address[3]) != CU_MEM_LOCATION_TYPE_DEVICE && place(address[1]) == CU_MEM_LOCATION_TYPE_DEVICE);
+	CHECK(double_out(device, BYTES) == BYTES);
+	CHECK(place(address[1]) != CU_MEM_LOCATION_TYPE_DEVICE && place(address[2]) == CU_MEM_LOCATION_TYPE_DEVICE);
+	used_are(60, 20);
+	CHECK(double_out(device, UINT64_MAX) == BYTES);
+	double_agree(device);
+	CHECK(double_prepare(device, UINT64_MAX) == 3 * BYTES && place(address[0]) != CU_MEM_LOCATION_TYPE_DEVICE);
+	used_are(60, 60);
+	turn_begin(device, 0);
+	/* Now two chunks of one are used. */
+	pages_use(address[3], PAGE);
+	pages_use(address[3] + BYTES - PAGE, PAGE);
+	order_learn(device, SECOND);
+	CHECK(double_out(device, UINT64_MAX) == 3 * BYTES);
+	CHECK(double_prepare(device, UINT64_MAX) < BYTES && place(address[3]) == CU_MEM_LOCATION_TYPE_DEVICE &&
+	      place(address[3] + BYTES - PAGE) == CU_MEM_LOCATION_TYPE_DEVICE);
+	for (int i = 0; i < SEGMENTS; i++) {
+		CHECK(have(address[i], BYTES, (uint64_t)i << 40));
+		CHECK(cuMemUnmap(address[i], BYTES) == CUDA_SUCCESS && cuMemRelease(handle[i]) == CUDA_SUCCESS);
+	}
+	CHECK(cuMemUnmap(again, BYTES) == CUDA_SUCCESS);
+	order_learn(device, SECOND);
+	used_are(0, 0);
+	double_agree(device);
+}
+
+/* More chunks than go at a time: as many as fit of what is last in order, and wholes as wholes, unless they
+ * have more than may go so. */
+static void test_many_in_order(void)
+{
+	enum { COUNT = 40, BYTES = 14 << 20, MOST = 100 };
+	CUdeviceptr address[COUNT];
+	struct pick picks[MOST];
+	size_t count;
+
+	start();
+	for (int i = 0; i < COUNT; i++) {
+		address[i] = reserve(BYTES);
+		map(address[i], BYTES, create(BYTES));
+		pages_use(address[i], PAGE);
+	}
+	order_learn(device, 1000000);
+	pthread_mutex_lock(&tree_lock);
+	CHECK(order_last(device->regions, SIZE_MAX, BYTES - 1, picks, MOST) == 0);
+	count = order_last(device->regions, SIZE_MAX, BYTES, picks, MOST);
+	pthread_mutex_unlock(&tree_lock);
+	CHECK(count == MOST / 7 * 7);
+	for (size_t i = 0; i < count; i++) {
+		CHECK(picks[i].index == i % 7 && picks[i].region == picks[i / 7 * 7].region);
+		CHECK(picks[i].region->chunk[picks[i].index].order > COUNT - MOST / 7);
+	}
+	pick_put(picks, count);
 	double_agree(device);
 }
 
@@ -377,6 +558,53 @@ static void test_export(void)
 	close(fd);
 	CHECK(device->foreign == 0 && device->resident == pool_kept(device));
 	double_agree(device);
+}
+
+/* Whatever makes memory known to another process is told of the program (workset.c). */
+static int export_to_share(__typeof__(&cuMemExportToShareableHandle) how)
+{
+	CUmemAllocationProp prop = movable();
+	CUmemGenericAllocationHandle handle;
+	int fd;
+
+	prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+	CHECK(cuMemCreate(&handle, PAGE, &prop, 0) == CUDA_SUCCESS && !foreign_is_shared());
+	CHECK(how(&fd, handle, prop.requestedHandleTypes, 0) == CUDA_SUCCESS);
+	return fd;
+}
+
+static void test_shared_by_export(void)
+{
+	start();
+	close(export_to_share(cuMemExportToShareableHandle));
+	CHECK(foreign_is_shared());
+}
+
+static void test_shared_by_import(void)
+{
+	CUmemGenericAllocationHandle imported;
+	int fd;
+
+	start();
+	/* As if another process had made it. */
+	fd = export_to_share((__typeof__(&cuMemExportToShareableHandle))plain("cuMemExportToShareableHandle"));
+	CHECK(!foreign_is_shared());
+	CHECK(cuMemImportFromShareableHandle(&imported, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) ==
+	      CUDA_SUCCESS);
+	close(fd);
+	CHECK(foreign_is_shared());
+}
+
+static void test_shared_by_range(void)
+{
+	CUdeviceptr address;
+	int fd;
+
+	start();
+	CHECK(cuMemAlloc_v2(&address, PAGE) == CUDA_SUCCESS && !foreign_is_shared());
+	CHECK(cuMemGetHandleForAddressRange(&fd, address, PAGE, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0) == CUDA_SUCCESS);
+	close(fd);
+	CHECK(foreign_is_shared());
 }
 
 /* What has moved, and can be exported; mapped, with 8 in it. */
@@ -691,6 +919,16 @@ static void test_bound_to_what_goes(void)
 		if (!exported)
 			has_fixed(0);
 	}
+}
+
+static void test_shared_by_multicast(void)
+{
+	CUmemGenericAllocationHandle object;
+
+	start();
+	object = make_multicast(PAGE);
+	CHECK(!foreign_is_shared() && cuMulticastBindMem(object, 0, create(PAGE), 0, PAGE, 0) == CUDA_SUCCESS);
+	CHECK(foreign_is_shared());
 }
 
 static CUarrayMapInfo tile(CUarray array, unsigned int first, unsigned int count, CUmemGenericAllocationHandle handle)
@@ -1296,6 +1534,9 @@ int main(int count, char **arguments)
 		const char *name;
 		void (*run)(void);
 	} tests[] = {
+		{ "segments_in_order", test_segments_in_order }, { "many_in_order", test_many_in_order },
+		{ "shared_by_export", test_shared_by_export }, { "shared_by_import", test_shared_by_import },
+		{ "shared_by_range", test_shared_by_range }, { "shared_by_multicast", test_shared_by_multicast },
 		{ "segments", test_segments }, { "segments_are_hot", test_segments_are_hot }, { "early", test_early }, { "views", test_views }, { "names", test_names },
 		{ "export", test_export }, { "questions", test_questions }, { "export_waits", test_export_waits },
 		{ "export_charged", test_export_charged }, { "bound", test_bound }, { "bound_allocation", test_bound_allocation },
@@ -1304,6 +1545,7 @@ int main(int count, char **arguments)
 		{ "reused_view", test_reused_view }, { "reused_array", test_reused_array },
 		{ "reused_context", test_reused_context }, { "reused_in_context", test_reused_in_context },
 		{ "outside_open", test_outside_open }, { "outside_unseen", test_outside_unseen },
+		{ "runs", test_runs }, { "instead", test_instead },
 		{ "object_faults", test_faults }, { "fuzz", test_fuzz }, { "peer", test_peer }, { "threads", test_threads },
 	};
 

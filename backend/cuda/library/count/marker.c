@@ -9,6 +9,9 @@
 #include "totals.h"
 
 #define SPACING 2000		/* us between markers in a stream */
+/* us without a launch after which the last one gets its marker, where run-ahead is bounded: when all has finished is to be
+ * heard at once, as what is pending counts for a quota. */
+#define SPACING_BOUNDED 500
 #define MOST_UNMARKED 256	/* launches without a marker */
 /* Recording an event waits where a channel has no room (about 1000 launches); the
  * listening thread must not. */
@@ -25,17 +28,17 @@ struct marker {
 
 static int64_t outstanding;	/* atomically: launches not known to be finished */
 
-static void finish(struct counted *counted, uint64_t kernels, uint64_t launches)
+static void finish(struct counted *counted, uint64_t kernels, uint64_t launches, uint64_t at)
 {
 	if (!launches)
 		return;
 	__atomic_sub_fetch(&outstanding, (int64_t)launches, __ATOMIC_RELAXED);
-	totals_add(counted->device, 0, kernels);
+	totals_finish(counted->device, kernels, at);
 }
 
 void marker_finish_unmarked(struct counted *counted)
 {
-	finish(counted, counted->kernels, counted->launches);
+	finish(counted, counted->kernels, counted->launches, moment_us());
 	counted->kernels = counted->launches = 0;
 }
 
@@ -73,34 +76,40 @@ static CUresult record(struct counted *counted, CUevent event)
 	return real.cuEventRecord(event, counted->key.stream);
 }
 
-/* The first of the queue has. */
-static void pass(struct counted *counted)
+/* The first of the queue has, at about that moment. */
+static void pass(struct counted *counted, uint64_t at)
 {
 	struct marker *marker = counted->first;
 
 	counted->first = marker->next;
 	if (!counted->first)
 		counted->newest = NULL;
-	finish(counted, marker->kernels, marker->launches);
+	finish(counted, marker->kernels, marker->launches, at);
 	done(counted, marker);
 }
 
 void marker_finish_all(struct counted *counted)
 {
 	while (counted->first)
-		pass(counted);
+		pass(counted, moment_us());
 	marker_finish_unmarked(counted);
 }
 
 bool marker_look(struct counted *counted)
 {
+	const uint64_t now = moment_us();
+	uint64_t before = counted->looked;
 	bool passed = false;
 
 	/* An error other than NOT_READY is the end of the context's work: nothing runs any more. */
 	while (counted->first && real.cuEventQuery(counted->first->event) != CUDA_ERROR_NOT_READY) {
-		pass(counted);
+		if (before < counted->first->first)
+			before = counted->first->first;
+		/* It was at any moment since the look before: too early as often as too late. */
+		pass(counted, now - (now > before ? now - before : 0) / 2);
 		passed = true;
 	}
+	counted->looked = now;
 	return passed;
 }
 
@@ -141,10 +150,11 @@ bool marker_place(struct counted *counted, uint64_t time)
 
 void marker_place_quiet(struct counted *counted, bool over)
 {
-	uint64_t time = moment_us();
+	const uint64_t time = moment_us();
+	const bool bounded = __atomic_load_n(&counted->device->mark_every, __ATOMIC_RELAXED);
 
 	if (!counted->launches || counted->key.thread || stream_capturing_any() ||
-	    (!over && time - counted->last < SPACING))
+	    (!over && time - counted->last < (bounded ? SPACING_BOUNDED : SPACING)))
 		return;
 	if (__atomic_load_n(&outstanding, __ATOMIC_RELAXED) - (int64_t)counted->launches >= ROOM &&
 	    counted->first)

@@ -26,6 +26,7 @@ struct counted {
 	struct device *device;
 	uint64_t kernels, launches;	/* behind the last marker */
 	uint64_t last, marked;		/* when something was launched, and a marker placed; us */
+	uint64_t looked;		/* when it was asked last which markers have passed; us */
 	int failures;
 	struct marker *first, *newest;	/* in the order in which they pass */
 	struct marker *spare;

@@ -14,7 +14,6 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -26,13 +25,10 @@
 #include "hold.h"
 #include "life.h"
 #include "log.h"
+#include "moment.h"
 #include "totals.h"
 
 #define PAGE 4096
-/* Nanoseconds by which a thread may be woken late that says what is pending, or waits for a word: 50 us by default, a quarter
- * of a hold. */
-#define SLACK_NS 1000
-
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "futex(2) is about the first half of a word");
 
 static struct lead {
@@ -52,6 +48,7 @@ static struct follow {
 
 unsigned int burst_leading;
 void (*burst_wake)(void);
+static bool watching;		/* atomically: the listening thread looks again soon by itself */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static uint64_t now_ns(void)
@@ -89,14 +86,6 @@ static bool map_page(void *at, int fd, int protection)
 	    !(fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK))
 		return false;
 	return replace(at, PAGE, protection, MAP_SHARED, fd);
-}
-
-/* Has the calling thread woken in time. What it had, 0 where that is not known or was as good. */
-static unsigned long be_punctual(void)
-{
-	const int before = prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0);
-
-	return before > SLACK_NS && !prctl(PR_SET_TIMERSLACK, (unsigned long)SLACK_NS, 0, 0, 0) ? (unsigned long)before : 0;
 }
 
 /* Those that go before others */
@@ -147,7 +136,7 @@ bool burst_lead(struct device *device, int fd, uint64_t after_us)
 	__atomic_store_n(&lead->leads, leads_now, __ATOMIC_SEQ_CST);
 	count_leads();
 	if (leads_now)
-		be_punctual();
+		moment_punctual();
 	log_line("device %d: %s", device->ordinal, leads_now ? "others go behind" : "none goes behind");
 	return leads_now || fd < 0;
 }
@@ -157,12 +146,19 @@ void burst_begin(struct device *device)
 	struct lead *lead = &leads[device->ordinal];
 	const uint64_t now = now_ns();
 	void (*wake)(void);
+	uint64_t until;
 
 	if (!__atomic_load_n(&lead->leads, __ATOMIC_ACQUIRE))
 		return;
-	if (hold_is_due(__atomic_load_n(&lead->page->until, __ATOMIC_RELAXED), now))
+	until = __atomic_load_n(&lead->page->until, __ATOMIC_RELAXED);
+	if (!hold_left(until, now))
+		__atomic_add_fetch(&lead->page->periods, 1, __ATOMIC_RELAXED);
+	if (hold_is_due(until, now))
 		say(lead, hold_word(now, true, 0));
 	if (__atomic_load_n(&lead->busy, __ATOMIC_SEQ_CST) || __atomic_exchange_n(&lead->busy, true, __ATOMIC_SEQ_CST))
+		return;
+	/* In a burst each request would pay for a write to a pipe, and a thread that is woken. */
+	if (__atomic_load_n(&watching, __ATOMIC_SEQ_CST))
 		return;
 	wake = __atomic_load_n(&burst_wake, __ATOMIC_ACQUIRE);
 	if (wake)
@@ -192,24 +188,39 @@ static bool tell(struct lead *lead)
 	pending = is_pending(__atomic_load_n(&lead->device, __ATOMIC_RELAXED));
 	if (pending)
 		__atomic_store_n(&lead->busy, true, __ATOMIC_SEQ_CST);
+	/* It was busy as others came to go behind it: no launch has begun that period. */
+	if (pending && !__atomic_load_n(&lead->page->until, __ATOMIC_RELAXED))
+		__atomic_add_fetch(&lead->page->periods, 1, __ATOMIC_RELAXED);
 	say(lead, hold_word(now_ns(), pending, __atomic_load_n(&lead->after_ns, __ATOMIC_RELAXED)));
 	if (!pending)
 		wake_them(lead);
 	return pending;
 }
 
+/* Whether others are held still, after its last request: the next one comes soon, or they go on. */
+static bool is_over_soon(const struct lead *lead)
+{
+	return __atomic_load_n(&lead->leads, __ATOMIC_SEQ_CST) &&
+	       hold_left(__atomic_load_n(&lead->page->until, __ATOMIC_RELAXED), now_ns());
+}
+
 bool burst_tick(void)
 {
 	bool any = false;
 
-	if (!__atomic_load_n(&burst_leading, __ATOMIC_RELAXED))
-		return false;
-	for (size_t i = 0; i < GG_ORDINALS; i++) {
-		if (!is_busy(&leads[i]))
+	for (size_t i = 0; __atomic_load_n(&burst_leading, __ATOMIC_RELAXED) && i < GG_ORDINALS; i++) {
+		if (!is_busy(&leads[i])) {
+			any |= is_over_soon(&leads[i]);
 			continue;
+		}
 		counters_drain(__atomic_load_n(&leads[i].device, __ATOMIC_RELAXED));
-		any |= tell(&leads[i]);
+		tell(&leads[i]);
+		any = true;
 	}
+	__atomic_store_n(&watching, any, __ATOMIC_SEQ_CST);
+	/* What began before that was said woke no thread. */
+	for (size_t i = 0; !any && __atomic_load_n(&burst_leading, __ATOMIC_RELAXED) && i < GG_ORDINALS; i++)
+		any |= is_busy(&leads[i]);
 	return any;
 }
 
@@ -292,6 +303,24 @@ bool burst_holds(CUdevice ordinal)
 	return __atomic_load_n(&follow->slots, __ATOMIC_RELAXED) && held_for(follow, false, &page, &word);
 }
 
+uint64_t burst_held_until(CUdevice ordinal)
+{
+	const struct follow *follow = &follows[ordinal];
+	unsigned int slots = __atomic_load_n(&follow->slots, __ATOMIC_ACQUIRE);
+	const char *pages = __atomic_load_n(&follow->pages, __ATOMIC_ACQUIRE);
+	const uint64_t most = now_ns() + HOLD_WORD_NS_MOST;
+	uint64_t last = 0;
+
+	for (; slots; slots &= slots - 1) {
+		const struct burst_page *page = (const void *)(pages + (size_t)__builtin_ctz(slots) * PAGE);
+		const uint64_t until = __atomic_load_n(&page->until, __ATOMIC_ACQUIRE);
+
+		if (until > last && until <= most)
+			last = until;
+	}
+	return (last + HOLD_NS_A_US - 1) / HOLD_NS_A_US;
+}
+
 void burst_wait(CUdevice ordinal)
 {
 	struct follow *follow = &follows[ordinal];
@@ -305,7 +334,7 @@ void burst_wait(CUdevice ordinal)
 
 		if (!held) {
 			__atomic_add_fetch(&follow->waiting, 1, __ATOMIC_RELAXED);
-			slack = be_punctual();
+			slack = moment_punctual();
 		}
 		held = true;
 		if (syscall(SYS_futex, &page->until, FUTEX_WAIT, (uint32_t)word, &time, NULL, 0) &&
@@ -314,8 +343,7 @@ void burst_wait(CUdevice ordinal)
 	}
 	if (held)
 		__atomic_sub_fetch(&follow->waiting, 1, __ATOMIC_RELAXED);
-	if (slack)
-		prctl(PR_SET_TIMERSLACK, slack, 0, 0, 0);
+	moment_late_again(slack);
 }
 
 unsigned int burst_waiting(CUdevice ordinal)
@@ -341,6 +369,7 @@ static void forget(void)
 		follows[i] = (struct follow){ 0 };
 	}
 	burst_leading = 0;
+	watching = false;
 }
 
 LIFE(.stage = LIFE_CALLS, .forget = forget);

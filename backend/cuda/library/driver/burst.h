@@ -20,6 +20,7 @@
 /* Little endian, at the beginning of the page. Mirrored by backend/cuda/burst.py. */
 struct burst_page {
 	uint64_t until;		/* CLOCK_MONOTONIC, ns */
+	uint64_t periods;	/* how often others were held that were not before, ever */
 };
 
 /* Those that go before others */
@@ -48,8 +49,8 @@ static inline void burst_waited(void)
 		burst_end_of_wait();
 }
 
-/* Says of all GPUs what is pending; whether any of it is to be looked at again, in BURST_LOOK_US. By the listening
- * thread. */
+/* Says of all GPUs what is pending; whether it is to look again, in BURST_LOOK_US, as something is, or others are held still. It
+ * may be late by what else the caller does, but not sleep. By the listening thread. */
 bool burst_tick(void);
 /* Wakes that thread, when there is something to look at: set by listener.c. */
 extern void (*burst_wake)(void);
@@ -61,6 +62,9 @@ extern void (*burst_wake)(void);
 bool burst_follow(struct device *device, unsigned int slot, int fd);
 /* Whether launches on the device of that number are held now. */
 bool burst_holds(CUdevice ordinal);
+/* Until when they are, or were last, by the words of those that it goes behind, CLOCK_MONOTONIC, in microseconds: until then one of
+ * these may have had the engine. 0: never. Takes no lock. */
+uint64_t burst_held_until(CUdevice ordinal);
 /* Waits, outside the gate, until they are not. */
 void burst_wait(CUdevice ordinal);
 /* Threads that wait there. */

@@ -47,6 +47,11 @@ struct device {
 	uint64_t intact;	/* in objects that can move and have not yet: a checkpoint carries them */
 	uint64_t exchanged;	/* bytes that came back in the place of others, ever (exchange.c) */
 	uint64_t away;		/* bytes in `resident` that may be off the GPU just now: they change places */
+	uint64_t clean;		/* in the host, of chunks that are on the GPU: copies of them (clean.h) */
+	/* ... pinned of the host for this GPU (host.h), not in gmem.stat. */
+	uint64_t host_held;	/* all of it */
+	uint64_t host_used;	/* that serves the program, but for copies */
+	uint64_t host_wanted;	/* that it would have, if it is granted that much */
 };
 
 /* The device of the current context, or of `ordinal`; set up on first use. NULL: not one that we manage. */

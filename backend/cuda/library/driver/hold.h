@@ -22,6 +22,10 @@
 #define HOLD_WORD_NS_MOST (10000 * HOLD_NS_A_US)
 /* After the last request, at most: the daemon says how long. */
 #define HOLD_AFTER_US_MOST 1000
+/* One that goes behind may have this part of the time since it was held last left on the GPU, as it launches more, but no more than
+ * HOLD_AHEAD_US_MOST: a thread of it that is late leaves the GPU without work, and that is for nothing where no other comes. */
+#define HOLD_AHEAD_PART 64
+#define HOLD_AHEAD_US_MOST 1000
 /* In a row. */
 #define HOLD_ROW_NS (100000 * HOLD_NS_A_US)
 /* After so long in a row the gate is open for that. */
@@ -45,6 +49,16 @@ static inline bool hold_is_due(uint64_t word, uint64_t now)
 static inline uint64_t hold_left(uint64_t word, uint64_t now)
 {
 	return word > now && word - now <= HOLD_WORD_NS_MOST ? word - now : 0;
+}
+
+/* What one that goes behind may have left at `now`, where that is `ahead_us` at least, and it was held last until then; all in
+ * microseconds. */
+static inline uint64_t hold_ahead_us(uint64_t ahead_us, uint64_t until_us, uint64_t now_us)
+{
+	uint64_t part = now_us > until_us ? (now_us - until_us) / HOLD_AHEAD_PART : 0;
+
+	part = part < HOLD_AHEAD_US_MOST ? part : HOLD_AHEAD_US_MOST;
+	return part > ahead_us ? part : ahead_us;
 }
 
 /* For how long one that goes behind was held. */

@@ -1,11 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The time by which all waits and paces are measured. */
+/* The time by which all waits and paces are measured, and threads that wait for it. */
 #ifndef GGROUP_CUDA_MOMENT_H
 #define GGROUP_CUDA_MOMENT_H
 
 #include <pthread.h>
 #include <stdint.h>
+#include <sys/prctl.h>
 #include <time.h>
+
+/* Nanoseconds by which a thread may be woken late that is to be punctual: 50 us by default, a quarter of a hold, and as much as
+ * a program that goes behind others may have left on the GPU. */
+#define MOMENT_SLACK_NS 1000
 
 /* CLOCK_MONOTONIC, in microseconds. */
 static inline uint64_t moment_us(void)
@@ -14,6 +19,23 @@ static inline uint64_t moment_us(void)
 
 	clock_gettime(CLOCK_MONOTONIC, &now);
 	return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
+}
+
+/* Has the calling thread woken in time. What it had, in nanoseconds, for moment_late_again; 0 where that is not known or was
+ * as good. */
+static inline unsigned long moment_punctual(void)
+{
+	const int before = prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0);
+
+	if (before <= MOMENT_SLACK_NS || prctl(PR_SET_TIMERSLACK, (unsigned long)MOMENT_SLACK_NS, 0, 0, 0))
+		return 0;
+	return (unsigned long)before;
+}
+
+static inline void moment_late_again(unsigned long slack_ns)
+{
+	if (slack_ns)
+		prctl(PR_SET_TIMERSLACK, slack_ns, 0, 0, 0);
 }
 
 /* A condition whose pthread_cond_timedwait(3) ends by that clock: pthread_cond_clockwait(3) is of glibc 2.30 (glibc.h). */

@@ -3,7 +3,7 @@
  * A thread that waits has no lock and is not inside the gate: it sleeps in futex(2) on the word of its GPU. So memory
  * moves meanwhile; a handler of a signal may fork there; and nothing is left behind by a thread that ends.
  *
- * Run-ahead is what is pending, by the counters, times what a kernel took lately. A kernel may wait for another one
+ * Run-ahead is what is pending, by the counters, times what a kernel took lately (pace.h). A kernel may wait for another one
  * that its program has yet to launch: so a wait ends after the bound, or twice the time that one took before, without
  * anything that finishes, and the next such wait is half as long, of whichever thread.
  *
@@ -22,10 +22,12 @@
 #include "burst.h"
 #include "counters.h"
 #include "driver.h"
+#include "hold.h"
 #include "life.h"
 #include "log.h"
 #include "moment.h"
 #include "ours.h"
+#include "pace.h"
 #include "quiet.h"
 #include "stream.h"
 #include "totals.h"
@@ -34,6 +36,7 @@
 #define DRAIN_MOST 1000000	/* for which the listening thread waits: it does nothing else then */
 #define DRAIN_LEAST 2000	/* to learn whether something runs: another thread asks the driver */
 #define RUN_AHEAD_MOST 10000000
+#define RUN_AHEAD_SHORT 2000	/* less than which is looked at punctually */
 #define LOOK_LEAST 50		/* between two looks what has finished */
 #define LOOK_MOST 1000
 #define PATIENCE_MOST 250000	/* for which a launch waits without anything that finishes, where the bound is less */
@@ -41,36 +44,24 @@
 #define BOUNDS_MOST 16
 /* Waits in vain that are counted. */
 #define VAIN_MOST 63
-/* Parts of the bound that have a marker each: what was launched at once is heard of in these, and not when all of it has
- * finished and the GPU has nothing left to do. */
-#define MARKS 8
 /* For which what runs after the end of a turn is looked at in LOOK_DRAIN. */
 #define DRAIN_WATCHED 50000
-#define LOOK_DRAIN 200
-#define LOOKS_DRAIN 5		/* until the listening thread hears what the daemon says */
-/* Finished kernels in which a longer gap is forgotten, about: more than run at once. */
-#define GAPS 64
+#define LOOK_DRAIN 100
+#define LOOKS_DRAIN 10		/* until the listening thread hears what the daemon says */
 
 enum { OPEN, CLOSED };
-
-/* What is known of how fast kernels finish on a GPU, while its run-ahead is bounded. */
-struct pace {
-	uint64_t finished, since;	/* so many have, by that moment, or did when the GPU was last idle; us */
-	uint64_t kernel_ns;		/* that one took lately, on the average; 0: not known */
-	uint64_t gap_us;		/* the longest lately in which none finished, but some were pending; 0: not known */
-	unsigned int vain;		/* waits, since then, in which none finished */
-};
 
 static struct turn {
 	uint32_t word;		/* atomically: OPEN, CLOSED; threads sleep on it */
 	uint64_t run_ahead_us;	/* atomically; 0: not bounded */
 	uint64_t bound_us;	/* ... beside that: for memory to move */
-	uint64_t yield_us;	/* ... of what waits behind a kernel that runs */
+	uint64_t yield_us;	/* ... of what is left, of the kernel that runs as well; more after a while (hold.h) */
 	unsigned int waiting;	/* atomically */
 	bool seen;		/* of the listening thread: each thread inside has seen that it is closed */
 	bool drained;		/* atomically: nothing has run since */
 	uint64_t closed_at;	/* atomically: when it was closed last; us */
 	struct device *device;	/* atomically; NULL before its first turn */
+	uint64_t gap;		/* atomically: how often a turn has ended */
 	struct pace pace;	/* under `lock` */
 } turns[GG_ORDINALS];
 
@@ -162,43 +153,13 @@ static struct turn *of_stream(CUstream stream, bool per_thread)
 
 /* Run-ahead */
 
-/* What has finished by `now`, with some still pending or not. `watched`: there were some a moment ago. */
-static void learn(struct pace *pace, uint64_t finished, bool pending, bool watched, uint64_t now)
-{
-	const uint64_t gap_us = now - pace->since, took_ns = gap_us * 1000 / (finished - pace->finished);
-	/* Else all may have finished long ago: it was that long at most. */
-	const bool sure = pending || watched;
-
-	if (sure || !pace->kernel_ns || took_ns < pace->kernel_ns)
-		pace->kernel_ns = pace->kernel_ns ? (pace->kernel_ns + took_ns) / 2 : took_ns;
-	pace->kernel_ns += !pace->kernel_ns;
-	if (gap_us < pace->gap_us)
-		pace->gap_us -= (pace->gap_us - gap_us) / GAPS;
-	else if (sure)
-		pace->gap_us = gap_us;
-	pace->finished = finished;
-	pace->since = now;
-	pace->vain = 0;
-}
-
-static uint64_t mark_every(const struct pace *pace, uint64_t bound_us)
-{
-	const uint64_t kernels = pace->kernel_ns ? bound_us * 1000 / MARKS / pace->kernel_ns : 0;
-
-	return bound_us && !kernels ? 1 : kernels;
-}
-
-/* Whether so many kernels would take longer than a bound, by what is known; one that is not known does. */
-static bool takes_longer(const struct pace *pace, uint64_t kernels, uint64_t bound_us)
-{
-	return bound_us && kernels && (!pace->kernel_ns || kernels * pace->kernel_ns > bound_us * 1000);
-}
-
-/* Whether what is pending would take longer than a bound, by what is known now. */
-static bool is_ahead(struct turn *turn, struct device *device, bool watched)
+/* Whether what is pending would take longer than a bound, by what is known now; and microseconds after which it would not
+ * any more, 0 where that is not known. */
+static bool is_ahead(struct turn *turn, struct device *device, bool watched, uint64_t *more_us)
 {
 	const uint64_t bound_us = bound_of_all(turn);
-	const uint64_t yield_us = __atomic_load_n(&turn->yield_us, __ATOMIC_RELAXED);
+	const uint64_t held_until = burst_held_until((CUdevice)(turn - turns));
+	uint64_t yield_us = __atomic_load_n(&turn->yield_us, __ATOMIC_RELAXED);
 	struct pace *pace = &turn->pace;
 	uint64_t submitted, finished, pending, now;
 	bool ahead;
@@ -208,11 +169,14 @@ static bool is_ahead(struct turn *turn, struct device *device, bool watched)
 	now = moment_us();
 	pending = submitted > finished ? submitted - finished : 0;
 	if (finished > pace->finished)
-		learn(pace, finished, pending, watched, now);
+		pace_learn(pace, finished, pending, watched, held_until > pace->since, now);
 	if (!pending)
 		pace->since = now;	/* what comes next did not wait for anything */
-	__atomic_store_n(&device->mark_every, mark_every(pace, lower(bound_us, yield_us)), __ATOMIC_RELAXED);
-	ahead = takes_longer(pace, pending, bound_us) || takes_longer(pace, pending - (pending > 0), yield_us);
+	if (yield_us)
+		yield_us = hold_ahead_us(yield_us, held_until, now);
+	__atomic_store_n(&device->mark_every, pace_mark_every(pace, lower(bound_us, yield_us)), __ATOMIC_RELAXED);
+	ahead = pace_takes_longer(pace, pending, bound_us) || pace_has_more(pace, pending, yield_us, now);
+	*more_us = pace_more_us(pace, pending, yield_us, now);
 	pthread_mutex_unlock(&lock);
 	return ahead;
 }
@@ -243,7 +207,9 @@ static void fall_back(struct turn *turn, struct device *device)
 	const uint64_t bound_us = bound_of(turn), start = moment_us();
 	const uint64_t pause = bound_us / 16 < LOOK_LEAST ? LOOK_LEAST : bound_us / 16 > LOOK_MOST ? LOOK_MOST : bound_us / 16;
 	struct pace *pace = &turn->pace;
-	uint64_t now, since, patience, last, finished;
+	/* Looks that are late leave the GPU without work where the bound is of their order. */
+	const unsigned long slack_ns = bound_us < RUN_AHEAD_SHORT ? moment_punctual() : 0;
+	uint64_t now, since, patience, last, finished, more_us = 0;
 	unsigned int vain;
 
 	pthread_mutex_lock(&lock);
@@ -252,12 +218,13 @@ static void fall_back(struct turn *turn, struct device *device)
 	finished = pace->finished;
 	pthread_mutex_unlock(&lock);
 	last = start + (bound_us * BOUNDS_MOST > patience * 2 ? bound_us * BOUNDS_MOST : patience * 2);
-	for (since = start;; sleep_while(turn, OPEN, pause)) {
+	/* What comes next is launched as soon as it may be, and not at the look after that. */
+	for (since = start;; sleep_while(turn, OPEN, more_us && more_us < pause ? more_us : pause)) {
 		bool in_vain;
 
 		look(device);
-		if (!is_ahead(turn, device, true))
-			return;
+		if (!is_ahead(turn, device, true, &more_us))
+			break;
 		now = moment_us();
 		pthread_mutex_lock(&lock);
 		if (pace->finished != finished) {
@@ -272,8 +239,9 @@ static void fall_back(struct turn *turn, struct device *device)
 			pace->vain += vain < VAIN_MOST;
 		pthread_mutex_unlock(&lock);
 		if (in_vain || now >= last || is_closed(turn))
-			return;
+			break;
 	}
+	moment_late_again(slack_ns);
 }
 
 /* Holding */
@@ -289,6 +257,7 @@ bool turn_hold(enum turn_work work, CUstream stream, bool per_thread)
 	struct turn *turn = gate_nested() ? NULL : of_stream(stream, per_thread);
 	bool waited = false, fell_back = false;
 	struct device *device;
+	uint64_t more_us;
 
 	while (turn && !is_captured(work, stream, per_thread)) {
 		const bool closed = is_closed(turn);
@@ -306,7 +275,7 @@ bool turn_hold(enum turn_work work, CUstream stream, bool per_thread)
 		if (!closed && fell_back)
 			break;
 		device = closed ? NULL : device_current();
-		if (!closed && (!device || &turns[device->ordinal] != turn || !is_ahead(turn, device, false)))
+		if (!closed && (!device || &turns[device->ordinal] != turn || !is_ahead(turn, device, false, &more_us)))
 			break;
 		/* What it launched last is to be heard of when it finishes, not milliseconds later. Inside: an event is work
 		 * for the GPU. */
@@ -373,6 +342,7 @@ int turn_end(struct device *device, uint64_t timeout_us, bool *drained)
 			return EBUSY;
 		turn->seen = false;
 		__atomic_store_n(&turn->closed_at, start, __ATOMIC_RELAXED);
+		__atomic_add_fetch(&turn->gap, 1, __ATOMIC_RELAXED);
 		set(turn, CLOSED, 0);
 	}
 	if (!turn->seen) {
@@ -389,7 +359,7 @@ int turn_end(struct device *device, uint64_t timeout_us, bool *drained)
 		if (*drained || now >= until)
 			break;
 		pause_for(now + pause < until ? pause : until - now);
-		pause = pause * 2 < LOOK_MOST ? pause * 2 : LOOK_MOST;
+		pause = pause * 2 < LOOK_DRAIN ? pause * 2 : LOOK_DRAIN;
 	}
 	__atomic_store_n(&turn->drained, *drained, __ATOMIC_RELAXED);
 	if (*drained)
@@ -399,6 +369,24 @@ int turn_end(struct device *device, uint64_t timeout_us, bool *drained)
 			 *drained ? "nothing runs" : "something runs", (unsigned long long)(moment_us() - start),
 			 turn_waiting(device));
 	return 0;
+}
+
+bool turn_is_over(const struct device *device)
+{
+	return is_closed(&turns[device->ordinal]);
+}
+
+bool turn_is_one(const struct device *device)
+{
+	return turn_is_over(device) || __atomic_load_n(&turns[device->ordinal].run_ahead_us, __ATOMIC_RELAXED);
+}
+
+uint64_t turn_gap(const struct device *device)
+{
+	const struct turn *turn = &turns[device->ordinal];
+	const bool in_one = is_closed(turn) && __atomic_load_n(&turn->drained, __ATOMIC_RELAXED);
+
+	return in_one ? __atomic_load_n(&turn->gap, __ATOMIC_RELAXED) : 0;
 }
 
 bool turn_is_late(const struct device *device)

@@ -46,6 +46,12 @@ int turn_end(struct device *device, uint64_t timeout_us, bool *drained);
  * much as the driver lets it. */
 void turn_begin(struct device *device, uint64_t run_ahead_us);
 
+/* Whether it is over, so that the program waits for its next one. */
+bool turn_is_over(const struct device *device);
+/* Whether the program takes turns: it is over, or its run-ahead is bounded. */
+bool turn_is_one(const struct device *device);
+/* The number of the gap between two turns that the program is in, with nothing running there; 0: it is in none. */
+uint64_t turn_gap(const struct device *device);
 /* Whether it is over, and something ran still when turn_end said so last: what waits until nothing runs waits in
  * vain. */
 bool turn_is_late(const struct device *device);
@@ -58,8 +64,9 @@ void turn_open_all(void);
 /* Looks what finishes of what was launched before its turn was over, for a millisecond at most: the daemon goes by what
  * is pending. False, at once, where nothing is, or has been for long. By the listening thread. */
 bool turn_watch(void);
-/* The program goes behind others on `device` (burst.h): what waits behind a kernel of its own that runs may take so long,
- * in microseconds; 0: it goes behind none. By the listening thread. */
+/* The program goes behind others on `device` (burst.h): what it has left there, of the kernel that runs as well, may take so
+ * long as the next is launched, in microseconds, and more once it was not held for long (hold.h); 0: it goes behind none. By the
+ * listening thread. */
 void turn_yield(struct device *device, uint64_t run_ahead_us);
 /* Threads that wait there for their turn, since they are too far ahead, or for others that go before them. */
 unsigned int turn_waiting(const struct device *device);

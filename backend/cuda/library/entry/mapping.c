@@ -55,6 +55,8 @@ WRAPPER cuMemGetHandleForAddressRange(void *handle, CUdeviceptr dptr, size_t siz
 	result = pin(dptr, size);
 	if (result == CUDA_SUCCESS)
 		CALL_REAL(result, cuMemGetHandleForAddressRange, (handle, dptr, size, handleType, flags));
+	if (result == CUDA_SUCCESS)
+		foreign_share();
 	if (result == CUDA_SUCCESS && handleType == CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD)
 		give(dptr, size, *(int *)handle);
 	return result;
@@ -251,5 +253,7 @@ WRAPPER cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, 
 	result = pin(ptr, 1);
 	if (result == CUDA_SUCCESS)
 		CALL_REAL(result, cuPointerSetAttribute, (value, attribute, ptr));
+	if (result == CUDA_SUCCESS)
+		foreign_share();
 	return result;
 }

@@ -37,10 +37,12 @@ static void settle(struct binding *binding, CUresult result, CUmemGenericAllocat
 {
 	const struct binding_box box = box_of(binding_ordinal(binding), offset, size);
 
-	if (result == CUDA_SUCCESS)
-		binding_enter(binding, foreign_multicast(object), NULL, &box);
-	else
+	if (result != CUDA_SUCCESS) {
 		binding_drop(binding);
+		return;
+	}
+	binding_enter(binding, foreign_multicast(object), NULL, &box);
+	foreign_share();
 }
 
 WRAPPER cuMulticastBindMem(CUmemGenericAllocationHandle mcHandle, size_t mcOffset, CUmemGenericAllocationHandle memHandle,

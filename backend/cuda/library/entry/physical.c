@@ -132,6 +132,7 @@ static void exported(CUmemGenericAllocationHandle handle, int fd)
 {
 	struct region *region = object_claim(handle);
 
+	foreign_share();
 	if (!region) {
 		foreign_exported(handle, fd);
 		return;
@@ -183,8 +184,10 @@ WRAPPER cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, voi
 	own = by_descriptor ? lent_import((int)(intptr_t)osHandle) : 0;
 	CALL_REAL(result, cuMemImportFromShareableHandle, (handle, osHandle, shHandleType));
 	device = result == CUDA_SUCCESS && own ? device_of_handle(*handle) : NULL;
-	if (result == CUDA_SUCCESS)
+	if (result == CUDA_SUCCESS) {
+		foreign_share();
 		result = handle_give(handle, false);
+	}
 	if (result == CUDA_SUCCESS && own)
 		foreign_is_import(device, *handle, own);
 	else if (own)

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "chunk.h"
+#include "clean.h"
 #include "daemon.h"
 #include "driver.h"
 #include "host.h"
@@ -199,6 +200,7 @@ void backing_give(struct region *region)
 			pool_uncharge(device, class_bytes[class]);
 			continue;
 		}
+		clean_forget(region, i);
 		if (chunk->place == CHUNK_DEVICE) {
 			(chunk->shareable || chunk->imported || chunk->reached ? pool_drop :
 										 pool_give)(device, class, chunk->memory);

@@ -509,9 +509,21 @@ bool foreign_is_in_host(void)
 	return __atomic_load_n(&in_host, __ATOMIC_RELAXED);
 }
 
+static bool shared;	/* atomically */
+
+void foreign_share(void)
+{
+	__atomic_store_n(&shared, true, __ATOMIC_RELAXED);
+}
+
+bool foreign_is_shared(void)
+{
+	return __atomic_load_n(&shared, __ATOMIC_RELAXED);
+}
+
 static void forget(void)
 {
-	in_host = false;
+	in_host = shared = false;
 	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 	allocations = handles = mappings = (struct table){ 0 };
 	for (int i = 0; i < GG_ORDINALS; i++)

@@ -80,4 +80,8 @@ void foreign_exported_at(CUdeviceptr address, int fd);
 void foreign_made_in_host(const CUmemLocation *location);
 bool foreign_is_in_host(void);
 
+/* Memory of a GPU, of the program or of another process, was made known to both: whether any ever was. */
+void foreign_share(void);
+bool foreign_is_shared(void);
+
 #endif

@@ -9,4 +9,8 @@
  * in the background. `resident` is what regions have in each class. No call of the driver. */
 void keeper_expect(struct device *device, const uint64_t resident[CLASSES], uint64_t soon);
 
+/* What may be had of the host from now on, bytes; UINT64_MAX: as much as the library takes by itself. More than that is made for
+ * what has to go there, and none of it is kept. */
+void keeper_grant(struct device *device, uint64_t bytes);
+
 #endif

@@ -31,6 +31,20 @@ bool kept_put(struct kept **list, struct spare spare)
 	return true;
 }
 
+uint64_t kept_sum(const uint64_t bytes[CLASSES])
+{
+	uint64_t all = 0;
+
+	for (int class = 0; class < CLASSES; class++)
+		all += bytes[class];
+	return all;
+}
+
+bool kept_may(const struct pool *pool, uint64_t bytes)
+{
+	return !pool->granted || kept_sum(pool->host_bytes) + kept_sum(pool->used) + bytes <= pool->grant;
+}
+
 CUresult kept_make(struct device *device, CUmemLocationType type, int id, uint64_t bytes,
 		   CUmemGenericAllocationHandle *memory)
 {

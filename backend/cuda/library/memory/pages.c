@@ -27,9 +27,11 @@ struct leaf {
 	struct region *region[LEAF_PAGES];	/* under the lock */
 	uint16_t uses[LEAF_PAGES];		/* since the last look; atomically */
 	uint8_t begins[LEAF_PAGES];		/* looks for which something is known to begin here; atomically */
+	uint32_t first[LEAF_PAGES];		/* number of the first use since the last turn; 0: there was none; atomically */
 };
 
 static struct leaf *root[1 << ROOT_BITS];	/* atomically */
+static uint32_t firsts;				/* first uses so far, of all pages; atomically */
 
 static struct leaf *leaf_of(CUdeviceptr address)
 {
@@ -73,6 +75,7 @@ void pages_fresh(CUdeviceptr address, size_t bytes)
 	for (CUdeviceptr at = address; at < address + bytes; at += GG_CHUNK) {
 		__atomic_store_n(&leaf_of(at)->uses[page_of(at)], 0, __ATOMIC_RELAXED);
 		__atomic_store_n(&leaf_of(at)->begins[page_of(at)], 0, __ATOMIC_RELAXED);
+		__atomic_store_n(&leaf_of(at)->first[page_of(at)], 0, __ATOMIC_RELAXED);
 	}
 }
 
@@ -99,11 +102,17 @@ static void begin(struct leaf *leaf, CUdeviceptr at)
 static void use(struct leaf *leaf, CUdeviceptr at)
 {
 	uint16_t *uses = &leaf->uses[page_of(at)];
+	uint32_t *first = &leaf->first[page_of(at)], number;
 	const uint16_t before = __atomic_load_n(uses, __ATOMIC_RELAXED);
 
 	/* One that is lost between two threads is no harm. */
 	if (before < UINT16_MAX)
 		__atomic_store_n(uses, before + 1, __ATOMIC_RELAXED);
+	if (!__atomic_load_n(first, __ATOMIC_RELAXED)) {
+		number = __atomic_add_fetch(&firsts, 1, __ATOMIC_RELAXED);
+		/* After 2^32 the numbers begin anew: the order of one turn is wrong then. */
+		__atomic_store_n(first, number ? number : 1, __ATOMIC_RELAXED);
+	}
 }
 
 void pages_use_from(CUdeviceptr address)
@@ -155,9 +164,29 @@ uint32_t pages_look(CUdeviceptr address, uint32_t before)
 	return uses;
 }
 
+bool pages_used(CUdeviceptr address)
+{
+	return __atomic_load_n(&leaf_of(address)->first[page_of(address)], __ATOMIC_RELAXED) != 0;
+}
+
+uint32_t pages_first(CUdeviceptr address, uint32_t before)
+{
+	struct leaf *leaf = leaf_of(address);
+	uint8_t *begins = &leaf->begins[page_of(address)];
+	uint32_t first = __atomic_load_n(&leaf->first[page_of(address)], __ATOMIC_RELAXED);
+
+	if (first)
+		first = __atomic_exchange_n(&leaf->first[page_of(address)], 0, __ATOMIC_RELAXED);
+	if (!__atomic_load_n(begins, __ATOMIC_RELAXED))
+		return !first || (before && before < first) ? before : first;
+	__atomic_sub_fetch(begins, 1, __ATOMIC_RELAXED);
+	return first;
+}
+
 static void forget(void)
 {
 	memset(root, 0, sizeof(root));
+	firsts = 0;
 }
 
 LIFE(.stage = LIFE_REGIONS, .forget = forget);

@@ -18,6 +18,10 @@ uint32_t pages_uses(CUdeviceptr address);
 /* The look: the same, or `before`, which holds for the page before it, if that is more and nothing begins. Counts from 0
  * again. */
 uint32_t pages_look(CUdeviceptr address, uint32_t before);
+/* Whether something that begins in a page was used since pages_first was asked last. */
+bool pages_used(CUdeviceptr address);
+/* The number of the first such use: the lower the earlier; 0: there was none; or `before`, as above. Forgets it. */
+uint32_t pages_first(CUdeviceptr address, uint32_t before);
 
 /* Whether an address may be in one of ours: false is certain. Lock-free. */
 bool pages_near(CUdeviceptr address);

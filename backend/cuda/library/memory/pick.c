@@ -5,8 +5,10 @@
 #include <stdlib.h>
 
 #include "object.h"
+#include "order.h"
 #include "pages.h"
 #include "tree.h"
+#include "turn.h"
 #include "view.h"
 
 /* Heat of one use a look of a whole chunk. */
@@ -30,8 +32,7 @@ static unsigned int level(uint32_t heat)
 	return 1 + 2 * octave + (octave ? heat >> (octave - 1) & 1 : 0);
 }
 
-/* Calls `visit` for every chunk. With the lock. */
-static void each(struct region_tree *tree, void (*visit)(struct pick *pick, void *), void *argument)
+void pick_each(struct region_tree *tree, void (*visit)(struct pick *pick, void *), void *argument)
 {
 	struct region *region = tree->ring;
 
@@ -54,8 +55,7 @@ static size_t bytes_of(const struct pick *pick)
 	return chunk_bytes(pick->region, pick->index);
 }
 
-/* With the lock. */
-static bool movable(const struct pick *pick, enum chunk_place from)
+bool pick_movable(const struct pick *pick, enum chunk_place from)
 {
 	const struct chunk *chunk = chunk_of(pick);
 
@@ -65,6 +65,7 @@ static bool movable(const struct pick *pick, enum chunk_place from)
 
 /* Bytes that can be moved, by their heat. */
 struct heats {
+	bool unused;			/* only of what was not used in the last turn */
 	uint64_t bytes[2][LEVELS];	/* of either enum chunk_place */
 };
 
@@ -73,15 +74,15 @@ static void weigh(struct pick *pick, void *argument)
 	struct heats *heats = argument;
 	const struct chunk *chunk = chunk_of(pick);
 
-	if (movable(pick, chunk->place))
+	if (pick_movable(pick, chunk->place) && !(heats->unused && chunk->order))
 		heats->bytes[chunk->place][level(chunk->heat)] += bytes_of(pick);
 }
 
-static struct heats weigh_all(struct region_tree *tree)
+static struct heats weigh_all(struct region_tree *tree, bool unused)
 {
-	struct heats heats = { 0 };
+	struct heats heats = { .unused = unused };
 
-	each(tree, weigh, &heats);
+	pick_each(tree, weigh, &heats);
 	return heats;
 }
 
@@ -187,7 +188,7 @@ size_t pick_misplaced(struct device *device, size_t most)
 	size_t bytes = 0;
 
 	pthread_mutex_lock(&tree_lock);
-	heats = weigh_all(device->regions);
+	heats = weigh_all(device->regions, false);
 	pthread_mutex_unlock(&tree_lock);
 	while (bytes < most && hot >= cold + HOTTER && hot >= level(HOT)) {
 		uint64_t *out = &heats.bytes[CHUNK_DEVICE][cold], *in = &heats.bytes[CHUNK_HOST][hot];
@@ -206,7 +207,7 @@ size_t pick_misplaced(struct device *device, size_t most)
 
 /* Choosing */
 
-static int by_address(const void *a, const void *b)
+int pick_by_address(const void *a, const void *b)
 {
 	const struct pick *one = a, *other = b;
 
@@ -226,6 +227,7 @@ struct taking {
 	size_t whole_most;	/* of what goes as a whole, no more goes */
 	unsigned int at;	/* this level, or */
 	bool colder, hotter;	/* ... all that are colder, or hotter */
+	bool unused;		/* none that was used in the last turn */
 };
 
 static bool full(const struct taking *taking)
@@ -239,7 +241,7 @@ static bool take_whole(struct region *region, struct taking *taking)
 	bool all = taking->most - taking->count >= region->chunks && region->reserved <= taking->whole_most;
 
 	for (size_t i = 0; i < region->chunks; i++)
-		all = all && movable(&(struct pick){ region, i }, taking->from);
+		all = all && pick_movable(&(struct pick){ region, i }, taking->from);
 	for (size_t i = 0; all && i < region->chunks; i++) {
 		region->chunk[i].busy = true;
 		taking->picks[taking->count++] = (struct pick){ region, i };
@@ -252,7 +254,7 @@ static bool take(struct pick *pick, struct taking *taking)
 {
 	const unsigned int at = level(chunk_of(pick)->heat);
 
-	if (full(taking) || !movable(pick, taking->from) ||
+	if (full(taking) || !pick_movable(pick, taking->from) || (taking->unused && chunk_of(pick)->order) ||
 	    !(taking->colder ? at < taking->at : taking->hotter ? at > taking->at : at == taking->at))
 		return false;
 	/* One handle of the driver is behind all of it. */
@@ -292,17 +294,24 @@ static void count_one(struct pick *pick, void *argument)
 	++*(size_t *)argument;
 }
 
-size_t pick_out(struct device *device, size_t want, size_t whole_most, struct pick *picks, size_t most)
+static size_t pick_coldest(struct device *device, size_t want, size_t whole_most, struct pick *picks, size_t most,
+			   bool goes_on)
 {
-	struct taking taking = { .picks = picks, .most = most, .want = want, .from = CHUNK_DEVICE, .whole_most = whole_most };
+	/* What it used in its last turn it will use in its next one. */
+	const bool waits = turn_is_over(device);
+	struct taking taking = { .picks = picks, .most = most, .want = want, .from = CHUNK_DEVICE, .whole_most = whole_most,
+				 .unused = waits };
 	struct region_tree *tree = device->regions;
-	size_t steps = 0, below = 0;
+	size_t steps = 0, below = 0, hand;
+	struct region *ring;
 	struct heats heats;
 	struct pick pick;
 
 	pthread_mutex_lock(&tree_lock);
-	each(tree, count_one, &steps);
-	heats = weigh_all(tree);
+	ring = tree->ring;
+	hand = tree->hand;
+	pick_each(tree, count_one, &steps);
+	heats = weigh_all(tree, waits);
 	while (taking.at < LEVELS - 1 && below + heats.bytes[CHUNK_DEVICE][taking.at] < want)
 		below += heats.bytes[CHUNK_DEVICE][taking.at++];
 	/* All that are colder, wherever they are; of the others those that the hand comes to next. */
@@ -312,9 +321,26 @@ size_t pick_out(struct device *device, size_t want, size_t whole_most, struct pi
 	taking.colder = false;
 	for (size_t i = 0; i < steps && !full(&taking) && tick(tree, &pick); i++)
 		take(&pick, &taking);
+	if (waits && !full(&taking))
+		taking.count += order_last(tree, want - taking.bytes, whole_most, picks + taking.count,
+					   most - taking.count);
+	if (!goes_on) {
+		tree->ring = ring;
+		tree->hand = hand;
+	}
 	pthread_mutex_unlock(&tree_lock);
-	qsort(picks, taking.count, sizeof(*picks), by_address);
+	qsort(picks, taking.count, sizeof(*picks), pick_by_address);
 	return taking.count;
+}
+
+size_t pick_out(struct device *device, size_t want, size_t whole_most, struct pick *picks, size_t most)
+{
+	return pick_coldest(device, want, whole_most, picks, most, true);
+}
+
+size_t pick_next(struct device *device, size_t want, struct pick *picks, size_t most)
+{
+	return pick_coldest(device, want, SIZE_MAX, picks, most, false);
 }
 
 size_t pick_in(struct device *device, size_t want, struct pick *picks, size_t most)
@@ -326,17 +352,17 @@ size_t pick_in(struct device *device, size_t want, struct pick *picks, size_t mo
 	struct heats heats;
 
 	pthread_mutex_lock(&tree_lock);
-	heats = weigh_all(tree);
+	heats = weigh_all(tree, false);
 	/* All that is hotter than the coldest that is needed, then of those what fits. */
 	do
 		taking.at--;
 	while (taking.at && (above += heats.bytes[CHUNK_HOST][taking.at]) < want);
 	taking.hotter = true;
-	each(tree, take_each, &taking);
+	pick_each(tree, take_each, &taking);
 	taking.hotter = false;
-	each(tree, take_each, &taking);
+	pick_each(tree, take_each, &taking);
 	pthread_mutex_unlock(&tree_lock);
-	qsort(picks, taking.count, sizeof(*picks), by_address);
+	qsort(picks, taking.count, sizeof(*picks), pick_by_address);
 	return taking.count;
 }
 
@@ -364,7 +390,7 @@ static size_t take_range(CUdeviceptr address, size_t bytes, bool (*wanted)(const
 static bool in_the_host(const struct pick *pick, bool unused)
 {
 	(void)unused;
-	return movable(pick, CHUNK_HOST);
+	return pick_movable(pick, CHUNK_HOST);
 }
 
 static bool on_gpu(const struct pick *pick, bool shareable)
@@ -412,7 +438,7 @@ static void take_imported(struct pick *pick, void *argument)
 	struct leaving *leaving = argument;
 	const struct chunk *chunk = chunk_of(pick);
 
-	if (!chunk->imported || !movable(pick, leaving->place) || leaving->count == leaving->most ||
+	if (!chunk->imported || !pick_movable(pick, leaving->place) || leaving->count == leaving->most ||
 	    leaving->bytes >= leaving->want)
 		return;
 	chunk_of(pick)->busy = true;
@@ -425,9 +451,9 @@ size_t pick_imported(struct device *device, enum chunk_place place, size_t want,
 	struct leaving leaving = { .picks = picks, .most = most, .want = want, .place = place };
 
 	pthread_mutex_lock(&tree_lock);
-	each(device->regions, take_imported, &leaving);
+	pick_each(device->regions, take_imported, &leaving);
 	pthread_mutex_unlock(&tree_lock);
-	qsort(picks, leaving.count, sizeof(*picks), by_address);
+	qsort(picks, leaving.count, sizeof(*picks), pick_by_address);
 	return leaving.count;
 }
 
@@ -450,11 +476,11 @@ int pick_all(struct device *device, struct pick **picks, size_t *count)
 	struct leaving leaving = { 0 };
 
 	pthread_mutex_lock(&tree_lock);
-	each(device->regions, count_one, &leaving.most);
+	pick_each(device->regions, count_one, &leaving.most);
 	leaving.picks = calloc(leaving.most ? leaving.most : 1, sizeof(*leaving.picks));
 	leaving.error = !leaving.picks ? ENOMEM : device->regions->frees ? EBUSY : 0;
 	if (leaving.picks)
-		each(device->regions, take_all, &leaving);
+		pick_each(device->regions, take_all, &leaving);
 	for (size_t i = 0; !leaving.error && i < leaving.count; i++)
 		chunk_of(&leaving.picks[i])->busy = true;
 	pthread_mutex_unlock(&tree_lock);
@@ -462,7 +488,7 @@ int pick_all(struct device *device, struct pick **picks, size_t *count)
 		free(leaving.picks);
 		return leaving.error;
 	}
-	qsort(leaving.picks, leaving.count, sizeof(*leaving.picks), by_address);
+	qsort(leaving.picks, leaving.count, sizeof(*leaving.picks), pick_by_address);
 	*picks = leaving.picks;
 	*count = leaving.count;
 	return 0;

@@ -66,8 +66,6 @@ static size_t map(const struct place_run *run, const struct spot *spot, struct b
 	size_t at = spot->from;
 
 	*result = CUDA_SUCCESS;
-	if (!behind.chunks && !behind.whole && region->object)
-		behind.whole = region->object->whole;
 	if (behind.whole) {
 		CALL_REAL(*result, cuMemMap, (spot->address, spot->to - spot->from, spot->from, behind.whole, 0));
 		return *result == CUDA_SUCCESS ? spot->to - spot->from : 0;
@@ -105,33 +103,46 @@ static bool same(const struct access *one, const struct access *other)
 	return one->read == other->read && one->write == other->write;
 }
 
-/* By as few calls as there are kinds of access. */
-static CUresult allow(const struct place_run *run, const struct spot *spot)
+/* Where the first of the calls about [from, to) of a spot ends: with a mapping. */
+static size_t end_of_call(const struct place_run *run, size_t from, size_t to, struct behind behind)
+{
+	const struct region *region = run->region;
+	size_t end = from, i = chunk_at(region, from);
+
+	if (behind.whole)
+		return to;
+	do {
+		end = chunk_offset(region, i) + chunk_bytes(region, i);
+		i++;
+	} while (end < to && end - from + chunk_bytes(region, i) <= PLACE_RUN_BYTES);
+	return end < to ? end : to;
+}
+
+/* By as few calls as there are kinds of access, and runs. */
+static CUresult allow(const struct place_run *run, const struct spot *spot, struct behind behind)
 {
 	CUmemAccessDesc access[GG_ORDINALS];
 	CUresult result = CUDA_SUCCESS;
-	size_t page, last, count;
+	size_t count = 0;
 
 	if (!spot->view) {
 		pthread_mutex_lock(&tree_lock);
 		count = tree_access(run->region, access);
 		pthread_mutex_unlock(&tree_lock);
-		CALL_REAL(result, cuMemSetAccess, (spot->address, spot->to - spot->from, access, count));
-		return result;
 	}
-	page = (spot->from - spot->view->offset) / GG_CHUNK;
-	last = (spot->to - spot->view->offset) / GG_CHUNK;
-	while (page < last && result == CUDA_SUCCESS) {
-		const struct access *has = &spot->view->access[page];
-		const CUdeviceptr at = spot->view->address + page * GG_CHUNK;
-		size_t pages = 1;
+	for (size_t from = spot->from, to; from < spot->to && result == CUDA_SUCCESS; from = to) {
+		to = end_of_call(run, from, spot->to, behind);
+		if (spot->view) {
+			const struct access *has = &spot->view->access[(from - spot->view->offset) / GG_CHUNK];
+			size_t pages = 1;
 
-		while (page + pages < last && same(has, &has[pages]))
-			pages++;
-		count = describe(has, access);
+			while (pages < (to - from) / GG_CHUNK && same(has, &has[pages]))
+				pages++;
+			to = from + pages * GG_CHUNK;
+			count = describe(has, access);
+		}
 		if (count)
-			CALL_REAL(result, cuMemSetAccess, (at, pages * GG_CHUNK, access, count));
-		page += pages;
+			CALL_REAL(result, cuMemSetAccess, (spot->address + (from - spot->from), to - from, access, count));
 	}
 	return result;
 }
@@ -139,10 +150,13 @@ static CUresult allow(const struct place_run *run, const struct spot *spot)
 static CUresult enter(const struct place_run *run, const struct spot *spot, struct behind behind)
 {
 	CUresult result;
-	const size_t mapped = map(run, spot, behind, &result);
+	size_t mapped;
 
+	if (!behind.chunks && !behind.whole && run->region->object)
+		behind.whole = run->region->object->whole;
+	mapped = map(run, spot, behind, &result);
 	if (result == CUDA_SUCCESS)
-		result = allow(run, spot);
+		result = allow(run, spot, behind);
 	if (result != CUDA_SUCCESS && mapped && unmap(spot, mapped, TRIES) != CUDA_SUCCESS)
 		log_line("%zu bytes at %llx stay mapped", mapped, spot->address);
 	return result;

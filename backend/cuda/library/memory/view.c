@@ -157,6 +157,11 @@ uint64_t view_users(const struct region *region)
 	return users;
 }
 
+bool view_is_shared(const struct region *region)
+{
+	return region->object && view_users(region) & ~(UINT64_C(1) << region->device->ordinal);
+}
+
 static void forget(void)
 {
 	free(views);

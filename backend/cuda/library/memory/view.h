@@ -48,5 +48,7 @@ void view_each(struct region *region,
 	       void (*visit)(struct region *region, CUdeviceptr at, size_t bytes, size_t offset, void *), void *argument);
 /* The GPUs that may use any part of a region that one has a chunk of: a bit an ordinal. */
 uint64_t view_users(const struct region *region);
+/* Whether another GPU may write to it, which has turns of its own. */
+bool view_is_shared(const struct region *region);
 
 #endif

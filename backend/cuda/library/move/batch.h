@@ -19,8 +19,14 @@ void batch_free(struct batch *batch);
 enum chunk_class batch_class(const struct batch *batch, size_t i);
 /* Moves a batch that has all it needs; returns the bytes that moved. Frees it. */
 uint64_t batch_move(struct device *device, struct batch *batch);
-/* The new chunks of the GPU, of which `mapped` bytes are mapped at the window, are not from now on. */
-void batch_drop_window(struct batch *batch, size_t mapped);
+/* Moves two at once: what comes, which is in no books, has the room that the other leaves. Returns the bytes that came; as many
+ * of those that went are as they were in the books, and more that went are credit. Frees both. */
+uint64_t batch_exchange(struct device *device, struct batch *out, struct batch *in);
+/* Marks what a batch has, of batch_new, which does not move; with nothing of the program running, in a gap between two turns.
+ * False: no more can be marked. */
+bool batch_mark(struct device *device, struct batch *batch);
+/* One made by batch_new_out that is not to move after all. Frees it. */
+void batch_cancel(struct device *device, struct batch *batch);
 /* Lets go of the batch that was given up, if it has come to its end; whether there is none any more. */
 bool batch_reap(struct device *device);
 

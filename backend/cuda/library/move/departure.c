@@ -11,6 +11,7 @@
 
 #include "batch.h"
 #include "calm.h"
+#include "clean.h"
 #include "chunk.h"
 #include "driver.h"
 #include "foreign.h"
@@ -256,6 +257,7 @@ static int come_to_a_rest(void)
 		return EBUSY;
 	for (size_t d = 0; d < departure.devices && !error; d++) {
 		pool_trim(departure.leaving[d].device, 0);
+		clean_drop_all(departure.leaving[d].device);
 		host_halt(departure.leaving[d].device);
 		error = gather(&departure.leaving[d]);
 	}

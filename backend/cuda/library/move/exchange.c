@@ -92,7 +92,7 @@ static void heat(struct pace *pace, bool wanted)
 	pace->heated = wanted;
 	for (size_t i = 0; i < GG_ORDINALS; i++)
 		any |= paces[i].heated;
-	heat_want(any);
+	heat_want(HEAT_EXCHANGE, any);
 }
 
 int64_t exchange_tick(struct device *device)

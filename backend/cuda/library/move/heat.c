@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The pointers among a kernel's parameters.
+ * The pointers and tensor maps among a kernel's parameters.
  *
  * What a function's parameters look like is found on every launch, so that is done without a lock: a table of
- * pointers, replaced when it is full; what it pointed to is never freed while somebody may read it. A
+ * pointers, replaced when it is full; what it pointed to is never freed while a thread may read it. A
  * function that is unloaded may leave its handle to another one, so each answer has the epoch that it was got
  * in.
  */
@@ -18,6 +18,7 @@
 #include "map.h"
 #include "ours.h"
 #include "pages.h"
+#include "tensor.h"
 
 #define WORD sizeof(CUdeviceptr)
 /* A kernel has at most 32764 bytes of parameters (CUDA 12.1). */
@@ -36,6 +37,7 @@ struct table {
 };
 
 bool heat_wanted;
+static unsigned int reasons;	/* bits of enum heat_reason */
 
 static struct table *table;	/* atomically; written under `lock` */
 static uint64_t epoch = 1;	/* atomically */
@@ -111,7 +113,7 @@ static void insert(struct table *into, struct layout *layout)
 	__atomic_store_n(&into->layouts[i], layout, __ATOMIC_RELEASE);
 }
 
-/* The old table stays: somebody may be reading it. All of them together are as large as the last. */
+/* The old table stays: a thread may be reading it. All of them together are as large as the last. */
 static bool grow(void)
 {
 	size_t size = table ? table->size * 2 : 256;
@@ -170,20 +172,29 @@ static const struct layout *layout_of(CUfunction function)
 	return layout;
 }
 
-/* Structures too: a pointer lies at a multiple of 8 in them, and they do in the parameters. */
-static void visit_words(const char *bytes, size_t size, size_t first,
-			void (*visit)(CUdeviceptr, void *), void *argument)
+/* Structures too: a pointer lies at a multiple of 8 in them, and they do in the parameters, `offset` bytes behind the
+ * first. A map may be a part of one. */
+static void visit_words(const char *bytes, size_t size, size_t offset, heat_visit *visit, void *argument)
 {
+	const bool maps = __atomic_load_n(&tensor_any, __ATOMIC_RELAXED);
 	CUdeviceptr word;
+	size_t described;
 
-	for (size_t i = first; i + WORD <= size; i += WORD) {
+	/* The first word that is aligned where the kernel will find it. */
+	for (size_t i = (WORD - offset % WORD) % WORD; i + WORD <= size; i += WORD) {
+		if (maps && (offset + i) % TENSOR_ALIGNMENT == 0 && i + sizeof(CUtensorMap) <= size &&
+		    tensor_find(bytes + i, &word, &described)) {
+			visit(word, described, argument);
+			i += sizeof(CUtensorMap) - WORD;
+			continue;
+		}
 		memcpy(&word, bytes + i, WORD);
 		if (word)
-			visit(word, argument);
+			visit(word, 0, argument);
 	}
 }
 
-static void visit_extra(void **extra, void (*visit)(CUdeviceptr, void *), void *argument)
+static void visit_extra(void **extra, heat_visit *visit, void *argument)
 {
 	const char *buffer = NULL;
 	size_t size = 0;
@@ -200,8 +211,7 @@ static void visit_extra(void **extra, void (*visit)(CUdeviceptr, void *), void *
 		visit_words(buffer, size, 0, visit, argument);
 }
 
-void heat_words(CUfunction function, void **parameters, void **extra,
-		void (*visit)(CUdeviceptr, void *), void *argument)
+void heat_words(CUfunction function, void **parameters, void **extra, heat_visit *visit, void *argument)
 {
 	const struct layout *layout;
 
@@ -212,25 +222,37 @@ void heat_words(CUfunction function, void **parameters, void **extra,
 	}
 	layout = function ? layout_of(function) : NULL;
 	for (size_t i = 0; layout && i < layout->count; i++) {
-		size_t size = layout->parameter[i].size;
-		/* The first word of the parameter that is aligned where the kernel will find it. */
-		size_t first = (WORD - layout->parameter[i].offset % WORD) % WORD;
+		const size_t size = layout->parameter[i].size;
 
 		if (size >= WORD && parameters[i])
-			visit_words(parameters[i], size, first, visit, argument);
+			visit_words(parameters[i], size, layout->parameter[i].offset, visit, argument);
 	}
 }
 
-static void use(CUdeviceptr word, void *unused)
+void heat_use(CUdeviceptr address, size_t bytes)
 {
-	(void)unused;
-	pages_use_from(word);
+	if (bytes)
+		pages_use(address, bytes);
+	else
+		pages_use_from(address);
 }
 
-void heat_want(bool wanted)
+static void use(CUdeviceptr address, size_t bytes, void *unused)
 {
-	if (heat_is_wanted() != wanted)
-		__atomic_store_n(&heat_wanted, wanted, __ATOMIC_RELAXED);
+	(void)unused;
+	heat_use(address, bytes);
+}
+
+void heat_want(enum heat_reason reason, bool wanted)
+{
+	reasons = wanted ? reasons | 1u << reason : reasons & ~(1u << reason);
+	if (heat_is_wanted() != (reasons != 0))
+		__atomic_store_n(&heat_wanted, reasons != 0, __ATOMIC_RELAXED);
+}
+
+bool heat_is_wanted_for(enum heat_reason reason)
+{
+	return reasons & 1u << reason;
 }
 
 void heat_launch(CUfunction function, void **parameters, void **extra)
@@ -269,6 +291,7 @@ static void forget(void)
 	unloading = 0;
 	table = NULL;
 	heat_wanted = false;
+	reasons = 0;
 }
 
 /* Which handles are of kernels, not of functions. */

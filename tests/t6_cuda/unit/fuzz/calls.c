@@ -155,18 +155,25 @@ bool calls_end(enum entry entry, CUresult result, CUresult expected, const char 
 	return false;
 }
 
-/* Whether an entry point was reached, if it is one that is to be. */
-static bool is_reached(size_t i)
+/* Whether an entry point makes, maps, shares or frees memory. */
+static bool is_asked(size_t i)
 {
 	if (strcmp(rows[i].kind, "MEMORY") && strcmp(rows[i].kind, "CONTEXT"))
-		return true;
+		return false;
+	/* What describes memory neither makes nor moves any. */
+	return strncmp(rows[i].name, "cuTensorMap", strlen("cuTensorMap"));
+}
+
+/* Whether it was right once, and, where they fail, each call of the driver within it has failed once. */
+static bool is_reached(size_t i)
+{
 	return rows[i].right && (!faulty || (rows[i].faults && rows[i].walks));
 }
 
 bool calls_finished(void)
 {
 	for (size_t i = 0; i < ENTRIES; i++)
-		if ((rows[i].right || rows[i].faults) && !is_reached(i))
+		if (is_asked(i) && !is_reached(i))
 			return false;
 	return true;
 }
@@ -177,6 +184,8 @@ void calls_check_all(void)
 	bool all = true;
 
 	for (size_t i = 0; i < ENTRIES; i++) {
+		if (!is_asked(i))
+			continue;
 		if (without && !strcmp(without, rows[i].name))
 			rows[i].right = 0;
 		if (!is_reached(i)) {

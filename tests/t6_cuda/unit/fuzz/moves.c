@@ -6,12 +6,16 @@
 #include <time.h>
 
 #include "double.h"
+#include "keeper.h"
 #include "model.h"
 
 /* Bytes that move at once at most, in chunks of the smallest size. */
 #define MOST 40
 /* How long a call of the driver waits for what moves within it, ns. */
 #define WITHIN_NS 5000000
+
+/* Moves between two grants of the host. */
+#define GRANTED 4
 
 /* What is to move. */
 enum kind { EXCHANGE, LIMIT, IN, OUT, KINDS };
@@ -22,6 +26,7 @@ static struct device *device;
 static bool ordered, forbidden;
 static enum kind kind;
 static uint64_t bytes;
+static unsigned int orders;	/* of the thread alone */
 
 static void carry_out(enum kind what, uint64_t amount)
 {
@@ -50,6 +55,9 @@ static void *move(void *unused)
 		const uint64_t amount = bytes;
 
 		pthread_mutex_unlock(&lock);
+		/* What is granted of the host changes meanwhile, or nothing is. */
+		if (++orders % GRANTED == 0)
+			keeper_grant(device, orders % (3 * GRANTED) ? amount : UINT64_MAX);
 		carry_out(what, amount);
 		pthread_mutex_lock(&lock);
 		ordered = false;

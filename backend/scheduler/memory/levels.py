@@ -1,0 +1,214 @@
+"""The levels at which memory is scheduled with time: a switch for each that is short of memory.
+
+Where all that programs use has room there is none. A slice below its limit is no level, whatever is above it; where
+both are short, a program has its turns in the lower one, and what that one has is none of the room above.
+
+GPUs that gangs tie together have their levels together: a program with contexts on two has one turn on both, and so
+have two programs that share memory. Where that changes, the switches of those GPUs end, and others begin.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import attrs
+import trio
+
+from backend.core.population import Population
+from backend.core.protocols import Gpu, Ledger
+from backend.process.identity import ROOT, Process, Slice, SliceOn
+from backend.scheduler.memory.claims import Name
+from backend.scheduler.memory.gangs import Ties, gangs
+from backend.scheduler.memory.level import Level, Levers, Place, shared_by
+from backend.scheduler.memory.planner import Plan
+from backend.scheduler.memory.switch import Switch
+from backend.scheduler.shares import Contender
+
+log = logging.getLogger(__name__)
+
+LONELY_S = 5.0
+"""Seconds for which a level has no turns, and room, before its switch ends."""
+
+TIES_S = 1.0
+"""Seconds between two looks for what ties GPUs, which is one at all programs. One that came to be on several meanwhile
+has no turns until then."""
+
+
+@attrs.define(eq=False)
+class Running:
+    """A level, and the switch at work there."""
+
+    level: Level
+    """The level."""
+    switch: Switch
+    """What switches."""
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    """What ends it."""
+    free_since: float | None = None
+    """Since when there are no turns, by trio's clock."""
+
+
+class Levels:
+    """See the module. Those of a machine."""
+
+    def __init__(self, gpus: Mapping[int, Gpu], ledger: Ledger, population: Population, is_on: bool) -> None:
+        """Not `is_on`, there are no turns for the sake of memory."""
+        self._gpus = gpus
+        self._ledger = ledger
+        self._population = population
+        self._is_on = is_on
+        self._levers: dict[int, Levers] = {}
+        self._contenders: dict[int, Sequence[Contender]] = {}
+        self._running: dict[Place, Running] = {}
+        self._wide: Sequence[frozenset[int]] = ()  # GPUs that a gang is on, of each that is on several
+        self._looked = -math.inf  # when that was found out, by trio's clock
+        self.nursery: trio.Nursery | None = None
+        """What switches run in, while the schedulers run."""
+
+    def enter(self, gpu: int, levers: Levers) -> None:
+        """Has the programs of a GPU take turns, by these levers."""
+        self._levers[gpu] = levers
+
+    def count(self, gpu: int) -> int:
+        """Return how many switches are at work on a GPU."""
+        return sum(gpu in place.gpus for place in self._running)
+
+    def look(self, gpu: int, contenders: Sequence[Contender]) -> None:
+        """Begins to switch at a level that has come to be short, and ends where it has room again; these contend on a
+        GPU from now on."""
+        self._contenders[gpu] = contenders
+        if not self._is_on or self.nursery is None:
+            return
+        tied = self._tied(gpu)
+        for place, running in self._running.items():
+            if place.gpus != tied and place.gpus & tied:
+                running.scope.cancel()  # others are tied now
+        for place in self._short(tied):
+            level = self._level(place)
+            begun = self._running[place] = Running(level, Switch(level, name=str(place)))
+            self.nursery.start_soon(self._run, begun)
+        for place, running in list(self._running.items()):
+            if gpu not in place.gpus:
+                continue
+            running.level.poke()
+            if running.switch.plan.has_turns or self._is_short(place):
+                running.free_since = None
+            elif running.free_since is None:
+                running.free_since = trio.current_time()
+            elif trio.current_time() - running.free_since >= LONELY_S:
+                running.scope.cancel()
+
+    def has(self, process: Process) -> bool:
+        """Return whether a switch has a process, as it looked last: one that has left its slice none has."""
+        return any(process in running.switch.programs for running in self._running.values())
+
+    def next_use(self) -> Mapping[Process, int]:
+        """Return when each process that waits has its turn, microseconds of some clock."""
+        found: dict[Process, int] = {}
+        for running in self._running.values():
+            plan, now_us = running.switch.plan, round(trio.current_time() * 1e6)
+            times = running.switch.planner.turns.next_use(now_us) if plan.has_turns else {}
+            found |= {name: at for name, at in times.items() if isinstance(name, Process) and name in plan.waits}
+        return found
+
+    def bounds(self) -> Mapping[Process, int]:
+        """Return how long each program that has turns waits at most, microseconds."""
+        return {
+            name: running.switch.planner.turns.bound_us(name)
+            for running in self._running.values()
+            for one in running.switch.plan.sets
+            for name in one
+            if isinstance(name, Process) and running.switch.plan.has_turns
+        }
+
+    async def _run(self, running: Running) -> None:
+        try:
+            with running.scope:
+                await running.switch.run()
+        except Exception:  # as in the scheduler: all programs run as before, and the next look begins anew
+            log.exception("%s: turns of memory failed", running.level.place)
+        finally:
+            running.level.planned(Plan())
+            self._running.pop(running.level.place, None)
+
+    def _tied(self, gpu: int) -> frozenset[int]:
+        """The GPUs that gangs tie to one, with itself: those that have turns, as far as can be told. The others are
+        always on."""
+        tied = frozenset({gpu})
+        if len(self._levers) < 2:
+            return tied
+        if trio.current_time() >= self._looked + TIES_S:
+            self._looked = trio.current_time()
+            self._wide = [gang.gpus for gang in gangs(self._ties()) if gang.takes_turns and len(gang.gpus) > 1]
+        while more := frozenset().union(*(gpus for gpus in self._wide if gpus & tied)) - tied:
+            tied |= more
+        return tied
+
+    def _ties(self) -> Mapping[Name, Ties]:
+        """What ties each process that contends to others, and to GPUs."""
+        ties: dict[Name, Ties] = {}
+        for contenders in self._contenders.values():
+            for process in [one.process for one in contenders if one.process not in ties]:
+                resident = self._population.resident(process)
+                if resident is None or not resident.contexts:
+                    continue
+                contexts = frozenset(resident.contexts)
+                there = [self._gpus[index] for index in contexts if index in self._levers]
+                tells = [one.working_set(process) is not None and one.shares(process) is not None for one in there]
+                is_known = len(there) == len(contexts) and all(tells)
+                ties[process] = Ties(contexts, shared_by(process, there), is_known)
+        return ties
+
+    def _level(self, place: Place) -> Level:
+        def contenders(gpu: int) -> Sequence[Contender]:
+            return list(self._below(place.on(gpu)))
+
+        return Level(place, self._gpus, self._ledger, self._population, contenders, self._levers)
+
+    def _below(self, group: SliceOn) -> Iterator[Contender]:
+        """Yield those that contend below a slice, and have their turns at no level below it."""
+        taken = {place.on(group.gpu) for place in self._running if group.gpu in place.gpus}
+        for one in self._contenders.get(group.gpu, ()):
+            levels = [level.group for level in one.path]
+            depth = levels.index(group) + 1 if group in levels else 0
+            is_below = depth or group == SliceOn(ROOT, group.gpu)
+            if is_below and taken.isdisjoint(levels[depth:]):
+                yield one
+
+    def _short(self, gpus: frozenset[int]) -> Iterator[Place]:
+        """Yield the levels of some GPUs that have come to be short, the lowest first."""
+        contenders = [one for gpu in gpus for one in self._contenders.get(gpu, ())]
+        if len({one.process for one in contenders}) < 2:
+            return
+        depths: dict[Slice, int] = {ROOT: 0}
+        for one in contenders:
+            groups = [level.group for level in one.path]
+            depths |= {group.slice: depth for depth, group in enumerate(groups, 1) if isinstance(group, SliceOn)}
+        for slice_ in sorted(depths, key=lambda slice_: -depths[slice_]):
+            place = Place(slice_, gpus)
+            is_taken = any(other.slice == slice_ and other.gpus & gpus for other in self._running)
+            if not is_taken and self._is_short(place):
+                yield place
+
+    def _is_short(self, place: Place) -> bool:
+        """Whether programs below a slice that can have turns use more of a GPU together than they have room for, beside
+        what none can give. That is reckoned only where something is in the host."""
+        if any(self._gpus[gpu].lost for gpu in place.gpus):
+            return False
+        try:
+            pressed = [gpu for gpu in place.gpus if self._ledger.books(place.on(gpu)).swap]
+        except OSError:
+            return False
+        if not pressed:
+            return False
+        level = self._level(place)
+        programs, rooms = level.programs(), level.rooms()
+        for gpu in pressed:
+            there = [one for one in programs.values() if gpu in one.claims]
+            working = [one for one in there if one.has_work]
+            used = sum(one.claims[gpu].used for one in working) + sum(one.claims[gpu].stays for one in there)
+            if sum(one.ties.is_known for one in working) > 1 and bool(rooms) and used > rooms[gpu]:
+                return True
+        return False

@@ -1,0 +1,123 @@
+"""One engine with real costs of a switch, programs that serve requests, and one that fills, in virtual time (engine.c).
+
+It has what an H200 showed (`tests/t7_nvidia/t7_bursts.py`): what a filler is ahead goes in slices of 50 us, and each
+gap between two requests pays for two switches. All times are nanoseconds where nothing else is said.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from collections.abc import Sequence
+from ctypes import c_int64
+
+import attrs
+
+US = 1_000
+SHAPE = 0.5
+"""Of the gamma distribution of gaps between requests: a deviation of 1.4 times the mean."""
+
+
+def arrivals(seed: str, load: float, bursts: bool, service: int, seconds: float) -> list[int]:
+    """Return when requests come, as a gamma process, or for half of each second at twice the load."""
+    source, now, found = random.Random(seed), 0.0, list[int]()
+    rate = (2 * load if bursts else load) / service
+    while True:
+        now += source.gammavariate(SHAPE, 1 / rate / SHAPE)
+        wall = now + 0.5e9 * int(now / 0.5e9) if bursts else now
+        if wall > seconds * 1e9:
+            return found
+        found.append(round(wall))
+
+
+def alone(requests: Sequence[int], took: int) -> list[int]:
+    """Return the latencies of requests that are served one after the other, on a GPU of their own, and take so long."""
+    free, found = 0, list[int]()
+    for arrival in requests:
+        free = max(free, arrival) + took
+        found.append(free - arrival)
+    return found
+
+
+@attrs.frozen
+class Fill:
+    """A program that launches kernels as fast as it may, and goes behind those that serve."""
+
+    kernel: int
+    """The engine's time for each kernel."""
+    ahead_us: int
+    """Microseconds that it may have left as it launches more, at least; 0: 64 kernels."""
+    timeslice: int
+    """Its longest run in a round."""
+    obeys: bool = True
+    """Whether it launches nothing while it is held."""
+
+
+@attrs.define(eq=False)
+class Model:
+    """Programs that serve requests one after the other, and one that fills what they leave, if there is one."""
+
+    rules: ctypes.CDLL
+    """The rules, compiled (:func:`tests.support.bursts.rules.compiled`)."""
+    requests: Sequence[Sequence[int]]
+    """When they come, for each of those that serve."""
+    service: int
+    """The engine's time for each request."""
+    hold: int
+    """For how long others are held after one, if no other comes; less than 0: they never are."""
+    fill: Fill | None = None
+    _latencies: list[ctypes.Array[c_int64]] = attrs.field(factory=list)
+    _kept: list[ctypes.Array[c_int64]] = attrs.field(factory=list)
+    _model: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        self._model = self.rules.model_new()
+        assert self._model
+        for one in self.requests:
+            self._kept.append((c_int64 * len(one))(*one))
+            self._latencies.append((c_int64 * len(one))())
+            words = (self._kept[-1], len(one), self.service, self.hold, self._latencies[-1])
+            self.rules.model_lead(self._model, *words)
+        if (fill := self.fill) is not None:
+            self.rules.model_fill(self._model, fill.kernel, fill.ahead_us, fill.timeslice, fill.obeys)
+
+    def __del__(self) -> None:
+        self.rules.model_free(self._model)
+
+    def run(self, until: int) -> None:
+        """Go on to a time."""
+        self.rules.model_run(self._model, until)
+
+    def serve(self) -> None:
+        """Go on until all requests are served."""
+        while self.rules.model_served(self._model) < sum(map(len, self.requests)):
+            self.run(self.now + 10_000 * US)
+
+    @property
+    def latencies(self) -> list[list[int]]:
+        """Of the requests of each of those that serve."""
+        return [list(one) for one in self._latencies]
+
+    @property
+    def now(self) -> int:
+        return int(self.rules.model_now(self._model))
+
+    @property
+    def idle(self) -> int:
+        """In which nothing ran."""
+        return int(self.rules.model_idle(self._model))
+
+    @property
+    def filled(self) -> int:
+        """The engine's time that the one that fills had, without switches."""
+        return int(self.rules.model_filled(self._model))
+
+    @property
+    def periods(self) -> int:
+        """Busy periods of all that serve."""
+        return int(self.rules.model_periods(self._model))
+
+    @property
+    def stays(self) -> int:
+        """How often that came onto the engine."""
+        return int(self.rules.model_stays(self._model))
