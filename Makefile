@@ -24,7 +24,7 @@
 #   make bench-gpu    ... and what needs one: nvcc, no network; half an hour. ONLY="pareto levers" for some of it;
 #                     ONLY=oversubscribed for turns of memory, a quarter of an hour more
 #   make bench-check  what moved since the committed record; bench-keep puts build/bench.json there
-#   make bench-render docs/benchmarks.md and its plots, from the committed record
+#   make bench-render benchmarks/README.md and its plots, from the committed record
 #   make bench-files  what one file access costs, against a C server
 #   make soak         what holds of a mount that a crowd uses for ten minutes; a quarter of an hour, two CPUs
 #   make tables       what pages, manual and completions say of the settings, from backend/core/settings.py

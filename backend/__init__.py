@@ -1,5 +1,5 @@
-"""The backend of ggroupfs: the books (Ledger), the hardware (Gpu) and the Controller where they meet.
+"""The backend of ggroupfs: the books (Ledger), the hardware (Gpu), and the Controller where they meet.
 
-The tree talks to :class:`backend.core.controller.Controller` and to no other object in here. What mounts it puts
-the parts together (choose.py), and all use the same names, records and errors.
+The tree uses :class:`backend.core.controller.Controller` and no other object of this package. The program that mounts
+the tree puts the parts together (choose.py). All of them use the same names, records and errors.
 """

@@ -1,4 +1,4 @@
-"""Which ledger and which GPUs serve a mount, by the names that the command line knows."""
+"""Choose the ledger and the GPUs that serve a mount, by the names on the command line."""
 
 from __future__ import annotations
 
@@ -37,63 +37,63 @@ class Cuda(Protocol):
     """A GPU that runs CUDA programs (:class:`backend.nvidia.gpu.NvidiaGpu`, which needs NVML to be imported)."""
 
     managed: Managed
-    """Those of them whose memory can be moved."""
+    """The programs on it whose memory can be moved."""
 
 
 @runtime_checkable
 class Forgetful(Protocol):
-    """A GPU that has to be told what its TSGs had of their own (:class:`backend.nvidia.gpu.NvidiaGpu`)."""
+    """A GPU whose native timeslices have to outlive the daemon (:class:`backend.nvidia.gpu.NvidiaGpu`)."""
 
     notes: Timeslices
-    """What remembers it."""
+    """The record of the native timeslices."""
 
 
 @attrs.frozen
 class Choice:
-    """What was asked for on the command line."""
+    """The options of the command line that choose a backend."""
 
     gpu: str = "auto"
     """One of :data:`GPUS`; auto takes NVIDIA GPUs where there are any, else the software GPU."""
     ledger: str = "auto"
     """One of :data:`LEDGERS`; auto takes the kernel module's books where it is loaded, else the daemon's own."""
     soft_gpus: int = 1
-    """How many software GPUs."""
+    """Number of software GPUs."""
     soft_config: SoftConfig = attrs.field(factory=SoftConfig)
-    """What they are like."""
+    """Properties of the software GPUs."""
     selftest: bool = True
     """Whether the levers of a real GPU are proven before the mount answers."""
     proven: Path | None = None
-    """Where it is kept that they were, for the next daemon."""
+    """File that records which levers were proven, for the next daemon."""
 
 
 @attrs.frozen
 class Backend:
-    """What serves a mount."""
+    """The parts that serve a mount."""
 
     ledger: Ledger
     """The books."""
     gpus: Sequence[Gpu]
     """The GPUs, as the Controller takes them."""
     soft: Mapping[int, SoftGpu]
-    """Those of them that are software, by index: programs come to these by a socket."""
+    """The software GPUs among them, by index: programs connect to these by a socket."""
     cuda: Mapping[int, Managed]
-    """The programs whose memory can be moved, of each of the others: they come by a socket, too."""
+    """For each of the other GPUs, by index, the programs whose memory can be moved: they connect by a socket, too."""
     moves: WrittenMoves | None = None
-    """Programs on the way to another GPU, where that is to outlive the daemon."""
+    """Programs on the way to another GPU; None where that does not outlive the daemon."""
     attributes: Attributes | None = None
-    """Whose files are, where that is to outlive the daemon."""
+    """Owners of files; None where they do not outlive the daemon."""
     lacks: Sequence[str] = ()
-    """What the kernel module lacks that the daemon knows of, where it keeps the books."""
+    """Features that the daemon knows and the kernel module lacks, where the module keeps the books."""
     lasting: bool = True
-    """Whether the books, and what holds, are known to another daemon afterwards."""
+    """Whether books and settings are known to the next daemon."""
     totals: WrittenTotals | None = None
-    """What was done in each group, where that is to outlive the daemon."""
+    """Totals of each group; None where they do not outlive the daemon."""
     lives: WrittenLives | None = None
-    """How long slices stay that were made, where that is to outlive the daemon."""
+    """Lifetimes of slices that were made; None where they do not outlive the daemon."""
 
 
 async def gpus(choice: Choice) -> Sequence[Gpu]:
-    """The GPUs. OSError(ENODEV) where `nvidia` was asked for and there is none."""
+    """Return the GPUs. Raises OSError(ENODEV) where `nvidia` was asked for and there is none."""
     if choice.gpu != "soft":
         from backend.nvidia.opening import open_gpus  # needs NVML, which is not everywhere
         from backend.nvidia.proven import Proven
@@ -103,7 +103,7 @@ async def gpus(choice: Choice) -> Sequence[Gpu]:
             found = await open_gpus(selftest=choice.selftest, proven=proven)
         except OSError as error:
             if choice.gpu == "nvidia" or error.errno != errno.ENODEV:
-                raise  # there are GPUs, and something keeps us from them: no time to play with others
+                raise  # there are GPUs that cannot be used: a software GPU would hide that
             log.info("no NVIDIA GPU (%s): the software GPU serves", error.strerror)
         else:
             return found
@@ -112,9 +112,10 @@ async def gpus(choice: Choice) -> Sequence[Gpu]:
 
 
 def backend(choice: Choice, found: Sequence[Gpu], seconds: float, journal: Journal | None = None) -> Backend:
-    """The books for these GPUs, and what pulls their levers, which may take `seconds`.
+    """Return the books for these GPUs, and the objects that pull their levers, which may take `seconds`.
 
-    A `journal` keeps what the daemon knows alone. OSError, in words, where `kmod` was asked for and cannot be had.
+    A `journal` keeps what only the daemon knows. Raises OSError, with an explanation, where `kmod` was asked for and
+    cannot be had.
     """
     soft = {gpu.info.index: gpu for gpu in found if isinstance(gpu, SoftGpu)}
     cuda = {gpu.info.index: gpu.managed for gpu in found if isinstance(gpu, Cuda)}
@@ -123,7 +124,7 @@ def backend(choice: Choice, found: Sequence[Gpu], seconds: float, journal: Journ
     moves = WrittenMoves(journal, names) if journal is not None else None
     totals = WrittenTotals(journal, names) if journal is not None else None
     lives = WrittenLives(journal) if journal is not None else None
-    # A software GPU is gone with its mount, and so are its books; those of a real one are there for the next mount.
+    # A software GPU and its books are gone with its mount; the books of a real one are there for the next mount.
     if journal is not None:
         journal.temporary = {gpu.info.uuid for gpu in soft.values()}
         for gpu in found:
@@ -143,7 +144,7 @@ def backend(choice: Choice, found: Sequence[Gpu], seconds: float, journal: Journ
 
 
 def _kernel_features(choice: Choice) -> kernel.Module | None:
-    """What the kernel module can that is to keep the books; None where the daemon is to keep them."""
+    """Return the features of the kernel module if it keeps the books; None if the daemon keeps them."""
     if choice.ledger == "soft":
         return None
     try:

@@ -25,7 +25,7 @@ IN_UNIT_FILES = {
     Kind.SIZE: "bytes, with K, M, G, T or P; percent of the GPU's memory; `infinity`",
     Kind.SPAN: "milliseconds, or with `us`, `ms`, `s`; sums, as `1ms 500us`",
     Kind.SWITCH: "a boolean",
-    Kind.QUOTA: "a percentage, and a time for the period behind it, as `30% 1s`; `infinity`",
+    Kind.QUOTA: "a percentage, and a time for the period behind, as `30% 1s`; `infinity`",
 }
 WORDS_IN_CONTROL_FILES = {Kind.SIZE: ("max",), Kind.SPAN: ("default",), Kind.SWITCH: ("0", "1"), Kind.QUOTA: ("max",)}
 WORDS_IN_UNIT_FILES = {Kind.SIZE: ("infinity",), Kind.SWITCH: ("yes", "no"), Kind.QUOTA: ("infinity",)}
@@ -62,7 +62,7 @@ def units() -> Iterator[str]:
     for one in APPLIED:
         allowed = IN_UNIT_FILES.get(one.kind, one.summary)
         yield f"| `{one.unit_key}=` | {one.control} | {allowed} | {_default_in_unit_files(one)} |"
-    gpus = "`all`, or indices and UUIDs with blanks or commas between: the GPUs that the other keys are for"
+    gpus = "the GPUs of the other keys: `all`, or indices and UUIDs with blanks or commas"
     yield f"| `GPUs=` | | {gpus} | `all` |"
 
 
@@ -97,12 +97,10 @@ def zsh_keys() -> Iterator[str]:
 
 def annotations() -> Iterator[str]:
     """The annotations of containers, for docs/containers.md."""
-    yield "| annotation | or | values |"
-    yield "|---|---|---|"
     for one in APPLIED:
         allowed, in_units = IN_CONTROL_FILES.get(one.kind, _number(one)), IN_UNIT_FILES.get(one.kind, "")
-        both = f"{allowed}; the other: {in_units}" if in_units else allowed
-        yield f"| `ggroup.{one.control}` | `ggroup.{one.unit_key}` | {both} |"
+        yield f"- `ggroup.{one.control}`: {allowed};"
+        yield f"  or `ggroup.{one.unit_key}`" + (f": {in_units}" if in_units else "")
 
 
 def _words() -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -1,4 +1,4 @@
-"""The command ``ggroupfs``: one subcommand a module, one line for an error, the exit codes of ggroupfs(8)."""
+"""The command ``ggroupfs``: one subcommand per module, errors in one line, and the exit codes of ggroupfs(8)."""
 
 from __future__ import annotations
 
@@ -34,28 +34,29 @@ COMMANDS = {
     "tenant": "a program of the software GPU, to try things on",
     "demo": "mount, start tenants on the software GPU, and walk a live tour",
 }
-"""Subcommands, each with what it does. The module of that name in `commands` has `add_arguments` and `run`."""
+"""Subcommands with their help. The module of that name in `commands` has `add_arguments` and `run`."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one command line and returns its exit code."""
+    """Run one command line and return its exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    # mount(8) calls its helper `PROGRAM SOURCE MOUNTPOINT -o LIST`, mount.fuse3 runs us just so.
+    # mount(8) calls its helper as `PROGRAM SOURCE MOUNTPOINT -o LIST`, and mount.fuse3 runs this command in the same
+    # way.
     helper = Path(sys.argv[0]).name.startswith("mount.")
     if helper:
-        argv = ["--fake" if word == "-f" else word for word in argv]  # `mount -f`: all but the mount
+        argv = ["--fake" if word == "-f" else word for word in argv]  # `mount -f`: everything but the mount
     if helper or (len(argv) >= 2 and argv[0] not in COMMANDS and argv[0][0] != "-"):
         argv.insert(0, "mount")
     own, command = argv, []
     if next((word for word in argv if word[0:1] != "-"), "") == "run" and "--" in argv:
-        end = argv.index("--")  # what follows is another program's business
+        end = argv.index("--")  # the rest is the command line of another program
         own, command = argv[:end], argv[end + 1 :]
     arguments = _parser(own).parse_args(own)
     arguments.command = command
     logging.basicConfig(level=logging.INFO if arguments.verbose else logging.WARNING, format="ggroupfs: %(message)s")
     try:
         code = int(arguments.run(arguments))
-        sys.stdout.flush()  # here, where a reader that left is expected, and not when the interpreter ends
+        sys.stdout.flush()  # here, where a closed pipe is handled, rather than at the exit of the interpreter
         return code
     except UsageError as error:
         print(f"ggroupfs: {error}", file=sys.stderr)
@@ -77,7 +78,7 @@ def _words(error: Exception) -> str:
 
 
 class _Version(argparse.Action):
-    """The option that prints the version of what is installed, and exits."""
+    """The option that prints the installed version and exits."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         print(f"ggroupfs {VERSION}")
@@ -91,7 +92,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, words in COMMANDS.items():
         command = commands.add_parser(name, help=words)
-        if name in argv:  # the others need not be imported: that is most of what a short command would cost
+        if name in argv:  # importing all of them would take most of the time of a short command
             loaded = importlib.import_module(f"ggroupfs.commands.{name}")
             loaded.add_arguments(command)
             command.set_defaults(run=loaded.run)

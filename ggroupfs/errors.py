@@ -1,5 +1,5 @@
-"""What the command line is told."""
+"""Errors that the command line reports."""
 
 
 class UsageError(Exception):
-    """The command line is wrong; the text says how, in one line."""
+    """A wrong command line; the text says what is wrong, in one line."""

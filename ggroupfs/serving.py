@@ -1,9 +1,9 @@
-"""Which process serves a tree: asked for at its socket, before it is signalled or what it runs is executed.
+"""Finds the process that serves a tree, by asking at its socket, before it is signalled or its program executed.
 
-What a tree's files say is the word of the process that serves it. That may be a user's own FUSE of our type, and a
-daemon of another pid namespace says a number that means another process here. So root's commands go by what the kernel
-says: which user mounted it, and whose process listens at the socket; and that process has to say that it serves this
-very mount. From then on it is a pidfd, and its number a name for people.
+The files of a tree say whatever the serving process wants. That may be a user's own FUSE server of our type, and a
+daemon in another pid namespace gives a pid that means another process here. So root's commands rely on the kernel:
+which user mounted the tree, and which user's process listens at the socket. That process then has to state that it
+serves this very mount. From then on it is identified by a pidfd, and its pid is only a name for people.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from backend.process import procfs
 from ggroupfs.mounts import device_number, mount_of
 
 ANSWER_S = 5.0
-"""Seconds that a daemon has to say which tree it serves."""
+"""Seconds that a daemon has to state which tree it serves."""
 
 TREE_S = 15.0
-"""Seconds that a tree has to answer a read, before it is taken for one that never does."""
+"""Seconds that a tree has to answer a read before it is considered silent."""
 
 TYPE = "fuse.ggroupfs"
 
@@ -40,11 +40,11 @@ T = TypeVar("T")
 
 
 class Unknown(Exception):
-    """It cannot be told which process serves a tree; the text says why."""
+    """Raised if the process that serves a tree cannot be determined; the text says why."""
 
 
 class Silent(Unknown):
-    """A tree does not answer: its daemon is stopped, or is kept from its end by a program that waits for it."""
+    """Raised if a tree does not answer: its daemon is stopped, or cannot end because of a program that waits for it."""
 
 
 @attrs.frozen
@@ -52,42 +52,45 @@ class Daemon:
     """The process that serves a tree."""
 
     pid: int
-    """Its number here. Other than `pidfd` it may be another process's by the next moment."""
+    """Pid in this namespace. Unlike `pidfd`, it may be reused at any moment."""
     pidfd: int
-    """Itself."""
+    """Pidfd of the process."""
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has: then what was read by its number may have been about another process."""
+        """Whether the process has ended; what was read by its pid may then have been about another process."""
         poller = select.poll()
         poller.register(self.pidfd, select.POLLIN)
         return bool(poller.poll(0))
 
 
 def mounted_by(device: str) -> int | None:
-    """The user who mounted a FUSE file system, as the kernel says (mount.fuse3(8), ``user_id``: fusermount3 sets it for
-    users); None where there is none of that device number."""
+    """Return the user who mounted a FUSE filesystem, from the kernel; None if there is no such device number.
+
+    The kernel has it as ``user_id`` (mount.fuse3(8)), which fusermount3 sets for users.
+    """
     options = (option for mount in procfs.mounts() if mount.device == device for option in mount.options)
     return next((int(option.removeprefix("user_id=")) for option in options if option.startswith("user_id=")), None)
 
 
 def is_trusted(device: str) -> bool:
-    """Whether a mount is root's, or of this process's user: else its server says what another user likes."""
+    """Whether root or the user of this process made a mount; otherwise its server says what another user likes."""
     return mounted_by(device) in (0, os.geteuid())
 
 
 def require_trusted(mount: Path) -> None:
-    """RuntimeError where another user mounted a tree: its socket is not one to put a program's memory into the hands
-    of."""
+    """Raise RuntimeError if another user mounted a tree: its socket must not get hold of a program's memory."""
     found = mount_of(os.path.realpath(mount))
     if found is not None and found[1] == TYPE and not is_trusted(found[0]):
         raise RuntimeError(f"{mount}: user {mounted_by(found[0])} mounted it, who may have it say anything")
 
 
 def asked(mountpoint: str, read: Callable[[str], T]) -> T:
-    """What `read` returns for a tree: in a thread, which is left behind where the tree does not answer. A request that
-    the daemon has begun with waits on, and keeps this process from its end. OSError of the read; Silent after
-    TREE_S."""
+    """Return `read(mountpoint)`, run in a thread that is abandoned if the tree does not answer.
+
+    A request that the daemon has begun keeps waiting, and keeps this process from ending. OSError of the read; Silent
+    after TREE_S.
+    """
     answer: Future[T] = Future()
 
     def work() -> None:
@@ -104,7 +107,7 @@ def asked(mountpoint: str, read: Callable[[str], T]) -> T:
 
 @contextlib.contextmanager
 def daemon_of(mountpoint: str, device: str) -> Iterator[Daemon | None]:
-    """The daemon of the tree of that device number; None where it is dead. Unknown."""
+    """Find the daemon of the tree with a device number; None if it is dead. Unknown."""
     if not is_trusted(device):
         raise Unknown(f"user {mounted_by(device)} mounted it, and may have it say anything")
     try:
@@ -114,7 +117,7 @@ def daemon_of(mountpoint: str, device: str) -> Iterator[Daemon | None]:
         return
     path = facts.get("socket", "")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-        for way in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):  # settimeout() would not wait for room to connect
+        for way in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):  # settimeout() would not limit the wait to connect
             connection.setsockopt(socket.SOL_SOCKET, way, _timeval(ANSWER_S))
         try:
             connection.connect(path)
@@ -134,10 +137,10 @@ def daemon_of(mountpoint: str, device: str) -> Iterator[Daemon | None]:
 
 
 def _check(connection: socket.socket, path: str, device: str, facts: Mapping[str, str], pid: int) -> None:
-    """Unknown, unless what listens there says that it serves that mount."""
+    """Raise Unknown unless the listener states that it serves that mount."""
     answer = _ask(connection)
-    # One that does not know the question, or has no descriptor left to take it: root mounted the tree, root's process
-    # listens where it says, and both say the same number.
+    # The listener may not know the question, or have no descriptor left for it. Then the rest has to suffice: root
+    # mounted the tree, root's process listens at the given path, and both give the same pid.
     if answer is None or answer.status == -errno.EPROTO:
         if facts.get("pid") != str(pid):
             raise Unknown(f"process {pid} listens at {path}, and does not say what it serves")
@@ -146,7 +149,7 @@ def _check(connection: socket.socket, path: str, device: str, facts: Mapping[str
 
 
 def _ask(connection: socket.socket) -> Message | None:
-    """Its answer; None where that is none."""
+    """Return the answer of the listener; None if there is no valid one."""
     try:
         connection.sendall(Message(Op.TREE, 1).encode())
         answer = Message.decode(connection.recv(SIZE + 1))

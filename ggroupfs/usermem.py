@@ -1,11 +1,11 @@
-"""For programs: how much GPU memory to give back before it is taken, from one's own usermemfd.
+"""For programs: tells a process how much GPU memory to give back, from its own usermemfd, before it is taken.
 
     for nbytes in Usermem():         # in a thread of its own, or
         cache.shrink(nbytes)
 
     watch(cache.shrink)              # starts one
 
-The daemon waits 50 ms for what is freed by itself, and moves the rest to the host.
+The daemon waits 50 ms for memory that the program frees by itself, and moves the rest to the host.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ RECORD = struct.Struct("=QQ")
 """Bytes to give back, sequence number."""
 
 OPEN_AGAIN = (errno.ENODEV, errno.ENOTCONN, errno.EBADF)
-"""What a read says once the tree, or the directory of the process, is gone."""
+"""Errors of a read once the tree, or the directory of the process, is gone."""
 
 
 class Usermem:
-    """The records of a process on one GPU, this one's by default; an iterator that blocks, and ends with the tree.
+    """The records of a process on one GPU, by default this one; an iterator that blocks, and ends with the tree.
 
-    OSError where the process is not in the tree: it is once it has a context, or was started by `ggroupfs run -p`. A
-    `pid` is as the tree has it, which is another one in a container.
+    OSError if the process is not in the tree. It is there once it has a context, or if `ggroupfs run -p` started it.
+    `pid` is the pid in the tree's namespace, which differs from its own in a container.
     """
 
     def __init__(self, gpu: int = 0, *, mount: str = "/run/ggroup", pid: int | None = None) -> None:
@@ -42,17 +42,17 @@ class Usermem:
         self.close()
 
     def close(self) -> None:
-        """Nobody is waited for any more."""
+        """Stop listening; the daemon does not wait for this process any more."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     def fileno(self) -> int:
-        """Readable when there is a record."""
+        """Return the descriptor, which is readable when there is a record."""
         return self._fd
 
     def wait(self, seconds: float | None = None) -> int | None:
-        """Bytes to give back, or None after so many seconds without a record. EOFError at the end of the tree."""
+        """Return the bytes to give back; None after `seconds` without a record. EOFError at the end of the tree."""
         poller = select.poll()
         poller.register(self._fd, select.POLLIN)
         while True:
@@ -82,7 +82,7 @@ class Usermem:
 def watch(
     give_back: Callable[[int], object], gpu: int = 0, *, mount: str = "/run/ggroup", pid: int | None = None
 ) -> threading.Thread:
-    """Calls `give_back` with every record, in a thread that ends with the tree or the program."""
+    """Call `give_back` with every record, in a thread that ends with the tree or the program."""
     records = Usermem(gpu, mount=mount, pid=pid)
 
     def work() -> None:

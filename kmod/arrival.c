@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Arrivals: each waits in a struct on its own stack, as with the levers. */
+/* Arrivals: each waits in a struct on its caller's stack, like the callers of levers. */
 
 #include <linux/lockdep.h>
 #include <linux/poll.h>
@@ -8,7 +8,7 @@
 #include "arrival.h"
 #include "device.h"
 
-/* Whether there was a provider to be told. */
+/* Return whether there is a provider to tell. */
 static bool announce(struct ggroup_queue *queue, struct ggroup_arrival *arrival)
 {
 	bool online;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* A process that joins, and waits for the provider to make it a group. */
+/* A process that joins, and waits for the provider to make a group for it. */
 #ifndef GGROUP_ARRIVAL_H
 #define GGROUP_ARRIVAL_H
 
@@ -12,9 +12,9 @@ struct ggroup_device;
 struct task_struct;
 
 /**
- * struct ggroup_arrival - a process that waits to be made a group
+ * struct ggroup_arrival - a process that waits for its group to be made
  * @order: among the queue's @orders or @arriving; its node is empty once answered
- * @done: answered
+ * @done: completed by the answer
  * @number: its name, never used again
  * @leader: its first thread, which is not released while another one is in here
  * @status: of the answer
@@ -49,7 +49,7 @@ struct ggroup_arrival *ggroup_arrival_find(struct ggroup_queue *queue, u64 numbe
 /**
  * ggroup_arrival_answer() - answer an arrival
  * @queue: the queue, with its lock held
- * @arrival: which must not be touched afterwards: it is on its owner's stack
+ * @arrival: the arrival, which must not be touched afterwards: it is on its caller's stack
  * @status: 0 or a negated errno
  */
 void ggroup_arrival_answer(struct ggroup_queue *queue, struct ggroup_arrival *arrival, int status);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* What is known about a group, and what can be set on it. */
+/* The books of a group: reading them, and writing its settings. */
 
 #include <linux/lockdep.h>
 
@@ -34,7 +34,7 @@ void ggroup_books_get(struct ggroup *group, const struct ggroup_file *file,
 		      struct ggroup_books *books)
 {
 	lockdep_assert_held(&group->device->lock);
-	/* So they are of one moment, and no charge waits for what looks. */
+	/* A short lock, so that the figures are of one moment without holding up charges. */
 	spin_lock(&group->device->figures);
 	*books = (struct ggroup_books) {
 		.id = group->id,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* What is known of a group, and what can be set on it. */
+/* The books of a group: reading them, and writing its settings. */
 #ifndef GGROUP_BOOKS_H
 #define GGROUP_BOOKS_H
 
@@ -11,10 +11,10 @@ struct ggroup;
 struct ggroup_file;
 
 /**
- * ggroup_books_get() - say what is known of a group
+ * ggroup_books_get() - get the books of a group
  * @group: the group
- * @file: the file whose peaks they are
- * @books: written whole
+ * @file: the file that the peaks are for
+ * @books: written as a whole
  *
  * Context: the device's lock is held.
  */
@@ -22,17 +22,17 @@ void ggroup_books_get(struct ggroup *group, const struct ggroup_file *file,
 		      struct ggroup_books *books);
 
 /**
- * ggroup_books_settings() - say what ggroup_books_set() takes
+ * ggroup_books_settings() - get the settings that ggroup_books_set() takes
  *
  * Return: GGROUP_SET_*.
  */
 u64 ggroup_books_settings(void);
 
 /**
- * ggroup_books_set() - set what can be set on a group
+ * ggroup_books_set() - write settings of a group
  * @group: the group
- * @set: what, as the ABI has it
- * @admin: the caller may say whose a slice is, too
+ * @set: the values, as the ABI has them
+ * @admin: the caller may set a slice's owner, too
  *
  * Context: the device's lock is held for writing.
  * Return: 0, -EPERM, -EINVAL or -ERANGE.
@@ -45,7 +45,7 @@ int ggroup_books_set(struct ggroup *group, const struct ggroup_set *set, bool ad
  * @reasons: the whole set, as the ABI has it
  *
  * Context: the device's lock is held for writing.
- * Return: 0, or -EINVAL for what is no process, or for a set that cannot be.
+ * Return: 0, or -EINVAL for a group that is no process, or an impossible set.
  */
 int ggroup_books_set_reasons(struct ggroup *group, const struct ggroup_reasons *reasons);
 

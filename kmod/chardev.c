@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* /dev/ggroup: a file of it, from its open() to its release. */
+/* A file of /dev/ggroup, from its open() to its release. */
 
 #include <linux/fs.h>
 #include <linux/module.h>
@@ -55,7 +55,7 @@ static int ggroup_release(struct inode *inode, struct file *filp)
 	return 0;
 }
 
-/* Whether a file registered a GPU; it may have unregistered since. */
+/* Return whether a file registered a GPU; it may have unregistered since. */
 static bool is_provider(struct ggroup_file *file)
 {
 	/* Pairs with ggroup_register_enter(). */

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The figures. Each call looks at all that it depends on, at every level, and only then adds: under
- * one lock, so nothing is ever added that has to be undone, no caller sees or takes what was not
- * granted, and each is served in its turn, however many call at once. What has to look at more than
- * a path to decide holds the device's lock for writing.
+ * The figures. Each call checks all that it depends on, at every level, and only then adds, under
+ * one lock. So nothing is added that has to be undone, no caller sees or takes what was not
+ * granted, and callers are served in turn, however many there are. A call that has to check more
+ * than a path holds the device's lock for writing.
  */
 
 #include <linux/lockdep.h>
@@ -18,11 +18,11 @@
 #include "reclaim.h"
 #include "trace.h"
 
-/* More than any link moves, 1 TB/s: what a program says that it moved is not more than that. */
-#define GGROUP_LINK_MOST	1024	/* bytes a nanosecond */
+/* Bound on the bytes that a program can claim to have moved: more than any link moves, 1 TB/s. */
+#define GGROUP_LINK_MOST	1024	/* bytes per nanosecond */
 
 /* As MAX_RECLAIM_RETRIES of the memory cgroup. */
-#define GGROUP_CHARGE_ROUNDS	16	/* times that a charge waits for reclaim, and is tried */
+#define GGROUP_CHARGE_ROUNDS	16	/* tries of a charge that waits for reclaim */
 
 static void assert_figures(const struct ggroup *group)
 {
@@ -40,8 +40,8 @@ static int check(const struct ggroup *group, u64 nbytes)
 }
 
 /*
- * What a program says of itself has a bound: else one that says 2^62 takes all there is to count
- * from its neighbours, until the driver's figure corrects it.
+ * Self-reported charges are bounded: without a limit, a program that claims 2^62 bytes would use up
+ * the counters of its ancestors, at its neighbours' cost, until the driver's figure corrects it.
  */
 static int check_charge(const struct ggroup *group, u64 nbytes, bool tenant)
 {
@@ -56,8 +56,9 @@ static int check_charge(const struct ggroup *group, u64 nbytes, bool tenant)
 }
 
 /*
- * No figure is ever negative, nor more than GGROUP_MAX: the callers have looked. Where one of them
- * was wrong, the figure stops there, since a plan believes what is 2^64 less a little.
+ * Change a figure. Callers have checked that it becomes neither negative nor more than GGROUP_MAX.
+ * Where one of them was wrong, the figure stops there, since a plan would believe a value just
+ * below 2^64.
  */
 static void change(u64 *figure, s64 by)
 {
@@ -67,7 +68,7 @@ static void change(u64 *figure, s64 by)
 		less = *figure;
 	if (WARN_ON_ONCE(more > GGROUP_MAX - *figure))
 		more = GGROUP_MAX - *figure;
-	/* What wakes the workers reads it without the lock. */
+	/* The waking of the workers reads it without the lock. */
 	WRITE_ONCE(*figure, *figure - less + more);
 }
 
@@ -94,7 +95,7 @@ void ggroup_charge_shift(struct ggroup *group, s64 held, s64 swapped)
 		shift_one(level, held, swapped);
 }
 
-/* Whether @nbytes more leave a level at or under its high and its limit_max. */
+/* Return whether @nbytes more leave a level at or under its high and its limit_max. */
 static bool fits(const struct ggroup *level, u64 nbytes)
 {
 	u64 limit = ggroup_group_limit(level);
@@ -112,7 +113,7 @@ static bool fits_all(const struct ggroup *group, u64 nbytes)
 	return true;
 }
 
-/* False where some level would end up over a limit: that is for charge_slow() to decide. */
+/* Return false where some level would end up over a limit, which charge_slow() decides. */
 static bool charge_fast(struct ggroup *group, u64 nbytes, bool tenant, int *err)
 {
 	bool done;
@@ -129,8 +130,8 @@ static bool charge_fast(struct ggroup *group, u64 nbytes, bool tenant, int *err)
 }
 
 /*
- * Whether a level may hold @now, of which @nbytes are charged to @group just now: 0; -ENOMEM; or
- * -EAGAIN where so much has to leave it before. What is not there yet cannot leave.
+ * Check whether a level may hold @now, of which @nbytes are being charged to @group: 0; -ENOMEM; or
+ * -EAGAIN where enough memory can leave the level first. Memory that is not there yet cannot leave.
  */
 static int check_level(struct ggroup *level, struct ggroup *group, u64 nbytes, u64 now)
 {
@@ -147,9 +148,9 @@ static int check_level(struct ggroup *level, struct ggroup *group, u64 nbytes, u
 }
 
 /*
- * Some level may end up over its high: fine, unless nothing can bring it back. Over its limit_max
- * none may: where so much could leave it, it is -EAGAIN, and @full and @over say which and how
- * much, with a reference.
+ * Charge where some level may end up over a limit. Over its high is fine, unless nothing can bring
+ * it back. Over its limit_max none may end up: where enough could leave it, the result is -EAGAIN,
+ * @full is that level, with a reference, and @over the bytes that have to leave.
  */
 static int charge_slow(struct ggroup *group, u64 nbytes, bool tenant, struct ggroup **full,
 		       u64 *over)
@@ -183,7 +184,7 @@ static int charge_slow(struct ggroup *group, u64 nbytes, bool tenant, struct ggr
 	return 0;
 }
 
-/* The room that a limit_max leaves no more is not to be had: so the program is told. */
+/* Fail a charge for which a limit_max leaves no room, and no room can be made. */
 static int out_of_memory(struct ggroup *group)
 {
 	int err = -ENOMEM;
@@ -197,7 +198,7 @@ static int out_of_memory(struct ggroup *group)
 	return err;
 }
 
-/* As try_charge_memcg() of mm/memcontrol.c: over a limit_max it is reclaimed, and tried again. */
+/* Reclaim over a limit_max and try again, as try_charge_memcg() of mm/memcontrol.c does. */
 static noinline int charge_reclaiming(struct ggroup *group, u64 nbytes, bool tenant)
 {
 	unsigned int round;
@@ -212,7 +213,7 @@ static noinline int charge_reclaiming(struct ggroup *group, u64 nbytes, bool ten
 		up_write(&group->device->lock);
 		if (!full)
 			return err;
-		if (!tenant) {	/* it has the memory moved, and comes again */
+		if (!tenant) {	/* the caller has memory moved, and charges again */
 			ggroup_group_put(full);
 			return err;
 		}
@@ -257,9 +258,9 @@ static int uncharge_swap(struct ggroup *group, u64 nbytes)
 }
 
 /**
- * struct move - what the statistics say of a move
- * @nbytes: moved
- * @usec: what it took
+ * struct move - the statistics of a move
+ * @nbytes: bytes moved
+ * @usec: time that it took, in microseconds
  */
 struct move {
 	u64 nbytes;
@@ -267,8 +268,8 @@ struct move {
 };
 
 /*
- * A program says what it moved, and it counts at every level: so in all it is at most what a link
- * moves in the time that the program has been there, and takes at most that time.
+ * Bound the statistics of a self-reported move, which count at every level: all moves of a program
+ * together are at most what a link moves in its lifetime, and take at most that time.
  */
 static void bound_move(const struct ggroup *group, struct move *move)
 {
@@ -281,7 +282,7 @@ static void bound_move(const struct ggroup *group, struct move *move)
 	move->usec = min(move->usec, usec_most - min(usec_most, group->move_usec));
 }
 
-/* Statistics stay at GGROUP_MAX. */
+/* Statistics stop at GGROUP_MAX. */
 static void count_up(u64 *figure, u64 by)
 {
 	*figure = min(*figure + min(by, GGROUP_MAX), GGROUP_MAX);
@@ -322,7 +323,7 @@ static int swap_in(struct ggroup *group, u64 nbytes, const struct move *move)
 	return 0;
 }
 
-/* Nothing but a path is looked at: so a call elsewhere in the tree need not wait for this one. */
+/* Only one path is involved, so calls elsewhere in the tree need not wait for this one. */
 static int on_path(struct ggroup *group, u64 nbytes, int (*call)(struct ggroup *group, u64 nbytes))
 {
 	struct ggroup_device *device = group->device;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* Charging: figures that are added up the tree, by many CPUs at once. */
+/* Charging: figures that are added up along the tree, by many CPUs at once. */
 #ifndef GGROUP_CHARGE_H
 #define GGROUP_CHARGE_H
 
@@ -10,42 +10,42 @@ struct ggroup;
 /**
  * ggroup_charge_add() - charge bytes to a process and every group above it
  * @group: the group of the process
- * @nbytes: how much
- * @tenant: the program says it of itself: so it is bounded, and the workers are woken, since no
- *	daemon reclaims afterwards; and where a limit_max leaves no room, memory is reclaimed
- *	before, and waited for
+ * @nbytes: bytes to charge
+ * @tenant: the charge is self-reported: it is bounded, and the workers are woken, since no daemon
+ *	reclaims afterwards; where a limit_max leaves no room, memory is reclaimed first, and waited
+ *	for
  *
- * Context: takes the device's lock; the same holds for all below but ggroup_charge_shift().
- * Return: 0; -ENODEV for a group that has left the tree, -EINVAL for one that is no process or for
- * more than GGROUP_MAX, which all below have too; -ENOMEM. Over a limit_max -EINTR of a @tenant,
- * and -EAGAIN of others where so much could leave before.
+ * Context: takes the device's lock; the same holds for all below except ggroup_charge_shift().
+ * Return: 0, or -ENOMEM; -ENODEV for a group that has left the tree and -EINVAL for a group that is
+ * no process or for more than GGROUP_MAX, as from all below. Over a limit_max, -EINTR for a
+ * @tenant, and -EAGAIN for other callers where enough memory could leave first.
  */
 int ggroup_charge_add(struct ggroup *group, u64 nbytes, bool tenant);
 
 /**
- * ggroup_charge_sub() - take bytes off a process and every group above it
+ * ggroup_charge_sub() - uncharge bytes from a process and every group above it
  * @group: the group of the process
- * @nbytes: how much
+ * @nbytes: bytes to uncharge
  *
  * Return: 0, -ENODEV, or -EINVAL also for more than it holds.
  */
 int ggroup_charge_sub(struct ggroup *group, u64 nbytes);
 
 /**
- * ggroup_charge_sub_swap() - take swapped bytes off a process and every group above it
+ * ggroup_charge_sub_swap() - uncharge swapped bytes from a process and every group above it
  * @group: the group of the process
- * @nbytes: how much
+ * @nbytes: bytes to uncharge
  *
- * Return: 0, -ENODEV, or -EINVAL also for more than it has there.
+ * Return: 0, -ENODEV, or -EINVAL also for more than it has swapped.
  */
 int ggroup_charge_sub_swap(struct ggroup *group, u64 nbytes);
 
 /**
  * ggroup_charge_swap_out() - book bytes that were moved to the host
  * @group: the group of the process
- * @nbytes: how much
- * @usec: what it took
- * @tenant: the program says it of itself: so the statistics are bounded
+ * @nbytes: bytes that were moved
+ * @usec: time that it took, in microseconds
+ * @tenant: the move is self-reported, so its statistics are bounded
  *
  * Return: 0, -ENODEV, -EINVAL also for more than it holds, -ENOSPC over some swap_max.
  */
@@ -54,18 +54,18 @@ int ggroup_charge_swap_out(struct ggroup *group, u64 nbytes, u64 usec, bool tena
 /**
  * ggroup_charge_swap_in() - book bytes that are moved to the GPU
  * @group: the group of the process
- * @nbytes: how much
- * @usec: what it took
- * @tenant: the program says it of itself: so the statistics are bounded
+ * @nbytes: bytes to move
+ * @usec: time that it took, in microseconds
+ * @tenant: the move is self-reported, so its statistics are bounded
  *
- * Return: 0, -ENODEV, -EINVAL also for more than it has there, -EAGAIN over some high.
+ * Return: 0, -ENODEV, -EINVAL also for more than it has swapped, -EAGAIN over some high.
  */
 int ggroup_charge_swap_in(struct ggroup *group, u64 nbytes, u64 usec, bool tenant);
 
 /**
- * ggroup_charge_observe() - have the books of a process follow the driver's figure
+ * ggroup_charge_observe() - set a process's figure to the driver's
  * @group: the group of the process
- * @nbytes: what it holds
+ * @nbytes: bytes that it holds
  *
  * Return: 0, -ENODEV, or -EINVAL also where a level would hold more than GGROUP_MAX.
  */
@@ -74,8 +74,8 @@ int ggroup_charge_observe(struct ggroup *group, u64 nbytes);
 /**
  * ggroup_charge_shift() - add to the figures of a group and of every one above it
  * @group: the group
- * @held: bytes on the GPU, which no figure stands against: the caller has looked
- * @swapped: bytes in the host, the same
+ * @held: bytes on the GPU; the caller has checked that every figure allows them
+ * @swapped: bytes in the host; likewise
  *
  * Context: the device's lock is held for writing, or for reading with its figures.
  */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * What differs between Linux 6.1 and 7.3. Kbuild looks what the kernel has, instead of asking for
- * its version: distributions bring changes back to older ones.
+ * Differences between Linux 6.1 and 7.3. Kbuild tests for features instead of versions, as
+ * distributions bring changes back to older kernels.
  */
 #ifndef GGROUP_COMPAT_H
 #define GGROUP_COMPAT_H

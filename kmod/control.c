@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* What controls: groups, the levers of processes, and GPUs. */
+/* The controlling ioctls: groups, the levers of processes, and GPUs. */
 
 #include <linux/err.h>
 #include <linux/lockdep.h>
@@ -62,7 +62,7 @@ int ggroup_control_remove(struct ggroup_call *call)
 	return err;
 }
 
-/* What the provider sets itself it follows without being told. */
+/* Tell the provider of a new setting, unless it set that itself. */
 static void tell_of_set(struct ggroup *group)
 {
 	lockdep_assert_held_write(&group->device->lock);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* The ioctls that control, by their names in the ABI: see there. */
+/* The controlling ioctls, by their names in the ABI, which documents them. */
 #ifndef GGROUP_CONTROL_H
 #define GGROUP_CONTROL_H
 
@@ -8,8 +8,8 @@ struct ggroup_call;
 /**
  * DOC: ioctls
  *
- * Each does the ioctl of the ABI that has its name, of what the call says, where the table of
- * ioctl.c has let it. It returns 0 or one of the errors that the ABI has for it.
+ * Each function does the ioctl of its name, with the group and arguments of the call, after the
+ * table of ioctl.c has admitted the caller. It returns 0 or one of the errors that the ABI lists.
  */
 int ggroup_control_add(struct ggroup_call *call);
 int ggroup_control_find(struct ggroup_call *call);

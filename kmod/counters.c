@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * A page that a process alone writes: a launch is counted by a store, not by a call.
+ * A page that only the process writes: a launch is counted by a store, without a call.
  */
 
 #include <linux/mm.h>
@@ -11,7 +11,7 @@
 
 static_assert(sizeof(struct ggroup_counters) <= PAGE_SIZE);
 
-/* The group's page, made when it is first needed; two callers at once get the same. */
+/* Return the group's page, made at its first use; two simultaneous callers get the same. */
 static struct page *page_of(struct ggroup *group)
 {
 	struct page *page = READ_ONCE(group->counters.page);
@@ -42,8 +42,8 @@ int ggroup_counters_mmap(struct ggroup *group, struct vm_area_struct *vma)
 	if (!page)
 		return -ENOMEM;
 	/*
-	 * A child that counted on its parent's page would be counted as the parent. VM_IO, since
-	 * else madvise(MADV_DOFORK) takes VM_DONTCOPY away again.
+	 * A child that counted on its parent's page would be counted as the parent. VM_IO is set
+	 * since madvise(MADV_DOFORK) would otherwise take VM_DONTCOPY away again.
 	 */
 	vm_flags_set(vma, VM_IO | VM_DONTCOPY | VM_DONTEXPAND | VM_DONTDUMP);
 	vm_flags_clear(vma, VM_MAYEXEC);
@@ -66,7 +66,7 @@ void ggroup_counters_read(struct ggroup *group, u64 *submitted, u64 *finished)
 
 void ggroup_counters_free(struct ggroup *group)
 {
-	/* Where it is still mapped, the mapping holds it too. */
+	/* A mapping that still exists holds it too. */
 	if (group->counters.page)
 		put_page(group->counters.page);
 }

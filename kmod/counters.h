@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* The page in which a process counts its kernels. */
+/* The page on which a process counts its kernels. */
 #ifndef GGROUP_COUNTERS_H
 #define GGROUP_COUNTERS_H
 
@@ -19,7 +19,7 @@ struct ggroup_counter_page {
 
 /**
  * ggroup_counters_mmap() - do mmap() of a file that joined
- * @group: the calling process's, as the caller has checked
+ * @group: the group of the calling process, as the caller has checked
  * @vma: the mapping
  *
  * Return: 0, -EINVAL, -EPERM or -ENOMEM.
@@ -27,16 +27,16 @@ struct ggroup_counter_page {
 int ggroup_counters_mmap(struct ggroup *group, struct vm_area_struct *vma);
 
 /**
- * ggroup_counters_read() - say what the page has now
+ * ggroup_counters_read() - read the page's counts
  * @group: the group
  * @submitted: kernels launched; 0 where the page was never mapped
- * @finished: kernels completed; the same
+ * @finished: kernels completed; likewise
  */
 void ggroup_counters_read(struct ggroup *group, u64 *submitted, u64 *finished);
 
 /**
  * ggroup_counters_free() - let the page go
- * @group: one whose last reference is dropped
+ * @group: a group whose last reference is dropped
  */
 void ggroup_counters_free(struct ggroup *group);
 

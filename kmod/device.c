@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* A GPU: it is there as long as one of its references is. */
+/* The lifetime of a GPU, which ends with its last reference. */
 
 #include <linux/slab.h>
 

@@ -21,25 +21,25 @@ struct ggroup;
 
 /**
  * struct ggroup_device - a GPU
- * @ref: held by the register, by every group, and by what looks at it
+ * @ref: held by the register, by every group, and by users of the GPU
  * @node: in the register
  * @uuid: its name
- * @lock: the tree, its limits and its figures. Held for writing by what changes the tree or a
- *	limit, or must see figures that belong together; for reading, with @figures, by what
- *	looks at and changes those of one path. May be held while memory is allocated and
- *	never while a program is waited for
- * @figures: the figures of all groups, while @lock is held for reading; inside it, a leaf but for
- *	the lists of peak.c
+ * @lock: protects the tree, its limits and its figures. Held for writing by code that changes the
+ *	tree or a limit, or must see figures that belong together; for reading, with @figures, by
+ *	code that checks and changes those of one path. May be held while memory is allocated and
+ *	never while waiting for a program
+ * @figures: protects the figures of all groups, while @lock is held for reading; inside it, a leaf
+ *	except for the lists of peak.c
  * @gone: closed: no group can be found or added any more (under @lock)
  * @root: the group that stands for it
  * @granule: bytes that move together
  * @headroom: bytes below a high at which the workers begin; see reclaim_start()
- * @groups: how many there are, the root included
+ * @groups: number of groups, the root included
  * @processes: groups of processes, by their struct pid
  * @slices: groups of slices, by their path
  * @quotas: users that have groups, by their uid
  * @queue: commands, and the provider that serves them
- * @stream: events, and the listener that hears them
+ * @stream: events, and the listener that reads them
  */
 struct ggroup_device {
 	struct kref ref;
@@ -60,10 +60,10 @@ struct ggroup_device {
 };
 
 /**
- * ggroup_device_is_uuid() - say whether a UUID ends within its field
- * @uuid: what a program gave, GGROUP_UUID_LEN bytes
+ * ggroup_device_is_uuid() - check whether a UUID ends within its field
+ * @uuid: the field, as a program gave it: GGROUP_UUID_LEN bytes
  *
- * Return: true for one that does.
+ * Return: true for a UUID that does.
  */
 static inline bool ggroup_device_is_uuid(const char *uuid)
 {
@@ -72,7 +72,7 @@ static inline bool ggroup_device_is_uuid(const char *uuid)
 
 /**
  * ggroup_device_get() - take a reference
- * @device: a GPU with one
+ * @device: a GPU that the caller has a reference to
  *
  * Return: @device.
  */

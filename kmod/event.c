@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * What happens is noted in the group that it happens to, which is then on the GPU's list until the
+ * Events are noted in the group that they happen to, which is then on the GPU's list until the
  * daemon reads it.
  */
 
@@ -18,7 +18,7 @@
 #include "group.h"
 #include "trace.h"
 
-#define GGROUP_BATCH	8	/* events that are read with one taking of the lock */
+#define GGROUP_BATCH	8	/* events read per taking of the lock */
 
 void ggroup_event_init_stream(struct ggroup_stream *stream)
 {
@@ -37,14 +37,14 @@ void ggroup_event_init_inbox(struct ggroup_inbox *inbox)
 	}
 }
 
-/* Whether the listener has to be woken: not for what it will find anyway. */
+/* Note events. Return whether to wake the listener: not for a channel that is pending already. */
 static bool note(struct ggroup_stream *stream, struct ggroup_inbox *inbox, u32 channel, u32 count)
 {
 	struct ggroup_pending *pending = &inbox->pending[channel - 1];
 	bool first = !pending->count;
 
 	lockdep_assert_held(&stream->lock);
-	/* A closed inbox is that of a group which may be freed next. */
+	/* The group of a closed inbox may be freed next. */
 	if (!stream->open || inbox->closed)
 		return false;
 	if (first)
@@ -105,7 +105,7 @@ static struct ggroup *group_of(struct ggroup_pending *pending)
 	return container_of(pending - (pending->channel - 1), struct ggroup, inbox.pending[0]);
 }
 
-/* How many there were, or -EAGAIN, -ENODEV. */
+/* Return the number of events, or -EAGAIN or -ENODEV. */
 static int take(struct ggroup_stream *stream, struct ggroup_event *events, unsigned int most)
 {
 	struct ggroup_pending *pending, *next;
@@ -129,7 +129,8 @@ static int take(struct ggroup_stream *stream, struct ggroup_event *events, unsig
 }
 
 /*
- * They could not be given to the reader: the next one gets them, though after what came meanwhile.
+ * Put back events that could not be copied to the reader: the next read gets them, though after
+ * those that came meanwhile.
  */
 static void untake(struct ggroup_stream *stream, const struct ggroup_event *events, int count)
 {
@@ -204,7 +205,7 @@ static __poll_t ggroup_stream_poll(struct file *file, poll_table *wait)
 	return mask;
 }
 
-/* Ends the listening. What is on the list is of groups in the tree, so none is freed here. */
+/* End the listening. Listed events are of groups in the tree, so none is freed here. */
 static void stop(struct ggroup_stream *stream)
 {
 	struct ggroup_pending *pending, *next;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * The stream of events of one GPU, for the daemon: bounded, since what is not read yet is counted,
- * not queued.
+ * The stream of events of one GPU, for the daemon. Its size is bounded, since unread events are
+ * counted rather than queued.
  */
 #ifndef GGROUP_EVENT_H
 #define GGROUP_EVENT_H
@@ -20,9 +20,9 @@ struct ggroup_device;
 #define GGROUP_CHANNELS		4	/* GGROUP_CHANNEL_*, which begin at 1 */
 
 /**
- * struct ggroup_pending - the events of one group and channel that the listener has not read
+ * struct ggroup_pending - the unread events of one group and channel
  * @node: on the device's list while @count is not 0
- * @count: how many; stays at U32_MAX
+ * @count: number of events; stays at U32_MAX
  * @channel: GGROUP_CHANNEL_*
  */
 struct ggroup_pending {
@@ -32,9 +32,9 @@ struct ggroup_pending {
 };
 
 /**
- * struct ggroup_inbox - the events of one group that the listener has not read
+ * struct ggroup_inbox - the unread events of one group
  * @pending: by channel
- * @closed: the group left the tree, so nothing is kept for it any more
+ * @closed: the group left the tree, so no more events are kept for it
  */
 struct ggroup_inbox {
 	struct ggroup_pending pending[GGROUP_CHANNELS];
@@ -46,7 +46,7 @@ struct ggroup_inbox {
  * @lock: protects this and the inboxes; a leaf
  * @open: there is a listener
  * @gone: the root left the tree, and with it the GPU
- * @pending: what is not read, oldest first
+ * @pending: unread events, oldest first
  * @wait: a listener that waits for one
  */
 struct ggroup_stream {
@@ -88,11 +88,11 @@ void ggroup_event_tell(struct ggroup *group, u32 channel);
 void ggroup_event_count(struct ggroup *group, unsigned int event);
 
 /**
- * ggroup_event_drop() - drop what the listener has not read of a group that leaves the tree
+ * ggroup_event_drop() - drop the unread events of a group that leaves the tree
  * @group: the group
  *
- * Nothing is taken for it any more, on any channel. When it is the root, the stream is at its end:
- * -ENODEV and EPOLLHUP for the listener.
+ * No more events are taken for it, on any channel. With the root, the stream ends: the listener
+ * gets -ENODEV and EPOLLHUP.
  */
 void ggroup_event_drop(struct ggroup *group);
 
@@ -100,7 +100,7 @@ void ggroup_event_drop(struct ggroup *group);
  * ggroup_event_fd() - do GGROUP_IOC_EVENTS
  * @device: the GPU
  * @flags: O_CLOEXEC, O_NONBLOCK
- * @file: to be installed at the number that is returned, or both put back
+ * @file: the file to install at the returned number; or both are to be put back
  *
  * Return: a reserved number; -EBUSY where there is a listener, -ENODEV, -EMFILE, -ENOMEM, or
  * -EINVAL for other flags.

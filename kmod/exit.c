@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * How a group learns that its process exited: from the queue of waiters of the struct pid, on
- * which pidfds are polled too. A group keeps a reference to its pid, so the pointer is never
- * another's.
+ * Notice of a process's exit: a group waits on the wait queue of the struct pid, on which pidfds
+ * are polled too. It keeps a reference to its pid, so the pointer never becomes another's.
  */
 
 #include <linux/cred.h>
@@ -16,9 +15,7 @@
 
 static struct workqueue_struct *exits;
 
-/*
- * Called with interrupts off, from the exit of the process: whatever it takes is done elsewhere.
- */
+/* Called with interrupts off, from the exit of the process, so all the work is deferred. */
 static int exit_wake(wait_queue_entry_t *wait, unsigned int mode, int flags, void *key)
 {
 	struct ggroup *group = container_of(wait, struct ggroup, exit_wait);
@@ -50,7 +47,7 @@ int ggroup_exit_watch(struct ggroup *group, struct pid *pid, u64 start)
 	group->pid = get_pid(pid);
 	group->start = start;
 	add_wait_queue(&pid->wait_pidfd, &group->exit_wait);
-	/* Asked once the group waits: an exit is seen here or there. */
+	/* Checked once the group waits, so that no exit is missed. */
 	if (ggroup_process_pid_exited(pid)) {
 		remove_wait_queue(&pid->wait_pidfd, &group->exit_wait);
 		return -ESRCH;

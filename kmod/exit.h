@@ -17,28 +17,28 @@ void ggroup_exit_init(struct ggroup *group);
 /**
  * ggroup_exit_watch() - bind a group to a process, whose exit then queues the group's @exit_work
  * @group: a new group
- * @pid: of the process, NULL where there is none
- * @start: when it began
+ * @pid: of the process; NULL for none
+ * @start: start time of the process
  *
- * Return: 0, or -ESRCH for a process that does not live, or began at another time.
+ * Return: 0, or -ESRCH for a process that is not alive, or started at another time.
  */
 int ggroup_exit_watch(struct ggroup *group, struct pid *pid, u64 start);
 
 /**
- * ggroup_exit_unwatch() - hear no more of a process's exit
+ * ggroup_exit_unwatch() - stop watching for a process's exit
  * @group: the group
  */
 void ggroup_exit_unwatch(struct ggroup *group);
 
 /**
- * ggroup_exit_setup() - begin, as the module does
+ * ggroup_exit_setup() - set up, as the module is loaded
  *
  * Return: 0 or -ENOMEM.
  */
 int ggroup_exit_setup(void);
 
 /**
- * ggroup_exit_teardown() - end, as the module does, once what is queued is done
+ * ggroup_exit_teardown() - tear down, as the module is unloaded, after the queued work
  */
 void ggroup_exit_teardown(void);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* An open /dev/ggroup: what it is bound to. */
+/* The binding of an open /dev/ggroup. */
 
 #include <linux/errno.h>
 #include <linux/mutex.h>

@@ -10,7 +10,7 @@
 #include "device.h"
 #include "group.h"
 
-/* By id; found under RCU, and then asked whether they are alive. */
+/* Groups by id, found under RCU; a finder then checks that the group is alive. */
 static DEFINE_XARRAY(ggroups);
 
 /* The tree */
@@ -47,9 +47,9 @@ bool ggroup_group_owned(const struct ggroup *group)
 
 	lockdep_assert_held(&group->device->lock);
 	/*
-	 * The next owner above, as with the files of the tree: what was taken back from one further
-	 * up is not that one's. Control of root's takes the capability, and a root without it has
-	 * none.
+	 * Only the nearest owner above counts, as with the files of the tree: a slice that was
+	 * taken back from an owner further up is no longer that owner's. Control of root's slices
+	 * takes the capability; a root user without it has none.
 	 */
 	for (level = group->parent; level; level = level->parent)
 		if (uid_valid(level->owner))
@@ -115,7 +115,7 @@ void ggroup_group_erase(struct ggroup *group)
 	xa_erase(&ggroups, group->id);
 }
 
-/* The group with the next greater id of a GPU, or the next root; with a reference. */
+/* Return the group of a GPU with the next greater id, or the next root; with a reference. */
 static struct ggroup *next_group(u64 id, const struct ggroup *root)
 {
 	struct ggroup *group;
@@ -170,7 +170,7 @@ int ggroup_group_next(struct ggroup_group *arg)
 
 void ggroup_group_exit(void)
 {
-	/* Not kfree_rcu(), which takes its time: when the module is gone, so is all that it had. */
+	/* Not kfree_rcu(), which is late: nothing of the module may be left when it is unloaded. */
 	rcu_barrier();
 	WARN_ON(!xa_empty(&ggroups));
 	xa_destroy(&ggroups);

@@ -28,8 +28,8 @@ struct ggroup_device;
 
 /**
  * struct ggroup - a group
- * @ref: held by the tree, by files, by works, and by what looks at it
- * @rcu: freed after a grace period, since ids are looked up without a lock
+ * @ref: held by the tree, by files, by works, and by users of the group
+ * @rcu: for freeing after a grace period, since ids are looked up without a lock
  * @id: its name, never used again
  * @kind: GGROUP_KIND_*
  * @device: its GPU, with a reference
@@ -44,39 +44,40 @@ struct ggroup_device;
  * @name: in the device's table of processes or slices
  * @path: slice: its path; else NULL
  * @pid: process: its pid; else NULL
- * @start: process: clock ticks since boot, as /proc has it for the program that added it
+ * @start: process: clock ticks since boot, as /proc showed it to the program that added the group
  * @exit_wait: process: on the pid's queue, which is woken when it exits
- * @exit_work: process: what an exit has to do and the waker cannot
- * @joined: process: files that joined
- * @reclaim_work: brings the group back under its high, where a tenant's charge lifted it over
- * @current_bytes: on the GPU; this and what follows but @events: see the device's @figures
- * @swap: in the host
+ * @exit_work: process: the part of an exit's work that the waker cannot do
+ * @joined: process: number of files that joined
+ * @reclaim_work: brings the group back under its high, after a tenant's charge lifted it over
+ * @current_bytes: bytes on the GPU; this and the following, except @events: see the device's
+ *	@figures
+ * @swap: bytes in the host
  * @peaks: the highest @current_bytes and @swap, by GGROUP_PEAK_*
- * @swapin_bytes: moved to the GPU, ever
- * @swapout_bytes: moved to the host, ever
- * @swapins: moves to the GPU, ever
- * @swapouts: moves to the host, ever
- * @move_usec: what the moves took
+ * @swapin_bytes: bytes moved to the GPU, ever
+ * @swapout_bytes: bytes moved to the host, ever
+ * @swapins: number of moves to the GPU, ever
+ * @swapouts: number of moves to the host, ever
+ * @move_usec: time that the moves took
  * @events: counts by GGROUP_EVENT_*
  * @marks: files that have reset a peak; this and the next: see peak.c
- * @marks_counted: how many of them are not root's
+ * @marks_counted: number of them that are not root's
  *
  * Then the settings, as settings.def has them; these and the owner are written with the device's
  * lock held for writing.
  *
- * @owner: slice: the user that controls what is below it
+ * @owner: slice: the user that controls the groups below it
  * @gid: slice: kept for the daemon
  * @usermem: the pressure channel
  * @inbox: events that the listener has not read
- * @levers: process: what was asked of the provider
+ * @levers: process: states of the levers, and commands to the provider
  * @counters: process: the mapped page
- * @off_all: process: GGROUP_REASON_* for which it is off the runlist, with all engines; this and
- *	the next are written with the device's lock held for writing
- * @off_gr: process: the same, with the GR engine alone
+ * @off_all: process: GGROUP_REASON_* that take it off the runlist with all engines; this and the
+ *	next are written with the device's lock held for writing
+ * @off_gr: process: those that take the GR engine alone
  * @next_use: process: how soon it uses its memory again, GGROUP_NEXT_USE_*; this and the next are
  *	written with the device's lock held for writing
- * @next_use_ns: when that was said
- * @scratch: of the holder of the device's lock for writing
+ * @next_use_ns: time when @next_use was told
+ * @scratch: for the holder of the device's lock for writing
  */
 struct ggroup {
 	refcount_t ref;
@@ -130,12 +131,12 @@ struct ggroup {
 	struct {
 		u64 sum;	/* of what its children give, or ask for */
 		u64 low;	/* effective low */
-		u64 room;	/* granules that its swap_max still lets go */
+		u64 room;	/* granules that its swap_max still allows in the host */
 		u64 spare;	/* granules that it can give */
 		u64 taken;	/* granules that a plan has taken */
 		u64 over;	/* bytes over its own high */
-		unsigned int order;	/* among the leaves */
-		u32 next_use;	/* what is known of it now */
+		unsigned int order;	/* position among the leaves */
+		u32 next_use;	/* GGROUP_NEXT_USE_* that is valid now */
 	} scratch;
 };
 
@@ -145,7 +146,7 @@ struct ggroup {
  * @top: the group at the top of the subtree
  *
  * Context: the device's lock is held.
- * Return: the next group, in the order in which they came; NULL after the last.
+ * Return: the next group, children in the order in which they came; NULL after the last.
  */
 struct ggroup *ggroup_group_next_pre(struct ggroup *pos, const struct ggroup *top);
 
@@ -172,7 +173,7 @@ struct ggroup *ggroup_group_next_post(struct ggroup *pos, const struct ggroup *t
  * ggroup_group_find() - look a group up by its id
  * @id: its id
  *
- * Return: the group, with a reference, and it may have left the tree (see @alive); NULL for none.
+ * Return: the group, with a reference, even if it has left the tree (see @alive); NULL for none.
  */
 struct ggroup *ggroup_group_find(u64 id);
 
@@ -194,7 +195,7 @@ int ggroup_group_next(struct ggroup_group *arg);
 
 /**
  * ggroup_group_get() - take a reference
- * @group: a group with one
+ * @group: a group that the caller has a reference to
  *
  * Return: @group.
  */
@@ -207,30 +208,30 @@ struct ggroup *ggroup_group_get(struct ggroup *group);
 void ggroup_group_put(struct ggroup *group);
 
 /**
- * ggroup_group_insert() - let a group be found by its id
- * @group: a new one
+ * ggroup_group_insert() - make a group findable by its id
+ * @group: a new group
  *
  * Return: 0 or -ENOMEM.
  */
 int ggroup_group_insert(struct ggroup *group);
 
 /**
- * ggroup_group_erase() - let a group be found by its id no more
+ * ggroup_group_erase() - make a group unfindable by its id
  * @group: the group
  */
 void ggroup_group_erase(struct ggroup *group);
 
 /**
- * ggroup_group_owned() - say whether the calling user owns a slice above
+ * ggroup_group_owned() - check whether the calling user owns a slice above
  * @group: the group
  *
  * Context: the device's lock is held.
- * Return: true for the next owner above, if that is another user than root.
+ * Return: true for the nearest owner above, if that is a user other than root.
  */
 bool ggroup_group_owned(const struct ggroup *group);
 
 /**
- * ggroup_group_held() - say what a group has on the GPU
+ * ggroup_group_held() - get the bytes that a group has on the GPU
  * @group: the group
  *
  * Return: bytes, of a moment ago unless figures stand still.
@@ -241,10 +242,10 @@ static inline u64 ggroup_group_held(const struct ggroup *group)
 }
 
 /**
- * ggroup_group_limit() - say what reclaim brings a group under
+ * ggroup_group_limit() - get the level that reclaim brings a group under
  * @group: the group
  *
- * Return: bytes: the lower one of its high and its limit_max.
+ * Return: bytes: the lower of its high and its limit_max.
  */
 static inline u64 ggroup_group_limit(const struct ggroup *group)
 {
@@ -252,7 +253,7 @@ static inline u64 ggroup_group_limit(const struct ggroup *group)
 }
 
 /**
- * ggroup_group_exit() - end, as the module does; there are no groups left
+ * ggroup_group_exit() - tear down, as the module is unloaded; there are no groups left
  */
 void ggroup_group_exit(void);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* The ioctls: one table says what each takes, and what right it needs. */
+/* The table of the ioctls, with the right that each needs. */
 
 #include <linux/capability.h>
 #include <linux/file.h>
@@ -18,21 +18,21 @@
 #include "trace.h"
 
 enum right {
-	NONE,		/* no group; what it may is looked at where it is known */
+	NONE,		/* no group; the called function checks rights */
 	ADMIN,		/* CAP_SYS_ADMIN; no group */
-	ADMIN_OF,	/* of a group: CAP_SYS_ADMIN */
-	CONTROL,	/* of a group: ... or the owner of a slice above */
-	TENANT,		/* of a group: CAP_SYS_ADMIN, or the process itself */
-	READER,		/* of a group: as CONTROL, or the process itself */
+	ADMIN_OF,	/* to a group: CAP_SYS_ADMIN */
+	CONTROL,	/* to a group: CAP_SYS_ADMIN, or the owner of a slice above */
+	TENANT,		/* to a group: CAP_SYS_ADMIN, or the process itself */
+	READER,		/* to a group: as CONTROL, or the process itself */
 };
 
 /**
  * struct ioctl - a row of the table
  * @cmd: its number, with the size of the arguments as this header has them
- * @right: what the caller needs
- * @call: does it
+ * @right: the right that the caller needs
+ * @call: the function that does it
  * @least: the size that version 1 had, where it has grown since
- * @out_for: besides success, the error with which the arguments go back
+ * @out_for: an error after which the arguments are copied back, as after success
  */
 struct ioctl {
 	unsigned int cmd;
@@ -89,7 +89,7 @@ static bool is_owner(struct ggroup *group)
 	return owned;
 }
 
-/* Finds the group that a call is about, and whether the caller may do that to it. */
+/* Find the group that a call is about, and check the caller's right to it. */
 static int admit(struct ggroup_call *call, enum right right)
 {
 	u64 id = *(u64 *)call->arg;
@@ -111,7 +111,7 @@ static int admit(struct ggroup_call *call, enum right right)
 	if (right == ADMIN)
 		return call->admin ? 0 : -EPERM;
 	call->group = ggroup_group_find(id);
-	/* A caller that may not know which ids there are is told the same of each. */
+	/* A caller that may not know which ids exist gets the same error for each. */
 	if (!call->group)
 		return call->admin ? -ENODEV : -EPERM;
 	if (call->admin)
@@ -169,7 +169,7 @@ static noinline_for_stack long by_table(struct ggroup_file *file, unsigned int c
 		return -ENOTTY;
 	ioctl = &ioctls[array_index_nospec(nr, ARRAY_SIZE(ioctls))];
 	known = _IOC_SIZE(ioctl->cmd);
-	/* The size is a matter of the caller's age, the rest has to fit. */
+	/* The size depends on the caller's version; everything else has to match. */
 	if (!ioctl->call || ((cmd ^ ioctl->cmd) & ~(_IOC_SIZEMASK << _IOC_SIZESHIFT)))
 		return -ENOTTY;
 	if (_IOC_SIZE(cmd) < (ioctl->least ?: known))
@@ -186,11 +186,11 @@ static noinline_for_stack long by_table(struct ggroup_file *file, unsigned int c
 }
 
 /*
- * CHARGE and UNCHARGE as a program calls them all the time: of its own group, with the arguments
- * as this header has them. False where it is anything else, and for the table to answer.
+ * The fast path of CHARGE and UNCHARGE as programs call them all the time: of the own group, with
+ * the arguments as this header has them. Returns false for anything else, which the table handles.
  *
- * No reference is taken: the file has one from join() to its release, which does not come while
- * one of its ioctls runs.
+ * No reference is taken: the file has one from join() to its release, which does not come while one
+ * of its ioctls runs.
  */
 static __always_inline bool charge_own(struct ggroup_file *file, unsigned int cmd,
 				       const struct ggroup_amount __user *user, int *err)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* An ioctl on its way to what does it, in tenant.c or control.c. */
+/* An ioctl on its way to the function that does it, in tenant.c or control.c. */
 #ifndef GGROUP_IOCTL_H
 #define GGROUP_IOCTL_H
 
@@ -11,12 +11,12 @@ struct ggroup_file;
 
 /**
  * struct ggroup_call - one ioctl on its way
- * @file: what it came in by
- * @group: what it is about, where its arguments begin with an id; with a reference
+ * @file: the file that it was made on
+ * @group: the group that it is about, where its arguments begin with an id; with a reference
  * @own: that group is the caller's, by a file that joined
  * @admin: the caller may control everything
- * @arg: its arguments, of the size that we know
- * @install: a file for the descriptor that @arg says, once nothing can fail any more
+ * @arg: its arguments, of the size that this version knows
+ * @install: a file for the descriptor in @arg, once nothing can fail any more
  */
 struct ggroup_call {
 	struct ggroup_file *file;
@@ -31,7 +31,7 @@ struct ggroup_call {
  * ggroup_ioctl() - do an ioctl of an open /dev/ggroup, where the caller may
  * @filp: the file
  * @cmd: its number
- * @address: of its arguments
+ * @address: address of its arguments
  *
  * Return: 0 or a negated errno.
  */

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * Levers. A caller that asks for one to be moved waits in a struct on its own stack, on a list of
- * that lever. So nothing is allocated for a command, each caller gets the answer to what it asked
- * for, and only those that are answered are woken.
+ * that lever. So nothing is allocated for a command, each caller gets the answer to its own
+ * request, and only answered callers are woken.
  */
 
 #include <linux/completion.h>
@@ -18,8 +18,8 @@
 /**
  * struct ggroup_waiter - a caller that asked for a lever to be moved
  * @node: among the lever's @asking or @awaiting; empty once answered
- * @done: answered
- * @value: asked for
+ * @done: completed by the answer
+ * @value: the value asked for
  * @status: of the answer
  * @result: of the answer
  */
@@ -44,7 +44,7 @@ void ggroup_lever_init(struct ggroup_lever *levers)
 }
 
 /*
- * Answers all on the list. Afterwards the waiters must not be touched: they are on their owners'
+ * Answer all waiters on a list. They must not be touched afterwards: they are on their callers'
  * stacks.
  */
 static void answer_all(struct list_head *waiters, int status, u64 result)
@@ -59,14 +59,14 @@ static void answer_all(struct list_head *waiters, int status, u64 result)
 	}
 }
 
-/* What a lever is about to say, and what may ask. All with the lock of the queue held. */
+/* The next command of a lever. All with the lock of the queue held. */
 
 static bool has_state(const struct ggroup_lever *lever)
 {
 	return lever->order.kind != GGROUP_LEVER_RECLAIM;
 }
 
-/* What the next command is to say. */
+/* Return the value of the next command. */
 static u64 wanted(const struct ggroup_lever *lever)
 {
 	if (list_empty(&lever->asking))
@@ -77,8 +77,8 @@ static u64 wanted(const struct ggroup_lever *lever)
 }
 
 /*
- * Puts the lever on the queue, or takes it off: to be called after whatever may change the one or
- * the other.
+ * Put the lever on the queue, or take it off: called after anything that may change which of these
+ * is due.
  */
 static void line_up(struct ggroup_queue *queue, struct ggroup_lever *lever)
 {
@@ -95,7 +95,7 @@ static void line_up(struct ggroup_queue *queue, struct ggroup_lever *lever)
 	}
 }
 
-/* Nothing is under way, and the last that is known is what is asked for. */
+/* Return whether no command is under way, and the last known value is the one asked for. */
 static bool holds(const struct ggroup_lever *lever, u64 value)
 {
 	return has_state(lever) && !lever->flight && list_empty(&lever->order.node) &&
@@ -108,8 +108,8 @@ static int ask(struct ggroup *group, struct ggroup_lever *lever, struct ggroup_w
 
 	lockdep_assert_held(&queue->lock);
 	/*
-	 * Under the lock: ggroup_lever_forget() comes after it is not alive, so no waiter is left
-	 * behind on its lists.
+	 * Under the lock: ggroup_lever_forget() comes after the group is no longer alive, so no
+	 * waiter is left behind on its lists.
 	 */
 	if (!READ_ONCE(group->alive) || !queue->online)
 		return -ENODEV;
@@ -153,7 +153,7 @@ int ggroup_lever_command(struct ggroup *group, enum ggroup_lever_kind kind, u64 
 
 	spin_lock(&queue->lock);
 	if (list_empty(&waiter.node)) {
-		err = waiter.status;	/* even if it came in the very last moment */
+		err = waiter.status;	/* even if it came at the very last moment */
 	} else {
 		list_del(&waiter.node);
 		line_up(queue, lever);
@@ -179,7 +179,7 @@ u64 ggroup_lever_reclaiming(struct ggroup *group)
 	return nbytes;
 }
 
-/* What becomes of a command */
+/* Commands and answers */
 
 void ggroup_lever_take(struct ggroup_queue *queue, struct ggroup_lever *lever)
 {
@@ -217,13 +217,13 @@ void ggroup_lever_settle(struct ggroup_queue *queue, struct ggroup_lever *lever,
 		}
 	}
 	answer_all(&lever->awaiting, status, result);
-	/* Callers that asked meanwhile for what holds by now. */
+	/* Callers that meanwhile asked for the value that holds by now. */
 	if (has_state(lever) && !status && wanted(lever) == lever->held)
 		answer_all(&lever->asking, 0, 0);
 	line_up(queue, lever);
 }
 
-/* No provider is going to answer any more, nor to be asked. */
+/* Give up all commands: no provider will answer any more, or be asked. */
 static void abandon(struct ggroup_queue *queue, struct ggroup_lever *lever)
 {
 	lockdep_assert_held(&queue->lock);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* How groups come, move and go. */
+/* The life of groups: how they come, move and go. */
 
 #include <linux/lockdep.h>
 #include <linux/slab.h>
@@ -69,7 +69,7 @@ int ggroup_life_enter(struct ggroup *group, struct ggroup *parent)
 {
 	int err;
 
-	/* A root comes with a device that no other program finds yet. */
+	/* A root comes with a device that no other program can find yet. */
 	if (parent)
 		lockdep_assert_held_write(&group->device->lock);
 	err = ggroup_group_insert(group);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* How groups come, move and go. */
+/* The life of groups: how they come, move and go. */
 #ifndef GGROUP_LIFE_H
 #define GGROUP_LIFE_H
 
@@ -13,13 +13,13 @@ struct ggroup_device;
  * @device: its GPU
  * @kind: GGROUP_KIND_*
  *
- * Return: the group, with the caller's reference; NULL where there is no memory.
+ * Return: the group, with the caller's reference; NULL without memory.
  */
 struct ggroup *ggroup_life_new(struct ggroup_device *device, u32 kind);
 
 /**
- * ggroup_life_enter() - put a group into the tree, which then holds the caller's reference
- * @group: a new one
+ * ggroup_life_enter() - put a group into the tree, which takes over the caller's reference
+ * @group: a new group
  * @parent: the group above, NULL for a root
  *
  * Context: the device's lock is held for writing, unless the device is new.
@@ -47,10 +47,10 @@ int ggroup_life_move(struct ggroup *group, u64 parent_id);
 
 /**
  * ggroup_life_remove() - take a group out of the tree, with its charges
- * @group: one in the tree
+ * @group: a group in the tree
  *
  * Context: the device's lock is held for writing.
- * Return: 0, or -EBUSY for a root and for a group with others below.
+ * Return: 0, or -EBUSY for a root and for a group with groups below.
  */
 int ggroup_life_remove(struct ggroup *group);
 

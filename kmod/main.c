@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * ggroup.ko: the books of GPU control groups. uapi/ggroup.h says what it does; this sets it up
- * and takes it down.
+ * ggroup.ko: the books of GPU control groups. uapi/ggroup.h says what it does; this file sets the
+ * module up and takes it down.
  */
 
 #include <linux/miscdevice.h>
@@ -24,7 +24,7 @@ static struct miscdevice ggroup_miscdevice = {
 	.minor = MISC_DYNAMIC_MINOR,
 	.name = "ggroup",
 	.fops = &ggroup_chardev_fops,
-	.mode = 0666,	/* tenants join; what else they may is asked at every call */
+	.mode = 0666,	/* tenants join; every other right is checked at each call */
 };
 
 static int __init ggroup_init(void)

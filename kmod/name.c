@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* The names of groups: a process, or the path of a slice. By them they are found, and added. */
+/* The names of groups, by which they are found and added: a process, or the path of a slice. */
 
 #include <linux/lockdep.h>
 #include <linux/slab.h>
@@ -42,7 +42,7 @@ static struct ggroup *slice_of_path(struct ggroup_device *device, const char *pa
 	return NULL;
 }
 
-/* The group of that name. */
+/* Return the group of that name; NULL for none. */
 static struct ggroup *named(struct ggroup_device *device, const struct ggroup_group *arg,
 			    struct pid *pid)
 {
@@ -67,9 +67,9 @@ static int check_name(const struct ggroup_group *arg)
 }
 
 /**
- * struct name - what ADD and FIND are asked for
- * @root: of the GPU, with a reference
- * @pid: process: its pid, with a reference; NULL where there is none
+ * struct name - the name that ADD and FIND are given
+ * @root: root of the GPU, with a reference
+ * @pid: process: its pid, with a reference; NULL for none
  */
 struct name {
 	struct ggroup *root;
@@ -198,6 +198,6 @@ int ggroup_name_find(struct ggroup_group *arg, bool admin)
 		err = look_up(arg, &name, admin);
 		put_name(&name);
 	}
-	/* A caller that may not know which names there are is told the same of each. */
+	/* A caller that may not know which names exist gets the same error for each. */
 	return err == -ENODEV && !admin ? -EPERM : err;
 }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Peaks, as memory.peak has them since Linux 6.12: a reset is of one open file, and takes nothing
- * from others. A group has one peak since the last reset by any file; what was before, each file
- * that has reset it keeps in a mark of its own. So a charge costs the same however many have.
+ * Peaks, as memory.peak has them since Linux 6.12: a reset is of one open file, and does not affect
+ * other files. A group has one peak since the last reset by any file; each file that has reset it
+ * keeps the peak before that in a mark of its own. So a charge costs the same however many files
+ * have.
  */
 
 #include <linux/lockdep.h>
@@ -16,13 +17,13 @@
 #include "peak.h"
 
 /**
- * struct ggroup_mark - a file that has reset a peak of a group
+ * struct ggroup_mark - a file's reset of a group's peaks
  * @of_group: in the list of the group
  * @of_file: in the list of the file
- * @file: whose
- * @group: of which; in the tree, since it takes its marks with it
- * @counted: among those that are bounded
- * @highest: before any file's last reset and since its own; see the device's @figures
+ * @file: the file
+ * @group: the group, which is in the tree, since it takes its marks with it
+ * @counted: it counts for the bound on marks
+ * @highest: peaks from its own reset to the last reset by any file; see the device's @figures
  */
 struct ggroup_mark {
 	struct list_head of_group;
@@ -33,7 +34,7 @@ struct ggroup_mark {
 	u64 highest[GGROUP_PEAKS];
 };
 
-/* Both lists, of all groups and files. Inside the figures of a device, a leaf. */
+/* Protects both lists, of all groups and files. Inside the figures of a device, a leaf. */
 static DEFINE_SPINLOCK(marks_lock);
 
 static struct ggroup_mark *find(const struct ggroup_file *file, const struct ggroup *group)
@@ -88,7 +89,7 @@ static void start_again(struct ggroup_mark *mark, u32 what)
 
 int ggroup_peak_reset(struct ggroup_file *file, struct ggroup *group, u32 what, bool admin)
 {
-	/* Before any lock: a caller that has no memory left keeps no other one waiting. */
+	/* Before any lock: a caller without memory left must not make others wait. */
 	struct ggroup_mark *fresh = kzalloc(sizeof(*fresh), GFP_KERNEL_ACCOUNT), *mark;
 	struct ggroup_device *device = group->device;
 	int err = 0;
@@ -123,7 +124,7 @@ u64 ggroup_peak_of(const struct ggroup_file *file, const struct ggroup *group, u
 	u64 highest;
 
 	lockdep_assert_held(&group->device->figures);
-	/* One of this file's came before this call of it; others' are not looked for. */
+	/* A mark of this file was made before this call; marks of other files do not matter. */
 	if (list_empty(&group->marks))
 		return peak->ever;
 	spin_lock(&marks_lock);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* The most that a group held: for each file, since that file reset it. */
+/* The most that a group held: for each file, since its own reset. */
 #ifndef GGROUP_PEAK_H
 #define GGROUP_PEAK_H
 
@@ -24,9 +24,9 @@ struct ggroup_peak {
 };
 
 /**
- * ggroup_peak_see() - let a peak follow its figure
+ * ggroup_peak_see() - have a peak follow its figure
  * @peak: the peak
- * @figure: what the figure is now
+ * @figure: current value of the figure
  *
  * Context: as for the figure; see the device's @figures.
  */
@@ -40,7 +40,7 @@ static inline void ggroup_peak_see(struct ggroup_peak *peak, u64 figure)
 }
 
 /**
- * ggroup_peak_reset() - let a file forget what a peak was before; others' are as they were
+ * ggroup_peak_reset() - start a peak anew for one file; other files' peaks stay as they are
  * @file: the file
  * @group: the group
  * @what: GGROUP_PEAK_*
@@ -51,7 +51,7 @@ static inline void ggroup_peak_see(struct ggroup_peak *peak, u64 figure)
 int ggroup_peak_reset(struct ggroup_file *file, struct ggroup *group, u32 what, bool admin);
 
 /**
- * ggroup_peak_of() - say what a peak is for a file
+ * ggroup_peak_of() - get a peak as a file sees it
  * @file: the file
  * @group: the group
  * @what: GGROUP_PEAK_*

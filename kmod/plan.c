@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * What to take memory from. The rules are those of the memory cgroup, and of
- * backend/ledgers/reclaim.py, which specifies what is answered here, to the order of the targets: a
- * group's own low does not protect it from its own limit; below the group that is being
- * reclaimed, low protects as effective_protection() in mm/page_counter.c computes it.
+ * Planning of reclaim. The rules are those of the memory cgroup, and of backend/ledgers/reclaim.py,
+ * which specifies the results, down to the order of the targets: a group's own low does not protect
+ * it from its own limit; below the group that is being reclaimed, low protects as
+ * effective_protection() in mm/page_counter.c computes it.
  */
 
 #include <linux/lockdep.h>
@@ -16,14 +16,14 @@
 #include "group.h"
 #include "plan.h"
 
-/* What one process can give in a round of a plan. */
+/* A process that can give in a round of a plan. */
 struct leaf {
 	struct ggroup *group;
-	u64 fill;	/* granules, so that what is left is level with the others */
+	u64 fill;	/* granules whose loss leaves all processes level at the top */
 	u64 all;	/* granules, if those of the others were not enough */
 };
 
-/* Granules that the swap_max of this level still lets go to the host. */
+/* Return the granules that the swap_max of this level still allows in the host. */
 static u64 room(const struct ggroup *group)
 {
 	if (group->swap_max <= group->swap)
@@ -31,7 +31,7 @@ static u64 room(const struct ggroup *group)
 	return div64_u64(group->swap_max - group->swap, group->device->granule);
 }
 
-/* ... of this level and of those above it. */
+/* Return the granules that those of this level and the levels above all still allow. */
 static u64 path_room(const struct ggroup *group)
 {
 	u64 least = U64_MAX;
@@ -48,7 +48,7 @@ bool ggroup_plan_reclaimable(struct ggroup *top, struct ggroup *charged, u64 nby
 	struct ggroup *pos;
 
 	lockdep_assert_held_write(&top->device->lock);
-	/* Mostly the process itself can give enough: then no other one need be looked at. */
+	/* Usually the process itself can give enough; then no other need be looked at. */
 	if (min(own, path_room(charged)) * granule >= over)
 		return true;
 	for (pos = top; pos; pos = ggroup_group_next_pre(pos, top))
@@ -65,7 +65,7 @@ bool ggroup_plan_reclaimable(struct ggroup *top, struct ggroup *charged, u64 nby
 }
 
 /*
- * effective_protection() with memory_recursiveprot, for everything below @top in one pass:
+ * Compute effective_protection() with memory_recursiveprot, for everything below @top in one pass:
  * children share what their parent has protected, in proportion when they ask for more; what none
  * of them asks for goes to all, in proportion to their other memory.
  */
@@ -109,7 +109,7 @@ int ggroup_plan_foresee(struct ggroup *root, const struct ggroup_use *uses, unsi
 	bool fit;
 
 	lockdep_assert_held_write(&root->device->lock);
-	/* All are looked at before any is set. One that has left meanwhile is passed over. */
+	/* All are checked before any is set. A group that has left meanwhile is skipped. */
 	for (i = 0; i < count; i++) {
 		if (uses[i].reserved || uses[i].next > GGROUP_NEXT_USE_MOST)
 			return -EINVAL;
@@ -135,7 +135,7 @@ int ggroup_plan_foresee(struct ggroup *root, const struct ggroup_use *uses, unsi
 	return 0;
 }
 
-/* What was said of a group, GGROUP_NEXT_USE_SOON where that was too long ago. */
+/* Return the next use of a group; GGROUP_NEXT_USE_SOON where it was told too long ago. */
 static u32 next_use(const struct ggroup *group, u64 now)
 {
 	if (now - group->next_use_ns >= (u64)GGROUP_NEXT_USE_S * NSEC_PER_SEC)
@@ -144,8 +144,8 @@ static u32 next_use(const struct ggroup *group, u64 now)
 }
 
 /*
- * The farthest next use first; then most over its own high, then what has most to give, then what
- * came first.
+ * Order leaves by the farthest next use, then the most over the own high, then the most to give,
+ * then age.
  */
 static int compare(const void *a, const void *b)
 {
@@ -162,8 +162,8 @@ static int compare(const void *a, const void *b)
 }
 
 /*
- * What each gives so that @granules are given, or all there are, and what is left is level at the
- * top.
+ * Set what each leaf gives so that @granules are given, or all there are, and what is left is level
+ * at the top.
  */
 static void water_fill(struct leaf *leaves, unsigned int count, u64 granules)
 {
@@ -198,7 +198,7 @@ static void water_fill(struct leaf *leaves, unsigned int count, u64 granules)
 	}
 }
 
-/* Takes up to @most granules from a process, into the plan; returns how many. */
+/* Take up to @most granules from a process, into the plan; return the number taken. */
 static u64 take(struct ggroup *group, u64 most, u32 flags, struct ggroup_targets *targets)
 {
 	struct ggroup_target *target = &targets->target[targets->count];
@@ -221,8 +221,8 @@ static u64 take(struct ggroup *group, u64 most, u32 flags, struct ggroup_targets
 }
 
 /*
- * What processes of one class give: level at the top; then what a full swap kept others of them
- * from giving. Returns what is wanted still.
+ * Take from processes of one class, level at the top; then take what a full swap kept some of them
+ * from giving from the rest. Return the granules still wanted.
  */
 static u64 take_level(struct leaf *leaves, unsigned int count, u64 wanted, u32 flags,
 		      struct ggroup_targets *targets)
@@ -237,7 +237,7 @@ static u64 take_level(struct leaf *leaves, unsigned int count, u64 wanted, u32 f
 	return wanted;
 }
 
-/* How many of the first leaves are of one class. */
+/* Return how many of the first leaves are of one class. */
 static unsigned int count_equals(const struct leaf *leaves, unsigned int count)
 {
 	unsigned int i = 1;
@@ -286,7 +286,7 @@ static void plan(struct ggroup *top, u64 nbytes, struct leaf *leaves,
 	}
 	for (pos = top; pos; pos = pos->parent)
 		pos->scratch.room = room(pos);
-	/* What is not protected, then, if that was not enough, what is. */
+	/* Unprotected memory first, then, if that was not enough, protected memory. */
 	for (round = 0; round < 2; round++) {
 		u32 flags = round ? GGROUP_TARGET_BELOW_LOW : 0;
 
@@ -298,7 +298,7 @@ static void plan(struct ggroup *top, u64 nbytes, struct leaf *leaves,
 	}
 }
 
-#define TARGETS_A_LEAF	4	/* of each round, and each half of it */
+#define TARGETS_A_LEAF	4	/* in each round, in each of its halves */
 
 int ggroup_plan_make(struct ggroup *top, u64 nbytes, struct ggroup_targets *targets)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* Plans: what to take memory from. */
+/* Plans: which processes to take memory from, and how much. */
 #ifndef GGROUP_PLAN_H
 #define GGROUP_PLAN_H
 
@@ -10,11 +10,11 @@
 struct ggroup;
 
 /**
- * ggroup_plan_reclaimable() - say whether bytes could leave the GPU, as far as swap_max lets them
+ * ggroup_plan_reclaimable() - check whether bytes could leave the GPU, as far as swap_max allows
  * @top: the group that is over its high
  * @charged: a process at or below @top
- * @nbytes: what it would hold more
- * @over: what has to leave from @top downwards
+ * @nbytes: bytes that it would hold in addition
+ * @over: bytes that have to leave from @top downwards
  *
  * Context: the device's lock is held for writing.
  * Return: true if they could.
@@ -24,18 +24,18 @@ bool ggroup_plan_reclaimable(struct ggroup *top, struct ggroup *charged, u64 nby
 /**
  * ggroup_plan_foresee() - note how soon processes use their memory again
  * @root: the root of their GPU
- * @uses: what is said of each, as the ABI has it
- * @count: how many
+ * @uses: the next use of each, as the ABI has it
+ * @count: number of @uses
  *
  * Context: the device's lock is held for writing.
- * Return: 0, or -EINVAL where one makes no sense, and then nothing is noted.
+ * Return: 0, or -EINVAL where one is invalid, and then nothing is noted.
  */
 int ggroup_plan_foresee(struct ggroup *root, const struct ggroup_use *uses, unsigned int count);
 
 /**
  * struct ggroup_targets - a plan
- * @target: in the order in which to take
- * @count: how many
+ * @target: targets, in the order in which to take from them
+ * @count: number of targets
  */
 struct ggroup_targets {
 	struct ggroup_target *target;
@@ -44,8 +44,8 @@ struct ggroup_targets {
 
 /**
  * ggroup_plan_make() - plan to take memory
- * @top: the group to take it from, or from what is below
- * @nbytes: how much
+ * @top: the group to take it from, or from the groups below
+ * @nbytes: bytes to take
  * @targets: the plan, to be freed with ggroup_plan_free()
  *
  * Context: takes the device's lock.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* A process as the kernel knows it: when it began, and whether it is still there. */
+/* A process as the kernel knows it: its start time, and whether it has exited. */
 
 #include <linux/math64.h>
 #include <linux/pid.h>
@@ -11,7 +11,7 @@
 
 u64 ggroup_process_start(const struct task_struct *leader)
 {
-	/* USER_HZ is 100 wherever there are GPUs; nsec_to_clock_t() is not for modules. */
+	/* USER_HZ is 100 wherever there are GPUs; nsec_to_clock_t() is not exported to modules. */
 	return div_u64(timens_add_boottime_ns(leader->start_boottime), NSEC_PER_SEC / USER_HZ);
 }
 

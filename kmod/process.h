@@ -10,7 +10,7 @@ struct pid;
 struct task_struct;
 
 /**
- * ggroup_process_start() - say when a process began
+ * ggroup_process_start() - get the start time of a process
  * @leader: its first thread
  *
  * Return: clock ticks since boot: field 22 of the /proc/PID/stat that the caller sees.
@@ -18,18 +18,18 @@ struct task_struct;
 u64 ggroup_process_start(const struct task_struct *leader);
 
 /**
- * ggroup_process_pid_exited() - say whether a process exited
+ * ggroup_process_pid_exited() - check whether a process exited
  * @pid: of the process
  *
- * Return: true from when its last thread exited.
+ * Return: true once its last thread has exited.
  */
 bool ggroup_process_pid_exited(struct pid *pid);
 
 /**
- * ggroup_process_exited() - say whether the process of a group exited
+ * ggroup_process_exited() - check whether the process of a group exited
  * @group: the group
  *
- * Return: true even if the group has not been told yet; false for what is no process.
+ * Return: true even if the group has not been told yet; false for a group that is no process.
  */
 bool ggroup_process_exited(const struct ggroup *group);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* A provider: how it comes and goes, what it reads, and what it writes. */
+/* Providers: how they come and go, the commands that they read, and the answers that they write. */
 
 #include <linux/container_of.h>
 #include <linux/err.h>
@@ -19,23 +19,25 @@
 #include "queue.h"
 #include "trace.h"
 
-/* The seq of a message: a group's id or an arrival's number, and the kind: room for 15 levers. */
+/*
+ * The seq of a message: a group's id or an arrival's number, and the kind, with room for 15 levers.
+ */
 #define GGROUP_SEQ_SHIFT	4
 #define GGROUP_SEQ_KIND		((1U << GGROUP_SEQ_SHIFT) - 1)
 
 static_assert(GGROUP_ARRIVAL <= GGROUP_SEQ_KIND);
 
 /**
- * struct ggroup_taken - what a provider is about to get
- * @message: what it reads
- * @flight: of a lever, the number of the command
+ * struct ggroup_taken - a message that a provider is about to get
+ * @message: the message
+ * @flight: for a lever, the number of the command
  */
 struct ggroup_taken {
 	struct ggroup_message message;
 	u64 flight;
 };
 
-/* Its coming and going */
+/* Coming and going */
 
 bool ggroup_provider_come(struct ggroup_device *device, const struct ggroup_file *file)
 {
@@ -79,8 +81,8 @@ void ggroup_provider_go(struct ggroup_device *device, bool released)
 	queue->process = NULL;
 	spin_unlock(&queue->lock);
 	/*
-	 * Now nothing is added. One group at a time, so that no CPU spins for as long as it takes
-	 * for all of them.
+	 * Now nothing is added. One group at a time, so that no CPU spins for as long as all of
+	 * them take.
 	 */
 	hash_for_each(device->processes, bucket, group, name) {
 		spin_lock(&queue->lock);
@@ -88,7 +90,7 @@ void ggroup_provider_go(struct ggroup_device *device, bool released)
 			ggroup_lever_bereave(queue, &group->levers[kind], released);
 		spin_unlock(&queue->lock);
 	}
-	/* Arrivals are what is left. */
+	/* Only arrivals are left. */
 	spin_lock(&queue->lock);
 	list_splice_init(&queue->arriving, &queue->orders);
 	list_for_each_entry_safe(order, next, &queue->orders, node)
@@ -98,7 +100,7 @@ void ggroup_provider_go(struct ggroup_device *device, bool released)
 	wake_up_interruptible_poll(&queue->readers, EPOLLERR | EPOLLHUP);
 }
 
-/* What it reads */
+/* Reading */
 
 static void write_message(struct ggroup_message *message, u32 op, u64 seq, u64 id, struct pid *pid,
 			  u64 start)
@@ -122,7 +124,7 @@ static u32 op_of(const struct ggroup_lever *lever)
 	}
 }
 
-/* The fourth word of the command in flight. */
+/* Return the fourth word of the command in flight. */
 static u64 argument_of(const struct ggroup_lever *lever)
 {
 	if (lever->order.kind != GGROUP_LEVER_RUNLIST)
@@ -153,7 +155,7 @@ static void take_arrival(struct ggroup_queue *queue, struct ggroup_arrival *arri
 			 struct ggroup_taken *taken)
 {
 	list_move_tail(&arrival->order.node, &queue->arriving);
-	/* The start too is as the reader sees it, which may live in another time namespace. */
+	/* The start, too, is as the reader sees it, which may live in another time namespace. */
 	write_message(&taken->message, GGROUP_OP_ARRIVE,
 		      arrival->number << GGROUP_SEQ_SHIFT | GGROUP_ARRIVAL, 0,
 		      task_tgid(arrival->leader), ggroup_process_start(arrival->leader));
@@ -245,7 +247,7 @@ ssize_t ggroup_provider_read(struct ggroup_file *file, char __user *to, size_t s
 	return done ?: err;
 }
 
-/* What it writes */
+/* Writing */
 
 static int lever_answered(struct ggroup_queue *queue, const struct ggroup_file *file,
 			  const struct ggroup_message *message)
@@ -265,7 +267,7 @@ static int lever_answered(struct ggroup_queue *queue, const struct ggroup_file *
 			err = -ENODEV;
 		} else if (lever->flight && op == op_of(lever)) {
 			value = lever->sent;
-			/* A figure that cannot be is no answer. */
+			/* An impossible figure is no answer. */
 			if (message->args[0] > GGROUP_MAX)
 				status = -EINVAL;
 			ggroup_lever_settle(queue, lever, status, message->args[0]);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * What moves the hardware: a program that reads commands and writes answers, as ublk's and FUSE's
- * servers do.
+ * The provider: a program that moves the hardware. It reads commands and writes answers, as the
+ * servers of ublk and FUSE do.
  */
 #ifndef GGROUP_PROVIDER_H
 #define GGROUP_PROVIDER_H
@@ -18,19 +18,19 @@ struct ggroup_file;
  * @device: the GPU
  * @file: the file
  *
- * Every lever that is not as it was born, or in doubt, is commanded again.
+ * Every lever that is not in its initial state, or is in doubt, is commanded again.
  *
  * Context: the device's lock is held for writing.
- * Return: false where there is a provider.
+ * Return: false where there is a provider already.
  */
 bool ggroup_provider_come(struct ggroup_device *device, const struct ggroup_file *file);
 
 /**
- * ggroup_provider_go() - let a GPU have no provider
+ * ggroup_provider_go() - take a GPU's provider away
  * @device: the GPU
- * @released: it gave everything back: nothing is held and nothing is in doubt
+ * @released: the provider gave everything back: nothing is held and nothing is in doubt
  *
- * What waits gets -ENODEV; what the provider had not answered is in doubt.
+ * Waiting callers get -ENODEV; levers that the provider had not answered for are in doubt.
  *
  * Context: the device's lock is held for writing.
  */
@@ -39,9 +39,9 @@ void ggroup_provider_go(struct ggroup_device *device, bool released);
 /**
  * ggroup_provider_read() - do read() of a file that registered, now or before
  * @file: the file
- * @to: whole messages are written there
- * @size: of that, in bytes
- * @nonblock: does not wait for a command
+ * @to: buffer for whole messages
+ * @size: its size, in bytes
+ * @nonblock: return -EAGAIN rather than wait for a command
  *
  * Return: bytes, -EINVAL, -EAGAIN, -ENODEV, -EFAULT or -ERESTARTSYS.
  */
@@ -51,7 +51,7 @@ ssize_t ggroup_provider_read(struct ggroup_file *file, char __user *to, size_t s
  * ggroup_provider_write() - do write() of a file that registered, now or before
  * @file: the file
  * @from: whole messages
- * @size: of that, in bytes
+ * @size: their size, in bytes
  *
  * Return: bytes of the answers taken, -EINVAL, -ENODEV or -EFAULT.
  */
@@ -61,7 +61,7 @@ ssize_t ggroup_provider_write(struct ggroup_file *file, const char __user *from,
  * ggroup_provider_poll() - do poll() of a file that registered, now or before
  * @file: the file
  * @filp: the same, as the kernel has it
- * @wait: what waits
+ * @wait: the poll table
  *
  * Return: EPOLLIN for a command to read; EPOLLHUP for a former provider.
  */

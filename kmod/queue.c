@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* The queue of commands of a GPU, and how long an answer is waited for. */
+/* The queue of commands of a GPU, and the wait for answers. */
 
 #include <linux/completion.h>
 #include <linux/jiffies.h>
@@ -24,8 +24,7 @@ int ggroup_queue_patience(u32 timeout_ms, unsigned long *timeout)
 }
 
 /*
- * Not -ERESTARTSYS: what was asked for may be done already, so only the caller knows whether to ask
- * again.
+ * Not -ERESTARTSYS: the request may be done already, so only the caller knows whether to repeat it.
  */
 int ggroup_queue_await(struct completion *done, unsigned long timeout)
 {

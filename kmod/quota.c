@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * What one user can have of a GPU's groups. Root makes slices on behalf of the users that a subtree
- * was given to: so a slice is counted for the next owner at or above its parent, and stays so,
- * wherever it is moved and whatever user it is given to.
+ * Bounds on the groups of a GPU that one user can have. Root makes slices on behalf of the users
+ * that a subtree was given to: so a slice is counted for the nearest owner at or above its parent,
+ * and stays so, wherever it is moved and whatever user it is given to.
  */
 
 #include <linux/cred.h>
@@ -19,7 +19,7 @@
  * struct ggroup_quota - a user that has groups
  * @node: in the device's table
  * @uid: its id
- * @count: how many, by kind
+ * @count: number of groups, by kind
  */
 struct ggroup_quota {
 	struct hlist_node node;
@@ -105,7 +105,7 @@ int ggroup_quota_take(struct ggroup *group, const struct ggroup *parent)
 	if (!quota)
 		return -ENOMEM;
 	if (quota->count[group->kind] >= most(group)) {
-		drop_if_idle(quota);	/* new, where no user may have any */
+		drop_if_idle(quota);	/* it is new, and no user may have any */
 		return -EAGAIN;
 	}
 	quota->count[group->kind]++;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Reclaim: a plan is carried out, for a caller or by the worker of a group over its limit. */
+/* Reclaim: carries plans out, for a caller or in the worker of a group over its limit. */
 
 #include <linux/jiffies.h>
 #include <linux/lockdep.h>
@@ -15,13 +15,13 @@
 #include "trace.h"
 #include "usermem.h"
 
-#define GGROUP_HEADROOM_PART	8	/* the part of a high that a headroom is at most */
-#define GGROUP_VAIN_MOST	16	/* rounds of a worker that bring nothing */
+#define GGROUP_HEADROOM_PART	8	/* largest part of a high that a headroom takes: one in this many */
+#define GGROUP_VAIN_MOST	16	/* most rounds of a worker that bring nothing */
 
-/* Of their own: one that waits for a provider must not hold up an exit. */
+/* A queue of their own: a worker that waits for a provider must not delay an exit. */
 static struct workqueue_struct *workers;
 
-/* An event of a group that may have left meanwhile. */
+/* Count an event of a group that may have left meanwhile. */
 static void note(struct ggroup *group, unsigned int event)
 {
 	down_read(&group->device->lock);
@@ -37,7 +37,7 @@ static int reclaim_from(const struct ggroup_target *target, u32 timeout_ms, u64 
 	int err;
 
 	if (!group)
-		return 0;	/* it exited while others gave, and took its memory along */
+		return 0;	/* it exited while others gave, with its memory */
 	if (target->flags & GGROUP_TARGET_BELOW_LOW)
 		note(group, GGROUP_EVENT_LOW);
 	ggroup_usermem_press(group, target->nbytes);
@@ -53,7 +53,9 @@ static int reclaim_from(const struct ggroup_target *target, u32 timeout_ms, u64 
 	return err;
 }
 
-/* The time is up, the caller has a signal, or there is no provider: no other would answer. */
+/*
+ * The time is up, the caller has a signal, or there is no provider: no other process would answer.
+ */
 static bool ends_all(int err)
 {
 	return err == -ETIMEDOUT || err == -EINTR || err == -ENODEV;
@@ -68,7 +70,10 @@ int ggroup_reclaim_below(struct ggroup *top, u64 nbytes, u32 timeout_ms, u64 *mo
 
 	*moved = 0;
 	err = ggroup_plan_make(top, nbytes, &targets);
-	/* One that cannot give keeps none from it: the error is told where none has given. */
+	/*
+	 * A process that cannot give does not stop the others: its error counts only where none
+	 * gave.
+	 */
 	for (i = 0; !ends_all(err) && i < targets.count; i++) {
 		long left = end - jiffies;
 
@@ -81,8 +86,8 @@ int ggroup_reclaim_below(struct ggroup *top, u64 nbytes, u32 timeout_ms, u64 *mo
 }
 
 /*
- * Where the workers begin: a headroom below the high. It is meant for a GPU that fills up; of a
- * small group it would be everything.
+ * The level at which workers begin: a headroom below the high. The headroom is meant for a GPU that
+ * fills up; of a small group it would be everything.
  */
 static u64 reclaim_start(const struct ggroup *group)
 {
@@ -92,8 +97,8 @@ static u64 reclaim_start(const struct ggroup *group)
 }
 
 /*
- * Bytes that @group is over where the workers begin, less those that are on their way out
- * already.
+ * Return the bytes by which @group is over the level at which workers begin, less those that are
+ * already on their way out.
  */
 static u64 excess(struct ggroup *group)
 {
@@ -124,7 +129,7 @@ void ggroup_reclaim_work(struct work_struct *work)
 				ggroup_usermem_press(group, over);
 		}
 		noted = true;
-		/* What is said to have moved is a program's word: the books say whether it did. */
+		/* The moved bytes are a program's word; the books say whether it is true. */
 		vain = over < before ? 0 : vain + 1;
 		before = over;
 		if (ggroup_reclaim_below(group, over, 0, &moved) || !moved ||

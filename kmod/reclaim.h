@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* Reclaim: has memory taken, on request or by workers that tenants' charges wake. */
+/* Reclaim: takes memory, on request or in workers that tenants' charges wake. */
 #ifndef GGROUP_RECLAIM_H
 #define GGROUP_RECLAIM_H
 
@@ -9,14 +9,14 @@ struct ggroup;
 struct work_struct;
 
 /**
- * ggroup_reclaim_below() - have memory taken by the provider, and wait for it
- * @top: the group to take it from, or from what is below
- * @nbytes: how much
+ * ggroup_reclaim_below() - have the provider take memory, and wait for it
+ * @top: the group to take it from, or from the groups below
+ * @nbytes: bytes to take
  * @timeout_ms: as in struct ggroup_command
- * @moved: how much it was
+ * @moved: bytes taken
  *
- * One process that cannot give keeps none of the others from it: its error is told where none has
- * given. -ENODEV, -EINTR and -ETIMEDOUT end it, and are told whatever has moved by then.
+ * A process that cannot give does not stop the others: its error is returned only where none gave.
+ * -ENODEV, -EINTR and -ETIMEDOUT end the call, and are returned whatever has moved by then.
  *
  * Return: 0, -ENODEV, -ENOMEM, -EINTR, -ETIMEDOUT, or the provider's answer.
  */
@@ -37,14 +37,14 @@ void ggroup_reclaim_work(struct work_struct *work);
 void ggroup_reclaim_wake(struct ggroup *group);
 
 /**
- * ggroup_reclaim_init() - begin, as the module does
+ * ggroup_reclaim_init() - set up, as the module is loaded
  *
  * Return: 0 or -ENOMEM.
  */
 int ggroup_reclaim_init(void);
 
 /**
- * ggroup_reclaim_exit() - end, as the module does
+ * ggroup_reclaim_exit() - tear down, as the module is unloaded
  */
 void ggroup_reclaim_exit(void);
 

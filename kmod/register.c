@@ -18,7 +18,7 @@
 
 static LIST_HEAD(devices);
 static unsigned int devices_count;
-static DEFINE_MUTEX(devices_lock);	/* the list; taken outside a device's lock */
+static DEFINE_MUTEX(devices_lock);	/* protects the list; taken outside a device's lock */
 
 static struct ggroup_device *find(const char *uuid)
 {
@@ -74,9 +74,7 @@ static struct ggroup_device *open_books(const struct ggroup_gpu *arg)
 	return device;
 }
 
-/*
- * No look-up finds it any more. The register's reference is the caller's to put.
- */
+/* No look-up finds the device any more. The register's reference is the caller's to put. */
 static void close_books(struct ggroup_device *device)
 {
 	lockdep_assert_held(&devices_lock);
@@ -87,7 +85,7 @@ static void close_books(struct ggroup_device *device)
 	devices_count--;
 }
 
-/* What the provider before had charged is void; a process that joined charges for itself. */
+/* The former provider's charges are void; a process that joined charges for itself. */
 static void void_charges(struct ggroup_device *device)
 {
 	struct ggroup *group;

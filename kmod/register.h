@@ -19,8 +19,7 @@ struct ggroup_file;
 struct ggroup_device *ggroup_register_find(const char *uuid);
 
 /**
- * ggroup_register_enter() - make a file the provider of a GPU, whose books are opened if they are
- * not there
+ * ggroup_register_enter() - make a file the provider of a GPU, opening its books where necessary
  * @file: a file that is neither a tenant's nor a provider's, with its @bind held
  * @arg: as GGROUP_IOC_REGISTER has it
  *
@@ -29,7 +28,7 @@ struct ggroup_device *ggroup_register_find(const char *uuid);
 int ggroup_register_enter(struct ggroup_file *file, struct ggroup_gpu *arg);
 
 /**
- * ggroup_register_leave() - let a file be the provider of its GPU no more
+ * ggroup_register_leave() - stop a file from being the provider of its GPU
  * @file: a provider's, with its @bind held, or in its release
  * @flags: GGROUP_UNREGISTER_*
  */
@@ -44,7 +43,7 @@ void ggroup_register_leave(struct ggroup_file *file, u32 flags);
 int ggroup_register_forget(const char *uuid);
 
 /**
- * ggroup_register_exit() - close all books, as the module ends; no file is open any more
+ * ggroup_register_exit() - close all books, as the module is unloaded; no file is open any more
  */
 void ggroup_register_exit(void);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* What a program asks for: it joins, and from then on says what its own group does. */
+/* The ioctls of a program: it joins, and then reports what its own group does. */
 
 #include <linux/minmax.h>
 #include <linux/sched.h>
@@ -33,7 +33,7 @@ int ggroup_tenant_hello(struct ggroup_call *call)
 	return 0;
 }
 
-/* Whether the caller's process joined already, with another file. */
+/* Return whether the caller's process joined already, with another file. */
 static bool has_joined(struct ggroup_device *device)
 {
 	struct ggroup *group;
@@ -46,7 +46,7 @@ static bool has_joined(struct ggroup_device *device)
 	return joined;
 }
 
-/* The group of the caller's process, with a reference; NULL for none. */
+/* Return the group of the caller's process, with a reference; NULL for none. */
 static struct ggroup *group_of_caller(struct ggroup_device *device, struct ggroup_join *arg)
 {
 	struct ggroup *group;
@@ -68,7 +68,7 @@ static int join(struct ggroup_file *file, struct ggroup_device *device, struct g
 	struct ggroup *group;
 	int err = 0;
 
-	/* The provider is to know, though the group may have been made before the process came. */
+	/* The provider is to know, even where the group was made before the process came. */
 	if (!has_joined(device))
 		err = ggroup_arrival_wait(device, arg->timeout_ms);
 	if (err)

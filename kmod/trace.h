@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* What can be watched: trace-cmd record -e ggroup, or /sys/kernel/tracing/events/ggroup. */
+/* Tracepoints: trace-cmd record -e ggroup, or /sys/kernel/tracing/events/ggroup. */
 #undef TRACE_SYSTEM
 #define TRACE_SYSTEM ggroup
 
@@ -10,7 +10,7 @@
 
 #include "uapi/ggroup.h"
 
-/* An ioctl that was asked for; with it, every read and write of a mounted control file shows. */
+/* An ioctl; through it, every read and write of a mounted control file shows. */
 TRACE_EVENT(ggroup_ioctl,
 	    TP_PROTO(unsigned int nr, u64 id, int status),
 	    TP_ARGS(nr, id, status),
@@ -99,7 +99,7 @@ TRACE_EVENT(ggroup_reclaim,
 		      __entry->moved, __entry->status)
 );
 
-/* Something that a listener hears of. */
+/* An event that listeners are told of. */
 TRACE_EVENT(ggroup_event,
 	    TP_PROTO(u64 id, u32 channel),
 	    TP_ARGS(id, channel),

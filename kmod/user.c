@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* What one user can have open. */
+/* Bounds on the files that one user can have open. */
 
 #include <linux/capability.h>
 #include <linux/cred.h>
@@ -16,7 +16,7 @@
  * struct ggroup_user - a user that has files open
  * @node: in the table
  * @uid: its id, whatever the user namespace
- * @files: how many
+ * @files: number of files
  */
 struct ggroup_user {
 	struct hlist_node node;
@@ -29,7 +29,7 @@ module_param(files_per_user, uint, 0644);
 MODULE_PARM_DESC(files_per_user, "Files of /dev/ggroup and usermemfds that a user can have open");
 
 static DEFINE_HASHTABLE(users, 6);
-static DEFINE_MUTEX(users_lock);	/* the table and its counts */
+static DEFINE_MUTEX(users_lock);	/* protects the table and its counts */
 
 static struct ggroup_user *find(kuid_t uid)
 {
@@ -72,7 +72,7 @@ struct ggroup_user *ggroup_user_open(void)
 	if (!user) {
 		user = ERR_PTR(-ENOMEM);
 	} else if (user->files >= READ_ONCE(files_per_user) && !capable(CAP_SYS_RESOURCE)) {
-		drop_if_idle(user);	/* new, where no user may have any */
+		drop_if_idle(user);	/* it is new, and no user may have any */
 		user = ERR_PTR(-EMFILE);
 	} else {
 		user->files++;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* What one user can have open: no user can take the kernel's memory from all others. */
+/* The number of files that one user has open, bounded so that no user can use up kernel memory. */
 #ifndef GGROUP_USER_H
 #define GGROUP_USER_H
 
@@ -8,7 +8,7 @@ struct ggroup_user;
 /**
  * ggroup_user_open() - count one more file of the calling user
  *
- * Return: the user, to be given to ggroup_user_close(); ERR_PTR(-EMFILE) or ERR_PTR(-ENOMEM).
+ * Return: the user, for ggroup_user_close(); ERR_PTR(-EMFILE) or ERR_PTR(-ENOMEM).
  */
 struct ggroup_user *ggroup_user_open(void);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * usermemfd: one record, which the next one replaces, so a program that does not read costs nothing
- * and misses nothing.
+ * usermemfd: a single record, which the next one replaces, so a program that does not read costs
+ * nothing and misses nothing.
  */
 
 #include <linux/anon_inodes.h>
@@ -20,7 +20,7 @@
 
 /**
  * struct ggroup_reader - an open usermemfd
- * @group: of which it is, with a reference
+ * @group: its group, with a reference
  * @seen: the latest record that was read, under the lock of the group's usermem
  * @user: the user that it is counted for
  */
@@ -76,7 +76,7 @@ void ggroup_usermem_gone(struct ggroup *group)
 
 /* The file */
 
-/* Takes what was not seen yet, so that of two readers at once one gets it. */
+/* Take the record if it is unread: of two simultaneous readers, one gets it. */
 static int take(struct ggroup_reader *reader, struct ggroup_pressure *record, u64 *before)
 {
 	struct ggroup_usermem *usermem = &reader->group->usermem;
@@ -98,7 +98,7 @@ static int take(struct ggroup_reader *reader, struct ggroup_pressure *record, u6
 }
 
 /*
- * It could not be given to the program: it is there again, unless a later one was read meanwhile.
+ * Put back a record that could not be copied to the program, unless a later one was read meanwhile.
  */
 static void untake(struct ggroup_reader *reader, const struct ggroup_pressure *record, u64 before)
 {

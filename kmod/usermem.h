@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* usermemfd: how a program learns that it is to give memory back (Ghost, 4.2). */
+/* usermemfd: tells a program to give memory back (Ghost, 4.2). */
 #ifndef GGROUP_USERMEM_H
 #define GGROUP_USERMEM_H
 
@@ -12,8 +12,8 @@ struct ggroup;
 
 /**
  * struct ggroup_usermem - the latest record of a group
- * @lock: protects the record, and what its descriptors have seen; a leaf
- * @nbytes: to give back
+ * @lock: protects the record, and the readers' @seen; a leaf
+ * @nbytes: bytes to give back
  * @seq: its number, 0 for none yet
  * @gone: the group left the tree
  * @wait: readers that wait for one
@@ -35,16 +35,16 @@ void ggroup_usermem_init(struct ggroup_usermem *usermem);
 /**
  * ggroup_usermem_press() - give a group a new record, and tell the listener
  * @group: the group; nothing happens for one that left the tree
- * @nbytes: to give back
+ * @nbytes: bytes to give back
  *
- * Context: any but NMI. Never sleeps: a program that reads it, or does not, holds up no other.
+ * Context: any but NMI. Never sleeps: whether a program reads it or not, no other one waits.
  */
 void ggroup_usermem_press(struct ggroup *group, u64 nbytes);
 
 /**
- * ggroup_usermem_read() - say what the latest record is
+ * ggroup_usermem_read() - get the latest record
  * @group: the group
- * @nbytes: to give back; 0 before the first
+ * @nbytes: bytes to give back; 0 before the first
  * @seq: its number; 0 before the first
  */
 void ggroup_usermem_read(struct ggroup *group, u64 *nbytes, u64 *seq);
@@ -59,7 +59,7 @@ void ggroup_usermem_gone(struct ggroup *group);
  * ggroup_usermem_fd() - do GGROUP_IOC_USERMEM
  * @group: the group
  * @flags: O_CLOEXEC, O_NONBLOCK
- * @file: to be installed at the number that is returned, or both put back
+ * @file: the file to install at the returned number; or both are to be put back
  *
  * Return: a reserved number, -ENODEV, -EMFILE, -ENOMEM, or -EINVAL for other flags.
  */

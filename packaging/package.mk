@@ -1,4 +1,4 @@
-# What is installed where, and the Debian package of it. Included by the Makefile at the top; all runs there.
+# Installation, and the Debian package of it. Included by the top-level Makefile; everything runs there.
 
 PREFIX ?= /usr/local
 DESTDIR ?=
@@ -6,11 +6,11 @@ VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 ARCHITECTURE = $(shell dpkg --print-architecture)
 
 LIB := $(PREFIX)/lib/ggroupfs
-# mount(8) looks for helpers here and nowhere else.
+# The only directory in which mount(8) looks for helpers.
 MOUNT_HELPERS := /usr/sbin
-# Where zsh looks: what a package brings is elsewhere on Debian.
+# Directory in which zsh looks; on Debian, packages use another one.
 ZSH := $(PREFIX)/share/zsh/$(if $(filter /usr,$(PREFIX)),vendor-completions,site-functions)
-# What `make install` did; `make uninstall` undoes it. A package needs none.
+# Record of what `make install` did, with which `make uninstall` undoes it. A package needs none.
 RECORD := $(LIB)/installed
 
 STAGE := build/stage$(subst /,-,$(PREFIX))
@@ -20,7 +20,7 @@ PYTHON_SOURCES := $(shell find ggroupfs backend -name '*.py')
 
 .PHONY: install uninstall deb stage
 
-# For the Python that the command has: some of them are compiled.
+# Dependencies for the Python of the installed command, since some are compiled.
 build/dependencies/.made: pyproject.toml | build
 	rm -rf $(@D)
 	mkdir -p $(@D)
@@ -36,7 +36,8 @@ build/dependencies/.made: pyproject.toml | build
 	find $(@D) -name '*.so' -exec strip --strip-unneeded {} +
 	touch $@
 
-# The same, compiled, which takes longer than all else here: once for each place, whose name is in what is compiled.
+# The compiled dependencies. This takes longer than everything else here and is done once for each prefix, which is part
+# of the compiled files.
 COMPILED := build/compiled$(subst /,-,$(PREFIX))
 COMPILE := $(SYSTEM_PYTHON) -m compileall -q --invalidation-mode unchecked-hash
 
@@ -47,7 +48,7 @@ $(COMPILED)/.made: build/dependencies/.made
 	$(COMPILE) -s $(@D) -p $(LIB) $(@D)
 	touch $@
 
-# The whole tree as it is to be, below one directory.
+# The complete tree to install, below one directory.
 stage: $(COMPILED)/.made cuda
 	rm -rf $(STAGE)
 	install -d $(STAGE)$(LIB) $(STAGE)/etc/ggroupfs/slices.d $(STAGE)/etc/ggroupfs/policies $(STAGE)$(MOUNT_HELPERS)
@@ -88,8 +89,8 @@ install: stage
 uninstall:
 	packaging/tree.sh uninstall "$(DESTDIR)" $(RECORD)
 
-# The package. By hand rather than by debhelper: it brings what is staged and nothing that would have to be found out,
-# and no build needs a hundred packages for it.
+# The Debian package. It is built by hand instead of with debhelper: it contains just the staged files, so nothing has
+# to be detected, and the build does not need a hundred packages.
 DEB_VERSION ?= $(VERSION)
 DEB = build/deb/ggroupfs_$(DEB_VERSION)_$(ARCHITECTURE).deb
 DEB_ROOT := build/deb/root
@@ -125,7 +126,8 @@ deb:
 	lintian --fail-on error $(DEB)
 	$(MAKE) -s deb-container DEB_VERSION=$(DEB_VERSION)
 
-# What engines of containers find by themselves, in a package of its own: one hook, and the devices that a unit makes.
+# A separate package for container engines, which find its contents by themselves: a hook, and the devices that a unit
+# makes.
 CONTAINER_DEB = build/deb/ggroupfs-container_$(DEB_VERSION)_all.deb
 CONTAINER_ROOT := build/deb/container
 CONTAINER_SOURCES := packaging/container

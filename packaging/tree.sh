@@ -1,13 +1,13 @@
 #!/bin/sh
-# tree.sh install STAGE DESTDIR RECORD: copies a tree, and writes down at DESTDIR/RECORD what it made.
-# tree.sh uninstall DESTDIR RECORD: takes away exactly that. A directory goes if it was made here and is empty.
+# tree.sh install STAGE DESTDIR RECORD: copies a tree, and records at DESTDIR/RECORD what it created.
+# tree.sh uninstall DESTDIR RECORD: removes exactly that. A directory is removed if it was created here and is empty.
 set -eu
 
 install_tree() {
 	stage=$1 destination=$2 record=$2$3
 	made=$(mktemp)
 	trap 'rm -f "$made"' EXIT
-	# What was recorded before is still ours.
+	# Keep what an earlier installation recorded.
 	[ ! -e "$record" ] || cat "$record" >"$made"
 	# Parents come first.
 	(cd "$stage" && find . -mindepth 1 -type d | LC_ALL=C sort) | while IFS= read -r path; do
@@ -16,7 +16,7 @@ install_tree() {
 		mkdir -p "$destination$path"
 		printf '%s\n' "$path" >>"$made"
 	done
-	# No directory is among them, so those that were there stay as they are.
+	# The archive contains no directories, so existing ones keep their attributes.
 	(cd "$stage" && find . ! -type d -print0 | tar --null --no-recursion -cf - -T -) |
 		tar -C "$destination/" --no-same-owner -p -m --unlink-first -xf -
 	(cd "$stage" && find . ! -type d) | cut -c 2- >>"$made"

@@ -1,1 +1,1 @@
-"""What every part of the backend uses: errors, threads, turns and tasks that last."""
+"""Basics for every part of the backend: errors, threads, turns, and tasks that last."""

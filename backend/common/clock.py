@@ -1,4 +1,4 @@
-"""The clock of this boot, which one daemon after the other goes by."""
+"""The clock of this boot, which successive daemons share."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import time
 
 
 def boot_usec() -> int:
-    """Return the time since this machine booted, in microseconds, but for the time in which it was suspended."""
+    """Return the microseconds since this machine booted, without the time in which it was suspended."""
     return time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000

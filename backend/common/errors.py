@@ -1,24 +1,27 @@
-"""Errors with the number that the caller of a system call is to see."""
+"""Errors that carry the errno for the caller of a system call."""
 
 import errno
 import os
 
 SHORT = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
-"""What is said where this process, or this machine, has no room for another one: it may be over in a moment, and says
-nothing about what was asked for."""
+"""Errnos that say that this process, or this machine, lacks a resource. That may pass in a moment, and says nothing
+about the request.
+"""
 
 ERRNOS = range(1, 512)
-"""What a system call may fail with. The kernel's own numbers begin behind it (include/linux/errno.h): it takes no
-answer with one from a filesystem, and whoever waits for that answer waits for ever."""
+"""Errnos that a system call may fail with. The kernel's own numbers begin above them (include/linux/errno.h): it
+accepts no answer with such a number from a filesystem, and the caller would wait for ever.
+"""
 
 
 def fail(code: int) -> OSError:
-    """The OSError (or the subclass of it that Python has for this number) of an errno, with its usual text."""
+    """Return the OSError of an errno, or the subclass that Python has for it, with the usual text."""
     return OSError(code, os.strerror(code))
 
 
 def errno_of(error: BaseException) -> int:
-    """The number that whoever asked is told of an error: EIO for one that has none which a system call may fail with,
-    wherever it comes from."""
+    """Return the errno that the caller is told of an error: EIO for any error, from whatever source, whose number a
+    system call cannot fail with.
+    """
     number = error.errno if isinstance(error, OSError) else None
     return number if number is not None and number in ERRNOS else errno.EIO

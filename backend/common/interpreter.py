@@ -1,4 +1,4 @@
-"""How modules of ours run in a process of their own."""
+"""Run modules of ggroupfs in processes of their own."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import sys
 
 
 def environment() -> dict[str, str]:
-    """Ours, with the places that we import from: an installed package is where no interpreter looks by itself.
+    """Return this process's environment, extended by the folders that it imports from: the interpreter does not
+    search the folder of an installed package by itself.
 
-    For our own modules alone. Programs of users are to import their own.
+    Use it only for modules of ggroupfs. Programs of users have to import their own.
     """
     return os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}

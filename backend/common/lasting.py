@@ -1,4 +1,4 @@
-"""Tasks that are to last as long as the mount: a bug in one, or in what it says of one process, ends no other's."""
+"""Tasks that last as long as the mount: a bug in one, or in its work for one process, does not end the others."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import trio
 log = logging.getLogger(__name__)
 
 AGAIN_S, AGAIN_MOST_S = 1.0, 60.0
-"""After so long a task that failed is begun again; each time twice as long, up to the second."""
+"""Seconds until a failed task is begun again: the first delay, which doubles with each failure, and its maximum."""
 
 
 async def lasting(what: str, run: Callable[[], Awaitable[None]]) -> None:
-    """Runs a task until cancelled or until it returns. Where it fails it is logged, and begun again."""
+    """Run a task until it returns or is cancelled. If it fails, the error is logged and the task is begun again."""
     wait = AGAIN_S
     while True:
         began = trio.current_time()

@@ -1,4 +1,4 @@
-"""Reading configuration: of a regular file, and of nothing that has its reader wait."""
+"""Read configuration only from regular files, which do not make a reader wait."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import stat
 
 
 def read_regular(path: str | os.PathLike[str]) -> bytes:
-    """What a file says. OSError, EINVAL for what is no regular file: the open of a FIFO waits until another process
-    writes to it, and a read of a terminal for its user."""
+    """Return the content of a file. Raises OSError, with EINVAL unless it is a regular file: the open of a FIFO waits
+    until another process writes to it, and a read of a terminal waits for its user.
+    """
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):

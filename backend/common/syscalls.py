@@ -10,7 +10,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def call(number: int, *arguments: object) -> int:
-    """syscall(2): its result. OSError with the errno that it failed with."""
+    """Make a system call (syscall(2)) and return its result. Raises OSError with the errno of a failure."""
     result: int = _libc.syscall(number, *arguments)
     if result < 0:
         code = ctypes.get_errno()
@@ -19,7 +19,7 @@ def call(number: int, *arguments: object) -> int:
 
 
 def named(name: str, *arguments: object) -> int:
-    """As :func:`call`, by the name of libc's function, where it has one: numbers differ between architectures."""
+    """As :func:`call`, through the libc function `name`: numbers differ between architectures."""
     result: int = getattr(_libc, name)(*arguments)
     if result < 0:
         code = ctypes.get_errno()
@@ -28,11 +28,13 @@ def named(name: str, *arguments: object) -> int:
 
 
 STATFS_BYTES = 256
-"""Bytes that there are for a struct statfs, which has 120 of them where a long has 8."""
+"""Size of the buffer for a struct statfs, bytes; the struct takes 120 where a long has 8."""
 
 
 def filesystem(fd: int) -> int:
-    """Return the type of the filesystem of a file, of linux/magic.h: the first word of statfs(2). OSError."""
+    """Return the type of the filesystem of a file, as in linux/magic.h: the first word of statfs(2).
+    Raises OSError.
+    """
     buffer = ctypes.create_string_buffer(STATFS_BYTES)
     named("fstatfs", fd, buffer)
     word: int = struct.unpack_from("@l", buffer)[0]

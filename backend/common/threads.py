@@ -1,4 +1,4 @@
-"""Threads for what blocks. That none is to be had, at a limit of tasks, is an error like any other, and no bug."""
+"""Threads for blocking calls. At a limit of tasks, the lack of a thread is an ordinary error, not a bug."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ T = TypeVar("T")
 
 
 async def in_a_thread(what: str, function: Callable[[], T], limiter: trio.CapacityLimiter | None = None) -> T:
-    """The result of `function`, called in a thread; who is cancelled leaves it behind. OSError(EAGAIN), which says that
-    `what` is not asked, where no thread is to be had: pthread_create(3), which Python makes a RuntimeError."""
+    """Return the result of `function`, called in a thread; a caller that is cancelled leaves the thread behind.
+    Raises OSError(EAGAIN), which says that `what` was not asked, where no thread can be had: pthread_create(3) fails,
+    and Python makes that a RuntimeError.
+    """
     began = False
 
     def work() -> T:
@@ -25,5 +27,5 @@ async def in_a_thread(what: str, function: Callable[[], T], limiter: trio.Capaci
         return await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=limiter)
     except RuntimeError as error:
         if began:
-            raise  # its own
+            raise  # the function's own
         raise OSError(errno.EAGAIN, f"{what} is not asked: {error}") from None

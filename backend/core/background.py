@@ -1,6 +1,7 @@
-"""Work that no writer waits for: done soon, one group after the other, and never the end of the mount.
+"""Background work: acts on groups that no writer waits for, done soon, one group after the other.
 
-What fails is told once, and tried again: nothing else would have it done once the reason has gone.
+A failure is logged once and retried, since nothing else would do the work once the reason is gone. No failure ends the
+mount.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ log = logging.getLogger(__name__)
 
 
 AGAIN_S, AGAIN_MOST_S = 1.0, 60.0
-"""After so long what failed is tried again; each time twice as long, up to the second."""
+"""Seconds until a failed act is retried: the first wait, doubled after each failure, and the longest one."""
 
 
 class Background:
-    """Groups that something is to be done for."""
+    """The groups that one act is still to be done for."""
 
     def __init__(
         self,
@@ -34,7 +35,7 @@ class Background:
         deadlines: Deadlines,
         slot: Callable[[Record], Followed],
     ) -> None:
-        """`slot` is the part of a record in which it notes what failed."""
+        """`what` names the act in the log; `slot` selects the part of a record that notes failures."""
         self._what = what
         self._population = population
         self._act = act
@@ -45,21 +46,22 @@ class Background:
         self._wake = trio.Event()
 
     def __len__(self) -> int:
-        """Groups that it is still to be done for."""
+        """Number of groups that the act is still to be done for."""
         return len(self._groups)
 
     def __contains__(self, group: Group) -> bool:
-        """Whether it is still to be done for a group."""
+        """Return whether the act is still to be done for a group."""
         return group in self._groups
 
     def later(self, group: Group) -> None:
-        """Has it done for a group soon, once however often it is asked for."""
+        """Do the act for a group soon: once, however often it is asked for meanwhile."""
         self._groups[group] = None
         self._wake.set()
 
     def failed(self, group: Group, error: Exception) -> None:
-        """It failed for a group: is told once, and done again later, until it is done."""
-        # ENODEV: the group, or its GPU, is gone. That is told of where it is seen, and what is back is followed anew.
+        """Note that the act failed for a group: log it once, and retry until it succeeds."""
+        # ENODEV: the group or its GPU is gone. The code that notices it logs it, and a GPU that is back is followed
+        # anew.
         if not self._population.holds(group) or getattr(error, "errno", None) == errno.ENODEV:
             self._of(group).put_off_s = 0.0
             return
@@ -79,7 +81,7 @@ class Background:
             self.later(group)
 
     async def run(self) -> None:
-        """Does what it is asked, until cancelled."""
+        """Do the acts that are asked for, until cancelled."""
         async with trio.open_nursery() as self._nursery:
             await self._work()
 
@@ -95,7 +97,7 @@ class Background:
                     with self._deadlines.deadline(group):
                         await self._act(group)
                 except ProcessLookupError:
-                    pass  # it died, and took along what was to be done
+                    pass  # the process died, and nothing is left to be done for it
                 except Exception as error:
                     self.failed(group, error)
                 else:

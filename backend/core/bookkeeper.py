@@ -1,4 +1,4 @@
-"""What the GPUs ask for, and what they tell: in the books, and with what acts on them."""
+"""The Bookkeeper: what GPUs report and ask for, written into the books and passed to the parts that act on it."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class Bookkeeper:
         tell: Callable[[Group, Channel], None],
         seconds: float,
     ) -> None:
-        """A process that arrives waits so many `seconds` for what is asked for it to hold."""
+        """`seconds`: the longest that an arriving process waits for its settings to hold."""
         self.policy: Policy | None = None
-        """The policy: it knows what slices are to have, before a program in them may go on."""
+        """The policy, which says what slices are to have; asked before a program in them may go on."""
         self.presences: list[Callable[[], None]] = []
-        """Told that a GPU was lost, or is back."""
+        """Called when a GPU was lost, or is back."""
         self._ledger = ledger
         self._gpus = gpus
         self._population = population
@@ -79,7 +79,7 @@ class Bookkeeper:
                 self._tell(level, Channel.COMPUTE)
         self._schedulers.greet(group)
         if self._follower.is_held(group):
-            return  # it is on the way from one GPU to another: what is asked for it holds once it has come to a rest
+            return  # it is being migrated: its settings are applied once it has arrived
         try:
             with deadline(self._seconds):
                 await self._follower.apply(group)
@@ -101,7 +101,7 @@ class Bookkeeper:
                     self._follower.background.later(group)
         if resident is not None:
             if families and resident.slice != resident.place:
-                raise fail(errno.EAGAIN)  # the books have no room for it
+                raise fail(errno.EAGAIN)  # the books have no room for its families
             for gpu in self._gpus:
                 self._schedulers.poke(gpu)
 
@@ -111,7 +111,7 @@ class Bookkeeper:
     def observe(self, process: Process, gpu: int, nbytes: int) -> None:
         group = Member(process, gpu)
         if not self._population.holds(group):
-            return  # it may have left since the driver was asked
+            return  # the process may have left since the driver was asked
         before = self._ledger.books(group).current
         self._ledger.observe(group, nbytes)
         if nbytes > before:
@@ -138,7 +138,7 @@ class Bookkeeper:
         await self._reclaimer.charge(group, nbytes)
         try:
             await self._reclaimer.settle_path(group, nbytes)
-        except OSError as error:  # charged is charged: a reclaim that fails is not the program's failure
+        except OSError as error:  # the charge stands: a reclaim that fails is not the program's failure
             if self._population.holds(group) and error.errno != errno.ENODEV:
                 log.error("GPU %d: nothing moved out for %s: %s", gpu, process, error)
 
@@ -162,7 +162,8 @@ class Bookkeeper:
 
     @contextlib.contextmanager
     def _made_room(self, group: Group, nbytes: int) -> Iterator[None]:
-        """For the moment every swap.max on the path has room for so much: one was lowered while memory moved."""
+        """Give every swap.max on the path room for `nbytes` while the body runs, since one was lowered while memory
+        moved."""
         before = {level: self._ledger.books(level) for level in self._population.path(group)}
         short = {level: books for level, books in before.items() if books.swap_max - books.swap < nbytes}
         for level, books in short.items():
@@ -191,15 +192,17 @@ class Bookkeeper:
     async def prospect(self, process: Process, gpu: int) -> Sequence[Books]:
         if self.policy is not None:
             await self.policy.prepare(below(*self._membership.place(process)), gpu)
-        if self.knows(process, gpu):  # by now
+        if self.knows(process, gpu):  # it may have come while the policy was asked
             return self.levels(process, gpu)
         cgroup, families = self._membership.place(process)
         asked = {below(cgroup, families[:count]): families[count - 1].asked for count in range(1, len(families) + 1)}
         return [self._foreseen(level, asked) for level in self._population.path(SliceOn(below(cgroup, families), gpu))]
 
     def _foreseen(self, level: Group, asked: Mapping[Slice, Mapping[str, int]]) -> Books:
-        """The books of a slice, or what they will say of its limits once it is in the tree, where families have `asked`
-        for some."""
+        """Return the books of a slice; for one that is not in the tree yet, the limits that it will have there.
+
+        `asked` holds what families ask for, by their slices.
+        """
         assert isinstance(level, SliceOn)
         if self._population.slice_entry(level.slice) is not None:
             return self._ledger.books(level)
@@ -242,6 +245,6 @@ class Bookkeeper:
             self._reclaimer.background.later(group)
 
     def _fell(self, group: Group) -> None:
-        """A process holds less of a GPU than before."""
+        """Note that a process holds less memory of a GPU than before."""
         self._reclaimer.fell(group)
         self._notices.freed(group.gpu)

@@ -1,6 +1,6 @@
-"""The families that a process is in by its parents, where it says nothing of them itself.
+"""The families that a process inherits from its parents, where it names none itself.
 
-A child that was given another environment, or that has not the library, is found by `PPid` when it comes to a GPU.
+A child that was given another environment, or lacks the library, is found by `PPid` when it comes to a GPU.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from backend.core.families import Families
 from backend.process import procfs
 
 PARENTS_MOST = 64
-"""Parents of a process that are looked at: those of a longer chain are not found."""
+"""Most parents of a process that are looked at; families further up a longer chain are not found."""
 
 
 def _climb(pid: int, known: Callable[[int], Families]) -> tuple[list[procfs.Descent], Families]:
-    """The descents of a process and of those above it up to the first whose parent is in a family, and the families of
-    that parent; none where no parent is in any. A message waits for this: nothing is read beyond."""
+    """Return the chain of descents from a process up to the first that has a parent in a family, with that parent's
+    families; no families where no parent is in any. A program's message waits for this, so nothing further up is read.
+    """
     chain: list[procfs.Descent] = []
     while len(chain) < PARENTS_MOST:
         try:
@@ -32,11 +33,11 @@ def _climb(pid: int, known: Callable[[int], Families]) -> tuple[list[procfs.Desc
 
 
 def families_above(pid: int, known: Callable[[int], Families]) -> Families:
-    """The families that a process is in by its nearest parent that is in any; none where no parent is.
+    """Return the families of the nearest parent of a process that is in any; none where no parent is.
 
-    `known` says those of the process that bears a number and lives. The chain is read twice: a number in between that
-    was given to another process meanwhile would lead elsewhere. A family of another user but root has no say: no user
-    has the processes of others in a family.
+    `known` returns the families of the live process that bears a pid. The chain is read twice, since a pid in it may
+    have been reused meanwhile and lead elsewhere. A family of a user other than root and the process's own is left out,
+    with those below it: no user puts another user's processes into a family.
     """
     chain, families = _climb(pid, known)
     if not families or _climb(pid, known) != (chain, families):

@@ -1,6 +1,6 @@
-"""Families: a process that asked for limits by its environment and its children, as slices below that of their cgroup.
+"""Families: the processes that share limits asked for through their environment, as slices below that of their cgroup.
 
-Pure. docs/design.md, "Families", says what they are; :mod:`backend.core.population` makes their slices, and
+Pure. docs/decisions/0022-families.md says what they are; :mod:`backend.core.population` makes their slices, and
 :mod:`backend.core.membership` says which process is in which.
 """
 
@@ -16,27 +16,27 @@ from backend.core.settings import HIGH, LIMIT_MAX, LOW, MAX, PRIORITY, SETTINGS,
 from backend.process.identity import ROOT, ROOT_PATH, Slice
 
 FAMILIES_MOST = 8
-"""Families that a process is in at most, each in the one before."""
+"""Most families that a process can be in, each in the one before."""
 
 ID_MOST = (1 << 64) - 1
-"""Largest number of a family; 0 is none."""
+"""Largest number of a family. No family has the number 0."""
 
 NAME = re.compile(r"family-(?P<uid>[0-9]{1,10})-(?P<id>[0-9a-f]{16})")
-"""Name of the slice of a family."""
+"""Name of a family's slice."""
 
 
 @attrs.frozen
 class Family:
-    """One family, as a process named it."""
+    """A family, as a process named it."""
 
     id: int
-    """Random number by which its processes know it."""
+    """Random number that identifies it to its processes."""
     uid: int
-    """User of the process that asked."""
+    """User of the process that asked for it."""
     asked: Mapping[str, int] = attrs.field(factory=dict, eq=False)
-    """Values that it asked for, by the field of their setting."""
+    """Values that the process asked for, by the field of their setting."""
     proven: int | None = attrs.field(default=None, eq=False)
-    """User that the daemon knows it to be of, where `uid` is only what the name of a slice says."""
+    """User that the daemon knows the family to be of, where `uid` is only what the name of a slice says; else None."""
 
     @property
     def name(self) -> str:
@@ -45,15 +45,17 @@ class Family:
 
     @property
     def user(self) -> int:
-        """The user for which it counts, and whose processes are in it by their parents."""
+        """The user that it counts for: the owner of the processes that are in it by their parents."""
         return self.uid if self.proven is None else self.proven
 
     def allowed(self, above: Slice, books: Books, own: Books, *, shared: bool) -> Mapping[str, int]:
-        """The values that its slice is given below `above`, of which the books say `books`, for a process of which they
-        say `own`; `shared` is whether something of another user is directly in `above`.
+        """Return the values, by field, that the family's slice is given below `above`.
 
-        None of them takes from what is outside of `above`, or from another user in it. What the process had, compared
-        with what is beside it, its slice has: no process has a better weight or priority by asking.
+        `books` are those of `above`, `own` those of the process that enters; `shared` says whether a process or slice
+        of another user is directly in `above`.
+
+        No value takes anything from outside `above`, or from another user in it. The slice has the weight and priority
+        that its process had among the neighbours: no process improves either by asking.
         """
         values = dict(self.asked)
         if LOW.field in values:
@@ -68,8 +70,8 @@ class Family:
 
 
 def lowered(books: Books, own: Books) -> Mapping[str, int]:
-    """What changes in the books of a family's slice that is there as a process comes into it of which they say `own`:
-    a weight below the default, or a priority that is worse, holds for the slice from then on."""
+    """Return what to change in the books of an existing family's slice as a process with the books `own` enters it: a
+    weight below the default, or a priority worse than the default, holds for the whole slice from then on."""
     values = {}
     if own.weight < min(WEIGHT.default, books.weight):
         values[WEIGHT.field] = own.weight
@@ -79,8 +81,8 @@ def lowered(books: Books, own: Books) -> Mapping[str, int]:
 
 
 def carried(family: Family, books: Books, former: Books) -> Mapping[str, int]:
-    """What changes in the books of a family's slice that is there as a process comes into it from a slice of the same
-    family in another cgroup, `former`: what was made less there than was asked for."""
+    """Return what to change in the books of an existing family's slice as a process enters it from `former`, the slice
+    of the same family in another cgroup: limits that were lowered there below what was asked for go along."""
     values = dict(lowered(books, former))
     for field in (HIGH.field, SWAP_MAX.field, LIMIT_MAX.field):
         if getattr(former, field) < min(getattr(books, field), family.asked.get(field, MAX)):
@@ -89,7 +91,8 @@ def carried(family: Family, books: Books, former: Books) -> Mapping[str, int]:
 
 
 def strictest(each: Collection[Books]) -> Books:
-    """The least weight and the worst priority that a process has on any GPU; the defaults, where it is on none."""
+    """Return the least weight and the worst priority that a process has on any GPU; the defaults where it is on
+    none."""
     return Books(
         weight=min((one.weight for one in each), default=WEIGHT.default),
         priority=max((one.priority for one in each), default=PRIORITY.default),
@@ -97,27 +100,31 @@ def strictest(each: Collection[Books]) -> Books:
 
 
 Families = Sequence[Family]
-"""Families that a process is in, each in the one before."""
+"""The families that a process is in, each in the one before."""
 
 
 def joined(present: Families, asked: Families) -> Families:
-    """The families of a process that is in `present`, by its parents or by what it said before, and asks for `asked`.
-    Nothing leads out of a family: what is new is below what there is. Those over `FAMILIES_MOST` are left out."""
+    """Return the families of a process that is in `present`, by its parents or its earlier messages, and asks for
+    `asked`.
+
+    New families are below the present ones, since nothing leads out of a family. Those beyond `FAMILIES_MOST` are left
+    out.
+    """
     known = {family.id for family in present}
     return (*present, *(family for family in asked if family.id not in known))[:FAMILIES_MOST]
 
 
 def below(slice_: Slice, families: Families) -> Slice:
-    """The slice of the last of some families, below that of a cgroup."""
+    """Return the slice of the last of some families, below the slice of a cgroup."""
     return Slice("/".join((slice_.path.rstrip("/"), *(family.name for family in families))) or ROOT_PATH)
 
 
 def parsed(slice_: Slice, cgroup: Slice) -> Sequence[tuple[Slice, Family]]:
-    """The families whose slices end the path of one, in which a process of `cgroup` is, with those slices; no more than
-    a process can be in, and without what they asked for.
+    """Return the families that the last parts of a slice's path name, with their slices, for a process in `cgroup`: at
+    most as many as a process can be in, and without what they asked for.
 
-    Of a cgroup that is called so itself they are none. One that a process has left meanwhile counts as one: then the
-    process has that name in its path where it is now, and no more.
+    A cgroup that bears such a name itself is no family. One that the process has left meanwhile counts as one: then its
+    path has that name now, which does no further harm.
     """
     found: list[tuple[Slice, Family]] = []
     level: Slice | None = slice_
@@ -134,9 +141,9 @@ def parsed(slice_: Slice, cgroup: Slice) -> Sequence[tuple[Slice, Family]]:
 
 
 def believed(found: Sequence[tuple[Slice, Family]], uid: int) -> Sequence[tuple[Slice, Family]]:
-    """Those of some families, read from the path of a process of a user, that can be: a user may call a cgroup as it
-    likes. One of another user but root is none, and so are those above it. One of root that a process of another user
-    is in counts for that user, as nothing says that root made it."""
+    """Return those of some families, read from the path of a process of a user, that can be true: a user may give a
+    cgroup any name. A family of another user but root is left out, with those above it. A family of root that a process
+    of another user is in counts for that user, as nothing says that root made it."""
     kept: list[tuple[Slice, Family]] = []
     for slice_, family in reversed(found):
         if family.uid not in (0, uid):
@@ -146,10 +153,10 @@ def believed(found: Sequence[tuple[Slice, Family]], uid: int) -> Sequence[tuple[
 
 
 FIELDS = frozenset(setting.field for setting in SETTINGS if not setting.slices_only)
-"""Fields of the settings that go along with a family to another cgroup: what was asked for, and what was set later."""
+"""Fields of the settings that go along with a family to another cgroup, whether they were asked for or set later."""
 
 
 def said_by(books: Books) -> Mapping[str, int]:
-    """The values that a family has, as far as the books of its slice say so."""
+    """Return the values of a family, by field, that the books of its slice tell: those that differ from the default."""
     new = Books()
     return {name: int(getattr(books, name)) for name in FIELDS if getattr(books, name) != getattr(new, name)}

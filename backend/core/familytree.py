@@ -1,7 +1,7 @@
-"""The slices of families in a tree: promised to processes that have asked, made as these come, given their values.
+"""The slices of families in a tree: promised to processes that asked, made as these come, given their values.
 
-:mod:`backend.core.families` says what a family is and may have. Places are counted apart from those of other slices
-(:class:`backend.core.bounds.Places`): what is promised is there when its process comes.
+:mod:`backend.core.families` says what a family is and may have. Its places are counted apart from those of other slices
+(:class:`backend.core.bounds.Places`), so a promised place is there when its process comes.
 """
 
 from __future__ import annotations
@@ -22,33 +22,36 @@ from backend.process import procfs
 from backend.process.identity import ROOT, Group, Process, Slice, SliceOn
 
 NEIGHBOURS_MOST = 64
-"""Processes of a slice that are looked at for whether all are of one user, some 20 us each; more are taken for several
-users'."""
+"""Most processes of a slice that are looked at to find whether all are of one user, some 20 us each; a slice with more
+counts as one of several users."""
 
 Where = Mapping[int, Slice]
-"""Slices of families, by the number of the family."""
+"""The slices of families, by the number of the family."""
 
 
 @attrs.frozen
 class Entering:
-    """A process that is about to be in families."""
+    """A process that is about to enter families."""
 
     process: Process
-    """Which."""
+    """The process."""
     own: Mapping[int, Books]
-    """What the books say of it on each GPU; nothing of one that comes."""
+    """Its books on each GPU, by GPU index; empty for a process that is new."""
     there: Collection[Group] = ()
     """Groups that are in the books already, with their values."""
     former: Where = attrs.field(factory=dict)
-    """The families that it is in now: what the books say of their slices goes along."""
+    """The slices of the families that it is in now; their books go along."""
 
 
 class FamilyTree(SliceTree):
-    """The slices of one tree, those of families among them."""
+    """The slices of one tree, families' included."""
 
     def promise(self, cgroup: Slice, families: Families) -> Sequence[Slice]:
-        """Has a place for the slice of each of some families below a cgroup, until :meth:`withdraw`. EAGAIN for one
-        that is too deep, or too many for its user or for all; EEXIST where a caller made a slice of that name."""
+        """Reserve a place for the slice of each of some families below a cgroup, until :meth:`withdraw`.
+
+        Return the slices. EAGAIN for a slice that is too deep, or one too many for its user or for all; EEXIST where a
+        slice of that name was made by hand.
+        """
         level, missing = cgroup, 0
         while (entry := self._slices.get(level)) is None:
             above = level.parent
@@ -72,20 +75,20 @@ class FamilyTree(SliceTree):
         return promised
 
     def renew(self, promised: Sequence[Slice], user: int) -> None:
-        """Promises anew what was withdrawn a moment ago, by a process of a user."""
+        """Promise again, for processes of a user, what was withdrawn a moment ago."""
         for slice_ in promised:
             self._places.hold(slice_, user)
 
     def withdraw(self, promised: Sequence[Slice]) -> None:
-        """What was promised is so no more: its slice is there, or nothing comes for it."""
+        """End promises: the slice is there now, or no process will come for it."""
         for slice_ in promised:
             self._places.let_go(slice_)
 
     def _reach_families(
         self, entry: SliceEntry, families: Families, entering: Entering
     ) -> tuple[SliceEntry, OSError | None]:
-        """The entry of the slice of the last of some families below one, or of the lowest that could be made, and why
-        those below it could not. What has not the values that it is to have is dropped again. OSError."""
+        """Return the entry of the slice of the last of some families below `entry`; where that could not be made, of
+        the lowest that could, and the error. A slice that could not be given its values is dropped again. OSError."""
         for family in families:
             slice_ = below(entry.slice, (family,))
             found = self._slices.get(slice_)
@@ -98,7 +101,7 @@ class FamilyTree(SliceTree):
                         self._prune(entry.slice)
                         raise
                     return entry, error
-            elif is_new:  # from before us; or a cgroup is called so
+            elif is_new:  # made before this daemon, or a cgroup of that name
                 adopted = found.user
                 self._become(found, family.user, is_family=True)
             try:
@@ -112,13 +115,13 @@ class FamilyTree(SliceTree):
         return entry, None
 
     def _become(self, entry: SliceEntry, user: int, *, is_family: bool) -> None:
-        """A slice that there is is a family's from now on, or is not, and counts for a user."""
+        """Turn an existing slice into a family's, or back into another, and count it for a user."""
         self._discount(entry)
         entry.family, entry.user = is_family, user
         self._count(entry)
 
     def _give_values(self, entry: SliceEntry, family: Family, entering: Entering, *, is_new: bool) -> None:
-        """The slice of a family has the values that it is to have, on every GPU where it has not."""
+        """Give the slice of a family its values, on every GPU where it does not have them yet."""
         above = entry.above
         assert above is not None, "the root is no family's"
         gpus = [gpu for gpu in self._gpus if SliceOn(entry.slice, gpu) not in entering.there]
@@ -145,8 +148,8 @@ class FamilyTree(SliceTree):
             self._ledger.configure(SliceOn(entry.slice, gpu), **changes)
 
     def _former(self, family: Family, gpu: int, entering: Entering) -> Books | None:
-        """What the books say of the slice of a family where its process is now; None where it is not in it, or they
-        did not say it when the daemon began."""
+        """Return the books of the slice of the same family that the process is in now; None where it is in none, or
+        where the books of that slice were not there when the daemon began."""
         slice_ = entering.former.get(family.id)
         if slice_ is None or slice_ not in self._slices:
             return None
@@ -154,7 +157,7 @@ class FamilyTree(SliceTree):
         return None if entering.there and group not in entering.there else self._ledger.books(group)
 
     def _is_shared(self, above: SliceEntry, but: SliceEntry, uid: int, process: Process) -> bool:
-        """Whether a process or a slice of another user is directly in one, but for that slice and that process."""
+        """Return whether a process or slice of another user is directly in `above`, apart from `but` and `process`."""
         if any(self._slices[child].user != uid for child in above.children if child != but.slice):
             return True
         others = [one.pid for one in above.members if one != process]
@@ -162,7 +165,7 @@ class FamilyTree(SliceTree):
 
 
 def _is_of_another(pid: int, uid: int) -> bool:
-    """Whether a process is of another user, or cannot be looked at; one that is gone is of none."""
+    """Return whether a process is of another user, or cannot be looked at; False for one that is gone."""
     try:
         return procfs.descent(pid).uid != uid
     except ProcessLookupError:
@@ -172,5 +175,5 @@ def _is_of_another(pid: int, uid: int) -> bool:
 
 
 def numbered(found: Iterable[tuple[Slice, Family]]) -> Where:
-    """The slices of families, by the number of the family."""
+    """Return the slices of families, by the number of the family."""
     return {family.id: slice_ for slice_, family in found}

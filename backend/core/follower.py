@@ -1,4 +1,4 @@
-"""Makes the hardware's compute state follow the books: freezes and the levers of every process, path by path."""
+"""The Follower: makes the hardware follow the books, by the freezes and levers of every process, path by path."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class Follower:
-    """What is applied to each process, and the way from there to what is wanted."""
+    """The state applied to each process, and the steps from there to the wanted one."""
 
     def __init__(
         self,
@@ -44,43 +44,47 @@ class Follower:
         self._population = population
         self._tell = tell
         self._tally = tally
-        self._placed: dict[Member, None] = {}  # those whose record has a place: of thousands these are asked for
+        self._placed: dict[Member, None] = {}  # those with a place, as there may be thousands of records
         self.background = Background("compute", population, self.apply, deadlines, lambda record: record.compute)
-        """For what changed without a writer."""
+        """Applies changes that have no writer."""
         self.turning = Turning(gpus, population, self.schedule)
-        """The ends of turns and their beginnings."""
+        """The ends and beginnings of turns."""
         self.watcher: Callable[[int], None] = lambda gpu: None
-        """What is told that a process came to a GPU, left it or moved there, or that something is asked."""
+        """Called with a GPU index when a process came to that GPU, left it or moved on it, or when a setting
+        changed."""
 
     def take_over(self, inherited: Iterable[Inherited]) -> None:
-        """Groups of an earlier daemon. What it applied holds, until they are followed for the first time: then each
-        lever is pulled, wherever it is said to be. A Gpu that it holds on already has nothing to do."""
+        """Take over the groups of an earlier daemon.
+
+        What it applied holds until a group is first followed: then each lever is pulled, whatever its state is said to
+        be. A Gpu that holds that state already has nothing to do.
+        """
         for one in inherited:
             if isinstance(one.group, Member):
                 compute, applied = self._of(one.group), one.applied
                 compute.inherited, compute.doubtful = True, one.doubtful
-                if applied.frozen and not self.wanted(one.group).frozen:  # that was the scheduler of that daemon
+                if applied.frozen and not self.wanted(one.group).frozen:  # the former daemon's scheduler froze it
                     off = applied.off.without(Reason.FREEZE).with_(Reason.TURN)
                     applied = attrs.evolve(applied, off=off)
                 self._remember(one.group, compute, applied)
         for gpu in self._gpus:
-            self.show(SliceOn(ROOT, gpu))  # what turns from now on is told
+            self.show(SliceOn(ROOT, gpu))  # changes from now on are told
 
     def _of(self, group: Group) -> Compute:
         return self._population.record(group).compute
 
     def applied(self, group: Member) -> Wanted:
-        """What holds for a process now."""
+        """Return the state that is applied to a process now."""
         return self._of(group).applied
 
     def is_untouched(self, group: Member) -> bool:
-        """Whether no lever of a process has anything to give back."""
+        """Return whether a process has nothing that a lever would have to give back."""
         compute = self._of(group)
         return compute.applied == UNTOUCHED and not compute.inherited and compute.turn_end is None
 
     def wanted(self, group: Member) -> Wanted:
-        """What the path above a process adds up to: frozen by any level, each lever as its row has it, and, where no
-        timeslice is asked for, the scheduler's.
+        """Return what the whole path above a process adds up to: frozen if any level is, each lever combined as its row
+        says, and, where no timeslice is asked for, the scheduler's.
 
         A slice's timeslice is shared by the processes below it that have a context, as a process's is by its TSGs.
         """
@@ -106,14 +110,14 @@ class Follower:
         held.setdefault(TIMESLICE.field, (place.drain_us if drains else 0) or place.timeslice_us)
         return Wanted(off, drains=drains, spent=spent is not None, **held)
 
-    # What the scheduler has a say in
+    # The scheduler's part
 
     def place(self, group: Member) -> Place:
-        """What the scheduler has a process have."""
+        """Return the place that the scheduler gave a process."""
         return self._of(group).place
 
     def schedule(self, group: Member, place: Place) -> None:
-        """From now on that is what it has it have: wanted, and not applied yet."""
+        """Give a process a place: it is wanted from now on, and not applied yet."""
         self._of(group).place = place
         if place != NOWHERE and self._population.holds(group):
             self._placed[group] = None
@@ -121,21 +125,22 @@ class Follower:
             self._placed.pop(group, None)
 
     def scheduled(self, gpu: int) -> Sequence[Process]:
-        """The processes that the scheduler of a GPU has a place for."""
+        """Return the processes that the scheduler of a GPU has a place for."""
         return [member.process for member in self._placed if member.gpu == gpu]
 
     def fall_back(self, group: Member) -> None:
-        """The scheduler's part does not hold: no more is wanted of it than what does, and that it runs."""
+        """Give up the scheduler's part of a process, as it could not be applied: want what holds now, and that the
+        process runs."""
         applied, place = self.applied(group), self.place(group)
         self.schedule(group, Place(place.timeslice_us if place.drains else applied.timeslice_us))
-        if applied.off.reasons & Reason.TURN or self._of(group).turn_end is not None:  # perhaps
+        if applied.off.reasons & Reason.TURN or self._of(group).turn_end is not None:  # the levers may be off
             self.background.later(group)
 
-    # What its quota has a say in
+    # The quota's part
 
     async def spend(self, group: Member) -> None:
-        """Has a process stand, as its quota is used up: it launches nothing more where it has a gate, else its GR
-        engine is off. Errors as of the levers; it runs on then."""
+        """Stop a process for its used-up quota: at its gate where it has one, so that it launches nothing more, else by
+        taking its GR engine off. Errors are those of the levers; the process runs on then."""
         try:
             await self.turning.spend(group)
             await self.apply(group)
@@ -146,8 +151,8 @@ class Follower:
             raise
 
     async def stop(self, group: Member) -> None:
-        """Has a process that stands as its quota is used up be without its GR engine, since its gate does not hold
-        it. Errors as of the levers; it stands at its gate then, as before."""
+        """Take the GR engine off for a process that was stopped for its quota and that its gate does not hold. Errors
+        are those of the levers; the process stays at its gate then, as before."""
         compute = self._of(group)
         if compute.spent is not Engines.NONE:
             return
@@ -161,46 +166,48 @@ class Follower:
             raise
 
     async def restore(self, group: Member) -> None:
-        """Has a process go on that stood as its quota was used up. Errors as of the levers; it may stand on then,
-        until this is done again or something else has its levers follow."""
+        """Let a process go on that was stopped for its quota. Errors are those of the levers; the process may stay
+        stopped then, until this is called again or its levers are followed for another reason."""
         self._of(group).spent = None
         await self.apply(group)
 
     def forgive(self, group: Member) -> None:
-        """No quota has a say in a process any more. Its GPU is lost: no lever moves there, and what is back is followed
+        """Drop the quota's part of a process on a lost GPU: no lever moves there, and a GPU that is back is followed
         anew (:meth:`begin_again`)."""
         self._of(group).spent = None
 
     def spent(self, group: Member) -> Engines | None:
-        """The engines that a process is without as its quota is used up; None where it is not to stand for that."""
+        """Return the engines that a process goes without for its used-up quota; None where its quota does not stop
+        it."""
         return self._of(group).spent
 
     def runs(self, group: Member) -> bool:
-        """Whether the GR engine of a process is on the runlist."""
+        """Return whether the GR engine of a process is on the runlist."""
         return self._of(group).applied.engines is Engines.NONE
 
     def off(self, group: Group) -> Mapping[str, int]:
         """Return how many processes at or below a group are off the runlist for each reason, and how many with the GR
-        engine alone (:func:`backend.core.reasons.counted`). One that stands at its gate as its quota is used up is
-        counted for that as well."""
+        engine alone (:func:`backend.core.reasons.counted`). A process that its quota holds at its gate counts for that
+        reason too."""
         each = [resident.records[group.gpu].compute for resident in self._population.below(group)]
         found = dict(counted(compute.noted for compute in each))
         found[name_of(Reason.QUOTA)] += sum(_stands_at_its_gate(compute) for compute in each)
         return found
 
     def is_frozen(self, group: Group) -> bool:
-        """Whether a group is frozen, as cgroup.events has it (kernel/cgroup/freezer.c): that was asked for, at it or
-        above it, and holds for every process at or below it. Without a process it does so at once."""
+        """Return whether a group is frozen, in the sense of cgroup.events (kernel/cgroup/freezer.c): that was asked
+        for, at the group or above it, and holds for every process at or below it. A group without processes is frozen
+        as soon as that is asked for."""
         asked = any(self._ledger.books(level).frozen for level in self._population.path(group))
         return asked and self._all_stand(group)
 
     def _all_stand(self, group: Group) -> bool:
-        """Whether no process of a group runs: up to the first that does, as there may be thousands."""
+        """Return whether no process of a group runs. Stops at the first that does, as there may be thousands."""
         return all(_stands(resident.records[group.gpu].compute) for resident in self._population.below(group))
 
     def follows(self, group: Group) -> bool:
-        """Whether what is wanted holds for every process at or below a group already, and no lever is being pulled:
-        :meth:`apply` would have nothing to do but to tell."""
+        """Return whether the wanted state holds for every process at or below a group, and no lever is being pulled:
+        then :meth:`apply` would have nothing to do but notify."""
         for resident in self._population.below(group):
             compute = resident.records[group.gpu].compute
             if compute.inherited or compute.doubtful or compute.is_busy():
@@ -211,7 +218,7 @@ class Follower:
         return True
 
     async def apply(self, group: Group) -> None:
-        """Returns once what is wanted holds for every process at or below a group; raises the first failure."""
+        """Return once the wanted state holds for every process at or below a group; raise the first failure."""
         failures: list[Exception] = []
 
         async def one(resident: Resident) -> None:
@@ -223,7 +230,7 @@ class Follower:
                     failures.append(error)
                 elif member == group:
                     failures.append(fail(errno.ESRCH))
-                # Of a slice, a process that died while we worked leaves nothing to freeze.
+                # In a slice, a process that died meanwhile leaves nothing to freeze.
 
         residents = list(self._population.below(group))
         if len(residents) == 1:
@@ -240,12 +247,12 @@ class Follower:
         process, gpu = group.process, self._gpus[group.gpu]
         compute = self._of(group)
         async with compute.lever():
-            if self._of(group) is not compute:  # it has left, and may have come anew
+            if self._of(group) is not compute:  # the process left, and may have come back with a new record
                 raise fail(errno.ESRCH)
-            wanted = self.wanted(group)  # asked inside the lock: the last write wins
+            wanted = self.wanted(group)  # read inside the lock: the last write wins
             applied = compute.applied
             again = compute.inherited
-            if again and wanted.off:  # first of all: a Gpu that was not told so yet lets it run at another lever
+            if again and wanted.off:  # before all else: a Gpu that does not know yet would let it run at the next lever
                 await self._detach(group, compute, attrs.evolve(applied, off=wanted.off))
                 applied = compute.applied
             for lever in LEVERS:
@@ -256,21 +263,22 @@ class Follower:
             if wanted.off and (wanted.engines is not applied.engines or compute.doubtful):
                 await self._detach(group, compute, wanted)
             elif not wanted.off and (again or applied.off):
-                compute.doubtful = True  # it may run by the time that a failure is told
+                compute.doubtful = True  # it may already run when a failure is told
                 compute.pulls += 1
                 await gpu.attach(process)
                 compute.doubtful = False
                 self._remember(group, compute, wanted)
             elif wanted != applied:
-                self._remember(group, compute, wanted)  # it is off the runlist for other reasons
+                self._remember(group, compute, wanted)  # off the runlist for other reasons than before
             compute.inherited = False
             if not _waits(wanted):
                 await self.turning.begin(group, compute)
 
     async def _detach(self, group: Member, compute: Compute, wanted: Wanted) -> None:
-        """Has the engines of its reasons off, and the others on. What holds meanwhile is what held and what will."""
+        """Take the engines of the wanted reasons off, and put the others on. Meanwhile the union of the old and new
+        reasons is noted."""
         applied = compute.applied
-        # Before the lever moves: one that is half frozen must be thawed too.
+        # Noted before the lever moves: a half-frozen process must be thawed too.
         self._remember(group, compute, attrs.evolve(wanted, off=applied.off | wanted.off))
         if not applied.engines.covers(wanted.engines) or compute.inherited:
             compute.doubtful = True
@@ -280,7 +288,7 @@ class Follower:
         self._remember(group, compute, wanted)
 
     def begin_again(self, gpu: int) -> None:
-        """A GPU that was lost is back. What holds there is unknown: each lever is pulled, soon."""
+        """Pull every lever on a GPU that was lost and is back, soon: what holds there is unknown."""
         for resident in self._population.below(SliceOn(ROOT, gpu)):
             if gpu in resident.contexts:
                 resident.records[gpu].compute.inherited = True
@@ -288,9 +296,9 @@ class Follower:
 
     @contextlib.asynccontextmanager
     async def released(self, here: Member, there: Member) -> AsyncIterator[None]:
-        """A process runs with what its driver gives, and no lever of it is pulled, where it is and where it will be.
+        """Give a process back its driver's own state, and pull no lever of it on either GPU while the body runs.
 
-        Afterwards what is asked for it is to hold again, soon, wherever it is then.
+        Afterwards its settings are applied again, soon, on whichever GPU it is then.
         """
         source, target = self._of(here), self._of(there)
         async with source.lever(), target.lever():
@@ -308,7 +316,7 @@ class Follower:
                 self._note_reasons(here, Off(Reason.MIGRATION))
                 yield
             finally:
-                if not is_released:  # some of its levers may have moved: each is pulled again
+                if not is_released:  # some of its levers may have moved: pull each again
                     source.inherited = True
                 self._note_reasons(here, source.applied.off)
                 source.held = target.held = False
@@ -318,22 +326,22 @@ class Follower:
                         self.background.later(group)
 
     def is_held(self, group: Member) -> bool:
-        """Whether a process is let run, for the moment, without what is asked for it."""
+        """Return whether a process runs without its settings for the moment, as it is being migrated."""
         return self._of(group).held
 
     def is_busy(self, group: Member) -> bool:
-        """Whether a lever of a process is being pulled. One that comes back from the host takes its time."""
+        """Return whether a lever of a process is being pulled. Bringing a program back from the host takes seconds."""
         return self._of(group).is_busy()
 
     def _remember(self, group: Member, compute: Compute, applied: Wanted) -> None:
-        """Keeps what is applied to a process, and notes its reasons in the books where they are others."""
+        """Record what is applied to a process, and note its reasons in the books where they changed."""
         before, compute.applied = compute.applied.off, applied
-        if self._of(group) is compute and (applied.off != before or compute.inherited):  # it may have come anew
+        if self._of(group) is compute and (applied.off != before or compute.inherited):  # it may have come back
             self._note_reasons(group, applied.off)
 
     def _note_reasons(self, group: Member, off: Off) -> None:
-        """Notes in the books why a process is off the runlist: before the hardware has more of it, and after it
-        has less. A process that is gone has no books."""
+        """Note in the books why a process is off the runlist: before the hardware takes more of it off, and after it
+        puts some back. A process that is gone has no books."""
         try:
             self._ledger.set_reasons(group, off.all.value, off.gr.value)
         except OSError as error:
@@ -342,7 +350,7 @@ class Follower:
         self._of(group).noted = off if off else ON
 
     def show(self, group: Group) -> None:
-        """Tells compute.events of a group, and of every one above and below it, whose frozen state turned."""
+        """Notify compute.events of each group whose frozen state changed: this one, and those above and below it."""
         if not self._population.holds(group):
             return
         above, asked = [], False
@@ -359,9 +367,10 @@ class Follower:
             self._turn(level, asked and self._all_stand(level))
 
     def _show_below(self, group: SliceOn, asked: bool) -> None:
-        """The same of a slice, and of what is below it. `asked`: for it, or above it."""
+        """Do the same for a slice and everything below it. `asked`: whether a freeze was asked for, at it or above
+        it."""
         levels, stand = [(group.slice, asked)], dict[Slice, bool]()
-        for slice_, asked in levels:  # those above first; it grows
+        for slice_, asked in levels:  # top down; the list grows
             for child in self._population.children(slice_):
                 levels.append((child, asked or self._ledger.books(SliceOn(child, group.gpu)).frozen))
         for slice_, asked in reversed(levels):
@@ -383,18 +392,19 @@ class Follower:
             self._tell(level, Channel.COMPUTE)
 
     def born(self, group: Group) -> None:
-        """There is a new slice: it is frozen from the start if one above it is, and no listener was told otherwise."""
+        """Note a new slice: where one above it is frozen, it is frozen from the start, which is no change to notify
+        of."""
         if self.is_frozen(group):
             self._tally.ask(group, True)
             self._of(group).shown = True
 
     def left(self, group: Group) -> None:
-        """A group has left the tree: the scheduler has no place for it."""
+        """Note that a group left the tree: the scheduler has no place for it."""
         if isinstance(group, Member):
             self._placed.pop(group, None)
 
     def sharers_changed(self, group: Group) -> None:
-        """A process came to, or left, this path: the others' parts of a slice's timeslice change."""
+        """Note that a process came to a path or left it: its neighbours' parts of a slice's timeslice change."""
         self.watcher(group.gpu)
         for level in self._population.path(group):
             if isinstance(level, SliceOn):
@@ -403,7 +413,8 @@ class Follower:
                     self.background.later(level)
 
     async def release(self) -> bool:
-        """Gives every process its TSGs and default timeslices back: no daemon would do it later. Whether all have."""
+        """Put every process's TSGs back on the runlist and restore default timeslices, since no daemon would do it
+        later. Return whether all of that succeeded."""
         kept: list[Member] = []
 
         async def one(group: Member) -> None:
@@ -433,21 +444,21 @@ class Follower:
                     await gpu.set_lever(lever, process, 0)
         except ProcessLookupError:
             pass
-        except Exception as error:  # the others are to have theirs all the same
+        except Exception as error:  # the rest is still to be released
             if gpu.lost:
-                return True  # nothing runs there, whatever it was given
+                return True  # nothing runs there, whatever its levers were
             log.error("could not give process %d its GPU %d back: %s", process.pid, group.gpu, error)
             return False
         return True
 
 
 def _waits(wanted: Wanted) -> bool:
-    """Return whether a process is to wait for its turn, or until its quota lets it work."""
+    """Return whether a process is to wait for its turn, or for its quota."""
     return wanted.drains or wanted.spent or bool(wanted.off.reasons & Reason.TURN)
 
 
 def _stands_at_its_gate(compute: Compute) -> bool:
-    """Return whether a process stands as its quota is used up, and is on the runlist for all that."""
+    """Return whether a process waits at its gate for its quota while it is still on the runlist."""
     return compute.applied.spent and not compute.noted.reasons & Reason.QUOTA
 
 

@@ -1,8 +1,8 @@
-"""Foresight: looks at what processes do, and has the ledger know how soon each uses its memory again.
+"""Foresight: looks at what processes do, and tells the ledger how soon each will use its memory again.
 
-A program that waits for its turn is judged by the order of turns, all else by how long it ran nothing
-(:mod:`backend.core.nextuse`). Nothing of it is kept for the next daemon: what was said holds for NEXT_USE_S, and that
-one begins with what it sees.
+A program that waits for its turn is judged by the order of turns, any other by how long it has run nothing
+(:mod:`backend.core.nextuse`). Nothing is kept for the next daemon: the ledger forgets after NEXT_USE_S, and the next
+daemon starts from what it sees.
 """
 
 from __future__ import annotations
@@ -21,27 +21,29 @@ from backend.core.records import Activity
 from backend.process.identity import ROOT, Member, Process, SliceOn
 
 LOOK_S = 0.5
-"""Seconds between two looks at the processes of a GPU: a turn takes as long."""
+"""Seconds between two looks at the processes of a GPU: about as long as a turn."""
 EACH_S = 0.01
-"""Seconds between two looks for each process, at least, up to REST_MOST_S."""
+"""Seconds between two looks, for each process on the GPU, at least; REST_MOST_S in all at most."""
 PART_S, REST = 0.001, 99
-"""Seconds of a look after which it rests, and how many times as long: on a slow machine, too, it has a hundredth of a
-CPU. The end of a look rests as each part does: where one process takes PART_S there is no other to rest before."""
+"""Seconds of work after which a look rests, and the length of that rest in multiples of the work: so a look takes at
+most a hundredth of a CPU, on a slow machine too. The end of a look rests like each part: where one process takes PART_S
+there is no other to rest before."""
 REST_MOST_S = 10.0
-"""Seconds of rest after a look, or a part of one, at most: a daemon that was stopped meanwhile rested for minutes."""
+"""Longest rest after a look or a part of one, in seconds: without a bound, a daemon that was stopped meanwhile would
+rest for minutes."""
 AGAIN_S = 10.0
-"""Seconds after which the ledger is told again what it was told last, where a look takes longer: it forgets after three
-times as long."""
+"""Seconds after which the ledger is told again during a look that takes longer; it forgets after three times as
+long."""
 
 
 @attrs.define
 class Told:
-    """What the ledger of one GPU was told last."""
+    """The state that the ledger of one GPU was last told."""
 
     ranks: Mapping[Process, int] = attrs.field(factory=dict)
-    """The number of each process that was seen (:meth:`backend.core.nextuse.Outlook.rank`)."""
+    """The rank of each process that was seen (:meth:`backend.core.nextuse.Outlook.rank`)."""
     at: float = 0.0
-    """When, by trio's clock."""
+    """Time when it was told, in seconds of trio's clock."""
 
 
 class Foresight:
@@ -50,14 +52,14 @@ class Foresight:
     def __init__(
         self, ledger: Ledger, gpus: Mapping[int, Gpu], population: Population, order: Callable[[int], Order]
     ) -> None:
-        """`order` is what the scheduler of a GPU knows."""
+        """`order` returns what the scheduler of a GPU knows of its turns."""
         self._ledger = ledger
         self._gpus = gpus
         self._population = population
         self._order = order
 
     async def run(self) -> None:
-        """Look, until cancelled."""
+        """Look at all GPUs, until cancelled."""
         async with trio.open_nursery() as nursery:
             for index in self._gpus:
                 nursery.start_soon(lasting, f"the foresight of GPU {index}", partial(self._watch, index))
@@ -70,7 +72,7 @@ class Foresight:
             busy, sights = 0.0, dict[Process, Sight]()
             if not self._gpus[index].lost:
                 began = await self._see(index, sights, outlook, told)
-                now = trio.current_time()  # a look takes its time: what was seen at its begin is taken for as late
+                now = trio.current_time()  # a look takes time: a sighting at its start counts as made at its end
                 outlook.see(now, sights)
                 order = self._order(index)
                 classes = outlook.judge(now, order)
@@ -80,8 +82,11 @@ class Foresight:
                 self._tell(index, told, {}, {})
 
     async def _see(self, index: int, sights: dict[Process, Sight], outlook: Outlook, told: Told) -> float:
-        """Note what is seen of the processes with a context on a GPU, and return when the last part of that began. What
-        is at work again is told at each rest: the look may take many seconds, and what is far gives first."""
+        """Note what is seen of the processes with a context on a GPU, and return when the last part of that began.
+
+        A process that is back at work is reported at each rest: the whole look may take many seconds, and reclaim takes
+        from the farthest first.
+        """
         began, woken = trio.current_time(), list[Process]()
         for resident in list(self._population.below(SliceOn(ROOT, index))):
             if trio.current_time() - began >= PART_S:
@@ -96,9 +101,9 @@ class Foresight:
             try:
                 books = self._ledger.books(group)
             except OSError:
-                continue  # the kernel has seen it die, and its exit is still to be told
+                continue  # the kernel has seen it die, and its exit is not reported yet
             activity = self._gpus[index].activity(process)
-            # What waits at the gate of turns to be launched is counted by none.
+            # Launches that wait at the gate of turns appear in no count.
             has_work = activity.pending != 0 or self._population.record(group).compute.turn_end is not None
             can_give = self._gpus[index].footprint(process).movable > 0
             sights[process] = Sight(books.current + books.swap, _done(activity), has_work, can_give)
@@ -107,8 +112,7 @@ class Foresight:
         return began
 
     def _tell(self, index: int, told: Told, classes: Mapping[Process, NextUse], ranks: Mapping[Process, int]) -> None:
-        """Have the ledger know, all at once: what is far each time, as it holds for a while only, and what is near as
-        it comes to be."""
+        """Tell the ledger everything at once: far classes each time, since they expire, near ones when they change."""
         news = {process: rank for process, rank in ranks.items() if rank or told.ranks.get(process) != rank}
         self._set(index, news)
         for process in {*told.ranks, *classes}:
@@ -118,10 +122,10 @@ class Foresight:
         told.ranks, told.at = ranks, trio.current_time()
 
     def _tell_woken(self, index: int, told: Told, woken: Iterable[Process]) -> None:
-        """Have the ledger know at once of processes that were far and are at work; but not of those that are as far as
-        others that they are behind."""
+        """Tell the ledger at once of far processes that are back at work, unless the order puts them behind other
+        processes: then they stay as far as those."""
         far = [one for one in woken if told.ranks.get(one)]
-        if not far:  # as a rule; and the order of many takes longer than the part of the look
+        if not far:  # the common case; computing the order of many takes longer than a part of the look
             return
         behind = {process for those, _ in self._order(index).behind for process in those}
         news = dict.fromkeys((one for one in far if one not in behind), int(NextUse.SOON))
@@ -129,7 +133,7 @@ class Foresight:
         told.ranks = {**told.ranks, **news}
 
     def _tell_again(self, index: int, told: Told) -> None:
-        """Have the ledger know what is far still, as far as is known before a long look has ended."""
+        """Repeat to the ledger which processes are far, as last known, while a long look has not ended."""
         if trio.current_time() - told.at >= AGAIN_S:
             self._set(index, {process: rank for process, rank in told.ranks.items() if rank})
             told.at = trio.current_time()
@@ -141,7 +145,7 @@ class Foresight:
 
 
 def _done(activity: Activity) -> tuple[int | None, ...] | None:
-    """Return what a program has done. Its own count of kernels has the shortest of them, and the engine's time the
-    longest: that is looked at now and then, and sampled where the program does not count."""
+    """Return what a program has done; None where nothing is known. Its own count of kernels shows the shortest of them,
+    the engine's time the longest: that is polled, and sampled where the program does not count."""
     figures = activity.submitted, activity.finished, activity.busy_usec
     return figures if any(one is not None for one in figures) else None

@@ -1,4 +1,4 @@
-"""Memory that a group holds, integrated over time: what a bill goes by, as it has the size and how long it was held."""
+"""Memory that a group holds, integrated over time: bills go by it, as it has both the size and the duration."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import NamedTuple
 
 
 class Held(NamedTuple):
-    """Memory of a group since some beginning, exact at each change."""
+    """The integral of a group's memory since some beginning, exact at each change."""
 
     byte_usec: int = 0
-    """Bytes times microseconds, up to `at_usec`."""
+    """Byte-microseconds up to `at_usec`."""
     nbytes: int = 0
-    """Bytes that are held since then."""
+    """Bytes held since `at_usec`."""
     at_usec: int = 0
     """Time of the last change, in microseconds of the clock of this boot; 0 for none yet."""
 
     def until(self, now_usec: int) -> int:
-        """Return the byte-microseconds up to now."""
+        """Return the byte-microseconds up to `now_usec`."""
         return self.byte_usec + self.nbytes * max(0, now_usec - self.at_usec)
 
     def changed(self, nbytes: int, now_usec: int) -> Held:
-        """Return the same where `nbytes` are held from now on."""
+        """Return the integral with `nbytes` held from `now_usec` on."""
         return self if nbytes == self.nbytes else Held(self.until(now_usec), nbytes, now_usec)

@@ -1,13 +1,13 @@
-"""How long a slice stays that was made, or on which something was set: as long as its cgroup, as with cgroupfs.
+"""The lives of slices that were made to stay: each lasts as long as its cgroup, as with cgroupfs.
 
-It may be made ahead: then its cgroup is **awaited**, for ever or for as long as its maker said. Once the cgroup
-has been seen, or a process in it, the slice is that cgroup's and of no other that has its name later: it goes with it,
-or, where something is still below it then, with the last of that; if another cgroup is made there before, it is as new.
-Where it cannot be told whether a cgroup is there nothing goes. The slice of a unit that is active is held by that
-(:mod:`ggroupfs.units.active`).
+A slice is made to stay by mkdir, or when something is set on it. It may be made ahead: then its cgroup is **awaited**,
+for ever or for as long as its maker said. Once the cgroup, or a process in it, has been seen, the slice belongs to that
+cgroup and to no later one of its name. It goes with the cgroup, or, where something is still below it then, with the
+last of that; if another cgroup of the name is made before, the slice is reset for it. Where the presence of a cgroup
+cannot be told, nothing goes. An active unit keeps its slice (:mod:`ggroupfs.units.active`).
 
-Nothing tells of cgroups that come and go in every namespace and hierarchy, so they are looked at; some of them each
-time, and the ones above a process whenever one comes in.
+Nothing announces cgroups that come and go in every namespace and hierarchy, so they are polled: some at a time, and
+those above a process whenever it enters one.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ SWEEP_S = 0.25
 """Seconds between two looks at some of the cgroups."""
 
 SWEEP_MOST = 64
-"""Cgroups looked at each time, some 10 us each: ten thousand of them are looked at every 40 s."""
+"""Most cgroups looked at each time, some 10 us each: ten thousand take 40 s to go through."""
 
 TURN_S = 0.002
-"""Seconds of work after which others have a turn: thousands of slices may go at once."""
+"""Seconds of work after which other tasks get a turn: thousands of slices may go at once."""
 
 
 class Memory(Protocol):
-    """What a daemon leaves of this for the one after it."""
+    """The store of lives that outlasts a daemon."""
 
     def kept(self) -> Mapping[Slice, Life]:
-        """What the daemon before us left."""
+        """Return the lives that the previous daemon left."""
 
     def keep(self, slice_: Slice, life: Life, *, now: bool) -> None:
-        """From now on this is so, if it was not. Where it need not be `now`, the next daemon does without if we die."""
+        """Store a life, if it changed. Unless `now`, it may be lost if the daemon dies."""
 
     def forget(self, slices: Iterable[Slice]) -> None:
-        """These are gone, or nothing that was made."""
+        """Drop the lives of slices that are gone, or were not made after all."""
 
 
 class Forgetful:
-    """See :class:`Memory`: nothing outlives this daemon."""
+    """A :class:`Memory` in which nothing outlives this daemon."""
 
     def kept(self) -> Mapping[Slice, Life]:
         return {}
@@ -66,51 +66,52 @@ class Forgetful:
 
 @attrs.frozen
 class Told:
-    """What is shown of a slice that was made."""
+    """A made slice, as it is shown."""
 
     slice: Slice
-    """Which."""
+    """The slice."""
     state: str
-    """``awaited``: its cgroup never came; ``there``: that came, and had not gone at the last look; ``unit``: of a unit
-    that is active."""
+    """``awaited``: its cgroup never came; ``there``: it came, and was there at the last look; ``unit``: its unit is
+    active."""
     age_s: int
-    """Seconds since it was made, or asked for anew."""
+    """Seconds since the slice was made, or asked for anew."""
     left_s: int | None
-    """Seconds that an awaited cgroup has; None where there is no end, or it is not awaited."""
+    """Seconds that an awaited cgroup has left; None where there is no end, or where it is not awaited."""
 
 
 class Lives:
     """See the module."""
 
     def __init__(self, population: Population, settle: Callable[[Slice], None], memory: Memory | None = None) -> None:
-        """`settle` has the processes below a slice leave that have ended, or are in other cgroups, and were not seen
-        to."""
+        """`settle` updates the processes below a slice that have exited, or moved to another cgroup, unnoticed so
+        far."""
         self._population = population
         self._settle = settle
         self._memory: Memory = memory or Forgetful()
         self._lives: dict[Slice, Life] = {}
-        self._over: dict[Slice, Life] = {}  # slices that are there for what is below them
-        self._queue: dict[Slice, None] = {}  # of whose cgroups the next is the first
-        self._due: dict[Slice, None] = {}  # looked at first: what was above them has gone
-        self._doomed: dict[Slice, Life] = {}  # let go, if nothing has become of them meanwhile
+        self._over: dict[Slice, Life] = {}  # slices that stay only for what is below them
+        self._queue: dict[Slice, None] = {}  # the order in which cgroups are looked at
+        self._due: dict[Slice, None] = {}  # looked at first: the cgroup above them is gone
+        self._doomed: dict[Slice, Life] = {}  # to be dropped, unless their life changes meanwhile
         self._version = 0
         self._told: tuple[tuple[int, int], Sequence[Told]] = (-1, 0), ()
         self.clock_ms: Callable[[], int] = lambda: time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
-        """Milliseconds since the machine was started, those among them in which it slept."""
+        """Returns milliseconds since boot, suspended time included."""
         self.timeout_of: Callable[[Slice], int | None] = lambda _: None
-        """How long a cgroup may keep a slice waiting of which its maker said nothing, milliseconds: as files say it."""
+        """Returns how many milliseconds a slice waits for its cgroup if its maker did not say, as configured; None for
+        no end."""
         self.knows_units: Callable[[], bool] = lambda: True
-        """Whether units that are active hold their slices by now."""
+        """Returns whether active units hold their slices by now."""
         self.heard: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
-        """Returns once the kernel has heard of all slices that have gone up to now: until then it finds those of before
-        by their names."""
+        """Returns once the kernel has dropped the dentries of all slices that have gone so far: until then it finds the
+        former slices by their names."""
         population.kept.append(self._turned)
 
     def __len__(self) -> int:
         return len(self._lives)
 
     def take_over(self) -> None:
-        """Goes on from what the daemon before us left, of the slices that are in the tree because they were made."""
+        """Take over the lives that the previous daemon left, of slices that are in the tree because they were made."""
         before = self._memory.kept()
         for slice_ in self._population.slices():
             entry, life = self._population.slice_entry(slice_), before.get(slice_)
@@ -129,7 +130,7 @@ class Lives:
                     self._note(level, attrs.evolve(life, cgroup=CAME))
 
     async def run(self) -> None:
-        """Looks at cgroups, some at a time, until cancelled."""
+        """Look at cgroups, some at a time, until cancelled."""
         while True:
             await trio.sleep(SWEEP_S)
             for slice_ in list(itertools.islice(self._queue, SWEEP_MOST)):
@@ -143,7 +144,7 @@ class Lives:
                     began = time.perf_counter()
 
     def _work_off(self) -> None:
-        """Looks at one slice that is due, or lets one go."""
+        """Look at one slice that is due, or drop one."""
         slice_ = next(iter(self._due or self._doomed))
         self._due.pop(slice_, None)
         doomed = self._doomed.pop(slice_, None)
@@ -155,10 +156,11 @@ class Lives:
         except Exception:
             log.exception("slice %.200r: not looked after", slice_.path)
 
-    # What happens
+    # Events
 
     def make(self, slice_: Slice, maker: int = 0) -> None:
-        """mkdir by a user. As :meth:`Population.make`; one whose cgroup has gone is there no more."""
+        """Make a slice, by mkdir of a user. As :meth:`Population.make`; a former slice without its cgroup goes
+        first."""
         self.look(slice_)
         self._population.make(slice_)
         if maker:
@@ -166,13 +168,13 @@ class Lives:
         self.look(slice_)
 
     def make_ahead(self, slice_: Slice, timeout_ms: int) -> None:
-        """A slice is there, with those above it, and its cgroup has so many milliseconds to come, or FOREVER. EAGAIN
-        for one that is too deep, EINVAL for that of a family."""
+        """Make a slice, with those above it, and give its cgroup so many milliseconds to come, or FOREVER. EAGAIN for a
+        slice that is too deep, EINVAL for that of a family."""
         self._population.require_plain(slice_)
         self.look(slice_)
-        now = self.clock_ms()  # asked for again, it has that long again
+        now = self.clock_ms()  # asking again starts the time again
         life = attrs.evolve(self._lives.get(slice_) or Life(now), since_ms=now, timeout_ms=timeout_ms)
-        self._memory.keep(slice_, life, now=True)  # first: one that is killed now leaves none that nothing ends
+        self._memory.keep(slice_, life, now=True)  # first: a daemon killed now must leave no slice that nothing ends
         try:
             self._population.make_ahead(slice_)
         except OSError:
@@ -182,12 +184,12 @@ class Lives:
         self.look(slice_)
 
     def enters(self, cgroup: Slice) -> None:
-        """A process is in a cgroup, and is about to be so in the tree."""
+        """Note that a process is in a cgroup, and is about to enter the tree there."""
         for level in _levels(cgroup):
             self.look(level, came=True)
 
     def look(self, slice_: Slice, *, came: bool = False) -> None:
-        """Has a slice go where its cgroup has, or did not come in time. `came`: a process is in it."""
+        """Drop a slice if its cgroup is gone, or did not come in time. `came`: a process is in the cgroup."""
         life, entry = self._lives.get(slice_), self._population.slice_entry(slice_)
         if entry is None or (life is None and slice_ not in self._over):
             return
@@ -198,7 +200,7 @@ class Lives:
         elif life.cgroup in (NEVER, CAME):
             if found:
                 self._note(slice_, attrs.evolve(life, cgroup=found[0]))
-            elif came or entry.unit:  # a unit may be active without one
+            elif came or entry.unit:  # a unit may be active without a cgroup
                 self._note(slice_, attrs.evolve(life, cgroup=CAME))
             elif found is not None:
                 is_over = self.knows_units() if life.cgroup == CAME else self._is_late(slice_, life, entry)
@@ -214,10 +216,11 @@ class Lives:
             elif found:
                 self._note(slice_, attrs.evolve(life, cgroup=found[0]))  # the unit was started anew
 
-    # Telling
+    # Showing
 
     def told(self) -> Sequence[Told]:
-        """What is shown, in the order of the paths: the same object while nothing happens, for a second at most."""
+        """Return what is shown, in the order of the paths. It is the same object while nothing changes, for a second at
+        most."""
         now = self.clock_ms()
         key = self._version, now // 1000
         if self._told[0] != key:
@@ -232,41 +235,41 @@ class Lives:
         left = None if timeout is None else max(0, life.since_ms + timeout - now) // 1000
         return Told(slice_, state, max(0, now - life.since_ms) // 1000, left)
 
-    # The small parts
+    # Helpers
 
     def _timeout(self, slice_: Slice, life: Life) -> int | None:
         timeout = self.timeout_of(slice_) if life.timeout_ms is None else life.timeout_ms
         return None if timeout == FOREVER else timeout
 
     def _is_late(self, slice_: Slice, life: Life, entry: SliceEntry) -> bool:
-        """Whether a slice is there for nothing: what is below it is waited for as long as it is there."""
+        """Return whether a slice waited in vain. It is kept while something is below it."""
         if entry.members or entry.children:
             return False
         timeout = self._timeout(slice_, life)
         return timeout is not None and self.clock_ms() >= life.since_ms + timeout
 
     def _end(self, slice_: Slice, life: Life) -> None:
-        """The cgroup of a slice is no more, and those that were below it are not, either: they are looked at soon."""
+        """Drop a slice after its cgroup. The cgroups below are gone with it: they are looked at soon."""
         self._population.let_go(slice_)
         self._settle(slice_)
         entry = self._population.slice_entry(slice_)
         if entry is None:
             return
-        if not entry.kept:  # as a process that settled elsewhere may have it again
+        if not entry.kept:  # a process that settled elsewhere may have brought it back
             self._over[slice_] = attrs.evolve(life, is_over=True)
             self._memory.keep(slice_, self._over[slice_], now=False)
         self._due.update(dict.fromkeys(below for below in entry.children if below in self._lives))
-        if entry.given:  # what its user had made ahead in it would keep it that user's
+        if entry.given:  # slices that its user made ahead in it would keep it that user's
             self._doom_awaited(entry, entry.given)
 
     def _renew(self, slice_: Slice) -> None:
-        """Another cgroup is there, while something below keeps the slice: nothing of the former counts."""
+        """Reset a slice, kept by what is below it, for another cgroup of its name: nothing of the former counts."""
         del self._over[slice_]
         self._memory.forget([slice_])
         self._population.reset(slice_)
 
     def _doom_awaited(self, entry: SliceEntry, user: int) -> None:
-        """The slices below one that a user made, for cgroups that never came, are to stay no longer."""
+        """Drop, soon, the slices below one that a user made for cgroups that never came."""
         for below in entry.children:
             life, lower = self._lives.get(below), self._population.slice_entry(below)
             assert lower is not None, "it is below one that is there"
@@ -281,14 +284,14 @@ class Lives:
         self._memory.keep(slice_, life, now=now)
 
     def _turned(self, slice_: Slice, kept: bool) -> None:
-        """A slice stays from now on, or does not; or it has become a unit's."""
+        """Note that a slice was made to stay, or no longer is; or that it became a unit's."""
         self._version += 1
         entry = self._population.slice_entry(slice_)
         if kept and slice_ not in self._lives:
             was_over = self._over.pop(slice_, None) is not None
             self._lives[slice_] = Life(self.clock_ms())
             self._queue[slice_] = None
-            if was_over:  # else the next daemon would take it for that still
+            if was_over:  # else the next daemon would still take its cgroup for gone
                 self._note(slice_, self._lives[slice_])
             if entry is not None and (entry.members or entry.occupied):  # its cgroup may be gone by the next look
                 found = ids(slice_)
@@ -302,7 +305,7 @@ class Lives:
 
 
 def _levels(cgroup: Slice) -> Iterator[Slice]:
-    """A cgroup and those above it, lowest first, without the root."""
+    """Yield a cgroup and those above it, lowest first, without the root."""
     level: Slice | None = cgroup
     while level is not None and level != ROOT:
         yield level

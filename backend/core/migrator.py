@@ -1,11 +1,12 @@
-"""Moves running programs to another GPU: the Gpu moves them, and the books, the levers and the directory follow.
+"""The Migrator: moves running programs to another GPU. The Gpu moves them; books, levers and directory follow.
 
-The room is booked on the target first, so that no other process is given it. Then the program is let run freely, as it
-has to come to a rest by itself (a frozen one never would); then it is moved; then what was asked for it holds where it
-is. On any failure it goes on where it was, and the books say so.
+Room is booked on the target first, so that no other process gets it. Then the program is let run freely, as it has to
+come to a rest by itself (a frozen one never would); then it is moved; then its settings are applied on the target. On
+any failure it goes on where it was, and the books say so.
 
-The mover may outlive us, and the end of it is not seen then: so it is noted before, and a daemon that finds such
-a note asks both GPUs, until one of them has the program and no mover is at it any more. The other one's group goes.
+The program that moves it may outlive this daemon, and its end is not seen then. So a note is written before the move. A
+daemon that finds one asks both GPUs until one of them has the program and nothing moves it any more; the group on the
+other GPU is dropped.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from backend.process.identity import Group, Member, Process, SliceOn
 log = logging.getLogger(__name__)
 
 FOLLOWS = tuple(setting.field for setting in SETTINGS if setting.follows_migration)
-"""What is asked for a process, and goes with it."""
+"""Fields of the settings that go with a process to another GPU."""
 
 AGAIN_S = 1.0
-"""Seconds between two looks where a process is that was moved while no caller waited for it."""
+"""Seconds between two looks for a process that is being moved without a waiting caller."""
 
 
 class Unwritten(dict[Process, Move]):
-    """See :class:`backend.core.protocols.Moves`, which it implements: of this daemon alone."""
+    """A :class:`backend.core.protocols.Moves` that lasts as long as this daemon."""
 
     def left(self) -> Mapping[Process, Move]:
         return self
@@ -50,7 +51,7 @@ class Unwritten(dict[Process, Move]):
 
 
 class Migrator:
-    """See the module. One move at a time: they share the bus and the host's memory."""
+    """See the module. One move at a time, as moves share the bus and the host's memory."""
 
     def __init__(
         self,
@@ -63,7 +64,8 @@ class Migrator:
         tally: Tally,
         moves: Moves | None = None,
     ) -> None:
-        """`admit` gives a process a directory for some GPUs. `moves` knows of those that were begun before us."""
+        """`admit` gives a process a directory for some GPUs. `moves` holds the notes of moves, earlier daemons'
+        included."""
         self._ledger = ledger
         self._gpus = gpus
         self._population = population
@@ -77,25 +79,26 @@ class Migrator:
         self._turn = trio.Lock()
 
     def target(self, name: str) -> int:
-        """The index of a GPU, by its index or its UUID. ENODEV where there is none."""
+        """Return the index of a GPU, given its index or UUID as text. ENODEV where there is none."""
         for index, gpu in self._gpus.items():
             if name in (str(index), gpu.info.uuid):
                 return index
         raise fail(errno.ENODEV)
 
     def moved(self, group: Group) -> int:
-        """How often a process was moved; or, of a slice, how often one came to this GPU by that."""
+        """Return how often a process was moved to another GPU; for a slice, how often one came to this GPU by a
+        move."""
         if isinstance(group, SliceOn):
             return self._tally.counted(group, MIGRATED)
         resident = self._population.resident(group.process)
         return resident.moves if resident is not None else 0
 
     def gone(self, process: Process) -> None:
-        """A process has left the tree: where it is after a move is not asked any more."""
+        """Drop the note of a process that left the tree."""
         self._moves.end(process)
 
     async def run(self) -> None:
-        """Has the books say where those are whose move has an end that was not seen, until cancelled."""
+        """Settle unfinished moves, until cancelled: write into the books where each process is."""
         while True:
             await self._look.wait()
             self._look = trio.Event()
@@ -103,7 +106,7 @@ class Migrator:
                 async with self._turn:
                     try:
                         await self._conclude(process)
-                    except OSError as error:  # of the books; there is another look
+                    except OSError as error:  # of the books: the next look tries again
                         log.warning("where pid %d is after a move is not known: %s", process.pid, error)
                     except Exception:
                         log.exception("where pid %d is after a move is not known", process.pid)
@@ -112,8 +115,8 @@ class Migrator:
                 self._look.set()
 
     async def migrate(self, group: Member, target: int) -> None:
-        """Returns once the process runs on `target`, another GPU. Errors are those of :meth:`Gpu.migrate`; besides,
-        EINVAL for a process that is not on its GPU, and ENOSPC where a limit there leaves no room for it."""
+        """Return once the process runs on `target`, another GPU. Errors are those of :meth:`Gpu.migrate`; besides,
+        EINVAL for a process that is not on its GPU, and ENOSPC where a limit on the target leaves no room for it."""
         process = group.process
         async with self._turn:
             resident = self._population.resident(process)
@@ -125,19 +128,20 @@ class Migrator:
                 raise fail(errno.EEXIST)
             await self._conclude(process)
             if process in self._moves.left() or not self._population.holds(group):
-                raise fail(errno.EBUSY)  # it is on the way still, or was, and is not where it was
+                raise fail(errno.EBUSY)  # an earlier move is not settled, or was, and the process is elsewhere
             there = Member(process, target)
             with self._booked(group, there):
                 async with self._follower.released(group, there):
                     await self._gpus[group.gpu].migrate(process, self._gpus[target])
                     self._arrived(group, there)
-            with contextlib.suppress(OSError):  # it is there: what does not hold at once is tried again, and told of
+            with contextlib.suppress(OSError):  # it has arrived: what does not hold at once is retried and logged
                 await self._follower.apply(there)
 
     def _arrived(self, here: Member, there: Member) -> None:
-        """It runs there: without a pause in which a reader could see it on both, or on none."""
+        """Write an arrival into the books, without a pause in which a reader could see the process on both GPUs or on
+        none."""
         if not self._population.holds(there):
-            raise fail(errno.ESRCH)  # it died there at once
+            raise fail(errno.ESRCH)  # it died on arrival
         before = self._population.path(here)
         resident = self._population.resident(there.process)
         assert resident is not None, "the tree holds it"
@@ -155,7 +159,7 @@ class Migrator:
 
     @contextlib.contextmanager
     def _booked(self, here: Member, there: Member) -> Iterator[None]:
-        """The target's books have what the process holds, and what is asked for it. Taken back where the body fails."""
+        """Book on the target what the process holds, with its settings. Undone where the body fails."""
         process = here.process
         before = self._ledger.books(there) if self._population.holds(there) else None
         asked = None if before is None else {name: getattr(before, name) for name in FOLLOWS}
@@ -169,13 +173,13 @@ class Migrator:
         except BaseException:
             self._undo(here, there, before)
             if begun:
-                self._look.set()  # the mover may be at it still, and come to the end of it
+                self._look.set()  # the move may still be under way, and succeed
             else:
                 self._moves.end(process)
             raise
 
     def _undo(self, here: Member, there: Member, before: Books | None) -> None:
-        """The target's books have nothing of a move any more."""
+        """Remove a move from the target's books."""
         if not self._population.holds(there) or not self._population.holds(here):
             return
         if before is None:
@@ -183,10 +187,10 @@ class Migrator:
         else:
             self._unbook(there, before)
 
-    # Those whose end was not seen
+    # Unfinished moves: those without a known end
 
     async def _conclude(self, process: Process) -> None:
-        """Has the books say where a process is now; it is asked again later where no GPU can say."""
+        """Write into the books where a process is now; where no GPU can tell, the note stays for the next look."""
         move = self._moves.left().get(process)
         if move is None:
             return
@@ -205,7 +209,7 @@ class Migrator:
         self._moves.end(process)
 
     def _stay(self, here: Member, there: Member, move: Move) -> None:
-        """It has not moved, or was taken back: what it has to do with the other GPU is what it had before."""
+        """Undo a move that did not happen, or was reverted: the process keeps what it had on the other GPU before."""
         resident = self._population.resident(here.process)
         assert resident is not None
         known = there.gpu in resident.contexts or not self._follower.is_untouched(there)
@@ -214,10 +218,10 @@ class Migrator:
         if self._population.holds(there):
             self._follower.background.later(there)
         elif known:
-            self._gpus[there.gpu].forget(there.process)  # it had it frozen, for when it would come
+            self._gpus[there.gpu].forget(there.process)  # the Gpu kept a freeze for its arrival
 
     def _follow(self, here: Member, there: Member) -> None:
-        """It has moved: what is asked for it goes there too."""
+        """Complete a move that happened: the settings go to the target."""
         self._admit(here.process, {there.gpu})
         held = self._ledger.books(here)
         self._ledger.configure(there, **{name: getattr(held, name) for name in FOLLOWS})
@@ -226,8 +230,9 @@ class Migrator:
         self._follower.background.later(there)
 
     def _book(self, there: Member, held: Books) -> None:
-        """ENOSPC where some level above has no room: no other process on that GPU is to give way."""
-        # What it has in the host already may be more than what it may have from now on, as it was here.
+        """Book a process on the target. ENOSPC where some level above has no room: no other process there has to give
+        way."""
+        # It may hold more in the host already than its swap.max allows: it did so on the source, too.
         self._ledger.configure(there, **{**{name: getattr(held, name) for name in FOLLOWS}, "swap_max": MAX})
         for level in self._population.path(there)[1:]:
             books = self._ledger.books(level)

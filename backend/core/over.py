@@ -1,6 +1,6 @@
-"""Levels that reclaim left over a limit: each is shown for as long, told of once, and what stands in the way is named.
+"""Levels that reclaim left over a limit: shown while they are, logged once each, with what stands in the way.
 
-One that is over its gmem.limit.max for NOTICE_S is handed to the killer (:mod:`backend.core.oom`).
+A level that is over its gmem.limit.max for NOTICE_S is handed to the killer (:mod:`backend.core.oom`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ LOOK_S = 0.1
 """Seconds between two looks whether a level is still over its limit."""
 
 PASSING_S = 30.0
-"""Seconds for which a level may be over its limit without a word in the log where all of its members can be moved by
-rights: one that waits for its turn, is stopped or is slow to answer gives later."""
+"""Seconds that a level may be over its limit before that is logged, where all of its members can be moved in principle:
+one that waits for its turn, is stopped or is slow to answer gives later."""
 
 
 @attrs.define(eq=False)
@@ -32,19 +32,19 @@ class Mark:
     """A level that reclaim left over a limit."""
 
     since: float = attrs.field(factory=trio.current_time)
-    """Time since which it is, by trio's clock."""
+    """Time since which it is over, by trio's clock."""
     beyond_since: float | None = None
     """Time since which it is over its gmem.limit.max, by trio's clock; None where it is not."""
     shown: bool = False
-    """Whether gmem.events was told to."""
+    """Whether gmem.events was notified."""
     told: bool = False
-    """Whether the log says so."""
+    """Whether that is logged."""
     killing: bool = False
-    """Whether the killer is at it."""
+    """Whether the killer is at work on it."""
     vain: bool = False
-    """Whether the log says that none is killed, as that would not be enough."""
+    """Whether it is logged that no process is killed, as that would not be enough."""
     settled: trio.Event = attrs.field(factory=trio.Event)
-    """It is under its limit, or is not going to be by a kill."""
+    """Set once the level is under its limits, or killing will not bring it there."""
 
 
 class Overs:
@@ -65,11 +65,11 @@ class Overs:
         self._some = trio.Event()
 
     def is_over(self, level: Group) -> bool:
-        """Whether a level is over a limit, and reclaim has not changed that."""
+        """Return whether a level is over a limit that reclaim could not bring it under."""
         return level in self._marks and self._is_over(level)
 
     def mark(self, level: Group) -> None:
-        """Note that reclaim left a level over a limit, where it did."""
+        """Note that reclaim is done with a level, in case that it is still over a limit."""
         if not self._is_over(level):
             return
         mark = self._marks.setdefault(level, Mark())
@@ -78,19 +78,20 @@ class Overs:
         self._some.set()
 
     async def settled(self, level: Group) -> None:
-        """Return once a level is under its limits, or is not going to be by a kill."""
+        """Return once a level is under its limits, or killing will not bring it there."""
         if (mark := self._marks.get(level)) is not None:
             await mark.settled.wait()
 
     def eased(self, level: Group) -> None:
-        """Note that a limit of a level was raised, or holds: a notice ends at once, and another has all its time."""
+        """Note that a limit of a level was raised, or is met: a notice ends at once, and the next starts its time
+        anew."""
         mark = self._marks.get(level)
         if mark is not None and not self._killer.beyond(level):
             mark.beyond_since = None
             mark.settled.set()
 
     async def run(self) -> None:
-        """Look at them until cancelled."""
+        """Look at the marked levels, until cancelled."""
         self._killer.begin()
         async with trio.open_nursery() as nursery:
             while True:
@@ -101,7 +102,7 @@ class Overs:
                 for level, mark in list(self._marks.items()):
                     try:
                         self._look(level, mark, nursery)
-                    except OSError as error:  # one has gone by the kernel's books, and not yet by ours
+                    except OSError as error:  # gone from the kernel's books, not yet from the daemon's
                         log.debug("GPU %d: %s: %s", level.gpu, level.node, error)
 
     def _is_over(self, level: Group) -> bool:
@@ -109,7 +110,7 @@ class Overs:
             return False
         try:
             return self._ledger.excess(level) > 0
-        except OSError:  # it has gone by the kernel's books, and not yet by ours
+        except OSError:  # gone from the kernel's books, not yet from the daemon's
             return False
 
     def _look(self, level: Group, mark: Mark, nursery: trio.Nursery) -> None:
@@ -140,13 +141,14 @@ class Overs:
             nursery.start_soon(self._relieve, level, mark, mark.beyond_since)
 
     def _is_to_stay(self, level: Group) -> bool:
-        """Whether what cannot be moved keeps a level over its limit, and not what can be and has not been yet."""
+        """Return whether immovable memory keeps a level over its limit, rather than memory that is still to be
+        moved."""
         books = self._ledger.books(level)
         fixed = sum(one.nbytes for one in self._killer.fixed(level))
         return fixed > min(books.high, books.limit_max) or bool(self._killer.lasting(level))
 
     async def _relieve(self, level: Group, mark: Mark, since: float) -> None:
-        """Have members killed for a notice, which began at `since`, for as long as there is no later one."""
+        """Have members killed for the notice that began at `since`, for as long as no later one replaced it."""
         try:
             vain = await self._killer.relieve(level, lambda: mark.beyond_since == since)
             if vain and not mark.vain:
@@ -156,19 +158,19 @@ class Overs:
                     " killed hold %d (raise the limit, or end one that is spared)",
                     *(level.gpu, level.node, self._killer.beyond(level), vain),
                 )
-        except OSError as error:  # the level has gone meanwhile
+        except OSError as error:  # the level is gone
             log.debug("GPU %d: %s: %s", level.gpu, level.node, error)
-        except Exception:  # a bug here ends no other's
+        except Exception:  # a bug here must end no other level's care
             log.exception("GPU %d: no process is killed for %s", level.gpu, level.node)
         finally:
             mark.killing = False
             if mark.beyond_since == since:
                 mark.beyond_since = None
-                if not self._killer.is_held(level):  # else it is not decided what is to hold
+                if not self._killer.is_held(level):  # else what is to hold is undecided
                     mark.settled.set()
 
     def _complain(self, level: Group) -> None:
-        """Say once what keeps a level over its limit, and what would help."""
+        """Log once what keeps a level over its limit, and what would help."""
         books = self._ledger.books(level)
         which = "gmem.limit.max" if books.current > books.limit_max else "gmem.limit.high"
         obstacles, fixed = self._killer.lasting(level), self._killer.fixed(level)

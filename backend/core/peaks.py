@@ -1,8 +1,8 @@
-"""Peaks: the most memory that a group ever held, and for each who asks, since that one asked (memory.peak and
-memory.swap.peak, Linux 6.12).
+"""Peaks: the most memory that a group ever held, and the most since each reader's own reset.
 
-The ledger keeps the peak in all, and one since the last reset of anybody. What was before that is kept here for each
-open file that has been reset. So nobody takes a peak away from anybody else.
+These are memory.peak and memory.swap.peak of Linux 6.12. The ledger keeps the peak of all time, and one since the last
+reset by any reader. For each open file that was reset, the peak up to that last reset is kept here. So no reader's
+reset takes a peak away from another.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from backend.process.identity import Group
 
 
 class Ledger(Protocol):
-    """What is asked of the books."""
+    """The part of the ledger that peaks are read from."""
 
     peaks: frozenset[Peak]
-    """Those that it keeps."""
+    """The peaks that it keeps."""
 
     def books(self, group: Group) -> Books:
-        """ENODEV when the group is gone."""
+        """Return the books of a group. ENODEV when the group is gone."""
 
     def reset_peak(self, group: Group, peak: Peak) -> None:
-        """Starts that peak again."""
+        """Start a peak of a group anew."""
 
 
 class Mark:
-    """One asker's own peak, from its first reset on."""
+    """One reader's own peak, from its first reset on."""
 
     __slots__ = ("highest", "peak")
 
     def __init__(self, peak: Peak) -> None:
         self.peak: Peak = peak
-        self.highest = 0  # before the last reset of anybody
+        self.highest = 0  # bytes, up to the last reset by any reader
 
 
 class Peaks:
@@ -46,17 +46,17 @@ class Peaks:
         self._marks: dict[Group, set[Mark]] = {}
 
     def ever(self, group: Group, peak: Peak) -> int:
-        """The most that a group held since it came, in bytes. ENODEV when the group is gone, EOPNOTSUPP where the books
-        have no such peak."""
+        """Return the most bytes that a group held since it came. ENODEV when the group is gone, EOPNOTSUPP where the
+        books have no such peak."""
         books = self._books(group, peak)
         return books.peak_ever if peak == "peak" else books.swap_peak_ever
 
     def highest(self, group: Group, mark: Mark) -> int:
-        """The most that a group held since `mark` was reset, in bytes. ENODEV when the group is gone."""
+        """Return the most bytes that a group held since `mark` was reset. ENODEV when the group is gone."""
         return max(self._since(group, mark.peak), mark.highest)
 
     def reset(self, group: Group, mark: Mark) -> None:
-        """From now on `mark` knows of nothing that was before; the others go on. ENODEV when the group is gone."""
+        """Reset `mark`; the peaks of other marks stay. ENODEV when the group is gone."""
         since = self._since(group, mark.peak)
         self._ledger.reset_peak(group, mark.peak)
         marks = self._marks.setdefault(group, set())
@@ -67,14 +67,14 @@ class Peaks:
         marks.add(mark)
 
     def leave(self, group: Group, mark: Mark) -> None:
-        """Nobody asks for that one any more."""
+        """Drop a mark whose reader is gone."""
         marks = self._marks.get(group, set())
         marks.discard(mark)
         if not marks:
             self._marks.pop(group, None)
 
     def forget(self, group: Group) -> None:
-        """The group is gone."""
+        """Drop the marks of a group that is gone."""
         self._marks.pop(group, None)
 
     def _since(self, group: Group, peak: Peak) -> int:

@@ -1,7 +1,7 @@
-"""What is in the tree: the processes on each GPU, the slices above them, and the ledger's groups for both.
+"""The population of a tree: the processes on each GPU, the slices above them, and the ledger's groups for both.
 
-Sync and free of hardware: arrivals, exits and moves are told to it, and it keeps the ledger's hierarchy in step. What
-concerns slices alone is in :mod:`backend.core.slices`, and those of families in :mod:`backend.core.familytree`.
+Sync and free of hardware: arrivals, exits and moves are reported to it, and it keeps the ledger's hierarchy in step.
+What concerns slices alone is in :mod:`backend.core.slices`, those of families in :mod:`backend.core.familytree`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Population(FamilyTree):
     """The processes and slices of one tree."""
 
     def __init__(self, ledger: Ledger, gpus: Iterable[int], delegate_of: Callable[[Slice], int] = lambda _: 0) -> None:
-        """`delegate_of` says which user may make cgroups below a cgroup."""
+        """`delegate_of` returns the user that may make cgroups below a cgroup."""
         super().__init__(ledger, gpus, delegate_of)
-        self._told: set[int] = set()  # users that were told of as having too many slices, or too deep ones
+        self._told: set[int] = set()  # users for which too many or too deep slices were logged
         self._residents: dict[int, Resident] = {}
 
     # Looking
@@ -47,18 +47,20 @@ class Population(FamilyTree):
         return self._residents.values()
 
     def by_pid(self, pid: int) -> Resident | None:
-        """The process that bears `pid` in the tree."""
+        """Return the process that bears `pid` in the tree; None for none."""
         return self._residents.get(pid)
 
     def resident(self, process: Process) -> Resident | None:
-        """The entry of exactly that process, not of one that bears its pid later."""
+        """Return the entry of exactly that process; None also where another one bears its pid now."""
         resident = self._residents.get(process.pid)
         return resident if resident is not None and resident.process == process else None
 
     def below(self, group: Group) -> Iterator[Resident]:
-        """The processes at or below a group that have a directory on its GPU. For one look: a caller that waits
-        meanwhile, or lets a process in or out, makes a list of them first. It takes as long as there are such
-        processes, and no longer for slices in which none is."""
+        """Yield the processes at or below a group that have a directory on its GPU.
+
+        For one look: a caller that awaits in between, or lets a process in or out, makes a list first. The time taken
+        grows with the number of processes, and slices without any cost nothing.
+        """
         if isinstance(group, Member):
             resident = self.resident(group.process)
             if resident is not None and group.gpu in resident.gpus:
@@ -68,14 +70,14 @@ class Population(FamilyTree):
         pending = [top] if top is not None else []
         while pending:
             entry = pending.pop()
-            for resident in entry.members.values():  # the first may be all that is asked for, of thousands
+            for resident in entry.members.values():  # of thousands, the first may be all that the caller needs
                 if group.gpu in resident.gpus:
                     yield resident
             pending.extend(entry.occupied)
 
     def sharers(self, group: Group) -> int:
-        """How many processes at or below a group have a context on its GPU. Known, and not counted: every caller whose
-        slice has a timeslice asks."""
+        """Return how many processes at or below a group have a context on its GPU. The number is kept, rather than
+        counted: every caller with a timeslice on a slice asks for it."""
         if isinstance(group, Member):
             resident = self.resident(group.process)
             return int(resident is not None and group.gpu in resident.contexts)
@@ -83,17 +85,17 @@ class Population(FamilyTree):
         return entry.sharers[group.gpu] if entry is not None else 0
 
     def members(self, slice_: Slice, gpu: int) -> Iterator[Process]:
-        """The processes directly in a slice that have a directory on a GPU. For one look."""
+        """Yield the processes directly in a slice that have a directory on a GPU. For one look."""
         entry = self._slices.get(slice_)
         for resident in entry.members.values() if entry is not None else ():
             if gpu in resident.gpus:
                 yield resident.process
 
     def path(self, group: Group) -> list[Group]:
-        """The group and every one above it on its GPU; the GPU's root last."""
+        """Return the group and every one above it on its GPU, the GPU's root last."""
         groups = [group]
         slice_ = self._above(group)
-        while slice_ is not None and slice_ not in self._slices:  # of a slice that is gone
+        while slice_ is not None and slice_ not in self._slices:  # for a slice that is gone
             groups.append(SliceOn(slice_, group.gpu))
             slice_ = slice_.parent
         entry = self._slices[slice_] if slice_ is not None else None
@@ -103,18 +105,19 @@ class Population(FamilyTree):
         return groups
 
     def _above(self, group: Group) -> Slice | None:
-        """The slice that a group is in; None for the root, and for a process that is gone."""
+        """Return the slice that a group is in; None for the root, and for a process that is gone."""
         if isinstance(group, SliceOn):
             return group.slice.parent
         resident = self.resident(group.process)
         return resident.slice if resident is not None else None
 
-    # What was there before
+    # Taking over
 
     def take_over(self, inherited: Sequence[Inherited], cgroups: Mapping[Process, Slice]) -> None:
-        """Enters what the books hold already. `cgroups` says where its processes, which all live, are now.
+        """Enter what the books hold already. `cgroups` maps its processes, which are all alive, to their current
+        cgroups.
 
-        What the daemon before left half done is made whole: a slice is on every GPU, a process where its cgroup is.
+        What the former daemon left half done is completed: a slice is on every GPU, a process where its cgroup is.
         """
         above = {one.group: one.parent for one in inherited}
         for group in above:
@@ -143,7 +146,7 @@ class Population(FamilyTree):
                 self._prune(slice_)
 
     def _agree(self, slice_: Slice) -> None:
-        """Has the books of all GPUs say of a slice what those of one say: whether it stays, and whose it is."""
+        """Make the books of all GPUs agree on a slice: whether it is kept, and its owner."""
         entry = self._slices[slice_]
         each = [self._ledger.books(SliceOn(slice_, gpu)) for gpu in self._gpus]
         kept = entry.kept = any(books.kept for books in each)
@@ -157,7 +160,7 @@ class Population(FamilyTree):
                 self._ledger.configure(SliceOn(slice_, gpu), **whole)
 
     def _count_anew(self) -> None:
-        """Whose slices there are, of those that were there before us: as if they were made now, and none is refused."""
+        """Count the slices that were taken over for their users, as if they were made now; none is refused."""
         self._bounds, self._places, self.families = Bounds(), Places(), 0
         for slice_, entry in self._slices.items():
             if slice_ != ROOT:
@@ -168,9 +171,9 @@ class Population(FamilyTree):
     # Processes
 
     def admit(self, process: Process, cgroup: Slice, gpus: Iterable[int], families: Families = ()) -> Resident:
-        """Gives a process a directory, with these GPUs in it; what it has already it keeps. It is in the slice of its
-        families below that of its cgroup or, where that is refused (:mod:`backend.core.bounds`), in the nearest above
-        that there is. OSError, where it is as it was before."""
+        """Give a process a directory with these GPUs in it, besides those that it has already. It is in the slice of
+        its families below that of its cgroup; where that is refused (:mod:`backend.core.bounds`), in the nearest one
+        above that exists. On OSError everything is as before."""
         was_there = self.resident(process) is not None
         resident = self._reside(process, cgroup, families)
         try:
@@ -182,7 +185,7 @@ class Population(FamilyTree):
                 for watcher in self.watchers:
                     watcher.process_came(process)
         except OSError:
-            if not was_there:  # its exit would not be seen
+            if not was_there:  # its exit would not be noticed
                 self.expel(process)
             raise
         return resident
@@ -195,7 +198,8 @@ class Population(FamilyTree):
         there: Collection[Group] = (),
         former: Where | None = None,
     ) -> Resident:
-        """The entry of a process, made in the slice of its families below that of `cgroup` where it has none."""
+        """Return the entry of a process; where it has none, one is made in the slice of its families below that of
+        `cgroup`."""
         resident = self.resident(process)
         if resident is None:
             entry = self._enter_for(process, cgroup, families, there, former)
@@ -205,7 +209,7 @@ class Population(FamilyTree):
         return resident
 
     def expel(self, process: Process) -> None:
-        """The process exited: everything that was known of it goes."""
+        """Drop everything that is known of a process that exited."""
         resident = self.resident(process)
         if resident is None:
             return
@@ -221,8 +225,8 @@ class Population(FamilyTree):
         self._prune(resident.slice)
 
     def relocate(self, resident: Resident, cgroup: Slice, families: Families | None = None) -> bool:
-        """The process was moved to another cgroup, or is in other families: its charges follow it. Whether it is in
-        another slice now."""
+        """Follow a process that was moved to another cgroup, or into other families, with its charges. Return whether
+        its slice is another one now."""
         former, process = self._slices[resident.slice], resident.process
         families = resident.families if families is None else families
         inside = [one for one in parsed(resident.slice, resident.cgroup) if one[1] in resident.families]
@@ -250,13 +254,13 @@ class Population(FamilyTree):
         return True
 
     def migrated(self, here: Member, there: Member) -> None:
-        """A process that has both directories is on `there` from now on, and has nothing to do with `here` any more."""
+        """Move a process that has both directories from `here` to `there`, and drop the former."""
         self.join(self._forsake(here, self._records[there]), there.gpu)
         for watcher in self.watchers:
             watcher.process_migrated(here, there)
 
     def leave(self, group: Member) -> None:
-        """A process lives on, and has no directory for that GPU any more."""
+        """Drop the directory of a process for one GPU; the process lives on."""
         self._forsake(group)
         for watcher in self.watchers:
             watcher.process_left(group)
@@ -271,23 +275,23 @@ class Population(FamilyTree):
         return resident
 
     def join(self, resident: Resident, gpu: int) -> None:
-        """A process has a context on a GPU."""
+        """Note that a process has a context on a GPU."""
         if gpu not in resident.contexts:
             resident.contexts.add(gpu)
             self._slices[resident.slice].share(gpu, 1)
 
     def quit(self, resident: Resident, gpu: int) -> None:
-        """It has none there any more."""
+        """Note that a process no longer has a context on a GPU."""
         if gpu in resident.contexts:
             resident.contexts.discard(gpu)
             self._slices[resident.slice].share(gpu, -1)
 
-    # The small parts
+    # Helpers
 
     def _families_in(self, process: Process, slice_: Slice, cgroup: Slice, gpu: int) -> tuple[Families, Where]:
-        """The families of a process that was in `slice_` as the daemon before us ended, and is in `cgroup` now, and
-        where those are. Where descriptors are too short to look at it, it is in those that the names say: so no limit
-        is lost."""
+        """Return the families of a process that was in `slice_` as the former daemon ended and is in `cgroup` now, with
+        their slices. Where descriptors are too short to look at the process, the names of the slices are believed: so
+        no limit is lost."""
         found = parsed(slice_, cgroup)
         if found:
             try:
@@ -300,8 +304,8 @@ class Population(FamilyTree):
         return tuple(families), numbered(found)
 
     def _own(self, process: Process) -> Mapping[int, Books]:
-        """What the books say of a process on each GPU; of one that it is not on, the strictest of the others, since it
-        may be moved there. Nothing of one that comes."""
+        """Return the books of a process on each GPU; for a GPU that it is not on, the strictest of the others, since it
+        may be moved there. Empty for a process that is new."""
         resident = self.resident(process)
         if resident is None:
             return {}
@@ -317,8 +321,8 @@ class Population(FamilyTree):
         there: Collection[Group] = (),
         former: Where | None = None,
     ) -> SliceEntry:
-        """The entry of the slice of a process's families below that of its cgroup, or of the nearest above that is not
-        refused. `former` says where the families are in which it is."""
+        """Return the entry of the slice of a process's families below that of its cgroup, or of the nearest one above
+        that is not refused. `former` has the slices of the families that it is in now."""
         entry, refused = self._reach(cgroup, there, followed=True)
         user = None if refused is None else self._user(entry, followed=True)
         if families:

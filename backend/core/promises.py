@@ -1,6 +1,6 @@
-"""What processes have said of their families before they come to a GPU, and the places that are kept for them.
+"""Promises: the families that processes named before they come to a GPU, and the places that are kept for them.
 
-A process that has said so is watched, and may never come: so each user can have as many of them as families.
+A process with a promise is watched, and may never come. So each user can have as many promises as families.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from backend.process.identity import Process, Slice
 
 @attrs.frozen
 class Promise:
-    """What a process was promised."""
+    """A promise to one process."""
 
     process: Process
-    """The process, which is watched, and is not in the tree."""
+    """The process, which is watched and not in the tree."""
     families: Families
-    """Families that it is in when it comes to a GPU, each in the one before; one at least."""
+    """The families that it will be in when it comes to a GPU, each in the one before; at least one."""
     slices: Sequence[Slice]
-    """Their slices below the cgroup in which it was as it asked: a place is kept for each."""
+    """Their slices, below the cgroup that it was in as it asked: a place is kept for each."""
 
     @property
     def user(self) -> int:
-        """The user for which it counts."""
+        """The user that it counts for."""
         return self.families[-1].user
 
 
@@ -41,33 +41,33 @@ class Promises:
     def __init__(self, population: Population) -> None:
         self._population = population
         self._by_pid: dict[int, Promise] = {}
-        self._counts: Counter[int] = Counter()  # by user
+        self._counts: Counter[int] = Counter()  # number of promises, by user
 
     def __len__(self) -> int:
         return len(self._by_pid)
 
     def by_pid(self, pid: int) -> Promise | None:
-        """What the process was promised that bears a number."""
+        """Return the promise to the process that bears a pid; None for none."""
         return self._by_pid.get(pid)
 
     def families(self, process: Process) -> Families:
-        """The families that were promised to exactly that process; none where nothing was."""
+        """Return the families promised to exactly that process; empty for none."""
         promise = self._by_pid.get(process.pid)
         return promise.families if promise is not None and promise.process == process else ()
 
     def make(self, process: Process, cgroup: Slice, families: Families) -> None:
-        """Promises a process of a cgroup its families, instead of what it was promised before. EAGAIN for too many, of
-        its user or of all."""
+        """Promise a process of a cgroup its families, in place of an earlier promise. EAGAIN for too many, of its user
+        or of all."""
         former, user = self._by_pid.get(process.pid), families[-1].user
         if self._counts[user] - (former is not None and former.user == user) >= bounds.FAMILIES_OF_USER:
             raise fail(errno.EAGAIN)
         slices = self._population.promise(cgroup, families)
-        if former is not None:  # perhaps of one that bore the pid before, and whose exit was not noticed yet
+        if former is not None:  # may be of an earlier process of that pid, if its exit is not noticed yet
             self.end(former.process)
         self._note(Promise(process, families, slices))
 
     def end(self, process: Process) -> Promise | None:
-        """A process is promised nothing any more: it comes, or has gone. Return what it was promised."""
+        """End and return the promise to a process that comes or is gone; None for none."""
         promise = self._by_pid.get(process.pid)
         if promise is None or promise.process != process:
             return None
@@ -79,7 +79,7 @@ class Promises:
         return promise
 
     def renew(self, promise: Promise) -> None:
-        """Promises anew what was ended a moment ago: the process could not come."""
+        """Renew a promise that was ended a moment ago, as the process could not come."""
         self._population.renew(promise.slices, promise.user)
         self._note(promise)
 

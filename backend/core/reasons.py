@@ -14,10 +14,10 @@ import attrs
 
 
 class Reason(enum.Flag):
-    """A reason to be off the runlist. The bits stand in journals and in the ABI of the kernel module.
+    """A reason to be off the runlist. The bits appear in journals and in the ABI of the kernel module.
 
-    FREEZE and MIGRATION outlive a daemon, since the books say what was asked: a freeze is a setting, a move is noted.
-    The others are decisions of a daemon, and end with it: the next one takes them off.
+    FREEZE and MIGRATION outlive a daemon: a freeze is a setting in the books, a move is noted. All further reasons are
+    decisions of one daemon, and the next one lifts them.
     """
 
     FREEZE = 1 << 0
@@ -25,13 +25,13 @@ class Reason(enum.Flag):
     TURN = 1 << 1
     """The scheduler: it is the turn of another program."""
     QUOTA = 1 << 2
-    """The time that the process may use in this period is used up."""
+    """The process has used up its time in this period."""
     BUSY = 1 << 3
     """A latency-critical neighbour is at work."""
     GANG = 1 << 4
     """A peer that it works with has no turn."""
     MIGRATION = 1 << 5
-    """It is on the way to another GPU."""
+    """It is being migrated to another GPU."""
 
 
 NO_REASON = Reason(0)
@@ -41,7 +41,7 @@ KNOWN = Reason.FREEZE | Reason.TURN | Reason.QUOTA | Reason.BUSY | Reason.GANG |
 
 
 class Engines(enum.Enum):
-    """Engines whose TSGs are off the runlist; ordered by how much that is."""
+    """Engines whose TSGs are off the runlist, ordered from none to all."""
 
     NONE = 0
     GR = 1
@@ -54,12 +54,12 @@ class Engines(enum.Enum):
         return max(self, other, key=lambda engines: engines.value)
 
     def covers(self, other: Engines) -> bool:
-        """Return whether these are all of the other ones."""
+        """Return whether these include all of the other ones."""
         return self.value >= other.value
 
 
 TURN_ENGINES = Engines.ALL
-"""Engines that a program is without until its next turn."""
+"""Engines that a program goes without until its next turn."""
 
 
 @attrs.frozen
@@ -73,14 +73,14 @@ class Off:
 
     @property
     def engines(self) -> Engines:
-        """The union: what is off in the hardware."""
+        """The union of what the reasons take: what is off in the hardware."""
         if self.all:
             return Engines.ALL
         return Engines.GR if self.gr else Engines.NONE
 
     @property
     def reasons(self) -> Reason:
-        """All reasons, whatever they take."""
+        """All reasons, whichever engines they take."""
         return self.all | self.gr
 
     def __bool__(self) -> bool:
@@ -88,7 +88,7 @@ class Off:
         return bool(self.reasons)
 
     def __or__(self, other: Off) -> Off:
-        """Return the reasons of both. One that takes every engine in either takes them here."""
+        """Return the reasons of both. A reason that takes every engine in either takes every engine in the result."""
         everything = self.all | other.all
         return Off(everything, (self.gr | other.gr) & ~everything)
 
@@ -107,11 +107,11 @@ class Off:
         return Off(self.all & ~reason, self.gr & ~reason)
 
     def held_in(self, engines: Engines) -> Off:
-        """Return the reasons of a set that was noted for hardware in which these engines are off.
+        """Return the reasons that fit hardware in which these engines are off, given this set as it was noted.
 
-        What took a process off is noted before the hardware has it, and what ended after that, so a daemon that is
-        killed leaves reasons that the hardware does not have. One without reasons left none: a process with all engines
-        off is taken for frozen, and one with GR off for one that waits for its turn.
+        A reason is noted before the hardware follows it, and removed after that. So a daemon that is killed may leave a
+        note that goes beyond the hardware. A process without a noted reason is taken for frozen where all its engines
+        are off, and for one that waits for its turn where only GR is.
         """
         match engines:
             case Engines.ALL:
@@ -125,11 +125,11 @@ ON = Off()
 """On the runlist with every engine."""
 
 FROZEN = Off(Reason.FREEZE)
-"""Off the runlist with every engine since it was asked for: compute.freeze."""
+"""Off the runlist with every engine, as compute.freeze asks."""
 
 
 GR_ALONE = "gr"
-"""Name of the count of processes of which the GR engine alone is off, among the names of reasons."""
+"""Name, among those of reasons, of the count of processes that have only the GR engine off."""
 
 
 def name_of(reason: Reason) -> str:
@@ -139,7 +139,8 @@ def name_of(reason: Reason) -> str:
 
 
 def counted(each: Iterable[Off]) -> Mapping[str, int]:
-    """Return how many of some processes are off the runlist for each reason, and how many with the GR engine alone."""
+    """Return how many of some processes are off the runlist for each reason, and how many have only the GR engine
+    off."""
     found = Counter[str]()
     for off in each:
         if off is not ON and off:
@@ -149,5 +150,5 @@ def counted(each: Iterable[Off]) -> Mapping[str, int]:
 
 
 def reasons_of(mask: int) -> Reason:
-    """Return the reasons of a mask of bits that this version knows."""
+    """Return the reasons of a bit mask, as far as this version knows them."""
     return Reason(mask & KNOWN.value)

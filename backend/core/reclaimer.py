@@ -1,4 +1,5 @@
-"""Brings groups back under their limits: decides with the ledger, moves with the GPU, tells the programs first."""
+"""The Reclaimer: brings groups back under their limits. It plans with the ledger, warns programs, and has the GPU
+move."""
 
 from __future__ import annotations
 
@@ -22,14 +23,15 @@ from backend.process.identity import ROOT, Group, Member, SliceOn
 log = logging.getLogger(__name__)
 
 ROUNDS = 16
-"""Times that a charge is tried which waits for room under a limit_max, as MAX_RECLAIM_RETRIES of mm/memcontrol.c:
-others may take that room."""
+"""Times that a charge is tried while it waits for room under a limit_max, as MAX_RECLAIM_RETRIES of mm/memcontrol.c:
+other charges may take the room."""
 
 USERMEM_S = 0.05
-"""Seconds that a program which listens to its usermemfd has to give memory back by itself, before it is taken."""
+"""Seconds that a program which listens to its usermemfd has to give memory back by itself, before it is moved out."""
 
 IGNORED_S = 10.0
-"""A program that let those seconds pass for nothing is not waited for in this time: it costs its neighbours 0.5 %."""
+"""Seconds for which a program that gave nothing back in USERMEM_S is not waited for again: its neighbours lose at most
+0.5 % of their time."""
 
 
 class Reclaimer:
@@ -42,16 +44,16 @@ class Reclaimer:
         self._gpus = gpus
         self._population = population
         self._turns = turns
-        self._listeners: Counter[Group] = Counter()  # open usermemfds of a group
-        self._moves: dict[Member, list[trio.Event]] = {}  # that are under way: each is set at its end
+        self._listeners: Counter[Group] = Counter()  # number of open usermemfds, by group
+        self._moves: dict[Member, list[trio.Event]] = {}  # in progress; each event is set at the end
         self.background = Background("reclaim", population, self.settle_path, deadlines, lambda record: record.memory)
-        """For what changed without a writer."""
+        """Reclaims for changes that have no writer."""
         self.left_over: Callable[[Group], None] = lambda level: None
-        """Is told of each level that reclaim has been at: it may still be over its limit."""
+        """Called with each level that reclaim is done with; the level may still be over its limit."""
 
     async def charge(self, group: Member, nbytes: int) -> None:
-        """Charges memory to a process, once there is room for it under every limit_max of its path; what is over a high
-        then is left to :meth:`settle_path`. ENOMEM where that room is not to be had, ENODEV."""
+        """Charge memory to a process, once there is room for it under every limit_max of its path. What is over a high
+        then is left to :meth:`settle_path`. ENOMEM where there is no such room to be had, ENODEV."""
         held: dict[Group, int] | None = None
         for _ in range(ROUNDS):
             try:
@@ -69,11 +71,12 @@ class Reclaimer:
         raise fail(errno.ENOMEM)
 
     async def _make_room(self, group: Member, nbytes: int, held: dict[Group, int]) -> bool:
-        """Whether every limit_max has room for so much more, after memory was moved out for that.
+        """Move memory out until every limit_max has room for `nbytes` more, and return whether that worked. Nothing
+        moves where it could not be enough.
 
-        Nothing moves where that would not be enough. `held` is what the members of each level held whose memory can be
-        moved, as the charge began: in the stead of those that cannot they give what is charged, once, however many
-        rounds it takes, and what they themselves have taken of that room since then.
+        `held` has, for each level, the bytes that its movable members held as the charge began. These members give what
+        is charged in place of those that cannot be moved: once, however many rounds it takes, and in addition what they
+        have taken of that room since.
         """
         waits = 0
         while self._population.holds(group) and (full := self._full(group, nbytes)) is not None:
@@ -84,7 +87,7 @@ class Reclaimer:
                 waits += 1
                 if waits > ROUNDS or not await self._moved(level):
                     return False
-                continue  # what moves for another caller was no part of the plan, and its room may be
+                continue  # a move for another caller was not part of the plan, and may have made room
             try:
                 if not await self.reclaim(level, short, owed):
                     return False
@@ -94,7 +97,7 @@ class Reclaimer:
         return True
 
     async def _moved(self, level: Group) -> bool:
-        """Wait until a move out of a member at or below a level is over; whether there was any."""
+        """Wait until a move out of a member at or below a level ends. Return whether there was any."""
         for resident in self._population.below(level):
             if moves := self._moves.get(Member(resident.process, level.gpu)):
                 await moves[0].wait()
@@ -105,13 +108,14 @@ class Reclaimer:
         return self._ledger.books(level).limit_max != MAX
 
     def _held(self, level: Group) -> int:
-        """Bytes that the members at or below a level hold whose memory can be moved."""
+        """Return the bytes held by the members at or below a level that the GPU can move."""
         gpu = self._gpus[level.gpu]
         members = (one.process for one in self._population.below(level) if gpu.manages(one.process))
         return sum(self._ledger.books(Member(process, level.gpu)).current for process in members)
 
     def _full(self, group: Member, nbytes: int) -> tuple[Group, int] | None:
-        """The lowest level of a path that so much more would put over its limit_max, and by how much."""
+        """Return the lowest level of a path that `nbytes` more would put over its limit_max, and by how much; None for
+        none."""
         for level in self._population.path(group):
             books = self._ledger.books(level)
             if (short := books.current + nbytes - books.limit_max) > 0:
@@ -119,16 +123,16 @@ class Reclaimer:
         return None
 
     async def settle_path(self, group: Group, owed: int = 0) -> None:
-        """Brings a group and every one above it back under its limits, the lowest first. `owed` is what a program with
-        the library has just allocated."""
+        """Bring a group and every one above it back under its limits, the lowest first. `owed`: bytes that a program
+        with the library has just allocated."""
         for level in self._population.path(group):
             if self._population.holds(level) and self._ledger.excess(level):
                 await self.settle(level, owed)
 
     async def settle(self, level: Group, owed: int = 0) -> None:
-        """Moves memory of a group out until it is under its limits, or nothing more can be moved. `owed` as in
+        """Move memory of a group out until it is under its limits, or nothing more can be moved. `owed` as in
         :meth:`plan`."""
-        # Two reclaims of one group at once would each take the whole excess.
+        # Two simultaneous reclaims of one group would each take the whole excess.
         async with self._population.record(level).memory.settling():
             if not self._population.holds(level) or not (excess := self._ledger.excess(level)):
                 return
@@ -156,8 +160,8 @@ class Reclaimer:
             self._ledger.note(level, "fail")
 
     async def reclaim(self, top: Group, nbytes: int, owed: int | None = None) -> int:
-        """Moves `nbytes` of a group out, or what can be; returns how much less its processes hold. `owed` as in
-        :meth:`plan`, all of it where it is None."""
+        """Move `nbytes` of a group out, or as much as can be; return how many bytes less its processes hold. `owed` as
+        in :meth:`plan`; None for all of it."""
         spent: set[Member] = set()
         moved = 0
         while moved < nbytes:
@@ -169,13 +173,16 @@ class Reclaimer:
         return moved
 
     def plan(self, top: Group, nbytes: int, spent: Collection[Member] = (), owed: int = 0) -> list[Target]:
-        """The ledger's plan, of what the GPU can move: what some cannot give, others are asked for. Not those `spent`.
+        """Return the ledger's plan, limited to what the GPU can move: what some members cannot give is asked of others.
+        Members in `spent` are left out.
 
-        The books know no more than what is on the GPU. So the ledger is asked to plan for more than is needed, as
-        little more as it takes, and those parts are dropped that cannot be moved. The part of a program whose memory
-        can never be moved no other is asked for: a neighbour without the library takes nothing from those with it.
-        They give in its stead for what is `owed`: what they have just allocated themselves, or what a writer asks for.
-        The capacity of the GPU has no such part: it has to hold.
+        The books know only how much is on the GPU. So the ledger is asked to plan for more than is needed, by as little
+        as suffices, and parts that cannot be moved are dropped.
+
+        The part of a program whose memory can never be moved is asked of no other: a neighbour without the library
+        takes nothing from programs with it. These give in its place only up to `owed`, the bytes that they have just
+        allocated themselves or that a writer asks for. At the root they give all of it, since the capacity of the GPU
+        has to hold.
         """
         targets, planned, stays = self._movable(top, nbytes, spent)
         if planned < nbytes or _total(targets) == planned:
@@ -198,8 +205,8 @@ class Reclaimer:
         return targets
 
     def _movable(self, top: Group, nbytes: int, spent: Collection[Member]) -> tuple[list[Target], int, int]:
-        """What can be moved of a plan of the ledger, how much that planned in all, and how much of that is of programs
-        whose memory can never be moved."""
+        """Return the movable part of the ledger's plan, the bytes planned in all, and the bytes planned of programs
+        that can never be moved."""
         gpu = self._gpus[top.gpu]
         left: dict[Member, int] = {}
         targets, planned, stays = [], 0, 0
@@ -217,11 +224,12 @@ class Reclaimer:
         return targets, planned, stays
 
     async def take(self, top: Group, nbytes: int, spent: set[Member], owed: int) -> tuple[int, bool]:
-        """Takes `nbytes` from the processes at or below `top`, once: returns how much less they hold, and whether any
-        was asked. One that gave less than it was asked for is `spent` from then on. `owed` as in :meth:`plan`.
+        """Take `nbytes` from the processes at or below `top`, in one round. Return how many bytes less they hold, and
+        whether any was asked. A process that gives less than it was asked for is added to `spent`. `owed` as in
+        :meth:`plan`.
 
-        All of them at the same time: one that is slow keeps only those waiting that wait for it. Each is told through
-        its usermemfd; one that listens there may give back by itself what it needs least, but not for long.
+        All are asked at the same time, so a slow one delays only the callers that wait for it. Each is told through its
+        usermemfd; a program that listens may for a short time give back by itself what it needs least.
         """
         given: list[int] = []
         failed: list[Exception] = []
@@ -229,7 +237,7 @@ class Reclaimer:
         async def take_one(target: Target) -> None:
             try:
                 given.append(await self._take_from(target))
-            except Exception as error:  # of one of them; what the others have begun goes on
+            except Exception as error:  # the moves that have begun elsewhere go on
                 failed.append(error)
             else:
                 if given[-1] < target.nbytes:
@@ -265,7 +273,7 @@ class Reclaimer:
             return target.nbytes
         given = await self._let(group, target.nbytes)
         if given >= target.nbytes or not self._population.holds(group):
-            return given  # it died meanwhile, and took its memory along
+            return given  # it died meanwhile, with its memory
         try:
             taken = await self._gpus[group.gpu].reclaim(group.process, target.nbytes - given)
         except OSError:
@@ -276,33 +284,33 @@ class Reclaimer:
             self._ledger.note(group, "reclaim")
         return given + taken
 
-    # The program's own turn
+    # Programs that give by themselves
 
     def listens(self, group: Group, change: int) -> None:
-        """A program opened (1) or closed (-1) the usermemfd of a group whose memory it is."""
+        """Note that the program of a group opened (1) or closed (-1) its usermemfd."""
         self._listeners[group] += change
         if not self._listeners[group]:
             del self._listeners[group]
 
     def fell(self, group: Group) -> None:
-        """A process holds less than before."""
+        """Note that a process holds less than before."""
         self.wake(self._population.record(group))
 
     def wake(self, record: Record) -> None:
-        """Has those look again that wait for a group to hold less."""
+        """Wake the waiters for a group to hold less."""
         if record.memory.waiting is not None:
             record.memory.waiting.unpark_all()
 
     async def _let(self, group: Group, nbytes: int) -> int:
-        """Tells a program to give back `nbytes`, and lets one that listens do so by itself, for USERMEM_S; returns how
-        much it did."""
-        before = self._ledger.books(group).current  # one that is told may give at once
+        """Tell a program to give back `nbytes`, and, if it listens, wait up to USERMEM_S for it to do so. Return the
+        bytes that it gave."""
+        before = self._ledger.books(group).current  # read first: a program may give at once
         self._ledger.press(group, nbytes)
         memory = self._population.record(group).memory
         if not self._listeners[group] or memory.ignored_until > trio.current_time():
             return 0
         given = self._given(group, before)
-        if memory.waiting is None:  # an empty lot is false
+        if memory.waiting is None:  # an empty lot is falsy
             memory.waiting = trio.lowlevel.ParkingLot()
         lot = memory.waiting
         try:
@@ -323,7 +331,7 @@ class Reclaimer:
 
 
 def _merged(targets: list[Target]) -> list[Target]:
-    """One target a process: a plan takes what is not protected first, and may come back for more."""
+    """Return one target per process: a plan takes unprotected memory first, and may come back to a process for more."""
     merged: dict[Member, Target] = {}
     for target in targets:
         if target.group in merged:

@@ -1,8 +1,8 @@
-"""Programs that have the library in them and do not speak to the daemon: for how long they are taken to be about to.
+"""Silence: how long a program with the library may fail to speak to the daemon and still be expected to.
 
-One that has just begun, whose connection was lost, or that was stopped as another daemon began, speaks soon, and its
-memory can be moved then. So its silence is not held against it at once. What a program maps is its own choice, and so
-is when it speaks: the time that it has is bounded, and only as much as it has spoken is given to it anew.
+A program that has just begun, lost its connection, or was stopped as another daemon began will speak soon, and then its
+memory can be moved. So its silence does not count against it at once. Mapping the library and speaking are a program's
+own choice, so the time that it has is bounded, and renewed only by as much time as it has spoken.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from backend.process.inside import has_library
 from backend.process.running import is_stopped
 
 RETURN_S = 10.0
-"""Seconds in which a program that has the library speaks, while it runs; and after the start of a daemon, in which all
+"""Seconds that a running program with the library has to speak; also seconds after the start of a daemon in which all
 of them connect anew."""
 
 LOOKED_S = 3.0
-"""Seconds between two looks at a program that count as time in which it ran, at most: it is looked at every second
-where that matters, and may have been stopped for the rest of a longer time."""
+"""Most seconds between two looks at a program that count as running time: it is looked at every second where that
+matters, and may have been stopped for the rest of a longer time."""
 
 
 @attrs.define
 class Silence:
-    """What is known of a program that does not speak."""
+    """The silence of one program."""
 
     looked: float
-    """When it was looked at last, by trio's clock."""
+    """Time of the last look, by trio's clock."""
     spoken: float
     """Seconds for which it had spoken by then (:meth:`backend.core.protocols.Gpu.spoken`)."""
     left: float = RETURN_S
@@ -49,17 +49,17 @@ class Silences:
         return len(self._silences)
 
     def forget(self, process: Process) -> None:
-        """Drop what is known of a process that has gone."""
+        """Drop what is known of a process that is gone."""
         for gpu in self._gpus:
             self._silences.pop(Member(process, gpu), None)
 
     async def is_awaited(self, member: Member) -> bool:
-        """Whether a program that does not speak is taken to be about to. A program that is stopped has all the time
-        that it is; one that does not let itself be looked at has no more than another."""
+        """Return whether a program that does not speak is still expected to. Time for which it is stopped does not
+        count; a program that cannot be looked at has no more time than another."""
         pid = member.process.pid
         try:
             has: bool | None = await has_library(pid)
-        except OSError:  # it is not known
+        except OSError:  # unknown
             has = None
         if has is False:
             return False

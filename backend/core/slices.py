@@ -1,6 +1,6 @@
 """The slices of one tree, with the ledger's groups for them: made, kept, given to users, and dropped.
 
-Sync and free of hardware. A slice is there while a process below it is, and beyond that if a caller made it or set
+Sync and free of hardware. A slice exists while a process is below it, and beyond that if a caller made it or set
 something on it.
 """
 
@@ -19,14 +19,14 @@ from backend.core.settings import APPLIED, SETTINGS
 from backend.process.identity import ROOT, Group, Slice, SliceOn
 
 NEW = {one.field: one.default for one in SETTINGS if one in APPLIED or one.in_file_of is not None}
-"""What is set on a new group."""
+"""Settings of a new group, by field."""
 
 
 class SliceTree:
     """The slices of one tree."""
 
     def __init__(self, ledger: Ledger, gpus: Iterable[int], delegate_of: Callable[[Slice], int] = lambda _: 0) -> None:
-        """`delegate_of` says which user may make cgroups below a cgroup."""
+        """`delegate_of` returns the user that may make cgroups below a cgroup."""
         self._ledger = ledger
         self._gpus = tuple(gpus)
         self._delegate_of = delegate_of
@@ -38,34 +38,35 @@ class SliceTree:
             self._keep_record(SliceOn(ROOT, gpu))
         self.watchers: list[Watcher] = []
         self.dropped: list[Callable[[Record, Record | None], None]] = []
-        """Told of the record of each group that has left, and of the one in which its process goes on elsewhere."""
+        """Called with the record of each group that left, and the record in which its process goes on elsewhere, or
+        None."""
         self.kept: list[Callable[[Slice, bool], None]] = []
-        """Told of a slice that stays from now on, or does not."""
+        """Called with a slice and whether it stays from now on."""
         self.version = 0
-        """Another number whenever anything else is in the tree, or is elsewhere in it."""
+        """Number that changes whenever the content of the tree does."""
         self.families = 0
-        """Families that there are."""
+        """Number of slices of families."""
 
-    # Looking
+    # Lookups
 
     def slices(self) -> Sequence[Slice]:
-        """The slices that have a directory, the root among them."""
+        """Return the slices that have a directory, the root included."""
         return list(self._slices)
 
     def slice_entry(self, slice_: Slice) -> SliceEntry | None:
-        """The entry of a slice."""
+        """Return the entry of a slice; None for none."""
         return self._slices.get(slice_)
 
     def holds(self, group: Group) -> bool:
-        """Whether the tree has a directory for this group."""
+        """Return whether the tree has a directory for a group."""
         return group in self._records
 
     def record(self, group: Group) -> Record:
-        """What is known of a group; of one that is not in the tree a new record, which nothing else will see."""
+        """Return the record of a group; for one that is not in the tree, a new record, which nothing else will see."""
         return self._records.get(group) or Record(group)
 
     def records(self) -> Collection[Record]:
-        """Those of all groups in the tree."""
+        """Return the records of all groups in the tree."""
         return self._records.values()
 
     def _keep_record(self, group: Group) -> Record:
@@ -78,14 +79,15 @@ class SliceTree:
             listener(record, heir)
 
     def children(self, slice_: Slice) -> Collection[Slice]:
-        """The slices directly below one. For one look."""
+        """Return the slices directly below one. For one look."""
         entry = self._slices.get(slice_)
         return entry.children if entry is not None else ()
 
-    # Making
+    # Changes
 
     def make(self, slice_: Slice) -> None:
-        """mkdir: FileExistsError where it is, FileNotFoundError without a parent. EAGAIN for too many, or too deep."""
+        """Make a slice, by mkdir. FileExistsError where it exists, FileNotFoundError without a parent. EAGAIN for too
+        many, or too deep."""
         if slice_ in self._slices:
             raise fail(errno.EEXIST)
         if slice_.parent not in self._slices:
@@ -94,7 +96,7 @@ class SliceTree:
         self.keep(slice_)
 
     def keep(self, slice_: Slice) -> None:
-        """Something was set on a slice: it stays until rmdir, or :meth:`let_go`; one of a family, as long as a process
+        """Keep a slice on which something was set until rmdir or :meth:`let_go`; that of a family, as long as a process
         is in it."""
         entry = self._slices[slice_]
         if not entry.kept and not entry.family:
@@ -108,7 +110,7 @@ class SliceTree:
             listener(slice_, kept)
 
     def require_plain(self, slice_: Slice) -> None:
-        """EINVAL for the slice of a family, which goes with its last process, and for one below such."""
+        """Raise EINVAL for the slice of a family, which goes with its last process, and for one below such a slice."""
         level: Slice | None = slice_
         while level is not None:
             entry = self._slices.get(level)
@@ -117,20 +119,20 @@ class SliceTree:
             level = level.parent
 
     def make_ahead(self, slice_: Slice) -> None:
-        """A slice is there, with those above it, until :meth:`let_go` or rmdir. EAGAIN for one that is too deep, EINVAL
-        for that of a family."""
+        """Make a slice, with those above it, that stays until :meth:`let_go` or rmdir. EAGAIN for one that is too deep,
+        EINVAL for that of a family."""
         self.require_plain(slice_)
         self._enter(slice_)
         self.keep(slice_)
 
     def hold(self, slice_: Slice) -> None:
-        """As :meth:`make_ahead`, for a unit that is active."""
+        """Do as :meth:`make_ahead`, for a unit that is active."""
         self.make_ahead(slice_)
         self._slices[slice_].unit = True
         self._tell_kept(slice_, True)
 
     def let_go(self, slice_: Slice) -> None:
-        """A slice stays only as long as something is below it."""
+        """Keep a slice only as long as something is below it."""
         entry = self._slices.get(slice_)
         if entry is not None and entry.kept and slice_ != ROOT:
             for gpu in self._gpus:
@@ -140,7 +142,7 @@ class SliceTree:
             self._prune(slice_)
 
     def reset(self, slice_: Slice) -> None:
-        """A slice is root's again, and nothing is set on it: it is another cgroup's."""
+        """Give a slice back to root with nothing set on it, as it belongs to another cgroup now."""
         for gpu in self._gpus:
             self._ledger.configure(SliceOn(slice_, gpu), **NEW)
         if self._slices[slice_].given is not None:
@@ -150,12 +152,12 @@ class SliceTree:
             watcher.slice_renewed(slice_)
 
     def owner(self, slice_: Slice) -> tuple[int, int]:
-        """Uid and gid that a slice was given to; the number for none, where it was not."""
+        """Return the uid and gid that a slice was given to; the number for none where it was not."""
         books = self._ledger.books(SliceOn(slice_, self._gpus[0]))
         return books.uid, books.gid
 
     def give(self, slice_: Slice, **owner: int) -> None:
-        """Another user owns what is below a slice: `uid`, `gid`, or both. The root's owner is not in the books."""
+        """Give what is below a slice to another owner: `uid`, `gid`, or both. The root's owner is not in the books."""
         if slice_ != ROOT:
             for gpu in self._gpus:
                 self._ledger.configure(SliceOn(slice_, gpu), **owner)
@@ -164,17 +166,18 @@ class SliceTree:
             entry.given = owner.get("uid", entry.given)
 
     def unmake(self, slice_: Slice) -> None:
-        """rmdir: EBUSY while a process or a slice is below it."""
+        """Remove a slice, by rmdir. EBUSY while a process or a slice is below it."""
         entry = self._slices[slice_]
         if entry.members or entry.children or slice_ == ROOT:
             raise fail(errno.EBUSY)
         entry.kept = False
         self._prune(slice_)
 
-    # The small parts
+    # Helpers
 
     def _enter(self, slice_: Slice, there: Collection[Group] = ()) -> SliceEntry:
-        """The entry of a slice, made with those above it where missing; but for those `there`, in the books too."""
+        """Return the entry of a slice, made with those above it where missing. Groups in `there` are in the books
+        already."""
         entry, refused = self._reach(slice_, there)
         if refused is not None:
             self._prune(entry.slice)
@@ -184,7 +187,8 @@ class SliceTree:
     def _reach(
         self, slice_: Slice, there: Collection[Group], *, followed: bool = False
     ) -> tuple[SliceEntry, OSError | None]:
-        """The entry of a slice, or of the lowest above it that could be made, and why those below it could not."""
+        """Return the entry of a slice; where that could not be made, of the lowest one above that could, and the
+        error."""
         missing: list[Slice] = []
         level: Slice | None = slice_
         while level not in self._slices:
@@ -211,8 +215,8 @@ class SliceTree:
         followed: bool,
         family: Family | None = None,
     ) -> SliceEntry:
-        """A new slice below one that there is, perhaps that of a family. Not bounded is what is `there`: it is in the
-        books already."""
+        """Make a slice below an existing one, for a `family` if given. Groups in `there` are in the books already; a
+        slice with such a group is exempt from the bounds."""
         user = self._user(above, followed=followed) if family is None else family.user
         missing = [gpu for gpu in self._gpus if SliceOn(slice_, gpu) not in there]
         if len(missing) == len(self._gpus):
@@ -240,7 +244,7 @@ class SliceTree:
         return entry
 
     def _count(self, entry: SliceEntry) -> None:
-        """A slice is there, and counts for its user."""
+        """Count a slice for its user."""
         if entry.family:
             self._places.hold(entry.slice, entry.user)
             self.families += 1
@@ -248,7 +252,7 @@ class SliceTree:
             self._bounds.take(entry.user)
 
     def _discount(self, entry: SliceEntry) -> None:
-        """A slice counts no more."""
+        """Stop counting a slice."""
         if entry.family:
             self._places.let_go(entry.slice)
             self.families -= 1
@@ -256,8 +260,8 @@ class SliceTree:
             self._bounds.give(entry.user)
 
     def _user(self, above: SliceEntry | None, *, followed: bool) -> int:
-        """The user whose slices those below one are: the one that it, or the nearest above it, was given to. Of one
-        that is there for a program in it, the one that may make such cgroups."""
+        """Return the user that the slices below one count for: the one that it, or the nearest above it, was given to.
+        For a slice that exists for a process in it, the user that may make such cgroups."""
         entry = above
         while entry is not None and entry.given is None:
             entry = entry.above
@@ -266,7 +270,7 @@ class SliceTree:
         return self._delegate_of(above.slice) if followed and above is not None else 0
 
     def _prune(self, slice_: Slice) -> None:
-        """Drops a slice, and those above it, that nothing holds any more."""
+        """Drop a slice, and those above it, that nothing holds any more."""
         entry = self._slices[slice_]
         while not (entry.kept or entry.members or entry.children):
             above = entry.above

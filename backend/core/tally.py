@@ -1,9 +1,9 @@
-"""The tally: what happened to groups and is counted here, and not by a GPU. Moves, what programs undid, losses of the
-GPU, the time for which a group was to be frozen, and the periods of its quota.
+"""The tally: counts of events that no GPU reports.
 
-It is written down with the totals (:mod:`backend.core.totals`), under names of its own, so it goes on over another
-daemon, and with a process that goes to another GPU. What happens rarely is written at once; that a group is to be
-frozen, and no longer, right after, some at a time, as a slice may have thousands of members.
+These are moves, undone settings, losses of the GPU, time spent frozen, and periods of quotas. They are written down
+with the totals (:mod:`backend.core.totals`), under names of their own, so they outlive a daemon and go with a process
+to another GPU. Rare events are written at once. Freezes and thaws are written right after, some at a time, as a slice
+may have thousands of members.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from backend.process.identity import ROOT, Group, Node, SliceOn
 MIGRATED, UNDONE, LOST = "migrated", "undone", "lost"
 PERIODS = "nr_periods"
 COUNTS = (MIGRATED, UNDONE, LOST, FROZEN_USEC, PERIODS)
-"""Figures that are counted here. Of a process they go with it to another GPU."""
+"""Names of the figures counted here. A process's go with it to another GPU."""
 
 
 AT_ONCE = 64
-"""Groups that are written down in one go: 2 ms, in which nothing else is done."""
+"""Groups written down in one go: 2 ms, in which nothing else runs."""
 
 
 class Memory(Protocol):
-    """What a daemon leaves for the one after it."""
+    """The store that a daemon leaves for the next one."""
 
     def kept(self) -> Mapping[tuple[int, Node], Mapping[str, int]]:
-        """Figures by GPU and node, as the daemon before us left them."""
+        """Return the figures by GPU and node, as the former daemon left them."""
 
     def keep(self, figures: Mapping[Group, Mapping[str, int]]) -> None:
-        """From now on these are the figures of these groups; none, of one that is gone."""
+        """Store the figures of groups; an empty mapping for a group that is gone."""
 
 
 class Tally:
@@ -51,49 +51,49 @@ class Tally:
         self._asked = trio.Event()
         self._handed_over = False
         self.turned: list[Callable[[Group, bool], None]] = []
-        """Told of a group that is to be frozen from now on, or not any more."""
+        """Called with a group and whether it is to be frozen, when that changes."""
 
     def counted(self, group: Group, name: str) -> int:
-        """Return how often something of COUNTS was counted of a group."""
+        """Return how often an event, by its name in COUNTS, was counted for a group."""
         return self._of(group).total.get(name, 0)
 
     def frozen_usec(self, group: Group) -> int:
-        """Return how long a group was to be frozen, by itself or by one above it, in microseconds."""
+        """Return the microseconds for which a group was to be frozen, by itself or by one above it."""
         return self._of(group).frozen_usec()
 
     def undone(self, path: Iterable[Group]) -> None:
-        """Count that a process undid what was set; `path` has it and the slices above it."""
+        """Count that a process undid a setting; `path` has it and the slices above it."""
         self._count(path, UNDONE)
 
     def migrated(self, path: Iterable[Group], moves: int) -> None:
-        """Count that a process came to another GPU, which is its move number `moves`; `path` is that of there."""
+        """Count that a process came to another GPU, by its move number `moves`; `path` is the one there."""
         member, *slices = path
         self._of(member).total[MIGRATED] = moves
         self._keep([member])
         self._count(slices, MIGRATED)
 
     def lost(self, gpu: int, groups: Iterable[Group]) -> None:
-        """Count that a GPU was lost while groups were there: once, where the daemon before found that, too."""
+        """Count that a GPU was lost while groups were on it: once, even where the former daemon noticed that, too."""
         root = SliceOn(ROOT, gpu)
         if not self._of(root).absent:
             self._of(root).absent = True
             self._count({root: None, **dict.fromkeys(groups)}, LOST)
 
     def periods(self, group: Group, count: int) -> None:
-        """Count periods of the quota of a group. They are written down with what else changes, as there are many."""
+        """Count periods of a group's quota. They are written with other changes, as there are many."""
         total = self._of(group).total
         total[PERIODS] = min(MAX, total.get(PERIODS, 0) + count)
         self._changed[group] = None
 
     def back(self, gpu: int) -> None:
-        """Note that a GPU is there."""
+        """Note that a GPU is there again."""
         root = SliceOn(ROOT, gpu)
         if self._of(root).absent:
             self._of(root).absent = False
             self._keep([root])
 
     def ask(self, group: Group, frozen: bool) -> None:
-        """Note that a group is to be frozen from now on, or not any more; nothing where it was so before."""
+        """Note whether a group is to be frozen from now on. Nothing happens where that is no change."""
         taken = self._of(group)
         if taken.begin() if frozen else taken.end():
             self._changed[group] = None
@@ -102,7 +102,7 @@ class Tally:
                 listener(group, frozen)
 
     async def run(self) -> None:
-        """Write down which groups are to be frozen from now on, or not any more, until cancelled."""
+        """Write down which groups are to be frozen and which no longer, until cancelled."""
         while True:
             await self._asked.wait()
             self._asked = trio.Event()
@@ -114,7 +114,7 @@ class Tally:
                 await trio.lowlevel.checkpoint()
 
     def write(self) -> None:
-        """Write down what changed since the last time, and which GPUs are there after all."""
+        """Write down what changed since the last time, and which GPUs turned out to be there."""
         changed, self._changed = self._changed, {}
         self._keep(group for group in changed if self._population.holds(group))
         for index, gpu in self._gpus.items():
@@ -122,11 +122,11 @@ class Tally:
                 self.back(index)
 
     def hand_over(self) -> None:
-        """Note that another daemon goes on at the end, and that what is to be frozen is so meanwhile."""
+        """Note that another daemon takes over at the end, so what is to be frozen stays so meanwhile."""
         self._handed_over = True
 
     def close(self) -> None:
-        """Write down everything: the end is near."""
+        """Write down everything, as the daemon is about to end."""
         for record in self._population.records():
             if record.taken.end():
                 self._changed[record.group] = None
@@ -134,7 +134,7 @@ class Tally:
                     record.taken.begin()
         self.write()
 
-    # The small parts
+    # Helpers
 
     def _of(self, group: Group) -> Taken:
         return self._population.record(group).taken

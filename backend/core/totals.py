@@ -1,12 +1,12 @@
-"""Totals: what the members of a slice have done in it, the ended as well. As rstat has it (kernel/cgroup/rstat.c).
+"""Totals: what the members of a slice did in it, those that have ended included, as in kernel/cgroup/rstat.c.
 
-A GPU tells what a living process has done. What that grew by since the last time is **taken down** for the process and
-every slice above it: when the process ends or moves to another slice, when its GPU is about to tell no more of it, and
-every TAKE_S seconds, or less often where that takes long. A slice has what was taken down, and what grew since then of
-the members that it has now. So its figures never fall, what a process did stays where it did it, and a read asks the
-living alone.
+A GPU reports what a living process has done. The growth since the last report is **taken down** for the process and
+every slice above it: when the process ends or moves to another slice, when its GPU is about to stop reporting it, and
+every TAKE_S seconds, or less often where that takes long. A slice's figure is what was taken down, plus the growth
+since then of its current members. So figures never fall, work stays with the slice in which it was done, and a read
+asks the living only.
 
-What is taken down is kept for the next daemon at once: a daemon that is killed takes what grew since then along.
+What is taken down is kept for the next daemon at once; a daemon that is killed loses the growth since.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from backend.core.tally import COUNTS, LOST, MIGRATED, PERIODS, UNDONE, Memory, 
 from backend.process.identity import Group, Member, Node, Slice, SliceOn, group_on
 
 TAKE_S = 1.0
-"""Seconds between two times that everything is taken down: the most that a killed daemon takes along."""
+"""Seconds between two rounds of taking everything down: the most that a killed daemon loses."""
 TAKE_PART = 0.003
-"""Part of the daemon's time that this takes at most: where it would be more, everything is taken down more rarely."""
+"""Largest part of the daemon's time that a round may take; where it would be more, rounds are rarer."""
 TURN_S = 0.0005
-"""Seconds of taking down before others have a turn."""
+"""Seconds of taking down before other tasks get a turn."""
 REST = 10
-"""Times as long as a turn took that others have, before the next one."""
+"""Length of the pause for other tasks after a turn, in multiples of that turn."""
 LATE_S = 5.0
-"""Seconds for which a GPU may still tell what a process did that has ended."""
+"""Seconds for which a GPU may still report what an ended process did."""
 
 OF_WORK = ("submitted", "finished", "gpu_usec", "gpu_usec_estimate", "busy_usec", "busy_sampled_usec")
-"""Figures of :class:`Activity` that only grow, and are added up."""
+"""Figures of :class:`Activity` that only grow, and are summed."""
 OF_NOTHING = {"submitted": 0, "finished": 0, "gpu_usec": 0}
 """Figures of a slice in which nothing was ever done."""
 
@@ -47,7 +47,7 @@ Figures = Mapping[str, int | None]
 
 
 class Forgetful:
-    """See :class:`backend.core.tally.Memory`: nothing outlives this daemon."""
+    """A :class:`backend.core.tally.Memory` in which nothing outlives this daemon."""
 
     def kept(self) -> Mapping[tuple[int, Node], Mapping[str, int]]:
         return {}
@@ -67,25 +67,25 @@ class Totals:
         held: Callable[[Group], Held],
         memory: Memory | None = None,
     ) -> None:
-        """`throttled` tells of one process what the scheduler kept it off the runlist, `held` has the books of memory
-        over time: OSError for a group that is not in them."""
+        """`throttled` returns how long the scheduler kept a process off the runlist. `held` returns a group's memory
+        over time, from the books: OSError for a group that is not in them."""
         self._gpus = gpus
         self._population = population
         self._throttled = throttled
         self._held = held
         self._memory = Forgetful() if memory is None else memory
         self.tally = Tally(gpus, population, self._memory)
-        """What is kept in the same place, and told by no GPU."""
-        self._late: dict[Member, tuple[Slice, float]] = {}  # processes that ended: where, and when
+        """Figures that no GPU reports, kept in the same place."""
+        self._late: dict[Member, tuple[Slice, float]] = {}  # ended processes: slice, and time
         self._clock: Callable[[], float] = trio.current_time
         self.ending: Callable[[Member], None] = lambda member: None
-        """What is told of a process that is about to be gone, while its GPU still tells of it."""
+        """Called with a process that is about to be gone, while its GPU still reports it."""
 
     def take_over(self) -> None:
-        """Goes on from what the daemon before us left, of those that are in the tree."""
+        """Take over what the former daemon left, for the groups in the tree."""
         gone: dict[Group, Mapping[str, int]] = {}
         known = {group_on(node, gpu): kept for (gpu, node), kept in self._memory.kept().items()}
-        living: Counter[Group] = Counter()  # bytes of processes that are still there
+        living: Counter[Group] = Counter()  # bytes of processes that still live, by level
         for group, kept in known.items():
             if isinstance(group, Member) and self._population.holds(group):
                 for level in self._population.path(group):
@@ -108,7 +108,7 @@ class Totals:
             self._memory.keep(gone)
 
     async def run(self) -> None:
-        """Takes everything down every TAKE_S seconds, until cancelled."""
+        """Take everything down every TAKE_S seconds, until cancelled."""
         spent = 0.0
         slices_spent, slices_at = 0.0, trio.current_time()
         while True:
@@ -116,12 +116,12 @@ class Totals:
             self._expire()
             self.tally.write()
             spent = await self._take_turns(self._members_there())
-            if trio.current_time() >= slices_at:  # which is no news of what processes did, and may be much
+            if trio.current_time() >= slices_at:  # no news of work, and there may be many
                 slices_spent = await self._take_turns(self._slices_that_hold())
                 slices_at = trio.current_time() + slices_spent / TAKE_PART
 
     async def _take_turns(self, groups: Iterable[Group]) -> float:
-        """Takes groups down, and lets others have turns meanwhile. Return the seconds of work."""
+        """Take groups down, with turns for other tasks in between. Return the seconds of work."""
         left, spent = deque(groups), 0.0
         while left:
             began = self._clock()
@@ -131,10 +131,10 @@ class Totals:
             await trio.sleep(REST * took)
         return spent
 
-    # What was done
+    # Figures
 
     def activity(self, group: Group) -> Activity:
-        """The work of a process, or of all processes that ever were in a slice."""
+        """Return the work of a process, or of all processes that ever were in a slice."""
         members = list(self._members(group))
         each = [(member, self._gpus[group.gpu].activity(member.process)) for member in members]
         now = sum((one for _, one in each[1:]), each[0][1]) if each else Activity(0, 0, 0, 0)
@@ -145,13 +145,14 @@ class Totals:
         return attrs.evolve(now, **changes)
 
     def throttled(self, group: Group) -> Throttled:
-        """How much a process, or those that ever were in a slice, were kept off the runlist by the scheduler."""
+        """Return how much the scheduler kept a process, or all that ever were in a slice, off the runlist."""
         each = [(member, self._throttles(member)) for member in self._members(group)]
         figures = self._figures(group, ("nr_throttled", "throttled_usec"), each)
         return Throttled(figures["nr_throttled"] or 0, figures["throttled_usec"] or 0)
 
     def footprint(self, group: Group) -> Footprint:
-        """The memory of a process, or of those in a slice now; `exchanged` of all that ever were in it."""
+        """Return the memory of a process, or of those in a slice now; `exchanged` is of all that ever were in the
+        slice."""
         gpu = self._gpus[group.gpu]
         each = [(member, gpu.footprint(member.process)) for member in self._members(group)]
         now = sum((one for _, one in each[1:]), each[0][1]) if each else Footprint()
@@ -159,18 +160,19 @@ class Totals:
         return attrs.evolve(now, exchanged=self._figures(group, ("exchanged",), told)["exchanged"])
 
     def byte_seconds(self, group: Group) -> int:
-        """Return the memory that a process, or all in a slice, had on the GPU, times the time for which it had it. The
-        next daemon never says less: what it would not know is kept for it first."""
+        """Return the memory that a process, or all in a slice, had on the GPU, integrated over time, in byte-seconds.
+        The next daemon never returns less: what it would not know is stored first."""
         if self._of(group).is_behind(self._held(group)):
             self.take_down([group])
         return self._of(group).byte_usec(self._held(group), clock.boot_usec()) // 1_000_000
 
     def began(self, group: Group) -> int | None:
-        """Return since when a group is counted, in seconds of the Unix epoch; None where that is not known."""
+        """Return the time since which a group is counted, in seconds of the Unix epoch; None where that is unknown."""
         return self._of(group).began
 
     def _figures(self, group: Group, names: Iterable[str], members: Iterable[tuple[Member, Figures]]) -> Figures:
-        """What was taken down, and what grew since. None: a member never told; a process does not tell now."""
+        """Return what was taken down plus the growth since. None for a figure that a member never reported, or that a
+        process itself does not report now."""
         total = self._of(group).total
         found: dict[str, int | None] = {name: total.get(name) for name in names}
         unknown = set()
@@ -187,8 +189,8 @@ class Totals:
     # Taking down
 
     def take_down(self, groups: Iterable[Group]) -> None:
-        """Have what processes did so far be known of them and of where they are, whatever happens to them next; and
-        what processes and slices held."""
+        """Take down what processes did so far, for them and for the slices that they are in, whatever happens to them
+        next; and what processes and slices held."""
         changed: dict[Group, Mapping[str, int]] = {}
         for group in groups:
             is_news = self._hold(group)
@@ -203,12 +205,13 @@ class Totals:
             self._memory.keep(changed)
 
     def take_all_down(self) -> None:
-        """The end is near: everything is taken down."""
+        """Take down everything, as the daemon is about to end."""
         self.take_down(self._everything())
         self.tally.close()
 
     def ended(self, member: Member) -> None:
-        """A process is about to be gone: last of all its work is taken down. What its GPU learns later comes late."""
+        """Take down the last work of a process that is about to be gone. What its GPU learns later is passed to
+        :meth:`late`."""
         resident = self._population.resident(member.process)
         if resident is not None:
             self.ending(member)
@@ -216,7 +219,7 @@ class Totals:
             self._late[member] = resident.slice, self._clock()
 
     def late(self, member: Member, figures: Mapping[str, int]) -> None:
-        """What a process did before it ended, and was not known then: that of the slices in which it was."""
+        """Add work of an ended process that became known late to the slices that it was in."""
         where = self._late.get(member)
         if where is None or not any(figures.values()):
             return
@@ -224,8 +227,8 @@ class Totals:
         self._memory.keep({level: self._add(level, figures) for level in path if self._population.holds(level)})
 
     def left(self, record: Record, heir: Record | None) -> None:
-        """A group has left the tree. A process that goes on elsewhere, in `heir`, takes what is known of it along; the
-        slices there have what it does there. It was taken down before."""
+        """Note that a group left the tree. A process that goes on elsewhere, in `heir`, takes its own figures along;
+        what it does there counts for the slices there. It was taken down before."""
         changed: dict[Group, Mapping[str, int]] = {record.group: {}} if record.taken else {}
         if isinstance(record.group, Member) and record.group in self._late:  # from now on its slices hold less
             path = self._population.path(SliceOn(self._late[record.group][0], record.group.gpu))
@@ -241,7 +244,8 @@ class Totals:
             self._memory.keep(changed)
 
     def _handed_on(self, known: Taken, before: Taken, there: Member) -> Taken:
-        """What is known of a process, in its place on another GPU; `before` is what was counted there without it."""
+        """Return the figures of a process in its new place on another GPU; `before` is what was counted there
+        already."""
         is_frozen = any([one.end() for one in (known, before)])
         total = dict(known.total)
         for name in COUNTS:
@@ -251,7 +255,7 @@ class Totals:
                     min(MAX, counted + there_too) if name in (UNDONE, LOST, PERIODS) else max(counted, there_too)
                 )
         said = {name: value for name, value in self._told(there).items() if value is not None}
-        for name in OF_PROGRAMS:  # the program counts on, and perhaps has not told there yet
+        for name in OF_PROGRAMS:  # the program counts on, and may not have reported there yet
             said[name] = max(said.get(name, 0), known.said.get(name, 0))
         held = before.held._replace(byte_usec=known.held.byte_usec + before.held.byte_usec)
         taken = Taken(total, said, began=known.began, held=held, booked=before.booked)
@@ -259,10 +263,10 @@ class Totals:
             taken.begin()
         return taken
 
-    # The small parts
+    # Helpers
 
     def _turn(self, groups: deque[Group], end: float) -> Iterator[Group]:
-        """Take from the groups those of one turn."""
+        """Take groups from `groups` for one turn, until the time `end`."""
         while groups:
             group = groups.popleft()
             if self._population.holds(group):
@@ -275,8 +279,8 @@ class Totals:
         return [record.group for record in self._population.records() if isinstance(record.group, Member)]
 
     def _slices_that_hold(self) -> list[Group]:
-        """Return the slices of the tree, on each GPU, that hold memory or may, or of which nothing was kept yet: of ten
-        thousand that were made ahead, none."""
+        """Return the slices of the tree, on each GPU, that hold memory, may hold some, or have no figures stored yet.
+        Of ten thousand that were made ahead, that is none."""
         occupied = {level for member in self._members_there() for level in self._population.path(member)[1:]}
         return [
             record.group
@@ -286,14 +290,14 @@ class Totals:
         ]
 
     def _everything(self) -> list[Group]:
-        """Return what is to be taken down: processes first."""
+        """Return all groups to take down, processes first."""
         return [*self._members_there(), *self._slices_that_hold()]
 
     def _hold(self, group: Group) -> bool:
-        """Take down what a group held. Return whether that is to be kept."""
+        """Take down what a group held. Return whether that is news to store."""
         try:
             return self._of(group).hold(self._held(group))
-        except OSError:  # it is gone from the books, which another program may do
+        except OSError:  # gone from the books, which another program may cause
             return False
 
     def _members(self, group: Group) -> Iterable[Member]:
@@ -303,7 +307,7 @@ class Totals:
         return self._population.record(group).taken
 
     def _take_down(self, member: Member) -> Mapping[str, int] | None:
-        """What a process did since the last time; None where that changes nothing."""
+        """Return what a process did since the last time; None where no total changed."""
         taken = self._of(member)
         told = self._sources(member)
         if told == taken.told:
@@ -328,22 +332,22 @@ class Totals:
         return taken.kept()
 
     def _sources(self, member: Member) -> tuple[Activity, Throttled, int | None]:
-        """Everything that is told of a process now, as it is told."""
+        """Return all reports of a process, unprocessed."""
         try:
             exchanged = self._gpus[member.gpu].footprint(member.process).exchanged
-        except OSError:  # it has ended, and is asked for what it could move
+        except OSError:  # it has ended, and cannot say what it could move
             exchanged = None
         return self._gpus[member.gpu].activity(member.process), self._throttled(member), exchanged
 
     def _told(self, member: Member) -> Figures:
-        """Everything that is told of a process now, by the names of figures."""
+        """Return all that is reported of a process, by the names of figures."""
         return _figures_of(*self._sources(member))
 
     def _throttles(self, member: Member) -> Figures:
         return _throttles(self._throttled(member))
 
     def _expire(self) -> None:
-        for member, (_, ended) in list(self._late.items()):  # the oldest first
+        for member, (_, ended) in list(self._late.items()):  # oldest first
             if self._clock() - ended < LATE_S:
                 break
             del self._late[member]
@@ -362,7 +366,7 @@ def _figures_of(activity: Activity, throttled: Throttled, exchanged: int | None)
 
 
 def _growth(now: int | None, before: int) -> int | None:
-    """What a figure grew by. One that is less than before was begun anew; one that is nothing is not told yet."""
+    """Return the growth of a figure. A figure below the previous one was started anew; None is one not reported yet."""
     if now is None:
         return None
     return now - before if now >= before else now

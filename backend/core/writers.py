@@ -1,7 +1,7 @@
-"""Writers of controls: what they ask for is in the books, and holds, or everything is as it was before.
+"""Writers of controls: a write holds when it returns, or everything is as it was before.
 
-Mostly it holds at once. Such a write costs no deadline, no turn and nothing else of trio's, which would take ten times
-as long as the rest of it.
+Mostly it holds at once. Then it takes no deadline, no turn and nothing else of trio's, which would take ten times as
+long as the rest of the write.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from backend.process.identity import Group, SliceOn
 from backend.scheduler.schedulers import Schedulers
 
 Changes = Mapping[str, int | bool]
-"""What is asked for, by the names of :class:`Books`."""
+"""New values, by the field names of :class:`Books`."""
 
 
 @attrs.define(eq=False)
 class Asked:
-    """A write that is under way."""
+    """A write in progress."""
 
     scope: trio.CancelScope
-    """What has its deadline."""
+    """The scope that has its deadline."""
     turn: trio.Lock
-    """The turn of the writer."""
+    """The lock that is the writer's turn."""
     before: dict[str, int | bool]
-    """What the books said under the names that are taken back if it fails."""
+    """The values, by field, that a failed write takes the books back to."""
     has_turn: bool = True
-    """Whether the writer has its turn still."""
+    """Whether the writer still has its turn."""
 
     def leave(self) -> None:
-        """Have others go on that write the same group, under other names: what this one waits for may take long."""
+        """Let other writers of the same group go on, with other fields: this one may wait for long."""
         if self.has_turn:
             self.has_turn = False
             self.turn.release()
 
 
 class Writers:
-    """See the module. Those of one group take turns, so that what is taken back is never another's."""
+    """See the module. The writers of a group take turns, so that what is taken back is never another's."""
 
     def __init__(
         self,
@@ -63,10 +63,10 @@ class Writers:
         self._follower = follower
         self._schedulers = schedulers
         self._deadlines = deadlines
-        self._open: dict[Group, list[Asked]] = {}  # writes that are under way
+        self._open: dict[Group, list[Asked]] = {}  # writes in progress
 
     async def note(self, group: Group, books: Books, changes: Changes) -> None:
-        """Writes what is asked into the books, which say `books`; that is all of it."""
+        """Write changes into the books of a group, which are `books` now. No lever has to follow."""
         if self.ask(group, books, changes) is not None:
             self.holds(group, changes)
             return
@@ -74,7 +74,7 @@ class Writers:
             pass
 
     async def pull(self, group: Group, books: Books, changes: Changes) -> None:
-        """Writes what is asked into the books, which say `books`, and returns once the levers have followed."""
+        """Write changes into the books of a group, which are `books` now, and return once the levers have followed."""
         before = self.ask(group, books, changes)
         if before is not None and self._follower.follows(group):
             self._follower.show(group)
@@ -84,9 +84,9 @@ class Writers:
             await self._follower.apply(group)
 
     def ask(self, group: Group, books: Books, changes: Changes, patient: bool = False) -> Books | None:
-        """Writes what is asked into the books and returns `books`, which they said before; None, and nothing is
-        written, where another write is under way, or where one that is `patient` would wait for another that is. A
-        caller goes on, without a wait, to :meth:`holds` or :meth:`asked`."""
+        """Write changes into the books without waiting, and return `books`, as they were before. Return None, with
+        nothing written, where another write is in progress, or where this one is `patient` and another patient one is.
+        The caller goes on, without a wait in between, to :meth:`holds` or :meth:`asked`."""
         record = self._population.record(group)
         if record.is_written() or (patient and record.is_decided_on()):
             return None
@@ -97,7 +97,7 @@ class Writers:
         return books
 
     def holds(self, group: Group, changes: Iterable[str]) -> None:
-        """What was written under these names holds."""
+        """Note that the changes of these fields hold."""
         if isinstance(group, SliceOn) and self._population.holds(group):
             self._population.keep(group.slice)
         self._schedulers.configured(group.gpu, changes)
@@ -106,13 +106,13 @@ class Writers:
     async def asked(
         self, group: Group, changes: Changes, before: Books | None = None, patient: bool = False
     ) -> AsyncIterator[Asked]:
-        """Writes what is asked into the books and lets the body make it hold; if it cannot, takes it back. What was
-        asked for with :meth:`ask`, which returned `before`, is in the books already.
+        """Write changes into the books and let the body make them hold; take them back if it fails. Changes that
+        :meth:`ask` wrote are in the books already, and `before` is what it returned.
 
-        Then the hardware follows the books back, in the background: whatever failed may fail again, and the writer
-        has its answer. ETIMEDOUT after the deadline, ENODEV for a process that died meanwhile. One that is `patient`
-        has all of it from when its turn comes, and waits for others that are. The body is given the write: it may put
-        the deadline off, and let others have their turn.
+        After a failure the hardware follows the books back in the background: that may fail again, and the writer has
+        its answer already. ETIMEDOUT after the deadline, ENODEV for a process that died meanwhile. A `patient` write
+        has the whole deadline from when its turn comes, and waits for other patient ones. The body is given the write:
+        it may extend the deadline, and let further writers have their turn.
         """
         with self._deadlines.deadline(group) as scope:
             async with contextlib.AsyncExitStack() as stack:
@@ -138,27 +138,27 @@ class Writers:
                     self._schedulers.configured(group.gpu, changes)
 
     def overrule(self, group: Group, changes: Changes) -> None:
-        """Writes what is asked into the books while another write is under way, which does not take that back."""
+        """Write changes into the books during another write, which does not take them back."""
         self._ledger.configure(group, **changes)
         self.stand(group, changes)
         self.holds(group, changes)
 
     def stand(self, group: Group, changes: Iterable[str]) -> None:
-        """What the books say under these names is not taken back by a write that is under way."""
+        """Have writes in progress not take back the current values of these fields."""
         for asked in self._open.get(group, ()):
             for name in changes:
                 asked.before.pop(name, None)
 
     @contextlib.asynccontextmanager
     async def turn_of(self, group: Group) -> AsyncIterator[None]:
-        """A writer's turn. ENODEV, whatever went wrong, where the group is gone by then."""
+        """Hold a writer's turn. ENODEV, whatever went wrong, where the group is gone at the end."""
         with trio.CancelScope() as scope:
             async with self._turn(group, scope):
                 yield
 
     @contextlib.asynccontextmanager
     async def _turn(self, group: Group, scope: trio.CancelScope) -> AsyncIterator[Asked]:
-        """The same, as a write under no name yet, whose deadline `scope` has."""
+        """Hold a writer's turn, as a write of no field yet, with the deadline of `scope`."""
         lock = self._population.record(group).writing()
         await _acquire(lock)
         asked = Asked(scope, lock, {})
@@ -177,13 +177,13 @@ class Writers:
             asked.leave()
 
     def _reason(self, group: Group, error: Exception) -> Exception:
-        """What a writer is told of an error: ENODEV, whatever went wrong, where the group is gone by then."""
+        """Return the error that a writer is told: ENODEV, whatever went wrong, where the group is gone."""
         if isinstance(error, ProcessLookupError) or not self._population.holds(group):
             return fail(errno.ENODEV)
         return error
 
     def _take_back(self, group: Group, before: Changes) -> None:
-        """A write failed: the books say again what they said, and the hardware is to follow."""
+        """Take a failed write back in the books; the hardware follows in the background."""
         if self._population.holds(group):
             if before:
                 self._ledger.configure(group, **before)
@@ -191,7 +191,7 @@ class Writers:
 
 
 async def _acquire(lock: trio.Lock) -> None:
-    """As :meth:`trio.Lock.acquire`, without a checkpoint where it is free."""
+    """Do as :meth:`trio.Lock.acquire`, without a checkpoint where the lock is free."""
     try:
         lock.acquire_nowait()
     except trio.WouldBlock:

@@ -1,4 +1,4 @@
-"""What a file of libggroup-cuda.so says of itself: the version of the messages and the features that it speaks."""
+"""The mark in a file of libggroup-cuda.so: the version of the messages and the features that it speaks."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ import attrs
 from backend.door.wire import CUDA, VERSION, Feature, names
 
 MARK = struct.Struct("<16sQQ")
-"""Magic, version and features: ``struct about`` of backend/cuda/library/daemon/about.c."""
+"""Layout of the mark, magic, version and features: ``struct about`` of backend/cuda/library/daemon/about.c."""
 MAGIC = b"ggroup library:\0"
 """First field of the mark."""
 LIBRARY_BYTES_MOST = 64 << 20
-"""Bytes of a file that is taken for the library, at most."""
+"""Most bytes of a file that are searched for the mark."""
 
 
 @attrs.frozen
 class About:
-    """What a library speaks."""
+    """The abilities of a library."""
 
     version: int
     """Version of the messages (``backend.door.wire.VERSION``)."""
     features: Feature
-    """What it can; bits that this program does not know are among them."""
+    """Its features, including bits that this program does not know."""
 
     @property
     def misfit(self) -> str:
-        """Why programs with that library cannot do all that this program can; empty where they can."""
+        """The reason why programs with that library cannot do all that this program can; empty where they can."""
         if self.version != VERSION:
             return f"speaks version {self.version}, and this program {VERSION}"
         lacks = CUDA & ~self.features
@@ -37,9 +37,8 @@ class About:
 
 
 def about(path: str | os.PathLike[str]) -> About:
-    """Return what the library in a file says. OSError where it cannot be read; with ENOEXEC where it says nothing, as a
-    library does that is older than the mark.
-    """
+    """Return the abilities of the library in a file. OSError where the file cannot be read; with ENOEXEC where it has
+    no mark, as a library older than the mark."""
     with open(path, "rb") as file:
         content = file.read(LIBRARY_BYTES_MOST)
     place = content.find(MAGIC)

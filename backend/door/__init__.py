@@ -1,1 +1,1 @@
-"""The socket of a tree: the messages, the peer at the other end, and what a program asks before it connects."""
+"""The socket of a tree: its messages, the process at the other end, and what a program needs before it connects."""

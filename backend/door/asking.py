@@ -1,4 +1,4 @@
-"""Requests of a program that limits itself: in which families it is, and what they want (WANT, FAMILY)."""
+"""Requests of a program that limits itself (WANT, FAMILY): its families and the settings that they ask for."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from backend.door.wire import Message, Op
 from backend.process.identity import Process
 
 ABOUT_FAMILIES = (Op.WANT, Op.FAMILY)
-"""Requests that are answered here."""
+"""The requests that are answered here."""
 
 
 class Asking:
-    """What one connection has said of the families of its program."""
+    """The families that one connection has named for its program."""
 
     def __init__(self, process: Process, uid: int) -> None:
-        """`uid` is the user at the other end, as the kernel says."""
+        """`uid` is the user at the other end, according to the kernel."""
         self._process = process
         self._uid = uid
         self._wanted: dict[str, int] = {}
@@ -27,7 +27,9 @@ class Asking:
         self._tries = 0
 
     async def take(self, request: Message, bookkeeping: Bookkeeping) -> None:
-        """Do what one of `ABOUT_FAMILIES` asks. OSError as wire.py says, and of :meth:`Bookkeeping.ask`."""
+        """Carry out one request of `ABOUT_FAMILIES`. Raises OSError as wire.py says, and as
+        :meth:`Bookkeeping.ask`.
+        """
         first, second = request.args[:2]
         if request.op == Op.WANT:
             setting = SETTINGS[first] if first < len(SETTINGS) else None
@@ -39,7 +41,7 @@ class Asking:
             return
         if not first or second > 1:
             raise fail(errno.EINVAL)
-        if self._tries >= FAMILIES_MOST:  # refused ones, too: each costs the daemon as much
+        if self._tries >= FAMILIES_MOST:  # refused requests count, too: each costs the daemon as much
             raise fail(errno.E2BIG)
         self._tries += 1
         families = (*self._families, Family(first, self._uid, dict(self._wanted)))

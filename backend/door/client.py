@@ -1,4 +1,4 @@
-"""What a program finds out about a mounted tree before it connects to it."""
+"""Facts about a mounted tree that a program needs before it connects."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from backend.process import procfs
 
 
 def facts_of(mount: str | os.PathLike[str]) -> dict[str, str]:
-    """What its ``ggroup.backend`` says. FileNotFoundError where there is no tree."""
+    """Return the keys and values of a tree's ``ggroup.backend``. Raises FileNotFoundError where there is no tree."""
     facts = {}
     for line in map(os.fsdecode, procfs.lines(procfs.content(Path(mount, "ggroup.backend")))):
         key, _, value = line.partition(" ")
@@ -18,7 +18,7 @@ def facts_of(mount: str | os.PathLike[str]) -> dict[str, str]:
 
 
 def pid_namespace() -> int:
-    """The pid namespace of this process, by the number of its inode (namespaces(7)); 0 where it cannot be told."""
+    """Return the inode number of this process's pid namespace (namespaces(7)); 0 where it cannot be told."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:

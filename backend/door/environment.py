@@ -1,8 +1,8 @@
-"""The environment of a program that limits itself: what it asks for, and the messages that say so.
+"""The environment of a program that limits itself: the settings that it asks for, and the messages that send them.
 
-`GGROUP_GMEM_HIGH=8G` and the like (:data:`backend.core.settings.BY_ENVIRONMENT`) are a family's values; `GGROUP_FAMILY`
-says to the children of the process which family that is. The library in CUDA programs does the same in C
-(backend/cuda/library/daemon/family.c); tests/corpus/environment has what both take.
+`GGROUP_GMEM_HIGH=8G` and the like (:data:`backend.core.settings.BY_ENVIRONMENT`) are a family's values;
+`GGROUP_FAMILY` tells the children of the process which family that is. The library in CUDA programs does the same in
+C (backend/cuda/library/daemon/family.c); tests/corpus/environment has the inputs that both accept.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from backend.core.settings import BY_ENVIRONMENT, BY_FIELD, MAX, SETTINGS, Kind,
 from backend.door.wire import Op
 
 FAMILY = "GGROUP_FAMILY"
-"""Variable with the families of a process: ``0123456789abcdef:high=8589934592:weight=10``, the outermost first, with
-commas between."""
+"""Variable with the families of a process, the outermost first, separated by commas:
+``0123456789abcdef:high=8589934592:weight=10``.
+"""
 
 LENIENT = "GGROUP_LENIENT"
-"""Variable that has a program go on where a value of its environment is refused, if it is 1."""
+"""Variable that, if it is 1, lets a program go on although a value in its environment is refused."""
 
 SIZE = re.compile(r"(?P<number>[0-9]{1,19})(?P<suffix>[KMGT]?)")
 NUMBER = re.compile(r"[0-9]{1,19}")
@@ -31,24 +32,24 @@ ONE = re.compile(r"(?P<id>[0-9a-f]{16})(?P<values>(?::[a-z_]+=[0-9]{1,19})*)")
 
 
 class Refused(RuntimeError):
-    """A value of the environment that is none; the text is what the program says of it."""
+    """An invalid value in the environment; the text is the program's message about it."""
 
 
 @attrs.frozen
 class Level:
-    """One family, as the environment has it."""
+    """One family, as the environment describes it."""
 
     id: int
-    """Its number."""
+    """Number of the family."""
     values: Mapping[str, int]
-    """What was asked for, by the field of the setting."""
+    """Values that were asked for, by the field of the setting."""
 
     def __str__(self) -> str:
         return ":".join((f"{self.id:016x}", *(f"{name}={value}" for name, value in self.values.items())))
 
 
 def value_of(setting: Setting, text: str) -> int:
-    """Return what a variable asks for. Refused."""
+    """Return the value that a variable asks for. Raises Refused."""
     name, allowed = setting.environment, setting.allowed
     if setting.kind is Kind.SIZE:
         if text in ("max", "infinity"):
@@ -63,14 +64,14 @@ def value_of(setting: Setting, text: str) -> int:
 
 
 def asked(environment: Mapping[str, str]) -> Iterator[tuple[Setting, str]]:
-    """The settings that an environment asks for, and the text of each; an empty one asks for nothing."""
+    """Yield the settings that an environment asks for, with their text. An empty variable asks for nothing."""
     for name, setting in BY_ENVIRONMENT.items():
         if text := environment.get(name):
             yield setting, text
 
 
 def levels_in(text: str) -> Sequence[Level]:
-    """The families that `GGROUP_FAMILY` has. Refused for what it cannot have."""
+    """Return the families in the text of `GGROUP_FAMILY`. Raises Refused for malformed text."""
     found: list[Level] = []
     for word in text.split(",") if text else ():
         match = ONE.fullmatch(word)
@@ -82,8 +83,10 @@ def levels_in(text: str) -> Sequence[Level]:
 
 
 def families(environment: MutableMapping[str, str]) -> tuple[Sequence[Level], Sequence[str]]:
-    """The families of the process that has this environment, and what is left out of it for `GGROUP_LENIENT`, in words.
-    What it asks for anew is noted in it, for its children. Refused."""
+    """Return the families of the process that has this environment, and complaints about values that are
+    ignored because of `GGROUP_LENIENT`. A new family that it asks for is noted in the environment, for its
+    children. Raises Refused.
+    """
     lenient, complaints = is_lenient(environment), []
     try:
         levels = list(levels_in(environment.get(FAMILY, "")))
@@ -112,21 +115,21 @@ def families(environment: MutableMapping[str, str]) -> tuple[Sequence[Level], Se
 
 
 def is_lenient(environment: Mapping[str, str]) -> bool:
-    """Whether a program goes on where a value is refused."""
+    """Return whether a program goes on although a value is refused."""
     return environment.get(LENIENT) == "1"
 
 
 def messages(levels: Sequence[Level], *, everywhere: bool = False) -> Iterator[tuple[Op, tuple[int, int]]]:
-    """The requests that say in which families a program is; the last one has it in the tree `everywhere`."""
+    """Yield the requests that name a program's families; the last one puts it into the tree `everywhere`."""
     for level in levels:
         for name, value in level.values.items():
-            if name in BY_FIELD:  # else of a later version
+            if name in BY_FIELD:  # otherwise a setting of a later version
                 yield Op.WANT, (SETTINGS.index(BY_FIELD[name]), value)
         yield Op.FAMILY, (level.id, int(everywhere and level is levels[-1]))
 
 
 def refusal(levels: Sequence[Level], error: OSError) -> str:
-    """What a program says whose families a daemon refuses."""
+    """Return the message of a program whose families are refused by a daemon."""
     words = " ".join(
         f"{BY_FIELD[name].environment}={value}" for name, value in levels[-1].values.items() if name in BY_FIELD
     )

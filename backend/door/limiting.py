@@ -1,4 +1,4 @@
-"""A process that limits itself before it becomes another program: `ggroupfs run`, for programs without the library."""
+"""A process limits itself before it executes a program: `ggroupfs run`, for programs without the library."""
 
 from __future__ import annotations
 
@@ -16,17 +16,21 @@ from backend.door.wire import CUDA, SIZE, SOFT, STATUSES, VERSION, Feature, Mess
 from backend.process import procfs
 
 ANSWER_S = 15.0
-"""Seconds that a daemon has for all of its answers together; the library in CUDA programs gives it as long for each
-(ANSWER of daemon/session.h)."""
+"""Seconds that a daemon has for all its answers together. The library in CUDA programs gives it as long for each one
+(ANSWER of daemon/session.h).
+"""
 
 UNNAMED = 65534
-"""Uid that the kernel says of a user without a number in this user namespace (fs.overflowuid)."""
+"""Uid that the kernel reports for a user without a number in this user namespace (fs.overflowuid)."""
 
 
 def limit_self(path: str | os.PathLike[str], levels: Sequence[Level]) -> bool:
-    """Has this process be in some families, and in the tree on every GPU, of the daemon that listens at `path`. False
-    where that daemon is of a version without families. OSError: its refusal, EPERM for a listener that is neither
-    root's nor this user's, EPROTO for what is no answer, ETIMEDOUT, or of the socket."""
+    """Put this process into families of the daemon that listens at `path`, and into the tree on every GPU. Return
+    False where that daemon is of a version without families.
+
+    Raises OSError: the daemon's refusal, EPERM for a listener that is neither root's nor this user's, EPROTO for a
+    malformed answer, ETIMEDOUT, or an error of the socket.
+    """
     with _Line(path) as line:
         features = line.ask(Op.HELLO, VERSION, CUDA | SOFT)[3]
         if not features & Feature.FAMILY:
@@ -37,7 +41,7 @@ def limit_self(path: str | os.PathLike[str], levels: Sequence[Level]) -> bool:
 
 
 class _Line(contextlib.AbstractContextManager["_Line"]):
-    """A connection to a daemon, of `ANSWER_S` seconds in all."""
+    """A connection to a daemon, with `ANSWER_S` seconds in all."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._end = time.monotonic() + ANSWER_S
@@ -54,7 +58,7 @@ class _Line(contextlib.AbstractContextManager["_Line"]):
         self._socket.close()
 
     def ask(self, op: Op, *args: int) -> tuple[int, ...]:
-        """Asks, and returns what is answered. OSError as :func:`limit_self`."""
+        """Send a request and return the arguments of its answer. Raises OSError as :func:`limit_self`."""
         try:
             self._left().sendall(Message(op, 1, 0, args).encode())
             while True:
@@ -68,7 +72,7 @@ class _Line(contextlib.AbstractContextManager["_Line"]):
             raise _numbered(error) from None
 
     def _left(self) -> socket.socket:
-        """The socket, with as much time as is left. TimeoutError."""
+        """Return the socket, limited to the time that is left. Raises TimeoutError."""
         left = self._end - time.monotonic()
         if left <= 0:
             raise TimeoutError
@@ -77,12 +81,12 @@ class _Line(contextlib.AbstractContextManager["_Line"]):
 
 
 def _numbered(error: BaseException) -> BaseException:
-    """An error, with its number where Python has it time out without one."""
+    """Return an error with its errno: Python's TimeoutError may have none."""
     return fail(errno.ETIMEDOUT) if isinstance(error, TimeoutError) and not error.errno else error
 
 
 def _decoded(raw: bytes) -> Message:
-    """The message in `raw`. EPROTO."""
+    """Return the message in `raw`. Raises OSError(EPROTO)."""
     try:
         message = Message.decode(raw)
     except ValueError:
@@ -93,15 +97,17 @@ def _decoded(raw: bytes) -> Message:
 
 
 def _may_be_daemon(uid: int) -> bool:
-    """Whether a listener of that user may be a daemon of ours: as the library in CUDA programs decides it
-    (daemon/link.c). In a container with a user namespace root outside has no number, nor has any other user outside:
-    none but those can be what was put at the path from there."""
+    """Return whether a listener of that user may be one of our daemons, by the same rule as the library in CUDA
+    programs (daemon/link.c). In a container with a user namespace, root outside has no number, nor has any other user
+    outside; only those can have put a socket at the path from there.
+    """
     return uid in (0, os.geteuid()) or (uid == UNNAMED and _some_unnamed())
 
 
 def _some_unnamed() -> bool:
-    """Whether there are users without a number here: not in the initial user namespace, which maps all to
-    themselves (user_namespaces(7))."""
+    """Return whether some users have no number here: not in the initial user namespace, which maps all to themselves
+    (user_namespaces(7)).
+    """
     try:
         maps = procfs.lines(procfs.of_process("self", "uid_map"))
     except OSError:

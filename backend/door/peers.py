@@ -1,4 +1,4 @@
-"""Who is at the other end of a unix socket, as the kernel vouches for it."""
+"""Identify the process at the other end of a unix socket, as the kernel vouches for it."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from backend.process.identity import Process, has_exited, identify, is_alive, st
 from backend.process.looks import look
 
 SO_PEERPIDFD = 77
-"""Linux 6.5 (asm-generic/socket.h); the socket module has it from Python 3.14 on."""
+"""Socket option of Linux 6.5 (asm-generic/socket.h); the socket module has it from Python 3.14 on."""
 
 
 class _Stat:
-    """A file of /proc that is read in a thread, which may not come back: closed by whoever leaves it last."""
+    """A file of /proc that is read in a thread which may not return; its last user closes it."""
 
     def __init__(self, pid: int) -> None:
-        """ProcessLookupError if it is gone."""
+        """Raises ProcessLookupError if the process is gone."""
         self._fd = procfs.open_stat(pid)
         self._lock = threading.Lock()
         self._users = 1
 
     def read(self) -> procfs.Stat:
-        """In the thread. ProcessLookupError if it is gone."""
+        """Read the file, in the thread. Raises ProcessLookupError if the process is gone."""
         with self._lock:
             if not self._users:
                 raise fail(errno.ESRCH)
@@ -39,7 +39,7 @@ class _Stat:
             self.close()
 
     def close(self) -> None:
-        """Leaves it."""
+        """Stop using the file."""
         with self._lock:
             self._users -= 1
             if not self._users:
@@ -47,16 +47,17 @@ class _Stat:
 
 
 class Caller:
-    """The process at the other end, of a server: with all descriptors that it takes to know which one it is.
+    """The process at the other end of a server's connection, with the descriptors that identifying it takes.
 
-    The pid is that of connect(2) or socketpair(2), translated to our namespace. Who connects, hands the socket to a
-    child and dies leaves a pid behind that may be another's by the time that it is read. So the kernel is asked for a
-    pidfd, which is never another's: does it live after the process was identified, then that is it. Before Linux 6.5
-    there is none, and who recycles pids as fast as we accept can speak for another.
+    The pid is that of connect(2) or socketpair(2), translated to our namespace. A process that connects, hands the
+    socket to a child and dies leaves a pid behind that another process may have by the time it is read. So the kernel
+    is asked for a pidfd, which never refers to another process: if it is alive after the process was identified, the
+    identity is right. Before Linux 6.5 there is no such pidfd, and a program that recycles pids as fast as we accept
+    can speak for another one.
     """
 
     def __init__(self, connection: socket.socket) -> None:
-        """ProcessLookupError if it is gone. Waits for nobody."""
+        """Raises ProcessLookupError if the process is gone. Does not wait for it."""
         with contextlib.ExitStack() as stack:
             self._pidfd = _pidfd_of(connection)
             if self._pidfd is not None:
@@ -67,30 +68,33 @@ class Caller:
             self._opened = stack.pop_all()
 
     async def identify(self) -> Process:
-        """Which one. ProcessLookupError if it is gone; OSError as for :func:`backend.process.looks.look`."""
+        """Return the process. Raises ProcessLookupError if it is gone, OSError as
+        :func:`backend.process.looks.look`.
+        """
         found = Process(self._pid, started(await look(self._pid, self._stat.read)))
         if self._pidfd is not None and has_exited(self._pidfd):
             raise fail(errno.ESRCH)
         return found
 
     def close(self) -> None:
-        """Gives the descriptors back."""
+        """Close the descriptors."""
         self._opened.close()
 
 
 async def peer_of(connection: socket.socket) -> Process:
-    """As :class:`Caller` says."""
+    """Return the process at the other end, identified as by :class:`Caller`."""
     with contextlib.closing(Caller(connection)) as caller:
         return await caller.identify()
 
 
 def pidfd_of_peer(connection: socket.socket) -> int:
-    """A pidfd of the process at the other end of a unix socket: of a server, that which called listen(2). It is of no
-    other one. ProcessLookupError where it is gone, or not to be seen from this pid namespace.
+    """Return a pidfd of the process at the other end of a unix socket; for a server, the one that called listen(2).
+    It never refers to another process. Raises ProcessLookupError where that is gone, or invisible from this pid
+    namespace.
 
-    Before Linux 6.5 the pid of SO_PEERCRED is opened, and it has to be a process of the same start time before and
-    after. One that ended before, and whose pid is another's by now, does not answer at that socket any more. It may
-    have us wait (:func:`backend.process.identity.start_time`): for root's commands, of a daemon of root's.
+    Before Linux 6.5 the pid of SO_PEERCRED is opened, and its start time has to be the same before and after. A
+    process that ended before, and whose pid is another's by now, no longer answers at that socket. This may wait
+    (:func:`backend.process.identity.start_time`), so it is for root's commands, on a daemon of root's.
     """
     pid = pid_of_peer(connection)
     if not pid:
@@ -107,18 +111,21 @@ def pidfd_of_peer(connection: socket.socket) -> int:
 
 
 def pid_of_peer(connection: socket.socket) -> int:
-    """Its pid in our pid namespace, 0 where it is in none that is to be seen from here. A name, for words and /proc."""
+    """Return the peer's pid in our pid namespace; 0 where it has none that is visible here. Only a name, for
+    /proc and messages.
+    """
     return _peer(connection)[0]
 
 
 def user_of(connection: socket.socket) -> int:
-    """The user at the other end of a unix socket."""
+    """Return the user at the other end of a unix socket."""
     return _peer(connection)[1]
 
 
 def _pidfd_of(connection: socket.socket) -> int | None:
-    """The kernel's own of the process at the other end; None before Linux 6.5. ProcessLookupError where it was
-    reaped."""
+    """Return the kernel's own pidfd of the process at the other end; None before Linux 6.5. Raises ProcessLookupError
+    where that was reaped.
+    """
     try:
         raw = connection.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD, struct.calcsize("i"))
     except OSError as error:
@@ -131,7 +138,7 @@ def _pidfd_of(connection: socket.socket) -> int | None:
 
 
 def _peer(connection: socket.socket) -> tuple[int, int, int]:
-    """Pid, uid and gid of the other end (unix(7), SO_PEERCRED)."""
+    """Return pid, uid and gid of the other end (unix(7), SO_PEERCRED)."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, uid, gid = struct.unpack("3i", raw)
     return pid, uid, gid

@@ -1,7 +1,7 @@
-"""The door of a tree: programs come in over a unix socket. Which they are says the kernel, never they.
+"""The door of a tree: a unix socket for programs. The kernel, not the program, says which process connects.
 
-What they say after that is the business of a :class:`Session`: of the software GPU (:mod:`backend.soft.server`), or of
-the library in CUDA programs (:mod:`backend.cuda.server`).
+The messages of a program are handled by a :class:`Session`: that of the software GPU (:mod:`backend.soft.server`), or
+that of the library in CUDA programs (:mod:`backend.cuda.server`).
 """
 
 from __future__ import annotations
@@ -32,47 +32,49 @@ from backend.scheduler.bucket import Bucket
 log = logging.getLogger(__name__)
 
 ACCEPT_AGAIN = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED)
-"""What accept(2) may say without the listener being broken."""
+"""Errnos of accept(2) that do not mean that the listener is broken."""
 
 ACCEPT_AGAIN_S = 0.1
 
 RESERVE = 4
-"""Descriptors that a newcomer takes: to be known by, and what is given to it. It comes in once they are there."""
+"""Descriptors that a new connection takes: those that identify it, and those that it is given. It is accepted only
+while so many can be had.
+"""
 
 CONNECTIONS = 4096
-"""Connections that one user may have: no user can use up the daemon's descriptors for all others."""
+"""Connections that one user may have, so that no user takes all of the daemon's descriptors."""
 
 PATH_MOST = 107
-"""Bytes in the path of a unix socket (unix(7): sun_path has 108, with the zero at its end)."""
+"""Maximum length of the path of a unix socket, bytes (unix(7): sun_path has 108, with the zero at its end)."""
 
 Connection = trio.socket.SocketType
 
 COMPLAINTS = 1.0, 32
-"""Lines about programs that break the rules, a second, and at once: the log is no place to be flooded, either."""
+"""Log lines about programs that break the rules: per second, and at once. Programs must not flood the log, either."""
 
 
 class Session(Protocol):
-    """One connection, and what it opened."""
+    """One connection, and the objects that it opened."""
 
     process: Process
     """The process at the other end."""
 
     async def run(self) -> None:
-        """Serves it until the other end is closed, or says what is no message."""
+        """Serve the connection until the other end is closed, or sends an invalid message."""
 
     def close(self) -> None:
-        """Gives back what it holds."""
+        """Release what the session holds."""
 
 
 class Complaints:
-    """What is said of programs that break the rules. Those that come too fast are counted."""
+    """Log lines about programs that break the rules. Lines that come too fast are counted instead."""
 
     def __init__(self) -> None:
         self._bucket = Bucket(*COMPLAINTS)
         self._left_out = 0
 
     def say(self, text: str, *words: object) -> None:
-        """One line, or none."""
+        """Log a line, or count it."""
         if not self._bucket.take(trio.current_time()):
             self._left_out += 1
             return
@@ -84,12 +86,12 @@ class Complaints:
 
 @contextlib.contextmanager
 def listening(path: Path) -> Iterator[Connection]:
-    """A SEQPACKET socket at `path`, for every user of the machine, removed at the end.
+    """Listen on a SEQPACKET socket at `path`, open to every user of the machine; it is removed on exit.
 
-    A socket that lies there already is a leftover where no process listens, and another daemon's where one does
-    (EADDRINUSE). Once we listen no more the path may be another's, and what then lies there is left to it. OSError
-    where it is anything else (EEXIST), where others could put something else in its place (EPERM), or where programs
-    could not connect (ENAMETOOLONG).
+    A socket that is there already is a leftover if no process listens on it, and another daemon's if one does
+    (EADDRINUSE). At exit, the path may be another daemon's by then, and what lies there is left alone. Raises OSError
+    also where there is something else (EEXIST), where other users could put something else in its place (EPERM), or
+    where programs could not connect (ENAMETOOLONG).
     """
     if (long := len(os.fsencode(path))) > PATH_MOST:
         words = f"it has {long} bytes, and the path of a socket {PATH_MOST} at most: name another with socket="
@@ -112,7 +114,9 @@ def listening(path: Path) -> Iterator[Connection]:
 
 
 def is_served(path: Path) -> bool:
-    """Whether a process listens at a path, be it with no room for another connection, or for those of another type."""
+    """Return whether a process listens at a path, even with no room for a connection, or for another
+    type of socket.
+    """
     if len(os.fsencode(path)) > PATH_MOST:
         return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as probe:
@@ -120,8 +124,10 @@ def is_served(path: Path) -> bool:
 
 
 def default_path(folder: Path, mountpoint: str) -> Path:
-    """The socket of a mount, named after its place, as its journal is: the same after an upgrade, and after a daemon
-    that was killed, so that programs find the next one. (A mount's device number is another then, and another's.)"""
+    """Return the path of a mount's socket. Like the journal it is named after the mountpoint, so that programs
+    find the next daemon after an upgrade or a crash. (The mount's device number is different then, and may be
+    another mount's.)
+    """
     path = folder / f"{quote(mountpoint.strip('/'), safe='', errors='surrogateescape') or 'root'}.sock"
     if len(os.fsencode(path)) > PATH_MOST:
         path = folder / f"{hashlib.sha256(mountpoint.encode(errors='surrogateescape')).hexdigest()}.sock"
@@ -129,8 +135,10 @@ def default_path(folder: Path, mountpoint: str) -> Path:
 
 
 def trusted(path: Path) -> None:
-    """EPERM where a user but root, or us, could put something else at `path`: one of the directories that lead there,
-    or a link among them, is another's, or may be written by others (and is not sticky; the last one in any case)."""
+    """Raise EPERM where a user other than root and us could put something else at `path`: a directory that
+    leads there, or a link on the way, belongs to another user, or is writable by others and not sticky (the
+    last one: even if sticky).
+    """
     whole = Path(os.path.abspath(path))
     real = Path(os.path.realpath(whole.parent))
     for place in {*whole.parents, real, *real.parents}:
@@ -143,7 +151,7 @@ def trusted(path: Path) -> None:
 
 
 def _remove(path: Path, ours: os.stat_result) -> None:
-    """What is there now is left to whose it is: something may be mounted over ours."""
+    """Remove our socket. What is there now may belong to another: something may be mounted over ours."""
     try:
         if os.path.samestat(os.lstat(path), ours):
             path.unlink()
@@ -154,22 +162,23 @@ def _remove(path: Path, ours: os.stat_result) -> None:
 
 
 class Door:
-    """What the connections of one listener share."""
+    """The state that the connections of one listener share."""
 
     def __init__(self, tree: int = 0) -> None:
         self.tree = tree
         """Device number of the mount."""
         self.complaints = Complaints()
-        """Lines for the log."""
+        """Log lines about its programs."""
         self.connections: Counter[int] = Counter()
-        """How many a user has."""
+        """Number of connections of each user."""
         self.turns: dict[int, Turns] = defaultdict(Turns)
-        """Of each user: however many connections it has, one message of them is taken each time that the event loop
-        goes round."""
+        """Turns of each user: whatever the number of its connections, one of their messages is taken per round
+        of the event loop.
+        """
 
 
 async def serve(listener: Connection, open_session: Callable[[Process, Line], Session], tree: int = 0) -> None:
-    """Serves every program that connects, until cancelled. `tree` is the device number of the mount."""
+    """Serve every program that connects, until cancelled. `tree` is the device number of the mount."""
     door = Door(tree)
     reserve: list[int] = []
     async with trio.open_nursery() as nursery:
@@ -210,12 +219,12 @@ async def _serve_one(
             try:
                 caller = stack.enter_context(contextlib.closing(Caller(connection)))  # type: ignore[arg-type]
             finally:
-                task_status.started()  # it has what descriptors it needs, and may take its time to be looked at
+                task_status.started()  # it has the descriptors that it needs; to look at it may take time
             process = await caller.identify()
             caller.close()
             line = Line(connection, process, door.turns[uid], door.complaints, door.tree, uid)
             session = open_session(process, line)
-        except ProcessLookupError:  # it connected and died, or is in a pid namespace that is not below ours
+        except ProcessLookupError:  # the process died, or is in a pid namespace that is not below ours
             pass
         except OSError as error:
             door.complaints.say("a program cannot be served: %s", error.strerror)
@@ -223,7 +232,7 @@ async def _serve_one(
         except Exception:
             log.exception("a program cannot be served")
             return
-        if session is None:  # it may only ask which tree this is
+        if session is None:  # such a program may only ask which tree this is
             await Line(connection, Process(0, 0), door.turns[uid], door.complaints, door.tree).receive()
             return
         try:
@@ -245,9 +254,9 @@ def _leave(door: Door, uid: int) -> None:
 class Line:
     """A connection, as messages.
 
-    Nothing is raised where the other end is gone. Every second program that is killed leaves us that way, and an error
-    that leaves a nursery is a circle of tasks, frames and tracebacks, 80 objects that only a full collection of garbage
-    finds: the daemon takes those rarely (:data:`ggroupfs.daemon.mount.COLLECTED`), and would grow until then.
+    Nothing is raised when the other end is gone. Every other program that is killed leaves that way, and an exception
+    that leaves a nursery is a cycle of tasks, frames and tracebacks, 80 objects that only a full garbage collection
+    finds. The daemon runs those rarely (:data:`ggroupfs.daemon.mount.COLLECTED`), and would grow until then.
     """
 
     def __init__(
@@ -259,9 +268,9 @@ class Line:
         tree: int = 0,
         uid: int = 0,
     ) -> None:
-        """`turns` are those of its user `uid`, and `tree` is the device number of the mount."""
+        """`turns` are those of the user `uid`, and `tree` is the device number of the mount."""
         self.uid = uid
-        """User at the other end, as the kernel says."""
+        """User at the other end, according to the kernel."""
         self._connection = connection
         self._process = process
         self._turns = turns if turns is not None else Turns()
@@ -271,8 +280,9 @@ class Line:
         self._gone = False
 
     async def receive(self) -> Message | None:
-        """The next message that is for the session; None where the other end is gone, or sent what is none. Descriptors
-        that come with it are closed by the kernel: there is no room for any."""
+        """Return the next message for the session; None where the other end is gone, or sent an invalid message. The
+        kernel closes descriptors that come with a message, since there is no room for any.
+        """
         while (message := await self._receive()) and message.op == Op.TREE and not message.reply:
             wrong = message.flags or message.status
             await self.send(message.refuse(errno.EPROTO) if wrong else message.answer(self._tree))
@@ -284,7 +294,7 @@ class Line:
         try:
             raw = b"" if self._gone else await self._connection.recv(SIZE + 1)
         except ConnectionResetError:
-            return None  # with answers of ours unread
+            return None  # answers of ours were not read
         if not raw:
             return None
         try:
@@ -294,7 +304,9 @@ class Line:
             return None
 
     async def send(self, message: Message, descriptors: Sequence[int] = ()) -> bool:
-        """Sends it, once there is room; False where the other end is gone, and then :meth:`receive` says so too."""
+        """Send a message once there is room; return False where the other end is gone, as :meth:`receive`
+        then says, too.
+        """
         async with self._sending:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 if descriptors:
@@ -308,6 +320,6 @@ class Line:
 
 
 def check(request: Message, greeted: bool) -> None:
-    """EPROTO for what is no request, or comes before the greeting."""
+    """Raise EPROTO for a message that is not a request, or comes before the greeting."""
     if request.flags or request.status or request.reply or not (greeted or request.op == Op.HELLO):
         raise fail(errno.EPROTO)

@@ -1,7 +1,7 @@
 """The interface of the kernel module ggroup, as Python sees it: kmod/uapi/ggroup.h, which says what everything means.
 
 Names are those of the header without ``GGROUP_`` and ``struct ggroup_``; a test compares every size, offset, sign and
-number of the two. Structures are native: they never leave the machine.
+number in both. Structures are native, as they never leave the machine.
 """
 
 from __future__ import annotations
@@ -92,12 +92,13 @@ ENGINES_GR = 1
 # struct ggroup_set.mask
 
 SET = {setting.field: 1 << bit for bit, setting in enumerate(SETTINGS)}
-"""By field; in the header ``GGROUP_SET_`` with the name of the setting's constant."""
+"""Bits of the mask by field; in the header, ``GGROUP_SET_`` with the name of the setting's constant."""
 _OF_THE_FIRST = SETTINGS[: SETTINGS.index(GID) + 1]
 
 
 def settings_of(hello: Hello) -> frozenset[Setting]:
-    """What a module takes that says this: one that does not say it takes those of the first version."""
+    """Return the settings that a module takes, given its hello; one that lists none takes those of the first
+    version."""
     if not hello.settings:
         return frozenset(_OF_THE_FIRST)
     return frozenset(setting for setting in SETTINGS if hello.settings & SET[setting.field])
@@ -141,26 +142,27 @@ OP_DETACH_TSG = wire.Op.DETACH_TSG
 OP_RECLAIM = wire.Op.RECLAIM
 
 LEVERS = {wire.Op[f"SET_{lever.constant}"]: lever for lever in _LEVERS}
-"""Those that are told as a number, by the command that tells it."""
+"""Levers with a number for their value, by the command that carries it."""
 OPS = {lever: op for op, lever in LEVERS.items()}
 
 
 _NARROW = frozenset(("frozen", "priority", "weight", "kept", "uid", "gid"))
-"""Settings that are a __u32 in the structures of the first version."""
+"""Fields of the settings that are a __u32 in the structures of the first version."""
 
 
 def _type(setting: Setting) -> type[c_uint32] | type[c_uint64]:
-    """The C type of a setting: what came after the first version is of 64 bits, so that no structure has a hole."""
+    """Return the C type of a setting: those after the first version have 64 bits, so that no structure has a hole."""
     return c_uint32 if setting.field in _NARROW else c_uint64
 
 
 _BEFORE_KILLS = SETTINGS[len(_OF_THE_FIRST) : SETTINGS.index(OOM_GROUP) + 1]
-"""What the books got after the first version and before they counted kills."""
+"""Settings added to the books after the first version and before they counted kills."""
 _SINCE_KILLS = SETTINGS[SETTINGS.index(OOM_GROUP) + 1 :]
 
 
 def _of_books(settings: tuple[Setting, ...]) -> Iterator[tuple[str, type[c_uint32] | type[c_uint64]]]:
-    """The fields that the books of a group have of settings: each, and what holds of one that is a lever."""
+    """Yield the fields that settings take in the books of a group: the setting, and, for a lever, the value that
+    holds."""
     for setting in settings:
         yield setting.field, _type(setting)
         if isinstance(setting, Lever):
@@ -347,7 +349,7 @@ _WRITE, _READ = 1, 2
 
 
 def _ioc(direction: int, number: int, argument: type[ctypes.Structure]) -> int:
-    """_IOC() of asm-generic/ioctl.h, which x86 and ARM have."""
+    """Return an ioctl's number, as _IOC() of asm-generic/ioctl.h makes it on x86 and ARM."""
     return direction << 30 | ctypes.sizeof(argument) << 16 | IOC_MAGIC << 8 | number
 
 

@@ -1,7 +1,7 @@
-"""KernelLedger: the books, kept by the kernel module ggroup. They outlive the daemon, and every lever is pulled by it.
+"""KernelLedger: the books, kept by the kernel module ggroup. They outlive the daemon, and the module pulls every lever.
 
 See kmod/uapi/ggroup.h, which says what each call does, and :class:`backend.ledgers.soft.SoftLedger`, which specifies
-what it answers. Numbers that no field holds travel as the largest one, so that the kernel refuses them.
+the answers. A number too large for a field is sent as the field's largest, so that the kernel refuses it.
 """
 
 from __future__ import annotations
@@ -55,26 +55,26 @@ WITHOUT: Mapping[int, tuple[str, str]] = {
     ),
     abi.FEATURE_NEXT_USE: ("next_use", "reclaim takes from the largest first, however busy it is"),
 }
-"""The features that we know: what each is called, and what is so where the module that is loaded lacks it."""
+"""Features that this program knows: the name of each, and the consequence where the loaded module lacks it."""
 
 LEVERS_AT_ONCE = 64
-"""Levers that are waited for at the same time, each in a thread."""
+"""Most levers that are waited for at the same time, each in a thread."""
 
 TARGETS = 64
-"""Room for a plan at first; it grows."""
+"""Number of targets that a plan has room for at first; it grows."""
 
 EVENTS_AT_ONCE = 256
 
 TOLD_MOST = 1000
-"""Times that a listener is told of events that came as one: a program that makes them is not to keep us busy."""
+"""Most calls of a listener for events that came as one: a program that causes many must not keep the daemon busy."""
 
 _OFF = ("off_all", "off_gr")
-"""The reasons, which this program keeps itself for a module that does not."""
+"""Fields of the reasons, which this program keeps itself for a module that does not."""
 
 _FLAGS = tuple(setting.field for setting in SETTINGS if setting.kind is Kind.SWITCH)
-"""Settings that are 0 or 1 in the kernel."""
+"""Fields of settings that are 0 or 1 in the kernel."""
 _SAME = tuple(field.name for field in attrs.fields(Books) if field.name not in ("current", *_FLAGS))
-"""Fields that are called the same in the kernel."""
+"""Fields with the same name in the kernel."""
 
 _NOTED = {
     "low": abi.EVENT_LOW,
@@ -86,40 +86,41 @@ _NOTED = {
     "oom_kill": abi.EVENT_OOM_KILL,
     "oom_group_kill": abi.EVENT_OOM_GROUP_KILL,
 }
-"""Those of limit_max only where the module keeps that."""
+"""Events by name. Those of limit_max only where the module keeps that setting."""
 
 OLD_PEAKS: frozenset[Peak] = frozenset(("peak",))
-"""What a module of 0.1 knows of."""
+"""Peaks that a module of 0.1 keeps."""
 _PEAKS: Mapping[Peak, int] = {"peak": abi.PEAK_GMEM, "swap_peak": abi.PEAK_SWAP}
 
 _CHANNELS = {abi.CHANNEL_GMEM: Channel.GMEM, abi.CHANNEL_USERMEM: Channel.USERMEM}
-"""Exits are not in it: :class:`backend.process.exits.ExitWatch` tells of those, with any ledger."""
+"""Channels of events. Exits are left out: :class:`backend.process.exits.ExitWatch` reports them with any ledger."""
 
 _PULLS: Mapping[Op, int] = {
     op: getattr(abi, f"IOC_{op.name}") for op in (*abi.LEVERS, Op.ATTACH_TSG, Op.DETACH_TSG, Op.RECLAIM)
 }
-"""The ioctl that has a lever moved, which is called as the command of the provider."""
+"""The ioctl that has a lever moved, by the provider's command of the same name."""
 
 
 @attrs.frozen
 class Module:
-    """What a kernel module can."""
+    """The abilities of a kernel module."""
 
     features: int
-    """As bits."""
+    """Features, as bits."""
     settings: frozenset[Setting] = frozenset(SETTINGS)
-    """Those that it keeps."""
+    """Settings that it keeps."""
 
 
 def _hello(device: int) -> abi.Hello:
-    """What an opened device says of itself."""
+    """Return the hello of an opened device."""
     hello = abi.Hello()
     _ask(device, abi.IOC_HELLO, hello)
     return hello
 
 
 def features() -> Module:
-    """What the kernel module here can. OSError, in words, where there is none that we can use."""
+    """Return the abilities of the kernel module here. OSError, with its reason in words, where there is none that can
+    be used."""
     try:
         device = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
@@ -141,15 +142,16 @@ def features() -> Module:
 
 
 def lacking(found: Module) -> Mapping[str, str]:
-    """Of what we know, what a module lacks that can `found`: names, and what is so without. What it can besides, and we
-    do not know, is not used."""
+    """Return what a module lacks of what this program knows: names, with the consequence of each. Abilities that this
+    program does not know are not used."""
     lacks = {name: words for bit, (name, words) in WITHOUT.items() if not found.features & bit}
     without = [setting for setting in SETTINGS if setting not in found.settings and setting.in_file_of is None]
     return lacks | {setting.field: f"{setting.control or setting.field} is refused" for setting in without}
 
 
 def check() -> str:
-    """What the kernel module here is, in words. OSError, in words too, where there is none that we can use."""
+    """Return a description of the kernel module here. OSError, with its reason in words, where there is none that can
+    be used."""
     found = features()
     here = ",".join(name for bit, (name, _) in WITHOUT.items() if found.features & bit)
     lacks = "".join(f"; lacks {name}: {words}" for name, words in lacking(found).items())
@@ -157,29 +159,29 @@ def check() -> str:
 
 
 class KernelLedger:
-    """See :class:`backend.core.protocols.Ledger`, which it implements, and the module."""
+    """A :class:`backend.core.protocols.Ledger` in the kernel. See the module."""
 
     name = "kernel"
 
     def __init__(self, names: Mapping[int, str], *, temporary: Collection[int] = ()) -> None:
-        """`names` has the UUID of each GPU, by index. The books of `temporary` ones end with :meth:`close`, but
-        where another daemon goes on with them."""
+        """`names` has the UUID of each GPU, by index. The books of `temporary` GPUs end with :meth:`close`, unless
+        another daemon takes over."""
         self._names = dict(names)
         self._temporary = frozenset(temporary)
         self._control = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
         hello = _hello(self._control)
         features = hello.features
         self.lacks = frozenset(SETTINGS) - abi.settings_of(hello)
-        """Settings that the module does not keep: what is not their default is refused with EOPNOTSUPP."""
+        """Settings that the module does not keep: any value but the default is refused with EOPNOTSUPP."""
         self.peaks = PEAKS if features & abi.FEATURE_PEAKS else OLD_PEAKS
         self._has_reasons = bool(features & abi.FEATURE_REASONS)
         self._has_next_use = bool(features & abi.FEATURE_NEXT_USE)
-        self._off: dict[Group, tuple[int, int]] = {}  # with a module that does not keep them: the reasons
-        self._reset: dict[Group, int] = {}  # with a module that forgets it: the peak before the last reset
+        self._off: dict[Group, tuple[int, int]] = {}  # the reasons, for a module without them
+        self._reset: dict[Group, int] = {}  # the peak before the last reset, for a module that forgets it
         self._held: dict[Group, Held] = {}  # as seen here: the module keeps nothing over time
         self._queues: dict[int, int] = {}
         self._streams: list[int] = []
-        self._events = select.epoll()  # one descriptor to wait on, for all of them
+        self._events = select.epoll()  # one descriptor that waits for all of them
         self._ids: dict[Group, int] = {}
         self._groups: dict[int, Group] = {}
         self._inherited: list[Inherited] = []
@@ -210,7 +212,7 @@ class KernelLedger:
             self._tell()
 
     def _tell(self) -> None:
-        """Passes on what happened since the last time, of our own doing or not."""
+        """Pass on what happened since the last time, whether or not this daemon caused it."""
         size = ctypes.sizeof(abi.Event)
         for stream in self._streams:
             with contextlib.suppress(BlockingIOError):
@@ -225,7 +227,7 @@ class KernelLedger:
             for configured in self._configured:
                 try:
                     configured(group)
-                except Exception:  # the others' events are read all the same
+                except Exception:  # other events are still read
                     log.exception("%s: what is asked is not followed", group)
         if group is not None and channel is not None:
             for _ in range(min(event.count, TOLD_MOST)):
@@ -326,7 +328,7 @@ class KernelLedger:
         if self._has_reasons:
             _ask(self._control, abi.IOC_REASONS, argument)
             return
-        self._get(group)  # ENODEV, where it is gone
+        self._get(group)  # ENODEV where it is gone
         if isinstance(group, SliceOn) or (off_all | off_gr) & ~REASONS or off_all & off_gr:
             raise fail(errno.EINVAL)
         self._off[group] = off_all, off_gr
@@ -349,7 +351,7 @@ class KernelLedger:
         return self._seen(group, self._get(group).current_bytes)
 
     def reset_peak(self, group: Group, peak: Peak) -> None:
-        # Of our file alone: GET with any other knows of it nothing.
+        # Resets count for this open file alone: GET by any other does not see them.
         if peak not in self.peaks:
             raise fail(errno.EOPNOTSUPP)
         before = self.books(group).peak_ever
@@ -389,7 +391,7 @@ class KernelLedger:
         return max(0, int(found.current_bytes) - most)
 
     def plan(self, group: Group, nbytes: int) -> Sequence[Target]:
-        # More than there can be is as good as all there can be.
+        # Anything beyond GGROUP_MAX means all there is.
         argument = abi.Plan(id=self._id(group), nbytes=min(max(0, nbytes), abi.MAX), capacity=TARGETS)
         while True:
             targets = (abi.Target * argument.capacity)()
@@ -402,7 +404,7 @@ class KernelLedger:
                 argument.capacity = max(argument.count, 2 * argument.capacity)
             else:
                 break
-        # A group that came by another way than this ledger is none that it could take from.
+        # Groups that another program added are unknown here, and cannot be taken from.
         return [
             Target(member, target.nbytes, bool(target.flags & abi.TARGET_BELOW_LOW))
             for target in targets[: argument.count]
@@ -422,28 +424,31 @@ class KernelLedger:
     # Levers
 
     def queue(self, index: int) -> int:
-        """Descriptor of a GPU's commands, not blocking; :class:`backend.ledgers.provider.ProviderGpu` serves them."""
+        """Return the descriptor of a GPU's commands, not blocking; :class:`backend.ledgers.provider.ProviderGpu` serves
+        them."""
         return self._queues[index]
 
     async def pull(self, lever: Op, group: Group, value: int, seconds: float) -> int:
-        """Has the kernel move a lever of a process; returns once the GPU's provider has done it, or with its errno.
+        """Have the kernel move a lever of a process, and return once the GPU's provider has done it; raise the
+        provider's errno.
 
-        The value is in the unit of the setting for SET_*, bytes for RECLAIM, and ENGINES_* for DETACH_TSG, which with a
-        module without FEATURE_REASONS takes all engines.
+        The value is in the unit of the setting for SET_*, bytes for RECLAIM, and ENGINES_* for DETACH_TSG, which takes
+        all engines with a module without FEATURE_REASONS.
 
-        Bytes moved for RECLAIM. ENODEV when the group is gone or the GPU has no provider, ETIMEDOUT after `seconds`,
-        EAGAIN where no thread is to be had.
-        May be cancelled; the kernel goes on waiting then, and what is asked of the same lever later comes later.
+        Returns the bytes moved for RECLAIM. ENODEV when the group is gone or the GPU has no provider, ETIMEDOUT after
+        `seconds`, EAGAIN where no thread is to be had.
+
+        May be cancelled; the kernel goes on waiting then, and later calls of the same lever come after this one.
         """
         milliseconds = min(max(1, math.ceil(seconds * 1000)), abi.TIMEOUT_MS_MOST)
         if lever is Op.DETACH_TSG and not self._has_reasons:
-            value = abi.ENGINES_ALL  # this module knows of no other: what was to be stopped is stopped
+            value = abi.ENGINES_ALL  # the only choice of this module: what must stop, stops
         argument = abi.Command(id=self._id(group), value=_word(value), timeout_ms=milliseconds)
         call = partial(_ask, self._control, _PULLS[lever], argument)
         await in_a_thread("the kernel module", call, self._limiter)
         return int(argument.value)
 
-    # The small parts
+    # Helpers
 
     def _id(self, group: Group) -> int:
         try:
@@ -460,7 +465,8 @@ class KernelLedger:
         return found
 
     def _seen(self, group: Group, nbytes: int) -> Held:
-        """Note what a group holds now. Between two looks it is taken to have held what it did at the first."""
+        """Note what a group holds now, and return its memory over time. Between two looks it counts as holding what it
+        held at the first."""
         now = clock.boot_usec()
         held = self._held[group] = self._held.get(group, Held(at_usec=now)).changed(nbytes, now)
         return held
@@ -469,7 +475,7 @@ class KernelLedger:
         _ask(self._control, request, abi.Amount(id=self._id(group), nbytes=_word(nbytes), usec=_word(usec)))
 
     def _take_over(self, root: Group) -> None:
-        """Makes the groups that are there already known, those above first: a move can have put it the other way."""
+        """Make the groups that exist already known, those above first: a move may have left them in another order."""
         found = {group.id: group for group in self._walk(self._ids[root])}
         pending = list(found)
         while pending:
@@ -495,8 +501,8 @@ class KernelLedger:
     def _inherit(self, gpu: int, found: abi.Group) -> None:
         above = self._groups.get(found.parent)
         if above is None:
-            return  # came while we looked, from another process
-        if found.kind == abi.KIND_PROCESS and not found.pid:  # in a pid namespace that we cannot see: out of our reach
+            return  # added meanwhile by another process
+        if found.kind == abi.KIND_PROCESS and not found.pid:  # in a pid namespace that is not visible: out of reach
             _ask(self._control, abi.IOC_REMOVE, abi.Id(id=found.id))
             return
         node = Slice(os.fsdecode(found.path)) if found.kind == abi.KIND_SLICE else Process(found.pid, found.start)
@@ -509,7 +515,8 @@ class KernelLedger:
 
 
 def _off(books: abi.Books) -> Off:
-    """The reasons for which another daemon left a process off the runlist, as far as the levers that it pulled go."""
+    """Return the reasons for which another daemon left a process off the runlist, as far as the levers that it pulled
+    go."""
     engines = Engines.NONE
     if books.flags & abi.BOOKS_DETACHED:
         engines = Engines.GR if books.flags & abi.BOOKS_DETACHED_GR else Engines.ALL
@@ -517,13 +524,13 @@ def _off(books: abi.Books) -> Off:
 
 
 def _word(number: int, bits: int = 64) -> int:
-    """A number as a field of so many bits takes it."""
+    """Return a number as a field of so many bits takes it."""
     most = (1 << bits) - 1
     return number if 0 <= number <= most else most
 
 
 def _ask(descriptor: int, request: int, argument: ctypes.Structure) -> None:
-    """ioctl(2), asked again where a signal came between."""
+    """Call ioctl(2), again after each signal."""
     while True:
         try:
             fcntl.ioctl(descriptor, request, argument)

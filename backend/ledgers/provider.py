@@ -1,11 +1,11 @@
-"""A Gpu whose levers go through the kernel module: it queues what is asked, and knows what holds, whatever dies.
+"""A Gpu whose levers go through the kernel module, which queues commands and knows what holds, whatever dies.
 
     Follower --pull--> ioctl --> the kernel's queue --> ProviderGpu reads the command --> the Gpu itself
        ^                                                                                    |
        +------------------- ioctl returns <-- the kernel <-- ProviderGpu writes the answer <---+
 
-So a lever that another program pulls reaches the hardware the same way, and what a killed daemon had applied, or had
-begun to, is found in the kernel by the next one: it is commanded again first of all.
+So a lever that another program pulls reaches the hardware the same way. What a killed daemon had applied, or had begun
+to apply, the next one finds in the kernel, which commands it again before all else.
 """
 
 from __future__ import annotations
@@ -36,38 +36,38 @@ log = logging.getLogger(__name__)
 COMMANDS_AT_ONCE = 64
 
 ANSWERED_S = 600.0
-"""The kernel waits no longer for the answer to a lever. The provider of the GPU gives one sooner, and the request has
-a deadline of its own; should the provider die, the kernel knows at once."""
+"""Seconds that the kernel waits for the answer to a lever. The provider answers sooner, and the request has a deadline
+of its own; if the provider dies, the kernel knows at once."""
 
 LETS_RUN = (Op.ATTACH_TSG, *abi.LEVERS)
-"""After these a Gpu has a process run that it was not told to have frozen."""
+"""Commands after which a Gpu lets a process run that it was not told to freeze."""
 
 
 class Kernel(Protocol):
-    """What the kernel does for a Gpu (:class:`backend.ledgers.kernel.KernelLedger`)."""
+    """The kernel's service to a Gpu (:class:`backend.ledgers.kernel.KernelLedger`)."""
 
     @property
     def lacks(self) -> Collection[Setting]:
-        """Settings that it does not keep, whatever the Gpu can."""
+        """Settings that it does not keep, whatever the Gpu can do."""
 
     def queue(self, index: int) -> int:
-        """The descriptor of a GPU's commands, not blocking."""
+        """Return the descriptor of a GPU's commands, not blocking."""
 
     async def pull(self, lever: Op, group: Group, value: int, seconds: float) -> int:
-        """Has a lever of a process moved by the provider of its GPU; bytes moved for RECLAIM."""
+        """Have the provider of a process's GPU move a lever of it. Return the bytes moved for RECLAIM."""
 
 
 class ProviderGpu(ForwardingGpu):
-    """See :class:`backend.core.protocols.Gpu`, which it implements, and the module."""
+    """A :class:`backend.core.protocols.Gpu` that forwards to another through the kernel. See the module."""
 
     def __init__(self, inner: Gpu, kernel: Kernel, seconds: float) -> None:
-        """`seconds` is what a lever may take that moves no memory."""
+        """`seconds`: the longest time for a lever that moves no memory."""
         super().__init__(inner)
         self._kernel = kernel
         self._deadlines = Deadlines(seconds, self._whole)
-        self._table: tuple[Mapping[str, Capability], Mapping[str, Capability]] = {}, {}  # as the Gpu said, and ours
+        self._table: tuple[Mapping[str, Capability], Mapping[str, Capability]] = {}, {}  # the Gpu's, and this one's
         self._serving = False
-        self._behind: set[int] = set()  # commands from before we came that are not answered
+        self._behind: set[int] = set()  # earlier commands that are not answered yet
         self._caught_up = trio.Event()
 
     def capabilities(self) -> Mapping[str, Capability]:
@@ -79,7 +79,7 @@ class ProviderGpu(ForwardingGpu):
             self._table = table, {name: what for name, what in table.items() if name not in refused}
         return self._table[1]
 
-    # A move does not go by the kernel's queue: it commands what is to hold again, and a move is done once.
+    # Moves between GPUs bypass the kernel's queue: it repeats commands that are to hold, and a move is done once.
 
     async def run(
         self, bookkeeper: Bookkeeping, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -87,13 +87,13 @@ class ProviderGpu(ForwardingGpu):
         self._serving = True
         async with trio.open_nursery() as nursery:
             nursery.start_soon(lasting, "deadlines", self._deadlines.run)
-            nursery.start_soon(self._serve, bookkeeper)  # at once: levers are asked for in the Gpu's first look already
+            nursery.start_soon(self._serve, bookkeeper)  # at once: the Gpu's first look asks for levers already
             await nursery.start(self._inner.run, bookkeeper)
             with trio.move_on_after(self._deadlines.seconds):
-                await self._caught_up.wait()  # no program comes before what was held for it is held again
+                await self._caught_up.wait()  # no program comes before earlier settings hold again
             task_status.started()
 
-    # The levers, asked for
+    # The levers, as they are asked for
 
     async def set_lever(self, lever: Lever, process: Process, value: int) -> None:
         if lever not in self._kernel.lacks:
@@ -111,7 +111,7 @@ class ProviderGpu(ForwardingGpu):
         return await self._pull(Op.RECLAIM, process, nbytes)
 
     async def _pull(self, lever: Op, process: Process, value: int = 0) -> int:
-        if not self._serving:  # the end of the mount: no provider would answer, and nothing is to be kept
+        if not self._serving:  # the mount ends: no provider would answer, and nothing is to be kept
             return await self._move(lever, process, value)
         try:
             return await self._kernel.pull(lever, Member(process, self.info.index), value, ANSWERED_S)
@@ -123,14 +123,14 @@ class ProviderGpu(ForwardingGpu):
     def _whole(self, group: Group) -> int:
         return self._inner.footprint(group.process).whole if isinstance(group, Member) else 0
 
-    # ... and served
+    # The levers, as they are served
 
     async def _serve(self, bookkeeper: Bookkeeping) -> None:
-        """Does what the kernel asks, each command in a task of its own: a slow one holds up no other."""
+        """Do what the kernel commands, each in a task of its own, so that a slow command delays no other."""
         queue = self._kernel.queue(self.info.index)
         try:
             async with trio.open_nursery() as nursery:
-                await trio.lowlevel.checkpoint()  # now the Gpu's own run() has had its first step, and takes levers
+                await trio.lowlevel.checkpoint()  # now the Gpu's run() has had its first step, and takes levers
                 commands = self._read(queue)
                 self._behind.update(command.seq for command in commands)
                 self._catch_up()
@@ -143,7 +143,7 @@ class ProviderGpu(ForwardingGpu):
             self._serving = False
 
     def _read(self, queue: int) -> Sequence[Message]:
-        """The commands that are there now."""
+        """Read the commands that are there now."""
         commands: list[Message] = []
         with contextlib.suppress(BlockingIOError):
             while raw := os.read(queue, COMMANDS_AT_ONCE * SIZE):
@@ -152,7 +152,7 @@ class ProviderGpu(ForwardingGpu):
 
     async def _obey(self, bookkeeper: Bookkeeping, queue: int, command: Message) -> None:
         try:
-            # A lever that hangs shall not keep the next command to it waiting for ever.
+            # A lever that hangs must not keep the next command to it waiting for ever.
             with self._deadlines.deadline(Member(Process(command.args[1], command.args[2]), self.info.index)):
                 answer = command.answer(await self._do(bookkeeper, command))
         except OSError as error:
@@ -175,13 +175,13 @@ class ProviderGpu(ForwardingGpu):
             await bookkeeper.arrive(process, self.info.index)
             return 0
         if command.seq in self._behind and command.op in LETS_RUN and self._is_frozen(bookkeeper, process):
-            # Its freeze was under way when the daemon before us died: the Follower detaches it first of all. To do what
-            # held before that would let it run for a moment.
+            # The process was being frozen when the former daemon died, and the Follower detaches it first. Repeating
+            # the earlier command before that would let it run for a moment.
             raise fail(errno.EAGAIN)
         return await self._move(command.op, process, command.args[3])
 
     def _is_frozen(self, bookkeeper: Bookkeeping, process: Process) -> bool:
-        """Whether the books have a process, or a slice above it, frozen."""
+        """Return whether the books have a process, or a slice above it, frozen."""
         return bookkeeper.knows(process, self.info.index) and any(
             books.frozen for books in bookkeeper.levels(process, self.info.index)
         )

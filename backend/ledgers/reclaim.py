@@ -1,7 +1,7 @@
-"""What to take memory from: effective protection and the plans of reclaim, pure functions over the accounts.
+"""Planning of reclaim: effective protection, and which processes give how much. Pure functions over the accounts.
 
-The rules are those of the memory cgroup: a group's own low does not protect it against its own limit; below the
-group that is being reclaimed, low protects as ``effective_protection()`` in mm/memcontrol.c computes it.
+The rules are those of the memory cgroup: a group's own low does not protect it against its own limit; below the group
+that is being reclaimed, low protects as ``effective_protection()`` in mm/memcontrol.c computes it.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from backend.process.identity import Member
 
 
 def swap_room(account: Account) -> int:
-    """Granules that the swap.max of an account and of those above it still let go to the host."""
+    """Return the number of granules that the swap.max of an account and of those above it still let go to the host."""
     return min(level.room() for level in account.path())
 
 
 def reclaimable(top: Account, charged: Account, nbytes: int, enough: int = MAX) -> int:
-    """How much could leave the GPU from `top` downwards if `charged`, a process below it, held `nbytes` more.
+    """Return how many bytes could leave the GPU from `top` downwards if `charged`, a process below it, held `nbytes`
+    more.
 
-    Bytes. A process can give what it holds, a slice what its members can give; swap.max bounds each of them and,
-    at the top, everything above bounds the sum. Where it is `enough` no more are looked at: there may be thousands,
-    and every charge above a limit asks.
+    A process can give what it holds, a slice what its members can give; swap.max bounds each of them and, at the top,
+    everything above bounds the sum. Counting stops at `enough`: there may be thousands of processes, and every charge
+    above a limit asks.
     """
 
     def below(account: Account, enough: int) -> int:
@@ -41,7 +42,7 @@ def reclaimable(top: Account, charged: Account, nbytes: int, enough: int = MAX) 
 
 
 def leaves(top: Account) -> list[Account]:
-    """The processes at or below an account, in the order in which they came."""
+    """Return the processes at or below an account, in the order in which they came."""
     found, pending = [], [top]
     while pending:
         account = pending.pop()
@@ -53,13 +54,12 @@ def leaves(top: Account) -> list[Account]:
 
 
 def effective_lows(top: Account) -> dict[Account, int]:
-    """The part of each account's memory, in bytes, that a reclaim of `top` must leave alone while others can give.
+    """Return the part of each account's memory, in bytes, that a reclaim of `top` must leave alone while other members
+    can give. Accounts with no such part may be left out.
 
-    Those of which that is nothing may be left out.
-
-    mm/page_counter.c, effective_protection() with memory_recursiveprot (what systemd mounts cgroup2 with): children
-    share what their parent has protected, in proportion when they ask for more; what none of them asks for goes to
-    all, in proportion to their other memory. So a low on a slice protects the processes in it.
+    mm/page_counter.c, effective_protection() with memory_recursiveprot (systemd mounts cgroup2 with it): children share
+    what their parent has protected, in proportion when they ask for more; what none of them asks for goes to all, in
+    proportion to their other memory. So a low on a slice protects the processes in it.
     """
     lows: dict[Account, int] = {}
     pending = [top]
@@ -70,7 +70,7 @@ def effective_lows(top: Account) -> dict[Account, int]:
         asked = sum([min(child.figures.current, low) for child in children if (low := child.figures.low)])
         ceiling = lows.get(parent, 0)
         if not asked and not ceiling:
-            continue  # as almost everywhere
+            continue  # the common case
         for child in children:
             held = child.figures.current
             protected = min(held, child.figures.low)
@@ -86,10 +86,10 @@ def effective_lows(top: Account) -> dict[Account, int]:
 def plan(top: Account, nbytes: int) -> list[Target]:
     """Split `nbytes`, in whole granules, over the processes below `top`; less in all where swap.max allows no more.
 
-    First what is not protected, then, if that was not enough, what low protects. Each time those give first whose next
-    use is the farthest (:class:`backend.core.nextuse.NextUse`), and nearer ones what these could not. Of one class the
-    largest holders give until they are level with the next, so that equals give equally; of two equals, the one over
-    its own high.
+    Unprotected memory comes first, then, if that was not enough, memory that low protects. Each time the processes with
+    the farthest next use give first (:class:`backend.core.nextuse.NextUse`), and nearer ones what these could not.
+    Within a class the largest holders give until they are level with the next, so that equals give equally; of two
+    equals, the one over its own high gives first.
     """
     members, lows, now_usec = leaves(top), effective_lows(top), clock.boot_usec()
     made = _Plan(top.granule, -(-nbytes // top.granule))
@@ -108,7 +108,7 @@ def plan(top: Account, nbytes: int) -> list[Target]:
 
 
 class _Plan:
-    """A plan that is being made. Amounts are granules."""
+    """A plan in the making. Amounts are granules."""
 
     def __init__(self, granule: int, wanted: int) -> None:
         self._granule = granule
@@ -118,12 +118,13 @@ class _Plan:
         self.spare: dict[Account, int] = {}
         """Amount that each process can give in this round."""
         self.taken: dict[Account, int] = {}
-        """Amount that each gives."""
+        """Amount that each process gives."""
         self.targets: list[Target] = []
         """The plan so far."""
 
     def level(self, equals: list[Account], below_low: bool) -> None:
-        """Take from processes of one class, from the top; then what a full swap kept others of them from giving."""
+        """Take from processes of one class, from the top; then take what a full swap kept some of them from giving from
+        the rest."""
         order = sorted(
             equals,
             key=lambda leaf: (max(0, leaf.figures.current - leaf.figures.high), self.spare[leaf]),
@@ -149,7 +150,7 @@ class _Plan:
 
 
 def water_fill(amounts: list[int], nbytes: int) -> list[int]:
-    """What each of `amounts` gives so that `nbytes` are given and what is left is level at the top.
+    """Return what each of `amounts` gives so that `nbytes` are given and what is left is level at the top.
 
     >>> water_fill([10, 6, 1], 6)
     [5, 1, 0]

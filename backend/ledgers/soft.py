@@ -1,8 +1,8 @@
-"""SoftLedger: the books, in one process's memory. Readable first: it specifies what every other ledger answers.
+"""SoftLedger: the books in the memory of one process. Readable first: it specifies the answers of every other ledger.
 
-A GPU's groups form a tree: its root (the GPU, whose high is its capacity), slices below it, processes as leaves.
-A charge goes to a process and to everything above it, so at every moment the figures of a group are the sum of
-its children's. Limits act as in memory cgroups (Documentation/admin-guide/cgroup-v2.rst, "Memory").
+A GPU's groups form a tree: its root (the GPU, whose high is its capacity), slices below it, processes as leaves. A
+charge goes to a process and to everything above it, so at every moment the figures of a group are the sum of its
+children's. Limits act as in memory cgroups (Documentation/admin-guide/cgroup-v2.rst, "Memory").
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from backend.ledgers.account import Account
 from backend.process.identity import ROOT, Group, Member, SliceOn
 
 _OF_SLICES = {setting.field for setting in SETTINGS if setting.slices_only}
-"""Settings of slices alone, by field."""
+"""Fields of the settings that only slices have."""
 
 _BOUNDS = {setting.field: (setting.least, setting.most) for setting in SETTINGS}
 """Least and greatest value of each setting, by field."""
 
 _NOTED = {"low", "high", "max", "oom", "reclaim", "fail", "oom_kill", "oom_group_kill"}
-"""Events that the ledger does not see happen by itself, or not always."""
+"""Events that are noted by callers, as the ledger does not see them, or not always."""
 
 
 class SoftLedger:
-    """See :class:`backend.core.protocols.Ledger`, which it implements and specifies."""
+    """The reference :class:`backend.core.protocols.Ledger`."""
 
     name = "soft"
     peaks = PEAKS
@@ -154,7 +154,7 @@ class SoftLedger:
             refused = holds > MAX or (over > 0 and over > reclaim.reclaimable(level, account, nbytes, over))
             if beyond > 0 and holds <= MAX:
                 self._event(level, "max")
-                # What is not allocated yet cannot leave: the room for it has to be there before.
+                # An allocation that is not made yet cannot be moved out: its room has to be there before.
                 if beyond <= reclaim.reclaimable(level, account, 0, beyond):
                     raise fail(errno.EAGAIN)
                 refused = True
@@ -232,10 +232,10 @@ class SoftLedger:
         account.update(pressure_bytes=nbytes, pressure_seq=account.figures.pressure_seq + 1)
         self._tell(group, Channel.USERMEM)
 
-    # The small parts
+    # Helpers
 
     def _open(self, group: Group, parent: Account | None, granule: int = 1) -> Account:
-        """A new page in the books, empty."""
+        """Return a new, empty account."""
         return Account(group, parent, granule)
 
     def _account(self, group: Group) -> Account:
@@ -251,12 +251,12 @@ class SoftLedger:
         return account
 
     def _shift(self, account: Account, held: int, swapped: int) -> None:
-        """Adds to the figures of an account and of every one above it."""
+        """Add to the figures of an account and of every one above it."""
         for level in account.path():
             level.update(**_holds(level.figures, held, swapped))
 
     def _event(self, account: Account, event: str) -> None:
-        """Counts an event in a group and, as memory.events does, in every group above it."""
+        """Count an event in a group and, as memory.events does, in every group above it."""
         name = f"events_{event}"
         for level in account.path():
             level.update(**{name: getattr(level.figures, name) + 1})
@@ -268,7 +268,7 @@ class SoftLedger:
 
 
 def _holds(books: Books, held: int, swapped: int) -> dict[str, int]:
-    """Figures of a group that holds so much more."""
+    """Return the figures of a group that holds this much more."""
     current, swap = books.current + held, books.swap + swapped
     changes = {"current": current, "swap": swap}
     if current > books.peak:

@@ -1,12 +1,13 @@
-"""Busy time: how long processes had the engine of a GPU and work for it, which is less than they had the engine.
+"""Busy time: how long a process had the engine of a GPU and also work for it.
 
-A context stays on the engine until another one is due (residency.py): a program that is alone and idle has all of the
-time there. What of that it worked is told by its kernels. A program with the library counts those on its page, and each
-look finds some pending or none: the time since the last look is busy, or is not. One without it is in NVML's samples,
-which are of the driver, and coarse (sampling.py); how much comes from them is told.
+This is less than the time on the engine, since a context stays there until another one is due (residency.py): a
+program that is alone and idle has the engine all the time. Kernels tell how much of that time was work. A program
+with the library counts its kernels on its page; each look finds some pending or none, and the time since the last
+look counts as busy or not. A program without the library appears in NVML's samples, which are the driver's own and
+coarse (sampling.py); the part of busy time that comes from them is reported.
 
-Where there is no trace the engine's time is not known, and all of the time counts in which kernels were pending: also
-while they waited for those of others.
+Without a trace, the time on the engine is unknown. Then all time counts during which kernels were pending, even while
+they waited for those of other programs.
 """
 
 from __future__ import annotations
@@ -19,33 +20,38 @@ import attrs
 from backend.process.identity import Process
 
 Used = Callable[[Process], int | None]
-"""Microseconds that a process had the engine, until some time ago; None where that is not told."""
+"""Returns the microseconds that a process had the engine, up to some time ago; None where that is unknown."""
 
 
 CARRIED_US = 1_000_000
-"""Microseconds of samples, and of the engine, that are kept to be matched with each other: those are a second late."""
+"""Sampled time, and engine time, that is kept to be matched with the other, microseconds: samples
+are a second late.
+"""
 
 
 @attrs.define
 class Work:
-    """What is known of one process."""
+    """The busy time of one process."""
 
     pending: deque[bool]
-    """Whether kernels of it were, at the last looks, the oldest first."""
+    """Whether kernels of the process were pending, at each of the last looks, the oldest first."""
     used: int = 0
-    """Microseconds that it had the engine, at the last look."""
+    """Time on the engine at the last look, microseconds."""
     counted: float = 0.0
-    """Busy by its own count of its kernels, microseconds."""
+    """Busy time by the program's own count of its kernels, microseconds."""
     sampled: float = 0.0
-    """Busy by samples, microseconds."""
+    """Busy time by samples, microseconds."""
     counts: bool = False
-    """Whether it ever counted its kernels."""
+    """Whether the program ever counted its kernels."""
     unmatched: tuple[float, float] = (0.0, 0.0)
-    """What was sampled beyond what it had the engine, and the other way round, microseconds; up to CARRIED_US."""
+    """Sampled time in excess of engine time, and engine time in excess of sampled time, microseconds; each up
+    to CARRIED_US.
+    """
 
     def match(self, sampled: float, used: float) -> float:
-        """Return how much more it was busy by samples: what was sampled, but no more than it had the engine. The two
-        are not of the same time."""
+        """Return the additional busy time by samples, microseconds: the sampled time, limited to the time on the
+        engine. What is left of either is kept, since the two figures are not of the same moment.
+        """
         sampled, used = sampled + self.unmatched[0], used + self.unmatched[1]
         least = min(sampled, used)
         self.unmatched = min(CARRIED_US, sampled - least), min(CARRIED_US, used - least)
@@ -53,24 +59,28 @@ class Work:
 
 
 class BusyTime:
-    """See the module. `used` of a process is as old as `age` looks; it is matched with what was pending then."""
+    """Busy time of the processes of one GPU. `used` is `age` looks old, so it is matched with what
+    was pending then.
+    """
 
     def __init__(self, age: int) -> None:
         self._age = age
         self._known: dict[Process, Work] = {}
 
     def usec(self, process: Process) -> int | None:
-        """Microseconds that a process was busy; None where nothing tells."""
+        """Return the microseconds that a process was busy; None where nothing tells."""
         work = self._known.get(process)
         return int(work.counted) + int(work.sampled) if work is not None else None
 
     def sampled_usec(self, process: Process) -> int | None:
-        """What of that comes from samples."""
+        """Return the part of them that comes from samples."""
         work = self._known.get(process)
         return int(work.sampled) if work is not None else None
 
     def look(self, programs: Iterable[tuple[Process, bool | None]], used: Used, window_us: float) -> None:
-        """A look at whose kernels are pending, `window_us` microseconds after the last; None: it does not count."""
+        """Record which programs have kernels pending, `window_us` microseconds after the last look; None for a
+        program that does not count its kernels.
+        """
         for process, pending in programs:
             if pending is None:
                 continue
@@ -83,7 +93,9 @@ class BusyTime:
             work.used = work.used if now is None else now
 
     def sample(self, programs: Iterable[tuple[Process, bool | None]], used: Used, sampled: Mapping[int, float]) -> None:
-        """What samples say since the last time, microseconds by pid: they are of those that do not count."""
+        """Add what samples say since the last call, in microseconds by pid, for programs that do not count
+        their kernels.
+        """
         for process, pending in programs:
             if pending is not None:
                 continue
@@ -93,13 +105,14 @@ class BusyTime:
             work.used = work.used if now is None else now
 
     def rest(self, process: Process, used: int) -> int:
-        """Microseconds that a process which has ended was busy besides, of what it had the engine by then: as at the
-        last look at its kernels."""
+        """Return the additional microseconds that a process was busy before it ended, given its total time on the
+        engine. They count as the last look at its kernels found it.
+        """
         work = self._known.get(process)
         return max(0, used - work.used) if work is not None and work.counts and work.pending[-1] else 0
 
     def forget(self, process: Process) -> None:
-        """The process is gone."""
+        """Forget a process that has ended."""
         self._known.pop(process, None)
 
     def _work(self, process: Process) -> Work:

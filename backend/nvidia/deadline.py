@@ -1,4 +1,4 @@
-"""Blocking calls that may never return: NVML and RM can hang in the driver, where no signal reaches a thread."""
+"""Deadlines for blocking calls that may never return: NVML and RM can hang in the driver, where no signal reaches."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from backend.common.threads import in_a_thread
 T = TypeVar("T")
 
 LOOK_S = 0.0005
-"""Who stands aside looks so often whether it may go on."""
+"""Seconds between two looks of a thread that stands aside, to see whether it may go on."""
 
 
 class Deadline:
-    """Runs blocking calls in a thread, one at a time, each for a limited time.
+    """Runs blocking calls in a thread, one at a time, each with a time limit.
 
-    A call that outlives its time is abandoned with OSError(ETIMEDOUT). Until its thread comes back the others fail at
-    once, so that a hung driver costs one thread and one wait, not one of each per caller.
+    A call that exceeds its limit is abandoned with OSError(ETIMEDOUT). Until its thread returns, further calls fail
+    at once. So a hung driver costs one thread and one wait, instead of one of each per caller.
     """
 
     def __init__(self, what: str, seconds: float) -> None:
@@ -35,8 +35,9 @@ class Deadline:
         self._overdue = False
 
     async def call(self, function: Callable[[], T]) -> T:
-        """The result of `function`, called in a thread. OSError: ETIMEDOUT when it takes too long, EAGAIN where no
-        thread is to be had."""
+        """Return the result of `function`, called in a thread. Raises OSError: ETIMEDOUT when it takes too long, EAGAIN
+        where no thread can be had.
+        """
         async with self._turn:
             if self._overdue and self._limiter.available_tokens == 0:
                 raise self._timeout()
@@ -51,10 +52,11 @@ class Deadline:
 
 
 class Narrow:
-    """Where one thread at a time may be, in calls that may never return.
+    """A section that one thread at a time may enter, for calls that may never return.
 
-    Who finds another in it waits for a limited time, and once somebody did so in vain nobody waits until it is free
-    again: a call that hangs for one program shall not stop the threads of all others one after the other.
+    A thread that finds the section taken waits for a limited time. Once one has waited in vain, no other waits until
+    the section is free again: otherwise a call that hangs for one program would hold up the threads of all others in
+    turn.
     """
 
     def __init__(self, what: str, seconds: float) -> None:
@@ -65,7 +67,7 @@ class Narrow:
 
     @contextlib.contextmanager
     def passed(self) -> Iterator[None]:
-        """For the one that is in it. OSError(ETIMEDOUT)."""
+        """Hold the section. Raises OSError(ETIMEDOUT) after a wait in vain."""
         if not self._lock.acquire(timeout=0 if self._late else self._seconds):
             self._late = True
             raise OSError(errno.ETIMEDOUT, f"{self._what} does not answer")
@@ -77,11 +79,12 @@ class Narrow:
 
 
 class Precedence:
-    """Short work before long, where both are a lot of calls in threads: each call of the one would wait beside one of
-    the other, for the interpreter as for a lock in the driver.
+    """Precedence of short work over long work, where both are many calls in threads: each call of the one would wait
+    for a call of the other, both for the interpreter and for a lock in the driver.
 
-    Long work stands aside between two calls, for a limited time. Once somebody did so in vain nobody does until all
-    short work is over: of that, too, a call may never return. Who is short takes no lock: there may be a thousand.
+    Long work stands aside between two calls, for a limited time. Once it has waited in vain, it does not stand aside
+    until all short work is over, because a short call, too, may never return. Short work takes no lock: there may be
+    a thousand.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -91,7 +94,7 @@ class Precedence:
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:
-        """For the short. Several may be at it; none may stand aside meanwhile."""
+        """Do short work. Several threads may be here at once; all long work stands aside meanwhile."""
         mine = object()
         self._at_work.add(mine)
         try:
@@ -102,7 +105,7 @@ class Precedence:
                 self._late = False
 
     def stand_aside(self) -> None:
-        """For the long, between two calls."""
+        """Let short work go first; called by long work between two calls."""
         if not self._at_work or self._late:
             return
         until = time.monotonic() + self._seconds

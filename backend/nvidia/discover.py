@@ -1,7 +1,7 @@
-"""Finds the RM objects of a process that knows nothing of us: clients, TSGs, channels, and the GPU of each.
+"""Find the RM objects of a process that does not cooperate: clients, TSGs, channels, and the GPU of each.
 
-There is no call that lists them, so handles are tried one after the other (CLIENT_GET_HANDLE_INFO takes no GPU lock,
-about 3 us each). What makes that cheap, measured on driver 580:
+No call lists them, so handles are tried one after the other (CLIENT_GET_HANDLE_INFO takes no GPU lock, about 3 us
+each). Three facts make that cheap, measured on driver 580:
 
 - RM numbers clients with a counter: those of a process lie between the counter's value when it started and now.
 - libcuda numbers its objects from 0x5C000000 upwards and does not reuse a number: new objects are past the highest.
@@ -28,81 +28,85 @@ from backend.process.identity import Process
 log = logging.getLogger(__name__)
 
 HANDLE_BASE = 0x5C000000
-"""Where libcuda starts to number the objects of a client."""
+"""First handle that libcuda gives to an object of a client."""
 HANDLE_COUNT = 1 << 20
-"""How far they are looked for."""
+"""Number of handles that are searched from there."""
 FIRST_RUN = 4096
-"""The first look at a client ends after so many unused handles in a row (freed allocations leave gaps), 13 ms."""
+"""Unused handles in a row that end the first look at a client: 13 ms. Freed allocations leave gaps."""
 QUICK_RUN = 24
-"""The quick look, before a lever: 0.1 ms. A context makes its 110 objects with gaps of at most four."""
+"""The same for the quick look, before a lever: 0.1 ms. A context makes its 110 objects with gaps of at most four."""
 WIDE_RUN = 1024
-"""The wide look, in the background."""
+"""The same for the wide look, in the background."""
 BACK = 8
 """Handles below the highest that are tried again: two threads of a program can finish theirs in either order."""
 PATIENCE_S = 0.05
-"""For a lever, which takes 2 ms."""
+"""Longest wait of a look for a lever, seconds. A lever takes 2 ms."""
 WAIT_S = 1.0
-"""For another thread's call that is for the whole host: the usual one takes 4 us."""
+"""Longest wait for another thread's call about the whole host, seconds; usually a call takes 4 us."""
 TICK = os.sysconf("SC_CLK_TCK")
 
 
 class Engine(enum.Enum):
-    """What a TSG runs on."""
+    """The kind of engine that a TSG runs on."""
 
     GR = "gr"
-    """Graphics and compute: what compute.timeslice divides."""
+    """Graphics and compute, the engine that compute.timeslice divides."""
     COPY = "copy"
     """A copy engine."""
     UNKNOWN = "unknown"
-    """Nothing under its channels yet: it is being made."""
+    """Unknown as long as there is nothing under the TSG's channels: it is being made."""
 
 
 @attrs.frozen
 class Tsg:
-    """A channel group: what a runlist schedules."""
+    """A timeslice group: the unit that a runlist schedules."""
 
     fd: int
-    """The descriptor of /dev/nvidiactl, in the process, that its client belongs to."""
+    """The process's descriptor of /dev/nvidiactl that the TSG's client belongs to."""
     client: int
     """RM client handle."""
     handle: int
     """RM object handle, class 0xA06C."""
     gpu_id: int
-    """RM's name of the GPU."""
+    """RM's id of the GPU."""
     subdevice: int
-    """Handle of the client's subdevice object on that GPU: where FIFO controls go."""
+    """Handle of the client's subdevice object on that GPU: the target of FIFO controls."""
     engine: Engine
-    """What it runs on."""
+    """The kind of engine that the TSG runs on."""
     channels: tuple[int, ...]
-    """Handles of its channels."""
+    """Handles of the TSG's channels."""
     default_us: int
-    """Its own timeslice, microseconds: what it had when it was found, or is known to have got from its maker since."""
+    """Native timeslice of the TSG, microseconds: the one it had when it was found, or later got from its maker."""
 
 
 def is_channel(class_: int) -> bool:
-    """Whether that class is a GPFIFO channel: 0xC36F Volta, 0xC56F Ampere, 0xC86F Hopper, 0xC96F Blackwell, ..."""
+    """Return whether a class is a GPFIFO channel: 0xC36F Volta, 0xC56F Ampere, 0xC86F Hopper, 0xC96F
+    Blackwell, ...
+    """
     return class_ & 0xFF == 0x6F
 
 
 def is_gr_object(class_: int) -> bool:
-    """Whether that class is a compute (0xCBC0 Hopper, ...) or 3D (0xCB97, ...) object: what makes a channel GR."""
+    """Return whether a class is a compute (0xCBC0 Hopper, ...) or 3D (0xCB97, ...) object, which
+    makes a channel GR.
+    """
     return class_ > 0xFF and class_ & 0xFF in (0xC0, 0x97)
 
 
 def _matters(class_: int) -> bool:
-    # Memory objects are the many; they are not kept.
+    #     # Most objects are memory, and are not kept.
     fixed = (rm.CLASS_DEVICE, rm.CLASS_SUBDEVICE, rm.CLASS_TSG, rm.CLASS_CONTEXT_SHARE)
     return class_ in fixed or is_channel(class_) or is_gr_object(class_) or class_ & 0xFF == 0xB5
 
 
 @attrs.frozen
 class Found:
-    """The outcome of trying a range of handles."""
+    """The result of trying a range of handles."""
 
     objects: Mapping[int, tuple[int, int]]
-    """Handle to (class, parent), of the classes that matter."""
+    """Class and parent of each relevant object, by handle."""
     top: int
-    """Highest handle in use that was met, of any class; 0 when none was."""
+    """Highest handle in use in the range, of any class; 0 if none is in use."""
 
 
 def _on() -> None:
@@ -110,7 +114,7 @@ def _on() -> None:
 
 
 def try_handles(control: rm.Control, client: int, start: int, run: int, before: Callable[[], None] = _on) -> Found:
-    """Tries the handles from `start` upwards until `run` of them in a row are unused; calls `before` before each."""
+    """Try handles upwards from `start` until `run` in a row are unused; call `before` before each."""
     objects: dict[int, tuple[int, int]] = {}
     top = 0
     handle = start
@@ -130,7 +134,7 @@ def try_handles(control: rm.Control, client: int, start: int, run: int, before: 
 
 
 class ClientCounter:
-    """RM's counter of clients, and what it said earlier. Has a client of its own. For any thread."""
+    """RM's counter of clients, with its earlier values. It has a client of its own. For any thread."""
 
     def __init__(self, system: System) -> None:
         self._system = system
@@ -146,21 +150,25 @@ class ClientCounter:
             raise
 
     def close(self) -> None:
-        """Gives back the descriptor, and with it our client."""
+        """Close the descriptor, and our client with it."""
         self._system.close(self._fd)
 
     def cards(self) -> Sequence[rm.Card]:
-        """The GPUs of the driver."""
+        """Return the GPUs that the driver has."""
         with self._narrow.passed():
             return self._control.cards()
 
     def totals(self) -> tuple[int, ...]:
-        """Clients and resources of the whole host: while they stay the same nothing new was made (4 us)."""
+        """Return the counts of clients and resources of the whole host (4 us): while they stay the same,
+        nothing new was made.
+        """
         with self._narrow.passed():
             return self._control.query(self._root, self._root, rm.GET_CLIENT_DATABASE_INFO, rm.DATABASE_INFO, 0, 0)
 
     def sample(self) -> int:
-        """The index that the next client will get. Learnt by making a client and dropping it, which uses one up."""
+        """Return the index that the next client will get. To learn it takes a client, made and freed,
+        and so one index.
+        """
         with self._narrow.passed():
             client = self._control.allocate(0, 0, 0, rm.CLASS_ROOT)
             self._control.free(client, client, client)
@@ -169,19 +177,21 @@ class ClientCounter:
             return index
 
     def since(self, start: int) -> int:
-        """An index that no client made after `start` (clock ticks since boot) is below; 0 from before our time."""
-        at = bisect.bisect_left(self._samples, (start, 0))  # others only append, what is later
+        """Return a lower bound for the index of any client made after `start` (clock ticks since boot); 0 if that
+        is before the first sample.
+        """
+        at = bisect.bisect_left(self._samples, (start, 0))  # other threads only append later samples
         return self._samples[at - 1][1] if at else 0
 
 
 def indices(low: int, high: int) -> Iterable[int]:
-    """The counter's values from `low` up to but not `high`, newest first; it may have wrapped between them."""
+    """Return the counter's values from `low` up to but not `high`, newest first; it may have wrapped between them."""
     count = (high - low) % rm.CLIENT_COUNT
     return ((high - 1 - n) % rm.CLIENT_COUNT for n in range(count))
 
 
 class _Client:
-    """What is known about the objects of one client. Changed under the lock of its Handles only."""
+    """The known objects of one client. Changed only under the lock of its Handles."""
 
     def __init__(self, fd: int, handle: int) -> None:
         self.fd = fd
@@ -215,10 +225,10 @@ class _Client:
 
 
 class Handles:
-    """What is known about the RM objects of one process; every look adds to it. For any thread."""
+    """The known RM objects of one process; each look adds to them. For any thread."""
 
     def __init__(self, system: System, counter: ClientCounter, process: Process, levers: Precedence) -> None:
-        """Wide looks stand aside for `levers`, of whatever process: a look at a PyTorch program is some 2000 calls."""
+        """Wide looks stand aside for `levers` of any process: a look at a PyTorch program takes some 2000 calls."""
         self.process = process
         self.levers = levers
         self._system = system
@@ -233,13 +243,15 @@ class Handles:
         self._recalled: dict[tuple[int, int], int] = {}
 
     def recall(self, defaults: Mapping[tuple[int, int], int]) -> None:
-        """Timeslices that TSGs (client, handle) had of their own before a daemon before us gave them others."""
+        """Recall timeslices that TSGs, as (client, handle), had before an earlier daemon changed them,
+        in microseconds.
+        """
         with self._lock:
             self._recalled |= defaults
         self.learn(defaults)
 
     def learn(self, defaults: Mapping[tuple[int, int], int]) -> None:
-        """Timeslices that TSGs (client, handle) which are known have of their own, whatever they were found with."""
+        """Correct the native timeslices of known TSGs, as (client, handle), in microseconds."""
         with self._lock:
             for client in self._clients.values():
                 own = {handle: us for (root, handle), us in defaults.items() if root == client.handle}
@@ -247,34 +259,37 @@ class Handles:
             self._tsgs = None
 
     def fds(self) -> Sequence[int]:
-        """The descriptors, in the process, that its clients belong to."""
+        """Return the process's descriptors that its clients belong to."""
         with self._lock:
             return sorted({client.fd for client in self._clients.values()})
 
     def tsgs(self) -> Sequence[Tsg]:
-        """The TSGs known, each with its GPU. The very same sequence while nothing was found or dropped."""
+        """Return the known TSGs on every GPU; the same object as long as nothing was found or dropped."""
         with self._lock:
             if self._tsgs is None:
                 self._tsgs = tuple(tsg for client in self._clients.values() for tsg in client.tsgs())
             return self._tsgs
 
     def quick(self, controls: Mapping[int, rm.Control]) -> None:
-        """Looks just past the highest handle of each client."""
+        """Look just past the highest handle of each client."""
         for client in self._known(controls):
             start = max(HANDLE_BASE, client.top - BACK)
             self._merge(client, controls[client.fd], try_handles(controls[client.fd], client.handle, start, QUICK_RUN))
 
     def may_be_new(self) -> bool:
-        """Whether the host made anything since the last wide look (one call, instead of some 40): what comes and goes
-        in equal numbers is missed until the next one."""
+        """Return whether the host made anything since the last wide look. This takes one call instead of some 40.
+        Objects that come and go in equal numbers are missed until the next wide look.
+        """
         try:
             return self._counter.totals() != self._totals
         except OSError:
             return True
 
     def wide(self, force: bool = False) -> bool:
-        """Looks for new clients and further past the highest handle. Returns at once when the host made nothing new,
-        unless `force`; whether it looked. ProcessLookupError when the process is gone."""
+        """Look for new clients, and further past the highest handle of each client; return whether it looked.
+        Without `force`, it does not look if the host made nothing new. Raises ProcessLookupError when the
+        process is gone.
+        """
         with self._looking:
             return self._wide(force)
 
@@ -285,7 +300,7 @@ class Handles:
         fds = frozenset(self._system.control_fds(self.process.pid))
         with rm.borrowed(self._system, self.process, sorted(fds)) as controls:
             self._drop_gone(controls)
-            # Each search uses up one of RM's numbers: not for what the totals say is only memory come and gone.
+            # Each search uses up one of RM's numbers, so none is made where only memory came and went, by the totals.
             if controls and (force or not self._clients or fds != self._fds or totals[0] != self._totals[0]):
                 self._find_clients(controls)
             for client in self._known(controls):
@@ -296,7 +311,7 @@ class Handles:
                 found = try_handles(control, client.handle, start, run, self.levers.stand_aside)
                 self._merge(client, control, found)
                 self._deep(client, control)
-        # Read before looking: what was made meanwhile is looked for the next time.
+        # Read before looking: objects made meanwhile are looked for the next time.
         self._totals = totals
         return True
 
@@ -307,7 +322,7 @@ class Handles:
     def _find_clients(self, controls: Mapping[int, rm.Control]) -> None:
         now = self._counter.sample()
         for fd, control in controls.items():
-            # A descriptor that we have not met can hold any client since the process began.
+            # A descriptor not met before can hold any client made since the process began.
             low = self._searched if fd in self._fds else self._counter.since(self.process.start)
             for index in indices(low, now):
                 self.levers.stand_aside()
@@ -319,7 +334,9 @@ class Handles:
         self._fds = frozenset(controls)
 
     def _drop_gone(self, controls: Mapping[int, rm.Control]) -> None:
-        """Forgets what was freed. A number that was closed and opened again is another file: its clients are gone."""
+        """Forget freed objects. A number that was closed and opened again is another file, so its
+        clients are gone.
+        """
         with self._lock:
             clients = list(self._clients.items())
         for key, client in clients:
@@ -345,7 +362,7 @@ class Handles:
                     client.defaults.pop(handle, None)
 
     def _deep(self, client: _Client, control: rm.Control) -> None:
-        """Tries the next stretch of the whole range: a gap longer than WIDE_RUN hides what is past it."""
+        """Try the next stretch of the whole range: a gap longer than WIDE_RUN hides what is past it."""
         start = max(client.cursor, client.top + WIDE_RUN)
         for handle in range(start, start + WIDE_RUN, QUICK_RUN):
             found = try_handles(control, client.handle, handle, QUICK_RUN, self.levers.stand_aside)
@@ -356,8 +373,8 @@ class Handles:
 
     def _merge(self, client: _Client, control: rm.Control, found: Found) -> None:
         gpu_ids, defaults = {}, {}
-        # A subdevice whose GPU could not be learnt is asked again: without it all its TSGs are out of reach. Not so a
-        # TSG for its default: it may have what was set for it by now.
+        # A subdevice whose GPU could not be learnt is asked again, since without it all its TSGs are out of reach. A
+        # TSG is not asked again for its default: by now it may have a timeslice that was set.
         again = {handle: value for handle, value in client.objects.items() if handle not in client.gpu_ids}
         again = {handle: value for handle, value in again.items() if value[0] == rm.CLASS_SUBDEVICE}
         for handle, (class_, _) in (again | {**found.objects}).items():
@@ -367,7 +384,7 @@ class Handles:
                 elif class_ == rm.CLASS_TSG and handle not in client.objects:
                     now = control.query(client.handle, handle, rm.GET_TIMESLICE, rm.TIMESLICE, 0)[0]
                     defaults[handle] = self._recalled.get((client.handle, handle), now)
-            except rm.RmError as error:  # freed meanwhile, or a GPU that fell off the bus
+            except rm.RmError as error:  # freed meanwhile, or the GPU fell off the bus
                 log.debug("object 0x%x of pid %d: %s", handle, self.process.pid, error)
         with self._lock:
             if any(client.objects.get(handle) != value for handle, value in found.objects.items()) or gpu_ids:
@@ -379,7 +396,9 @@ class Handles:
 
 
 class Census:
-    """The Handles of every process, shared by the GPUs: a process that uses several has one set of clients."""
+    """The Handles of every process, shared by all GPUs: a process has one set of clients for all
+    GPUs that it uses.
+    """
 
     def __init__(self, system: System, counter: ClientCounter) -> None:
         self.system = system
@@ -388,12 +407,12 @@ class Census:
         self._handles: dict[Process, Handles] = {}
 
     def of(self, process: Process) -> Handles:
-        """The Handles of a process, nothing known yet for a new one."""
+        """Return the Handles of a process; those of a new process are empty."""
         found = self._handles.get(process)
         if found is None:
             found = self._handles[process] = Handles(self.system, self.counter, process, self._levers)
         return found
 
     def forget(self, process: Process) -> None:
-        """The process exited."""
+        """Forget a process that has ended."""
         self._handles.pop(process, None)

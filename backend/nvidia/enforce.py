@@ -1,7 +1,7 @@
-"""The steps that find the TSGs of a process on one GPU and make them follow what is wanted.
+"""Make the TSGs of a process on one GPU follow what is wanted, in steps that find and change them.
 
-A step runs in a thread and with a deadline. Whatever thread comes last applies what is wanted then, so a call that was
-given up can do no harm when it wakes up.
+A step runs in a thread and with a deadline. Each thread applies what is wanted at the time it acts, so a call that
+was abandoned does no harm when it wakes up.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from backend.nvidia.timeslices import Timeslices
 from backend.process.identity import Process
 
 NEVER = 1 << 62
-"""Clock ticks since boot that no machine is up for: every process is older."""
+"""A start time later than that of any process, in clock ticks since boot."""
 
 
 class Enforcement:
-    """See the module."""
+    """The steps for one process on one GPU."""
 
     def __init__(
         self,
@@ -42,8 +42,9 @@ class Enforcement:
         began: int,
         notes: Notes,
     ) -> None:
-        """`states` tell which channels of the GPU are on its runlist. `began` is when this daemon did, in clock ticks
-        since boot: an earlier daemon may have had programs that are older."""
+        """`states` tells which channels of the GPU are on its runlist. `began` is the start time of this daemon in
+        clock ticks since boot: an earlier daemon may have changed a process that is older.
+        """
         self._process = process
         self._system = system
         self._applied = applied
@@ -52,10 +53,10 @@ class Enforcement:
         self._notes = notes
         self._questions = questions
         self._timeslices = timeslices
-        self._adopted = False  # whether it was asked for channels that an earlier daemon left off
+        self._adopted = False  # whether channels that an earlier daemon left off were looked for
         self.unsure = False
-        """Whether an earlier daemon may have left channels off, and that cannot be asked here."""
-        self._forgotten = False  # whether the process is gone: a thread that is still at it notes nothing
+        """Whether an earlier daemon may have left channels off and the driver cannot tell."""
+        self._forgotten = False  # whether the process is gone: a thread that is still at work notes nothing
         self._acting = threading.Lock()  # held while the hardware is made to follow
         known = recalled(self._notes.known(process))
         if known:
@@ -64,29 +65,33 @@ class Enforcement:
 
     @property
     def _is_older(self) -> bool:
-        """Whether a daemon before this one may have pulled its levers."""
+        """Whether an earlier daemon may have pulled levers of the process."""
         return self._process.start < self._began
 
     def begin_again(self) -> None:
-        """The GPU was lost and is back: whatever was done to it before is undone, or asked for anew."""
+        """Start over after the GPU was lost and is back: everything done before was undone, or is asked for anew."""
         self._applied.off.clear()
         self._applied.doubt_timeslices()
         self._timeslices.begin_again()
         self.adopt_again()
 
     def adopt_again(self) -> None:
-        """Whatever is off the runlist may be so by another daemon: that is asked for."""
+        """Ask which channels are off the runlist before the next step, since another daemon may have
+        taken them off.
+        """
         self._adopted, self._began = False, NEVER
 
     def forget(self) -> None:
-        """The process is gone, or what it had: a thread that is still at it notes nothing that would stay."""
+        """Forget the process, or what was wanted for it. A thread that is still at work leaves no notes behind."""
         self._forgotten = True  # before the notes go: that thread may be about to make some
         self._notes.note(self._process, {})
 
     # In threads
 
     def look(self, force: bool) -> None:
-        """Finds its TSGs; with `force` also where the host's totals say that there are no new ones. OSError."""
+        """Find the process's TSGs; with `force`, even if the host's totals say that there are no new ones.
+        Raises OSError.
+        """
         with self._alive():
             self._applied.handles.wide(force)
             if not self._adopted:
@@ -94,17 +99,19 @@ class Enforcement:
                     self._adopt_channels()
 
     def left_off(self) -> set[levers.Key]:
-        """The channels that are off the runlist, by the GPU's own word."""
+        """Return the channels that are off the runlist according to the GPU."""
         return levers.left_off(self._applied.tsgs(), self._states.enabled)
 
     def enforce(self, again: bool = False, anew: bool = False) -> str:
-        """Makes the hardware follow; `again` and `anew` as of the tenant. The levers take about 1 ms. OSError."""
+        """Make the hardware follow; `again`, `anew` and the result are as of
+        :meth:`backend.nvidia.tenant.Tenant.enforce`. The levers take about 1 ms. Raises OSError.
+        """
         applied = self._applied
         with self._acting, self._alive():
             if anew:
                 self._doubt()
             if not applied.handles.fds() or (self._is_older and not self._adopted):
-                # One that is under way comes to its end first: a process that is half known is not adopted.
+                # A wide look under way ends first: a process that is half known is not adopted.
                 applied.handles.wide()
             self._adopt_channels()
             with self._borrowed() as controls, applied.handles.levers.taken():
@@ -125,26 +132,29 @@ class Enforcement:
         return undone
 
     def _looks_first(self) -> bool:
-        """Whether there may be TSGs that are not known, of which something is wanted. What is let go waits for no look,
-        and what is new is not off. For a freeze it is not enough that the totals say that there are none."""
+        """Return whether to look for unknown TSGs before acting. Letting go needs no look, since a new TSG is not
+        off. A freeze always looks: equal totals are not enough to say that there is no new one.
+        """
         applied = self._applied
         if applied.engines is Engines.ALL:
             return True
         return (applied.stays_off or not applied.off) and applied.handles.may_be_new()
 
     def _concerned(self, controls: Controls, sliced: Set[Tsg], again: bool) -> Sequence[Tsg]:
-        """The TSGs that are acted on, those `sliced` among them, with the handles of them that still are what they
-        were: a lever on the GR TSGs asks for nothing of the copy TSGs, and one that sets timeslices for no channel."""
+        """Return the TSGs to act on, among them those of `sliced`, with those of their handles that are still
+        what they were. A lever on GR TSGs asks nothing about the copy TSGs, and one that sets timeslices
+        nothing about channels.
+        """
         tsgs = self._applied.tsgs()
         due = tsgs if again or self.unsure else self._applied.due()
         return levers.still_there(controls, [tsg for tsg in tsgs if tsg in due or tsg in sliced], due)
 
     def _take_off(self, controls: Controls, tsgs: Sequence[Tsg]) -> None:
         applied, enabled = self._applied, self._states.enabled
-        if self.unsure:  # enabled once more than needed does no harm, disabled twice does
+        if self.unsure:  # an enable too many does no harm; a second disable does
             levers.attach(controls, tsgs, applied.off, enabled)
             self.unsure = False
-        # What is to run goes on first: a program that is thawed in the turn of another waits for its copies.
+        # What is to run goes on first: a program that is thawed in another's turn waits for its copies.
         if applied.stays_off:
             let_go = [tsg for tsg in tsgs if applied.is_off(tsg) and not applied.takes(tsg)]
             levers.attach(controls, let_go, applied.off, enabled)
@@ -152,7 +162,7 @@ class Enforcement:
 
     def _set_timeslices(self, controls: Controls, tsgs: Sequence[Tsg]) -> None:
         applied = self._applied
-        if applied.timeslice_us:  # noted before it is so: the driver does not know it any more then
+        if applied.timeslice_us:  # noted before it is set: afterwards the driver does not know it any more
             self._notes.note(self._process, noted(tsgs))
             if self._forgotten:
                 self._notes.note(self._process, {})
@@ -167,13 +177,15 @@ class Enforcement:
         applied = self._applied
         if applied.off and not applied.stays_off:
             levers.attach(controls, list(filter(applied.is_off, tsgs)), applied.off, self._states.enabled)
-            # What is left was freed; or could not be seen, and is tried again until a look says that it was.
+            # What is left was freed, or was out of sight and is tried again until a look says that it was freed.
             applied.off &= {key for tsg in applied.tsgs() for key in channels_of(tsg)}
 
     @contextmanager
     def _borrowed(self) -> Iterator[Controls]:
-        """The files that its clients belong to. A program that gave one another number (dup2) looks as if it had closed
-        it: then it is looked for. EBUSY for one that does so all the time."""
+        """Yield the files that the process's clients belong to. A program that gave a file another number
+        (dup2) looks as if it had closed the file: then its files are looked for again. EBUSY for a program that
+        does so all the time.
+        """
         handles = self._applied.handles
         for last in (False, True):
             fds = handles.fds()
@@ -186,15 +198,18 @@ class Enforcement:
             handles.wide(force=True)
 
     def _doubt(self) -> None:
-        """Forgets what the process was given: it may still have it, or not. Its channels are asked for, as those are
-        that a daemon before this one may have left off."""
+        """Forget what was applied to the process: it may hold, or not. The channels are looked for as after an
+        earlier daemon.
+        """
         if self._applied.stays_off or self._applied.off:
             self._applied.off.clear()
             self.adopt_again()
         self._applied.doubt_timeslices()
 
     def _adopt_channels(self) -> None:
-        """Learns, once, what an earlier daemon left off: disabled once more it would stay so. `_acting` is held."""
+        """Learn, once, which channels an earlier daemon left off: after a second disable they would stay off.
+        `_acting` is held.
+        """
         tsgs = self._applied.tsgs()
         if tsgs and not self._adopted:
             self._adopted = True
@@ -205,7 +220,7 @@ class Enforcement:
 
     @contextmanager
     def _alive(self) -> Iterator[None]:
-        """Turns whatever went wrong because the process is gone into ProcessLookupError."""
+        """Turn any OSError into ProcessLookupError if the process is gone."""
         try:
             yield
         except OSError:

@@ -1,18 +1,17 @@
-"""Sees to it that what is wanted of the programs on one GPU goes on to hold: for TSGs that come later, and for programs
-that undo it.
+"""The keeper of one GPU: makes settings continue to hold, for new TSGs and for programs that undo them.
 
-Nothing tells that a program undid its freeze or its timeslice: it is asked for, and each question is a call of the
-driver that holds a lock of all programs' (0.2 ms for the state of one channel; there is no call that takes several). So
-there are at most QUESTIONS of them in a tick of 50 ms, 200 in a second, spread evenly: 4 % of a CPU however many
-programs there are. The one that waits longest is asked next, for another channel each time, in an order that it cannot
-know. One of `n` frozen programs is asked something every max(0.5, n / 200) s, and for each of its channels once in a
-round of max(1, c / 200) s, where c are the channels of all of them. One that had the engine (the trace of context
-switches says so for nothing) is asked before the others.
+Nothing reports that a program undid its freeze or its timeslice, so the keeper asks. Each question is a driver call
+that holds a lock shared by all programs (0.2 ms for the state of one channel; no call takes several). So at most
+QUESTIONS are asked in a tick of 50 ms, 200 a second, spread evenly: 4 % of a CPU however many programs there are. The
+program that has waited longest is asked next, about another channel each time, in an order that the program cannot
+know. Each of `n` frozen programs is asked something every max(0.5, n / 200) s, and about each of its channels once in
+max(1, c / 200) s, where c is the number of channels of all of them. A program that had the engine, which the trace of
+context switches tells for free, is asked before the others.
 
-While a machine is suspended no program undoes anything, but its driver may reset what was set. Right after it a program
-that has a policy has all of it set again, by what the GPU itself says, and is not said to have undone it.
+While a machine is suspended no program undoes anything, but its driver may reset what was set. After a suspend,
+everything is set again for each program that has a policy, based on what the GPU reports, and no program is blamed.
 
-One thread is in the driver at a time, and it rests at least half as long as it was at work.
+One thread is in the driver at a time, and it rests at least half as long as it worked.
 """
 
 from __future__ import annotations
@@ -35,44 +34,47 @@ from backend.process.identity import Process
 log = logging.getLogger(__name__)
 
 TICK = 0.05
-"""Seconds between two handfuls of questions, while there is anything to ask for."""
+"""Seconds between two batches of questions, while there is anything to ask about."""
 QUESTIONS = 10
-"""In each handful, at most: as many for freezes, and as many programs for their timeslices (0.1 ms each)."""
+"""Questions in a batch, at most: as many about freezes, and as many programs about timeslices (0.1 ms each)."""
 KEEP = 0.5
-"""Seconds in which every program that has a policy is asked, and looked at for new TSGs, if there are not too many."""
+"""Seconds within which each program with a policy is asked, and looked at for new TSGs, unless there are too many."""
 HELD = 0.1
-"""Seconds between two questions to those that are not frozen, but the scheduler has off the runlist for a moment: with
-its own calls that makes no more than 50 a second that were not asked for (``scheduler.py``)."""
+"""Seconds between two questions to programs that are not frozen, but that the scheduler keeps off the runlist for
+a moment. With the scheduler's own calls this makes at most 50 unrequested calls a second (``scheduler.py``).
+"""
 ROUND = 1.0
-"""Seconds in which a frozen program is asked for each of its channels, if there are not too many."""
+"""Seconds within which a frozen program is asked about each of its channels, unless there are too many."""
 SETTLE = 0.02
-"""Seconds from a lever to the wide look that follows it: not in the way of another lever right behind."""
+"""Seconds from a lever to the wide look that follows it, so that the look does not delay another lever."""
 IDLE_LOOKS = 4
-"""Processes without a policy are looked at this many times less often."""
+"""Factor by which processes without a policy are looked at less often."""
 FORCED_LOOKS = 20
-"""Every so many looks are made although the host's totals stand still."""
+"""Number of looks of which one is made even if the host's totals have not changed."""
 LOOKS = 20
-"""Programs that have their turn to be looked at, in a tick, at most."""
+"""Programs that are looked at in one tick, at most."""
 LOOK_REST = 9
-"""A look is followed by so many times its length without another one: a tenth of one CPU, whatever a look costs (7 ms,
-for each program and each time that a process on the host allocates anything)."""
+"""Pause after a look, as a multiple of its length: a tenth of a CPU, whatever a look costs (7 ms, for each program
+and each time that a process on the host allocates anything).
+"""
 WORK_REST = 0.5
-"""Pause after all work, in lengths of that work."""
+"""Pause after any work, as a multiple of its length."""
 ASK_DEADLINE = 2.0
-"""Seconds for a handful; the usual one takes 2 ms."""
+"""Time limit of a batch, seconds; usually it takes 2 ms."""
 ASLEEP_S = 0.1
-"""Seconds that the machine was suspended by the difference of two clocks, at least, before that is believed."""
+"""Difference between two clocks from which on the machine counts as having been suspended, seconds."""
 
 
 def asleep() -> float:
-    """Seconds that this machine was suspended since it was booted: CLOCK_MONOTONIC stands still meanwhile, and
-    CLOCK_BOOTTIME does not (clock_gettime(2)). A daemon that has to wait for a processor between the two has less,
-    never more."""
+    """Return the seconds that this machine was suspended since boot: CLOCK_MONOTONIC stands still meanwhile, and
+    CLOCK_BOOTTIME does not (clock_gettime(2)). If the daemon has to wait for a processor between the two reads,
+    the result is smaller, never larger.
+    """
     return max(time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC) for _ in range(3))
 
 
 class Keeper:
-    """See the module."""
+    """The keeper of one GPU."""
 
     def __init__(
         self,
@@ -83,9 +85,10 @@ class Keeper:
         asked: Callable[[Process], bool],
         undone: Callable[[Process], None],
     ) -> None:
-        """`totals` are what the host has made of clients and objects (a call of the driver), `used` is the time that a
-        process had the engine, if that is known, `asked` whether it is frozen, and `undone` is told of each one
-        that was brought back."""
+        """`totals` returns the host's counts of clients and objects (one driver call). `used` returns the time
+        that a process had the engine, None where unknown. `asked` returns whether a process is frozen. `undone` is
+        called with each process that had undone a setting, once that is restored.
+        """
         self._gpu = gpu
         self._tenants = tenants
         self._totals = totals
@@ -95,19 +98,19 @@ class Keeper:
         self._asking = Deadline(f"GPU {gpu}", ASK_DEADLINE)
         self._wake = trio.Event()
         self._woken: set[Process] = set()
-        self._count = 0  # of questions and looks, to know which waits longest
+        self._count = 0  # of questions and looks, to know which program waits longest
         self._next_look = 0.0
         self._next_hints = 0.0
         self._next_held = 0.0
         self._asleep = asleep()
 
     def wake(self, process: Process) -> None:
-        """A lever was pulled: what it did not see is to be looked for."""
+        """Ask for a wide look at a process soon after one of its levers was pulled, at what the lever did not see."""
         self._woken.add(process)
         self._wake.set()
 
     async def run(self) -> None:
-        """Keeps, until cancelled."""
+        """Keep settings until cancelled."""
         while True:
             began = trio.current_time()
             busy = await self._tick()
@@ -121,7 +124,9 @@ class Keeper:
                     rest = 0.0
 
     async def _tick(self) -> bool:
-        """Asks, and brings back what undid something; looks for what is new. Whether there is anything to ask for."""
+        """Ask a batch, restore what was undone, and look for new TSGs; return whether there is
+        anything to ask about.
+        """
         tenants = list(self._tenants.values())
         if self._has_slept():
             await self._begin_again(tenants)
@@ -154,8 +159,9 @@ class Keeper:
     # Which process is asked
 
     def _hint(self, frozen: Iterable[Tenant]) -> None:
-        """A process that had the engine although it was frozen is asked before the others. It may be what it did before
-        the freeze: the trace is late."""
+        """Mark processes that had the engine although they were frozen, so that they are asked first. The trace is
+        late, so the use may be from before the freeze.
+        """
         now = trio.current_time()
         due = now >= self._next_hints
         for tenant in frozen:
@@ -170,12 +176,12 @@ class Keeper:
             self._next_hints = now + KEEP
 
     def _least(self, tenants: Collection[Tenant], count: int, *, suspects: bool) -> Sequence[Tenant]:
-        """So many that have waited longest: suspects first, but for half of the places."""
+        """Choose the `count` programs that have waited longest; suspects take up to half of QUESTIONS before that."""
         chosen: list[Tenant] = []
         if suspects and count and any(tenant.questions.suspect for tenant in tenants):
             suspected = [tenant for tenant in tenants if tenant.questions.suspect]
             first = heapq.nsmallest(QUESTIONS, suspected, key=lambda tenant: tenant.watch.asked)
-            # Of a few, each is asked several things.
+            # A few suspects are asked several questions each.
             chosen = [first[n % len(first)] for n in range(QUESTIONS // 2)]
             count = QUESTIONS - len(chosen)
         others = heapq.nsmallest(count, tenants, key=lambda one: one.watch.asked if suspects else one.watch.sliced)
@@ -189,11 +195,13 @@ class Keeper:
         return chosen
 
     def _has_slept(self) -> bool:
-        """Whether the machine was suspended since everything was last set again."""
+        """Return whether the machine was suspended since everything was last set again."""
         return asleep() - self._asleep > ASLEEP_S
 
     async def _begin_again(self, tenants: Iterable[Tenant]) -> None:
-        """It is not known what holds after a suspend: all is set again. What fails is done with the next look."""
+        """Set everything again after a suspend, when it is unknown what still holds. Failures are retried at
+        the next look.
+        """
         self._asleep = asleep()
         for tenant in tenants:
             if tenant.has_policy:
@@ -213,7 +221,7 @@ class Keeper:
     # What is new
 
     async def _look(self, tenants: Sequence[Tenant], totals: tuple[int, ...] | None) -> None:
-        """Looks at those whose turn it is for new TSGs, and applies to those what is wanted."""
+        """Look for new TSGs of the programs that are due, and apply to these what is wanted."""
         now = trio.current_time()
         due = [one for one in tenants if one.watch.looked_at + (KEEP if one.has_policy else KEEP * IDLE_LOOKS) <= now]
         for tenant in heapq.nsmallest(LOOKS, due, key=lambda tenant: tenant.watch.looked_at):
@@ -242,7 +250,7 @@ class Keeper:
             if tenant is not None and tenant.has_policy:
                 known = tenant.tsgs()
                 await self._look_at(tenant, False)
-                # Only what the lever did not see; a lever that follows shall not wait for this.
+                # Only what the lever did not see; a lever that follows does not have to wait for this.
                 if tenant.tsgs() != known and tenant.applied.is_behind:
                     await self._bring_on(tenant)
 
@@ -260,26 +268,27 @@ class Keeper:
 
 
 def _share(programs: int, channels: int = 0) -> int:
-    """How many questions a tick has for so many programs, and channels of theirs."""
+    """Return the number of questions that a tick has for this many programs and their channels."""
     return min(QUESTIONS, math.ceil(max(programs * TICK / KEEP, channels * TICK / ROUND)))
 
 
 @attrs.define
 class Handful:
-    """What is asked in one go. Changes nothing: a process that seems to have undone something is asked again before it
-    is brought back, with no other acting on it."""
+    """A batch of questions. It changes nothing: a process that seems to have undone a setting is asked again, with
+    no other thread acting on it, before the setting is restored.
+    """
 
     frozen: Sequence[Tenant]
-    """The process that is asked for a channel that is to be off the runlist, once for each time it is in there."""
+    """Processes asked about a channel that is to be off the runlist; each is asked once per occurrence."""
     sliced: Sequence[Tenant]
-    """The process that is asked for its timeslices."""
+    """Processes asked about their timeslices."""
     now: float = 0.0
-    """When, in seconds."""
+    """Time of the batch, in seconds."""
     undone: list[Tenant] = attrs.field(factory=list)
-    """The processes that have undone something, it seems."""
+    """Processes that seem to have undone a setting."""
 
     def ask(self, totals: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
-        """In a thread; returns the totals. OSError."""
+        """Ask all questions, in a thread; return the host's totals from before. Raises OSError."""
         before = totals()
         for tenant in self.frozen:
             if tenant not in self.undone and tenant.questions.is_thawed():

@@ -1,13 +1,13 @@
-"""The process that duplicates descriptors of programs for the daemon, since a wrong one may never be closed.
+"""A process that duplicates descriptors of programs for the daemon, so that the daemon never holds a dangerous file.
 
-What a program has at a number can be another file by the time that it is duplicated; and close(2) of one that the
-program serves itself waits for the program (FUSE_FLUSH), in each process that has it, to which no signal comes through,
-and which does not end either. So it is duplicated here, looked at here, and handed on only if it is a file of the
-device; else it is closed here, where none waits for it. This process is expendable: the daemon has no such file at
-any time, and ends whatever becomes of it.
+A descriptor number of a program can be another file by the time it is duplicated. If it is a file that the program
+serves itself, close(2) waits for the program (FUSE_FLUSH), in each process that holds it; no signal interrupts that
+wait, and the process cannot end. So descriptors are duplicated and examined in this process, and are handed on only
+if they are files of the device; any other is closed here, where no other process waits for it. This process is
+expendable: the daemon never holds such a file, and ends whatever becomes of it.
 
-pidfd_getfd(2) can wait for a program, too, that executes another one and has such a file closed by that. Each request
-has a thread, and a socket for the answer: a process that does not come back keeps no other.
+pidfd_getfd(2) can also wait for a program: one that calls execve and thereby closes such a file. So each request has
+a thread and a socket for the answer, and a call that does not return holds up no other request.
 
     -m backend.nvidia.lender NUMBER    serves the socket that is its standard input
 """
@@ -31,29 +31,30 @@ from backend.nvidia import device
 from backend.process.identity import owner_of
 
 REQUEST = struct.Struct("ii")
-"""Which descriptor of which process. Its pidfd comes along, and the socket for the answer."""
+"""A request: a descriptor and the pid of its process. The pidfd and the socket for the answer are passed along."""
 ANSWER = struct.Struct("i")
-"""An errno; with 0 comes the duplicate."""
+"""An answer: an errno; with 0 the duplicate is passed along."""
 ANSWER_S = 2.0
-"""Seconds for an answer, which takes 0.1 ms."""
+"""Time limit of an answer, seconds; usually it takes 0.1 ms."""
 LATE_S = 1.0
-"""Seconds after which a call counts as one that does not come back."""
+"""Seconds after which a call counts as stuck."""
 STUCK = 16
-"""Calls for a user's programs that do not come back, those that close a wrong file from their beginning. Of one that
-has as many no descriptor is duplicated any more until some do: no user has that many by chance."""
+"""Number of stuck calls for programs of one user from which on no descriptor of that user's programs is
+duplicated, until some return. Closing a wrong file counts from its beginning. No user has that many by chance.
+"""
 SPARE = 2
-"""Threads that are kept when they have nothing to do."""
+"""Idle threads that are kept."""
 
 _SYS_PIDFD_GETFD = 438  # the same number on every architecture (asm-generic/unistd.h)
 
 
 def getfd(pidfd: int, fd: int) -> int:
-    """pidfd_getfd(2)."""
+    """Call pidfd_getfd(2)."""
     return syscalls.call(_SYS_PIDFD_GETFD, pidfd, fd, 0)
 
 
 class Lender:
-    """The daemon's side: starts one where there is none, and asks it. For any thread."""
+    """The daemon's end: starts the process where there is none, and asks it. For any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -61,19 +62,20 @@ class Lender:
         self._ended = False
 
     def begin(self, number: int) -> None:
-        """Has it start now, while nothing waits for it: Python takes a tenth of a second to begin."""
+        """Start the process now, while no caller waits for it: Python takes a tenth of a second to start."""
         threading.Thread(target=self._begin, args=(number,), daemon=True).start()
 
     def _begin(self, number: int) -> None:
-        with self._lock, contextlib.suppress(OSError):  # the first that asks meets what is wrong
+        with self._lock, contextlib.suppress(OSError):  # the first request meets the error
             if self._socket is None and not self._ended:
                 self._socket = _start(number)
 
     def get(self, pidfd: int, pid: int, fd: int, number: int) -> int:
-        """A duplicate of descriptor `fd` of a process, if it is a file of device `number`. OSError: EBADF where it is
-        none, EPERM where too much of its user's does not come back, ETIMEDOUT where this does not, ESRCH, or what is
-        short here."""
-        for last in (False, True):  # one that was killed is replaced
+        """Return a duplicate of descriptor `fd` of a process, if it is a file of device `number`. Raises OSError: EBADF
+        where it is not, EPERM where too many calls for that user are stuck, ETIMEDOUT where this one is, ESRCH for
+        a process that is gone, and others where this process lacks a resource.
+        """
+        for last in (False, True):  # a lender that was killed is replaced
             with contextlib.suppress(ConnectionError), self._asked(pidfd, pid, fd, number) as answer:
                 raw, duplicates, flags, _ = socket.recv_fds(answer, ANSWER.size, 1, socket.MSG_CMSG_CLOEXEC)
                 if raw:
@@ -84,7 +86,7 @@ class Lender:
         raise OSError(errno.EIO, "descriptors are not lent: a process that does so is killed each time")
 
     def end(self) -> None:
-        """Lets it end, now or when it can."""
+        """Let the process end, now or when it can."""
         self._ended = True
         self._drop()
 
@@ -96,7 +98,7 @@ class Lender:
 
     @contextlib.contextmanager
     def _asked(self, pidfd: int, pid: int, fd: int, number: int) -> Iterator[socket.socket]:
-        """Where the answer comes."""
+        """Send a request, and yield the socket on which its answer comes."""
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours:
             ours.settimeout(ANSWER_S)
@@ -120,11 +122,11 @@ def _start(number: int) -> socket.socket:
     try:
         with its:
             ours.settimeout(ANSWER_S)  # to send
-            # It leaves us at once: its new parent waits for it, whenever it ends.
+            # It leaves us at once: its new parent reaps it, whenever it ends.
             subprocess.run(
                 [sys.executable, "-m", "backend.nvidia.lender", str(number)],
                 stdin=its.fileno(),
-                stdout=subprocess.DEVNULL,  # ours are not kept open by it
+                stdout=subprocess.DEVNULL,  # it must not keep ours open
                 stderr=subprocess.DEVNULL,
                 cwd="/",
                 env=interpreter.environment(),
@@ -141,7 +143,7 @@ def _start(number: int) -> socket.socket:
 
 
 class _Lending:
-    """The other side."""
+    """The other end: the process that duplicates."""
 
     def __init__(self, end: socket.socket, number: int) -> None:
         self._end = end
@@ -151,7 +153,7 @@ class _Lending:
         self._calls: dict[object, tuple[int, int | None, float]] = {}  # under way: whose, and when they are late
 
     def run(self, stays: bool = False) -> None:
-        """Answers until the daemon is gone, in this thread and as many others as it takes."""
+        """Answer requests until the daemon is gone, in this thread and as many others as it takes."""
         while True:
             with self._lock:
                 if self._idle >= SPARE and not stays:
@@ -172,7 +174,7 @@ class _Lending:
         code, duplicate, right = 0, -1, False
         try:
             if len(given) != 2:
-                return  # descriptors are short here: the end of its socket says that there is no answer
+                return  # no descriptors are left here: the closed socket says that there is no answer
             duplicate = self._get(given[0], pid, fd)
             right = device.is_usable(duplicate, self._number)
             code = 0 if right else errno.EBADF
@@ -188,7 +190,7 @@ class _Lending:
             os.close(duplicate)
         elif duplicate >= 0:
             with self._under_way(pid, owner_of(pid), 0.0), contextlib.suppress(OSError):
-                os.close(duplicate)  # not seen again where it is served by a process that does not answer
+                os.close(duplicate)  # never returns if the process that serves it does not answer
 
     def _get(self, pidfd: int, pid: int, fd: int) -> int:
         if self._calls and self._stuck(owner_of(pid)) >= STUCK:
@@ -215,7 +217,7 @@ class _Lending:
 
 
 def main() -> None:
-    """Serves, as the child of no process of ours."""
+    """Serve as a child of init, detached from the daemon."""
     if os.fork():
         os._exit(0)
     try:

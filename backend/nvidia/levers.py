@@ -1,7 +1,8 @@
-"""SetTimeslice, DetachTSG and AttachTSG on TSGs that were found.
+"""SetTimeslice, DetachTSG and AttachTSG, on TSGs that were found before.
 
-A status of OK says that the driver took the request, not that it acts (on GSP the work is firmware's): whether it
-does is what the self-test measures. Handles are reused in principle, so each is looked at again just before.
+A status of OK means that the driver accepted the request, not that it acts on it (on GSP the firmware does the work);
+the self-test measures whether it does. Handles can be reused in principle, so each is checked again before it is
+used.
 """
 
 from __future__ import annotations
@@ -19,29 +20,30 @@ from backend.nvidia.discover import Engine, Tsg, is_channel
 log = logging.getLogger(__name__)
 
 Controls = Mapping[int, rm.Control]
-"""Requests go through the descriptor that the client belongs to."""
+"""The files of a process by descriptor number; a request goes through the descriptor that its client belongs to."""
 
 Key = tuple[int, int]
-"""A channel, or a TSG: its client and its handle."""
+"""A channel or a TSG, as (client, handle)."""
 
 ReadBack = Callable[[int, int], bool | None]
-"""Whether a channel (client, handle) is enabled; None when that cannot be learnt."""
+"""Returns whether a channel (client, handle) is enabled; None when that cannot be learnt."""
 
 UNKNOWN = -1
-"""The timeslice of a TSG that the driver was asked to change and did not say that it had."""
+"""Timeslice of a TSG that the driver was asked to change, without an acknowledgement."""
 
 NESTED = 8
-"""Times that a channel is enabled, at most, until it is."""
+"""Times that a channel is enabled, at most, until it counts as enabled."""
 
 
 def name(tsg: Tsg) -> Key:
-    """By which it is known to the driver."""
+    """Return the (client, handle) by which the driver knows a TSG."""
     return tsg.client, tsg.handle
 
 
 def still_there(controls: Controls, tsgs: Sequence[Tsg], whole: Collection[Tsg]) -> Sequence[Tsg]:
-    """Those of `tsgs` whose handles still are what they were. Of those that are in `whole`, too, with those of their
-    channels that still are; the channels of the others are not acted on, and are left out."""
+    """Return those of `tsgs` whose handles still are TSGs. Those that are also in `whole` keep the channels that
+    still exist; the others get no channels, since their channels are not acted on.
+    """
     found = []
     for tsg in tsgs:
         control = controls.get(tsg.fd)
@@ -53,23 +55,26 @@ def still_there(controls: Controls, tsgs: Sequence[Tsg], whole: Collection[Tsg])
 
 
 def shares(tsgs: Sequence[Tsg], us: int) -> Mapping[Tsg, int]:
-    """Microseconds for each GR TSG so that the process gets `us` in a round; its default for 0."""
+    """Split `us` microseconds in a round over the GR TSGs; 0 gives each its default."""
     gr = [tsg for tsg in tsgs if tsg.engine is Engine.GR]
     return {tsg: split_timeslice(us, len(gr)) if us else tsg.default_us or rm.TIMESLICE_DEFAULT_US for tsg in gr}
 
 
 def differing(tsgs: Sequence[Tsg], us: int, slices: Mapping[Key, int]) -> Iterator[tuple[Tsg, int]]:
-    """The GR TSGs that have another part of `us` microseconds than theirs, by what is known, each with its part. One
-    that was given none has its own, which may change: it is given its part though that be the same."""
+    """Yield the GR TSGs whose timeslice is known to differ from their part of `us` microseconds, with that
+    part. A TSG that was given none has its native timeslice, which may change, so it is yielded even where the
+    two are equal.
+    """
     for tsg, share in shares(tsgs, us).items():
         if slices.get(name(tsg), UNKNOWN if us else share) != share:
             yield tsg, share
 
 
 def set_timeslice(controls: Controls, tsgs: Sequence[Tsg], us: int, slices: MutableMapping[Key, int]) -> None:
-    """SetTimeslice of a process: `us` microseconds split over its GR TSGs, 0 for what each had when it was found.
+    """SetTimeslice of a process: split `us` microseconds over its GR TSGs; 0 gives back what each had when found.
 
-    `slices` are those that were set, and stays so: the driver is not asked for what is so already.
+    `slices` holds the timeslices that were set, and is kept up to date: the driver is not asked for what is known to
+    hold.
     """
     for tsg, share in list(differing(tsgs, us, slices)):
         key = name(tsg)
@@ -88,7 +93,7 @@ def set_timeslice(controls: Controls, tsgs: Sequence[Tsg], us: int, slices: Muta
 
 
 def timeslices(controls: Controls, tsgs: Collection[Tsg]) -> Mapping[Key, int]:
-    """What TSGs have, microseconds, by whichever set it last: one call for each. Without those that are gone."""
+    """Return the current timeslices of TSGs, microseconds, one driver call each. TSGs that are gone are left out."""
     found = {}
     for tsg in tsgs:
         try:
@@ -101,9 +106,9 @@ def timeslices(controls: Controls, tsgs: Collection[Tsg]) -> Mapping[Key, int]:
 
 
 def detach(controls: Controls, tsgs: Sequence[Tsg], off: set[Key], enabled: ReadBack) -> None:
-    """DetachTSG: all channels of these TSGs off the runlist and not running on return.
+    """DetachTSG: take all channels of these TSGs off the runlist; on return they do not run.
 
-    `off` has the channels that are off already, and gets the others. Those are left alone: disabling nests.
+    `off` holds the channels that are off already, and gets the others. Those are left alone, since disabling nests.
     """
     for control, client, subdevice, channels in _batches(controls, tsgs, off):
         try:
@@ -113,8 +118,8 @@ def detach(controls: Controls, tsgs: Sequence[Tsg], off: set[Key], enabled: Read
             states = {channel: enabled(client, channel) for channel in channels}
             off.update((client, channel) for channel, state in states.items() if state is not True)
             left = still_channels(control, client, channels)
-            # Where there is no read-back: enabled once more than needed does no harm, disabled twice does, and to
-            # believe that they are off, where they are not, would call frozen what runs.
+            # Without read-back, enable the channels: one enable too many does no harm, a second disable does, and to
+            # believe a running channel off would report it as frozen.
             if unknown := [channel for channel in left if states[channel] is None]:
                 _send(control, client, subdevice, unknown, False)
                 off.difference_update((client, channel) for channel in unknown)
@@ -128,7 +133,9 @@ def detach(controls: Controls, tsgs: Sequence[Tsg], off: set[Key], enabled: Read
 
 
 def attach(controls: Controls, tsgs: Sequence[Tsg], off: set[Key], enabled: ReadBack) -> None:
-    """AttachTSG: all channels of these TSGs back on the runlist, also what another one disabled a second time."""
+    """AttachTSG: put all channels of these TSGs back on the runlist, even if another process disabled
+    them once more.
+    """
     for control, client, subdevice, channels in _batches(controls, tsgs, frozenset()):
         for _ in range(NESTED):
             try:
@@ -146,8 +153,10 @@ def attach(controls: Controls, tsgs: Sequence[Tsg], off: set[Key], enabled: Read
 
 
 def attach_once(controls: Controls, tsgs: Sequence[Tsg], off: set[Key]) -> None:
-    """Enables every channel once, before :func:`detach` disables all of them: what was disabled stays so as often as it
-    was, and what another one enabled is disabled once. Asking for each would take four times as long."""
+    """Enable every channel once, before :func:`detach` disables all of them. What was disabled stays disabled
+    as often as it was; what another process enabled is disabled once. Asking about each channel would take four
+    times as long.
+    """
     for control, client, subdevice, channels in _batches(controls, tsgs, frozenset()):
         off.difference_update((client, channel) for channel in channels)
         try:
@@ -158,20 +167,20 @@ def attach_once(controls: Controls, tsgs: Sequence[Tsg], off: set[Key]) -> None:
 
 
 def left_off(tsgs: Sequence[Tsg], enabled: ReadBack) -> set[Key]:
-    """The channels that are disabled: by a daemon before us that did not live to enable them."""
+    """Return the channels that are disabled: an earlier daemon died before it enabled them."""
     keys = [(tsg.client, channel) for tsg in tsgs for channel in tsg.channels]
     return {key for key in keys if enabled(*key) is False}
 
 
 def still_channels(control: rm.Control, client: int, channels: Sequence[int]) -> list[int]:
-    """Those of `channels` whose handles still are channels."""
+    """Return those of `channels` whose handles still are channels."""
     return [channel for channel in channels if is_channel(control.class_of(client, channel) or 0)]
 
 
 def _batches(
     controls: Controls, tsgs: Sequence[Tsg], without: Set[Key]
 ) -> Iterator[tuple[rm.Control, int, int, list[int]]]:
-    """Control, client, subdevice and up to 64 channels, for each call that is needed."""
+    """Yield (control, client, subdevice, channels) for each call that is needed, with up to 64 channels."""
     groups: dict[tuple[int, int, int], list[int]] = {}
     for tsg in tsgs:
         channels = [channel for channel in tsg.channels if (tsg.client, channel) not in without]

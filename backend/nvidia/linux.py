@@ -1,5 +1,6 @@
-"""The system calls by which the NVIDIA driver is reached. Nothing else in this package makes one: a test puts a fake in
-their place.
+"""The system calls through which the NVIDIA driver is reached.
+
+No other module of this package makes a system call of that kind, so tests can put a fake in the place of these.
 """
 
 from __future__ import annotations
@@ -21,52 +22,56 @@ from backend.process.running import is_ending
 
 
 class System(Protocol):
-    """The system calls of this package. Those that look at a program, which can have them wait, are for threads, and
-    give EBUSY in time (:mod:`backend.process.looks`)."""
+    """The system calls of this package. Calls that look at a program can be kept waiting by it: they are for
+    threads, and fail with EBUSY in time (:mod:`backend.process.looks`).
+    """
 
     def begin(self) -> None:
-        """Programs will be looked at soon."""
+        """Prepare to look at programs soon."""
 
     def open_control(self) -> int:
-        """A new open file of ``/dev/nvidiactl``: an identity of its own to RM."""
+        """Return a new open file of ``/dev/nvidiactl``, which to RM is an identity of its own."""
 
     def open_gpu(self, minor: int) -> int:
-        """A new open file of ``/dev/nvidia<minor>``."""
+        """Return a new open file of ``/dev/nvidia<minor>``."""
 
     def control_fds(self, pid: int) -> Sequence[int]:
-        """The descriptors that `pid` has of ``/dev/nvidiactl``: the device, not what it calls so. ProcessLookupError
-        when it is gone, or has closed them because it ends."""
+        """Return the descriptors of `pid` that are of the device ``/dev/nvidiactl``, not merely of a file of that
+        name. Raises ProcessLookupError when `pid` is gone, or has closed them because it ends.
+        """
 
     def pidfd_open(self, pid: int) -> int:
         """pidfd_open(2)."""
 
     def look(self, pid: int, fds: Sequence[int]) -> tuple[int, Sequence[int]]:
-        """As :meth:`start_time`, and which of the descriptors `fds` of `pid` are of ``/dev/nvidiactl`` just now: both
-        in one look, as each has another thread wake up, and wakes this one."""
+        """Return the start time of `pid`, as :meth:`start_time`, and which of its descriptors `fds` are of
+        ``/dev/nvidiactl`` now. One look does both, since each look costs two switches between threads.
+        """
 
     def pidfd_getfd(self, pidfd: int, fd: int) -> int:
-        """pidfd_getfd(2): a duplicate, here, of descriptor `fd` there, which was looked at before: one that stays wrong
-        costs no lender anything. EBADF also where it is no more one of ``/dev/nvidiactl``: what we ask of a file as
-        root may mean something else to another driver."""
+        """pidfd_getfd(2): return a duplicate, in this process, of descriptor `fd` of a process. The descriptor was
+        looked at before, so that one that stays wrong takes up no lender. Raises EBADF also if it is no longer of
+        ``/dev/nvidiactl``: a request made as root may mean something else to another driver.
+        """
 
     def start_time(self, pid: int) -> int:
-        """Start of `pid` in clock ticks since boot; ProcessLookupError when it is gone."""
+        """Return the start time of `pid` in clock ticks since boot. Raises ProcessLookupError when it is gone."""
 
     def ioctl(self, fd: int, request: int, argument: bytearray) -> None:
         """ioctl(2) with an argument that the driver reads and writes."""
 
     def map(self, fd: int, nbytes: int) -> memoryview:
-        """mmap(2), shared and to be read, of `nbytes` from the start. It outlives the descriptor."""
+        """mmap(2) of `nbytes` from the start, shared and read-only. The mapping outlives the descriptor."""
 
     def pid_namespace(self) -> int:
-        """Inode of the pid namespace that we are in."""
+        """Return the inode of this process's pid namespace."""
 
     def close(self, fd: int) -> None:
         """close(2)."""
 
 
 class LinuxSystem:
-    """The real ones."""
+    """The system calls of Linux."""
 
     def __init__(self) -> None:
         self._lender = Lender()
@@ -108,7 +113,7 @@ class LinuxSystem:
         return os.stat("/proc/self/ns/pid").st_ino
 
     def end(self) -> None:
-        """Nothing is asked of it any more."""
+        """End the lender, once no more is asked."""
         self._lender.end()
 
     def close(self, fd: int) -> None:
@@ -127,7 +132,7 @@ def _control_fds(pid: int) -> Sequence[int]:
     try:
         for name in os.listdir(folder):
             try:
-                if os.readlink(f"{folder}/{name}") != device.CONTROL_DEVICE:  # which is the kernel's own word
+                if os.readlink(f"{folder}/{name}") != device.CONTROL_DEVICE:  # the name is the kernel's
                     continue
                 if device.is_open_at(pid, name, device.CONTROL_NUMBER):
                     found.append(int(name))

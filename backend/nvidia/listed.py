@@ -1,4 +1,4 @@
-"""Who NVML lists on one GPU, since when, and how much it says that each holds."""
+"""The processes that NVML lists on one GPU: since when, and how much memory it reports for each."""
 
 from __future__ import annotations
 
@@ -18,31 +18,36 @@ from backend.process.identity import Process
 log = logging.getLogger(__name__)
 
 ANSWER_S = 1.0
-"""Seconds in which those who are new on a list are looked at; who takes longer is new with the next one."""
+"""Seconds within which new processes on a list are identified; a process that takes longer is new on
+the next list.
+"""
 THREADS = 16
-"""In which they are."""
+"""Threads that identify them."""
 
 
 @attrs.define
 class ProcessList:
-    """See the module."""
+    """The list of processes of one GPU."""
 
     _index: int
     _nvml: Nvml
     _system: System
     _knows: Callable[[Process], bool]
-    """Whether a process is in the tree, and its exit would have been told."""
+    """Return whether a process is in the tree, so that its exit would have been reported."""
     _see: Callable[[Process, int], None]
-    """Told what a process that is not new holds, each time, to compare with what it says itself; 0 for one that is not
-    listed any more."""
+    """Called at each look with a process that is not new and the bytes that it holds, to compare with what it says
+    itself; with 0 once it is no longer listed.
+    """
     _since: dict[Process, float] = attrs.field(factory=dict)
     _held: dict[Process, int] = attrs.field(factory=dict)
     _answers: bool = True
     _limiter: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(THREADS))
-    _unmet: bool = False  # a program could not be looked at, and it was told of
+    _unmet: bool = False  # whether a program could not be looked at, and the log says so
 
     async def look(self) -> Sequence[Process]:
-        """Looks at the list; who is new on it, and is to be :meth:`met`. OSError(ENODEV) where the GPU is lost."""
+        """Look at the list, and return the processes that are new on it, for :meth:`met` or :meth:`not_met`.
+        Raises OSError(ENODEV) where the GPU is lost.
+        """
         try:
             usage = await self._nvml.usage(self._index)
         except OSError as error:
@@ -65,7 +70,7 @@ class ProcessList:
             if process is None or isinstance(process, OSError):
                 if process is not None:
                     self._tell(pid, process)
-                listed.update(known for known in self._since if known.pid == pid)  # as it was
+                listed.update(known for known in self._since if known.pid == pid)  # kept as it was
                 continue
             listed.add(process)
             if process not in self._since:
@@ -80,8 +85,9 @@ class ProcessList:
         return new
 
     async def _identify(self, pids: Iterable[int]) -> Mapping[int, Process | OSError]:
-        """Who bears each of them, or why that is not known; nothing for those that take too long. A process that is in
-        the tree is not looked at again, since its end would have been told."""
+        """Return the process of each pid, or the error that hides it; pids that take too long are left out. A
+        process in the tree is not looked at again, since its end would have been reported.
+        """
         known = {process.pid: process for process in self._since}
         found: dict[int, Process | OSError] = {}
 
@@ -102,29 +108,31 @@ class ProcessList:
         return found
 
     def met(self, process: Process) -> None:
-        """One that was new is known now."""
+        """Note that a new process was taken into the tree."""
         self._unmet = False
 
     def not_met(self, process: Process, error: OSError) -> None:
-        """One that was new cannot be known: something is short here, say descriptors. With the next list it is new."""
+        """Note that a new process could not be taken into the tree, for lack of descriptors, say. It is new on
+        the next list.
+        """
         self.forget(process)
         self._tell(process.pid, error)
 
     def forget(self, process: Process) -> None:
-        """It is gone."""
+        """Forget a process that is gone."""
         for known in (self._since, self._held):
             known.pop(process, None)
 
     def since(self, process: Process) -> float | None:
-        """When it came, by trio's clock; None for who was never listed."""
+        """Return when a process was first listed, by trio's clock; None if it never was."""
         return self._since.get(process)
 
     def held(self, process: Process) -> int:
-        """Bytes, as NVML last said; 0 where it does not say."""
+        """Return the bytes that NVML reported last; 0 where it reports none."""
         return self._held.get(process, 0)
 
     def tell(self, process: Process, see: Callable[[Process, int], None]) -> None:
-        """What the last look showed of one that was new then; nothing where NVML does not say."""
+        """Call `see` with the bytes of a process that was new at the last look, if NVML reports them."""
         if process in self._held:
             see(process, self._held[process])
 

@@ -1,4 +1,4 @@
-"""Where the memory of programs of one GPU goes: in parts by the library in them, whole by cuCheckpoint."""
+"""Move the memory of the programs of one GPU: in parts through the library in them, whole through cuCheckpoint."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from backend.process.inside import has_library
 
 
 class ProgramMemory:
-    """That of those of one GPU."""
+    """The memory of the programs of one GPU."""
 
     def __init__(
         self,
@@ -31,7 +31,9 @@ class ProgramMemory:
         swapped: SwappedPrograms,
         standing: Callable[[Process], Tenant | None],
     ) -> None:
-        """`standing`: a program with all its work off the GPU until something else is asked for; None for another."""
+        """`standing` returns the tenant of a program that has all its work off the GPU until something else is
+        asked for; None for any other program.
+        """
         self._info = info
         self._nvml = nvml
         self._listed = listed
@@ -39,7 +41,7 @@ class ProgramMemory:
         self._managed = managed
         self._swapped = swapped
         self._standing = standing
-        self._leaves = Counter[Process]()  # reclaims that are under way
+        self._leaves = Counter[Process]()  # reclaims under way
 
     def manages(self, process: Process) -> bool:
         """As :meth:`backend.core.protocols.Gpu.manages`."""
@@ -108,11 +110,11 @@ class ProgramMemory:
         target._managed.expect(process, placed)
 
     def _speaks(self, process: Process) -> bool:
-        """Whether it has the library, and moves what it is asked to; or is about to."""
+        """Return whether the library in a process moves what it is asked to, or is about to."""
         return process in self._managed or self._managed.expects(process)
 
     def _goes(self, process: Process) -> int:
-        """What a program without the library holds, if it may go into the host."""
+        """Return the bytes of a program without the library, if they may go into the host; else 0."""
         if process in self._managed or self._standing(process) is None:
             return 0
         held = self._listed.held(process)

@@ -1,9 +1,9 @@
-"""Programs of NVIDIA GPUs that go from one to another: what is looked at before, and what is looked after behind.
+"""Migrate programs between NVIDIA GPUs: the checks before, and the recovery of programs that were left in between.
 
-What is in the program moves by way of the host (cuCheckpoint, :mod:`backend.nvidia.checkpoint`), so both have to have
-room for it; but what our library has placed stays where it is meanwhile, and follows from one GPU to the other. A
-program that came to a rest and has room nowhere any more waits in the host: it is tried again, by us or by the daemon
-after us.
+A program's state moves by way of the host (cuCheckpoint, :mod:`backend.nvidia.checkpoint`), so host and target both
+need room for it. Memory that our library has placed stays where it is meanwhile, and then follows from GPU to GPU. A
+program that was brought to rest and fits on no GPU any more waits in the host; this daemon or the next one tries it
+again.
 """
 
 from __future__ import annotations
@@ -24,28 +24,30 @@ from backend.process.identity import Process
 log = logging.getLogger(__name__)
 
 LOCK_S = 5.0
-"""Seconds in which a program has to come to a rest: what it has given to the GPU ends, and its calls return."""
+"""Seconds within which a program has to come to rest: its submitted work ends, and its calls return."""
 BEGUN_S = 2.0
-"""Seconds in which an agent that a daemon before us has started is known to be at it."""
+"""Seconds after which the agents that an earlier daemon started are known."""
 AGAIN_S = 5.0
-"""Seconds between two tries to have one run that waits in the host."""
+"""Seconds between two attempts to resume a program that waits in the host."""
 
 
 class Mover:
-    """One for all GPUs of a machine that are of the same model."""
+    """Migration between all GPUs of a machine that are of the same model."""
 
     def __init__(self, home: int, room: Callable[[Process], int] = checkpoint.host_room) -> None:
-        """`room` is how many bytes a process may have in the host besides what it has."""
+        """`room` returns the bytes that a process may have in the host in addition to what it has."""
         self.home = home
-        """The index of the GPU that runs it."""
+        """Index of the GPU that runs this Mover."""
         self.watchers: list[Callable[[Process, str], None]] = []
-        """Told which program was suspended on which GPU (its UUID) by a daemon before us, and runs again."""
+        """Called with a program that an earlier daemon suspended, and the UUID of its GPU, when the
+        program runs again.
+        """
         self._room = room
         self._look = trio.Event()
-        self._look.set()  # at what a daemon before us has left
-        self._suspended: set[Process] | None = None  # those that a daemon before us has, and that do not run yet
-        self._told: set[Process] = set()  # of which it was said that they cannot run
-        self._sure = math.inf  # when all agents of a daemon before us are known, by trio's clock
+        self._look.set()  # at programs that an earlier daemon has left in between
+        self._suspended: set[Process] | None = None  # those that an earlier daemon suspended, and that do not run yet
+        self._told: set[Process] = set()  # those of which the log says that they cannot run
+        self._sure = math.inf  # when all agents of an earlier daemon are known, by trio's clock
 
     async def move(
         self,
@@ -56,9 +58,10 @@ class Mover:
         carried: int | None = None,
         standby: Standby | None = None,
     ) -> None:
-        """Returns once the process, which holds so many bytes on `source`, runs on `target`. `carried` of them go by
-        way of the host, by default all. OSError as for :meth:`backend.core.protocols.Gpu.migrate`; unless its words say
-        something else, it runs on `source`, or stands by to do so."""
+        """Migrate a process that holds `held` bytes on `source`; return once it runs on `target`. `carried` of the
+        bytes go by way of the host, by default all. Raises OSError as :meth:`backend.core.protocols.Gpu.migrate`;
+        unless the message says otherwise, the process then runs on `source`, or stands by to run there.
+        """
         if source.name != target.name:
             raise OSError(errno.EXDEV, f"{source.name} and {target.name} are not the same")
         carried = held if carried is None else carried
@@ -76,26 +79,29 @@ class Mover:
         log.info("pid %d is on GPU %d now, was on %d: %s", process.pid, target.index, source.index, _told(done))
 
     def is_at(self, process: Process) -> bool:
-        """Whether an agent is, or may be, at a process, or has left it where it cannot run."""
+        """Return whether an agent is, or may be, at work on a process, or has left it where it cannot run."""
         try:
             return trio.current_time() < self._sure or any(one.request.process == process for one in checkpoint.left())
-        except OSError:  # it is not known
+        except OSError:  # not known
             return True
 
     def is_due(self, process: Process) -> bool:
-        """Whether a process is in the host since a daemon before us, and is brought back as soon as that can be."""
+        """Return whether a process is in the host since an earlier daemon, and is brought back as
+        soon as possible.
+        """
         return self._suspended is not None and process in self._suspended
 
     async def run(self) -> None:
-        """Has programs run that something was begun with, until cancelled. Those, too, that were suspended by a daemon
-        before us: what is to be frozen still is so soon after."""
+        """Resume programs that were left in the middle of a move, until cancelled. Programs that an earlier daemon
+        suspended are resumed, too: those that are to be frozen are frozen again right after.
+        """
         self._sure = trio.current_time() + BEGUN_S
         while True:
             await self._look.wait()
             self._look = trio.Event()
             try:
                 left = checkpoint.left()
-            except OSError as error:  # descriptors are short, say: none is forgotten for that
+            except OSError as error:  # for lack of descriptors, say: no program is forgotten for that
                 log.debug("which programs are in the middle of a move is not known: %s", error)
                 self._look.set()
             else:
@@ -114,7 +120,7 @@ class Mover:
             await trio.sleep(AGAIN_S)
 
     async def _recover(self, request: Request) -> bool:
-        """Has one run that is not worked on, and that was not meant to be so; returns whether it does."""
+        """Resume a program that no agent works on and that was not meant to stay so; return whether it runs."""
         process = request.process
         try:
             await checkpoint.recover(process)
@@ -135,6 +141,6 @@ class Mover:
 
 
 def _told(done: checkpoint.Done) -> str:
-    """How long it stood still, and for what."""
+    """Return how long a program stood still, and in which steps."""
     steps = ", ".join(f"{step.value} {ms:.0f}" for step, ms in done.milliseconds.items())
     return f"it stood still for {done.stall_ms or 0:.0f} ms ({steps})"

@@ -1,4 +1,4 @@
-"""What TSGs had of their own, over the death of a daemon."""
+"""Notes of the native timeslices of TSGs, which outlive the daemon."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from backend.process.identity import Process
 
 
 class Notes(Protocol):
-    """A memory, over the death of a daemon, of what TSGs had of their own. For any thread."""
+    """A record, which outlives the daemon, of the native timeslices of TSGs. For any thread."""
 
     def known(self, process: Process) -> Mapping[str, int]:
-        """Timeslices, microseconds, by the names under which they were noted."""
+        """Return the noted timeslices of a process, microseconds, by the names under which they were noted."""
 
     def note(self, process: Process, timeslices: Mapping[str, int]) -> None:
-        """From now on these are to be given back, and no others."""
+        """Replace the notes of a process: the timeslices that have to be given back to its TSGs,
+        microseconds by name.
+        """
 
 
 class NoNotes:
-    """A memory of nothing."""
+    """Notes that keep nothing."""
 
     def known(self, process: Process) -> Mapping[str, int]:
         return {}
@@ -32,12 +34,12 @@ class NoNotes:
 
 
 def noted(tsgs: Iterable[Tsg]) -> Mapping[str, int]:
-    """The own timeslices of TSGs, microseconds, as they are noted."""
+    """Return the native timeslices of TSGs as they are noted: microseconds by name."""
     return {f"{tsg.client:x}:{tsg.handle:x}": us for tsg, us in levers.shares(list(tsgs), 0).items()}
 
 
 def recalled(known: Mapping[str, int]) -> Mapping[Key, int]:
-    """The same, of what was noted."""
+    """Return noted timeslices by (client, handle), microseconds."""
     return {_key(name): us for name, us in known.items()}
 
 

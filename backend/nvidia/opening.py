@@ -1,4 +1,4 @@
-"""The NVIDIA GPUs of a host, each with the levers that were proven on it."""
+"""Open the NVIDIA GPUs of a host, each with the levers that were proven on it."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from backend.nvidia.usage import Usage
 log = logging.getLogger(__name__)
 
 GRANULE = 2 << 20
-"""What CUDA's virtual memory management moves, and so the library in a program."""
+"""Granule of moves, bytes: the unit of CUDA's virtual memory management, and so of the library in a program."""
 
 
 async def open_gpus(
     *, system: linux.System | None = None, nvml: Nvml | None = None, selftest: bool = True, proven: Proven | None = None
 ) -> list[NvidiaGpu]:
-    """The NVIDIA GPUs of this host, each with its verdicts. OSError: ENODEV where there is no driver, or no GPU; else
-    what keeps us from them.
+    """Return the NVIDIA GPUs of this host, each with its verdicts. Raises OSError: ENODEV where there is no driver or
+    no GPU, else the reason why none can be used.
 
-    The self-test takes some three seconds, all GPUs at the same time, but for those that were `proven` before;
-    without it the levers are advisory.
+    The self-test takes some three seconds, for all GPUs at the same time; a GPU that is in `proven` is not tested.
+    Without the self-test the levers are advisory.
     """
     if nvml is None:
         nvml = Nvml()
@@ -59,7 +59,7 @@ async def open_gpus(
         if card is None:
             log.warning("GPU %d at %s is not in the driver's list", info.index, info.pci)
             continue
-        try:  # of its own: one that hangs keeps the others from nothing
+        try:  # with a deadline of its own: a GPU that hangs does not keep out the others
             states = await Deadline("the driver", LOOK_DEADLINE).call(partial(_states, system, card))
         except OSError as error:
             log.warning("GPU %d is left out: %s", info.index, error)
@@ -73,7 +73,7 @@ async def open_gpus(
         counter.close()
         if not infos:
             raise OSError(errno.ENODEV, "the driver has no GPU")
-        # They are there, and none can be served: that is not ENODEV.
+        # There are GPUs, and none can be served: that is not ENODEV.
         raise OSError(errno.EIO, str(failed) if failed is not None else "the driver knows no GPU that NVML does")
     async with trio.open_nursery() as nursery:
         for gpu in gpus:
@@ -82,7 +82,7 @@ async def open_gpus(
 
 
 def _states(system: linux.System, card: rm.Card) -> ChannelStates:
-    """The states of a GPU's channels. OSError where it is not there."""
+    """Return the channel states of a GPU. Raises OSError where the GPU is not there."""
     try:
         _ask(system, card)
     except rm.RmError as error:
@@ -92,7 +92,7 @@ def _states(system: linux.System, card: rm.Card) -> ChannelStates:
 
 
 def _ask(system: linux.System, card: rm.Card) -> None:
-    """Asks a GPU for the time. OSError where it is not there."""
+    """Ask a GPU for its time. Raises OSError where the GPU is not there."""
     own = Subdevice(system, card)
     try:
         own.time_ns()

@@ -1,10 +1,10 @@
-"""The child of the self-test: runs short kernels on one GPU until told to stop, and the GPU counts them.
+"""The child process of the self-test: runs short kernels on one GPU until told to stop; the GPU counts them.
 
     python -m backend.nvidia.probe FD KERNEL_US
 
-FD is a file of one page, shared with the parent; CUDA_VISIBLE_DEVICES says which GPU. The CUDA *driver* API, through
-ctypes, is all it needs: no compiler, no CUDA toolkit. It knows nothing of ggroupfs: what acts on it acts on any
-program.
+FD is a file of one page, shared with the parent; CUDA_VISIBLE_DEVICES selects the GPU. The child needs only the CUDA
+*driver* API, through ctypes: no compiler and no CUDA toolkit. It does not cooperate with ggroupfs, so a lever that
+acts on it acts on any program.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ import time
 
 PAGE = 4096
 FINISHED = 0
-"""u64: kernels completed, added by the GPU itself."""
+"""Offset of a u64: kernels completed, added by the GPU itself."""
 LAUNCHED = 8
-"""u64: kernels launched."""
+"""Offset of a u64: kernels launched."""
 ERROR = 16
-"""u64: the CUresult that ended it, 0 for none."""
+"""Offset of a u64: the CUresult that ended the child, 0 for none."""
 STOP = 24
-"""u64: not 0 once it shall end."""
+"""Offset of a u64: nonzero when the child has to end."""
 COPY = 32
-"""u64: not 0 from when on it shall copy memory, too."""
+"""Offset of a u64: nonzero when the child has to copy memory, too."""
 COPIED = 40
-"""u64: copies completed."""
+"""Offset of a u64: copies completed."""
 
 COPY_BYTES = 1 << 20
-"""Bytes of one copy from the GPU to the host: more than is passed on without a copy engine."""
+"""Bytes of one copy from the GPU to the host: too many to be sent without a copy engine."""
 
 IN_FLIGHT = 16
 
-# Spins until it ran for `cycles` and adds one to `counter`. It counts only the cycles in which it did run: a step of
-# 4096 or more between two readings is time spent preempted. A red at system scope is visible to the CPU at once.
+# Spins for `cycles` and then adds one to `counter`. Only cycles in which it ran are counted: a step of 4096 or more
+# between two readings is time spent preempted. A red at system scope is visible to the CPU at once.
 PTX = b"""
 .version 6.3
 .target sm_70
@@ -81,7 +81,7 @@ def _check(result: int) -> None:
 
 
 class Copies:
-    """Copies from the GPU to the host, one after the other, beside the kernels."""
+    """Copies from the GPU to the host beside the kernels, one at a time."""
 
     def __init__(self, cuda: ctypes.CDLL) -> None:
         self._cuda = cuda
@@ -93,7 +93,7 @@ class Copies:
         _check(cuda.cuEventCreate(ctypes.byref(self._event), CU_EVENT_DISABLE_TIMING))
 
     def go_on(self) -> int:
-        """Begin another copy where none is under way; return how many are done."""
+        """Begin another copy if none is under way; return the number of completed copies."""
         if self._begun > self._done:
             result = self._cuda.cuEventQuery(self._event)
             if result == CUDA_ERROR_NOT_READY:
@@ -138,7 +138,7 @@ def _spin(page: mmap.mmap, kernel_us: int) -> None:
 
 
 def main() -> int:
-    """Runs until told to stop. Ends with its parent, however that ends."""
+    """Run until told to stop. The child ends with its parent, however that ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     page = mmap.mmap(int(sys.argv[1]), PAGE)
     try:

@@ -1,8 +1,9 @@
-"""What the self-test found, for the daemons after this one: it takes three seconds of a GPU that others use, and a
-daemon that was killed, or becomes another version, is to be back within two.
+"""Results of the self-test, kept for later daemons.
 
-It counts for the same GPU in the same boot with the same driver, and only where all levers were proven: what was not is
-tested again. A file that nobody but root can write to; one that cannot be read, or written, is none.
+The self-test takes three seconds of a GPU that programs use, and a daemon that was killed, or upgraded, has to be
+back within two. A result holds for the same GPU in the same boot with the same driver, and only where all levers were
+proven; a GPU with an unproven lever is tested again. Only root can write to the file; a file that cannot be read or
+written counts as absent.
 """
 
 from __future__ import annotations
@@ -21,47 +22,50 @@ from backend.process import procfs
 log = logging.getLogger(__name__)
 
 EDITION = 2
-"""Of the self-test: what an earlier one proved is proven anew."""
+"""Version of the self-test: results of an earlier version are discarded."""
 BOOT = Path(procfs.BOOT)
 DRIVER = Path("/proc/driver/nvidia/version")
-"""Its version, and when and by what it was built."""
+"""File with the driver's version and build."""
 
 
 GR_ALONE = "compute.gr"
-"""Capability that is no control: to take the GR engine alone from a program, whose copies go on. Without it all engines
-are taken."""
+"""Capability that is not a control: to take only the GR engine from a program, whose copies go on. Without it, all
+engines are taken.
+"""
 
 
 @attrs.frozen
 class Verdict:
-    """What one control does on one GPU, and how we know."""
+    """The effect of one control on one GPU, with the evidence."""
 
     control: str
-    """File name, or GR_ALONE."""
+    """Name of the control's file, or GR_ALONE."""
     capability: Capability
-    """What to promise."""
+    """The capability to promise."""
     evidence: str
-    """A sentence, with the figures that were measured."""
+    """A sentence with the measured figures."""
 
 
 @attrs.define
 class Proven:
-    """See the module."""
+    """The file of results."""
 
     path: Path
-    """Where."""
+    """The file."""
     boot: Path = BOOT
-    """What tells this boot from others."""
+    """File that identifies this boot."""
     driver: Path = DRIVER
-    """... and this driver."""
+    """File that identifies the driver."""
 
     def of(self, uuid: str) -> Sequence[Verdict]:
-        """What was proven of a GPU; empty: nothing, or not here and now."""
+        """Return what was proven of a GPU; empty if nothing was, or not in this boot with this driver."""
         found = self._known().get(uuid, {})
         return [Verdict(control, Capability.ENFORCED, evidence) for control, evidence in found.items()]
 
     def keep(self, uuid: str, verdicts: Sequence[Verdict]) -> None:
-        """Notes it, where all controls were proven. GR_ALONE is noted where it was, too."""
+        """Record the verdicts of a GPU if all its controls were proven. GR_ALONE is recorded if proven,
+        and need not be.
+        """
         proven = {
             verdict.control: verdict.evidence for verdict in verdicts if verdict.capability is Capability.ENFORCED
         }
@@ -75,7 +79,7 @@ class Proven:
             log.info("%s: %s: the next daemon will test its levers again", self.path, error.strerror)
 
     def _known(self) -> Mapping[str, Mapping[str, str]]:
-        """Of each GPU, the evidence for each control."""
+        """Return the recorded evidence: by GPU, and then by control."""
         try:
             found = json.loads(self._text())
             if (found["edition"], found["boot"], found["driver"]) != (EDITION, *self._here()):
@@ -91,7 +95,7 @@ class Proven:
         return procfs.text(self.boot), procfs.text(self.driver)
 
     def _text(self) -> str:
-        fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)  # or a FIFO waits
+        fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would wait
         with open(fd, encoding="utf-8") as file:
             status = os.fstat(fd)
             if status.st_uid != os.geteuid() or status.st_mode & 0o022:
@@ -99,7 +103,7 @@ class Proven:
             return file.read(1 << 20)
 
     def _write(self, text: str) -> None:
-        """Whole or not at all."""
+        """Replace the file, whole or not at all."""
         self.path.parent.mkdir(mode=0o755, exist_ok=True)
         beside = self.path.with_name(f"{self.path.name}.{os.getpid()}")
         fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

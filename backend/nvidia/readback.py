@@ -1,7 +1,7 @@
-"""Whether a channel is enabled, as the firmware sees it: the only read-back there is of FIFO_DISABLE_CHANNELS.
+"""Read back from the firmware whether a channel is enabled: the only check of FIFO_DISABLE_CHANNELS.
 
-It matters because disabling *nests*: what was disabled twice runs again after the second enable only (enabling an
-enabled channel is not counted). Measured on driver 580: 0.2 ms a channel.
+It matters because disabling *nests*: a channel that was disabled twice runs again only after the second enable, while
+enabling an enabled channel is not counted. Measured on driver 580: 0.2 ms a channel.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ log = logging.getLogger(__name__)
 _DIAG = Subdevice.HANDLE + 1
 
 WAIT_S = 0.2
-"""For another thread's question: the usual one takes 0.2 ms."""
+"""Longest wait for another thread's question, seconds; usually a question takes 0.2 ms."""
 
 
 class ChannelStates:
-    """Asks for channels of any process on one GPU, through a client of our own. For any thread."""
+    """The states of channels of any process on one GPU, asked for through a client of our own. For any thread."""
 
     def __init__(self, system: System, card: rm.Card) -> None:
         self._system = system
@@ -33,7 +33,7 @@ class ChannelStates:
         self.open()
 
     def open(self) -> None:
-        """Asks for what is needed, if it has not got it; without it nothing can be learnt."""
+        """Open the client, if it is not open. Where that fails, no state can be learnt."""
         if self._own is not None:
             return
         try:
@@ -48,7 +48,7 @@ class ChannelStates:
             log.info("%s: channel states cannot be read back: %s", self._card.pci, error)
 
     def enabled(self, client: int, channel: int) -> bool | None:
-        """Whether `channel` of `client` is enabled; None when that cannot be learnt."""
+        """Return whether `channel` of `client` is enabled; None when that cannot be learnt."""
         try:
             with self._narrow.passed():
                 if self._own is None:
@@ -62,7 +62,7 @@ class ChannelStates:
             return None
 
     def close(self) -> None:
-        """Gives back what it holds open; nothing where a call hangs in the driver, which uses it."""
+        """Close the client, unless a call that uses it hangs in the driver."""
         with contextlib.suppress(OSError), self._narrow.passed():
             if self._own is not None:
                 self._own.close()

@@ -1,8 +1,8 @@
-"""The ioctl edge of the NVIDIA Resource Manager (RM), the kernel half of the driver.
+"""The ioctl interface of the NVIDIA Resource Manager (RM), the kernel half of the driver.
 
-Every request is an ioctl on ``/dev/nvidiactl``; it returns 0 even when RM refused, the verdict is the status in the
-argument. Offsets, sizes and numbers are those of the open driver (NVIDIA/open-gpu-kernel-modules, tags 580 and 595),
-each with the header that defines it. All integers are little endian on the hosts that this driver supports.
+Every request is an ioctl on ``/dev/nvidiactl``. The ioctl returns 0 even when RM refused; the result is the status in
+the argument. Offsets, sizes and numbers are those of the open driver (NVIDIA/open-gpu-kernel-modules, tags 580 and
+595), each with the header that defines it. All integers are little endian on the hosts that this driver supports.
 
 A control on the objects of another process is accepted on a duplicate of *its* open file and refused on ours with
 ``INVALID_CLIENT`` (client.c, rmclientValidate: the open file is the identity). The system calls that this takes are
@@ -53,7 +53,7 @@ HANDLE_INFO_CLASS = 2  # ..._INDEX_CLASSID
 CHANNELS_A_CALL = 64  # NV2080_CTRL_FIFO_DISABLE_CHANNELS_MAX_ENTRIES
 
 TIMESLICE_DEFAULT_US = 2048
-"""What libcuda asks for a GR TSG under the default compute policy."""
+"""Timeslice that libcuda sets for a GR TSG under the default compute policy, microseconds."""
 
 CLIENT_BASE = 0xC1D00000  # RS_CLIENT_HANDLE_BASE, resserv.h: a client's handle is this plus a counter
 CLIENT_COUNT = 0x100000  # RS_CLIENT_HANDLE_MAX: where that counter wraps
@@ -91,7 +91,7 @@ CARD_COUNT = 32
 
 
 class Status(enum.IntEnum):
-    """The RM status codes (nvstatuscodes.h) that mean something in particular here. There are 140, and any may come."""
+    """The RM status codes (nvstatuscodes.h) that are handled specially here, of about 140."""
 
     OK = 0x00
     BUSY_RETRY = 0x03
@@ -155,13 +155,15 @@ _ERRNO = {
 GONE = frozenset(status for status, code in _ERRNO.items() if code == errno.ENOENT)
 
 PASSING = frozenset((errno.ENOMEM, errno.EBUSY, errno.ETIMEDOUT, errno.ENODEV))
-"""Errnos of what is not so for good."""
+"""Errnos of failures that may pass."""
 
 LOST = frozenset(status for status, code in _ERRNO.items() if code == errno.ENODEV)
 
 
 class RmError(OSError):
-    """RM refused; the errno says it in the system's terms, `status` in RM's. GPU_IS_LOST and its like are ENODEV."""
+    """A refusal by RM: `errno` says it in the system's terms, `status` in RM's. GPU_IS_LOST and its
+    like are ENODEV.
+    """
 
     def __init__(self, status: int, what: str) -> None:
         try:
@@ -175,17 +177,19 @@ class RmError(OSError):
 
     @property
     def gone(self) -> bool:
-        """Whether the object that was named is no longer there."""
+        """Whether the named object is no longer there."""
         return self.status in GONE
 
     @property
     def lost(self) -> bool:
-        """Whether the GPU itself is not there, or of no use before it is reset."""
+        """Whether the GPU itself is not there, or unusable until it is reset."""
         return self.status in LOST
 
 
 class CallError(RmError):
-    """The ioctl itself failed, before RM could say anything: out of memory, interrupted, or the driver is unloading."""
+    """A failure of the ioctl itself, before RM could answer: out of memory, interrupted, or the
+    driver is unloading.
+    """
 
     def __init__(self, error: OSError, what: str) -> None:
         super().__init__(Status.GENERIC, what)
@@ -193,13 +197,15 @@ class CallError(RmError):
 
 
 def check(status: int, what: str) -> None:
-    """Raises RmError for every status but OK."""
+    """Raise RmError for every status but OK."""
     if status != Status.OK:
         raise RmError(status, what)
 
 
 class Control:
-    """One open file of ``/dev/nvidiactl`` to send requests through. For one thread at a time: the buffer is reused."""
+    """One open file of ``/dev/nvidiactl``, to send requests through. For one thread at a time: the
+    buffer is reused.
+    """
 
     def __init__(self, system: System, fd: int) -> None:
         self._system = system
@@ -214,8 +220,9 @@ class Control:
             raise CallError(error, what) from None
 
     def send(self, client: int, target: int, cmd: int, params: ctypes.Array[ctypes.c_char]) -> int:
-        """RM_CONTROL `cmd` on object `target` of `client`; `params` is read and written. Returns the status.
-        CallError."""
+        """Send RM_CONTROL `cmd` to object `target` of `client` and return the status; `params` is read and
+        written. Raises CallError.
+        """
         argument = self._argument
         NVOS54.pack_into(
             argument, 0, client, target, cmd, 0, ctypes.addressof(params), len(params), Status.GENERIC.value
@@ -225,15 +232,17 @@ class Control:
         return status
 
     def query(self, client: int, target: int, cmd: int, layout: struct.Struct, *fields: int) -> tuple[int, ...]:
-        """RM_CONTROL with parameters of `layout`; returns them as RM left them. Raises RmError."""
+        """Send RM_CONTROL with parameters of `layout`; return them as RM left them. Raises RmError."""
         params = ctypes.create_string_buffer(layout.pack(*fields), layout.size)
         check(self.send(client, target, cmd, params), f"control 0x{cmd:x}")
         return layout.unpack(params.raw)
 
     def handle_info(self, client: int, handle: int, index: int) -> int | None:
-        """CLIENT_GET_HANDLE_INFO: the class or parent of an object, None if `client` has none such (or is not ours).
+        """CLIENT_GET_HANDLE_INFO: return the class or parent of an object; None if `client` has no such object, or is
+        not a client of this file.
 
-        RmError for any other refusal: to take that for "there is none" would freeze nothing and call it frozen.
+        Raises RmError for any other refusal: a lever that took it for "no such object" would freeze nothing and
+        report success.
         """
         HANDLE_INFO.pack_into(self._info, 0, handle, index, 0)
         status = self.send(client, client, CLIENT_GET_HANDLE_INFO, self._info)
@@ -244,12 +253,13 @@ class Control:
         return result & 0xFFFFFFFF
 
     def class_of(self, client: int, handle: int) -> int | None:
-        """Class of an object, None if there is none such."""
+        """Return the class of an object, None if there is no such object. Raises RmError."""
         return self.handle_info(client, handle, HANDLE_INFO_CLASS)
 
     def is_client(self, handle: int) -> bool:
-        """Whether a number is that of a client of this file. It may be any program's, so any refusal says no, but for
-        one that would be another in a moment. RmError."""
+        """Return whether `handle` is a client of this file. The number may be any program's, so any refusal means
+        no, except one that may pass: then RmError is raised.
+        """
         try:
             return self.class_of(handle, handle) is not None
         except RmError as error:
@@ -258,11 +268,11 @@ class Control:
             return False
 
     def parent_of(self, client: int, handle: int) -> int | None:
-        """Parent of an object, None if there is none such."""
+        """Return the parent of an object, None if there is no such object. Raises RmError."""
         return self.handle_info(client, handle, HANDLE_INFO_PARENT)
 
     def allocate(self, client: int, parent: int, handle: int, class_: int, params: bytes = b"") -> int:
-        """RM_ALLOC with the parameters of the class; returns the handle of the new object."""
+        """RM_ALLOC with the parameters of the class; return the handle of the new object. Raises RmError."""
         buffer = ctypes.create_string_buffer(params, len(params)) if params else None
         address = ctypes.addressof(buffer) if buffer is not None else 0
         argument = bytearray(NVOS21.pack(client, parent, handle, class_, address, len(params), Status.GENERIC.value))
@@ -273,13 +283,15 @@ class Control:
         return new
 
     def free(self, client: int, parent: int, handle: int) -> None:
-        """RM_FREE of an object and everything below it."""
+        """RM_FREE of an object and everything below it. Raises RmError."""
         argument = bytearray(NVOS00.pack(client, parent, handle, Status.GENERIC.value))
         self._call(IOCTL_FREE, argument, "free")
         check(NVOS00.unpack(argument)[3], "free")
 
     def map_to(self, fd: int, client: int, memory: int, nbytes: int) -> None:
-        """RM_MAP_MEMORY, to be read through a mapping of `fd`: a file of the control device without another."""
+        """RM_MAP_MEMORY: make `memory` readable through a mapping of `fd`, a file of the control device
+        that has no other.
+        """
         argument = bytearray(
             MAP_MEMORY.pack(client, client, memory, 0, nbytes, 0, Status.GENERIC.value, MAP_READ_ONLY, fd)
         )
@@ -287,7 +299,7 @@ class Control:
         check(MAP_MEMORY.unpack(argument)[6], "map memory")
 
     def cards(self) -> Sequence[Card]:
-        """The GPUs that the driver has, from NV_ESC_CARD_INFO."""
+        """Return the GPUs that the driver has, from NV_ESC_CARD_INFO. Raises CallError."""
         argument = bytearray(CARD.size * CARD_COUNT)
         self._call(IOCTL_CARD_INFO, argument, "card info")
         found = []
@@ -304,15 +316,15 @@ class Card:
     """A GPU as the driver numbers it."""
 
     gpu_id: int
-    """RM's name for it, what GPU_GET_ID of a subdevice says."""
+    """RM's id of the GPU, as GPU_GET_ID of a subdevice returns it."""
     pci: str
     """PCI address, ``dddd:bb:dd.f``."""
     minor: int
-    """Of ``/dev/nvidia<minor>``."""
+    """Minor number of ``/dev/nvidia<minor>``."""
 
 
 def pack_disable(disable: bool, channels: Sequence[tuple[int, int]]) -> bytes:
-    """Parameters of FIFO_DISABLE_CHANNELS for up to 64 (client, channel) pairs.
+    """Return the parameters of FIFO_DISABLE_CHANNELS for up to 64 (client, channel) pairs.
 
     "None running in hardware and will not run until enabled" (ctrl2080fifo.h) holds for the form with neither
     bOnlyDisableScheduling nor bRewindGpPut (which drops work) and no event (kernel clients only).
@@ -327,16 +339,17 @@ def pack_disable(disable: bool, channels: Sequence[tuple[int, int]]) -> bytes:
 
 @contextmanager
 def borrowed(system: System, process: Process, fds: Sequence[int]) -> Iterator[dict[int, Control]]:
-    """Duplicates of the descriptors `fds` of `process`, by number, closed again on leaving.
+    """Yield a Control on a duplicate of each descriptor in `fds` of a process, by number; all are closed on exit.
 
-    Never kept longer: RM frees a client when the last reference to its open file goes, so a duplicate keeps a dead
-    process's GPU memory. Descriptors that the process has closed are left out. ProcessLookupError when it is gone.
+    Duplicates are never kept longer: RM frees a client when the last reference to its open file goes, so a duplicate
+    keeps the GPU memory of a dead process. Descriptors that the process has closed are left out. Raises
+    ProcessLookupError when the process is gone.
     """
     pidfd = system.pidfd_open(process.pid)
     mine: dict[int, int] = {}
     with ExitStack() as stack:
         stack.callback(system.close, pidfd)
-        # The pidfd names the process that bears the pid now. Was that ours then it still is: a pidfd is never recycled.
+        # The pidfd names the process that bears the pid now. If that is ours it stays so: a pidfd is never recycled.
         start, found = system.look(process.pid, fds)
         if start != process.start:
             raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))

@@ -1,8 +1,8 @@
-"""Proves each lever on this very machine, by what two programs of our own get done.
+"""The self-test: prove each lever on this machine by the progress of two programs of our own.
 
-A status of OK proves nothing: drivers have been seen that take a timeslice and do not act on it. So two children that
-know nothing of us (:mod:`backend.nvidia.probe`) share the GPU for about two seconds, and the progress that the GPU
-itself counts for each decides.
+A status of OK proves nothing: drivers have been seen that accept a timeslice and do not act on it. So two children
+that do not cooperate (:mod:`backend.nvidia.probe`) share the GPU for about two seconds, and the verdict depends on
+their progress, which the GPU itself counts.
 """
 
 from __future__ import annotations
@@ -31,31 +31,33 @@ from backend.process.identity import Process, identify
 log = logging.getLogger(__name__)
 
 KERNEL_US = 100
-"""Length of a child's kernels: well below a timeslice, so that a slice is what decides."""
+"""Length of a child's kernels, microseconds: far below a timeslice, so that slices decide."""
 START_SECONDS = 10.0
-"""For a child's first kernel; half a second is usual, the first after a driver load takes longer."""
+"""Time limit for a child's first kernel, seconds. Half a second is usual; the first after a driver
+load takes longer.
+"""
 WINDOW = 0.4
-"""Seconds that progress is measured for."""
+"""Seconds over which progress is measured."""
 GR_WINDOW = 0.2
-"""Seconds that progress without the GR engine is measured for."""
+"""Seconds over which progress without the GR engine is measured."""
 COPY_START_S = 2.0
-"""Seconds for the first copies of a child."""
+"""Time limit for a child's first copies, seconds."""
 ASKED = (6000, 2000)
-"""Timeslices asked for, microseconds: 3 to 1, both well above the 0.2 ms that a switch costs."""
+"""Timeslices asked for, microseconds: 3 to 1, both far above the 0.2 ms that a switch costs."""
 TOLERANCE = 0.25
-"""How far from the ratio asked the progress may be to count as enforced."""
+"""Relative deviation of the progress from the ratio asked for, up to which a timeslice counts as enforced."""
 LIBRARY = "moves the memory of programs with the library in them (`ggroupfs run`, units); that of others is pinned"
 CHECKPOINT = "cuCheckpoint, by way of the host; of programs with the library most goes from GPU to GPU"
 SCHEDULED = tuple(setting.control for setting in OF_THE_SCHEDULER if setting.control is not None)
-"""What the scheduler makes of the two levers."""
+"""Controls that the scheduler implements with the two levers."""
 
 
 TESTED = ("compute.timeslice", "compute.freeze", GR_ALONE)
-"""What is proven by progress."""
+"""Controls that are proven by progress."""
 
 
 class Levers(Protocol):
-    """What is tested."""
+    """The levers that are tested."""
 
     info: GpuInfo
 
@@ -76,7 +78,7 @@ class Levers(Protocol):
 
 
 class Child:
-    """A program of ours that keeps the GPU busy."""
+    """A program of our own that keeps the GPU busy."""
 
     def __init__(self, uuid: str) -> None:
         self._fd = os.memfd_create("ggroupfs-probe", os.MFD_CLOEXEC)
@@ -98,7 +100,7 @@ class Child:
             raise
 
     def end(self) -> None:
-        """Ends the child, by its pid, whatever state it is in."""
+        """Kill the child by its pid, whatever state it is in, and wait for it."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -110,23 +112,23 @@ class Child:
 
     @property
     def finished(self) -> int:
-        """Kernels that the GPU completed for it."""
+        """Kernels that the GPU completed for the child."""
         return self._word(probe.FINISHED)
 
     @property
     def copied(self) -> int:
-        """Copies from the GPU to the host that were completed for it."""
+        """Copies from the GPU to the host that were completed for the child."""
         return self._word(probe.COPIED)
 
     async def copies(self) -> None:
-        """Has it copy, too, and waits for its first copies."""
+        """Make the child copy as well, and wait for its first copies."""
         struct.pack_into("<Q", self._page, probe.COPY, 1)
         with trio.move_on_after(COPY_START_S):
             while self.copied < 2:  # noqa: ASYNC110 - another process counts
                 await trio.sleep(0.01)
 
     async def started(self) -> None:
-        """Waits for its first kernels. OSError when it cannot run any."""
+        """Wait for the child's first kernels. Raises OSError when it cannot run any."""
         assert self._process is not None
         with trio.move_on_after(START_SECONDS):
             while self.finished < 2 * probe.IN_FLIGHT:
@@ -139,7 +141,7 @@ class Child:
 
 
 async def _rates(children: Sequence[Child], seconds: float = WINDOW) -> list[float]:
-    """Kernels a second that each completes from now on."""
+    """Return the kernels per second that each child completes from now on."""
     before = [child.finished for child in children]
     start = trio.current_time()
     await trio.sleep(seconds)
@@ -148,9 +150,10 @@ async def _rates(children: Sequence[Child], seconds: float = WINDOW) -> list[flo
 
 
 async def prove(gpu: Levers, run: bool = True, movable: bool = False, proven: Proven | None = None) -> list[Verdict]:
-    """A verdict for every control. Never raises OSError: what could not be tested is advisory, with the reason.
+    """Return a verdict for every control. Does not raise OSError: what could not be tested is advisory, with the
+    reason.
 
-    `movable` says whether there is another GPU that programs can be moved to; what is `proven` is not tested again.
+    `movable` says whether there is another GPU that programs can be moved to. A GPU in `proven` is not tested again.
     """
     verdicts = [Verdict(control, Capability.ADVISORY, LIBRARY) for control in OF_MEMORY]
     if movable:
@@ -184,7 +187,7 @@ async def prove(gpu: Levers, run: bool = True, movable: bool = False, proven: Pr
 
 
 def _scheduled(levers: Sequence[Verdict]) -> list[Verdict]:
-    """Priorities and weights are as good as what the scheduler pulls."""
+    """Return the verdicts on priorities and weights, which are as good as the levers that the scheduler pulls."""
     capability = Capability.weakest([verdict.capability for verdict in levers if verdict.control != GR_ALONE])
     return [
         Verdict(name, capability, "by timeslices, and by taking off the runlist what has to wait") for name in SCHEDULED
@@ -244,7 +247,7 @@ async def _freeze(gpu: Levers, children: Sequence[Child]) -> Verdict:
 
 
 async def _gr_alone(gpu: Levers, children: Sequence[Child]) -> Verdict:
-    """Whether the GR engine can be taken alone: kernels stand, copies go on."""
+    """Test whether the GR engine can be taken alone: kernels stop, copies go on."""
     victim = children[0]
     try:
         await victim.copies()

@@ -1,4 +1,4 @@
-"""A client of our own with the device objects of one GPU: where the controls that need no program's file are sent."""
+"""A client of our own with the device objects of one GPU: the target of controls that need no file of a program."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ _DEVICE, _SUBDEVICE = 0x5C000001, 0x5C000002
 
 TIMER_GET_TIME = 0x20800403  # ctrl2080timer.h
 TIME = struct.Struct("<Q")
-"""TIMER_GET_TIME: nanoseconds since 1970 by the GPU; 8 bytes."""
+"""TIMER_GET_TIME: nanoseconds since 1970 by the GPU's clock; 8 bytes."""
 
 
 class Subdevice:
-    """The open files and objects. OSError where the driver refuses one; nothing is left open then."""
+    """The open files and objects of the client. Raises OSError where the driver refuses one; nothing is
+    left open then.
+    """
 
     HANDLE = _SUBDEVICE
-    """The subdevice of the GPU. Handles above it are free for what is allocated below `root`."""
+    """Handle of the GPU's subdevice object. Handles above it are free for objects allocated below `root`."""
 
     def __init__(self, system: System, card: rm.Card) -> None:
         self._system = system
         self._fds: list[int] = []
         try:
-            # The driver wants the GPU's own file open before it makes a device object.
+            # The driver makes a device object only while the GPU's own file is open.
             self._fds.append(system.open_gpu(card.minor))
             self._fds.append(system.open_control())
             self.control = rm.Control(system, self._fds[-1])
@@ -39,11 +41,11 @@ class Subdevice:
             raise
 
     def time_ns(self) -> int:
-        """The GPU's own clock: it is asked, and answers only if it is there. RmError."""
+        """Return the time of the GPU's own clock, which only a GPU that is there can tell. Raises RmError."""
         return self.control.query(self.root, _SUBDEVICE, TIMER_GET_TIME, TIME, 0)[0]
 
     def close(self) -> None:
-        """Gives back what it holds open: RM frees the objects with the file."""
+        """Close the files; RM frees the objects with them."""
         for fd in self._fds:
             self._system.close(fd)
         self._fds.clear()

@@ -1,7 +1,7 @@
-"""Frozen programs without the library whose memory is in the host: whole, as cuCheckpoint knows no parts.
+"""Swap frozen programs without the library into the host: as a whole, since cuCheckpoint knows no parts.
 
-A program that runs cannot be moved so: it would stand still until it was brought back, and nothing tells when it wants
-to go on. One that is frozen stands still anyway, and the thaw brings it back.
+A running program cannot be swapped that way: it would stand still until it was brought back, and nothing tells when
+it has work again. A frozen program stands still anyway, and the thaw brings it back.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from backend.process.inside import has_library
 log = logging.getLogger(__name__)
 
 LOCK_S = 2.0
-"""Seconds in which a program has to come to a rest: a kernel that runs is waited for."""
+"""Seconds within which a program has to come to rest: a kernel that runs is waited for."""
 
 SILENT_S = 10.0
-"""Seconds in which a program whose library did not speak is not looked at for it again: the library connects again once
-a second, and from then on says itself what it can give."""
+"""Seconds until a program is asked about its library again, once that was found silent. A library connects again
+once a second, and from then on says itself how much it can give.
+"""
 
 
 class SwappedPrograms:
-    """Those of one GPU."""
+    """The swapped programs of one GPU."""
 
     def __init__(
         self,
@@ -41,60 +42,69 @@ class SwappedPrograms:
         anew: Callable[[Process], None],
         room: Callable[[Process], int] = checkpoint.host_room,
     ) -> None:
-        """`freeze` is the lever. `anew` is told that a process has come back: nothing that the driver had for it is as
-        before. `room` is how many bytes a process may have in the host besides what it has."""
+        """`freeze` pulls the lever of a process. `anew` is called when a process has come back: everything that
+        the driver had for it is new. `room` returns the bytes that a process may have in the host in addition
+        to what it has.
+        """
         self.bookkeeper: Bookkeeping | None = None
         """The books, once the GPU runs."""
         self.ends = False
-        """Whether the daemon ends: what is frozen from now on would not be thawed any more."""
+        """Whether the daemon ends: a process that is frozen from now on would not be thawed any more."""
         self._info = info
         self._freeze = freeze
         self._anew = anew
         self._room = room
-        self._away: dict[Process, int] = {}  # bytes
-        self._leaving: dict[Process, int] = {}  # bytes of one that is on its way out
-        self._turns: dict[Process, trio.Lock] = {}  # held while one goes or comes
-        self._moved: dict[Process, float] = {}  # when it last did, by trio's clock
-        self._returned: set[Process] = set()  # of those that a daemon before us had in the host
-        self._silent: dict[Process, float] = {}  # until when one is, by trio's clock
+        self._away: dict[Process, int] = {}  # bytes in the host
+        self._leaving: dict[Process, int] = {}  # bytes of a process that is on its way out
+        self._turns: dict[Process, trio.Lock] = {}  # held while a process goes or comes
+        self._moved: dict[Process, float] = {}  # when a process last went or came, by trio's clock
+        self._returned: set[Process] = set()  # of those that an earlier daemon had in the host
+        self._silent: dict[Process, float] = {}  # until when a library counts as silent, by trio's clock
 
     def __contains__(self, process: Process) -> bool:
         return process in self._away
 
     def has(self, process: Process) -> bool:
-        """Whether it is in the host, or on the way there or back: no lever is pulled then but by us."""
+        """Return whether a process is in the host, or on the way there or back: then this object alone
+        pulls its levers.
+        """
         return process in self._away or self._is_moving(process)
 
     def nbytes(self, process: Process) -> int:
-        """Of one that is in the host, or on the way there or back; 0 for another."""
+        """Return the bytes of a process that is in the host, or on the way there or back; 0 for any other."""
         return self._away.get(process, 0) or self._leaving.get(process, 0)
 
     def can(self, process: Process, held: int) -> bool:
-        """Whether a frozen program, which holds so many bytes, could go into the host now."""
+        """Return whether a frozen program that holds `held` bytes could go into the host now."""
         if process in self._away or self.is_silent(process):
             return False
         return held > 0 and self._room(process) >= held
 
     def is_silent(self, process: Process) -> bool:
-        """Whether the library was found in a program without speaking: what that has in the host would not be restored,
-        so the program gives nothing."""
+        """Return whether the library was found in a program without speaking. Its memory in the host would not be
+        restored, so nothing of the program is moved.
+        """
         return trio.current_time() < self._silent.get(process, -math.inf)
 
     def was_silent(self, process: Process) -> bool:
-        """Whether that was so when it was looked at last, however long ago."""
+        """Return whether that was so when the program was last looked at, however long ago."""
         return process in self._silent
 
     def moved_since(self, process: Process, when: float) -> bool:
-        """Whether one goes or comes, or has since some time: what the driver says that it holds is not yet, or no more,
-        what the books are to say."""
+        """Return whether a process goes or comes, or has since `when`: then the books must not follow the driver's
+        figure, which is too early or too late.
+        """
         return self._is_moving(process) or self._moved.get(process, -math.inf) >= when
 
     async def out(self, process: Process, held: Callable[[], Awaitable[int]]) -> int:
-        """Have a frozen program go into the host; return the bytes that it held. `held` says so when it is its turn,
-        and once more before it runs (its calls that allocate do return): 0 where it may not go any more. It stays, too,
-        where it :meth:`is_silent`, which is known from then on. OSError as for
-        :func:`backend.nvidia.checkpoint.suspend`, and EAGAIN where it has allocated meanwhile: what is not known of has
-        no room kept for it. Then it is on the GPU as before."""
+        """Swap a frozen program into the host; return the bytes that it held.
+
+        `held` returns the bytes that it holds, 0 where it may not go any more. It is called when the program's turn
+        comes, and once more before the program runs, since its pending calls that allocate do return. The program
+        stays, and 0 is returned, if it :meth:`is_silent`, which is recorded. Raises OSError as
+        :func:`backend.nvidia.checkpoint.suspend`, and EAGAIN where the program has allocated meanwhile, since no room
+        was kept for that. Then it is on the GPU as before.
+        """
 
         async def go() -> int:
             bookkeeper, nbytes = self.bookkeeper, await held()
@@ -106,8 +116,8 @@ class SwappedPrograms:
             self._silent.pop(process, None)
             bookkeeper.observe(process, self._info.index, nbytes)
             began = time.monotonic()
-            # It has to come to a rest by itself, which it does not while it is off the runlist. So it runs between the
-            # agent's question and the lock: for as long as what it had submitted takes.
+            # The program has to come to rest by itself, which it cannot while it is off the runlist. So it runs
+            # between the agent's question and the lock, for as long as its submitted work takes.
 
             async def thaw() -> None:
                 if await held() > nbytes:
@@ -131,8 +141,9 @@ class SwappedPrograms:
         return await self._finish(process, go)
 
     async def back(self, process: Process) -> None:
-        """Have one that is in the host, or on the way there, be on the GPU again. ENOSPC where some limit, or the GPU,
-        has no room for it: it stays in the host."""
+        """Bring a process back onto the GPU from the host, or from the way there. Raises ENOSPC where a limit, or
+        the GPU, has no room for it: then it stays in the host.
+        """
 
         async def come() -> int:
             bookkeeper = self.bookkeeper
@@ -146,7 +157,7 @@ class SwappedPrograms:
             self._anew(process)
             self._away.pop(process, None)  # it may have ended right then
             if not bookkeeper.move_in(process, self._info.index, nbytes, _usec(began)):
-                # That room was given away meanwhile: it is there all the same, and the books follow the driver.
+                # The room was given away meanwhile. The process is there all the same: the books follow the driver.
                 bookkeeper.uncharge(process, self._info.index, nbytes, swapped=True)
             return nbytes
 
@@ -154,13 +165,15 @@ class SwappedPrograms:
             await self._finish(process, come)
 
     def returned(self, process: Process, uuid: str) -> None:
-        """A daemon before us had it in the host, on the GPU of that UUID, and it runs again."""
+        """Note that a process runs again which an earlier daemon had in the host, on the GPU with that UUID."""
         if uuid == self._info.uuid:
             self._returned.add(process)
 
     def seen(self, process: Process) -> None:
-        """The driver has it on the GPU: so has it, by then, what the books say that is in the host, as they said to the
-        daemon before us. Without the library it has nothing else there."""
+        """Correct the books when the driver shows a returned process on the GPU: what they have in the host
+        for it, from the time of the earlier daemon, is on the GPU by then. Without the library it has
+        nothing else in the host.
+        """
         if (
             self.bookkeeper is None
             or process not in self._returned
@@ -173,7 +186,7 @@ class SwappedPrograms:
             self.bookkeeper.uncharge(process, self._info.index, swapped, swapped=True)
 
     def forget(self, process: Process) -> None:
-        """The process is gone."""
+        """Forget a process that is gone."""
         for known in (self._away, self._turns, self._moved, self._silent):
             known.pop(process, None)
         self._returned.discard(process)
@@ -182,8 +195,9 @@ class SwappedPrograms:
         return process in self._turns and self._turns[process].locked()
 
     async def _finish(self, process: Process, work: Callable[[], Awaitable[int]]) -> int:
-        """Do something when its turn comes, and to the end, even where the caller is gone by then: an agent goes on as
-        well, and what it does is to be known here."""
+        """Run `work` when the turn of the process comes, and to its end, even if the caller is gone by then: the
+        agent goes on as well, and its result has to be known here. Return the result of `work`.
+        """
         done = trio.Event()
         results: list[outcome.Outcome[int]] = []
 

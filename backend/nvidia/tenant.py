@@ -1,5 +1,8 @@
-"""A process on one NVIDIA GPU: what is wanted for it (applied.py), the steps that make its TSGs follow (enforce.py) and
-what the keeper knows of it (watch.py), with deadlines for whatever waits in the driver."""
+"""One process on one NVIDIA GPU.
+
+It combines what is wanted for the process (applied.py), the steps that make its TSGs follow (enforce.py) and the
+state that the keeper has of it (watch.py), with deadlines for all calls that wait in the driver.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,11 @@ from backend.process.identity import Process
 log = logging.getLogger(__name__)
 
 SAY_AGAIN_S = 60.0
-"""Seconds after which it is said again of a program that it undoes what was set: it may do so ten times a second."""
+"""Seconds between two log lines about a program that undoes its settings, which it may do ten times a second."""
 
 
 class Tenant:
-    """See the module."""
+    """A process on a GPU, with the levers that act on it."""
 
     def __init__(
         self,
@@ -42,31 +45,33 @@ class Tenant:
         began: int,
         notes: Notes | None = None,
     ) -> None:
-        """`levers` is for calls that act on it and `looks` for looks at it; `gpu_id` is what the driver calls the GPU,
-        and the others are as of :class:`Enforcement`. Without `notes` nothing is known of an earlier daemon's."""
+        """`levers` is the deadline for calls that act on the process, `looks` that for looks at it. `gpu_id` is
+        RM's id of the GPU; the others are as of :class:`Enforcement`. Without `notes`, nothing is known from an
+        earlier daemon.
+        """
         self.process = process
         self.applied = Applied(handles, gpu_id)
-        """What is wanted, and what was done."""
+        """The wanted and the applied state."""
         self.questions = Questions(self.applied, states)
-        """Whether it undid a freeze."""
+        """The questions whether the process undid a freeze."""
         self.timeslices = Timeslices(process, system, self.applied)
-        """Whether it undid a timeslice."""
+        """The questions whether the process undid a timeslice."""
         self.enforcement = Enforcement(
             process, system, self.applied, states, self.questions, self.timeslices, began, notes or NoNotes()
         )
-        """The steps, for a thread."""
+        """The steps that act on the process, for a thread."""
         self.watch = Watch()
-        """The keeper's."""
+        """The keeper's state of the process."""
         self.activity = Activity()
-        """As last seen."""
+        """TSGs, channels and contexts, as last seen."""
         self._levers = levers
         self._looks = looks
         self._system = system
-        self._said: float | None = None  # when it was last said that it undid something
+        self._said: float | None = None  # when the log last said that it undid something
 
     @property
     def has_policy(self) -> bool:
-        """Whether anything is wanted, or left over."""
+        """Whether anything is wanted, or still has to be undone."""
         return self.applied.has_policy
 
     def tsgs(self) -> Sequence[Tsg]:
@@ -74,28 +79,31 @@ class Tenant:
         return self.applied.tsgs()
 
     async def has_files(self) -> bool:
-        """Whether it has the driver's device open. OSError."""
+        """Return whether the process has the driver's device open. Raises OSError."""
         return bool(await self._looks.call(partial(self._system.control_fds, self.process.pid)))
 
     async def look(self, force: bool = False) -> None:
-        """Finds its TSGs; with `force` also where the host's totals say that there are no new ones. OSError."""
+        """Find the process's TSGs; with `force`, even if the host's totals say that there are no new ones.
+        Raises OSError.
+        """
         await self._looks.call(partial(self._look, force))
 
     async def left_off(self) -> set[tuple[int, int]]:
-        """The channels that are off the runlist, by the GPU's own word, each by client and handle. OSError."""
+        """Return the channels that are off the runlist according to the GPU, each as (client, handle).
+        Raises OSError.
+        """
         return await self._looks.call(self.enforcement.left_off)
 
     async def enforce(self, *, again: bool = False, anew: bool = False) -> str:
-        """Makes the hardware follow what is wanted. OSError.
+        """Make the hardware follow what is wanted; return what the process undid, empty for nothing. Raises OSError.
 
-        With `again` the tenant seems to have undone it: it is asked once more, and what it undid is done again. What
-        that was; empty for nothing. With `anew` it is not known what of it still holds: all is done again, nothing
-        twice.
+        With `again`, the process seems to have undone a setting: it is asked once more, and whatever it undid is set
+        again. With `anew`, it is unknown what still holds: everything is set again, nothing twice.
         """
         return await self._levers.call(partial(self._enforce, again, anew))
 
     def blame(self, what: str) -> None:
-        """Says, now and then, that it undid something."""
+        """Log that the process undid a setting, at most once in SAY_AGAIN_S."""
         now = time.monotonic()
         if self._said is None or now - self._said >= SAY_AGAIN_S:
             self._said = now

@@ -1,4 +1,4 @@
-"""Frees the programs of a GPU where no daemon is there to do it: channels that are off, timeslices that were set."""
+"""Free the programs of a GPU when no daemon does: channels that are off the runlist, timeslices that were set."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from backend.nvidia.tenant import Tenant
 from backend.process.identity import Process
 
 TRIES = levers.NESTED
-"""Times that a program is freed before it is said that it cannot be."""
+"""Times that freeing a program is tried before it is reported as failed."""
 
 
 @attrs.frozen
 class Freed:
-    """What was done for one program on one GPU."""
+    """The result of freeing one program on one GPU."""
 
     process: Process
-    """Who."""
+    """The process."""
     channels: int
-    """Of its channels, those that were off and are on the runlist again."""
+    """Number of its channels that were off and are on the runlist again."""
     timeslices: int
-    """Of its TSGs, those that have their own timeslice back."""
+    """Number of its TSGs that have their native timeslice back."""
     asked: bool
     """Whether the driver says which channels are off. If not, all were put on the runlist."""
     failure: str = ""
-    """Why it is not free, in words."""
+    """The reason why it is not free, in words; empty if it is."""
 
 
 async def free(processes: Iterable[Process], tenant_of: Callable[[Process], Tenant]) -> list[Freed]:
-    """Frees each of them, one after the other. Who dies meanwhile is free."""
+    """Free the processes one after the other; a process that ends meanwhile is left out."""
     freed = []
     for process in processes:
         try:
@@ -45,7 +45,7 @@ async def free(processes: Iterable[Process], tenant_of: Callable[[Process], Tena
 
 async def _free_one(tenant: Tenant) -> Freed:
     applied, enforcement = tenant.applied, tenant.enforcement
-    enforcement.adopt_again()  # whatever is off, it was another daemon
+    enforcement.adopt_again()  # whatever is off was taken off by another daemon
     await tenant.look(force=True)
     channels, timeslices, asked = len(applied.off), len(applied.slices), not enforcement.unsure
     for _ in range(TRIES):

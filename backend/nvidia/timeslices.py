@@ -1,4 +1,4 @@
-"""Whether the TSGs of a process have the timeslices that they were given, and which are their own."""
+"""Check whether the TSGs of a process have the timeslices that were set, and learn their native ones."""
 
 from __future__ import annotations
 
@@ -15,32 +15,33 @@ from backend.nvidia.linux import System
 from backend.process.identity import Process
 
 AT_ONCE = 64
-"""TSGs of a program that are asked for their timeslice in one go: one that has thousands keeps no other waiting."""
+"""TSGs of a program that are asked for their timeslice in one go: a program with thousands holds up no other."""
 OWN_S = 1.0
-"""Seconds in which a timeslice may still be set by the maker of the TSG: of PyTorch programs that had just come some
-had the driver's default again (docs/nvidia.md), which the CUDA library seems to set some time after the TSG is there.
-On a host that has much to do that may be later: the default is excused once, whenever it comes."""
+"""Seconds within which the maker of a TSG may still set its timeslice. Some PyTorch programs that had just started
+had the driver's default again (docs/nvidia.md); the CUDA library seems to set it some time after it makes the TSG.
+On a busy host that may be later, so the default is excused once, whenever it comes.
+"""
 
 
 class Timeslices:
-    """See the module."""
+    """The timeslices of one process on one GPU."""
 
     def __init__(self, process: Process, system: System, applied: Applied) -> None:
         self._process = process
         self._system = system
         self._applied = applied
-        self._held: dict[Key, float] = {}  # since when each was seen to have what it was given, by the keeper's clock
-        self._changed: set[Key] = set()  # those that had it for OWN_S, and that have another one
-        self._excused: set[Key] = set()  # those that had the driver's default again, which none was blamed for
+        self._held: dict[Key, float] = {}  # since when each was seen to have what was set, by the keeper's clock
+        self._changed: set[Key] = set()  # those that had it for OWN_S, and now have another one
+        self._excused: set[Key] = set()  # those that were once excused for having the driver's default again
 
     def begin_again(self) -> None:
-        """The GPU was lost and is back."""
+        """Start over after the GPU was lost and is back."""
         self._held.clear()
 
     # In threads
 
     def is_stretched(self, now: float) -> bool:
-        """Asks for timeslices, whether they are not what was set. It is `now`, in seconds."""
+        """Ask for timeslices, and return whether any differs from what was set. `now` is the time in seconds."""
         known = self._applied.known_timeslices()
         tsgs = [tsg for tsg in self._applied.tsgs() if levers.name(tsg) in known]
         tsgs = random.sample(tsgs, min(len(tsgs), AT_ONCE))
@@ -48,7 +49,7 @@ class Timeslices:
             with rm.borrowed(self._system, self._process, sorted({tsg.fd for tsg in tsgs})) as controls:
                 found = levers.timeslices(controls, [tsg for tsg in tsgs if tsg.fd in controls])
         except OSError:
-            return False  # gone, or about to be found so
+            return False  # gone, or about to be found gone
         self._held = {key: since for key, since in self._held.items() if key in known}
         for key, us in found.items():
             if us == known[key]:
@@ -58,8 +59,10 @@ class Timeslices:
         return any(us != known[key] for key, us in found.items())
 
     def ask(self, controls: Controls, tsgs: Sequence[Tsg], again: bool) -> tuple[Sequence[Tsg], bool]:
-        """Asks those that are about to be given another one; with `again` all. Returns `tsgs` with what is known to be
-        their own by now, and whether the process undid what was set. OSError."""
+        """Ask for the timeslices of the TSGs that are about to get another one; with `again`, of all.
+        Return `tsgs` with the native timeslices as known by now, and whether the process undid what was
+        set. Raises OSError.
+        """
         applied = self._applied
         again = again and applied.timeslice_us != 0
         due = [tsg for tsg, _ in levers.differing(tsgs, applied.timeslice_us, applied.slices)]
@@ -74,8 +77,10 @@ class Timeslices:
         return tsgs, bool(others - self._excuse(others))
 
     def _learn(self, tsgs: Sequence[Tsg], found: Mapping[Key, int]) -> Sequence[Tsg]:
-        """`tsgs` with their own timeslices, of those that were found: the maker of a TSG may set it late. It is what
-        the TSG has before it is given one, and the CUDA library's, whenever that comes."""
+        """Return `tsgs` with the native timeslices that `found` shows. The native timeslice is the one that a
+        TSG has before another is set; the CUDA library's default counts as native whenever it comes, since it
+        may be set late.
+        """
         own = {}
         for tsg in tsgs:
             key = levers.name(tsg)
@@ -88,7 +93,7 @@ class Timeslices:
         return [attrs.evolve(tsg, default_us=own.get(levers.name(tsg), tsg.default_us)) for tsg in tsgs]
 
     def _excuse(self, keys: Set[Key]) -> Set[Key]:
-        """Those of the TSGs whose new timeslice their maker may have set: its default, the first time. Not again."""
+        """Return those of the TSGs whose maker may have set the timeslice: to its default, and for the first time."""
         own = {levers.name(tsg): us for tsg, us in levers.shares(self._applied.tsgs(), 0).items()}
         excused = {key for key in keys - self._excused if self._applied.slices.get(key) == own.get(key)}
         self._excused = (self._excused | excused) & own.keys()

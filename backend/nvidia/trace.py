@@ -1,9 +1,9 @@
-"""The FECS context-switch trace: when which process was put on the graphics and compute engine, and taken off again.
+"""The FECS context-switch trace: when each process was put on the graphics and compute engine, and taken off again.
 
 FECS, the firmware that switches contexts, logs every switch; the driver collects the log about 30 times a second and
-hands it to whoever binds an event buffer (NVIDIA/open-gpu-kernel-modules, fecs_event_list.c; Nsight's trace is built on
-it). Who is root at that moment gets the pids and exact times of everybody's. Measured on an H200 with driver 580: no
-slowdown of the traced, about 1 ms of CPU a second for the reader.
+hands it to any process that binds an event buffer (NVIDIA/open-gpu-kernel-modules, fecs_event_list.c; Nsight's trace
+is built on it). A process that is root when it binds gets the pids and exact times of all processes. Measured on an
+H200 with driver 580: no slowdown of traced programs, about 1 ms of CPU a second for the reader.
 
 Two things are never sent, since the driver follows them as pointers: a notification handle, and no subdevice.
 """
@@ -47,39 +47,46 @@ UPDATE_GET = struct.Struct("<II")
 """BUFFER_UPDATE_GET: next record to be read@0, next byte of variable data@4; 8 bytes."""
 HEADER_NBYTES = 4096
 PUT, DROPPED = 1, 4
-"""Where the header has its u32 recordPut@4 and its u64 recordDropcount@16, counted in u32."""
+"""Position of recordPut (a u32 at byte 4) and recordDropcount (a u64 at byte 16) in the header, counted in u32."""
 RECORD = struct.Struct("<HHIBBHIIHBBQ")
 """eventBufferRecord with its FECS payload: type@0, subtype@2, variable data@4, tag@8, VM@9, sequence u16@10,
 context@12, pid@16, reserved@20, MIG instances@22, nanoseconds u64@24; 32 bytes."""
 RECORDS = 65536
-"""Of the ring: 4 seconds of the most that the firmware can log."""
+"""Number of records in the ring: 4 seconds of the most that the firmware can log."""
 
 EDGES = {0x05: Edge.ON, 0x06: Edge.ON, 0x03: Edge.OFF, 0x07: Edge.OFF}
 """Tags (ctrl2080grmgr, fecs_event_list.h): context start and save end, and the same at the simple level of detail."""
 
 OLDEST_NS = 1_000_000_000
-"""A record from before the binding by more than that has no time: it was half written, or its process gone."""
+"""Age before the binding, in nanoseconds, from which on a record has no time: it was half written, or
+its process gone.
+"""
 LATE_NS = 70_000_000
-"""Until then every record is here: the driver collects them every 33 ms, from a timer that may be late."""
+"""Nanoseconds after which every record is here: the driver collects them every 33 ms, from a timer
+that may be late.
+"""
 LAG_NS = 200_000_000
-"""How old a figure is: every time. The trace is read each tenth of a second, and what is newer than LATE_NS is unknown
-then. With figures as old as the last look, a window of 3 s was measured 2.4 % short."""
+"""Age of every figure, in nanoseconds. The trace is read every tenth of a second, and what is newer than LATE_NS
+is unknown then. With figures as old as the last look, a window of 3 s was measured 2.4 % short.
+"""
 STEP_NS = 500_000_000
-"""The GPU's clock was set where it went by so much more, or less, than this host's did between two reads. The driver
-sets it when it wakes the GPU, after a suspend: nobody used the time in between."""
+"""Difference between the GPU's clock and the host's over two reads, in nanoseconds, from which on the GPU's clock
+was set. The driver sets it when it wakes the GPU after a suspend; the time in between is charged to no process.
+"""
 REBIND_NS = 50_000_000
-"""From the end of a binding to the next. The firmware notices an end at the next switch; what it then writes at its old
-place makes the driver pass it, and its log look full for good: no records, and slow switches (measured: 1 of 31 that
-bound again at once)."""
+"""Nanoseconds from the end of a binding to the next one. The firmware notices the end at the next switch. If it
+then writes at its old place, the driver passes it by, and the log looks full for good: no records, and slow
+switches (measured: 1 of 31 bindings that followed at once).
+"""
 
 _HEADER, _RING, _BUFFER = (Subdevice.HANDLE + offset for offset in (1, 2, 3))
 
 INITIAL_PIDS = 0xEFFFFFFC
-"""Inode of the first pid namespace (proc_ns.h, PROC_PID_INIT_INO): the trace has the pids of that one."""
+"""Inode of the first pid namespace (proc_ns.h, PROC_PID_INIT_INO), to which the pids of the trace belong."""
 
 
 class Trace:
-    """A binding to the trace of one GPU, read into a Residency. OSError where it is refused."""
+    """A binding to the trace of one GPU, read into a Residency. Raises OSError where it is refused."""
 
     def __init__(self, system: System, card: rm.Card) -> None:
         if system.pid_namespace() != INITIAL_PIDS:
@@ -87,12 +94,12 @@ class Trace:
         self._own = Subdevice(system, card)
         self._busy = threading.Lock()
         self._ended = False
-        self._get = 0  # the next record in the ring
-        self._number = -1  # of the last one, as the firmware counts; -1 for none
-        self._last = 0  # its time
-        self._since = 0  # what is older has no time
+        self._get = 0  # index of the next record in the ring
+        self._number = -1  # sequence number of the last record; -1 for none
+        self._last = 0  # time of the last record
+        self._since = 0  # records that are older have no time
         self._unbound: int | None = None  # since when, by the monotonic clock
-        self._set: int | None = None  # what the GPU's clock was set to; to be settled before anything else
+        self._set: int | None = None  # what the GPU's clock was set to; settled before anything else
         try:
             self._header = self._memory(system, _HEADER, HEADER_NBYTES).cast("I")
             self._ring = self._memory(system, _RING, RECORDS * RECORD.size)
@@ -106,7 +113,7 @@ class Trace:
             raise
 
     def read(self) -> None:
-        """Takes over what happened since the last call. In a thread, one at a time. OSError."""
+        """Take over the records since the last call; in a thread, one at a time. Raises OSError."""
         if not self._busy.acquire(blocking=False):
             raise OSError(errno.EBADF, "the trace was closed")  # before the thread began
         try:
@@ -117,7 +124,7 @@ class Trace:
                 self.close()
 
     def account(self) -> None:
-        """Charges what happened until LAG_NS ago, as far as it was read."""
+        """Charge what happened until LAG_NS ago, as far as it was read."""
         if self._set is not None:  # nothing is noted before it is bound again
             self.residency.restart(self._set)
             self._backlog, self._set = Backlog(self.residency), None
@@ -125,13 +132,14 @@ class Trace:
         self._backlog.account(gpu + time.monotonic_ns() - host - LAG_NS)
 
     def usec(self, pid: int) -> int:
-        """Microseconds that a process used until LAG_NS ago."""
+        """Return the microseconds that a process used until LAG_NS ago."""
         self.account()
         return self.residency.usec(pid)
 
     def close(self) -> None:
-        """Ends the binding; while it is read, whose files are in use then, the reader does so when it is done. Where
-        that hangs in the driver it stays. For any thread, and more than once."""
+        """End the binding. If a reader is using the files it closes them when it is done; if it hangs in the
+        driver they stay open. For any thread, and more than once.
+        """
         self._ended = True
         if self._busy.acquire(blocking=False):  # for good
             self._own.close()
@@ -166,7 +174,9 @@ class Trace:
         self._backlog.know(now - LATE_NS)
 
     def _note(self, put: int, now: int) -> bool:
-        """Notes the records up to `put`. False where one is old, or to come: this binding is of no use any more."""
+        """Note the records up to `put`; return whether the binding is still of use. A record of another
+        time ends its use.
+        """
         for number, tag, pid, ns in self._records(put):
             if number != (self._number + 1) & 0xFFFF and self._number >= 0:
                 self._backlog.lose()
@@ -186,7 +196,7 @@ class Trace:
         return True
 
     def _records(self, put: int) -> Iterator[tuple[int, int, int, int]]:
-        """Sequence number, tag, pid and nanoseconds of those that were not read yet, up to `put`."""
+        """Yield sequence number, tag, pid and nanoseconds of the records that were not read yet, up to `put`."""
         begin, size = self._get * RECORD.size, RECORD.size
         if put >= self._get:
             text = bytes(self._ring[begin : put * size])
@@ -213,7 +223,7 @@ class Trace:
         """Memory that the driver writes and we read."""
         parameters = MEMORY.pack(ATTR_CACHED, ATTR2_USER_READ_ONLY, nbytes, -1)
         self._own.control.allocate(self._own.root, self._own.root, handle, CLASS_MEMORY_DEVICELESS, parameters)
-        fd = system.open_control()  # the driver keeps one mapping a file
+        fd = system.open_control()  # the driver keeps one mapping per file
         try:
             self._own.control.map_to(fd, self._own.root, handle, nbytes)
             return system.map(fd, nbytes)

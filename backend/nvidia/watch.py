@@ -1,4 +1,4 @@
-"""What the keeper remembers of a process: when it was its turn, and what was seen then."""
+"""The keeper's state of one process: when it was last due, and what was seen then."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import attrs
 
 @attrs.define
 class Watch:
-    """See the module (keeper.py)."""
+    """The state of one process (keeper.py)."""
 
     asked: int = 0
-    """When it was last asked whether it undid its detach, by a count of questions."""
+    """When it was last asked whether it undid its freeze, by a count of questions."""
     is_asked: bool | None = None
-    """Whether a caller froze it, and not only the scheduler for a moment."""
+    """Whether a caller froze it, rather than the scheduler for a moment; None before that is known."""
     sliced: int = 0
     """When it was last asked for its timeslices, by the same count."""
     used: int | None = None
-    """The time that it had had the engine when that was last looked at, microseconds."""
+    """Time that it had had the engine at the last look at that, microseconds; None where unknown."""
     looked_at: float = 0.0
-    """When it was last its turn to be looked at for new TSGs, seconds."""
+    """Time when it was last due for a look for new TSGs, seconds."""
     looks_made: int = 0
-    """How often it was."""
+    """Number of times that it was due."""
     kept_at: float = 0.0
-    """When it was last looked whether the hardware is behind, seconds."""
+    """Time of the last check whether its hardware is behind, seconds."""
     totals: tuple[int, ...] | None = None
-    """What the host had made of objects by then."""
+    """The host's totals at its last look."""

@@ -1,1 +1,1 @@
-"""Processes as the kernel shows them: identity, state, exit, cgroup, and what is mapped in them."""
+"""Processes as the kernel shows them: identity, state, exit, cgroup, and mapped files."""

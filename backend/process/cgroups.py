@@ -1,4 +1,6 @@
-"""Which cgroup is at a path now. A path is a name, as a pid is: a cgroup that is removed and made again is another."""
+"""Identify the cgroup that is at a path now: a path is only a name, like a pid, and a cgroup made anew
+is another one.
+"""
 
 from __future__ import annotations
 
@@ -11,35 +13,35 @@ from backend.process.delegated import HIERARCHIES
 from backend.process.identity import Slice
 
 WITNESS = "cgroup.procs"
-"""File of every cgroup, the root of a hierarchy among them: where it can be looked at, so can what is below."""
+"""A file that every cgroup has, the root of a hierarchy included. If it is visible, so is everything below."""
 
 
 MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
-"""Errors that say that there is no such cgroup, nor can be."""
+"""Errnos that say that there is no such cgroup, and can be none."""
 
 
 def ids(slice_: Slice) -> tuple[int, ...] | None:
     """Return the identities of the cgroups at a path: one, several where the host is hybrid, none where there is no
-    such cgroup. None where that cannot be told: no hierarchy that is mounted here shows the path, or it may not be
-    looked at.
+    such cgroup. Return None where that cannot be told, because no hierarchy that is mounted here shows the path, or
+    it may not be looked at.
 
-    The identity is the number of the directory's inode, which kernfs gives to no other in the life of a hierarchy
+    The identity is the inode number of the directory, which kernfs does not give again in the life of a hierarchy
     (fs/kernfs/dir.c, ``__kernfs_new_node()``).
     """
     found: list[int] = []
     shown = hidden = False
     try:
         trees = [procfs.trees.of(hierarchy) for hierarchy in HIERARCHIES]
-    except OSError:  # no descriptor is left to read where they are
+    except OSError:  # no descriptor is left to find out where they are mounted
         return None
     for tree in trees:
         place = next(procfs.levels(tree, slice_.path), None) if tree is not None else None
         if tree is None or place is None:
-            hidden = hidden or tree is not None  # of which a part is mounted here that has not that path
+            hidden = hidden or tree is not None  # only a part of it is mounted here, without that path
             continue
         try:
             status = os.stat(place, follow_symlinks=False)
-            if stat.S_ISDIR(status.st_mode):  # and no control file, which has a name, too
+            if stat.S_ISDIR(status.st_mode):  # not a control file, which has a name, too
                 found.append(status.st_ino)
         except OSError as error:
             if error.errno not in MISSING or not _is_shown(tree):
@@ -49,7 +51,7 @@ def ids(slice_: Slice) -> tuple[int, ...] | None:
 
 
 def _is_shown(tree: procfs.Mount) -> bool:
-    """Whether a hierarchy is where it was found once: else nothing is known of what is not there."""
+    """Return whether a hierarchy is still where it was found: if not, the lack of a file in it means nothing."""
     try:
         os.stat(f"{tree.point}/{WITNESS}")
     except OSError:

@@ -1,4 +1,4 @@
-"""Who may make cgroups below a cgroup: the owner of its directory (cgroup-v2.rst, "Delegation")."""
+"""The user that may make cgroups below a cgroup: the owner of its directory (cgroup-v2.rst, "Delegation")."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from backend.process import procfs
 from backend.process.identity import ROOT, Slice
 
 HIERARCHIES = ("cgroup2", "name=systemd")
-"""Those that slices are of: cgroup2, or systemd's own beside it on a hybrid host (``cgroup_of`` in
-:mod:`backend.process.identity`)."""
+"""The hierarchies that slices belong to: cgroup2, or systemd's own beside it on a hybrid host (``cgroup_of`` in
+:mod:`backend.process.identity`).
+"""
 
 
 def delegate_of(cgroup: Slice) -> int:
-    """The user whose a cgroup is, by its directory or, where that has gone, the nearest above; root where none is."""
+    """Return the owner of a cgroup's directory or, where that is gone, of the nearest one above; root where
+    there is none.
+    """
     trees = [tree for tree in map(procfs.trees.of, HIERARCHIES) if tree is not None]
     level: Slice | None = cgroup
     while level is not None and level != ROOT:

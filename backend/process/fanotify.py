@@ -1,11 +1,12 @@
-"""Openings of files that wait for an answer: permission events, as fanotify(7) has them.
+"""Permission events of fanotify(7): a process that opens a marked file waits for an answer.
 
-Only for regular files. The kernel makes no such event of a device node, nor of any other file, whatever is marked
-(fanotify_group_event_mask() in fs/notify/fanotify/fanotify.c: "Path type events are only relevant for files and dirs"),
-and refuses a mark in /proc for it with EINVAL. A mark is one of the inode: it counts by whatever name, and in whatever
-mount namespace, that is opened.
+This works only for regular files. The kernel makes no such event for a device node or any other file, whatever is
+marked (fanotify_group_event_mask() in fs/notify/fanotify/fanotify.c: "Path type events are only relevant for files
+and dirs"), and refuses a mark in /proc with EINVAL. A mark is on the inode: it counts for every name, and in every
+mount namespace, that the file is opened by.
 
-When the last descriptor of it is closed, whatever waits goes on, as it does where the process that has it is killed.
+When the last descriptor of the fanotify group is closed, all waiting openings go on; so they do when the process that
+holds it is killed.
 """
 
 from __future__ import annotations
@@ -30,54 +31,57 @@ FAN_ALLOW = 1
 AT_FDCWD = -100
 
 EVENT = struct.Struct("=IBBHQii")
-"""struct fanotify_event_metadata: length, version, reserved, length of this, mask, descriptor, process."""
+"""struct fanotify_event_metadata: length, version, reserved, length of this struct, mask, descriptor, process."""
 ANSWER = struct.Struct("=iI")
 """struct fanotify_response."""
 VERSION = 3
-"""FANOTIFY_METADATA_VERSION: of the layout of an event."""
+"""FANOTIFY_METADATA_VERSION, the version of the layout of an event."""
 AT_ONCE = 64
-"""Openings that are taken by one read(2), at most. Each is a descriptor."""
+"""Openings that one read(2) takes, at most; each takes a descriptor."""
 
 
 @attrs.frozen
 class Opening:
-    """A file that a process is about to open, and does not before it is answered."""
+    """A file that a process is about to open, and that waits for an answer."""
 
     fd: int
-    """The same file, opened for us: its number is the name of the opening until that is answered."""
+    """The same file, opened for us. Its number names the opening until that is answered."""
     thread: int
-    """The thread that opens it; 0 for one of another pid namespace. It ends without its process where another thread
-    of that executes a program (execve(2))."""
+    """The thread that opens it; 0 for one of another pid namespace. The thread may end before its process, when
+    another thread of that executes a program (execve(2)).
+    """
 
 
 class Openings:
-    """See the module. OSError where the kernel has none, or we may not."""
+    """A fanotify group for permission events. Raises OSError where the kernel has none, or we may not make one."""
 
     def __init__(self) -> None:
         flags = FAN_CLOEXEC | FAN_NONBLOCK | FAN_CLASS_CONTENT | FAN_UNLIMITED_QUEUE | FAN_REPORT_TID
         self._fd = syscalls.named("fanotify_init", flags, os.O_RDONLY | os.O_CLOEXEC | os.O_LARGEFILE)
 
     def fileno(self) -> int:
-        """What is readable when there is one."""
+        """Return the descriptor that is readable when an opening waits."""
         return self._fd
 
     def close(self) -> None:
-        """All of them go on, and no other waits."""
+        """Let all openings go on; later ones do not wait."""
         os.close(self._fd)
 
     def mark(self, path: str | os.PathLike[str]) -> None:
-        """From now on an opening of this file waits, for whichever process. OSError: EINVAL where the kernel was made
-        without it (CONFIG_FANOTIFY_ACCESS_PERMISSIONS), or has none of such a file."""
+        """Make every later opening of this file wait, by whatever process. Raises OSError: EINVAL where the kernel
+        was built without permission events (CONFIG_FANOTIFY_ACCESS_PERMISSIONS), or has none for such a file.
+        """
         name = os.fsencode(path)
         syscalls.named("fanotify_mark", self._fd, FAN_MARK_ADD, ctypes.c_uint64(FAN_OPEN_PERM), AT_FDCWD, name)
 
     def unmark(self) -> None:
-        """No opening waits from now on, but for those that do."""
+        """Remove all marks: no further opening waits."""
         syscalls.named("fanotify_mark", self._fd, FAN_MARK_FLUSH, ctypes.c_uint64(0), AT_FDCWD, None)
 
     def asked(self) -> Sequence[Opening]:
-        """Those that have come, each of which is to be answered, or all by :meth:`close`. OSError where something is
-        short, by which the kernel has refused one (EPERM for the program), or where the events are of a later layout.
+        """Return the openings that have come. Each has to be answered, or all by :meth:`close`. Raises OSError where
+        this process lacked a resource, for which the kernel refused an opening (the program gets EPERM), or where the
+        layout of events is a later one.
         """
         try:
             raw = os.read(self._fd, AT_ONCE * EVENT.size)
@@ -94,7 +98,7 @@ class Openings:
         return found
 
     def allow(self, opening: Opening) -> None:
-        """Answers one. Of a thread that was killed meanwhile the kernel knows none any more."""
+        """Let an opening go on. If its thread was killed meanwhile, the kernel no longer knows the opening."""
         try:
             with contextlib.suppress(FileNotFoundError):
                 os.write(self._fd, ANSWER.pack(opening.fd, FAN_ALLOW))
@@ -103,7 +107,9 @@ class Openings:
 
 
 def check() -> None:
-    """OSError, which says why, where openings cannot be had wait here. It is tried, on a file that is none's."""
+    """Raise OSError, with the reason, if openings cannot be made to wait here. This is tried out on a
+    file of our own.
+    """
     try:
         openings = Openings()
     except AttributeError:

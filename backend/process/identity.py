@@ -1,7 +1,8 @@
-"""Whose pid it is, and what a group is: a process, or a slice of the cgroup tree, on one GPU.
+"""The identity of processes, slices and groups.
 
-A pid is a name, not an identity: Linux recycles it. A :class:`Process` is the pid *and* the clock
-tick at which it started (field 22 of ``/proc/<pid>/stat``), so a recycled pid inherits nothing.
+A pid is a name, not an identity: Linux recycles it. A :class:`Process` is the pid *and* the clock tick at which it
+started (field 22 of ``/proc/<pid>/stat``), so a recycled pid inherits nothing. A group is a process, or a slice of
+the cgroup tree, on one GPU.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ ROOT_PATH = "/"
 
 @attrs.frozen(cache_hash=True)
 class Process:
-    """One process, alive or dead, that never compares equal to another one."""
+    """One process, alive or dead, which never compares equal to another one."""
 
     pid: int
     """Thread group id, in the pid namespace of the daemon."""
@@ -34,10 +35,10 @@ class Process:
 
 @attrs.frozen(cache_hash=True)
 class Slice:
-    """A cgroup, known by its path and nothing else: it need not exist yet."""
+    """A cgroup, known only by its path; it need not exist yet."""
 
     path: str
-    """Absolute path in the cgroup2 tree, ``/`` for the root, never a trailing slash."""
+    """Absolute path in the cgroup2 tree: ``/`` for the root, and no trailing slash otherwise."""
 
     @property
     def parent(self) -> Slice | None:
@@ -47,7 +48,7 @@ class Slice:
         return Slice(self.path.rpartition("/")[0] or ROOT_PATH)
 
     def contains(self, other: Slice) -> bool:
-        """Whether `other` is this cgroup or lies below it."""
+        """Return whether `other` is this cgroup or lies below it."""
         if self.path == ROOT_PATH:
             return True
         return other.path == self.path or other.path.startswith(self.path + "/")
@@ -63,14 +64,14 @@ class Member:
     """A process on one GPU."""
 
     process: Process
-    """The process."""
+    """The process itself."""
 
     gpu: int
     """Index of the GPU, as NVML numbers them."""
 
     @property
     def node(self) -> Process:
-        """The process: what a member has in the place of a slice."""
+        """The process; the counterpart of a slice's node."""
         return self.process
 
 
@@ -79,50 +80,54 @@ class SliceOn:
     """A slice on one GPU. ``SliceOn(ROOT, n)`` is the GPU itself."""
 
     slice: Slice
-    """The slice."""
+    """The slice itself."""
 
     gpu: int
     """Index of the GPU, as NVML numbers them."""
 
     @property
     def node(self) -> Slice:
-        """The slice: what it has in the place of a process."""
+        """The slice; the counterpart of a process's node."""
         return self.slice
 
 
 Group = Member | SliceOn
-"""The unit of accounting. What both have is `gpu` and `node`; what acts on one of them says which."""
+"""The unit of accounting. Both kinds have `gpu` and `node`; code that acts on one kind names that kind."""
 
 
 def group_on(node: Node, gpu: int) -> Group:
-    """The group of a node that is known by name only, as those of a journal or of the kernel module are."""
+    """Return the group of a node on a GPU, for a node whose kind is not known, as those of a journal or the
+    kernel module.
+    """
     return Member(node, gpu) if isinstance(node, Process) else SliceOn(node, gpu)
 
 
 def start_time(pid: int) -> int:
-    """Start time of `pid` in clock ticks since boot; ProcessLookupError when there is no such process.
+    """Return the start time of `pid` in clock ticks since boot. Raises ProcessLookupError when there is no such
+    process.
 
-    A process can have a reader of that wait for as long as it likes, in some kernels. So it is for programs that
-    no other program waits for; for those of the daemon it is asked by :mod:`backend.process.looks`, which says why.
+    In some kernels a process can keep a reader of its start time waiting for as long as it likes. So this is for
+    programs that no other program waits for. The daemon asks through :mod:`backend.process.looks`, which says why.
     """
     return started(procfs.stat(pid))
 
 
 def started(stat: procfs.Stat) -> int:
-    """Of a process that lives, by what is said of it. ProcessLookupError for another."""
+    """Return the start time of a live process from its stat. Raises ProcessLookupError for one that has ended."""
     if stat.has_ended:
         raise fail(errno.ESRCH)
     return stat.start
 
 
 def tgid_of(tid: int) -> int:
-    """The process that thread `tid` belongs to; ProcessLookupError when it is gone."""
+    """Return the process that thread `tid` belongs to. Raises ProcessLookupError when it is gone."""
     return procfs.tgid(tid)
 
 
 def identify(pid: int) -> Process:
-    """The live process that now bears `pid`, which must be a thread group id; ProcessLookupError otherwise. Waits as
-    :func:`start_time` does."""
+    """Return the live process that has `pid` now. Raises ProcessLookupError when there is none, or `pid` is not a
+    thread group id. Waits as :func:`start_time` does.
+    """
     start = start_time(pid)
     if tgid_of(pid) != pid:
         raise fail(errno.ESRCH)
@@ -130,7 +135,7 @@ def identify(pid: int) -> Process:
 
 
 def is_alive(process: Process) -> bool:
-    """Whether that very process, not a later bearer of its pid, still runs. Waits as :func:`start_time` does."""
+    """Return whether that very process, not a later one with its pid, still runs. Waits as :func:`start_time` does."""
     try:
         return start_time(process.pid) == process.start
     except ProcessLookupError:
@@ -138,8 +143,9 @@ def is_alive(process: Process) -> bool:
 
 
 def is_borne(pid: int) -> bool:
-    """Whether some process that lives bears that pid, be it another one than was meant. Waits for no process. OSError
-    where something is short here."""
+    """Return whether some live process has that pid, which may be another one than was meant. Does not wait for any
+    process. Raises OSError where this process lacks a resource.
+    """
     try:
         return not procfs.status(pid).has_ended
     except ProcessLookupError:
@@ -147,21 +153,21 @@ def is_borne(pid: int) -> bool:
 
 
 def has_exited(pidfd: int) -> bool:
-    """Whether the process of a pidfd has ended (pidfd_open(2)). Waits for no process."""
+    """Return whether the process of a pidfd has ended (pidfd_open(2)). Does not wait for any process."""
     exited = select.poll()
     exited.register(pidfd, select.POLLIN)
     return bool(exited.poll(0))
 
 
 def is_hidden(pid: int) -> bool:
-    """Whether there is such a process, and /proc tells this user nothing of it (``hidepid``, proc(5))."""
+    """Return whether there is such a process, but /proc hides it from this user (``hidepid``, proc(5))."""
     try:
         procfs.status(pid)
     except PermissionError:
         return True
     except ProcessLookupError:
         try:
-            os.kill(pid, 0)  # which is asked of the process, and not of /proc
+            os.kill(pid, 0)  # asks the process itself, not /proc
         except PermissionError:
             return True
         except ProcessLookupError:
@@ -171,7 +177,7 @@ def is_hidden(pid: int) -> bool:
 
 
 def owner_of(pid: int) -> int | None:
-    """The user that a process runs as; root for one that may not be looked into. None when it is gone."""
+    """Return the user that a process runs as: root for one that may not be looked into, None when it is gone."""
     try:
         return os.stat(f"{procfs.PROC}/{pid}").st_uid
     except OSError:
@@ -179,21 +185,23 @@ def owner_of(pid: int) -> int | None:
 
 
 REMOVED = " (deleted)"
-"""Ends the path of a cgroup that was removed, in which nothing that runs can be; and of one that a user calls so."""
+"""Suffix of the path of a removed cgroup, in which nothing can run; a user may also name a cgroup so."""
 
 
 def cgroup_of(pid: int) -> Slice:
-    """The cgroup of `pid` (cgroups(7), ``/proc/<pid>/cgroup``); ProcessLookupError when it is gone.
+    """Return the cgroup of `pid` (cgroups(7), ``/proc/<pid>/cgroup``). Raises ProcessLookupError when it is gone.
 
-    The cgroup2 line ``0::`` decides. On a hybrid host systemd's own v1 hierarchy, ``name=systemd``, is
-    the fallback while the cgroup2 tree is unused (everything in its root).
+    The cgroup2 line ``0::`` decides. On a hybrid host systemd's own v1 hierarchy, ``name=systemd``, is the fallback
+    while the cgroup2 tree is unused (everything in its root).
     """
     return _slice_of(_told_cgroups(pid))
 
 
 @functools.lru_cache(maxsize=1024)
 def _slice_of(told: bytes) -> Slice:
-    """The same of what is told of a process. Every process is looked at again and again, and few are ever moved."""
+    """Return the slice in the kernel's text about a process. The text is cached, since few processes
+    are ever moved.
+    """
     fallback = ROOT
     for one in procfs.parse_cgroups(told):
         slice_ = slice_at(one.path)
@@ -205,15 +213,17 @@ def _slice_of(told: bytes) -> Slice:
 
 
 def memberships(pid: int) -> Sequence[procfs.Membership]:
-    """Where `pid` is in each hierarchy; ProcessLookupError when it is gone, or ends in a cgroup that is gone."""
+    """Return the position of `pid` in each hierarchy. Raises ProcessLookupError when it is gone, or ends in a
+    removed cgroup.
+    """
     return procfs.parse_cgroups(_told_cgroups(pid))
 
 
 def _told_cgroups(pid: int) -> bytes:
-    """The same, as the kernel tells it.
+    """Return the kernel's text about the cgroups of a process.
 
-    A thread that ends stays, in what is told of it, where it was. So where that is the main one, as in a program that
-    goes on without it, another thread speaks for the process: the first one that is found to live after it was asked.
+    A thread that ends keeps its old cgroup in that text. So if the main thread has ended, as in a program that goes
+    on without it, another thread speaks for the process: the first one found alive after it was asked.
     """
     found = procfs.told_cgroups(pid)
     if not procfs.status(pid, pid).is_exiting:
@@ -229,7 +239,7 @@ def _told_cgroups(pid: int) -> bytes:
 
 
 def slice_at(path: str) -> Slice | None:
-    """The slice named by a cgroup path, or None for one outside our view (``/../other``, cgroup_namespaces(7))."""
+    """Return the slice of a cgroup path, or None for one outside our view (``/../other``, cgroup_namespaces(7))."""
     parts = [part for part in path.split("/") if part]
     if any(part in (".", "..") for part in parts):
         return None

@@ -1,4 +1,4 @@
-"""What is in a program: whether our library is, whether or not that speaks to us."""
+"""Find out whether our library is in a program, whether or not it speaks to us."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ LIBRARY = b"libggroup-cuda.so"
 
 
 async def has_library(pid: int) -> bool:
-    """Whether it is in a program. OSError where that cannot be looked at (:mod:`backend.process.looks`): then it is not
-    known."""
+    """Return whether the library is in a program. Raises OSError where the program cannot be looked at
+    (:mod:`backend.process.looks`), so that it is not known.
+    """
     return await look(pid, partial(in_maps, pid))
 
 
 def in_maps(pid: int) -> bool:
-    """Whether it is mapped. May not return."""
+    """Return whether the library is mapped in a process. May not return."""
     try:
         with open(f"/proc/{pid}/maps", "rb") as maps:
             return any(LIBRARY in line for line in maps)

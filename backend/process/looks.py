@@ -1,18 +1,18 @@
-"""What the kernel says of a program, and the program can have its reader wait for: read in threads, for a limited time.
+"""Look at files of /proc that can keep a reader waiting: in threads, and for a limited time.
 
 Since Linux 7.2, and in stable kernels, ``/proc/<pid>/stat`` takes ``exec_update_lock`` of the process (commit
 6650527444da, "proc: protect ptrace_may_access() with exec_update_lock"), and with 6255da28d4bb so does a link in
-``/proc/<pid>/fd``. ``/proc/<pid>/maps`` always did, and takes the mmap lock besides. A process has the first as long as
-it executes another program and its files are closed, one of which it may serve itself and not answer for (FUSE_FLUSH);
-until Linux 6.17 it could hold the second by a page fault on a file that it serves itself.
+``/proc/<pid>/fd``. ``/proc/<pid>/maps`` always did, and also takes the mmap lock. A process holds the first lock as
+long as it executes another program and its files are closed; one of them it may serve itself without answering
+(FUSE_FLUSH). Until Linux 6.17 it could hold the second by a page fault on a file that it serves itself.
 
-So a start time is read once for each newcomer, and here. That a process is still the one that it was is said by a
-pidfd. What else is asked all the time (``status``, ``cgroup``, ``comm``, the directories and their owners) takes
-neither lock.
+So a start time is read once for each new process, and here. After that, a pidfd tells whether the process is still
+the same. The files that are read all the time (``status``, ``cgroup``, ``comm``, the directories and their owners)
+take neither lock.
 
-The time for a look is counted in parts, and a part counts once, however long it took. A machine that is suspended, or
-has no processor for the daemon, has neither the thread nor the one that waits for it go on: by the clock alone every
-program that is looked at just then would be one that holds on. The thread has its turns between those of its waiter.
+The time for a look is counted in parts, and a part counts once, however long it took. On a machine that is suspended,
+or has no processor for the daemon, neither the thread nor its waiter makes progress: by the clock alone, every
+program that is looked at just then would seem to be stuck. The thread has its turns between those of its waiter.
 """
 
 from __future__ import annotations
@@ -38,15 +38,16 @@ from backend.process import identity
 from backend.process.identity import Process, owner_of
 
 ANSWER_S = 2.0
-"""Seconds for one look, which takes 0.1 ms, or with a program's maps 1 ms."""
+"""Time limit of one look, seconds; a look takes 0.1 ms, or 1 ms with a program's maps."""
 PARTS = 20
-"""Parts that the seconds for a look are counted in."""
+"""Parts in which the time for a look is counted."""
 STUCK = 4
-"""Threads that are with programs of one user, or stay there: where there are as many none of its programs is looked at,
-until one of them comes back. Besides, each user's programs are looked at one after the other."""
+"""Threads at work on, or stuck in, looks at programs of one user. At that number none of the user's programs is
+looked at until a thread returns. Besides, each user's programs are looked at one after the other.
+"""
 
 START_S = 5.0
-"""Seconds for all those that a daemon before us has left: 10,000 take less than one."""
+"""Time limit for all processes that an earlier daemon has left, seconds: 10,000 take less than one."""
 
 T = TypeVar("T")
 
@@ -57,12 +58,12 @@ _guard = threading.Lock()
 
 @attrs.define(eq=False)
 class _User:
-    """A user whose programs are looked at just now."""
+    """A user whose programs are being looked at."""
 
     at: int = 0
-    """Threads that are with its programs."""
+    """Threads at work on the user's programs."""
     waiting: int = 0
-    """Callers in one of the queues, or at the head of one."""
+    """Callers in either queue, or at the head of one."""
     queue: threading.Lock = attrs.field(factory=threading.Lock)
     """The queue of callers that are threads."""
 
@@ -73,10 +74,10 @@ _tasks: trio.lowlevel.RunVar[dict[int | None, trio.Lock]] = trio.lowlevel.RunVar
 
 @attrs.define
 class _Patience:
-    """The time that a thread waits for others, counted in parts."""
+    """The time that a caller waits for a thread, counted in parts."""
 
     whole: float
-    """Seconds in all, at first."""
+    """Seconds at the beginning."""
     left: float = attrs.field(init=False)
     """Seconds that are left."""
 
@@ -85,7 +86,7 @@ class _Patience:
         return self.whole
 
     def wait(self, come: Callable[[float], bool]) -> bool:
-        """Whether that comes, which waits for as many seconds as it is given."""
+        """Return whether `come` succeeds in time; `come` waits for as many seconds as it is given."""
         part = self.whole / PARTS
         while self.left > 0:
             began = time.monotonic()
@@ -97,7 +98,7 @@ class _Patience:
 
 
 class _Look(Generic[T]):
-    """One of them: what a thread does, and what came of it."""
+    """One look: the function that a thread runs, and its result."""
 
     def __init__(self, function: Callable[[], T]) -> None:
         self._function = function
@@ -106,7 +107,7 @@ class _Look(Generic[T]):
         self.came = threading.Event()
 
     def begin(self, uid: int | None) -> None:
-        """A thread will be with it. OSError(EBUSY) where too many are with that user's programs."""
+        """Count a thread for this look. Raises OSError(EBUSY) where too many are with that user's programs."""
         with _guard:
             if _users[uid].at >= STUCK:
                 raise OSError(errno.EBUSY, "programs of its user do not let themselves be looked at")
@@ -114,19 +115,19 @@ class _Look(Generic[T]):
             self._uid = uid
 
     def run(self) -> None:
-        """In the thread."""
+        """Run the function, in the thread."""
         self._result = outcome.capture(self._function)
         self.over()
         self.came.set()
 
     def over(self) -> None:
-        """No thread is with it any more, or comes to be."""
+        """Stop counting the thread: it is done, or never began."""
         with _guard:
             _users[self._uid].at -= 1
             _tidy(self._uid)
 
     def result(self) -> T:
-        """What it came back with, be it at the last moment; else OSError(EBUSY)."""
+        """Return the result, even if it came at the last moment; raise OSError(EBUSY) if there is none."""
         if self._result is None:
             raise OSError(errno.EBUSY, "it does not let itself be looked at")
         return self._result.unwrap()
@@ -151,18 +152,19 @@ def _tidy(uid: int | None) -> None:
 
 
 async def look(pid: int, function: Callable[[], T]) -> T:
-    """What `function`, which may not return, says of a process. OSError: EBUSY where it cannot be looked at in time,
-    EAGAIN where no thread is to be had, or its own."""
+    """Return the result of `function`, which may not return, about a process. Raises OSError: EBUSY where the process
+    cannot be looked at in time, EAGAIN where no thread can be had, or that of `function`.
+    """
     uid = owner_of(pid)
     _enter(uid)
     try:
         async with _queue(uid):
             one = _Look(function)
-            await trio.lowlevel.checkpoint_if_cancelled()  # now there is a thread, or it is said that there is none
+            await trio.lowlevel.checkpoint_if_cancelled()  # from here on a thread starts, or the lack of one is raised
             one.begin(uid)
             with trio.move_on_after(ANSWER_S / PARTS):
                 try:
-                    # None of those that others count on: how many there are is bounded by user.
+                    # Not a thread of the pool that others rely on: the number of these is bounded by user.
                     await in_a_thread("a program", one.run, trio.CapacityLimiter(1))
                 except BlockingIOError:  # there is no thread
                     one.over()
@@ -187,12 +189,12 @@ async def _queue(uid: int | None) -> AsyncIterator[None]:
         async with queue:
             yield
     finally:
-        if not queue.locked():  # no task waits: one that does has it at once
+        if not queue.locked():  # no task waits: a waiting task would have the lock at once
             queues.pop(uid, None)
 
 
 def look_here(pid: int, function: Callable[[], T]) -> T:
-    """As :func:`look`, for a caller that is a thread: it waits, and has others wait."""
+    """As :func:`look`, for a caller that is a thread: it blocks."""
     uid = owner_of(pid)
     user = _enter(uid)
     try:
@@ -211,20 +213,21 @@ def look_here(pid: int, function: Callable[[], T]) -> T:
 
 
 async def identified(pid: int) -> Process:
-    """As :func:`backend.process.identity.identify`, for a task. OSError as for :func:`look`."""
+    """As :func:`backend.process.identity.identify`, for a task. Raises OSError as :func:`look`."""
     return await look(pid, partial(identity.identify, pid))
 
 
 async def verify(process: Process) -> None:
-    """ProcessLookupError where that very process does not run any more. OSError as for :func:`look`."""
+    """Raise ProcessLookupError where that very process no longer runs. Raises OSError as :func:`look`."""
     if not await look(process.pid, partial(identity.is_alive, process)):
         raise fail(errno.ESRCH)
 
 
 def gone(processes: Iterable[Process]) -> Collection[Process]:
-    """Those of a daemon before us that do not run any more; for a beginning, when there are no tasks. One that cannot
-    be looked at in time is none of them: nothing that was asked for it is forgotten for that. It is known by its pid
-    until it comes itself, as the one that it is."""
+    """Return those processes of an earlier daemon that no longer run; at the start, before there are tasks. A process
+    that cannot be looked at in time counts as running, so its settings are kept. It is known by its pid until it
+    comes by itself and is identified.
+    """
     found: set[Process] = set()
     living: dict[int | None, list[Process]] = defaultdict(list)
     for process in set(processes):
@@ -237,7 +240,7 @@ def gone(processes: Iterable[Process]) -> Collection[Process]:
     def ask(theirs: Iterable[Process]) -> None:
         try:
             for process in theirs:
-                with contextlib.suppress(OSError):  # something is short here
+                with contextlib.suppress(OSError):  # this process lacks a resource
                     if not identity.is_alive(process):
                         found.add(process)
         finally:
@@ -245,7 +248,7 @@ def gone(processes: Iterable[Process]) -> Collection[Process]:
 
     patience = _Patience(START_S)
     for theirs in living.values():
-        with contextlib.suppress(RuntimeError):  # no thread is to be had
+        with contextlib.suppress(RuntimeError):  # no thread can be had
             trio.lowlevel.start_thread_soon(partial(ask, theirs), lambda _: None)
             continue
         latch.release()
@@ -259,5 +262,5 @@ def gone(processes: Iterable[Process]) -> Collection[Process]:
 def _is_free(pid: int) -> bool:
     try:
         return not identity.is_borne(pid)
-    except OSError:  # something is short here
+    except OSError:  # this process lacks a resource
         return False

@@ -1,9 +1,9 @@
-"""What the kernel says in /proc and /sys: bytes, in which newline, blank and tab separate, and nothing else does.
+"""Parse files of /proc and /sys: bytes in which newline, blank and tab separate, and nothing else does.
 
-Users choose the names in it: a user calls a cgroup, a directory or a program as they please. Python's own ideas of
-where a line or a word ends (VT, FF, FS to RS, CR, NEL, U+2028, no-break space; in part for bytes too) would cut such a
-name, so that the rest of it reads as something that the kernel said. So this is the only place that takes such text
-apart, and what comes out of it is names, as file names are (os.fsdecode), and numbers.
+Users choose the names in them: of a cgroup, a directory or a program. Python's own ideas of where a line or a word
+ends (VT, FF, FS to RS, CR, NEL, U+2028, no-break space; in part for bytes, too) would cut such a name, so that the
+rest of it reads like text of the kernel. So this is the only module that takes such text apart; it returns names,
+decoded like file names (os.fsdecode), and numbers.
 """
 
 from __future__ import annotations
@@ -22,42 +22,43 @@ from backend.common.errors import fail
 
 PROC = "/proc"
 MOUNTS = f"{PROC}/self/mountinfo"
-"""proc_pid_mountinfo(5), of this process."""
+"""proc_pid_mountinfo(5) of this process."""
 BOOT = f"{PROC}/sys/kernel/random/boot_id"
-"""Tells this boot from others."""
+"""File that identifies this boot."""
 
 Self = Literal["self"]
-"""In place of a pid: this process has another number in another pid namespace's /proc."""
+"""Stands for this process, whose number is different in another pid namespace's /proc."""
 
 _Path = str | os.PathLike[str]
 
-# Any of it
+# Files of any kind
 
 
 def content(path: _Path) -> bytes:
-    """A file, whole. OSError."""
+    """Return the content of a file. Raises OSError."""
     with open(path, "rb", buffering=0) as file:
         return file.read()
 
 
 def lines(raw: bytes) -> list[bytes]:
-    """Its lines, without their newlines."""
+    """Return the lines of a file, without their newlines."""
     return raw.removesuffix(b"\n").split(b"\n") if raw else []
 
 
 def words(line: bytes) -> list[bytes]:
-    """What blanks and tabs separate."""
+    """Return the words of a line, separated by blanks and tabs."""
     return [word for word in line.replace(b"\t", b" ").split(b" ") if word]
 
 
 def text(path: _Path) -> str:
-    """A file of one line, without the newline. OSError."""
+    """Return the line of a file of one line, without the newline. Raises OSError."""
     return os.fsdecode(content(path).removesuffix(b"\n"))
 
 
 def keyed(raw: bytes) -> Mapping[bytes, bytes]:
-    """Of a flat keyed file (cgroup-v2.rst), and of /proc/meminfo and the like, what follows the first word of a line;
-    the colon after that is none of it."""
+    """Return the second word of each line by the first, without a colon after that: of a flat keyed file
+    (cgroup-v2.rst), of /proc/meminfo and the like.
+    """
     found = {}
     for line in lines(raw):
         key, *value = words(line)[:2] or [b""]
@@ -69,7 +70,9 @@ _OCTAL = re.compile(rb"\\([0-3][0-7]{2})")
 
 
 def unescaped(word: bytes) -> str:
-    """A name that the kernel has mangled: a blank is \\040 there, and tab, newline and backslash are so, too."""
+    """Return a name that the kernel has escaped: it writes a blank as \\040, and escapes tab, newline and
+    backslash, too.
+    """
     return os.fsdecode(_OCTAL.sub(lambda match: bytes((int(match[1], 8),)), word))
 
 
@@ -77,8 +80,9 @@ def unescaped(word: bytes) -> str:
 
 
 def of_process(pid: int | Self, name: str) -> bytes:
-    """A file of a process, or with ``task/<tid>/`` before its name of a thread. ProcessLookupError when it is gone,
-    another OSError where we may not, or are short of something."""
+    """Return a file of a process, or with ``task/<tid>/`` before its name, of a thread. Raises ProcessLookupError
+    when that is gone, and another OSError where we may not read it, or lack a resource.
+    """
     try:
         return content(f"{PROC}/{pid}/{name}")
     except (FileNotFoundError, ProcessLookupError):
@@ -87,35 +91,35 @@ def of_process(pid: int | Self, name: str) -> bytes:
 
 @attrs.frozen
 class Status:
-    """What is asked of proc_pid_status(5) here. No process can have its readers wait."""
+    """The fields of proc_pid_status(5) that are used here. No process can keep a reader of it waiting."""
 
     state: bytes
-    """One letter."""
+    """State of the thread, one letter."""
     tgid: int
-    """The process of a thread."""
+    """Pid of the thread's process."""
     threads: int
-    """How many there are, this one too."""
+    """Number of threads in the process, this one included."""
     has_memory: bool
-    """Whether it has an address space still: the first that a thread lets go of at its end (exit_mm() in do_exit())."""
+    """Whether it still has an address space, which a thread gives up first when it ends (exit_mm() in do_exit())."""
 
     @property
     def is_exiting(self) -> bool:
-        """Whether that thread, of a process the main one, comes back from the kernel no more."""
+        """Whether the thread (of a process, the main thread) no longer returns from the kernel."""
         return self.state in (b"Z", b"X") or not self.has_memory
 
     @property
     def has_ended(self) -> bool:
-        """Whether a process holds its pid and runs nothing."""
+        """Whether a process still holds its pid but runs nothing."""
         return _has_ended(self.state, self.threads)
 
 
 def _has_ended(state: bytes, threads: int) -> bool:
-    """Whether that is of a process that runs nothing. With threads left, the main thread has ended and others run."""
+    """Return whether a process runs nothing. If threads are left, the main thread has ended and others run."""
     return state in (b"Z", b"X") and threads <= 1
 
 
 def parse_status(raw: bytes) -> Status:
-    """Takes it apart, as far as that. The command, in the first line, has its newlines escaped."""
+    """Return those fields of a file. The command, in the first line, has its newlines escaped."""
 
     def says(key: bytes) -> bytes:
         begin = raw.index(b"\n%s:\t" % key) + len(key) + 3
@@ -125,20 +129,22 @@ def parse_status(raw: bytes) -> Status:
 
 
 def status(pid: int, tid: int | None = None) -> Status:
-    """Of a process, or one of its threads. ProcessLookupError when it is gone."""
+    """Return the status of a process, or of one of its threads. Raises ProcessLookupError when that is gone."""
     return parse_status(of_process(pid, "status" if tid is None else f"task/{tid}/status"))
 
 
 @attrs.frozen
 class Stat:
-    """Of proc_pid_stat(5), what is said nowhere else; and whether the process has ended, as of the same moment."""
+    """The fields of proc_pid_stat(5) that no other file has, and whether the process has ended, as of
+    the same moment.
+    """
 
     state: bytes
-    """One letter."""
+    """State of the main thread, one letter."""
     threads: int
-    """How many there are, this one too."""
+    """Number of threads in the process, the main one included."""
     start: int
-    """Clock ticks since boot (field 22)."""
+    """Start time in clock ticks since boot (field 22)."""
 
     @property
     def has_ended(self) -> bool:
@@ -147,19 +153,22 @@ class Stat:
 
 
 def parse_stat(raw: bytes) -> Stat:
-    """Takes it apart. The command, the second field, may hold anything: what counts is its last parenthesis."""
+    """Return those fields of a file. The command, the second field, may hold any bytes; its last
+    parenthesis ends it.
+    """
     fields = words(raw[raw.rindex(b")") + 1 :].removesuffix(b"\n"))
     return Stat(fields[0], threads=int(fields[17]), start=int(fields[19]))
 
 
 def stat(pid: int) -> Stat:
-    """Of a process, which can have its readers wait: not in an event loop (:mod:`backend.process.looks`).
-    ProcessLookupError when it is gone."""
+    """Return the stat of a process, which can keep its readers waiting: not for an event loop
+    (:mod:`backend.process.looks`). Raises ProcessLookupError when it is gone.
+    """
     return parse_stat(of_process(pid, "stat"))
 
 
 def open_stat(pid: int) -> int:
-    """Its file, opened: that does not wait. ProcessLookupError when it is gone."""
+    """Open the stat of a process, which does not wait. Raises ProcessLookupError when it is gone."""
     try:
         return os.open(f"{PROC}/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, ProcessLookupError):
@@ -167,22 +176,22 @@ def open_stat(pid: int) -> int:
 
 
 def read_stat(fd: int) -> Stat:
-    """As :func:`stat`, of such a file."""
+    """As :func:`stat`, from such a file."""
     return parse_stat(os.pread(fd, 4096, 0))
 
 
 @attrs.frozen
 class Descent:
-    """Of proc_pid_status(5), whose child a process is."""
+    """Parent and user of a process, from proc_pid_status(5)."""
 
     parent: int
-    """Process that started it, or the one that it was left to; 0 for none that is to be seen from here."""
+    """Pid of the process that started it, or was given it later; 0 for none that is visible here."""
     uid: int
     """Effective user."""
 
 
 def parse_descent(raw: bytes) -> Descent:
-    """The parent and the effective user, and nothing else of it: a long chain of parents is read at once."""
+    """Return the parent and the effective user, and parse nothing else: long chains of parents are read at once."""
     parent, user = raw.index(b"\nPPid:\t") + 7, raw.index(b"\nUid:\t") + 6
     return Descent(
         parent=int(raw[parent : raw.index(b"\n", parent)]), uid=int(raw[user : raw.index(b"\n", user)].split(b"\t")[1])
@@ -190,12 +199,12 @@ def parse_descent(raw: bytes) -> Descent:
 
 
 def descent(pid: int) -> Descent:
-    """The parent and the user of a process. ProcessLookupError when it is gone. Waits for no process."""
+    """Return the parent and the user of a process. Raises ProcessLookupError when it is gone. Does not wait for it."""
     return parse_descent(of_process(pid, "status"))
 
 
 def threads(pid: int) -> Sequence[int]:
-    """The threads of a process, none when it is gone."""
+    """Return the threads of a process, none when it is gone."""
     try:
         return [int(name) for name in os.listdir(f"{PROC}/{pid}/task")]
     except (FileNotFoundError, ProcessLookupError):
@@ -203,12 +212,12 @@ def threads(pid: int) -> Sequence[int]:
 
 
 def tgid(tid: int) -> int:
-    """The process of a thread. ProcessLookupError when it is gone."""
+    """Return the process of a thread. Raises ProcessLookupError when it is gone."""
     return status(tid).tgid
 
 
 def command(pid: int) -> str:
-    """The name of a program, which may hold any bytes. OSError when it is gone."""
+    """Return the name of a program, which may hold any bytes. Raises OSError when it is gone."""
     return os.fsdecode(of_process(pid, "comm").removesuffix(b"\n"))
 
 
@@ -217,8 +226,10 @@ COMMAND_LINE_MOST = 4096
 
 
 def command_line(pid: int) -> str:
-    """The words that a program was started with, or has put in their place: it may hold any bytes, and is empty for one
-    without memory. It is read from that memory, which can have its readers wait. OSError when it is gone."""
+    """Return the words that a program was started with, or has put in their place. They may hold any bytes, and are
+    empty for a process without memory. They are read from that memory, which can keep readers waiting. Raises OSError
+    when the process is gone.
+    """
     try:
         file = os.open(f"{PROC}/{pid}/cmdline", os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -231,19 +242,20 @@ def command_line(pid: int) -> str:
 
 @attrs.frozen
 class Membership:
-    """A line of proc_pid_cgroup(5): where a thread is in one hierarchy."""
+    """A line of proc_pid_cgroup(5): the position of a thread in one hierarchy."""
 
     hierarchy: int
-    """0 for cgroup2."""
+    """Number of the hierarchy; 0 for cgroup2."""
     controllers: bytes
-    """Of a v1 hierarchy, or ``name=`` and what it is called."""
+    """Controllers of a v1 hierarchy, or ``name=`` and its name."""
     path: str
-    """From the root of our cgroup namespace. The kernel ends that of a cgroup that was removed with `` (deleted)``, and
-    so may the user that makes one."""
+    """Path from the root of our cgroup namespace. The kernel ends the path of a removed cgroup with `` (deleted)``; a
+    user may also name a cgroup so.
+    """
 
 
 def parse_cgroups(raw: bytes) -> Sequence[Membership]:
-    """Takes it apart. The kernel refuses a newline in the name of a cgroup."""
+    """Return the lines of a file. The kernel refuses a newline in the name of a cgroup."""
     found = []
     for line in lines(raw):
         hierarchy, controllers, path = line.split(b":", 2)
@@ -252,12 +264,14 @@ def parse_cgroups(raw: bytes) -> Sequence[Membership]:
 
 
 def told_cgroups(pid: int | Self, tid: int | None = None) -> bytes:
-    """Of a process, or one of its threads, as the kernel tells it. ProcessLookupError when it is gone."""
+    """Return the kernel's text on the cgroups of a process, or of one of its threads. Raises ProcessLookupError
+    when that is gone.
+    """
     return of_process(pid, "cgroup" if tid is None else f"task/{tid}/cgroup")
 
 
 def cgroups(pid: int | Self) -> Sequence[Membership]:
-    """Of a process. ProcessLookupError when it is gone."""
+    """Return the cgroups of a process. Raises ProcessLookupError when it is gone."""
     return parse_cgroups(told_cgroups(pid))
 
 
@@ -271,17 +285,17 @@ class Mount:
     device: str
     """Major and minor number, with a colon."""
     root: str
-    """What of its filesystem is there."""
+    """Path, in its filesystem, of the directory that is mounted."""
     point: str
-    """Where."""
+    """Path of the mount point."""
     type: str
-    """Of the filesystem, with the subtype after a dot."""
+    """Type of the filesystem, with the subtype after a dot."""
     options: Sequence[str]
-    """Of the filesystem: of a v1 hierarchy its controllers, too."""
+    """Options of the filesystem; for a v1 hierarchy they include its controllers."""
 
 
 def parse_mounts(raw: bytes) -> Sequence[Mount]:
-    """Takes it apart. What there is none of is an empty word here, between two blanks."""
+    """Return the mounts of a file. An absent field is an empty word here, between two blanks."""
     found = []
     for line in lines(raw):
         fields = line.split(b" ")
@@ -292,22 +306,22 @@ def parse_mounts(raw: bytes) -> Sequence[Mount]:
 
 
 def mounts() -> Sequence[Mount]:
-    """All that this process sees; what is over another comes after it."""
+    """Return all mounts that this process sees; a mount comes after those that it covers."""
     return parse_mounts(content(MOUNTS))
 
 
 def cgroup2() -> Mount | None:
-    """Most of the cgroup2 tree (cgroups(7)) that is mounted; None on a machine without one."""
+    """Return the mount that shows most of the cgroup2 tree (cgroups(7)); None on a machine without one."""
     return _widest(mount for mount in mounts() if mount.type == "cgroup2")
 
 
 def cgroup1(controller: str) -> Mount | None:
-    """The v1 hierarchy of a controller; None where it has none."""
+    """Return the mount of a controller's v1 hierarchy; None where it has none."""
     return _widest(mount for mount in mounts() if mount.type == "cgroup" and controller in mount.options)
 
 
 def _widest(found: Iterable[Mount]) -> Mount | None:
-    """That which shows most: a container may have a part of it mounted, too."""
+    """Return the mount that shows most: a container may have a part of it mounted, too."""
     return min(found, key=lambda mount: len(mount.root), default=None)
 
 
@@ -315,7 +329,9 @@ def _widest(found: Iterable[Mount]) -> Mount | None:
 
 
 def levels(tree: Mount, path: str) -> Iterator[str]:
-    """The directories of a cgroup and of those above it, lowest first; none for one that this mount does not show."""
+    """Yield the directories of a cgroup and of those above it, lowest first; none if this mount does not
+    show the cgroup.
+    """
     root = tree.root.rstrip("/")
     if path != root and not path.startswith(f"{root}/"):
         return
@@ -328,18 +344,18 @@ def levels(tree: Mount, path: str) -> Iterator[str]:
 
 
 MISSED_S = 10.0
-"""Seconds until a hierarchy is looked for again that was not there: most machines have no v1 hierarchy, ever."""
+"""Seconds until a missing hierarchy is looked for again: most machines never have a v1 hierarchy."""
 
 
 class Trees:
-    """Where cgroups are, looked for once: there may be thousands of mounts."""
+    """Mounts of cgroup hierarchies, looked for once: there may be thousands of mounts."""
 
     def __init__(self) -> None:
         self._found: dict[str, Mount] = {}
         self._missed: dict[str, float] = {}  # when, by time.monotonic()
 
     def of(self, hierarchy: str) -> Mount | None:
-        """``cgroup2``, or the controller of a v1 hierarchy. None where it is not mounted."""
+        """Return the mount of ``cgroup2``, or of the v1 hierarchy of a controller; None where it is not mounted."""
         if hierarchy not in self._found:
             now = time.monotonic()
             if now - self._missed.get(hierarchy, -MISSED_S) < MISSED_S:
@@ -356,7 +372,9 @@ trees = Trees()
 
 
 def says(directory: str, name: str) -> bytes:
-    """A file of a cgroup, without the newline; empty where there is none, as in the root, or the cgroup is gone."""
+    """Return a file of a cgroup, without the newline; empty where there is none, as in the root, or the
+    cgroup is gone.
+    """
     with contextlib.suppress(OSError):
         return content(f"{directory}/{name}").removesuffix(b"\n")
     return b""

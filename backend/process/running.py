@@ -1,6 +1,6 @@
-"""Whether a process runs: stopped by a signal or a debugger, frozen with its cgroup, or on its way out.
+"""Find out whether a process runs: it may be stopped by a signal or a debugger, frozen with its cgroup, or ending.
 
-Who it is, and whether it is still that one, is :mod:`backend.process.identity`.
+Whether it is still the same process is the subject of :mod:`backend.process.identity`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ from backend.process import procfs
 from backend.process.identity import memberships
 
 LEVELS = 32
-"""Cgroups above a process that are looked at. One that is deeper counts as frozen once all of its cgroup is."""
+"""Levels of cgroups above a process that are looked at. A deeper process counts as frozen once all of
+its cgroup is.
+"""
 
 
 def is_ending(pid: int) -> bool:
-    """Whether no thread of it comes back from the kernel: it runs no more, and its files are closed, or about to be.
-    That may take seconds where there is a GPU's memory to give back, and it is no zombie before."""
+    """Return whether no thread of a process returns from the kernel: it runs no more, and its files are closed, or
+    about to be. That may take seconds if there is GPU memory to free, before it becomes a zombie.
+    """
     ending: set[int] = set()
-    while threads := set(procfs.threads(pid)) - ending:  # one that was not may have made others before it was
+    while threads := set(procfs.threads(pid)) - ending:  # a thread may have made others before it began to end
         if not all(map(partial(_is_thread_ending, pid), threads)):
             return False
         ending |= threads
@@ -34,15 +37,15 @@ def _is_thread_ending(pid: int, tid: int) -> bool:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether it does nothing that it is asked to, until somebody lets it go on."""
+    """Return whether a process does nothing that it is asked to, until it is let go on."""
     return is_signalled(pid) or is_frozen(pid)
 
 
 def is_signalled(pid: int) -> bool:
-    """Whether it is stopped by a signal or a debugger."""
+    """Return whether a process is stopped by a signal or a debugger."""
     try:
         status = procfs.status(pid, pid)
-        if status.is_exiting:  # it may go on without its main thread
+        if status.is_exiting:  # the process may go on without its main thread
             others = (procfs.status(pid, tid) for tid in procfs.threads(pid))
             status = next((other for other in others if not other.is_exiting), status)
         return status.state in (b"T", b"t")
@@ -51,8 +54,9 @@ def is_signalled(pid: int) -> bool:
 
 
 def is_frozen(pid: int) -> bool:
-    """Whether its cgroup is frozen, or one above that (``docker pause``, ``systemctl freeze``), or is about to be: no
-    thread of it comes back to its program then."""
+    """Return whether the cgroup of a process, or one above it, is frozen (``docker pause``, ``systemctl freeze``) or
+    about to be: then no thread of the process returns to its program.
+    """
     try:
         found = memberships(pid)
     except OSError:
@@ -78,7 +82,9 @@ def _is_frozen2(path: str) -> bool:
 
 
 def _is_frozen1(path: str) -> bool:
-    """freezer-subsystem.rst: the state of a cgroup says what those above it add, too."""
+    """Return whether a cgroup of v1 is frozen. Its state includes that of the cgroups above it
+    (freezer-subsystem.rst).
+    """
     tree = procfs.trees.of("freezer")
     level = next(procfs.levels(tree, path), "") if tree is not None else ""
     return procfs.says(level, "freezer.state") in (b"FREEZING", b"FROZEN")

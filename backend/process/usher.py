@@ -1,11 +1,11 @@
-"""The daemon's side of the usher (:mod:`backend.process.ushering`): starts it, tells it what is frozen, replaces it.
+"""The daemon's side of the usher (:mod:`backend.process.ushering`): start it, tell it what is frozen, replace it.
 
-A program that starts in a slice that is frozen would run until NVML lists it and its channels are off: 34 to 155 ms.
-With the usher it comes no further than to the library of CUDA, which it has to open first.
+Without the usher, a program that starts in a frozen slice runs until NVML lists it and its channels are off: 34 to
+155 ms. With the usher it comes no further than the library of CUDA, which it has to open first.
 
-The time for an answer is counted in parts, and a part counts once, however long it took, as for looks (``looks.py``): a
-daemon that had no processor meanwhile finds the answer there. Nor does a part count in which the usher could have
-answered and had no processor: that holds up no more than all else on such a machine.
+The time for an answer is counted in parts, and a part counts once, however long it took, as for looks (``looks.py``):
+a daemon that had no processor meanwhile finds the answer there. A part in which the usher itself could have answered
+but had no processor does not count either: then it delays programs no more than everything else on such a machine.
 """
 
 from __future__ import annotations
@@ -30,77 +30,83 @@ from backend.process.ushering import CUDA, HEARD, LEASE_S, REFUSED_MOST, SAID, S
 log = logging.getLogger(__name__)
 
 BEAT_S = 1.0
-"""Seconds between two messages, at most: a third of what one counts for."""
+"""Longest time between two messages, seconds: a third of the time for which one counts."""
 ANSWER_S = 2.0
-"""Seconds for the answer, which takes 0.1 ms. Without one it is killed, by which all that waits goes on."""
+"""Time limit of an answer, seconds; it takes 0.1 ms. An usher without one is killed, and all waiting
+programs go on.
+"""
 PARTS = 20
-"""Parts that the seconds for an answer are counted in."""
+"""Parts in which the time for an answer is counted."""
 STARVED_S = 10.0
-"""Seconds besides in which it has no processor. It is replaced then, and counts as none that hangs."""
+"""Additional time in which the usher has no processor, seconds. After that it is replaced, and does not
+count as hung.
+"""
 START_S = 30.0
-"""Seconds until it is there, with no file marked: an interpreter starts in 0.1 s where the machine has nothing else to
-do."""
+"""Time limit of a start, seconds, with no file marked yet: an interpreter starts in 0.1 s on an idle machine."""
 HANGS_S = 3600.0
-"""Seconds within which a second one that does not answer is the last: each has held all programs that open the files,
-of whichever slice."""
+"""Seconds within which a second usher that does not answer is the last one: each has held up all programs that open
+the files, in any slice.
+"""
 TOLD_S = 1.0
-"""Seconds that a writer of a freeze waits for it to be told."""
+"""Seconds that a writer of a freeze waits until the usher knows of it."""
 AGAIN_S, AGAIN_MOST_S = 0.1, 30.0
-"""Seconds until one that has ended is replaced; each time twice as long, up to the second."""
+"""Seconds until an usher that ended is replaced: the first delay, which doubles with each failure, and its maximum."""
 GONE_S = 0.5
-"""Seconds that one that is killed is waited for, with which nothing else is done."""
+"""Seconds that a killed usher is waited for; the daemon does nothing else meanwhile."""
 STEADY_S = 60.0
-"""Seconds after which one that has ended was no failure from the start."""
+"""Seconds of service after which the delay of the next replacement is AGAIN_S again."""
 
 assert BEAT_S + ANSWER_S <= LEASE_S
 
 
 class Usher:
-    """See the module. Runs in the daemon's main thread, with which the process ends."""
+    """The usher's daemon side. Runs in the daemon's main thread, since the usher ends with that thread."""
 
     def __init__(
         self, files: Sequence[str], frozen: Callable[[], Collection[Slice]], facts: MutableMapping[str, str]
     ) -> None:
-        """`frozen` says below which slices programs wait, and `facts` are those of ``ggroup.backend``."""
+        """`frozen` returns the slices below which programs wait; `facts` are the facts of ``ggroup.backend``."""
         self._files = tuple(CUDA if file == CUDA else os.path.abspath(file) for file in files)
         self._frozen = frozen
         self._facts = facts
         self._wake = trio.Event()
         self._begun = trio.Event()
         self._progress = trio.Event()
-        self._asked = 0  # how often it changed what is frozen
-        self._heard = 0  # ... of which the usher knows
+        self._asked = 0  # how often the frozen slices changed
+        self._heard = 0  # of these changes, how many the usher knows
         self._number = 0
-        self._idle = False  # whether it was said that there is no file
+        self._idle = False  # whether the log says that there is no file
         self._refused: Sequence[str] = ()
-        self._hung: float | None = None  # when one did not answer, the last time
+        self._hung: float | None = None  # when an usher last did not answer
         self._waiting = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._show(None)
 
     @property
     def pid(self) -> int | None:
-        """The process; None while there is none."""
+        """The pid of the usher; None while there is none."""
         return None if self._process is None else self._process.pid
 
     def changed(self) -> None:
-        """Other slices are frozen: it is told, soon."""
+        """Note that the frozen slices changed; the usher is told soon."""
         self._asked += 1
         self._wake.set()
 
     async def told(self) -> None:
-        """Returns once what comes to a slice that is frozen by now waits; or after TOLD_S, or where there is none."""
+        """Return once programs that come to a slice frozen by now will wait; or after TOLD_S, or if
+        there is no usher.
+        """
         asked = self._asked
         with trio.move_on_after(TOLD_S):
             while self._heard < asked and self._process is not None:
                 await self._progress.wait()
 
     async def begun(self) -> None:
-        """Returns once the first is there, or has failed."""
+        """Return once the first usher is there, or has failed."""
         await self._begun.wait()
 
     async def run(self) -> None:
-        """Has one there until cancelled; none any more once two have not answered."""
+        """Keep an usher running until cancelled; stop once two have not answered."""
         again = AGAIN_S
         while True:
             began = trio.current_time()
@@ -151,8 +157,9 @@ class Usher:
                 await self._wake.wait()
 
     async def _ask(self, end: trio.socket.SocketType) -> None:
-        """Tells it what is frozen, and waits for the answer. TooSlowError where there is none, OSError where it has no
-        processor for one, or has ended."""
+        """Tell the usher what is frozen, and wait for its answer. Raises TooSlowError where there is none, and
+        OSError where it has no processor to answer, or has ended.
+        """
         done, errors = trio.Event(), list[OSError]()
 
         async def tell() -> None:
@@ -179,7 +186,7 @@ class Usher:
             raise trio.TooSlowError if not left else OSError(errno.ETIMEDOUT, "it has no processor")
 
     async def _tell(self, end: trio.socket.SocketType) -> None:
-        """Says what is frozen, and hears what came of it."""
+        """Send the frozen slices, and take the answer."""
         self._number += 1
         frozen = self._frozen()
         parts = list(_parts(frozen))
@@ -195,7 +202,7 @@ class Usher:
         self._show(waiting)
 
     async def _hear(self, end: trio.socket.SocketType) -> tuple[int, int]:
-        """Hears its answer: how many files are marked, and how many programs wait."""
+        """Receive an answer; return how many files are marked, and how many programs wait."""
         raw = await end.recv(HEARD.size + REFUSED_MOST)
         if not raw:
             raise OSError(errno.ECHILD, "it has ended")
@@ -216,7 +223,7 @@ class Usher:
         return marked, waiting
 
     def _step(self) -> None:
-        """Those that wait for it to be told look again."""
+        """Wake the callers that wait until the usher knows something."""
         self._progress.set()
         self._progress = trio.Event()
 
@@ -227,7 +234,7 @@ class Usher:
 
     @contextlib.contextmanager
     def _usher(self) -> Iterator[trio.socket.SocketType]:
-        """One that lasts as long as the body."""
+        """Yield the socket of a new usher, which lasts as long as the body."""
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours:
             with its:
@@ -245,15 +252,15 @@ class Usher:
             finally:
                 process, self._process = self._process, None
                 self._step()
-                process.kill()  # one that is stopped, too
+                process.kill()  # even if it is stopped
                 try:
                     process.wait(GONE_S)
-                except subprocess.TimeoutExpired:  # it has to wait for a processor, or for a file
+                except subprocess.TimeoutExpired:  # it waits for a processor, or for a file
                     threading.Thread(target=process.wait, daemon=True).start()
 
 
 def lacks_processor(pid: int) -> bool:
-    """Whether a process would run if a processor had time for it, or does just now."""
+    """Return whether a process would run if it had a processor, or runs right now."""
     try:
         return procfs.status(pid).state == b"R"
     except OSError:
@@ -261,7 +268,7 @@ def lacks_processor(pid: int) -> bool:
 
 
 def _parts(slices: Collection[Slice]) -> Iterator[bytes]:
-    """Their paths, in parts of SAID_MOST bytes at most; one at least."""
+    """Yield the paths of slices in parts of at most SAID_MOST bytes, at least one part."""
     part = b""
     for slice_ in slices:
         path = os.fsencode(slice_.path) + b"\0"

@@ -1,20 +1,20 @@
-"""The usher's own program: has programs of frozen slices wait as they open a file, until the daemon says otherwise.
+"""The usher's program: make programs of frozen slices wait when they open a file, until the daemon says otherwise.
 
     -m backend.process.ushering DAEMON FILE...    serves the socket that is its standard input
 
-It asks nothing of the daemon. That tells it, at least once a second, which slices are frozen; what is opened by a
-program below one of them waits, and all else is answered at once. So an opening waits for this process alone, never for
-the daemon, and goes on
+The usher asks the daemon nothing. The daemon tells it, at least once a second, which slices are frozen. An opening by
+a program below one of them waits, and any other is answered at once. So an opening waits only for this process, never
+for the daemon, and goes on
 
-- as soon as its slice is not frozen any more, or its program is in another one;
-- where the daemon has said nothing for LEASE_S;
-- where its cgroup is being frozen (``docker pause``), which the kernel is done with only then: it runs no further;
-- at the end of this process, whatever ends it: the kernel answers then. It is killed with the daemon
-  (PR_SET_PDEATHSIG), by it where it does not answer, be it stopped by a signal, and by a timer of its own (SIGALRM)
-  where it does not come to the next event.
+- as soon as its slice is no longer frozen, or its program is in another one;
+- if the daemon has said nothing for LEASE_S;
+- if its cgroup is being frozen (``docker pause``), which the kernel completes only then: it runs no further;
+- at the end of this process, whatever ends it: the kernel answers then. It is killed together with the daemon
+  (PR_SET_PDEATHSIG), by the daemon if it does not answer, even while it is stopped by a signal, and by a timer of its
+  own (SIGALRM) if it does not get to the next event.
 
-Files are marked only while some slice is frozen, and only those of a filesystem that needs no other program or machine
-to answer. The daemon, and what it started, never wait.
+Files are marked only while some slice is frozen, and only on a filesystem that answers without any other program or
+machine. The daemon, and what it started, never wait.
 """
 
 from __future__ import annotations
@@ -42,35 +42,38 @@ from backend.process.fanotify import AT_ONCE, Opening, Openings
 from backend.process.identity import Slice, cgroup_of
 
 SAID = struct.Struct("=QB")
-"""What a part of a message of the daemon's begins with: the number of the message, and whether this is the last part.
-Paths of slices follow, with a zero between them."""
+"""Start of each part of a message from the daemon: the number of the message, and whether this is its last part.
+Paths of slices follow, separated by zeros.
+"""
 SAID_MOST = 32 << 10
-"""Bytes of a part, at most."""
+"""Maximum size of a part, bytes."""
 HEARD = struct.Struct("=QIIIII")
-"""The answer: the number of the message, how many files are marked, how many programs wait; and of those that went on
-since the last answer, how many did as nothing was heard of the daemon, as too many waited, and as their cgroup was
-frozen. Files follow that are not marked for the sake of their filesystem, with a zero between them.
+"""The answer: the number of the message, how many files are marked, and how many programs wait; then the programs
+that went on since the last answer, by reason: nothing was heard from the daemon, too many waited, their cgroup was
+frozen. Files follow that are not marked because of their filesystem, separated by zeros.
 
-One of number 0 comes first, with no file marked: this process is there."""
+An answer with number 0 comes first, with no file marked: this process is there.
+"""
 REFUSED_MOST = 8 << 10
-"""Bytes of these files, at most."""
+"""Maximum size of the list of these files, bytes."""
 LEASE_S = 3.0
-"""Seconds that what the daemon has said counts, and that this process may take for what it is woken for."""
+"""Seconds for which a message of the daemon counts, and that this process may take for one event."""
 MARK_S = 5.0
-"""Seconds between two looks for the files: a driver that is installed has others."""
+"""Seconds between two looks for the files: a new driver brings others."""
 FREEZERS_S = 0.2
-"""Seconds of a beat for looking whether cgroups are frozen: users make as many, and as deep, as they like.
-What is left is for the next beat."""
+"""Seconds of a beat for looks whether cgroups are frozen: users make as many, and as deep, as they like. Cgroups that
+are left over are looked at in the next beat.
+"""
 WAITING_MOST = 1024
-"""Openings that wait at once, at most; what comes then goes on."""
+"""Openings that wait at once, at most; further ones go on."""
 SPARE = AT_ONCE + 64
-"""Descriptors for all else, those that come by one read(2) among them: with none left the kernel refuses an opening."""
+"""Descriptors for everything else, including those of one read(2): with none left the kernel refuses an opening."""
 ANCESTORS_MOST = 64
-"""Parents of a program, and theirs, that are looked at."""
+"""Ancestors of a program that are looked at."""
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 CUDA = "cuda"
-"""In the place of a file: the driver's library, wherever it is."""
+"""Stands for the driver's library in a list of files, wherever it is."""
 LIBRARIES = tuple(
     f"{place}/libcuda.so*"
     for place in (
@@ -84,8 +87,9 @@ LIBRARIES = tuple(
         "/run/nvidia/driver/usr/lib64",
     )
 )
-"""Where CUDA is: without one of these no program comes to a GPU by it. What containers are given of it by NVIDIA's
-runtimes are these very inodes."""
+"""Places of CUDA's library, without which no program gets to a GPU through CUDA. The library that NVIDIA's runtimes
+give to containers has these same inodes.
+"""
 LOCAL = frozenset(
     (
         0xEF53,  # ext2, ext3, ext4
@@ -102,25 +106,27 @@ LOCAL = frozenset(
         0x9660,  # iso9660
     )
 )
-"""Types of filesystems (statfs(2), linux/magic.h) that answer by themselves. On any other, as NFS and FUSE are, what
-serves the file may need what waits for it, or may never answer this process."""
+"""Types of filesystems (statfs(2), linux/magic.h) that answer by themselves. On any other, such as NFS and FUSE, the
+server of the file may itself need a program that waits, or may never answer this process.
+"""
 
 
 @attrs.frozen
 class Waiter:
-    """An opening that waits, and whose it is."""
+    """An opening that waits, with its user and its slice."""
 
     opening: Opening
     user: int
     slice: Slice
-    """The frozen one that its program is in."""
+    """The frozen slice that its program is in."""
     cgroup: Slice
-    """Where that is, at or below it."""
+    """The program's cgroup, at or below that slice."""
 
 
 def surplus(waiting: Sequence[Waiter], came: Waiter) -> Waiter:
-    """Which one goes on where no more can wait: the last of the user that has the most, in the slice where that user
-    has the most. So a user, or a container of the same user, has none of another go on before it has fewer."""
+    """Return the waiter that goes on when no more can wait: the last one of the user that has the most, in that
+    user's fullest slice. So no user, and no container of the same user, displaces a waiter of one that has fewer.
+    """
     everyone = [*waiting, came]
     users = Counter(waiter.user for waiter in everyone)
     user = max(users, key=lambda user: (users[user], user == came.user))
@@ -130,7 +136,7 @@ def surplus(waiting: Sequence[Waiter], came: Waiter) -> Waiter:
 
 
 class Ushering:
-    """See the module."""
+    """The usher: its openings, and what it knows from the daemon."""
 
     def __init__(self, daemon: int, end: socket.socket, files: Sequence[str]) -> None:
         """`daemon` is the pid of the daemon, `end` the socket to it."""
@@ -142,9 +148,9 @@ class Ushering:
         self._has_marks = False
         self._refused: Sequence[str] = ()
         self._looked = 0.0
-        self._coming: list[bytes] = []  # of a message of which the last part is not here yet
+        self._coming: list[bytes] = []  # of a message whose last part is not here yet
         self._frozen: Collection[Slice] = frozenset()
-        self._until = 0.0  # when what the daemon said counts no more
+        self._until = 0.0  # when the daemon's last message stops counting
         self._waiting: list[Waiter] = []
         self._lapsed = self._over = self._paused = 0
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -154,8 +160,9 @@ class Ushering:
         self._most = WAITING_MOST if soft < 0 else max(1, min(WAITING_MOST, soft - SPARE))
 
     def run(self) -> None:
-        """Serves until the daemon closes its end. All go on at its end, and at any error: an opening that is neither
-        answered nor kept would wait for ever."""
+        """Serve until the daemon closes its end. Then, and at any error, all openings go on: an opening that is
+        neither answered nor kept would wait for ever.
+        """
         poller = select.poll()
         poller.register(self._end, select.POLLIN)
         poller.register(self._openings, select.POLLIN)
@@ -191,7 +198,7 @@ class Ushering:
         self._waiting.append(waiter)
 
     def _hear(self) -> bool:
-        """Takes a part of a message. Whether the daemon is there."""
+        """Take a part of a message; return whether the daemon is there."""
         raw = self._end.recv(SAID.size + SAID_MOST)
         if not raw:
             return False
@@ -212,24 +219,24 @@ class Ushering:
         self._end.send(words + b"\0".join(map(os.fsencode, self._refused))[:REFUSED_MOST])
 
     def _mark(self) -> None:
-        """Has the files marked, or none while nothing is frozen."""
+        """Mark the files, or none while nothing is frozen."""
         if not self._frozen:
             self._unmark()
         elif not self._marked or time.monotonic() - self._looked >= MARK_S:
             self._looked = time.monotonic()
             with contextlib.ExitStack() as stack:
-                # All are looked at before the first is marked: a look may not come back.
+                # All files are looked at before the first is marked: a look may not return.
                 files, self._refused = self._open(stack)
                 self._marked = 0
                 for file in files:
-                    with contextlib.suppress(OSError):  # the kernel has none of such a file
-                        # One that is marked already, too: it may be another one with the inode of that.
+                    with contextlib.suppress(OSError):  # the kernel has no such events for the file
+                        # Even a file that seems marked already: it may be another one with that inode number.
                         self._openings.mark(f"/proc/self/fd/{file}")
                         self._marked += 1
                         self._has_marks = True
 
     def _open(self, stack: contextlib.ExitStack) -> tuple[Sequence[int], Sequence[str]]:
-        """The files, opened by no more than their path, and those that are of no filesystem that answers by itself."""
+        """Return the files, opened only as paths, and those that are refused because of their filesystem."""
         files: dict[tuple[int, int], int] = {}
         refused = []
         for path in self._found():
@@ -240,7 +247,7 @@ class Ushering:
                     refused.append(f"{path} (type {kind:#x})")
                     continue
                 status = os.fstat(file)
-                if stat.S_ISREG(status.st_mode):  # of another the kernel would take the mark, and never ask
+                if stat.S_ISREG(status.st_mode):  # for any other, the kernel would accept the mark and never ask
                     files.setdefault((status.st_dev, status.st_ino), file)
         return list(files.values()), refused
 
@@ -253,14 +260,15 @@ class Ushering:
                 yield file
 
     def _unmark(self) -> None:
-        if self._has_marks:  # of a file that has left its place, too
+        if self._has_marks:  # perhaps on a file that has left its place
             self._openings.unmark()
             self._has_marks = False
         self._marked = 0
 
     def _look_again(self) -> None:
-        """Those whose slice is not frozen any more go on, and so does what has been killed, and what its cgroup's own
-        freezer waits for."""
+        """Let openings go on whose slice is no longer frozen, whose thread was killed, or that the freezer of their
+        cgroup waits for.
+        """
         found = [(waiter.opening, self._waiter(waiter.opening, waits=True)) for waiter in self._waiting]
         paused = self._paused_among(waiter for _, waiter in found if waiter is not None)
         self._waiting = []
@@ -272,14 +280,16 @@ class Ushering:
                 self._openings.allow(opening)
 
     def _paused_among(self, waiting: Iterable[Waiter]) -> Collection[Slice]:
-        """The cgroups of these that are frozen by the kernel's own freezer, or about to be, as far as there is time."""
+        """Return the cgroups of these that the kernel's freezer has frozen, or is about to, as far as there
+        is time to look.
+        """
         one_of_each = list({waiter.cgroup: waiter.opening.thread for waiter in waiting}.items())
         random.shuffle(one_of_each)
         until = time.monotonic() + FREEZERS_S
         return {cgroup for cgroup, thread in one_of_each if time.monotonic() < until and running.is_frozen(thread)}
 
     def _lapse(self) -> None:
-        """The daemon has said nothing: all go on, and none waits until it does."""
+        """Let all openings go on, since nothing was heard from the daemon; none waits until it speaks again."""
         self._frozen = frozenset()
         self._lapsed += len(self._waiting)
         waiting, self._waiting = self._waiting, []
@@ -288,14 +298,15 @@ class Ushering:
         self._unmark()
 
     def _waiter(self, opening: Opening, *, waits: bool = False) -> Waiter | None:
-        """It, where its thread is in a slice that is frozen, and none of the daemon's, as is one that `waits` already.
-        What cannot be told does not wait."""
+        """Return a waiter for an opening if its thread is in a frozen slice and does not belong to the daemon (not
+        asked again if it `waits` already). If that cannot be told, the opening does not wait.
+        """
         thread = opening.thread
         if thread <= 0 or not self._frozen:
             return None
         try:
             status = procfs.status(thread)
-            if status.is_exiting:  # killed as it waited: its pid stays until its parent asks
+            if status.is_exiting:  # killed while it waited: its pid stays until its parent reaps it
                 return None
             slice_: Slice | None = (cgroup := cgroup_of(thread))
             while slice_ is not None and slice_ not in self._frozen:
@@ -317,9 +328,9 @@ class Ushering:
 
 
 def main() -> None:
-    """Serves, as a child of the daemon's main thread."""
+    """Serve as a child of the daemon's main thread."""
     daemon = int(sys.argv[1])
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # it may be ignored where the daemon was started
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # it may have been ignored where the daemon was started
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
     syscalls.named("prctl", PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != daemon:

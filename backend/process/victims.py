@@ -1,10 +1,10 @@
-"""Processes that are killed for the memory of a GPU, and those that never are.
+"""Which processes may be killed for the memory of a GPU.
 
-As the kernel's OOM killer has it (mm/oom_kill.c): a process with an ``oom_score_adj`` of -1000 is spared, and so is
-process 1. Besides, this daemon is, and what root runs of MPS where the daemon runs: the memory of a server is that of
-its clients, which may be anywhere. A server runs as the user of its clients, as a child of the control daemon, so that
-is what tells it. The name alone tells nothing: any user may give it to a program of its own, or have a library of its
-own in NVIDIA's, and so may root of a container, whose programs are in another mount namespace.
+As for the kernel's OOM killer (mm/oom_kill.c), process 1 and any process with an ``oom_score_adj`` of -1000 are
+spared. So are this daemon, and the programs of MPS that root runs where the daemon runs: the memory of an MPS server
+is that of its clients, which may be anywhere. A server runs as the user of its clients, as a child of the control
+daemon, and is recognised by that. Its name alone proves nothing: any user may give it to a program, or put a library
+into NVIDIA's; so may root of a container, whose programs are in another mount namespace.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ CAP_KILL = 1 << 5
 """Bit of the capability to signal processes of other users (include/uapi/linux/capability.h)."""
 
 CONTROL, SERVER = "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"
-"""Names of the programs of MPS, as NVIDIA's packages install them."""
+"""Names of the MPS programs, as NVIDIA's packages install them."""
 
 REPLACED = " (deleted)"
-"""End of the path of a program whose file is no more, as after an upgrade of its package (d_path() of the kernel)."""
+"""Suffix of the path of a program whose file was removed, as by an upgrade of its package (d_path() of the kernel)."""
 
 
 def may_kill_any() -> bool:
@@ -36,15 +36,17 @@ def may_kill_any() -> bool:
 
 
 async def spared(process: Process) -> str | None:
-    """Return why a process is not to be killed, in words; None for one that may be. ProcessLookupError."""
+    """Return why a process must not be killed, in words; None if it may be. Raises ProcessLookupError
+    when it is gone.
+    """
     pid = process.pid
     if pid == 1:
         return "it is process 1"
     if pid == os.getpid():
         return "it is this daemon"
-    if int(procfs.of_process(pid, "oom_score_adj")) == SPARED_ADJ:  # waits for nothing: no lock of the process
+    if int(procfs.of_process(pid, "oom_score_adj")) == SPARED_ADJ:  # takes no lock of the process, so does not wait
         return f"its oom_score_adj is {SPARED_ADJ}"
-    descent = procfs.descent(pid)  # of which that is so, too: /proc/<pid> itself may say root of any process
+    descent = procfs.descent(pid)  # does not wait either; the owner of /proc/<pid> may be root for any process
     if not descent.uid:
         return await _why(pid, (CONTROL, SERVER))
     if descent.parent and not _uid(descent.parent):
@@ -53,30 +55,30 @@ async def spared(process: Process) -> str | None:
 
 
 async def _why(pid: int, names: Collection[str]) -> str | None:
-    """Why a process is spared, where this one, which is root's, may run a program of those names."""
+    """Return why a process is spared, if process `pid`, which is root's, runs a program of these names; else None."""
     try:
         return "it is of MPS" if await look(pid, partial(_runs, pid, names)) else None
     except ProcessLookupError:
         return None
-    except OSError:  # it cannot be looked at just now: it is spared, and looked at again
+    except OSError:  # it cannot be looked at now: spared, and looked at again
         return "it may be of MPS"
 
 
 def _runs(pid: int, names: Collection[str]) -> bool:
-    """Whether a process runs one of these programs, as root has installed it here. May not return."""
+    """Return whether a process runs one of these programs, as installed by root here. May not return."""
     link = f"/proc/{pid}/exe"
     try:
         name = os.readlink(link).removesuffix(REPLACED).rpartition("/")[2]
         if name not in names or os.readlink(f"/proc/{pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt"):
             return False
         found = os.stat(link)
-    except FileNotFoundError:  # it ends, or is the kernel's
+    except FileNotFoundError:  # it ends, or is a kernel thread
         return False
     return found.st_uid == 0 and not found.st_mode & 0o022
 
 
 def _uid(pid: int) -> int | None:
-    """The user that a process runs as; None for one that is gone."""
+    """Return the user that a process runs as; None when it is gone."""
     try:
         return procfs.descent(pid).uid
     except ProcessLookupError:

@@ -1,27 +1,29 @@
-"""How the turns of the programs of one GPU end: gate first, then a wait for what runs, and off the runlist after that.
+"""End the turns of the programs of one GPU: close the gate, wait for running kernels, leave the runlist.
 
-The program launches nothing more, and what it launched has DRAIN_US to end, before its GR engine goes off. One that
-needs longer goes on beside the program whose turn has begun: it *drains*, and its memory moves meanwhile as that of one
-that runs. Beside others that are always busy it comes to run once in a round of 60 ms: in slices of 50 us 20 ms of work
-would take 24 s. So it has DRAIN_SLICE_US, and takes 0.6 s.
+At the end of its turn a program launches nothing more, and what it has launched gets DRAIN_US to finish before its GR
+engine goes off. A program that needs longer *drains*: it stays on the runlist beside the program whose turn has
+begun, and its memory can be moved meanwhile like that of a running program. Beside programs that are always busy it
+runs once in a round of 60 ms. With slices of 50 us, 20 ms of work would take 24 s; with DRAIN_SLICE_US, 0.6 s.
 
-What that costs a program of better priority: in a round with such a slice it waits for that, no longer than for any
-neighbour where there is no scheduler. It does so for ten rounds of a turn, since what was launched is no more than the
-run-ahead and a kernel. In slices of 50 us the same work would cost four times as much of the engine in switches alone.
+The cost to a program of better priority: in each round with such a slice it waits for that slice, which is no longer
+than it would wait for any neighbour without a scheduler. That happens in ten rounds of a turn, since the launched
+work is no more than the run-ahead and one kernel. In slices of 50 us the switches for the same work would take four
+times as much of the engine.
 
-One that does not end by then, with kernels of seconds or one that never ends, goes off as it is, and is late: nothing
-of its memory moves until its turn. Its next turns end without a wait, for ever longer.
+A program that has not drained by then, because its kernels take seconds or never end, goes off the runlist in the
+middle of its work. It is *late*: none of its memory moves until its next turn. Its next turns end without a wait, for
+a longer time after each failure.
 
-One whose memory is moving as its turn ends cannot say that it is drained before that is over, and with its engines off
-that would not come to be over: it drains until then, also where it is not waited for otherwise.
+A program whose memory is moving at the end of its turn cannot report that it has drained before the move is over, and
+with its engines off the move would never be over. So it drains until then, even where it would not be waited for.
 
-What drains is charged to the program that drains. It runs in the time of another, whose slice is the shortest: a kernel
-of 0.3 s has nearly all of the engine until it ends. So what a program uses from the end of its turn on counts as if its
-turn had gone on for as long, and the turn of the other as if it had stood still meanwhile (``filler.py``): that ends as
-much later, and no part of it counts as offered to the other. The program that drained waits the longer for its next
-turn. So neither has more of the engine than the other, however long the kernels are. Where nothing tells what a program
-uses it cannot be charged: it has DRAIN_UNTOLD_US by the clock. Once it needs longer it is not waited for in its next
-turns, so that it has little that the other has not.
+Drained work is charged to the program that drains, although it runs in the turn of another. The other's slice is the
+shortest, so a kernel of 0.3 s has nearly all of the engine until it ends. So use after the end of a turn counts as if
+that turn had gone on for as long, and as if the other's turn had stood still (``filler.py``): the other's turn ends
+later by that time, and the time does not count as offered to it. The program that drained waits longer for its next
+turn. So neither gets more of the engine than the other, however long the kernels are. Where the use of a program is
+not told exactly, it cannot be charged: it has DRAIN_UNTOLD_US by the clock, and after a drain that took longer its
+next turns end without a wait, so that it gains little over the other.
 """
 
 from __future__ import annotations
@@ -40,42 +42,48 @@ from backend.process.identity import Member, Process
 from backend.scheduler.use import Sample
 
 DRAIN_US = 5_000
-"""Microseconds that a program has to drain at the end of its turn, in the slice that it has. The next look comes after
-the end of all that end in one: of a turn of 0.5 s it is a tenth, in which the engine is used."""
+"""Time that a program has to drain at the end of its turn, in its own slice, microseconds. The next look waits for all
+turns that end in one look; this is a hundredth of a turn of 0.5 s, and the engine is busy meanwhile.
+"""
 DRAIN_MOST_US = 2_000_000
-"""Microseconds that it has after that, on the runlist: in rounds of 60 ms, behind others that always have work, 33
-slices of 2 ms. It has 20 ms of work: what it may be ahead (AHEAD_US of ``core/turns.py``) and one kernel."""
+"""Time that it has after that, on the runlist, microseconds: 33 slices of 2 ms, in rounds of 60 ms behind programs
+that always have work. It has 20 ms of work at most: its run-ahead (AHEAD_US of ``core/turns.py``) and one kernel.
+"""
 DRAIN_UNTOLD_US = 100_000
-"""Microseconds that one has instead of that where nothing tells exactly what it uses: beside one that fills, in whose
-slices of 50 us it has nearly all of the engine, 20 ms of work take a fifth of it."""
+"""The same where use is not told exactly, microseconds. Next to a filler, whose slices are 50 us, a draining
+program has nearly all of the engine, so 20 ms of work take a fifth of this.
+"""
 DRAIN_SLICE_US = 2_000
-"""Slice of a program that drains, microseconds: about what the driver gives (2.048 ms)."""
+"""Slice of a program that drains, microseconds: about the driver's default (2.048 ms)."""
 DRAIN_WORK_US = 400_000
-"""Microseconds on the engine after which a program that drains is given up: it has a long kernel. Beside one that fills
-it has most of the engine. The trace is 0.25 s late at most, so that much of its turn may be among them."""
+"""Engine time after which a drain is given up, microseconds: the program has a long kernel. Next to a filler it
+has most of the engine. The trace is up to 0.25 s late, so up to that much of its own turn may be counted in.
+"""
 HEARD_S = 0.3
-"""Seconds after the end of a drain in which what it used is heard of."""
+"""Time after the end of a drain during which its use is still reported, seconds."""
 UNDRAINED_S, UNDRAINED_MOST_S = 4.0, 60.0
-"""Seconds in which a program that was not drained in time is not waited for at the end of its turns; each time twice as
-long, up to the second. The first time may be for all that it had launched before its run-ahead was bounded."""
+"""Time during which a program that did not drain in time is not waited for at the end of its turns, seconds: the
+first, which doubles with each failure, and the longest. The first failure may be due to work that it had launched
+before its run-ahead was bounded.
+"""
 
 
 @attrs.define
 class Drain:
-    """A wait for a program that drains."""
+    """A wait for one program that drains."""
 
     is_told: bool
-    """Whether the machine told exactly what the program uses, as it began."""
+    """Whether the machine told exactly what the program uses when the drain began."""
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
-    """What gives it up."""
+    """The scope of the wait; cancelled to give the drain up."""
     used_us: int = 0
-    """What the program used of the engine, as far as was heard, microseconds."""
+    """Engine time that the program used while it drained, as far as reported, microseconds."""
     over: float | None = None
-    """When it was over, by trio's clock; None before."""
+    """When the drain was over, by trio's clock; None before."""
 
 
 class Ends:
-    """See the module."""
+    """The ends of the turns of one GPU."""
 
     def __init__(
         self,
@@ -87,10 +95,12 @@ class Ends:
         is_moving: Callable[[Process], bool],
         lever_s: float,
     ) -> None:
-        """`slot` is what is kept of a process; `is_exact` says whether the machine tells exactly what it uses, and
-        `is_moving` whether memory of it may be moving. `over` calls the function that has a process off once it was
-        drained, and that returns whether it was to be, and takes note of what comes of it. `lever_s` is what the levers
-        of one process may take, seconds."""
+        """`member` and `slot` return the member of a process and its scheduler's record. `is_exact` returns
+        whether the machine tells exactly what a process uses, and `is_moving` whether memory of the process may be
+        moving. `over` awaits a function that waits for the drain of a process and then takes it off the runlist,
+        and records the outcome; the function returns whether the process was to go off. `lever_s` is the time that
+        the levers of one process may take, in seconds.
+        """
         self._follower = follower
         self._member = member
         self._slot = slot
@@ -100,32 +110,33 @@ class Ends:
         self._lever_s = lever_s
         self._drains: dict[Process, Drain] = {}
         self.nursery: trio.Nursery | None = None
-        """What drains are waited for in, while the scheduler runs."""
+        """The nursery that waits for drains while the scheduler runs."""
 
     async def end(self, process: Process, place: Place) -> None:
-        """Ends the turn of a process, for a place off the runlist. One that was not drained the last time is told to
-        launch nothing more, and not waited for, but for its memory that moves."""
+        """End the turn of a process whose new `place` is off the runlist. A process that did not drain in time
+        before is told to launch nothing more and is not waited for, unless its memory is moving.
+        """
         group, waits = self._member(process), self._is_waited_for(process)
         end = await self._follower.turning.end(group, place, DRAIN_US if waits else 0, stays=waits)
         if end is TurnEnd.DRAINED:
             self._slot(process).undrained = None
-        elif end is TurnEnd.LATE and self._is_moving(process):  # perhaps only since it was asked
+        elif end is TurnEnd.LATE and self._is_moving(process):  # a move may have begun just now
             self._follower.schedule(group, attrs.evolve(self._follower.place(group), drain_us=0))
 
     def _is_waited_for(self, process: Process) -> bool:
-        """Whether the kernels of a process are waited for at the end of its turn."""
+        """Return whether the end of a process's turn waits for its kernels."""
         last = self._slot(process).undrained
         return last is None or trio.current_time() >= last.again
 
     def lengthen(self, process: Process) -> None:
-        """Has a process that drains want the slice for that."""
+        """Request DRAIN_SLICE_US for a process if it drains."""
         group = self._member(process)
         place = self._follower.place(group)
         if place.drains:
             self._follower.schedule(group, attrs.evolve(place, drain_us=DRAIN_SLICE_US))
 
     def wait(self, process: Process) -> None:
-        """Has a process that drains go off the runlist once it is drained, or does not come to be."""
+        """Start to wait for a process that drains: it goes off the runlist once drained, or once its time is over."""
         group = self._member(process)
         is_new = self._follower.place(group).drains and not self._follower.turning.is_waited_for(group)
         if self.nursery is not None and is_new:
@@ -153,14 +164,16 @@ class Ends:
         try:
             with deadline(self._lever_s):
                 await self._follower.apply(group)
-        except trio.Cancelled:  # the scheduler begins anew, and would take it to be off
+        except trio.Cancelled:  # the scheduler starts over, and would believe it off
             self._follower.background.later(group)
             raise
         return True
 
     async def _wait(self, process: Process, is_told: bool) -> TurnEnd | None:
-        """Waits for a process that drains for as long as it may, and has it wanted off the runlist then. One that is
-        not waited for, or whose use is not told, may for DRAIN_UNTOLD_US, and as long as its memory moves."""
+        """Wait for a draining process within its bounds, and then want it off the runlist; return how its turn
+        ended, None if it drains no more. A process that is not waited for, or whose use is not told, has
+        DRAIN_UNTOLD_US, and longer only while its memory moves.
+        """
         group, drain, left_us = self._member(process), self._follower.turning.drain, DRAIN_MOST_US
         if is_told and self._is_waited_for(process):
             return await drain(group, left_us)
@@ -173,9 +186,11 @@ class Ends:
         return await drain(group, 0)
 
     def observe(self, samples: Mapping[Process, Sample]) -> Mapping[Process, Sample]:
-        """Note what processes used since the last look, and return it with those marked that drained. One that drains
-        and used more than what it can have been ahead is given up, and so is one of which nothing tells that any more.
-        Of one that is frozen, or without another on its GPU, there is no sample: it goes on to drain."""
+        """Record what processes used since the last look; return the samples, with those of drained processes marked.
+
+        A drain is given up when the process has used more than it can have been ahead, or when its use is no longer
+        told exactly. A process that is frozen, or alone on its GPU, has no sample: its drain goes on.
+        """
         found, now = dict(samples), trio.current_time()
         for process, drain in list(self._drains.items()):
             if drain.over is not None and now >= drain.over + HEARD_S:

@@ -1,16 +1,16 @@
-"""The processes that fill what others leave: one at a time, in turns.
+"""Fillers: processes that fill the engine time which the first layer leaves free, one at a time, in turns.
 
-Several on the runlist with the shortest slices would switch among themselves all the time, and one that goes before
-them would have to wait for all of them. So one that has something to do is off the runlist until its turn; one that has
-nothing to do stays there, so that it is seen when it has, and so does one that has something to do now and then only.
+Several fillers on the runlist, with the shortest slices, would switch among themselves all the time, and a process
+with precedence would have to wait for all of them. So a filler with work is off the runlist until its turn. A filler
+without work stays on the runlist, because it could not show new work while off; so does one that rarely has work.
 
-A process that does not fill its turn has the next one when what came for it meanwhile is enough to do for all of it,
-and for as long as that takes: nothing lies idle while others have work. How much comes for it is what it used since its
-last turn began, so it does not matter that a trace is late.
+A filler that did not fill its last turn gets the next turn once enough work has come meanwhile to fill it, and the
+turn lasts as long as that work takes: no time lies idle while others have work. Work is taken to come at the rate at
+which the filler used the engine since its last turn began, so a late trace does no harm.
 
-What a process uses after its turn, as it drains, counts as if its turn had gone on, and the turn of the next one stands
-still meanwhile (``ends.py`` says why). The process that has had least time of turns, by the part that is due to it, has
-the next one: a process that drained for long waits as much longer, for a turn of another that ends as much later.
+Use after the end of a turn, while the filler drains, counts as if its turn had gone on, and the turn of the next
+filler stands still meanwhile (``ends.py`` says why). The filler with the least turn time relative to its share has
+the next turn. So a filler that drained for long waits longer, by as much as it delayed the end of another's turn.
 """
 
 from __future__ import annotations
@@ -25,89 +25,98 @@ from backend.scheduler.shares import Layer
 from backend.scheduler.use import HUNGRY_US, LEAD_US, Use
 
 TURN_US = 500_000
-"""Microseconds for which one is on the runlist before the next one is: two calls of the driver each time."""
+"""Full length of a turn, microseconds. A change of turns takes two driver calls."""
 TURN_LEAST_US = 50_000
-"""Microseconds of a turn of one that has not enough to do for more, for each that takes turns, and for each of its
-contexts, of which each is a call: the more there are of them, the fewer turns there are in a second."""
+"""Shortest turn of a filler that has too little work for more, microseconds, per filler that takes turns and per
+context of its own. A turn costs a driver call for each context, so this bounds the rate of calls.
+"""
 TURN_LONG_US = 2_000_000
-"""Microseconds of a turn where all of them have filled their last turns, as batch programs do: until the one before it
-is off, that and the next one switch all the time."""
+"""Length of a turn while every filler has filled its last turns, as batch programs do, microseconds. At a change
+of turns the two programs switch all the time until the first is off the runlist; longer turns have fewer changes.
+"""
 LONG_AFTER = 3
-"""Turns, one after the other, that all of them have filled by then."""
+"""Number of consecutive turns that every filler must have filled before turns are that long."""
 RATE, BURST = 2.5, 5
-"""Turns that begin in a second, and at once: each is two calls of the driver or more, of which there are 25."""
+"""Turns that begin: per second, and at once. Each takes two driver calls or more, of which there are 25 a second."""
 REST_MOST_US = 3_000_000
-"""Microseconds that one waits at most which has so little to do that it fills no turn."""
+"""Longest wait for a turn of a filler that has too little work to fill one, microseconds."""
 RARE = 0.005
-"""Part of what is left up to which a process that uses no more takes no turns. While it has work, that process and the
-one whose turn it is switch all the time, and a tenth of the engine is its own: a twentieth of it is lost at most."""
+"""Fraction of free time up to which a filler counts as rare and takes no turns. While a rare filler has work,
+it and the filler whose turn it is switch all the time, and it has a tenth of the engine: at most a twentieth is
+lost that way.
+"""
 FILLED = 0.9
-"""Part of a turn, of what those before it left of that, from which on a process that used so much had more to do."""
+"""Fraction of the free time of a turn from which on the turn counts as filled: the filler had more work."""
 NOTHING = 0.05
-"""Part of a turn up to which, where those before it left no more, what it had to do cannot be told."""
+"""Fraction of a turn. If no more than this of the turn was free, it does not show how much work the filler had."""
 AIM = 0.8
-"""How full the next turn of one that had not filled its last one is to be: what comes for it does not come evenly."""
+"""Fraction of its next turn that a filler's work is to fill; less than 1, since work does not come evenly."""
 GROWTH = 1.5
-"""How many times more is expected of one with each turn that it filled but for the first: that may be chance."""
+"""Factor by which the work expected of a filler grows with each filled turn after the first, which may be chance."""
 IDLE = 0.5
-"""Part of a window in which the engine is idle, after work of the process whose turn it is, that ends the turn."""
+"""Fraction of a window. If the engine is idle for more than that after work of the current filler, its turn ends."""
 ENOUGH = 0.5
-"""Part of what one that rests would have in equal turns that it has at least, if nothing came for it meanwhile."""
+"""Fraction of the engine time that a filler would use in equal turns. A filler that uses less does not save up
+work while it rests, so its turns do not wait for work.
+"""
 SLACK = 0.01
-"""Part of all the time by which that may be less."""
+"""Tolerance of that comparison, as a fraction of all time; `needs` may also grow by it from turn to turn."""
 FORGETS = 1.02
-"""How many times more one needs at most, than was seen in one turn, after each turn in which it used more."""
+"""Factor by which `needs` may grow from one turn to the next; a turn that used less lowers it at once."""
 LATE_US = 250_000
-"""Microseconds after which what was used is heard of at the latest: a trace is 0.2 s late."""
+"""Delay after which use is reported at the latest, microseconds: a trace is 0.2 s late."""
 MEMORY_US = 4_000_000
-"""Microseconds after which what a process used counts half."""
+"""Age at which the history of an account is halved, microseconds."""
 TRICKLE = 0.01
-"""Part of the time that those behind the first layer have in any case: none starves."""
+"""Fraction of turn time that fillers behind the best layer get in any case, so that none starves."""
 OWED_US = 100_000
-"""Microseconds that are owed to them when they have it."""
+"""Time that must be owed to those fillers before one of them has it as a turn, microseconds."""
 
 
 @attrs.define
 class Account:
-    """What one that fills has to do, as far as can be told."""
+    """An estimate of the work that one filler has. *Free* time is engine time that the first layer leaves."""
 
     since: int
-    """The time from which on it is counted, microseconds of the filler's own clock."""
+    """Start of the history, microseconds of the Filler's own clock."""
     free: int = 0
-    """Microseconds of the engine that those before it left, from then on."""
+    """Free time since then, microseconds."""
     used: int = 0
-    """Microseconds of the engine that it used, from then on."""
+    """Engine time that the filler used since then, microseconds."""
     length: int = 0
-    """What its last turn was to be, microseconds."""
+    """Planned length of its last turn, microseconds; 0 before the first."""
     on: int = 0
-    """How much of that has passed, microseconds."""
+    """Time of that turn that has passed, microseconds."""
     offered: int = 0
-    """In how much of that those before it did not have the engine, microseconds."""
+    """Free time within `on`, microseconds."""
     done: int = 0
-    """Microseconds of the engine that it used of that: what is heard of late is counted, too."""
+    """Engine time used in that turn, microseconds; use that is reported late is added."""
     heard: int = 0
-    """Microseconds of the engine that those before it left in the windows that `done` is of: a trace is as late for all
-    of them, so that what was offered to it in its turn is not of the same time."""
+    """Free time of the windows in which `done` was reported, microseconds. A trace is equally late for all
+    processes, so `done` is of an earlier period than `offered`.
+    """
     seen: bool = False
-    """Whether anything of that was before the last window."""
+    """Whether any of `done` was reported before the last window."""
     unheard: int = 0
-    """What of that may not have been heard of yet when the turn was over, microseconds."""
+    """Upper bound of the use in that turn that was not reported when the turn ended, microseconds."""
     turned: int = 0
-    """Microseconds of the engine that it used in the last window, of its turn."""
+    """Engine time in the last window that belongs to the filler's turn, microseconds."""
     drained: int = 0
-    """Microseconds of the engine that it used in the last window, and that were not of its turn."""
+    """Engine time in the last window that the filler used while it drained, after its turn, microseconds."""
     ended: int = 0
-    """When it was taken off."""
+    """End of its last turn, microseconds; up to now while the turn goes on."""
     waits: bool = False
-    """Whether it has been off the runlist since then."""
+    """Whether the filler has been off the runlist since then."""
     needs: float = 1.0
-    """What it uses at most of a turn for which nothing has piled up."""
+    """Estimate of the largest fraction of a turn that the filler uses when no work has piled up for it."""
     times: int = 0
-    """How many turns before the last one it had filled, one after the other."""
+    """Number of consecutive filled turns before its last turn."""
 
     def observe(self, now: int, free: int, used: int, waits: bool, drains: bool) -> None:
-        """It is that time; so much was free since the last time, and so much used. `drains`: its turn was over, and
-        what was not used in it was used in that of another."""
+        """Account for the time up to `now`, in which `free` microseconds were free and the filler used `used`.
+        `waits` says whether it was off the runlist, and `drains` whether it was draining: then use beyond
+        `unheard` is not of its turn.
+        """
         of_turn = min(used, self.unheard) if drains else used
         self.unheard -= of_turn if drains else 0
         self.turned, self.drained = of_turn, used - of_turn
@@ -123,7 +132,7 @@ class Account:
             self.used //= 2
 
     def begin(self, now: int, length: int) -> None:
-        """A turn begins. One that follows on the last one belongs to it."""
+        """Begin a turn at `now`. If the last turn ended less than LATE_US ago, this one continues it."""
         self.length = length
         if now - self.ended < LATE_US:
             return
@@ -137,27 +146,28 @@ class Account:
         self.seen = self.waits = False
 
     def end(self, *, had_it: bool) -> None:
-        """It is taken off, from its own turn or from that of another. What its turn offered to it, and was not heard to
-        be used, may have been: how late a trace is, it does not say."""
+        """Note that the filler goes off the runlist. With `had_it`, from its own turn: what that turn offered and
+        is not reported as used may have been used, since a trace does not say how late it is.
+        """
         self.unheard = min(LATE_US, max(0, self.offered - self.done)) if had_it else 0
 
     @property
     def filled(self) -> bool:
-        """Whether it had enough to do for all of its turn."""
+        """Whether the filler had enough work for all of its last turn."""
         left = min(self.heard, self.offered) if self.done else self.offered
         return self.done >= FILLED * left or self.offered < NOTHING * self.on
 
     def is_rare(self, now: int) -> bool:
-        """Whether it has something to do now and then only."""
+        """Whether the filler has work only now and then."""
         little = now - self.since >= MEMORY_US // 2 and self.used <= RARE * self.free
         return little and not self.waits and not self.length
 
     def next(self, now: int, least: int, part: float) -> int:
-        """The length of the next turn; 0 while it has not enough to do for the least. `part` is what it has of all
-        turns where each process fills its own.
+        """Return the length of the next turn, microseconds; 0 while there is too little work for `least`. `part` is
+        the filler's fraction of all turns when every filler fills its own.
 
-        One that works, thinks, and works again has no more to do after a rest than without one. Its turns come as if it
-        filled them.
+        A program that computes, pauses and computes again has no more work after a rest than without one. It gets its
+        turns as if it filled them.
         """
         if self.offered < NOTHING * self.on:
             return max(TURN_US, least)
@@ -176,24 +186,26 @@ class Account:
 
 @attrs.define
 class Filler:
-    """The turns of the processes of one GPU that fill, and the one whose turn it is."""
+    """The turns of the fillers of one GPU."""
 
     _now: int = 0
     _accounts: dict[Process, Account] = attrs.field(factory=dict)
-    _had: dict[Process, float] = attrs.field(factory=dict)  # time of turns, by the part that was due
+    _had: dict[Process, float] = attrs.field(factory=dict)  # turn time divided by the share that is due
     _current: Process | None = None
     _off: set[Process] = attrs.field(factory=set)
-    _drained: Mapping[Process, float] = attrs.field(factory=dict)  # parts of the last window, of those that drained
-    _heard: Process | None = None  # whose turn it was in the windows that are heard of now
+    _drained: Mapping[Process, float] = attrs.field(factory=dict)  # fractions of the last window, of draining fillers
+    _heard: Process | None = None  # the filler that had the turn in the windows now being reported
     _turns: Bucket = attrs.field(factory=lambda: Bucket(RATE, BURST))
-    _left: int = 0  # microseconds of its turn
-    _more: int = 0  # how many of them there are as long as all fill theirs
-    _owed: float = 0.0  # microseconds, to those behind the first layer
-    _owing: bool = False  # whether the turn is one that was owed
+    _left: int = 0  # microseconds left of the current turn
+    _more: int = 0  # of these, microseconds that it has only as long as all fillers fill their turns
+    _owed: float = 0.0  # microseconds, to fillers behind the first layer of fillers
+    _owing: bool = False  # whether the current turn pays what is owed
 
     def off(self, window_us: int, layers: Sequence[Layer], use: Use, lead_us: int, spare_us: int) -> set[Process]:
-        """Return the processes that are to be off the runlist. In the last window those that go before had the engine
-        for `lead_us` microseconds, and for `spare_us` it was idle."""
+        """Return the processes that are to be off the runlist. `layers` are the layers of fillers. In the last
+        window of `window_us` microseconds the first layer had the engine for `lead_us`, and the engine was idle
+        for `spare_us`.
+        """
         self._now += window_us
         self._observe(window_us, layers, use, lead_us, spare_us)
         hungry = [{p: part for p, part in layer.items() if self._is_hungry(p, use)} for layer in layers]
@@ -211,7 +223,7 @@ class Filler:
         else:
             self._choose(window_us, hungry, parts, use)
         off = {process for process in parts if process != self._current}
-        if parts:  # one that stands waits for its turn as well: let go on, it would run beside the one that has its own
+        if parts:  # a standing process waits for its turn as well: if let go on, it would run beside the current one
             standing = {process for process in self._accounts if use.stands(process)}
             off |= standing - {self._current}
         for process in off - self._off:
@@ -235,7 +247,7 @@ class Filler:
         if self._current is None or self._current not in last:
             return
         current = last[self._current]
-        if current is self._accounts.get(self._current):  # else it begins anew
+        if current is self._accounts.get(self._current):  # otherwise its account is a new one
             part = 1 - sum(self._drained.values())
             current.on += round(window_us * part)
             if current.seen and spare_us > IDLE * window_us:
@@ -244,8 +256,10 @@ class Filler:
             current.ended = self._now
 
     def _hear(self, free_us: int) -> None:
-        """Adds what was free in the last window to those that used it in their turns. One that was not used is of the
-        process that used the one before, until that would be heard of no more, and then of the one whose turn it is."""
+        """Add the free time of the last window to the fillers that used it in their turns. A window without use
+        goes to the filler that used the window before, as long as more of its use may be reported, and to the
+        current one after that.
+        """
         used = {process: account.turned for process, account in self._accounts.items() if account.turned}
         whole = sum(used.values()) + sum(account.drained for account in self._accounts.values())
         for process, us in used.items():
@@ -259,8 +273,10 @@ class Filler:
                 idle.heard += free_us
 
     def _parts_drained(self, free_us: int, use: Use) -> Mapping[Process, float]:
-        """Return the part of the last window that each process had to drain in, of `free_us` microseconds that it and
-        the one whose turn it is had: by what these used, as the switches between them are for both."""
+        """Return the fraction of the last window that each filler spent draining: its use out of that of the
+        draining fillers and the current one, so that switches between them are charged to both. An unknown use of
+        the current one counts as `free_us`.
+        """
         drained = {process: account.drained for process, account in self._accounts.items() if account.drained}
         if not drained or self._current is None:
             return {}
@@ -269,15 +285,16 @@ class Filler:
         return {process: us / whole for process, us in drained.items()}
 
     def _is_hungry(self, process: Process, use: Use) -> bool:
-        """Whether a process has something to do in a turn; one whose quota is used up has not."""
+        """Return whether a filler has work for a turn. A filler whose quota is used up has none."""
         is_rare = self._accounts[process].is_rare(self._now)
         return use.wants(process, HUNGRY_US) and not is_rare and not use.stands(process)
 
     # Whose turn it is
 
     def _have_alone(self, process: Process | None, one_stands: bool) -> None:
-        """Has a process have all that is left, for as long as no other has something to do. Where another stands, as
-        its quota is used up, that is a turn: or the two would change places in each period."""
+        """Leave all free time to the one filler with work. Where another stands because its quota is used up, that
+        is a turn with a length: otherwise the two would change places in each period.
+        """
         if process is None or not one_stands:
             self._left = 0
         elif process != self._current:
@@ -286,7 +303,7 @@ class Filler:
         self._current = process
 
     def _charge(self, window_us: int, hungry: Sequence[Layer], parts: Layer) -> None:
-        """Charges a window to the current process, but for what others drained, which is charged to these."""
+        """Charge the last window to the current filler, and the time in which others drained to those."""
         assert self._current is not None
         for process, part in self._drained.items():
             if process in parts:
@@ -302,7 +319,7 @@ class Filler:
             self._owed = max(0.0, self._owed - window_us)
 
     def _choose(self, window_us: int, hungry: Sequence[Layer], parts: Layer, use: Use) -> None:
-        """One whose turn is over goes on where no other has enough to do."""
+        """Choose the filler whose turn it is. After its turn it goes on where no other has enough work."""
         all_fill = self._all_fill(hungry)
         if not all_fill:
             self._left, self._more = self._left - self._more, 0
@@ -320,17 +337,17 @@ class Filler:
         owes = self._owed >= OWED_US and any(due[1:])
         if here is None:
             candidates = self._best(due) or self._longest_off(hungry, use)
-        elif self._left >= window_us / 2:  # one that goes before it by priority does so now
+        elif self._left >= window_us / 2:  # a filler of a better priority takes over now
             candidates = {} if self._owing else self._best(due[:here])
         else:
-            # The one of them that had least: the best of them would have all of it, and the last none.
+            # The one of all of these that had least: with the best layer only, the last layer would get nothing.
             candidates = {p: us for layer in due[1:] for p, us in layer.items()} if owes else self._best(due)
         chosen = min(candidates, key=lambda process: self._had[process], default=self._current)
         if chosen is None or not candidates:
             return
         if chosen != self._current and not self._turns.take(self._now / 1e6) and here is not None:
             return
-        for process in self._had:  # one that was not waiting for its turn saves up nothing
+        for process in self._had:  # a filler that was not waiting for its turn saves up no claim
             if not any(process in layer for layer in due):
                 self._had[process] = max(self._had[process], self._had[chosen])
         self._owing = owes and chosen not in hungry[0]
@@ -349,7 +366,7 @@ class Filler:
 
     @staticmethod
     def _best(due: Sequence[Mapping[Process, int]]) -> Mapping[Process, int]:
-        """Those of the best priority among which one is due."""
+        """Return the best layer in which a turn is due."""
         return next((layer for layer in due if layer), {})
 
     def _longest_off(self, hungry: Sequence[Layer], use: Use) -> Mapping[Process, int]:

@@ -1,11 +1,12 @@
-"""The levers of quotas: has programs stand and go on, within the calls of the driver that there are for that.
+"""Levers of quotas: stop programs whose quota is used up and let them go on, within a budget of driver calls.
 
-With the library a program stands at its gate, which takes no call of the driver; without, its GR engine is off the
-runlist, which takes two to three in each period. What was taken of these and not used, as the program stood for another
-reason already, say, is given back; and what was used without being taken is owed.
+With the library, a program stands at its gate, which takes no driver call. Without it, its GR engine goes off the
+runlist, which takes two to three calls in each period. Calls that were reserved and not made, as where the program
+stood already for another reason, are given back; calls made without a reservation are owed.
 
-A lever that fails is pulled again, after FAILED_S and then each time twice as long: a program that could not be had
-stand is to do so in this period yet, and one that could not be put back is not to stand for ever.
+A lever that fails is pulled again after FAILED_S, and the delay doubles each time. So a program that could not be
+stopped stops within the same period where that is possible, and one that could not be put back does not stand for
+ever.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from backend.scheduler.limited import Act, Failing, Limited
 log = logging.getLogger(__name__)
 
 RATE, BURST = 12, 8
-"""Calls of the driver a second for quotas, and at once. They are taken from those that the scheduler has."""
+"""Driver calls for quotas: per second, and at once. They also count against the scheduler's own budget."""
 CALLS_AGAIN_S = 0.02
-"""Seconds after which calls of the driver are asked for again."""
+"""Seconds after which driver calls that were refused are asked for again."""
 FAILED_S = 0.005
-"""Seconds after which a lever that failed is pulled again, the first time: the shortest period is twice as long."""
+"""Seconds until a failed lever is pulled again, the first time; the shortest period is twice as long."""
 
 
 class Holding:
-    """See the module. Of one GPU."""
+    """The levers of the quotas of one GPU."""
 
     def __init__(
         self,
@@ -48,8 +49,10 @@ class Holding:
         lever_s: float,
         done: Callable[[Process, Limited, Act | None], None],
     ) -> None:
-        """`calls` are those that the scheduler has of the driver, `lever_s` what those of one process may take, in
-        seconds. `done` is told what was done with a process that is there still; None where it failed."""
+        """`calls` is the scheduler's budget of driver calls. `lever_s` is the time that the levers of one process
+        may take, in seconds. `done` is called after each act on a process that still exists, with the act, or with
+        None if it failed.
+        """
         self._gpu = gpu
         self._index = gpu.info.index
         self._population = population
@@ -58,18 +61,20 @@ class Holding:
         self._own = Bucket(RATE, BURST)
         self._lever_s = lever_s
         self._done = done
-        self._is_short = False  # there were not enough calls for one in this look
+        self._is_short = False  # whether calls were refused in this look
         self.nursery: trio.Nursery | None = None
-        """What levers are waited for in."""
+        """The nursery in which levers are waited for."""
 
     def begin(self) -> None:
-        """A look begins. Calls are had in the order in which they are asked for: where there are none for one, those
-        that need fewer would have them for ever, if they could."""
+        """Begin a look. Within a look calls are granted in the order in which they are asked for. Once a request
+        is refused, so are all later ones: otherwise processes that need few calls could take all of them for ever.
+        """
         self._is_short = False
 
     def start(self, process: Process, one: Limited, act: Act) -> float | None:
-        """Has something done with a process. Where it failed just now, or there are no calls of the driver for it, it
-        is not, and the time to ask again is returned, by trio's clock."""
+        """Start an act on a process. If the act failed just now, or the budget has no driver calls for it, nothing
+        is started, and the time to ask again is returned, by trio's clock.
+        """
         assert self.nursery is not None
         now, member = trio.current_time(), Member(process, self._index)
         failing = one.failing.get(act)
@@ -84,7 +89,7 @@ class Holding:
         return None
 
     def _times(self, member: Member, one: Limited, act: Act) -> int:
-        """Return the calls that it takes for each context, at most."""
+        """Return the most driver calls that the act takes per context."""
         match act:
             case Act.SPEND:
                 return 0 if one.levers is False else 1
@@ -95,7 +100,9 @@ class Holding:
                 return 2 if is_off else 0
 
     def _take(self, now: float, calls: int) -> bool:
-        """Whether there are so many calls; they are taken then, from both or from none."""
+        """Take `calls` driver calls from both budgets if both have them, else from neither; return whether
+        they were taken.
+        """
         if not self._own.has(now, calls) or not self._calls.take(now, calls):
             return False
         return self._own.take(now, calls)
@@ -130,7 +137,9 @@ class Holding:
         one.is_behind = False
 
     def _settle(self, one: Limited, act: Act, taken: int, is_pulled: bool) -> None:
-        """What was taken was for nothing, or what was pulled was not taken."""
+        """Correct both budgets: give back calls that were reserved and not made, and owe those made without
+        a reservation.
+        """
         if taken and not is_pulled:
             for bucket in (self._own, self._calls):
                 bucket.give_back(taken)
@@ -139,8 +148,9 @@ class Holding:
                 bucket.owe(trio.current_time(), (2 if act is Act.RESTORE else 1) * one.contexts)
 
     def _failed(self, member: Member, one: Limited, act: Act, error: Exception) -> None:
-        """It is as it was, and the same is done again later. One that ends has let go of its files before that is heard
-        of."""
+        """Record the failure of an act, which left the process as it was, and when to try again. A process that
+        ends closes its files before its exit is known, so the log does not blame its lever.
+        """
         if not self._population.holds(member) or self._gpu.lost:
             return
         now = trio.current_time()

@@ -1,4 +1,6 @@
-"""The order in which the programs of a GPU come to run: reclaim goes by it (:mod:`backend.core.nextuse`)."""
+"""The order in which the programs of a GPU will run, from which reclaim picks its victims
+(:mod:`backend.core.nextuse`).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from backend.process.identity import Process
 from backend.scheduler.shares import Contender, Layer
 
 Above = tuple[Hashable, ...]
-"""Groups above a level, the highest first: those with the same are siblings there."""
+"""The groups above a level, the highest first. Levels with the same groups above them are siblings."""
 
 
 class Waiting:
@@ -23,15 +25,18 @@ class Waiting:
         self._layers: Mapping[Process, int] = {}
 
     def observe(self, window_us: int, layers: Sequence[Layer], places: Mapping[Process, Place]) -> None:
-        """Note the places from now on, so many microseconds after the last ones, and the layers of those that fill what
-        is left, the best first."""
+        """Record `places`, in force from now on. `window_us` is the time since the last call, in microseconds;
+        `layers` are the layers of fillers, the best first.
+        """
         self._now += window_us
         self._layers = {process: number for number, layer in enumerate(layers) for process in layer}
         self._since = {process: self._since.get(process, self._now) for process, place in places.items() if place.off}
 
     def order(self, contenders: Sequence[Contender]) -> Order:
-        """Return what comes for these contenders. Of one layer the process that has waited longest is next; about,
-        since one of more weight has its turns more often. One alone waits for no other."""
+        """Return the order for these contenders. Within a layer the process that has waited longest comes next.
+        This is an estimate, since a process of more weight has turns more often. A single contender waits for no
+        other: NO_ORDER.
+        """
         if len(contenders) < 2:
             return NO_ORDER
         there = [one.process for one in contenders if one.process in self._since]
@@ -40,7 +45,7 @@ class Waiting:
 
 
 def leads(contenders: Sequence[Contender]) -> frozenset[Process]:
-    """Return the processes that go before another one, at any level, by a better priority than the default."""
+    """Return the processes that go before a sibling, at any level, by a priority better than the default."""
     worst = {above: max(found) for above, found in _siblings(contenders).items()}
     return frozenset(
         one.process
@@ -50,8 +55,9 @@ def leads(contenders: Sequence[Contender]) -> frozenset[Process]:
 
 
 def behind(contenders: Sequence[Contender]) -> list[tuple[Collection[Process], Collection[Process]]]:
-    """Return processes that others go before by a worse priority than the default, and those others; for each level and
-    priority at which that is so."""
+    """Return pairs of processes behind and processes ahead, one for each level and priority: those behind have a
+    priority worse than the default there, and those ahead a better one than they.
+    """
     found: list[tuple[Collection[Process], Collection[Process]]] = []
     for siblings in _siblings(contenders).values():
         ahead: list[Process] = []
@@ -63,7 +69,7 @@ def behind(contenders: Sequence[Contender]) -> list[tuple[Collection[Process], C
 
 
 def _siblings(contenders: Sequence[Contender]) -> Mapping[Above, Mapping[int, list[Process]]]:
-    """Return the processes at or below each priority that there is, for the groups with the same parent."""
+    """Return, for the groups of each parent, the processes at or below each of their priorities."""
     found: dict[Above, dict[int, list[Process]]] = {}
     for one in contenders:
         for above, priority in _levels(one):
@@ -72,7 +78,7 @@ def _siblings(contenders: Sequence[Contender]) -> Mapping[Above, Mapping[int, li
 
 
 def _levels(one: Contender) -> Iterator[tuple[Above, int]]:
-    """Yield the path above each level, and the priority there."""
+    """Yield each level of a contender's path: the groups above it, and its priority."""
     above: Above = ()
     for level in one.path:
         yield above, level.priority

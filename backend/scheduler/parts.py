@@ -1,4 +1,4 @@
-"""Work that is done in parts, between which the daemon does what else there is to do."""
+"""Long computations in parts, so that the daemon can do other work in between."""
 
 from __future__ import annotations
 
@@ -11,46 +11,48 @@ import trio
 T = TypeVar("T")
 
 Parts = Generator[None, None, T]
-"""Work that others may come between the parts of."""
+"""A computation that yields where it may be interrupted, and returns its result."""
 
 PART_S = 0.001
-"""Work that takes longer rests after each such part of it: who waits for the daemon waits no longer than that."""
+"""Seconds of computation after which it pauses: no other task of the daemon waits longer."""
 REST = 9
-"""... so many times as long as it took: on a slow machine, too, it has a tenth of a CPU at most."""
+"""Length of a pause, as a multiple of the time computed before it: even on a slow machine a computation takes a
+tenth of a CPU at most.
+"""
 
 
 @attrs.define
 class Done(Generic[T]):
-    """Goes through the parts, and then has what came of them."""
+    """An iterator over the parts of a computation, which keeps the result."""
 
     parts: Parts[T]
-    """The work."""
+    """The computation."""
     result: T = attrs.field(init=False)
-    """What came of it, at the end."""
+    """What the computation returned; set when the iterator is exhausted."""
 
     def __iter__(self) -> Iterator[None]:
         self.result = yield from self.parts
 
 
 class Pace:
-    """Whether a part may end."""
+    """The pace of one computation: how long it ran since its last pause, and when it pauses again."""
 
     def __init__(self) -> None:
         self._began = trio.current_time()
 
     @property
     def busy(self) -> float:
-        """Seconds of a CPU that the part took so far."""
+        """Seconds since the last pause, all of them spent computing."""
         return trio.current_time() - self._began
 
     async def pause(self) -> None:
-        """The part may end here."""
+        """Pause here if the computation has run for PART_S; a point between two parts."""
         if (busy := self.busy) >= PART_S:
             await trio.sleep(REST * busy)
             self._began = trio.current_time()
 
     async def end(self, parts: Parts[T]) -> T:
-        """What comes of it."""
+        """Run a computation to its end, with pauses between its parts, and return its result."""
         done = Done(parts)
         for _ in done:
             await self.pause()

@@ -1,4 +1,6 @@
-"""Which programs go behind which, for the busy periods of those that go before (:mod:`backend.cuda.managed`)."""
+"""The processes that each process goes behind by priority, for the busy periods of those ahead
+(:mod:`backend.cuda.managed`).
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,15 @@ from backend.process.identity import Process
 from backend.scheduler.shares import Contender
 
 RANKED_MOST = 64
-"""Processes that one goes behind, at most: those of the best priority of a thousand are told of."""
+"""Processes that one process goes behind, at most: of a thousand ahead, only those of the best priority
+are passed on.
+"""
 
 
 def behind(contenders: Sequence[Contender]) -> Mapping[Process, Sequence[Process]]:
-    """Return the processes that each process goes behind, by a better priority of theirs, or of a slice above them,
-    than its own has at that level; processes that go behind none are left out."""
+    """Return, for each process, the processes that it goes behind: those that have a better priority at some
+    level, themselves or by a slice above them. A process that goes behind none is left out.
+    """
     found: dict[Process, Sequence[Process]] = {}
     _descend(contenders, 0, (), found)
     return found
@@ -22,7 +27,7 @@ def behind(contenders: Sequence[Contender]) -> Mapping[Process, Sequence[Process
 def _descend(
     members: Sequence[Contender], depth: int, ahead: tuple[Process, ...], found: dict[Process, Sequence[Process]]
 ) -> None:
-    """Find those of members of one parent, which all go behind those `ahead`."""
+    """Enter into `found` the members of one parent, all of which go behind the processes of `ahead`."""
     levels: dict[int, dict[Hashable, list[Contender]]] = {}
     for one in members:
         levels.setdefault(one.path[depth].priority, {}).setdefault(one.path[depth].group, []).append(one)

@@ -1,9 +1,9 @@
-"""Which of several programs works in a period of the quota that they have together. Pure.
+"""Periods of a shared quota, given to its programs one after the other. Pure.
 
-Without the library it takes calls of the driver to have a program stand and go on. For all of them in each period that
-is as many times the calls of one as there are programs, so the periods would be long. The GPU does the work of one of
-them at a time, and to the quota it is the same which that is. So one goes on in each period, the one that had the least
-of them, and the others stand: that takes the calls of one program, however many there are.
+Without the library, each stop and start of a program takes driver calls. With all programs stopped and started in
+every period, the calls multiply by the number of programs, and the periods would have to be long. The GPU runs one
+program at a time, and the quota does not care which. So only one program works in each period, the one that has had
+the least work; the others stand. A period then takes the calls of a single program, however many there are.
 """
 
 from __future__ import annotations
@@ -16,35 +16,38 @@ from backend.process.identity import Process
 from backend.scheduler.limited import Limited
 
 TURNS_MOST = 32
-"""Processes that have periods in turns, at most."""
+"""Processes that can take periods in turns, at most."""
 SPARED = 2
-"""Periods, strung together as they are, after which one that has not used up the quota meanwhile has no work."""
+"""Number of periods, counted as strung together (``stringing.py``), after which a process that has not used up the
+quota counts as one without enough work.
+"""
 RESTS_US = 60_000_000
-"""Microseconds until it is tried again whether it always has work."""
+"""Microseconds until such a process is tried on the rota again."""
 
 
 @attrs.define
 class Rota:
-    """See the module."""
+    """The process that has the current period, and the work that each process has had."""
 
     current: Process | None = None
-    """The one that has the period; None before the first one."""
+    """The process that has the period; None before the first period."""
     is_over: bool = attrs.field(default=True, init=False)
     """Whether the period is over."""
-    _had: dict[Process, int] = attrs.field(factory=dict, init=False)  # work in them, microseconds; of those there
+    _had: dict[Process, int] = attrs.field(factory=dict, init=False)  # work of those on the rota, microseconds
 
     def charge(self, process: Process, us: int) -> None:
-        """One of them worked for so many microseconds; for less than nothing where it was less than was thought."""
+        """Add `us` microseconds of work to a process. A negative figure takes back work that was overestimated."""
         if process in self._had:
             self._had[process] += us
 
     def end(self) -> None:
-        """The period is over: all of them stand."""
+        """End the period; every process stands."""
         self.is_over = True
 
     def of(self, those: Sequence[Process]) -> Process:
-        """Return the one of these, at least one, that works now. One that comes had as much as the one that had the
-        least."""
+        """Return the process that works now, one of `those`, of which there is at least one. A new process counts
+        as having had as much as the one that had the least.
+        """
         if self.is_over or self.current is None or self.current not in those:
             least = min((self._had[one] for one in those if one in self._had), default=0)
             self._had = {one: self._had.get(one, least) for one in those}
@@ -55,23 +58,26 @@ class Rota:
 
 @attrs.define
 class Rotation:
-    """The rota of a GPU, and which processes are on it."""
+    """The rota of one GPU, and which processes are on it."""
 
     may_wait: Callable[[Process], bool]
-    """Whether a process may wait for a period of its own."""
+    """Return whether a process may wait for a period of its own."""
     runs: Callable[[Process], bool]
-    """Whether a process is on the runlist: one that waits for calls of the driver leaves its period for that."""
+    """Return whether a process is on the runlist. While it waits for driver calls to get there, its period goes by
+    unused, and that does not count as lack of work.
+    """
     rota: Rota = attrs.field(factory=Rota)
-    """Of those that are on it."""
-    _since_us: int = 0  # when the one that works began, or was not on the runlist last
+    """The rota of those processes."""
+    _since_us: int = 0  # start of the current period, or when its process was last off the runlist
 
     def charge(self, process: Process, us: int) -> None:
-        """As the rota's."""
+        """Add `us` microseconds of work to a process on the rota."""
         self.rota.charge(process, us)
 
     def look(self, now_us: int, limited: Mapping[Process, Limited], known: Set[Process] | None) -> None:
-        """Has one process work in this period where the others may wait: `waits` of each. These are the processes below
-        quotas, and all that are known of the GPU."""
+        """Choose the process that works in this period and set `waits` of all processes in `limited`. `limited`
+        holds the processes below quotas; `known`, all processes on the GPU, or None where there is no quota.
+        """
         those = self._on_it(now_us, limited, known)
         accounts = limited[those[0]].accounts if those else ()
         if not those or any(account.is_spent for account in accounts):
@@ -88,13 +94,14 @@ class Rotation:
                 limited[current].rests_us = now_us + RESTS_US
             for process, one in limited.items():
                 one.waits = process != current
-            for account in accounts:  # the others are kept from what that one leaves
+            for account in accounts:  # the others stand, so what is left is owed to the group
                 account.is_kept = True
 
     def _on_it(self, now_us: int, limited: Mapping[Process, Limited], known: Set[Process] | None) -> Sequence[Process]:
-        """Return the processes that may work one in each period: all that are on the GPU, if they are equals below the
-        same quotas, always have work, and do as they are had; else none. One that does not go on in its period would
-        keep all others from theirs."""
+        """Return the processes that take periods in turns: all of the GPU's, provided that they are equals below
+        the same quotas, always have work, and obey their levers. Otherwise return none, since a process that does
+        not go on in its period would keep all others from theirs.
+        """
         if not 2 <= len(limited) <= TURNS_MOST or known != limited.keys():
             return ()
         first = next(iter(limited.values()))

@@ -1,7 +1,8 @@
-"""Who is to have which part of a GPU: strict priorities and weights, level by level of the tree.
+"""Shares of a GPU: strict priorities and weights, level by level of the tree.
 
-Siblings are compared with each other, as in a hierarchy of cgroups: those of the best priority share what their parent
-has, by weight. So a slice has its part however many processes are in it, and a process however many contexts it has.
+As in a hierarchy of cgroups, siblings compete only with each other: those of the best priority divide their parent's
+share by weight. So a slice has its share however many processes are in it, and a process has its share however many
+contexts it has.
 """
 
 from __future__ import annotations
@@ -17,40 +18,44 @@ from backend.process.identity import Process
 
 @attrs.frozen
 class Level:
-    """A group on the path to a process."""
+    """A group on the path from the root to a process."""
 
     group: Hashable
-    """Which."""
+    """The slice, or the process itself."""
     priority: int
-    """compute.priority: 0 comes first."""
+    """The group's `compute.priority`; 0 comes first."""
     weight: int
-    """compute.weight."""
+    """The group's `compute.weight`."""
 
 
 @attrs.frozen
 class Contender:
-    """A process that has a context on the GPU, and that nobody froze."""
+    """A process that has a context on the GPU and is not frozen."""
 
     process: Process
-    """Who."""
+    """The process."""
     path: tuple[Level, ...]
-    """From the slice below the root down to the process itself."""
+    """The levels from the slice below the root down to the process itself."""
     explicit: bool = False
-    """Whether compute.timeslice is set on its path: its timeslice is not the scheduler's."""
+    """Whether compute.timeslice is set on the path, so that the timeslice is not the scheduler's."""
     active: bool = True
-    """Whether it has wanted the GPU of late."""
+    """Whether the process has wanted the GPU recently."""
     present: bool = True
-    """Whether it has within a longer time: others of worse priority wait for it."""
+    """Whether the process has wanted the GPU within a longer time; while it has, worse priorities wait for it."""
 
 
 Layer = Mapping[Process, float]
-"""Those whose work goes before that of everybody in the next, each with its part of what they have together."""
+"""Shares of the processes of one layer, as fractions of the layer's time. Its work goes before that of
+the next layer.
+"""
 
 
 def strata(contenders: Sequence[Contender]) -> Iterator[Layer]:
-    """The layers, the best first. The parts of those in a layer that are active add up to 1. Who is not active has the
-    part that he would have if he were: it is there when he comes. So does who is of a better priority and not present:
-    in his stead the next priority of the same parent is in the layer."""
+    """Yield the layers, the best priority first; the shares of the active members of a layer add up to 1.
+
+    An inactive member keeps the share that it would have if it were active, so that it can start at once. Where no
+    process of the best priority is present, the next priority of the same parent joins the layer.
+    """
     rest = list(contenders)
     while rest:
         best = _leading(rest, 0)
@@ -60,7 +65,7 @@ def strata(contenders: Sequence[Contender]) -> Iterator[Layer]:
 
 
 def _siblings(members: Sequence[Contender], depth: int) -> Mapping[Hashable, list[Contender]]:
-    """The members of each group of a level."""
+    """Return the members of each group at a level."""
     groups: dict[Hashable, list[Contender]] = {}
     for one in members:
         groups.setdefault(one.path[depth].group, []).append(one)
@@ -68,7 +73,7 @@ def _siblings(members: Sequence[Contender], depth: int) -> Mapping[Hashable, lis
 
 
 def _leading(members: Sequence[Contender], depth: int) -> list[Contender]:
-    """Those of members of one parent that are in the best layer: of the best priority at each level."""
+    """Return those members of one parent that belong to the best layer: at each level, those of the best priority."""
     present = [one for one in members if one.present] or members
     first = min(one.path[depth].priority for one in present)
     leading: list[Contender] = []
@@ -78,7 +83,7 @@ def _leading(members: Sequence[Contender], depth: int) -> list[Contender]:
 
 
 def _parts(members: Sequence[Contender], depth: int, part: float) -> dict[Process, float]:
-    """The parts of `part` that the members of one parent have, by weight."""
+    """Divide `part` among the members of one parent by weight."""
     siblings = _siblings(members, depth)
     weights = {group: below[0].path[depth].weight for group, below in siblings.items()}
     active = {group for group, below in siblings.items() if any(one.active for one in below)}
@@ -94,18 +99,21 @@ def _parts(members: Sequence[Contender], depth: int, part: float) -> dict[Proces
 
 
 def due(members: Sequence[Contender], most: Mapping[Process, float]) -> Mapping[Process, float]:
-    """What each of a layer is to have of all that they use, where some use no more than `most`: what one of these
-    leaves goes to its siblings, and to others only if they leave it as well."""
+    """Return the share of each member in all that the layer uses, where some members use no more than `most` says.
+    Time that such a member leaves goes to its siblings first, and to others only if the siblings leave it, too.
+    """
     return _due(members, 0, 1.0, most)
 
 
 def tops(members: Sequence[Contender]) -> Collection[Sequence[Contender]]:
-    """The members by who is below the same group in the root."""
+    """Return the members, grouped by the group directly below the root."""
     return _siblings(members, 0).values()
 
 
 def measures(members: Sequence[Contender], parts: Layer) -> dict[Process, float]:
-    """The parts of a layer by that which one of default weight below the root has of it, whoever else there is."""
+    """Return the shares of a layer in units of the share that a process of default weight directly below the root
+    has in it, whatever else is in the layer.
+    """
     weights = sum(below[0].path[0].weight for below in tops(members))
     return {process: part * weights / WEIGHT.default for process, part in parts.items()}
 

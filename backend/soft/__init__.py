@@ -1,1 +1,1 @@
-"""The GPU in software, in plain Python: with `backend.ledgers.soft` the executable specification of the real ones."""
+"""A GPU in software, in plain Python: with `backend.ledgers.soft`, the executable specification of the real ones."""

@@ -1,8 +1,8 @@
-"""The bus between a software GPU and its host: two directions, each with a bandwidth that its moves share.
+"""The bus between a software GPU and its host: two directions, whose bandwidth is shared by the moves in each.
 
-A direction is simulated as fairly shared: with n moves under way each has an n-th of it, and the two directions do not
-slow each other. A kernel that reaches over the bus for pages in the host is one more that shares the direction in, as
-long as it does so: the engine is told how many moves it shares with, and tells how much of the time was its own.
+A direction is shared equally: each of n moves under way has an n-th of it, and the two directions do not slow each
+other down. A kernel that reaches over the bus for pages in the host shares the direction in, like one more move, as
+long as it does so. The engine is told how many moves it shares with, and reports how much of the time was its own.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Protocol
 import trio
 
 NEAR_BYTES = 4096.0
-"""Bytes that may be left of a move that is over: 0.1 us. A clock of real time that counts from the start of the machine
-resolves no less."""
+"""Bytes that may be left of a move that is over: 0.1 us. A real-time clock that counts from the start of the machine
+has no finer resolution.
+"""
 
 
 class Way(enum.Enum):
@@ -28,19 +29,20 @@ class Way(enum.Enum):
 
 
 class Lane:
-    """One direction, at a time of its own: nothing happens but by :meth:`advance`. Pure."""
+    """One direction, in a time of its own that only :meth:`advance` moves on. Pure."""
 
     def __init__(self, bytes_per_s: int) -> None:
         self.bytes_per_s = bytes_per_s
-        """Bandwidth."""
+        """Bandwidth, bytes a second."""
         self.moves = 0
-        """How many share it."""
-        self._served = 0.0  # bytes that a move has had that is under way since there was none
+        """Number of moves that share it."""
+        self._served = 0.0  # bytes for each move under way, since there last was none
         self._now = 0.0
 
     def advance(self, now: float, kernels: float = 0.0) -> None:
-        """Brings it to the time `now`, seconds; `kernels` had so many bytes since the last time, and the moves the
-        rest."""
+        """Advance to the time `now`, in seconds. Kernels had `kernels` bytes since the last time, and the
+        moves the rest.
+        """
         if self.moves:
             self._served += max(0.0, (now - self._now) * self.bytes_per_s - kernels) / self.moves
         else:
@@ -48,36 +50,38 @@ class Lane:
         self._now = now
 
     def begin(self, nbytes: int) -> float:
-        """Begins a move, and returns what names its end to :meth:`left_s`."""
+        """Begin a move; return a value that names its end for :meth:`left_s`."""
         self.moves += 1
         return self._served + nbytes
 
     def end(self) -> None:
-        """Ends a move."""
+        """End a move."""
         self.moves -= 1
 
     def left_s(self, end: float) -> float:
-        """The seconds until a move ends, if no other comes or goes and no kernel shares with it; 0 once it is over."""
+        """Return the seconds until a move ends if no other comes or goes and no kernel shares with it; 0
+        once it is over.
+        """
         left = end - self._served
         return left * self.moves / self.bytes_per_s if left > NEAR_BYTES else 0.0
 
     def usec(self, nbytes: int, others: int = 0) -> int:
-        """The microseconds that a move takes beside `others`."""
+        """Return the microseconds that a move takes beside `others`."""
         return nbytes * (1 + others) * 1_000_000 // self.bytes_per_s
 
 
 class Sharer(Protocol):
-    """The kernels, as the direction in sees them: :class:`backend.soft.engine.Engine`."""
+    """The kernels, as the bus sees them: :class:`backend.soft.engine.Engine`."""
 
     def share(self, moves: int) -> None:
-        """Has kernels share the direction with so many moves from now on."""
+        """Make kernels share the direction in with this many moves from now on."""
 
     def take_reached(self) -> int:
-        """Return the nanoseconds of the whole bandwidth that kernels had, up to now, since it was asked last."""
+        """Return the nanoseconds of the whole bandwidth that kernels had since the last call, up to now."""
 
 
 class Bus:
-    """See the module. Its time is trio's."""
+    """The bus of one GPU, in trio's time."""
 
     def __init__(self, out_bytes_per_s: int, in_bytes_per_s: int, kernels: Sharer) -> None:
         self._lanes: Mapping[Way, Lane] = {Way.OUT: Lane(out_bytes_per_s), Way.IN: Lane(in_bytes_per_s)}
@@ -85,19 +89,19 @@ class Bus:
         self._kernels = kernels
 
     def moves(self, way: Way) -> int:
-        """The moves that share a direction now."""
+        """Return the number of moves that share a direction now."""
         return self._lanes[way].moves
 
     def usec(self, way: Way, nbytes: int) -> int:
-        """The microseconds that `nbytes` take in a direction by themselves."""
+        """Return the microseconds that `nbytes` take in a direction alone."""
         return self._lanes[way].usec(nbytes)
 
     def expected_usec(self, way: Way, nbytes: int) -> int:
-        """The microseconds that `nbytes` will take that begin now, beside the moves that are under way."""
+        """Return the microseconds that `nbytes` will take if they begin now, beside the moves under way."""
         return self._lanes[way].usec(nbytes, self._lanes[way].moves)
 
     async def move(self, way: Way, nbytes: int) -> None:
-        """Returns once `nbytes` have gone in a direction."""
+        """Return once `nbytes` have gone in a direction."""
         lane = self._lanes[way]
         self._advance()
         end = lane.begin(nbytes)
@@ -119,7 +123,7 @@ class Bus:
         self._lanes[Way.IN].advance(now, reached * self._lanes[Way.IN].bytes_per_s / 1e9)
 
     def _changed(self, way: Way) -> None:
-        """One came to a direction, or left it."""
+        """Note that a move came to a direction, or left it."""
         if way is Way.IN:
             self._kernels.share(self._lanes[way].moves)
         self._changes[way].unpark_all()

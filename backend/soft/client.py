@@ -1,4 +1,4 @@
-"""The other end of the socket: how a program uses the software GPU. Plain blocking Python, for plain processes."""
+"""The client of the software GPU, for programs: blocking Python, for plain processes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ GONE = "the software GPU is gone"
 
 
 TOTALS: dict[tuple[int, int, str], int] = {}
-"""Bytes that a GPU has in all, as a process was told first: by its pid, the number of the GPU and the mountpoint."""
+"""Total bytes of a GPU, as a process was told first: by its pid, the index of the GPU and the mountpoint."""
 
 
 def socket_of(mount: str | os.PathLike[str]) -> Path:
-    """The socket of a mounted tree, as its ``ggroup.backend`` names it. LookupError where it has no software GPU."""
+    """Return the socket of a mounted tree, from its ``ggroup.backend``. Raises LookupError where it has
+    no software GPU.
+    """
     facts = facts_of(mount)
     if facts.get("gpu") != "soft" or "socket" not in facts:
         raise LookupError(f"{os.fspath(mount)} is not a ggroup tree with a software GPU")
@@ -34,8 +36,9 @@ class Device:
     """A connection to the software GPU. Every method raises the OSError that the GPU answers with."""
 
     def __init__(self, mount: str | os.PathLike[str], gpu: int = 0) -> None:
-        """As the environment asks, the process is in a family from then on. :class:`backend.door.environment.Refused`
-        where that asks for what cannot be, unless it is to be lenient."""
+        """Connect, and put this process into the families that its environment asks for. Raises
+        :class:`backend.door.environment.Refused` for an invalid or refused value there, unless it is to be lenient.
+        """
         self._gpu = gpu
         self._mount = os.fspath(mount)
         self._seq = 0
@@ -43,7 +46,7 @@ class Device:
         try:
             self._socket.connect(os.fspath(socket_of(mount)))
             self.finished: collections.Counter[int] = collections.Counter()
-            """Kernels finished so far, by TSG, as far as was reported."""
+            """Kernels finished so far, by TSG, as far as reported."""
             levels, _ = environment.families(os.environ)
             _, self.page, self.timeslice_us, said = self._ask(Op.HELLO, VERSION, SOFT)[:4]
             if not met(Feature.ENGINE, said):
@@ -56,7 +59,7 @@ class Device:
             raise
 
     def _limit(self, levels: Sequence[environment.Level]) -> None:
-        """Has this process be in families. Refused, unless it is to be lenient."""
+        """Put this process into families. Raises Refused, unless it is to be lenient."""
         try:
             for op, args in environment.messages(levels):
                 self._ask(op, *args)
@@ -71,25 +74,27 @@ class Device:
         self.close()
 
     def close(self) -> None:
-        """Everything that was opened on the GPU goes."""
+        """Close the connection; everything that was opened on the GPU goes with it."""
         self._socket.close()
 
     def fileno(self) -> int:
-        """Readable when there is progress to take."""
+        """Return the descriptor, which is readable when there is progress to take."""
         return self._socket.fileno()
 
     def join(self, channels: int = 8) -> int:
-        """A context; returns the number of its TSG."""
+        """Open a context; return the number of its TSG."""
         return self._ask(Op.JOIN, channels)[0]
 
     def leave(self, tsg: int) -> None:
-        """Closes a context."""
+        """Close a context."""
         self._ask(Op.LEAVE, tsg)
 
     def memory(self) -> tuple[int, int]:
-        """Bytes of the GPU that are free for this process, and that it has in all, as cudaMemGetInfo has them: the
-        second is what it was at the first call, and the first follows the limits and never exceeds it.
-        OSError(EOPNOTSUPP) with an older daemon."""
+        """Return the bytes of the GPU that are free for this process, and that it has in all, as cudaMemGetInfo does.
+
+        The second is what it was at the first call; the first follows the limits and never exceeds it. Raises
+        OSError(EOPNOTSUPP) with an older daemon.
+        """
         if not self._is_sized:
             raise fail(errno.EOPNOTSUPP)
         key = os.getpid(), self._gpu, self._mount
@@ -98,31 +103,32 @@ class Device:
         return min(self._ask(Op.LIMITS)[1], TOTALS[key]), TOTALS[key]
 
     def alloc(self, nbytes: int) -> range:
-        """Allocates; returns the pages."""
+        """Allocate memory; return its pages."""
         first, count = self._ask(Op.ALLOC, nbytes)[:2]
         return range(first, first + count)
 
     def free(self, pages: range) -> None:
-        """Frees an allocation."""
+        """Free an allocation."""
         self._ask(Op.FREE, pages.start, len(pages))
 
     def write(self, pages: range, stamp: int, step: int = 1) -> None:
-        """Page i of `pages` gets ``stamp + i * step``."""
+        """Write ``stamp + i * step`` into page i of `pages`."""
         self._ask(Op.WRITE, pages.start, len(pages), stamp, step)
 
     def read(self, pages: range) -> Iterator[int]:
-        """The stamps in `pages`."""
+        """Yield the stamps in `pages`."""
         for start in range(pages.start, pages.stop, ARGS):
             count = min(ARGS, pages.stop - start)
             yield from self._ask(Op.READ, start, count)[:count]
 
     def launch(self, tsg: int, kernels: int, us: int, touched: range = range(0)) -> None:
-        """Queues kernels of `us` microseconds that each touch some pages of one allocation, in the turn of the program:
-        it may take until then."""
+        """Queue kernels of `us` microseconds, each of which touches some pages of one allocation. Returns when they
+        are queued, which may take until the program's next turn.
+        """
         self._ask(Op.LAUNCH, tsg, kernels, us, touched.start, len(touched))
 
     def take_progress(self, seconds: float) -> None:
-        """Waits up to `seconds` for progress and takes what there is into :attr:`finished`."""
+        """Wait up to `seconds` for progress, and take it into :attr:`finished`."""
         while select.select([self._socket], [], [], seconds)[0]:
             self._event(self._receive())
             seconds = 0

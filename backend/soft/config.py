@@ -1,4 +1,4 @@
-"""What kind of software GPU there is."""
+"""The properties of a software GPU."""
 
 from __future__ import annotations
 
@@ -15,34 +15,37 @@ MIB = 1 << 20
 
 @attrs.frozen
 class SoftConfig:
-    """What kind of GPU to be. The defaults are an H200's figures, where it was measured (docs/nvidia.md)."""
+    """Properties of a software GPU. The defaults are figures of an H200, where they were measured (docs/nvidia.md)."""
 
     capacity: int = 16 << 30
-    """Bytes of GPU memory."""
+    """Size of the GPU memory, bytes."""
     page: int = 2 * MIB
-    """Bytes a page: the granule of Ghost's transparent GPU huge pages and of CUDA's virtual memory management."""
+    """Size of a page, bytes: the granule of Ghost's transparent GPU huge pages and of CUDA's virtual
+    memory management.
+    """
     out_bytes_per_s: int = 33_000_000_000
-    """Bytes a second from the GPU to the host, remapping included: what moves and copies in that direction share."""
+    """Bytes a second from the GPU to the host, remapping included, shared by moves and copies in that direction."""
     in_bytes_per_s: int = 33_000_000_000
-    """Bytes a second from the host to the GPU, remapping included: what moves, copies and kernels that reach over the
-    bus share. What goes in the other direction takes nothing of it."""
+    """Bytes a second from the host to the GPU, remapping included, shared by moves, copies and kernels that reach
+    over the bus. Traffic in the other direction takes none of it.
+    """
     batch: int = 64 * MIB
-    """Bytes moved at once: between two of these, other requests are taken, and a move may end early."""
+    """Bytes moved at once: between two batches other requests are taken, and a move may end early."""
     timeslice_us: int = 2048
-    """Default timeslice of a TSG."""
+    """Default timeslice of a TSG, microseconds."""
     switch_us: int = 197
-    """Engine time lost when another TSG takes over."""
+    """Engine time lost when another TSG takes over, microseconds."""
     overcommit: int = OVERCOMMIT
-    """Memory a process may allocate, resident or not, in capacities."""
+    """Memory that a process may allocate, resident or not, as a multiple of the capacity."""
     queue: int = 1 << 16
     """Kernels that a TSG may have queued."""
     faults: str = ""
-    """A directory: while a file in it has the index of a GPU for its name, that GPU is lost. For tests; empty: none."""
+    """A directory for tests: while it has a file named by a GPU's index, that GPU is lost. Empty for none."""
     identity: str = ""
-    """Whose GPUs they are: two with the same identity and index are the same GPU, by their UUID."""
+    """Identity of the GPUs: two with the same identity and index are the same GPU, with the same UUID."""
 
     def uuid_of(self, index: int) -> str:
-        """The UUID of the GPU with an index."""
+        """Return the UUID of the GPU with an index."""
         if not self.identity:
             return f"GPU-50f79900-0000-4000-8000-{index:012x}"
         name = os.fsencode(f"ggroup:{self.identity}:{index}")  # uuid5() takes no path that is not UTF-8

@@ -1,6 +1,7 @@
-"""What the software GPUs of one machine have in common: above all, which of them a program means by a number.
+"""State that the software GPUs of one machine share: above all, the GPU that a program means by an index.
 
-A program that is moved does not know it: its device 0 is another GPU from then on, as in CUDA's restore with a map.
+A program that is migrated does not know it: its device 0 is another GPU from then on, as in CUDA's restore with a
+map.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from backend.process.identity import Process
 
 
 class Gate:
-    """The calls of one process, as cuCheckpointProcessLock sees them: those under way end, others wait outside."""
+    """A gate for the calls of one process, like cuCheckpointProcessLock: calls under way end, others wait outside."""
 
     def __init__(self) -> None:
         self._inside = 0
@@ -24,7 +25,7 @@ class Gate:
 
     @contextlib.asynccontextmanager
     async def passed(self) -> AsyncIterator[None]:
-        """A call, as long as it lasts."""
+        """Be inside the gate for the length of a call."""
         while self._shut:
             await self._waiting.park()
         self._inside += 1
@@ -36,7 +37,7 @@ class Gate:
 
     @contextlib.asynccontextmanager
     async def shut(self) -> AsyncIterator[None]:
-        """Shut, with no call inside."""
+        """Keep the gate shut, with no call inside."""
         while self._shut:
             await self._waiting.park()
         self._shut = True
@@ -50,31 +51,31 @@ class Gate:
 
 
 class Machine:
-    """See the module. Numbers of GPUs are indices; a program that was never moved means what it says."""
+    """The software GPUs of one machine, by index. A program that was never migrated means the indices that it says."""
 
     def __init__(self, gpus: int = 1) -> None:
         self.gpus = gpus
-        """How many there are."""
+        """Number of GPUs."""
         self.tsgs: Iterator[int] = itertools.count(1)
-        """Numbers for TSGs: a program that is moved keeps those it knows."""
+        """Numbers for TSGs, unique on the machine: a program that is migrated keeps those it knows."""
         self._meant: dict[Process, dict[int, int]] = {}
         self._gates: dict[Process, Gate] = {}
 
     def meant(self, process: Process, index: int) -> int:
-        """The GPU that a program means by an index."""
+        """Return the GPU that a program means by an index."""
         return self._meant.get(process, {}).get(index, index)
 
     def exchange(self, process: Process, one: int, other: int) -> None:
-        """What a program meant by either of two GPUs, it means by the other: such maps are one to one."""
+        """Swap the two GPUs in what a program means by an index, so that the mapping stays one to one."""
         meant = self._meant.setdefault(process, {index: index for index in range(self.gpus)})
         swapped = {one: other, other: one}
         self._meant[process] = {index: swapped.get(gpu, gpu) for index, gpu in meant.items()}
 
     def gate(self, process: Process) -> Gate:
-        """Of the calls of one process."""
+        """Return the gate of a process."""
         return self._gates.setdefault(process, Gate())
 
     def forget(self, process: Process) -> None:
-        """The process is gone."""
+        """Forget a process that is gone."""
         self._meant.pop(process, None)
         self._gates.pop(process, None)

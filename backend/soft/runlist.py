@@ -1,9 +1,9 @@
-"""The runlist of the software GPU: TSGs take turns, each for its timeslice. Pure, in integer nanoseconds.
+"""The runlist of the software GPU: TSGs run in turn, each for its timeslice. Pure, in integer nanoseconds.
 
-One engine, as the GR engine of a real GPU: a TSG (time-slice group, all the channels of one context) runs alone until
-its timeslice is over or it has nothing left to do; a kernel that is not finished goes on in its next turn, as with
-compute preemption on real hardware. Changing from one TSG to another costs engine time. A kernel that reaches over the
-bus has a fair part of it, beside the moves that go in that direction.
+There is one engine, like the GR engine of a real GPU. A TSG (timeslice group, all the channels of one context) runs
+alone until its timeslice is over or it has no more work; an unfinished kernel goes on in the TSG's next turn, as with
+compute preemption on real hardware. A change from one TSG to another costs engine time. A kernel that reaches over
+the bus has a fair share of it, beside the moves in that direction.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ def _changed(tsg: Tsg, attribute: attrs.Attribute[bool], attached: bool) -> bool
 
 @attrs.define(eq=False)
 class Tsg:
-    """A channel group: one context of one process."""
+    """A timeslice group: one context of one process."""
 
     timeslice: int
     """Longest turn, nanoseconds."""
     channels: int = 1
-    """Channels in it; only counted."""
+    """Number of channels in it; they are only counted."""
     attached: bool = attrs.field(default=True, on_setattr=_changed)
     """Whether it is on the runlist."""
     queue: deque[int] = attrs.field(factory=deque)
-    """What each kernel that is queued or running still needs, nanoseconds, oldest first."""
+    """Remaining time of each kernel that is queued or running, nanoseconds, oldest first."""
     reach: deque[int] = attrs.field(factory=deque)
-    """What of that each spends first to reach over the bus, nanoseconds with the whole of it."""
+    """The part of that which each kernel first spends to reach over the bus, nanoseconds with the whole bandwidth."""
     pending: int = 0
-    """What all of them still need, nanoseconds: there may be very many."""
+    """Remaining time of all these kernels, nanoseconds; kept as a sum, as there may be very many."""
     submitted: int = 0
-    """Kernels launched, ever."""
+    """Number of kernels ever launched."""
     finished: int = 0
-    """Kernels completed, ever."""
+    """Number of kernels ever completed."""
     busy: int = 0
     """Time on the engine, nanoseconds."""
     stays: int = 0
-    """Times that it took over, ever."""
+    """Number of times that it took over the engine."""
     turned: Callable[[Tsg, bool], Any] = attrs.field(default=lambda tsg, runnable: None, repr=False)
-    """Called when it may have become runnable, or not: the runlist would have to ask a thousand of them."""
+    """Called when it may have become runnable, or stopped being so, as the runlist cannot ask a thousand TSGs."""
     place: int = attrs.field(default=0, repr=False)
-    """In the round."""
+    """Index in the round."""
 
     @property
     def runnable(self) -> bool:
@@ -58,7 +58,7 @@ class Tsg:
         return self.attached and bool(self.queue)
 
     def launch(self, count: int, duration: int, reach: int = 0) -> None:
-        """Queues `count` kernels of `duration` nanoseconds each, of which they reach over the bus for `reach`."""
+        """Queue `count` kernels of `duration` nanoseconds each, of which each reaches over the bus for `reach`."""
         self.queue.extend([duration] * count)
         self.reach.extend([reach] * count)
         self.pending += count * duration
@@ -66,7 +66,7 @@ class Tsg:
         self.turned(self, self.runnable)
 
     def drop(self) -> None:
-        """What is queued is never done."""
+        """Drop all queued kernels."""
         self.queue.clear()
         self.reach.clear()
         self.pending = 0
@@ -74,7 +74,7 @@ class Tsg:
 
 
 class Runlist:
-    """The engine and the TSGs that share it, at a time of its own: nothing happens but by :meth:`advance`."""
+    """The engine and the TSGs that share it, in a time of its own that only :meth:`advance` moves on."""
 
     def __init__(self, switch: int = 0) -> None:
         self.switch = switch
@@ -82,24 +82,24 @@ class Runlist:
         self.now = 0
         """Simulated time, nanoseconds."""
         self._round: list[Tsg] = []
-        self._next = 0  # the place in the round whose turn it is
-        self._ready: list[int] = []  # places of those that are runnable, ascending
+        self._next = 0  # the place in the round that has the next turn
+        self._ready: list[int] = []  # places of the runnable TSGs, ascending
         self._running: Tsg | None = None
-        self._turn = 0  # what is left of the running TSG's timeslice
-        self._switching = 0  # what is left of the switch to it
-        self._sharers = 1  # the parts of the bus while a kernel reaches over it: its own, and those of moves
-        self._carry = 0  # nanoseconds that a kernel reached over the bus for, and that did not make one of its own
+        self._turn = 0  # nanoseconds left of the running TSG's timeslice
+        self._switching = 0  # nanoseconds left of the switch to it
+        self._sharers = 1  # parts of the bus while a kernel reaches over it: the kernel's own, and those of moves
+        self._carry = 0  # nanoseconds that a kernel reached over the bus, short of one whole one of its own
         self._reached = 0
 
     def add(self, tsg: Tsg) -> None:
-        """Puts a TSG at the end of the round."""
+        """Put a TSG at the end of the round."""
         self._round.insert(self._next, tsg)
         self._next += 1
         tsg.turned = self._turned
         self._number()
 
     def remove(self, tsg: Tsg) -> None:
-        """Takes a TSG, and whatever it had queued, away for good."""
+        """Remove a TSG, with its queued kernels, for good."""
         self._round.remove(tsg)
         self._next -= tsg.place < self._next
         tsg.turned = lambda tsg, runnable: None
@@ -108,14 +108,16 @@ class Runlist:
             self._running = None
 
     def advance(self, until: int) -> Collection[Tsg]:
-        """Runs the engine up to time `until`, nanoseconds; returns whose kernels finished, each once."""
+        """Run the engine up to time `until`, nanoseconds; return the TSGs that finished kernels, each once."""
         finished: dict[Tsg, None] = {}
         while (tsg := self.advance_to_finish(until)) is not None:
             finished[tsg] = None
         return finished.keys()
 
     def advance_to_finish(self, until: int) -> Tsg | None:
-        """Runs the engine to the end of the next kernel, and says whose it was, but no further than time `until`."""
+        """Run the engine to the end of the next kernel, but not beyond time `until`; return the TSG of that
+        kernel, or None.
+        """
         while self.now < until:
             tsg = self._elect(until)
             if tsg is None:
@@ -137,7 +139,7 @@ class Runlist:
         return None
 
     def _work(self, tsg: Tsg, most: int) -> None:
-        """Runs the oldest kernel of a TSG for up to so long: first what it reaches over the bus for, then the rest."""
+        """Run the oldest kernel of a TSG for up to `most` nanoseconds: first its reach over the bus, then the rest."""
         if reach := tsg.reach[0]:
             step = min(reach * self._sharers - self._carry, most)
             done, self._carry = divmod(step + self._carry, self._sharers)
@@ -152,21 +154,21 @@ class Runlist:
         tsg.pending -= done
 
     def share(self, moves: int) -> None:
-        """Has kernels share the bus with so many moves from now on."""
+        """Make kernels share the bus with this many moves from now on."""
         self._sharers, self._carry = 1 + moves, 0
 
     def take_reached(self) -> int:
-        """Return the nanoseconds of the whole bus that kernels had since it was asked last."""
+        """Return the nanoseconds of the whole bus that kernels had since the last call."""
         reached, self._reached = self._reached, 0
         return reached
 
     def until_next_finish(self) -> int | None:
-        """Nanoseconds of work to the end of the kernel whose turn it is or comes next; None when all is idle."""
+        """Return the nanoseconds of work until the current or next kernel ends; None when all is idle."""
         tsg = self._running if self._running is not None and self._running.runnable else self._first()
         return None if tsg is None else tsg.queue[0] + tsg.reach[0] * (self._sharers - 1) + self._switching
 
     def _elect(self, until: int) -> Tsg | None:
-        """The TSG that runs now, after a switch if its predecessor's turn is over."""
+        """Return the TSG that runs now, and begin a switch if its predecessor's turn is over."""
         running = self._running
         if running is not None and running.runnable and self._turn > 0:
             return running
@@ -180,13 +182,13 @@ class Runlist:
             tsg.stays += 1
         self._running, self._turn = tsg, tsg.timeslice
         if tsg is running and len(self._ready) == 1:
-            # Turn after turn of one that is alone, in one go: no other begins before `until`.
+            # Turn after turn of a TSG that is alone, in one go: no other begins before `until`.
             ahead = min(tsg.queue[0], until - self.now)
             self._turn *= max(1, -(-ahead // tsg.timeslice))
         return tsg
 
     def _first(self) -> Tsg | None:
-        """Whose turn it is."""
+        """Return the TSG that has the next turn."""
         if not self._ready:
             return None
         at = bisect.bisect_left(self._ready, self._next)

@@ -1,9 +1,9 @@
-"""The door of the software GPU: real processes come in over a unix socket and get contexts, memory and an engine.
+"""The server of the software GPU: real processes connect over a unix socket and get contexts, memory and an engine.
 
-Which they are says the kernel (SO_PEERCRED), never they; what they can name is only their own.
+The kernel (SO_PEERCRED), not the program, says which process connects; a process can name only objects of its own.
 
-A launch of a program whose turn is over waits, and those behind it on that GPU in their order. What else the program
-asks for is answered meanwhile: the others of its threads do not stand still.
+A launch of a program whose turn is over waits, and so do later launches on that GPU, in their order. Other requests
+of the program are answered meanwhile, so its other threads do not stand still.
 """
 
 from __future__ import annotations
@@ -40,50 +40,49 @@ NEEDS: Mapping[int, Feature] = {
     Op.TOTAL: Feature.TOTAL,
     Op.LIMITS: Feature.TOTAL,
 }
-"""What both sides have to have said that they can, where that is not the engine."""
+"""Features that both sides must have announced for a request; Feature.ENGINE for all other requests."""
 
 
 class NotItsTurn(Exception):
-    """A launch of which some kernels would have to wait, for the next turn of its program or until it is less far
-    ahead."""
+    """A launch some kernels of which have to wait, for the next turn of the program or until it is less far ahead."""
 
     def __init__(self, rest: Message) -> None:
-        """`rest` is what of the launch was not done."""
+        """`rest` is the part of the launch that was not done."""
         super().__init__(rest)
         self.rest = rest
 
 
 async def serve(listener: tenants.Connection, gpus: Mapping[int, SoftGpu], tree: int = 0) -> None:
-    """Serves every program that connects, until cancelled. `tree` is the device number of the mount."""
+    """Serve every program that connects, until cancelled. `tree` is the device number of the mount."""
     await tenants.serve(listener, lambda process, line: Session(process, gpus, line), tree)
 
 
 class Session:
-    """One connection, and what it opened."""
+    """One connection, and the objects that it opened."""
 
     def __init__(self, process: Process, gpus: Mapping[int, SoftGpu], line: tenants.Line) -> None:
         self.process = process
         """The process at the other end."""
         self._line = line
         self._gpus = gpus
-        # GPUs are named as the program does: it does not know that it was moved.
+        # GPUs are numbered as the program does it, which does not know that it was migrated.
         self._contexts: dict[int, int] = {}  # tsg -> gpu
         self._pages: dict[tuple[int, int], int] = {}  # (gpu, first page) -> pages, per allocation
-        self._finished: dict[tuple[int, int], int] = {}  # (gpu, tsg) -> kernels, not yet told
+        self._finished: dict[tuple[int, int], int] = {}  # (gpu, tsg) -> kernels, not yet reported
         self._news = trio.Event()
-        self._waiting: dict[int, deque[Message]] = {}  # launches, by GPU, for their turn there
+        self._waiting: dict[int, deque[Message]] = {}  # launches, by GPU, that wait for their turn there
         self._features: Feature | None = None  # what both sides can, once it has greeted
         self._asking = Asking(process, line.uid)
 
     async def run(self) -> None:
-        """Answers requests and sends progress until the other end is closed."""
+        """Answer requests and send progress until the other end is closed."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._report)
             await self._answer(nursery)
             nursery.cancel_scope.cancel()
 
     async def _answer(self, nursery: trio.Nursery) -> None:
-        """Answers requests, one after the other, but for launches that wait."""
+        """Answer requests one after the other, except launches that wait."""
         while request := await self._line.receive():
             reply = None
             if request.op != Op.LAUNCH or request.gpu not in self._waiting:
@@ -97,25 +96,25 @@ class Session:
                 await self._line.send(reply)
 
     async def _reply(self, request: Message) -> Message:
-        """The answer to a request that was done. NotItsTurn for one that was not."""
+        """Return the answer to a request that was done or failed. Raises NotItsTurn for one that has to wait."""
         try:
             return request.answer(*await self._do(request))
         except OSError as error:
             return request.refuse(errno_of(error))
 
     def _put_off(self, request: Message, nursery: trio.Nursery) -> Message | None:
-        """Has a launch wait; its refusal where too many do."""
+        """Make a launch wait; return its refusal if too many wait already."""
         if request.gpu not in self._waiting:
             self._waiting[request.gpu] = deque()
             nursery.start_soon(self._launch, request.gpu)
         waiting = self._waiting[request.gpu]
-        if len(waiting) == WAITING_MOST:  # one of which some was done is the first
+        if len(waiting) == WAITING_MOST:  # a launch done in part is the first, so it is never refused
             return request.refuse(errno.EAGAIN)
         waiting.append(request)
         return None
 
     async def _launch(self, named: int) -> None:
-        """Answers the launches that wait for their turn on a GPU, in their order, until none does."""
+        """Answer the launches that wait for their turn on a GPU, in their order, until none is left."""
         waiting = self._waiting[named]
         while waiting:
             reply = await self._reply_in_turn(waiting[0])
@@ -133,7 +132,7 @@ class Session:
                 request = waits.rest
 
     async def _report(self) -> None:
-        """Sends progress. What the program is too slow to take is summed up, not queued."""
+        """Send progress. What the program is too slow to take is added up, not queued."""
         while True:
             await self._news.wait()
             self._news = trio.Event()
@@ -142,7 +141,7 @@ class Session:
                 await self._line.send(Message(Op.PROGRESS, gpu=gpu, args=(tsg, finished)))
 
     def close(self) -> None:
-        """Closes its contexts and frees its memory. A process that died has neither left."""
+        """Close its contexts and free its memory. A process that died has neither left."""
         for tsg, named in list(self._contexts.items()):
             with contextlib.suppress(OSError):
                 self._meant(named).close_context(self.process, tsg)
@@ -151,7 +150,7 @@ class Session:
                 self._meant(named).free(self.process, range(first, first + count))
 
     def _meant(self, named: int) -> SoftGpu:
-        """The GPU that the program means by a number. ENODEV."""
+        """Return the GPU that the program means by an index. Raises OSError(ENODEV)."""
         if named not in self._gpus:
             raise fail(errno.ENODEV)
         return self._gpus[self._gpus[named].machine.meant(self.process, named)]
@@ -189,7 +188,7 @@ class Session:
                 return pages.start, len(pages)
             case Op.FREE:
                 if self._pages.get((named, args[0])) != args[1]:
-                    raise fail(errno.EINVAL)  # as cuMemFree: what was allocated, whole
+                    raise fail(errno.EINVAL)  # like cuMemFree: a whole allocation
                 del self._pages[named, args[0]]
                 gpu.free(self.process, range(args[0], args[0] + args[1]))
             case Op.WRITE:
@@ -222,7 +221,7 @@ class Session:
         return ()
 
     async def _levels(self, gpu: SoftGpu) -> Sequence[Books]:
-        """The books of the levels that the program is below, or would be; the GPU's root last."""
+        """Return the books of the levels that the program is below, or would be; the GPU's root last."""
         return await gpu.booked.prospect(self.process, gpu.info.index)
 
     async def _join(self, named: int, gpu: SoftGpu, channels: int) -> int:
@@ -241,7 +240,9 @@ class Session:
         return tsg
 
     def _bounded(self, named: int, first: int, count: int) -> int:
-        """`count`, if one allocation of this connection holds all those pages; EFAULT otherwise."""
+        """Return `count` if one allocation of this connection holds all those pages. Raises
+        OSError(EFAULT) otherwise.
+        """
         for (owner, start), length in self._pages.items():
             if owner == named and start <= first and first + count <= start + length:
                 return count

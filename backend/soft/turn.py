@@ -1,10 +1,10 @@
-"""The gate of turns of a program on the software GPU: what it asks of the engines waits there between its turns.
+"""The gate of turns of a program on the software GPU: its launches and copies wait there between its turns.
 
-It stands before the queues, as the library's before the driver: what was let through is queued and runs, or is copied,
-whatever becomes of the gate. Memory is allocated, freed, read and written past it.
+It stands before the queues, as the library's gate stands before the driver. Work that was let through is queued and
+runs, or is copied, whatever becomes of the gate. Allocating, freeing, reading and writing memory does not pass it.
 
-A program that takes turns is not far ahead of the engine, as with the library: kernels wait while more than AHEAD_US of
-work is queued, and for AHEAD_S after its last turn began.
+As with the library, a program that takes turns cannot be far ahead of the engine: kernels wait while more than
+AHEAD_US of work is queued, until AHEAD_S after its last turn began.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from backend.core.turns import AHEAD_S, AHEAD_US
 
 
 class TurnGate:
-    """See the module."""
+    """The gate of turns of one program."""
 
     def __init__(self) -> None:
         self.is_closed = False
@@ -27,7 +27,7 @@ class TurnGate:
         self.turn = 1
         """Number of the turn that is under way, or ended last."""
         self.under_way = 0
-        """Launches that were let through and have not queued their kernels yet, and copies that were and go on."""
+        """Launches that were let through and have not queued their kernels yet, and copies that have not ended."""
         self._bound_until = -math.inf
         self._waiting = trio.lowlevel.ParkingLot()
 
@@ -38,11 +38,11 @@ class TurnGate:
 
     @property
     def waiting(self) -> int:
-        """Launches and copies that wait."""
+        """Number of launches and copies that wait."""
         return len(self._waiting)
 
     def close(self) -> None:
-        """Ends the turn."""
+        """End the turn."""
         self.is_closed = True
 
     @property
@@ -51,14 +51,15 @@ class TurnGate:
         return AHEAD_US if trio.current_time() < self._bound_until else math.inf
 
     def begin(self) -> None:
-        """Begins the next turn, with a bound on the run-ahead, where the last one had ended."""
+        """Begin the next turn, with a bound on the run-ahead; no effect unless the last one has ended."""
         if self.is_closed:
             self.open()
             self._bound_until = trio.current_time() + AHEAD_S
 
     def open(self) -> None:
-        """Lets everything through, as the program takes no turns; the next one has begun where the last one had
-        ended."""
+        """Let everything through, as for a program that takes no turns. If the last turn had ended, the
+        next one begins.
+        """
         self._bound_until = -math.inf
         if self.is_closed:
             self.is_closed = False
@@ -66,12 +67,12 @@ class TurnGate:
             self._waiting.unpark_all()
 
     async def change(self) -> None:
-        """Waits until it was opened, however it is by now."""
+        """Wait until the gate is opened, even if it is closed again by then."""
         await self._waiting.park()
 
     @contextlib.contextmanager
     def passed(self) -> Iterator[None]:
-        """A launch or a copy that was let through, until it has queued what it has, or is done."""
+        """Count a launch or a copy as let through, until it has queued its work, or is done."""
         self.under_way += 1
         try:
             yield

@@ -1,9 +1,9 @@
-"""A mounted tree from outside: what any program can do with open, read, write and poll, in a handy form.
+"""A mounted tree from outside, for programs: reading and writing its files, and the roles of policies and their jobs.
 
-Reading, for programs that look once, needs nothing but files. :class:`Tree` and :class:`Group` are for programs that
-stay, written with trio: policies. :class:`Job` is for programs that a policy of lanes is to take in, and
-:class:`Latencies` for servers whose latency slo is to know; both need nothing but Python. So each is imported when it
-is asked for. docs/policies.md has examples.
+The functions for programs that look once need nothing but files. :class:`Tree` and :class:`Group` are for programs that
+keep running, such as policies, and use trio. :class:`Job` is for programs that run under a policy of lanes, and
+:class:`Latencies` for servers that report to the policy slo; both need nothing but Python. Each name is therefore
+imported on first use. docs/policies/writing.md has examples.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ MODULES = {
     "Latencies": "latencies",
     **dict.fromkeys(("Group", "Tree", "Watch"), "tree"),
 }
-"""Where they are; the rest is in `reading`."""
+"""Modules of the names that are not in `reading`."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What a policy tells whoever started it: a JSON object a line on standard output."""
+"""The events that a policy reports to the program that started it: one JSON object per line on standard output."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import json
 
 
 def emit(event: str, **fields: object) -> None:
-    """One line, at once: ``{"event": EVENT, ...}``. Times are in what the name of the field says, sizes in bytes."""
+    """Write one line at once: ``{"event": EVENT, ...}``. Field names give the unit of times; sizes are in bytes."""
     print(json.dumps({"event": event, **fields}), flush=True)

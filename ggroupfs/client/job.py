@@ -1,6 +1,6 @@
-"""A job of the policy `lanes`, for programs that train: says where an iteration ends, and waits for its turn.
+"""A job of the policy `lanes`, for training programs: announces the end of each iteration and waits for its turn.
 
-Plain Python and a socket: nothing else has to be installed where it is used, and no thread is started.
+Plain Python and a socket: it needs no other package and starts no thread.
 """
 
 from __future__ import annotations
@@ -18,20 +18,19 @@ from types import TracebackType
 from ggroupfs.client.protocol import BYE, DEFAULT_SOCKET, END, GO, REFUSED, Announcement, Lines
 
 PATIENCE_S = 10.0
-"""How long a job waits for a policy that broke off to come back. Its unit starts it again after 5 s, and until then
-the job may be frozen, so that there is nothing that it could do on the GPU."""
+"""Seconds for which a job waits for a policy that broke off to come back. Its unit restarts it after 5 s, and until
+then the job may be frozen, so there is nothing it could do on the GPU."""
 RETRY_S = 0.1
 
 NS = 1_000_000_000
 
 
 class Job:
-    """This process, as a job. To be entered before it uses the GPU, and left when it no longer does.
+    """This process, as a job: a context to enter before the process uses the GPU, and to leave when it no longer does.
 
-    Entering announces it and waits for its first turn, which lasts up to the end of its first iteration: in it, the
-    program also loads its model, which counts as time that it ran. Where there is memory for it in any case, a model
-    may be loaded before. Where the policy ends, the job goes on by itself, and announces itself again as soon
-    as there is one.
+    On entry the job is announced and waits for its first turn, which lasts until the end of its first iteration. The
+    program loads its model in that turn too, which counts as run time; a model that certainly fits may be loaded
+    before. If the policy ends, the job continues without it, and announces itself again once there is one.
     """
 
     def __init__(
@@ -44,11 +43,10 @@ class Job:
         settle: Callable[[], object] | None = None,
         socket: str | os.PathLike[str] = DEFAULT_SOCKET,
     ) -> None:
-        """Memory in bytes: `persistent` from begin to end, `ephemeral` more during an iteration.
+        """`persistent` and `ephemeral` are bytes: memory held throughout, and additional memory during an iteration.
 
-        `duration` is how long it takes with the GPU to itself, in seconds. `settle` is called at the end of each
-        iteration and returns when all that the iteration had the GPU do is done: ``torch.cuda.synchronize``. ValueError
-        for numbers that are none.
+        `duration` is the run time with the GPU to itself, in seconds. `settle` is called at the end of each iteration
+        and returns once all its work on the GPU is done: ``torch.cuda.synchronize``. ValueError for invalid numbers.
         """
         self._announcement = Announcement(name, persistent, ephemeral, int(duration * NS))
         self._announcement.line()
@@ -58,11 +56,11 @@ class Job:
         self._lines = Lines()
         self._may = False
         self.ran = 0
-        """Nanoseconds in which it had its turn."""
+        """Time in which the job had its turn, nanoseconds."""
         self._since = 0
 
     def __enter__(self) -> Job:
-        """FileNotFoundError and ConnectionRefusedError where there is no policy; ENOMEM if the job is refused."""
+        """FileNotFoundError or ConnectionRefusedError if there is no policy; ENOMEM if the job is refused."""
         self._connect()
         self._turn()
         return self
@@ -75,7 +73,7 @@ class Job:
 
     @contextlib.contextmanager
     def iteration(self) -> Iterator[None]:
-        """One iteration. Waits for its turn first; the last one lasts until the next one begins, or it was paused."""
+        """One iteration: wait for the turn, run the body, then settle and announce the end."""
         if self._socket is None:
             self._try_again()
         self._turn()
@@ -98,12 +96,12 @@ class Job:
         self._socket, self._lines, self._may = connection, Lines(), False
 
     def _try_again(self) -> None:
-        """Whoever goes on alone is taken in again, where somebody is there for it."""
+        """Connect again if a policy is there; otherwise the job continues on its own."""
         with contextlib.suppress(FileNotFoundError, ConnectionError):
             self._connect()
 
     def _turn(self) -> None:
-        """Returns when it has the GPU, or when there is nobody who would give it."""
+        """Return when the job has its turn, or when there is no policy to give it one."""
         while self._socket is not None and not self._may:
             for line in self._receive():
                 if line == GO:
@@ -136,13 +134,13 @@ class Job:
         self.ran += time.monotonic_ns() - self._since
         self._may = False
         if self._socket is not None:
-            # Where nobody listens any more, the next turn finds that out.
+            # If the policy is gone, the next turn finds that out.
             with contextlib.suppress(ConnectionError):
                 self._socket.sendall(f"{END}\n".encode())
 
     def _hang_up(self) -> None:
         assert self._socket is not None
-        # Not only closed: children that were forked since have the socket too.
+        # Shutdown as well as close: children forked since then have the socket too.
         with contextlib.suppress(OSError):
             self._socket.shutdown(SHUT_RDWR)
         self._socket.close()

@@ -1,4 +1,4 @@
-"""How a server tells the policy slo what its latency is (docs/policies.md)."""
+"""Reports the latencies of a server to the policy slo (docs/policies/slo.md)."""
 
 from __future__ import annotations
 
@@ -9,25 +9,24 @@ import socket
 import time
 
 SOCKET = "/run/ggroupfs/slo.sock"
-"""Where the policy receives, unless its configuration says otherwise."""
+"""Default socket of the policy."""
 INTERVAL_S = 0.05
-"""A datagram no more often than this: what comes between goes with the next one."""
+"""Shortest time between two datagrams, seconds; latencies in between go with the next one."""
 MOST = 128
 """Latencies in one datagram, which has room for 4096 bytes."""
 LATER_S = 1.0
-"""After so long a policy that is not there is looked for again."""
+"""Seconds after which a missing policy is looked for again."""
 
 
 class Latencies:
-    """Reports latencies, from a server's loop: a call costs next to nothing, but for a send now and then, which never
-    waits.
+    """Reports latencies from a server's loop. A call is nearly free, except for an occasional send, which never blocks.
 
-    There need not be a policy. What it does not take, because it is not there or has too much to do, is lost: nothing
-    is kept for later, and nothing is raised. Not for several threads at once; each has its own.
+    There need not be a policy. What it cannot take, because it is missing or busy, is dropped without an error. Not
+    thread-safe: each thread needs an object of its own.
     """
 
     def __init__(self, group: str | None = None, path: str | os.PathLike[str] = SOCKET) -> None:
-        """`group` as the policy's configuration names it; without one it is that which this process is in."""
+        """`group` is a name from the policy's configuration; by default the group of this process is meant."""
         self._address = os.fspath(path)
         self._head = {} if group is None else {"group": group}
         self._latencies: list[float] = []
@@ -35,13 +34,13 @@ class Latencies:
         self._next = 0.0
 
     def report(self, seconds: float) -> None:
-        """A request took so long."""
+        """Report the duration of one request."""
         self._latencies.append(seconds)
         if len(self._latencies) >= MOST or time.monotonic() >= self._next:
             self.flush()
 
     def flush(self) -> None:
-        """Sends what there is, at once; for who will not report for a while."""
+        """Send the collected latencies at once, before a longer time without reports."""
         latencies, self._latencies = self._latencies, []
         now = time.monotonic()
         if not latencies or (self._socket is None and now < self._next):
@@ -60,7 +59,7 @@ class Latencies:
             self._next = now + LATER_S
 
     def close(self) -> None:
-        """Closes the socket; the next report opens another one."""
+        """Close the socket; the next report opens another one."""
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.close()

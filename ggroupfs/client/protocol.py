@@ -1,14 +1,14 @@
-"""What a job and the policy `lanes` say to each other: lines of text over a Unix socket. Pure, and plain Python.
+"""The messages between a job and the policy `lanes`: lines of text over a Unix socket. Pure, and plain Python.
 
     job {"name": "a", "persistent": 1073741824, "ephemeral": 4294967296, "duration": 36000000000000}
-                     the job is there; it waits. Bytes, and nanoseconds that it takes yet, with the GPU to itself
-    go               it has the GPU, up to the end of an iteration
-    end              ... which is now; the job waits for the next `go`
-    refused WHY      it never will
-    bye              the policy ends, and has thawed it: go on alone
+                     announces the job, which then waits. Sizes in bytes, remaining run time alone in nanoseconds
+    go               the job may use the GPU until the end of an iteration
+    end              the iteration has ended; the job waits for the next `go`
+    refused WHY      the job will never get a turn
+    bye              the policy ends and has thawed the job, which continues on its own
 
-A job says `job` once and `end` once for each `go`; whoever says anything else is hung up on. A job that hangs up, or
-dies, is finished.
+A job sends `job` once, and `end` once for each `go`; a peer that sends anything else is disconnected. A job that hangs
+up, or dies, is finished.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import NamedTuple
 DEFAULT_SOCKET = Path("/run/ggroupfs/lanes.sock")
 
 LINE_MOST = 1024
-"""Bytes of the longest line, with its end."""
+"""Bytes of the longest line, including its end."""
 NAME_MOST = 64
 """Characters of the longest name."""
 NUMBER_MOST = (1 << 63) - 1
@@ -29,20 +29,20 @@ GO, END, BYE = "go", "end", "bye"
 JOB, REFUSED = "job ", "refused "
 
 
-class Announcement(NamedTuple):  # no attrs record: the program of the job need not have attrs
-    """What a job says of itself when it comes."""
+class Announcement(NamedTuple):  # not an attrs record: the program of the job need not have attrs
+    """The announcement of a job."""
 
     name: str
-    """What people call it; may be empty, and another's too."""
+    """Name for people; may be empty, and need not be unique."""
     persistent: int
-    """Memory that it has from begin to end, bytes: P."""
+    """Memory held throughout, bytes: P."""
     ephemeral: int
-    """Memory that it has besides during an iteration, bytes: E."""
+    """Additional memory during an iteration, bytes: E."""
     duration: int
-    """How long it takes yet with the GPU to itself, nanoseconds."""
+    """Remaining run time with the GPU to itself, nanoseconds."""
 
     def line(self) -> bytes:
-        """As it is sent. ValueError for what would not be understood."""
+        """Return the line to send. ValueError for values that the policy would reject."""
         line = f"{JOB}{json.dumps(self._asdict())}\n".encode()
         if len(line) > LINE_MOST:
             raise ValueError("the name is too long")
@@ -51,7 +51,7 @@ class Announcement(NamedTuple):  # no attrs record: the program of the job need 
 
     @classmethod
     def parse(cls, line: str) -> Announcement:
-        """From the line without its end. ValueError with the reason."""
+        """Parse a line without its end. ValueError with the reason."""
         if not line.startswith(JOB):
             raise ValueError("a job says first what it is")
         try:
@@ -71,13 +71,16 @@ class Announcement(NamedTuple):  # no attrs record: the program of the job need 
 
 
 class Lines:
-    """Makes lines of what comes in."""
+    """Splits received bytes into lines."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[str]:
-        """The lines that are whole with this, without their ends. ValueError for one that is too long or no text."""
+        """Return the lines completed by `data`, without their ends.
+
+        ValueError for one that is too long or not ASCII.
+        """
         *whole, self._rest = (self._rest + data).split(b"\n")
         if any(len(line) >= LINE_MOST for line in (*whole, self._rest)):
             raise ValueError(f"a line of more than {LINE_MOST} bytes")

@@ -1,4 +1,4 @@
-"""Reading a mounted tree from outside, as any program would: with open, read and listdir."""
+"""Reading a mounted tree from outside, as any program can: with open, read and listdir."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ggroupfs.text.names import is_number, slice_directory, unescape
 log = logging.getLogger(__name__)
 
 CONTENT_MOST = 1 << 14
-"""Bytes of the longest control file, and more."""
+"""Bytes read at once: more than the longest control file."""
 
 GONE = frozenset((errno.ENOENT, errno.ENODEV, errno.ESRCH))
-"""The errnos that files of a group give which is not there, or has gone since."""
+"""Errnos of the files of a group that does not exist, or is gone."""
 
 
 def content(path: str | os.PathLike[str]) -> str:
-    """What a control file says, in one read(2): another one, to see the end, is a request more to the daemon."""
+    """Return the content of a control file, in one read(2): another one, to see the end, would be another request."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(file, CONTENT_MOST).decode().rstrip("\n")
@@ -35,38 +35,40 @@ def content(path: str | os.PathLike[str]) -> str:
 
 
 def flat(text: str) -> dict[str, int]:
-    """The numbers of a flat keyed file."""
+    """Parse the numbers of a flat keyed file."""
     return {key: int(value) for key, value in (line.split() for line in text.splitlines())}
 
 
 def require_tree(mount: Path) -> None:
-    """FileNotFoundError where there is no tree."""
+    """Raise FileNotFoundError if there is no tree."""
     if not (mount / "ggroup.backend").exists():
         raise FileNotFoundError(errno.ENOENT, "no ggroup tree is mounted there", os.fspath(mount))
 
 
 def has_our_pids(mount: Path) -> bool:
-    """Whether a number means the same process in a tree and in our /proc. The tree has those of its daemon's pid
-    namespace: in a container they are the numbers of other processes, or of none."""
+    """Whether a pid means the same process in a tree as in this process's /proc.
+
+    A tree has the pids of its daemon's pid namespace; in a container those are the pids of other processes, or of none.
+    """
     try:
         in_tree, here = os.readlink(mount / "self"), os.readlink("/proc/self")
-    except FileNotFoundError:  # the daemon does not see us at all
+    except FileNotFoundError:  # the daemon does not see this process at all
         return False
     if in_tree != here:
         return False
     told = facts_of(mount).get("pidns")
-    # Two namespaces may have one number for us. (With the /proc of one above ours, that is what we go by.)
+    # This process may have the same pid in both namespaces. If /proc is that of an outer namespace, that one counts.
     return told is None or here != str(os.getpid()) or told == str(pid_namespace())
 
 
 def require_our_pids(mount: Path, what: str) -> None:
-    """RuntimeError where numbers mean other processes in the tree than here."""
+    """Raise RuntimeError if pids mean other processes in the tree than here."""
     if not has_our_pids(mount):
         raise RuntimeError(f"{what}: {ELSEWHERE}")
 
 
 def say_if_strangers(mount: Path) -> None:
-    """A line for the reader of a table of processes without names. FileNotFoundError where there is no tree."""
+    """Warn that a table will lack the names of processes. FileNotFoundError if there is no tree."""
     require_tree(mount)
     if not has_our_pids(mount):
         log.warning("%s: names and slices of processes are not known", ELSEWHERE)
@@ -84,18 +86,18 @@ class Member:
     gpu: int
     """Index of the GPU."""
     path: Path
-    """Its directory of control files."""
+    """Directory of its control files."""
 
     def read(self, name: str) -> str:
-        """The content of a control file, without the newline at its end."""
+        """Return the content of a control file, without the newline at its end."""
         return content(self.path / name)
 
     def flat(self, name: str) -> dict[str, int]:
-        """The numbers of a flat keyed file."""
+        """Return the numbers of a flat keyed file."""
         return flat(self.read(name))
 
     def command(self) -> str:
-        """The name of the program, which may hold any bytes; ``?`` once it is gone."""
+        """Return the name of the program, which may hold any bytes; ``?`` once it is gone."""
         try:
             return os.fsencode(procfs.command(self.pid)).decode(errors="backslashreplace")
         except OSError:
@@ -107,20 +109,20 @@ class Branch:
     """One slice on one GPU, as a mounted tree shows it."""
 
     slice: str
-    """Path of its cgroup, ``/`` first."""
+    """Path of its cgroup, beginning with ``/``."""
     gpu: int
     """Index of the GPU."""
     path: Path
-    """Its directory of control files."""
+    """Directory of its control files."""
 
 
 def numbers(directory: str | os.PathLike[str]) -> list[int]:
-    """The names in a directory that are numbers: pids, or GPUs."""
+    """Return the names in a directory that are numbers: pids, or indices of GPUs."""
     return sorted(int(name) for name in os.listdir(directory) if is_number(name))
 
 
 def members(mount: Path) -> Iterator[Member]:
-    """Every process of a tree, on each of its GPUs. FileNotFoundError where there is no tree."""
+    """Yield every process of a tree, once per GPU. FileNotFoundError if there is no tree."""
     require_tree(mount)
     for pid in numbers(mount):
         with contextlib.suppress(OSError):  # gone since
@@ -129,7 +131,7 @@ def members(mount: Path) -> Iterator[Member]:
 
 
 def branches(mount: Path, top: str = ROOT_PATH) -> Iterator[Branch]:
-    """Every slice of a tree but the root, on each GPU, those above before those below; or `top` and those in it."""
+    """Yield every slice of a tree but the root, once per GPU and parents first; or only `top` and the slices in it."""
     waiting = [(top, mount / slice_directory(top))]  # a stack, since a cgroup can be deeper than Python recurses
     while waiting:
         name, directory = waiting.pop()

@@ -1,4 +1,4 @@
-"""The slices of a mounted tree that were made, as ``ggroup.slices`` has them, and how one is made for a while."""
+"""The file ``ggroup.slices`` from outside: reading the slices that were made, and making one for a while."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import attrs
 
 FILE = "ggroup.slices"
 AWAITED = "awaited"
-"""State of one whose cgroup never came."""
+"""State of a slice whose cgroup never came."""
 
 
 @attrs.frozen
 class Made:
-    """A slice that was made, or on which something was set."""
+    """A slice that was made, or that has settings."""
 
     path: str
     """Path of its cgroup, ``/batch.slice``."""
@@ -24,11 +24,11 @@ class Made:
     age_s: int
     """Seconds since it was made."""
     left_s: int | None
-    """Seconds that an awaited cgroup has; None where there is no end."""
+    """Seconds left for its cgroup to come; None if there is no limit."""
 
 
 def made(mount: Path) -> Sequence[Made]:
-    """Return the slices of a tree that were made, by path; none where its daemon is older than that file. OSError."""
+    """Return the slices of a tree that were made, by path; none if the daemon is too old for the file. OSError."""
     try:
         lines = (mount / FILE).read_bytes().split(b"\n")[:-1]
     except FileNotFoundError:
@@ -40,6 +40,6 @@ def made(mount: Path) -> Sequence[Made]:
 
 
 def make_ahead(mount: Path, path: str, ms: int) -> None:
-    """Have a slice be there, which goes unless its cgroup comes in so many milliseconds. OSError."""
-    # A slash ends it, else a last byte that is a blank in Latin-1 would be one around the value.
+    """Make a slice that goes away unless its cgroup comes within `ms` milliseconds. OSError."""
+    # The slash at the end protects a last byte that is a blank in Latin-1 from being stripped.
     (mount / FILE).write_bytes(os.fsencode(f"{ms}ms {path}/\n"))

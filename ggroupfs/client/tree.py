@@ -1,7 +1,7 @@
-"""A mounted tree for programs that stay: the files, with trio.
+"""A mounted tree for programs that keep running: its files, with trio.
 
-Each access is in a thread: a read takes some 20 microseconds, but a write returns once it holds, which may take
-seconds. Errors are those of the files (OSError): ENOENT for who is not there, ENODEV for who has gone since.
+Each access runs in a thread: a read takes some 20 microseconds, but a write returns only once it holds, which may take
+seconds. Errors are those of the files (OSError): ENOENT for a missing group, ENODEV for one that has gone since.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from ggroupfs.text.names import is_number, slice_directory, unescape
 T = TypeVar("T")
 
 THREADS = trio.CapacityLimiter(16)
-"""Accesses at a time. Of its own: whoever waits for writes does not keep others of trio's threads from working."""
+"""Limit of concurrent accesses. It is separate from trio's own, so waiting writes do not block other threads."""
 WAITING = trio.CapacityLimiter(math.inf)
-"""Threads in poll(2), one for each file that is watched, or in a move: both may be left behind."""
+"""Limit for threads in poll(2), one per watched file, or in a move; both may be abandoned."""
 
 LOOK_S = 0.05
-"""Between two looks for a directory that is to come: inotify tells of nothing that a FUSE server makes by itself."""
+"""Seconds between two looks for an awaited directory: inotify does not report what a FUSE server makes by itself."""
 
 
 async def _in_thread(work: Callable[[], T]) -> T:
-    # Never abandoned: a write that nobody waits for any more could come after the one that takes it back.
+    # Never abandoned: an abandoned write could take effect after the one that takes it back.
     return await trio.to_thread.run_sync(work, limiter=THREADS)
 
 
@@ -47,36 +47,36 @@ class Tree:
     """A mounted tree."""
 
     mount: Path
-    """The mountpoint."""
+    """Mountpoint of the tree."""
 
     def process(self, pid: int, gpu: int = 0) -> Group:
-        """A process on one GPU; it need not be there yet."""
+        """Return the group of a process on one GPU; it need not exist yet."""
         return self._at(str(pid), str(gpu))
 
     def slice(self, path: str, gpu: int = 0) -> Group:
-        """A cgroup on one GPU, by its path such as ``/batch.slice``; it need not be there yet."""
+        """Return the group of a cgroup on one GPU, by a path such as ``/batch.slice``; it need not exist yet."""
         return self._at(slice_directory(path), str(gpu))
 
     async def present(self, group: Group) -> None:
-        """Waits until there is such a group: it comes when a process of it first uses the GPU."""
-        while not await _in_thread(group.path.is_dir):  # noqa: ASYNC110 - nothing tells of it
+        """Wait until a group exists, which it does once one of its processes uses the GPU."""
+        while not await _in_thread(group.path.is_dir):  # noqa: ASYNC110 - there is no event for it
             await trio.sleep(LOOK_S)
 
     async def capacity(self, gpu: int = 0) -> int:
-        """Bytes of memory that a GPU has. FileNotFoundError where there is no such GPU."""
+        """Return the memory of a GPU in bytes. FileNotFoundError if there is no such GPU."""
         return int(await self._at("gpus", str(gpu)).read("gmem.capacity"))
 
     async def capabilities(self) -> dict[str, str]:
-        """What each control does on this machine, by its name: a word of ``ggroup.capabilities``."""
+        """Return the capability of each control on this machine, by name: a word of ``ggroup.capabilities``."""
         return dict(line.split() for line in (await self._at().read("ggroup.capabilities")).splitlines())
 
     async def ready(self) -> None:
-        """Says that the policy is at work: to systemd, where it started us, and as ``{"event": "ready"}``."""
+        """Report that the policy is at work: to systemd, if that started it, and as ``{"event": "ready"}``."""
         await _in_thread(partial(notify, "READY=1"))
         emit("ready")
 
     def _at(self, *parts: str) -> Group:
-        """The files of a directory: all that is read and written goes through such a Group."""
+        """Return the files of a directory as a Group, through which everything is read and written."""
         return Group(self.mount.joinpath(*parts))
 
 
@@ -85,28 +85,32 @@ class Group:
     """A process or slice on one GPU: a directory of control files."""
 
     path: Path
-    """The directory."""
+    """Directory of the control files."""
 
     async def read(self, name: str) -> str:
-        """The content of a control file, without the newline at its end."""
+        """Return the content of a control file, without the newline at its end."""
         return await _in_thread(partial(content, self.path / name))
 
     async def number(self, name: str) -> int | None:
-        """The number in a control file; None for ``max``."""
+        """Return the number in a control file; None for ``max``."""
         text = await self.read(name)
         return None if text == "max" else int(text)
 
     async def flat(self, name: str) -> dict[str, int]:
-        """The numbers of a flat keyed file."""
+        """Return the numbers of a flat keyed file."""
         return flat(await self.read(name))
 
     async def write(self, name: str, value: object) -> None:
-        """``echo VALUE > NAME``: returns once it holds."""
+        """``echo VALUE > NAME``: return once the value holds."""
         await _in_thread(partial((self.path / name).write_text, f"{value}\n"))
 
     async def migrate(self, gpu: int, seconds: float) -> None:
-        """``echo GPU > compute.migrate``: returns once it runs there. OSError ETIMEDOUT after `seconds`: it may be
-        moved yet. Whoever is cancelled meanwhile waits for it all the same: a move cannot be taken back."""
+        """``echo GPU > compute.migrate``: return once the group runs there.
+
+        ETIMEDOUT after `seconds`: it may still move.
+
+        A cancelled caller waits all the same, since a move cannot be taken back.
+        """
         await trio.lowlevel.checkpoint_if_cancelled()
         with trio.CancelScope(deadline=trio.current_time() + seconds, shield=True):
             write = partial((self.path / "compute.migrate").write_text, f"{gpu}\n")
@@ -115,13 +119,13 @@ class Group:
         raise fail(errno.ETIMEDOUT)
 
     async def changed(self, name: str) -> None:
-        """Waits for the next event of ``gmem.events`` or ``compute.events``. What came before the call is none."""
+        """Wait for the next event of ``gmem.events`` or ``compute.events``. Events before the call do not count."""
         async with self.watch(name) as watch:
             await watch.changed()
 
     @contextlib.asynccontextmanager
     async def watch(self, name: str) -> AsyncIterator[Watch]:
-        """Keeps an events file open, so that nothing is missed between two waits."""
+        """Keep an events file open, so that no event is missed between two waits."""
         file = await _in_thread(partial(os.open, self.path / name, os.O_RDONLY | os.O_CLOEXEC))
         watch = Watch(file)
         try:
@@ -131,26 +135,31 @@ class Group:
             os.close(file)
 
     async def pids(self) -> list[int]:
-        """The processes of a slice that are on this GPU, those of the slices in it too; a process is itself. OSError
-        EOPNOTSUPP in another pid namespace than the daemon's."""
+        """Return the processes of a slice on this GPU, including those of slices in it; of a process itself.
+
+        OSError with EOPNOTSUPP in another pid namespace than the daemon's.
+        """
         return await _in_thread(partial(_pids, self.path))
 
 
 @attrs.frozen
 class Watch:
-    """An events file that is open."""
+    """An open events file."""
 
     file: int
-    """Its descriptor."""
+    """Descriptor of the file."""
 
     async def read(self) -> dict[str, int]:
-        """The numbers in it. Events up to now are seen."""
+        """Return the numbers in the file. Events up to now count as seen."""
         return await _in_thread(lambda: flat(os.pread(self.file, CONTENT_MOST, 0).decode()))
 
     async def changed(self) -> dict[str, int]:
-        """Waits until there is an event that was not seen; the numbers since. OSError ENODEV once the group is gone."""
-        # The thread has descriptors of its own, which it closes when it ends, be that long after we have been
-        # cancelled: a number that is closed meanwhile may be another file's by then.
+        """Wait for an event that was not seen, and return the new numbers.
+
+        OSError with ENODEV once the group is gone.
+        """
+        # The thread has descriptors of its own and closes them when it ends, possibly long after this task was
+        # cancelled: a closed number may already be that of another file.
         file, stop = os.dup(self.file), os.eventfd(0, os.EFD_CLOEXEC)
         wake = os.dup(stop)
         try:
@@ -162,7 +171,7 @@ class Watch:
 
 
 def _poll(file: int, stop: int) -> None:
-    """Waits for an event in `file`, or for `stop`, and closes both."""
+    """Wait for an event in `file`, or for `stop`, and close both."""
     try:
         poll = select.poll()
         poll.register(file, select.POLLPRI)

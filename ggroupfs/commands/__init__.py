@@ -1,1 +1,1 @@
-"""The subcommands of `ggroupfs`, one module each, and what only they use."""
+"""The subcommands of `ggroupfs`, one module each, and the modules that only they use."""

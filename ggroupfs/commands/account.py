@@ -1,4 +1,4 @@
-"""``ggroupfs account``: what each slice has used, and since when, as a table, CSV or JSON."""
+"""``ggroupfs account``: the total use of each slice, and since when, as a table, CSV or JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ggroupfs.view.accounts import FIELDS, FORMATS, ORDERS, Account, arranged
 from ggroupfs.view.figures import figures_of, files_for
 
 FILES = files_for(FIELDS)
-"""Files that are read of a slice."""
+"""Files of a slice that are read."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The subcommand. A slice that was asked for by name is told of even where it has used nothing."""
+    """Run the command. A slice that was named is listed even if it has used nothing."""
     mount = Path(os.path.abspath(arguments.mount))
     require_tree(mount)
     try:
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def top_of(mount: Path, word: str) -> str:
-    """Return the path of the slice that `word` names. RuntimeError where there is none, UsageError for a process."""
+    """Return the path of the slice that `word` names. RuntimeError if there is none, UsageError for a process."""
     directory, gpu = directory_of(mount, word)
     if gpu is not None:
         raise UsageError(f"{word}: name the slice, and the GPU by --gpu {gpu}")
@@ -63,9 +63,9 @@ def top_of(mount: Path, word: str) -> str:
 
 
 def outermost(paths: Iterator[str]) -> Sequence[str]:
-    """Return those of some slices that are in none of the others, each once."""
+    """Return the slices that are in none of the others, without duplicates."""
     found: list[str] = []
-    # With a slash behind each what is in a slice comes right after it, and not after another one like it.
+    # With a slash at the end of each path, a slice is followed by those in it, and not by one with a similar name.
     for path in sorted(set(paths), key=lambda path: f"{path}/"):
         if not (found and Slice(found[-1]).contains(Slice(path))):
             found.append(path)
@@ -73,7 +73,10 @@ def outermost(paths: Iterator[str]) -> Sequence[str]:
 
 
 def accounts(mount: Path, tops: Sequence[str]) -> Iterator[Account]:
-    """Read the accounts of slices and those in them; of all where none is given. One that goes is left out."""
+    """Yield the accounts of slices and those in them; of all slices if none is given.
+
+    A slice that vanishes is left out.
+    """
     are_named = bool(tops) and ROOT_PATH not in tops
     for top in tops if are_named else [ROOT_PATH]:
         for branch in branches(mount, top):

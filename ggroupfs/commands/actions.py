@@ -1,6 +1,6 @@
-"""What can be done to a process or slice from the keyboard; each says in words what came of it. No screen.
+"""The actions on a process or slice that ``ggroupfs top`` offers. Each returns its result in words. No screen.
 
-Whatever is refused is a RuntimeError or a UsageError with the reason.
+A refusal raises RuntimeError or UsageError with the reason.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from ggroupfs.view.columns import HIGH, TIMESLICE, Column
 from ggroupfs.view.figures import figures_of
 
 Action = Callable[[Path, str, str], str]
-"""(mount, directory of the group seen from there, what was typed) -> what is so now."""
+"""(mount, directory of the group relative to it, typed value) -> result in words."""
 
 AS_IT_IS = ("max", "default")
-"""What control files say where systemd's properties have another word."""
+"""Values that only control files accept; systemd's properties have other words for them."""
 
 
 def _put(mount: Path, directory: str, column: Column, control: str, key: str, value: str) -> str:
-    """Writes a value that may be spelt as the control file has it, or as the property; reads what came of it."""
+    """Write a value in the spelling of the control file or of the property, and report the value read back."""
     group = mount / directory
     try:
         apply(mount, understood(mount, group, control if value in AS_IT_IS else key, value))
@@ -32,22 +32,22 @@ def _put(mount: Path, directory: str, column: Column, control: str, key: str, va
 
 
 def _name(directory: str) -> str:
-    """The process or slice whose directory that is."""
+    """Return the process or slice to which a directory belongs."""
     return directory.rpartition("/")[0].removeprefix("slice")
 
 
 def limit(mount: Path, directory: str, value: str) -> str:
-    """``8G``, ``50%`` of the GPU's memory, ``max``."""
+    """Set the memory limit: ``8G``, ``50%`` of the GPU's memory, ``max``."""
     return _put(mount, directory, HIGH, "gmem.limit.high", "GMemHigh", value)
 
 
 def timeslice(mount: Path, directory: str, value: str) -> str:
-    """``2``, ``2ms``, ``500us``, ``default``."""
+    """Set the timeslice: ``2``, ``2ms``, ``500us``, ``default``."""
     return _put(mount, directory, TIMESLICE, "compute.timeslice", "ComputeTimeSlice", value)
 
 
 def freeze(mount: Path, directory: str, _: str = "") -> str:
-    """Freezes what is not frozen by itself, else lets it go on."""
+    """Freeze a group that is not frozen itself; thaw one that is."""
     group = mount / directory
     try:
         frozen = figures_of(group, ("compute.freeze",)).freeze
@@ -64,4 +64,4 @@ ASKED: Mapping[str, tuple[str, Action]] = {
     "limit": ("gmem.limit.high: 8G, 50%, max", limit),
     "timeslice": ("compute.timeslice: 2ms, 500us, default", timeslice),
 }
-"""Of each action that needs a value: what is asked for, and what is done then."""
+"""The question and the action, by the name of each action that needs a value."""

@@ -1,4 +1,4 @@
-"""``ggroupfs balance``: short for ``ggroupfs policy balance``, which needs no configuration."""
+"""``ggroupfs balance``: a short form of ``ggroupfs policy balance``, which needs no configuration."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ggroupfs.mounts import DEFAULT_MOUNTPOINT
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What it is told."""
+    """Add the arguments of the command."""
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML: bounds, and programs not to be moved")
     parser.add_argument("--mount", type=Path, default=DEFAULT_MOUNTPOINT)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The subcommand."""
+    """Run the command."""
     return run_program("balance", arguments.config, arguments.mount)

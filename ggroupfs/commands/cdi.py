@@ -1,4 +1,4 @@
-"""``ggroupfs cdi generate``: the devices ``ggroup.io/gpu=N`` and ``=all`` for container engines."""
+"""``ggroupfs cdi generate``: describes the devices ``ggroup.io/gpu=N`` and ``=all`` for container engines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The subcommand."""
+    """Run the command."""
     mount = Path(os.path.abspath(arguments.mount))
     require_tree(mount)
     try:
@@ -42,7 +42,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def host_of(mount: Path, hook: Path) -> Host:
-    """What of this machine goes into a container that uses the GPUs of a tree. RuntimeError, LookupError, OSError."""
+    """Return the parts of this machine that a container with the GPUs of a tree needs.
+
+    RuntimeError, LookupError, OSError.
+    """
     facts = facts_of(mount)
     if "socket" not in facts:
         raise LookupError(f"{mount} has no socket")
@@ -57,7 +60,7 @@ def host_of(mount: Path, hook: Path) -> Host:
 
 
 def replace(path: Path, text: str) -> None:
-    """Has a file say that, as a whole or not at all: an engine may read it at any moment. OSError."""
+    """Replace the content of a file atomically, as an engine may read it at any moment. OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:

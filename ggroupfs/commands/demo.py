@@ -20,18 +20,18 @@ from ggroupfs.mounts import DEFAULT_MOUNTPOINT, mount_of
 from ggroupfs.view import snapshot
 
 SETTLE_S = 1.0
-"""Time to watch what a change does, in seconds."""
+"""Seconds for which the effect of a change is watched."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What it is told."""
+    """Add the arguments of the command."""
     parser.add_argument("--mount", type=Path, default=DEFAULT_MOUNTPOINT)
     parser.add_argument("--gpu", choices=("auto", "soft", "nvidia"), default="auto")
     parser.set_defaults(places=[], ledger="auto", options=[], foreground=False, background=False, fake=False)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The subcommand: stays until Ctrl-C on a terminal, else ends after the tour."""
+    """Run the tour. On a terminal the tree stays until Ctrl-C; otherwise the command ends after the tour."""
     mount: Path = arguments.mount
     with contextlib.ExitStack() as stack:
         if mount_of(os.path.abspath(mount)) is None:
@@ -65,7 +65,7 @@ def _unmount(mount: Path) -> None:
 
 @contextlib.contextmanager
 def _tenant(mount: Path, gmem: str, kernel: str) -> Iterator[None]:
-    """A tenant that runs until the end, and has done something on entry."""
+    """Run a tenant for the duration of the context, which begins once it has finished a kernel."""
     process = subprocess.Popen(
         [sys.executable, "-m", "ggroupfs", "tenant", "--mount", mount, "--gmem", gmem, "--kernel", kernel],
         stdout=subprocess.DEVNULL,
@@ -85,7 +85,7 @@ def _works(mount: Path, pid: int) -> bool:
 
 
 def _tour(mount: Path, *, soft: bool) -> None:
-    """What the files do, on whatever processes there are."""
+    """Show what the files do, with the processes that are there."""
     found = list(members(mount))
     print(_table(mount) + "\n")
     if len(found) < 2:
@@ -127,7 +127,7 @@ def _echo(member: Member, name: str, value: str) -> None:
 
 
 def _progress(label: str, *watched: Member) -> None:
-    """How far each process comes in a while, in kernels, where the machine can tell."""
+    """Print the progress of each process over a while, in kernels, if the machine can tell."""
     before = [member.flat("gcgroup.stat").get("finished") for member in watched]
     time.sleep(SETTLE_S)
     after = [member.flat("gcgroup.stat").get("finished") for member in watched]

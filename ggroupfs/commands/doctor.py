@@ -1,5 +1,4 @@
-"""``ggroupfs doctor``: what this machine can and cannot enforce, and why, in words; or all that the daemon knows of a
-process."""
+"""``ggroupfs doctor``: says what this machine can enforce, and why, or what the daemon knows of a process."""
 
 from __future__ import annotations
 
@@ -28,14 +27,14 @@ from ggroupfs.text import spans
 from ggroupfs.view.columns import readable
 
 NAMED = 3
-"""Slices that a finding names, the oldest first."""
+"""Slices named in a finding, oldest first."""
 
 SUBJECT_MOST = 40
-"""Characters of the column of subjects, at most: the path of a pod's slice is longer than a line."""
+"""Largest width of the column of subjects, characters: the path of a pod's slice is longer than a line."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options and arguments of the command."""
+    """Add the arguments of the command."""
     parser.add_argument("pid", type=int, nargs="?", metavar="PID", help="what the daemon knows of a process, instead")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--thaw-all", action="store_true", help="where no daemon is: have every program run again")
@@ -44,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The subcommand. Exit code 1 if a tree could not be mounted here, or if a program could not be thawed."""
+    """Run the command. Exit code 1 if a tree could not be mounted here, or if a program could not be thawed."""
     if arguments.pid is not None:
         if arguments.thaw_all:
             raise UsageError("doctor: either a pid, or --thaw-all")
@@ -75,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _machine() -> Iterator[Finding]:
-    """What every mount needs, and what it works together with."""
+    """Check what every mount needs, and what it works together with."""
     root = os.geteuid() == 0
     yield Finding(
         "root", "ok" if root else "missing", "the levers act on other users' processes" if root else "run as root"
@@ -89,9 +88,9 @@ def _machine() -> Iterator[Finding]:
 
 
 def journals(folder: Path | None = None) -> Iterator[Finding]:
-    """Those that are out of date."""
+    """Report the journals that are out of date."""
     from ggroupfs.commands.thaw import stale
-    from ggroupfs.daemon.mount import SOCKETS  # with all that a mount needs
+    from ggroupfs.daemon.mount import SOCKETS  # imports all that a mount needs
 
     for path in sorted((folder or SOCKETS).glob("*.journal")):
         with contextlib.suppress(OSError):  # gone since
@@ -101,12 +100,12 @@ def journals(folder: Path | None = None) -> Iterator[Finding]:
 
 
 async def versions(places: Iterable[str] | None = None) -> list[Finding]:
-    """What daemons and programs lack that were started with an earlier ggroupfs, in each tree that root mounted."""
+    """Report what daemons and programs from an earlier ggroupfs lack, in each tree that root mounted."""
     from ggroupfs.commands.thaw import ANSWER_S, roots
 
     findings = []
     for place in roots(trees()) if places is None else places:
-        with trio.move_on_after(ANSWER_S):  # one that hangs is no matter of its version
+        with trio.move_on_after(ANSWER_S):  # a tree that hangs is not a matter of its version
             try:
                 facts = await trio.to_thread.run_sync(facts_of, place, abandon_on_cancel=True)
             except OSError:  # ENOTCONN: its daemon is dead
@@ -129,7 +128,7 @@ def _older(place: str, facts: Mapping[str, str]) -> str:
 
 
 async def strays(places: Iterable[str] | None = None) -> Sequence[Finding]:
-    """Return what is to be said of slices whose cgroups never came, in each tree that root mounted."""
+    """Report slices whose cgroups never came, in each tree that root mounted."""
     from ggroupfs.commands.thaw import ANSWER_S, roots
 
     findings = []
@@ -143,7 +142,7 @@ async def strays(places: Iterable[str] | None = None) -> Sequence[Finding]:
 
 
 async def overs(places: Iterable[str] | None = None) -> Sequence[Finding]:
-    """Return what is to be said of groups that are over a limit, in each tree that root mounted."""
+    """Report groups that exceed a limit, in each tree that root mounted."""
     from ggroupfs.commands.thaw import ANSWER_S, roots
 
     findings = []
@@ -160,13 +159,13 @@ async def overs(places: Iterable[str] | None = None) -> Sequence[Finding]:
 
 
 def over(mount: Path) -> Sequence[Path]:
-    """Return the directories of groups of a tree that are over a limit, relative to it: slices before processes."""
+    """Return the directories of groups that exceed a limit, relative to the tree: slices before processes."""
     found = []
     for top in (mount / "slice", *sorted(mount.glob("[0-9]*"))):
         for folder, _, files in os.walk(top):
             if "gmem.events" not in files:
                 continue
-            with contextlib.suppress(OSError):  # it has gone since
+            with contextlib.suppress(OSError):  # gone since
                 if flat(content(Path(folder, "gmem.events"))).get("over"):
                     found.append(Path(folder).relative_to(mount))
     return found
@@ -183,7 +182,7 @@ def _stray(waiting: Sequence[Made]) -> str:
 
 
 async def _gpus() -> list[Finding]:
-    """What each control does on each GPU, proven by running it."""
+    """Report what each control does on each GPU, proven by a test run."""
     try:
         from backend.nvidia.opening import open_gpus
 

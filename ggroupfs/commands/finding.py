@@ -1,20 +1,20 @@
-"""What ``ggroupfs doctor`` has to say."""
+"""The findings that ``ggroupfs doctor`` reports."""
 
 from __future__ import annotations
 
 import attrs
 
 BAD = frozenset(("missing", "failed"))
-"""Verdicts that make its exit code 1."""
+"""Verdicts that make the exit code of the doctor 1."""
 
 
 @attrs.frozen
 class Finding:
-    """One thing that was looked at, or done."""
+    """The result of one check or repair."""
 
     subject: str
-    """What."""
+    """Subject of the finding."""
     verdict: str
     """``ok``, ``missing``, or a capability: ``enforced``, ``advisory``, ``unsupported``; ``thawed`` or ``failed``."""
     why: str
-    """In words."""
+    """Reason, in words."""

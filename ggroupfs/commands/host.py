@@ -1,4 +1,4 @@
-"""What ``ggroupfs doctor`` says of the host: its cgroups, MPS, and the versions of what works together."""
+"""The doctor's checks of the host: its cgroups, MPS, and the versions of the parts that work together."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from ggroupfs.text.names import is_number
 from ggroupfs.view.columns import readable
 
 MPS_COMMAND = "nvidia-cuda-mps-control"[:15]
-"""Name of the control daemon and of the server of MPS, as far as the kernel keeps it (TASK_COMM_LEN, linux/sched.h)."""
+"""Name of MPS's control daemon and server, as far as the kernel keeps it (TASK_COMM_LEN, linux/sched.h)."""
 DRIVERS = ("580", "595")
-"""Branches of the NVIDIA driver of which the ioctls were read (docs/nvidia.md)."""
+"""Branches of the NVIDIA driver whose ioctls were studied (docs/nvidia.md)."""
 MODULES = Path("/sys/module")
-"""Where the kernel says which modules are loaded, with their versions."""
+"""Directory in which the kernel lists the loaded modules, with their versions."""
 
 
 def cgroups(mounts: Sequence[procfs.Mount] | None = None) -> Finding:
-    """Which hierarchy slices follow: cgroup2, and on a hybrid host systemd's own beside it."""
+    """Report the hierarchy that slices follow: cgroup2, and on a hybrid host systemd's own next to it."""
     found = procfs.mounts() if mounts is None else mounts
     unified = next((mount.point for mount in found if mount.type == "cgroup2"), None)
     others = [mount for mount in found if mount.type == "cgroup"]
@@ -48,7 +48,7 @@ def cgroups(mounts: Sequence[procfs.Mount] | None = None) -> Finding:
 
 
 def openings() -> Finding:
-    """Whether the kernel has a program wait as it opens a file, which ``-o usher=`` is made of."""
+    """Report whether the kernel can make a program wait when it opens a file, which ``-o usher=`` needs."""
     try:
         fanotify.check()
     except OSError as error:
@@ -57,7 +57,7 @@ def openings() -> Finding:
 
 
 def mps() -> Finding:
-    """Whether MPS runs, and what that means. Any program can have that name: the user is said, too."""
+    """Report whether MPS runs, and the consequences. The user is named too, since any program can use that name."""
     running = [f"{pid} of user {owner_of(pid)}" for pid in sorted(_named(MPS_COMMAND))]
     if not running:
         return Finding("MPS", "ok", "neither its control daemon nor a server runs in this pid namespace")
@@ -77,7 +77,7 @@ def _named(command: str) -> Iterator[int]:
 
 
 def versions() -> Iterator[Finding]:
-    """The versions of the command, the library, the kernel module and the driver, and whether they fit."""
+    """Report the versions of the command, the library, the kernel module and the driver, and whether they match."""
     yield Finding("ggroupfs", "ok", f"version {VERSION}")
     yield _library()
     yield _module(VERSION)
@@ -108,7 +108,7 @@ def _library() -> Finding:
 
 
 def _module(own: str) -> Finding:
-    """The kernel module, of which the version has no meaning for what it can: that, it says itself."""
+    """Report the kernel module. Its capabilities come from the module itself, and do not follow from its version."""
     try:
         lacks = kernel.lacking(kernel.features())
         words = f"the kernel module ggroup keeps the books: {kernel.check()}"
@@ -122,7 +122,7 @@ def _module(own: str) -> Finding:
 
 
 def _loaded(module: str) -> str | None:
-    """The version of a module that is loaded; None where it is not, or says none."""
+    """Return the version of a loaded module; None if it is not loaded, or has no version."""
     try:
         return procfs.text(MODULES / module / "version")
     except OSError:

@@ -1,4 +1,4 @@
-"""The keys of the screen of ``ggroupfs top``, as it says them: in its last line, and all of them on demand."""
+"""The keys of ``ggroupfs top``: the summary in the last line of the screen, and the full list as a help screen."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HELP = """\
 
 
 class Help(ModalScreen[None]):
-    """What the keys do."""
+    """The help screen."""
 
     CSS = """
     Help { align: center middle; }
@@ -42,5 +42,5 @@ class Help(ModalScreen[None]):
     """
 
     def compose(self) -> ComposeResult:
-        """One box."""
+        """Compose the screen: a single box."""
         yield Static(HELP, markup=False)

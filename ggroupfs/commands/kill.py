@@ -1,8 +1,8 @@
-"""A signal to a process that was chosen on the screen of ``ggroupfs top``: to that very process or to none.
+"""Sends a signal to the process selected in ``ggroupfs top``, and never to another process that has taken its pid.
 
-A pidfd is opened when the question is asked. When it is answered, the process of that pidfd has to be the one that the
-tree speaks of: it has not ended, and started when the daemon says that its process did. So a pid that was recycled,
-before the question or after it, is sent nothing.
+A pidfd is opened when the question is asked. When it is answered, the process of that pidfd must be the one in the
+tree: it has not ended, and it started at the time that the daemon gives for its process. So a pid that was recycled,
+before or after the question, is sent nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ggroupfs.view.columns import readable
 from ggroupfs.view.snapshot import NOT_KNOWN, ProcessUse
 
 QUESTION = "end it? yes (TERM), or a signal: KILL, INT"
-"""What is asked."""
+"""Question to the user."""
 COMMAND_MOST = 40
 """Characters of a command that a question shows."""
 
@@ -34,25 +34,26 @@ class Victim:
     """A process that is to be sent a signal."""
 
     use: ProcessUse
-    """What was on the screen."""
+    """Process as it was on the screen."""
     pidfd: int
-    """The process that had its pid when the question was asked."""
+    """Process that had this pid when the question was asked."""
 
     def __str__(self) -> str:
         user = f" of {self.use.user}" if self.use.user else ""
-        command = self.use.command  # with -c as long as the process likes: the question is behind it
+        command = self.use.command  # with -c arbitrarily long, and the question comes behind it
         if len(command) > COMMAND_MOST:
             command = f"{command[: COMMAND_MOST - 1]}…"
         return readable(f"{self.use.pid} {command}{user}")
 
     def close(self) -> None:
-        """Closes the pidfd."""
+        """Close the pidfd."""
         os.close(self.pidfd)
 
 
 def seize(use: ProcessUse) -> Victim:
-    """Return the process, held by a pidfd. Waits for nothing. RuntimeError where there is none, or where this user may
-    not send it a signal.
+    """Return the process, held by a pidfd, without waiting for anything.
+
+    RuntimeError if there is no such process, or this user may not send it a signal.
     """
     if use.slice == NOT_KNOWN:
         raise RuntimeError(f"{use.pid} is another process's pid here, or none: the tree is of another pid namespace")
@@ -72,8 +73,11 @@ def seize(use: ProcessUse) -> Victim:
 
 
 def send(victim: Victim, mount: Path, directory: str, answer: str) -> str:
-    """Send the signal that was answered, and say so: an action, in a thread that may wait. UsageError for an answer
-    that is none, RuntimeError where it is not that process any more, or may not be sent one. The pidfd is closed.
+    """Send the signal that the answer names, close the pidfd, and report in words.
+
+    An action, for a thread that may wait.
+
+    UsageError for an invalid answer. RuntimeError if the pid is another process's by now, or no signal may be sent.
     """
     try:
         number = _signal(answer)
@@ -97,7 +101,7 @@ def _signal(answer: str) -> signal.Signals:
 
 
 def _check(victim: Victim, mount: Path, directory: str) -> None:
-    """RuntimeError, unless the pidfd is of the process that the tree speaks of. OSError."""
+    """Raise RuntimeError unless the pidfd is that of the process in the tree. OSError."""
     gone = RuntimeError(f"{victim} has ended: nothing was sent")
     try:
         told = dict(line.split(" ", 1) for line in content(mount / directory / "gcgroup.record").splitlines())

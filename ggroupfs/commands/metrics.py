@@ -1,7 +1,7 @@
-"""``ggroupfs metrics``: what a tree says, for Prometheus: served by HTTP, written to a file, or printed.
+"""``ggroupfs metrics``: exports a tree for Prometheus, by HTTP, to a file, or on standard output.
 
-A process of its own, which reads the tree with open and read: the daemon answers it between others' requests, as it
-answers any program, and needs no port. It needs no rights either.
+The exporter is a process of its own that reads the tree with open and read. The daemon answers it among the requests of
+other programs and needs no port, and the exporter needs no privileges.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from ggroupfs.view.sensors import SensorCollector
 
 PATH = "/metrics"
 NO_LABEL = "none"
-"""What is given for no label at all."""
+"""Word for no labels at all."""
 IDLE_S = 30.0
-"""How long a client may take to ask, or to take its answer: each costs a thread."""
+"""Seconds that a client may take to send its request, or to receive the answer; each client occupies a thread."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _labels(text: str) -> Sequence[str]:
-    """Return some of WORDS. argparse.ArgumentTypeError for what is not one of them."""
+    """Return some of WORDS. argparse.ArgumentTypeError for any other word."""
     words = [] if text == NO_LABEL else text.split(",")
     for word in words:
         if word not in WORDS:
@@ -58,7 +58,7 @@ def _labels(text: str) -> Sequence[str]:
 
 
 def _address(word: str) -> tuple[str, int]:
-    """ADDRESS:PORT, an IPv6 address in brackets."""
+    """Parse ADDRESS:PORT, with an IPv6 address in brackets."""
     host, colon, port = word.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -71,13 +71,13 @@ def _address(word: str) -> tuple[str, int]:
 
 @attrs.frozen
 class Told(Collector):
-    """What one scrape found."""
+    """The metrics of one scrape."""
 
     metrics: Sequence[Metric]
-    """All of it."""
+    """All metrics."""
 
     def collect(self) -> Sequence[Metric]:
-        """The same each time."""
+        """Return the same metrics every time."""
         return self.metrics
 
     @property
@@ -87,16 +87,16 @@ class Told(Collector):
 
 
 class Handler(WSGIRequestHandler):
-    """One connection."""
+    """One HTTP connection."""
 
     timeout = IDLE_S
 
     def log_message(self, format: str, *args: object) -> None:
-        """Requests are not logged."""
+        """Drop the message: requests are not logged."""
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The subcommand. Where it tells once and no tree answers, it tells that, and the exit code is 1."""
+    """Run the command. In the modes that export once, the exit code is 1 if no tree answers."""
     collector = TreeCollector(arguments.mount, processes=not arguments.no_processes, labels=arguments.labels)
     if arguments.listen is not None:
         _serve(collector, SensorCollector(arguments.mount), *arguments.listen)
@@ -111,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _serve(collector: TreeCollector, sensors: SensorCollector, host: str, port: int) -> NoReturn:
-    """Answers until it is interrupted. A line says where, once it does."""
+    """Serve until interrupted, and print the address once the server listens."""
     registry = CollectorRegistry()
     registry.register(collector)
     registry.register(sensors)
@@ -124,14 +124,14 @@ def _serve(collector: TreeCollector, sensors: SensorCollector, host: str, port: 
         start("404 Not Found", [("Content-Type", "text/plain")])
         return [f"the metrics are at {PATH}\n".encode()]
 
-    # The first of what the name means, as for any server that listens at one place.
+    # The first address of the name, as for any server that listens on one address.
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
 
     class Server(ThreadingWSGIServer):
         address_family = family
 
         def handle_error(self, request: object, client_address: object) -> None:
-            if not isinstance(sys.exc_info()[1], OSError):  # a client that hangs up, or says nothing, is no news
+            if not isinstance(sys.exc_info()[1], OSError):  # a client that hangs up, or sends nothing, is not logged
                 super().handle_error(request, client_address)  # type: ignore[arg-type]
 
     with make_server(str(address[0]), port, application, Server, Handler) as server:

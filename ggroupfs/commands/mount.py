@@ -1,4 +1,4 @@
-"""``ggroupfs mount``: in the foreground, or as a daemon of which the command waits until it answers."""
+"""``ggroupfs mount``: serves a tree in the foreground, or starts a daemon and waits until it answers."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ SYSLOG = "/dev/log"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What it is told."""
+    """Add the arguments of the command."""
     parser.add_argument("-f", "--foreground", action="store_true", help="stay, and print `ready` when it answers")
     parser.add_argument("--background", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--gpu", choices=choose.GPUS, default="auto")
     parser.add_argument("--ledger", choices=choose.LEDGERS, default="auto")
     parser.add_argument("-o", dest="options", action="append", default=[], metavar="LIST")
-    for flag in "nsv":  # from mount(8), as what follows
+    for flag in "nsv":  # from mount(8), as is the next one
         parser.add_argument(f"-{flag}", dest="ignored", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("-t", dest="ignored", help=argparse.SUPPRESS)
     parser.add_argument("--fake", action="store_true", help=argparse.SUPPRESS)
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The subcommand."""
+    """Run the command."""
     if len(arguments.places) > 2:
         raise UsageError("at most a source and a mountpoint")
     place = Path(arguments.places[-1]) if arguments.places else DEFAULT_MOUNTPOINT
@@ -70,7 +70,7 @@ def _serve(parsed: MountOptions, *, detach: bool) -> int:
 
 
 def _start(parsed: MountOptions, arguments: argparse.Namespace) -> int:
-    """Starts the daemon; returns when it answers, or with what it had to say."""
+    """Start the daemon. Return when it answers; if it fails, print its messages and return its exit code."""
     child = subprocess.Popen(
         [sys.executable, "-m", "ggroupfs", *_again(parsed, arguments)],
         stdin=subprocess.DEVNULL,
@@ -97,7 +97,7 @@ def _again(parsed: MountOptions, arguments: argparse.Namespace) -> Sequence[str]
 
 
 def _leave_terminal() -> None:
-    """From here on nobody reads what we print: messages go to the system log."""
+    """Detach from the terminal, where output is no longer read: messages go to the system log."""
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(null, stream)

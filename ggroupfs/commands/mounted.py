@@ -1,4 +1,4 @@
-"""What ``ggroupfs doctor`` says of the trees that are mounted: where, by which process, and which slices are strays."""
+"""The doctor's checks of mounted trees: where they are, which process serves each, and which slices are strays."""
 
 from __future__ import annotations
 
@@ -22,30 +22,33 @@ from ggroupfs.text.names import slice_directory
 from ggroupfs.view.columns import readable
 
 ANSWER_S = 2.0
-"""Seconds that a tree has to answer, before it is said that it does not."""
+"""Seconds that a tree has to answer before it is reported as silent."""
 STRAYS_MOST = 16
-"""Stray slices of a tree that are named, at most; of the others it is said how many they are."""
+"""Largest number of stray slices of a tree that are named; the rest are counted."""
 STRAY = "a slice without a cgroup, made ahead of it, or not empty yet; rmdir takes it and its settings away"
-"""What is said of one."""
+"""Finding for a stray slice."""
 
 WALK_S = 10.0
-"""Seconds in which the slices of a tree are looked at."""
+"""Seconds in which the slices of a tree are checked."""
 
 
 @attrs.frozen
 class Place:
-    """A tree that is mounted."""
+    """A mounted tree."""
 
     point: str
-    """Where, first of all."""
+    """First mountpoint."""
     device: str
-    """Its device number, as mountinfo has it."""
+    """Device number, in the format of mountinfo."""
     also: Sequence[str] = ()
-    """Where it is besides: by ``-o also=``, or a bind mount."""
+    """Further mountpoints, from ``-o also=`` or bind mounts."""
 
 
 def places(mounts: Iterable[procfs.Mount] | None = None) -> Sequence[Place]:
-    """The whole trees in this mount namespace, one for each daemon. A container may have a part of one besides."""
+    """Return the complete trees in this mount namespace, one per daemon.
+
+    A container may have a part of one in addition.
+    """
     found: dict[str, list[str]] = {}
     for mount in procfs.mounts() if mounts is None else mounts:
         if mount.type == TYPE and mount.root == "/":
@@ -54,7 +57,7 @@ def places(mounts: Iterable[procfs.Mount] | None = None) -> Sequence[Place]:
 
 
 async def mounted() -> list[Finding]:
-    """What there is to say of every tree. One that hangs is given ANSWER_S."""
+    """Report on every tree. A tree that hangs is given ANSWER_S."""
     found = places()
     if not found:
         return [Finding("tree", "ok", "none is mounted in this mount namespace: `ggroupfs mount`")]
@@ -73,11 +76,11 @@ async def mounted() -> list[Finding]:
 
 
 async def _strays_in_time(place: Place) -> Sequence[Finding]:
-    """The stray slices of a tree that answers: it may have thousands of slices, and then they are not all looked at."""
+    """Report the stray slices of a tree that answers. With thousands of slices, not all may be checked in time."""
     with trio.move_on_after(WALK_S):
         try:
             return await trio.to_thread.run_sync(lambda: list(strays(Path(place.point))), abandon_on_cancel=True)
-        except OSError as error:  # it ends just now
+        except OSError as error:  # it is ending
             return [_finding(place, "advisory", f"its slices cannot be read: {error.strerror}")]
     why = f"whether each of its slices has a cgroup could not be looked at within {WALK_S:g} s"
     return [_finding(place, "advisory", why)]
@@ -89,7 +92,7 @@ def _finding(place: Place, verdict: str, words: str) -> Finding:
 
 
 def _of_tree(place: Place) -> tuple[Finding, bool]:
-    """What serves a tree, and whether its slices are of the cgroups that are seen from here."""
+    """Report what serves a tree, and whether its slices belong to the cgroup namespace of this process."""
     now = mount_of(place.point)
     if now is None or now[0] != place.device:
         return _finding(place, "advisory", "a tree under another mount, which no program reaches there"), False
@@ -119,13 +122,14 @@ def _of_tree(place: Place) -> tuple[Finding, bool]:
         return _finding(place, verdict, words), here
     except Unknown as error:
         return _finding(place, "advisory", f"which process serves it is not known: {error}"), False
-    except OSError as error:  # gone since, or it ends just now
+    except OSError as error:  # gone since, or ending
         return _finding(place, "advisory", f"cannot be read: {error.strerror}"), False
 
 
 def _our_cgroups(pid: int) -> bool:
-    """Whether a path of a cgroup means the same to a process and here (cgroup_namespaces(7)). Only root is told, and
-    the user that the process is of.
+    """Whether a cgroup path means the same to a process as here (cgroup_namespaces(7)).
+
+    Only root and the user of the process can find out.
     """
     try:
         return os.stat(f"/proc/{pid}/ns/cgroup").st_ino == os.stat("/proc/self/ns/cgroup").st_ino
@@ -134,7 +138,10 @@ def _our_cgroups(pid: int) -> bool:
 
 
 def strays(mount: Path) -> Iterator[Finding]:
-    """The slices that no cgroup is of: made ahead, or with a program in them still. Families have none. OSError."""
+    """Yield the slices without a cgroup: made ahead, or still with a program in them. OSError.
+
+    The slices of families have no cgroup by design, and are left out.
+    """
     paths = dict.fromkeys(branch.slice for branch in branches(mount) if branch.slice != ROOT_PATH)
     found = [path for path in paths if not (FAMILY.fullmatch(path.rpartition("/")[2]) or ids(Slice(path)) != ())]
     for path in found[:STRAYS_MOST]:

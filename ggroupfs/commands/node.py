@@ -1,4 +1,4 @@
-"""``ggroupfs node``: what this node has to give, in the form that an engine takes."""
+"""``ggroupfs node``: prints the capacity of this node, in the format of an engine."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print it."""
+    """Run the command."""
     print(FORMS[arguments.format](capacity(arguments.mount)))
     return 0

@@ -1,4 +1,4 @@
-"""Which cgroup a word of a command line means: a path, or a unit of systemd, wherever that is."""
+"""Finds the cgroup that a word of a command line means: a path, or a unit of systemd, wherever that is."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from ggroupfs.units.manager import SLICE, unit_of
 from ggroupfs.units.naming import doubt_of_name, doubt_of_path, is_unit, place_of, told
 
 ANSWER_S = 5.0
-"""Seconds that systemd has to say where a unit is."""
+"""Seconds that systemd has to answer where a unit is."""
 
 
 def path_meant(mount: Path, word: str) -> str:
-    """The path of the cgroup that a word means: with a slash in it a path, without one a unit or a cgroup at the top.
+    """Return the path of the cgroup that a word means.
 
-    UsageError for what systemd has no cgroup for, unless one is there all the same; RuntimeError for a unit that cannot
-    be found.
+    A word with a slash is a path, and any other a unit or a top-level cgroup.
+
+    UsageError for a word for which systemd has no cgroup, unless there is one all the same; RuntimeError for a unit
+    that cannot be found.
     """
     parts = [part for part in word.split("/") if part]
     literal, bare = f"/{'/'.join(parts)}", "/" not in word
@@ -36,13 +38,15 @@ def path_meant(mount: Path, word: str) -> str:
 
 
 def is_there(mount: Path, path: str) -> bool:
-    """Whether there is a slice of that path in the tree, or a cgroup."""
+    """Whether the tree has a slice of that path, or there is such a cgroup."""
     return (mount / slice_directory(path)).is_dir() or bool(ids(Slice(path)))
 
 
 def hierarchies() -> Sequence[Path]:
-    """Where the cgroups are that /proc names: the cgroup2 tree and, on a hybrid host, systemd's own hierarchy; none of
-    which only a part is seen, as in a container."""
+    """Return the hierarchies to which /proc refers: the cgroup2 tree and, on a hybrid host, systemd's own.
+
+    A hierarchy of which only a part is visible, as in a container, is left out.
+    """
     found = (procfs.cgroup2(), procfs.cgroup1("name=systemd"))
     return [Path(mount.point) for mount in found if mount is not None and mount.root == "/"]
 
@@ -50,7 +54,7 @@ def hierarchies() -> Sequence[Path]:
 def _unit(mount: Path, name: str) -> str:
     if name.endswith(SLICE):
         place, literal = place_of(name), f"/{name}"
-        # A cgroup at the top that another program than systemd has called so is what a user of that program means.
+        # A top-level cgroup of that name which another program than systemd made is what its user means.
         return literal if is_there(mount, literal) and not is_there(mount, place) else place
     cgroups = {path for place in hierarchies() for path in _found(place, name)}
     if len(cgroups) == 1:
@@ -66,7 +70,7 @@ def _unit(mount: Path, name: str) -> str:
 
 
 def _found(top: Path, name: str) -> Iterator[str]:
-    """The paths of cgroups, below the directory of the root, at which the system manager has a unit of that name."""
+    """Yield the paths of cgroups below `top` that belong to the system manager's unit of that name."""
     waiting = [""]
     while waiting:
         above = waiting.pop()
@@ -80,11 +84,11 @@ def _found(top: Path, name: str) -> Iterator[str]:
 
 
 def _asked(name: str, address: str = "SYSTEM") -> str:
-    """What systemd says where a unit is, or will be; empty where it does not know, and where there is none to ask."""
+    """Ask systemd where a unit is, or will be; empty if it does not know, or cannot be asked."""
     try:
         import trio
 
-        from ggroupfs.units.systemd import Systemd  # with jeepney, which need not be there
+        from ggroupfs.units.systemd import Systemd  # needs jeepney, which may be missing
     except ImportError:
         return ""
 

@@ -1,7 +1,7 @@
-"""``ggroupfs policy``: a policy as a program, at work on a mounted tree until it is ended.
+"""``ggroupfs policy``: runs a policy as a program over a mounted tree, until it is ended.
 
-Not to be mixed up with the policies of ``ggroupfs replay``: those are objects that only decide
-(:mod:`ggroupfs.policies.face`), these are programs that pull levers, whether such an object decides for them or not.
+These programs are not the policies of ``ggroupfs replay``. Those are objects that only decide
+(:mod:`ggroupfs.policies.face`); these are programs that pull levers, with or without such an object.
 """
 
 from __future__ import annotations
@@ -34,27 +34,29 @@ PROGRAMS = {
     "lanes": "ggroupfs.policies.lanes.program:run",
     "slo": "ggroupfs.policies.slo.program:run",
 }
-"""Those that go by a name of their own, a line each."""
+"""Policies with a short name, one per line."""
 
 Program = Callable[[Tree, Table], Awaitable[None]]
-"""Runs until it is cancelled, and takes back what it set. Says :meth:`Tree.ready` once it is at work."""
+"""A policy: runs until it is cancelled, then takes back what it set. It calls :meth:`Tree.ready` once it is at work."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What it is told."""
+    """Add the arguments of the command."""
     parser.add_argument("name", metavar="NAME|MODULE:NAME", help=", ".join([*PROGRAMS, "or one of your own"]))
     parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="TOML; keys are the policy's own")
     parser.add_argument("--mount", type=Path, default=DEFAULT_MOUNTPOINT)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The subcommand."""
+    """Run the command."""
     return run_program(arguments.name, arguments.config, arguments.mount)
 
 
 def run_program(name: str, file: Path | None, mount: Path) -> int:
-    """Runs a policy; without a file it is configured by an empty one. SIGTERM and SIGINT end it; a second one does not
-    wait for what is being taken back."""
+    """Run a policy, with an empty configuration if there is no file.
+
+    SIGTERM and SIGINT end it; a second signal does not wait for what is being taken back.
+    """
     try:
         program = _program(name)
         config = Table.load(file) if file is not None else Table({}, name)
@@ -64,7 +66,7 @@ def run_program(name: str, file: Path | None, mount: Path) -> int:
     except BaseExceptionGroup as group:
         leaves = list(_leaves(group))
         if not all(isinstance(error, UsageError | OSError | RuntimeError) for error in leaves):
-            raise  # a mistake in the policy, which is best seen whole
+            raise  # a bug in the policy, for which the full traceback is best
         log.debug("%s ended", name, exc_info=group)
         if isinstance(leaves[0], UsageError):
             raise UsageError(f"policy: {leaves[0]}") from None
@@ -92,7 +94,7 @@ async def _cancel(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
 
 
 def _program(name: str) -> Program:
-    """The program of that name. UsageError where there is none."""
+    """Return the program of that name. UsageError if there is none."""
     module, colon, attribute = PROGRAMS.get(name, name).rpartition(":")
     if not (module and colon and attribute):
         known = f"there are {', '.join(PROGRAMS)}, and" if PROGRAMS else "there are"
@@ -110,12 +112,12 @@ def _program(name: str) -> Program:
 
 
 def _of_file(file: Path) -> ModuleType:
-    """A module by its file: the installed command looks for modules in no place but its own."""
+    """Load a module from its file, since the installed command searches for modules only in its own directory."""
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[file.stem] = module  # dataclasses and the like look for their module there
+    sys.modules[file.stem] = module  # dataclasses and the like look their module up there
     spec.loader.exec_module(module)
     return module
 

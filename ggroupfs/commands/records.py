@@ -1,4 +1,4 @@
-"""What ``ggroupfs doctor PID`` prints: the record of a process on each GPU, as the daemon of a tree has it."""
+"""The records that ``ggroupfs doctor PID`` prints: the daemon's view of a process on each GPU."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from ggroupfs.client.reading import require_our_pids
 
 
 def records(mount: Path, pid: int) -> Mapping[int, str]:
-    """Return the records of a process by the index of the GPU. FileNotFoundError where the process has no directory or
-    no tree is mounted; RuntimeError where pids are other processes' there; PermissionError for any user but its owner.
+    """Return the records of a process by the index of the GPU.
+
+    FileNotFoundError if the process has no directory or no tree is mounted; RuntimeError if the tree is of another pid
+    namespace; PermissionError for any user but the owner of the process.
     """
     require_tree(mount)
     require_our_pids(mount, "doctor")
@@ -20,12 +22,12 @@ def records(mount: Path, pid: int) -> Mapping[int, str]:
 
 
 def as_text(found: Mapping[int, str]) -> str:
-    """Return the records for people: the values below each other, aligned."""
+    """Return the records for people: values in a column, aligned."""
     rows = [line.partition(" ")[::2] for text in found.values() for line in [*text.splitlines(), ""]]
     width = max((len(name) for name, _ in rows), default=0)
     return "\n".join(f"{name:<{width}}  {value}".rstrip() for name, value in rows).rstrip()
 
 
 def as_json(found: Mapping[int, str]) -> list[dict[str, str]]:
-    """Return the records for programs: an object a GPU, with the words of the file."""
+    """Return the records for programs: one object per GPU, with the words of the file."""
     return [dict(line.split(" ", 1) for line in text.splitlines()) for text in found.values()]

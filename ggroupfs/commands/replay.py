@@ -36,7 +36,9 @@ TURNS = "turns"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What it is told."""
     machine = Machine()
-    parser.add_argument("trace", nargs="?", type=Path, metavar="TRACE", help="a job a line, see docs/policies.md")
+    parser.add_argument(
+        "trace", nargs="?", type=Path, metavar="TRACE", help="a job a line, see docs/policies/replay.md"
+    )
     parser.add_argument("--policy", default="lanes", metavar="NAME|MODULE:NAME", help="what decides, or turns; lanes")
     parser.add_argument("--order", help="of lanes: " + ", ".join(Order))
     parser.add_argument("--lanes", metavar="NUMBER", help="of lanes: how many at most")

@@ -1,8 +1,8 @@
-"""``ggroupfs run``: becomes a program, in the tree and with limits before it does anything.
+"""``ggroupfs run``: becomes a program that is in the tree, with its limits, before it does anything.
 
-The process makes its own directory, writes its limits there, and then is the program: pid, exit code and signals are
-the program's own. What its environment asks for (`GGROUP_GMEM_HIGH` and the like) holds for it and its children
-together, and needs no right. On NVIDIA GPUs a library goes along (LD_PRELOAD) that moves the program's memory.
+The process makes its own directory, writes its limits there, and then executes the program, so pid, exit code and
+signals are the program's own. Limits in its environment (`GGROUP_GMEM_HIGH` and the like) apply to it and its children
+together, and need no privileges. On NVIDIA GPUs a library is preloaded (LD_PRELOAD) that moves the program's memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ggroupfs.serving import require_trusted
 from ggroupfs.text.properties import BY_NAME, text_of
 
 PLACES = (CUDA_LIBRARY, TOP / "build" / "cuda" / CUDA_LIBRARY.name)
-"""Where the library is: beside the package, or in a checkout where it was built."""
+"""Possible places of the library: next to the package, or in a checkout where it was built."""
 
 
 @attrs.frozen
@@ -38,16 +38,16 @@ class Setting:
     """A `-p KEY=VALUE`."""
 
     name: str
-    """A property, or a control file."""
+    """Name of a property or a control file."""
     value: str
-    """As it was given."""
+    """Value as given."""
 
     def __str__(self) -> str:
         return f"-p {self.name}={self.value}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What it is told."""
+    """Add the arguments of the command."""
     parser.usage = "ggroupfs run [--mount M] [-p KEY=VALUE ...] [--slice NAME] [--gpu N] -- COMMAND..."
     parser.add_argument("--mount", type=Path, default=DEFAULT_MOUNTPOINT)
     parser.add_argument("-p", dest="settings", action="append", default=[], metavar="KEY=VALUE", help="GMemHigh=8G")
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The subcommand: returns only with an error."""
+    """Run the command; it returns only with an error."""
     command: list[str] = arguments.command
     if not command:
         raise UsageError("run: `-- COMMAND` is missing")
@@ -77,10 +77,10 @@ def run(arguments: argparse.Namespace) -> int:
         scope.enter(arguments.slice, command)
     elif arguments.slice is not None:
         enter(arguments.slice)
-    if settings:  # first: what the process has by then, its family has
+    if settings:  # first, since the family takes over what the process has by then
         apply(mount, settings, arguments.gpu)
     limit(facts.get("socket"), environment)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, and exec(2) would leave so
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and exec(2) would keep that
         signal.signal(number, signal.SIG_DFL)
     try:
         os.execve(program, command, environment)
@@ -89,8 +89,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _facts(mount: Path, needs_tree: bool) -> Mapping[str, str]:
-    """The facts of a tree; without one, as in a container that was given the socket alone, what GGROUP_SOCKET says.
-    FileNotFoundError."""
+    """Return the facts of a tree, or without a tree those that follow from GGROUP_SOCKET.
+
+    A container may have been given just the socket.
+
+    FileNotFoundError if there is neither.
+    """
     try:
         return facts_of(mount)
     except FileNotFoundError:
@@ -112,7 +116,7 @@ def _setting(word: str) -> Setting:
 
 
 def library() -> Path:
-    """The library that goes into CUDA programs; GGROUP_CUDA_LIBRARY names another."""
+    """Return the library to preload into CUDA programs; GGROUP_CUDA_LIBRARY names another."""
     places = _places()
     for place in places:
         if place.is_file():
@@ -121,14 +125,14 @@ def library() -> Path:
 
 
 def _places() -> Sequence[Path]:
-    """The places where the library may be."""
+    """Return the places where the library may be."""
     named = os.environ.get("GGROUP_CUDA_LIBRARY")
     return (Path(named),) if named else PLACES
 
 
 def apply(mount: Path, settings: list[Setting], gpu: int | None) -> None:
-    """Gives this very process a directory in the tree, and writes there what is asked for. OSError."""
-    # By the pid that the daemon knows us by: in another pid namespace ours is another process's there.
+    """Make a directory in the tree for this very process, and write the settings there. OSError."""
+    # Use the daemon's pid of this process: in another pid namespace our own means another process there.
     try:
         own = mount / os.readlink(mount / "self")
         own.mkdir()
@@ -158,8 +162,10 @@ def apply(mount: Path, settings: list[Setting], gpu: int | None) -> None:
 
 
 def limit(path: str | None, environment: MutableMapping[str, str]) -> None:
-    """Puts this very process into the families that an environment asks for, which is noted there for its children.
-    RuntimeError for a value that is none, or is refused; with `GGROUP_LENIENT` that is said, and no more."""
+    """Put this very process into the families that an environment asks for, and note them there for its children.
+
+    RuntimeError for a value that is invalid or refused; with `GGROUP_LENIENT` only a message.
+    """
     levels, complaints = families(environment)
     try:
         if levels and path is None:
@@ -175,7 +181,7 @@ def limit(path: str | None, environment: MutableMapping[str, str]) -> None:
 
 
 def enter(name: str) -> None:
-    """Moves this process into a cgroup, made where it is missing. RuntimeError."""
+    """Move this process into a cgroup, which is made if missing. RuntimeError."""
     parts = [part for part in name.split("/") if part]
     if not parts or any(part in (".", "..") for part in parts):
         raise UsageError(f"run: --slice {name}: no name of a cgroup")

@@ -1,4 +1,4 @@
-"""A transient scope for this process, as ``systemd-run --scope --slice=`` makes it."""
+"""Puts this process into a transient scope, as ``systemd-run --scope --slice=`` does."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from ggroupfs import mounts
 
 NAME = "org.freedesktop.systemd1"
 ANSWER_S = 25.0
-"""Seconds that systemd has, as with every method call (sd_bus_set_method_call_timeout(3))."""
+"""Seconds that systemd has to answer, as for every method call (sd_bus_set_method_call_timeout(3))."""
 
 
 def is_for(name: str) -> bool:
-    """Whether a slice by that name is systemd's to make, on this machine."""
+    """Whether systemd has to make the slice of that name on this machine."""
     return name.endswith(".slice") and "/" not in name and mounts.SYSTEMD.is_dir()
 
 
 def enter(slice_: str, command: Sequence[str], address: str = "SYSTEM") -> None:
-    """Returns once this process is in a scope of its own, in a slice. RuntimeError with the reason."""
+    """Return once this process is in a scope of its own, in a slice. RuntimeError with the reason."""
     try:
         _enter(slice_, command, address)
     except ImportError as error:
         raise RuntimeError(f"run: --slice {slice_}: systemd cannot be asked: {error}") from None
-    except (OSError, LookupError, ValueError) as error:  # jeepney has no error of its own that they all are
+    except (OSError, LookupError, ValueError) as error:  # jeepney's errors have no common class
         raise RuntimeError(f"run: --slice {slice_}: systemd: {error}") from None
 
 
@@ -41,7 +41,8 @@ def _enter(slice_: str, command: Sequence[str], address: str) -> None:
                 raise RuntimeError(f"run: --slice {slice_}: {''.join(map(str, reply.body[:1]))}")
             return tuple(reply.body)
 
-        # The pid that the bus knows us by, as systemd does: in a container ours is another process's there.
+        # Use the pid by which the bus and systemd know this process: in a container our own means another process
+        # there.
         (pid,) = call(message_bus.GetConnectionUnixProcessID(connection.unique_name))
         unit = f"ggroupfs-run-{pid}.scope"
         properties = [

@@ -1,5 +1,4 @@
-"""The screen of ``ggroupfs top``. Two threads beside it read the tree and write to it: no answer of a slow tree, nor
-of one that is dead, ever holds up a key."""
+"""The screen of ``ggroupfs top``. Threads read and write the tree, so a slow or dead tree never blocks a key."""
 
 from __future__ import annotations
 
@@ -31,18 +30,18 @@ from ggroupfs.view.listing import Listing
 from ggroupfs.view.outline import lines
 from ggroupfs.view.snapshot import GpuUse, ProcessUse
 
-# Told apart by all people (Okabe and Ito), and nothing is told by its colour alone.
+# Colours that colour-blind people can distinguish (Okabe and Ito). No information is given by colour alone.
 BLUE, ORANGE, GREY = Style(color="#56b4e9"), Style(color="#e69f00", bold=True), Style(color="#8a8a8a")
 
 BASE_LEAST_S = 0.5
-"""Rates are over that long at least: a write has the tree read at once, and two passes may be close together."""
+"""Shortest time over which rates are computed, seconds: a write triggers a read at once, so two passes may be close."""
 
 NOTICED_S = 1.0
-"""A look that takes longer, and longer than it is to, is said to."""
+"""Seconds above which the time of a pass is shown, if it also exceeds the delay."""
 
 
 class Top(App[int]):
-    """The program. Everything that it shows comes from a Frame, everything that it does is in actions."""
+    """The application. All that it shows comes from a Frame, and all that it does is in actions."""
 
     ENABLE_COMMAND_PALETTE = False
     CSS = """
@@ -55,8 +54,9 @@ class Top(App[int]):
     #prompt { height: 1; display: none; text-wrap: nowrap; }
     #keys { height: 1; color: #8a8a8a; }
     """
-    # All at once, in the order in which they come ("priority"): else what is typed before a line has opened would be
-    # commands, and a command would be for the line that was chosen before the arrow keys ahead of it.
+    # Every key has priority, so that keys are handled at once and in order. Otherwise text typed before a line has
+    # opened would be taken for commands, and a command would act on the line that was selected before preceding arrow
+    # keys.
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding(key, action, priority=True)
         for key, action in {
@@ -95,7 +95,7 @@ class Top(App[int]):
     def __init__(self, mount: Path, delay: float, wishes: Wishes | None = None) -> None:
         super().__init__()
         self._wishes = wishes or Wishes()
-        self._victim: Victim | None = None  # while it is asked whether to kill it
+        self._victim: Victim | None = None  # while the user is asked whether to kill it
         self._mount, self._delay = mount, delay
         self._frame: Frame | None = None
         self._order, self._pattern, self._flat = "memory", "", False
@@ -104,7 +104,7 @@ class Top(App[int]):
         self._listing = Listing()
 
     def compose(self) -> ComposeResult:
-        """From top to bottom."""
+        """Compose the screen, from top to bottom."""
         with Vertical():
             yield Static(id="summary", markup=False)
             yield Static(id="headings", markup=False)
@@ -114,18 +114,18 @@ class Top(App[int]):
             yield Static(KEYS, id="keys", markup=False)
 
     def on_mount(self) -> None:
-        """Begins to read. A signal that ends us leaves the terminal as it was."""
+        """Begin reading. A terminating signal leaves the terminal as it was."""
         for number in (signal.SIGTERM, signal.SIGHUP):
-            with contextlib.suppress(ValueError):  # not the main thread: a program that embeds it, a test
+            with contextlib.suppress(ValueError):  # not the main thread: embedded in another program, or a test
                 asyncio.get_running_loop().add_signal_handler(number, self.action_leave)
         self._listing.focus()
         self._missed(f"reading {self._mount} ...", False)
         threading.Thread(target=self._read, name="ggroupfs-top-reader", daemon=True).start()
 
-    # Reading and writing, each on a thread of its own
+    # Reading and writing, each in its own thread
 
     def _read(self) -> None:
-        """Never more than half of the time: a large tree is read less often rather than its daemon kept busy."""
+        """Read the tree repeatedly, at most half of the time: a large tree is read less often, to spare its daemon."""
         base, passed, previous = None, self._delay, None
         while not self._ended:
             try:
@@ -142,7 +142,7 @@ class Top(App[int]):
             self._wake.clear()
 
     def _do(self, action: Action, directory: str, value: str = "") -> None:
-        """A write returns once it holds, which may take its time."""
+        """Perform an action in a thread, as a write returns only once it holds."""
 
         def act() -> None:
             try:
@@ -155,14 +155,14 @@ class Top(App[int]):
         threading.Thread(target=act, name="ggroupfs-top-writer", daemon=True).start()
 
     def _tell(self, what: Callable[..., Any], *words: Any) -> None:
-        with contextlib.suppress(RuntimeError, asyncio.CancelledError):  # it ends just now
+        with contextlib.suppress(RuntimeError, asyncio.CancelledError):  # it is ending
             if not self._ended:
                 self.call_from_thread(what, *words)
 
     # Showing
 
     def _missed(self, reason: str, failed: bool = True) -> None:
-        """What was read last stays, with the reason why it is old, until something newer comes."""
+        """Keep showing the last pass, with the reason why it is old, until there is a newer one."""
         self._lost = True
         self._say(reason, failed)
 
@@ -174,7 +174,7 @@ class Top(App[int]):
         self._redraw()
 
     def _redraw(self) -> None:
-        """All of it, from what is known. Textual sends the terminal what differs."""
+        """Redraw everything from the present data. Textual sends only the differences to the terminal."""
         frame = self._frame
         if frame is None:
             return
@@ -194,18 +194,18 @@ class Top(App[int]):
         self.query_one("#headings", Static).update(Text(self._listing.headings(), no_wrap=True))
 
     def on_listing_resized(self, _: Listing.Resized) -> None:
-        """Bars and headings are as wide as the lines."""
+        """Redraw bars and headings, which are as wide as the lines."""
         self._redraw()
 
     def _say(self, words: str, failed: bool = False) -> None:
-        """The line at the bottom; an error has a mark beside its colour."""
+        """Show a message at the bottom; an error has a mark besides its colour."""
         text = Text(f"! {words}", ORANGE) if failed else Text(words)
         self.query_one("#message", Static).update(text)
 
     # Keys
 
     async def on_event(self, event: events.Event) -> None:
-        """What is typed while a line is open goes there; not by way of a widget, whose queue others would overtake."""
+        """Handle typed text directly while a line is open; in the queue of a widget, later events could overtake it."""
         if self._asking and isinstance(event, events.Key):
             self._type(event)
         elif self._asking and isinstance(event, events.Paste):
@@ -230,7 +230,7 @@ class Top(App[int]):
         self._prompt()
 
     def _prompt(self) -> None:
-        """The line in which a value is typed; a filter acts meanwhile."""
+        """Show the line in which a value is typed; a filter takes effect during the typing."""
         line = self.query_one("#prompt", Static)
         line.display = bool(self._asking)
         if not self._asking:
@@ -246,54 +246,54 @@ class Top(App[int]):
         line.update(Text.assemble((words, GREY), f" > {self._typed}", ("_", Style(blink=True))))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """While the help is open there is nothing to do but close it."""
+        """Allow only closing while the help screen is open."""
         return action in ("cancel", "leave") or not isinstance(self.screen, Help)
 
     def action_move(self, by: int) -> None:
-        """Up and down."""
+        """Move the selection by a number of lines."""
         self._listing.move(by)
 
     def action_page(self, by: int) -> None:
-        """As far as is seen at once."""
+        """Move the selection by a number of pages."""
         self._listing.page(by)
 
     def action_edge(self, end: bool) -> None:
-        """The first, the last."""
+        """Move the selection to the first or the last line."""
         self._listing.edge(end)
 
     def action_fold(self, fold: bool | None) -> None:
-        """Hides what is in the node that is chosen, or shows it."""
+        """Hide or show the children of the selected node."""
         self._listing.fold(fold)
         self._redraw()
 
     def action_leave(self) -> None:
-        """The end."""
+        """End the program."""
         self._ended = True
         self._wake.set()
         self.exit(0)
 
     def action_sort(self, order: str) -> None:
-        """Another order."""
+        """Sort in another order."""
         self._order = order
         self._redraw()
 
     def action_flat(self) -> None:
-        """Processes alone, or in their slices."""
+        """Toggle between processes alone and processes in their slices."""
         self._flat = not self._flat
         self._redraw()
 
     def action_commands(self) -> None:
-        """Full command lines, or the names of programs."""
+        """Toggle between full command lines and names of programs."""
         self._wishes.commands = CommandLines() if self._wishes.commands is None else None
         self._wake.set()
 
     def action_unused(self) -> None:
-        """Processes on every GPU, or on those that they use."""
+        """Toggle between processes on every GPU and on those that they use."""
         self._wishes.unused = not self._wishes.unused
         self._wake.set()
 
     def action_kill(self) -> None:
-        """Asks whether to end the process that is chosen, and holds it by a pidfd meanwhile."""
+        """Ask whether to end the selected process, which is held by a pidfd meanwhile."""
         line = self._listing.chosen
         if line is None or not isinstance(line.node.use, ProcessUse):
             self._say("only a process can be killed: choose one", True)
@@ -308,17 +308,17 @@ class Top(App[int]):
         self._prompt()
 
     def action_help(self) -> None:
-        """What the keys do."""
+        """Show the keys."""
         self.push_screen(Help())
 
     def action_freeze(self) -> None:
-        """Freezes or thaws what is chosen."""
+        """Freeze or thaw the selected group."""
         directory = self._chosen()
         if directory is not None:
             self._do(freeze, directory)
 
     def action_ask(self, what: str) -> None:
-        """Opens the line in which a value is typed. It is for what is chosen now, whatever moves there meanwhile."""
+        """Open the line for a value. It applies to the present selection, even if the lines move."""
         if what == "filter":
             self._typed = self._pattern
         else:
@@ -331,17 +331,17 @@ class Top(App[int]):
         self._prompt()
 
     def _submit(self) -> None:
-        """Does what was asked for."""
+        """Perform the action with the typed value."""
         what, value, victim = self._asking, self._typed.strip(), self._victim
         if victim is not None and value:
-            self._victim = None  # it is closed there
+            self._victim = None  # the action closes it
             self._do(partial(send, victim), self._target, value)
         self._close()
         if what in ASKED and value:
             self._do(ASKED[what][1], self._target, value)
 
     def action_cancel(self) -> None:
-        """Closes whatever is open; nothing was: shows everything again."""
+        """Close what is open; if nothing is, reset the filter."""
         if isinstance(self.screen, Help):
             self.pop_screen()
             return
@@ -359,7 +359,7 @@ class Top(App[int]):
         self._prompt()
 
     def _chosen(self) -> str | None:
-        """Directory of the process or slice that is chosen; None, and says so, for a GPU."""
+        """Return the directory of the selected process or slice; for a GPU None, with a message."""
         line = self._listing.chosen
         if line is None or isinstance(line.node.use, GpuUse):
             self._say("a GPU has no control files: choose a process or a slice", True)

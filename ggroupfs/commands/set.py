@@ -1,4 +1,4 @@
-"""``ggroupfs set``: limits of a process or a slice, by the name of the control file or of the property."""
+"""``ggroupfs set``: sets limits of a process or a slice, by the name of the control file or of the property."""
 
 from __future__ import annotations
 
@@ -35,31 +35,31 @@ USAGE = """%(prog)s [-h] [--gpu N] [--timeout SPAN] [--mount MOUNT] PATH KEY=VAL
 PATH_HELP = "a pid, a cgroup (/batch/gpu), a unit (batch-gpu.slice, trainer.service), or a directory of the tree"
 
 RESETTABLE = (*APPLIED, *(one for one in BY_CONTROL.values() if one not in APPLIED))
-"""The settings that have a control file, in the order in which they are reset: that in which files apply them."""
+"""Settings with a control file, in the order in which they are reset: first those that files apply, in that order."""
 
 
 class Gone(RuntimeError):
-    """A slice has gone with its cgroup."""
+    """Raised for a slice that has gone with its cgroup."""
 
 
 @attrs.frozen
 class Write:
-    """What goes into one control file."""
+    """A value for one control file."""
 
     group: Path
-    """The directory of control files."""
+    """Directory of control files."""
     control: str
-    """The control file."""
+    """Name of the control file."""
     text: str
-    """What is written to it."""
+    """Text to write."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What it is told."""
+    """Add the arguments of the command."""
     parser.usage = USAGE
     parser.add_argument("path", metavar="PATH", help=PATH_HELP)
     words = parser.add_argument("settings", nargs="+", metavar="KEY=VALUE", help="gmem.limit.high=8G, or GMemHigh=50%%")
-    words.required = False  # where --reset is; with nargs="*" none could stand behind an option that follows PATH
+    words.required = False  # not with --reset; nargs="*" would not allow them behind an option that follows PATH
     parser.add_argument("--reset", action="store_true", help="back to the defaults: all settings, or those of the KEYs")
     parser.add_argument("--gpu", type=int, default=None, metavar="N", help="the only GPU; else all that it is on")
     span = "make the slice, which goes unless its cgroup comes within that time: 10min, infinity"
@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The subcommand: all is understood before anything is written, in the order in which it was said."""
+    """Run the command. All words are parsed before anything is written, in the given order."""
     mount, words = Path(os.path.abspath(arguments.mount)), arguments.settings or []
     require_tree(mount)
     try:
@@ -89,13 +89,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def write(mount: Path, word: str, gpu: int | None, words: Sequence[str]) -> None:
-    """Writes what the words ask for. What is not there is made, and goes again if nothing could be written.
-    RuntimeError, UsageError."""
+    """Write the settings in `words`. Missing directories are made, and removed if nothing could be written.
+
+    RuntimeError, UsageError.
+    """
     if not words:
         raise UsageError("KEY=VALUE is missing")
     try:
         _write(mount, word, gpu, words)
-    except Gone:  # it was of a cgroup that has gone, which a write finds out
+    except Gone:  # it belonged to a cgroup that has gone, as the write found out
         _write(mount, word, gpu, words)
 
 
@@ -117,8 +119,7 @@ def _write(mount: Path, word: str, gpu: int | None, words: Sequence[str]) -> Non
 
 
 def make(directory: Path, word: str) -> Sequence[Path]:
-    """Makes the directory of a process or slice, and those above it, where there are none, and returns what was made.
-    RuntimeError."""
+    """Make the missing directory of a process or slice, with those above it, and return what was made. RuntimeError."""
     made: list[Path] = []
     missing: list[Path] = []
     try:
@@ -136,22 +137,22 @@ def make(directory: Path, word: str) -> Sequence[Path]:
 
 
 def remove(made: Sequence[Path]) -> None:
-    """Removes directories that were made, but for those that something is in by now."""
+    """Remove directories that were made, except those that are no longer empty."""
     for place in reversed(made):
         with contextlib.suppress(OSError):
             place.rmdir()
 
 
 def _say_if_ahead(path: str) -> None:
-    """Says that a slice was made for a cgroup which is to come: its name may be misspelt."""
+    """Warn that a slice was made for a cgroup that does not exist yet, since its name may be misspelt."""
     if ids(Slice(path)) == ():
         log.warning("set: %s: made ahead: there is no such cgroup yet", path)
 
 
 def reset(mount: Path, word: str, gpu: int | None, keys: Sequence[str]) -> None:
-    """Writes the defaults of some settings, or of all, where they are not what is there. RuntimeError, UsageError.
+    """Write the defaults of some settings, or of all, where the values differ. RuntimeError, UsageError.
 
-    Of all settings those are left out that this machine cannot enforce, and that an older daemon does not have.
+    With all settings, those are skipped that this machine cannot enforce, or that an older daemon does not have.
     """
     settings = [resettable(key) for key in keys]
     directory, named = directory_of(mount, word)
@@ -173,7 +174,7 @@ def reset(mount: Path, word: str, gpu: int | None, keys: Sequence[str]) -> None:
 
 
 def resettable(key: str) -> Setting:
-    """The setting of a key, by its control file or its property. UsageError for what has no default."""
+    """Return the setting of a key, the name of a control file or a property. UsageError for one without a default."""
     one = BY_CONTROL.get(BY_NAME[key].control if key in BY_NAME else key)
     if one is None:
         raise UsageError(
@@ -183,7 +184,7 @@ def resettable(key: str) -> Setting:
 
 
 def split(word: str) -> tuple[str, str]:
-    """A ``KEY=VALUE``. An empty value is the default of a property. UsageError."""
+    """Split a ``KEY=VALUE``. An empty value is the default of a property. UsageError."""
     key, equals, value = word.partition("=")
     if not (key and equals) or "/" in key:
         raise UsageError(f"{word}: not KEY=VALUE")
@@ -191,8 +192,7 @@ def split(word: str) -> tuple[str, str]:
 
 
 def make_awaited(mount: Path, word: str, timeout: str) -> None:
-    """Have the slice be there that `word` means, for as long as its cgroup may take to come. RuntimeError,
-    UsageError."""
+    """Make the slice that `word` means, for as long as its cgroup may take to come. RuntimeError, UsageError."""
     directory, _ = directory_of(mount, word)
     top, *parts = directory.relative_to(mount).parts
     if top != "slice" or not parts:
@@ -210,7 +210,7 @@ def make_awaited(mount: Path, word: str, timeout: str) -> None:
 
 
 def groups_of(directory: Path, word: str, gpu: int | None, named: int | None) -> Sequence[Path]:
-    """The directories of control files of what `word` means, on one GPU or on all. RuntimeError, UsageError."""
+    """Return the directories of control files that `word` means, on one GPU or on all. RuntimeError, UsageError."""
     if gpu is None:
         gpu = named
     elif named not in (None, gpu):
@@ -226,8 +226,11 @@ def groups_of(directory: Path, word: str, gpu: int | None, named: int | None) ->
 
 
 def directory_of(mount: Path, word: str) -> tuple[Path, int | None]:
-    """The directory of a process or slice, and the GPU where `word` names one. UsageError for what cannot be either, or
-    for a cgroup that systemd never has; RuntimeError for a unit that cannot be found."""
+    """Return the directory of a process or slice, and the GPU if `word` names one.
+
+    UsageError for a word that means neither, or a cgroup that systemd never has; RuntimeError for a unit that cannot be
+    found.
+    """
     if is_number(word):
         require_our_pids(mount, f"{word}: name the directory in {mount}")
         return mount / word, None
@@ -248,16 +251,19 @@ def directory_of(mount: Path, word: str) -> tuple[Path, int | None]:
 
 
 def _inside(mount: Path, word: str) -> Path | None:
-    """A directory of the tree, seen from the mountpoint; None for what is none, and for the root."""
+    """Return a directory of the tree relative to the mountpoint; None for a word that is none, and for the root."""
     place = Path(os.path.abspath(word))
     if not place.is_relative_to(mount) or place == mount:
         return None
-    # A name in the directory that we are in, like the path of a cgroup, may be meant either way: it is what it is.
+    # A relative name may be a directory here or the path of a cgroup; an existing directory in the tree wins.
     return place.relative_to(mount) if word.startswith("/") or place.is_dir() else None
 
 
 def understood(mount: Path, group: Path, key: str, value: str) -> Write:
-    """What a setting is on one GPU. UsageError for a key that is none, or a value that a property does not take."""
+    """Return the write of a setting on one GPU.
+
+    UsageError for an unknown key, or a value that a property does not take.
+    """
     try:
         control, text = text_of(key, value, int(content(mount / "gpus" / group.name / "gmem.capacity")))
     except ValueError as error:
@@ -268,7 +274,10 @@ def understood(mount: Path, group: Path, key: str, value: str) -> Write:
 
 
 def apply(mount: Path, write: Write, ignored: Sequence[int] = ()) -> None:
-    """Returns once it holds. RuntimeError says whose it is, and why it does not, but for errnos that are ignored."""
+    """Write a value, and return once it holds.
+
+    RuntimeError with the group and the reason, except for ignored errnos.
+    """
     try:
         (write.group / write.control).write_text(f"{write.text}\n")
     except OSError as error:

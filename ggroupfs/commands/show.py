@@ -1,4 +1,4 @@
-"""``ggroupfs show``: what each process uses, as a table or as a tree."""
+"""``ggroupfs show``: prints the use of each process, as a table, a tree, or JSON."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HIDDEN = "/proc is mounted with hidepid, and tells this user nothing of others' 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What it is told."""
+    """Add the arguments of the command."""
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--tree", action="store_true", help="GPUs, their slices, and in those the processes")
     form.add_argument("--json", action="store_true")
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The subcommand."""
+    """Run the command."""
     say_if_strangers(arguments.mount)
     fields = columns.fields(IN_TREE if arguments.tree else columns.SHOWN)
     taken = snapshot.take(arguments.mount, fields, slices=arguments.tree)
@@ -50,24 +50,24 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def processes(taken: snapshot.Snapshot) -> Iterator[outline.Node]:
-    """The processes of a tree."""
+    """Yield the processes of a snapshot."""
     for line in outline.lines(outline.build(taken, {}), "pid", flat=True):
         yield line.node
 
 
 def table(taken: snapshot.Snapshot) -> str:
-    """A line a process and GPU."""
+    """Return a table with a line for each process and GPU."""
     return columns.table(processes(taken))
 
 
 def tree(taken: snapshot.Snapshot, waiting: Mapping[str, Made]) -> str:
-    """A line a GPU, slice and process; of a slice in `waiting`, by path, it says so."""
+    """Return a tree with a line for each GPU, slice and process. Slices in `waiting`, by path, are marked."""
     return columns.tree([_noted(line, waiting) for line in outline.lines(outline.build(taken, {}), "pid")], IN_TREE)
 
 
 def awaited(mount: Path) -> Mapping[str, Made]:
     """Return the slices whose cgroups never came, by path."""
-    with contextlib.suppress(OSError):  # the daemon ended meanwhile
+    with contextlib.suppress(OSError):  # the daemon has ended
         return {one.path: one for one in made(mount) if one.state == AWAITED}
     return {}
 

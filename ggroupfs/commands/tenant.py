@@ -1,4 +1,4 @@
-"""``ggroupfs tenant``: a program of the software GPU. It works, checks its own memory and reports what it sees."""
+"""``ggroupfs tenant``: a program of the software GPU that works, checks its own memory and reports its progress."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ggroupfs.serving import require_trusted
 from ggroupfs.text import values
 
 LOOK_S = 0.1
-"""Seconds for which it waits for progress at most, before it looks whether it is interrupted."""
+"""Longest wait for progress, seconds, before the next check for an interrupt."""
 
 CHECKED = 64
-"""Pages checked and written anew each time it reports."""
+"""Pages checked and rewritten at each report."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What it is told."""
+    """Add the arguments of the command."""
     parser.add_argument("--mount", type=Path, default=DEFAULT_MOUNTPOINT)
     parser.add_argument("--gpu", type=int, default=0)
     parser.add_argument("--gmem", type=_size, default=1 << 30, metavar="BYTES", help="memory to allocate: 2G")
@@ -52,7 +52,7 @@ def _time(word: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The subcommand. Exit code 1 if it ever read something else than it wrote."""
+    """Run the command. Exit code 1 if it ever read something else than it wrote."""
     require_trusted(arguments.mount)
     for complaint in families(os.environ)[1]:
         print(f"ggroupfs: {complaint}: ignored", file=sys.stderr)
@@ -71,8 +71,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _interrupted() -> threading.Event:
-    """Whether SIGINT came, which as an exception may come between a page and the note of what is in it: the page then
-    counts as corrupt. A second one ends the program, which may be frozen."""
+    """Return an event that is set by SIGINT. A second SIGINT ends the program, which may be frozen.
+
+    KeyboardInterrupt could hit between the write of a page and the note of its content, and the page would count as
+    corrupt.
+    """
     came = threading.Event()
 
     def handle(number: int, frame: object) -> None:
@@ -84,7 +87,7 @@ def _interrupted() -> threading.Event:
 
 
 class Worker:
-    """The contexts, the memory and what came of them."""
+    """The contexts and the memory of the tenant, with the results of its checks."""
 
     def __init__(self, device: Device, arguments: argparse.Namespace) -> None:
         self._device = device
@@ -92,7 +95,7 @@ class Worker:
         self._tsgs = [device.join() for _ in range(arguments.contexts)]
         self._launched = dict.fromkeys(self._tsgs, 0)
         self.pages = device.alloc(arguments.gmem) if arguments.gmem else range(0)
-        """Its memory."""
+        """Pages of its memory."""
         self._touched = self.pages[: arguments.touch]
         self._stamp = os.getpid() << 32
         self._stamps = {page: self._stamp + page for page in self.pages}
@@ -100,9 +103,9 @@ class Worker:
             device.write(self.pages, self._stamp + self.pages.start)
         self._next = self.pages.start
         self.checked = 0
-        """Pages read back, ever."""
+        """Number of pages read back so far."""
         self.corrupt = 0
-        """Pages read back that held something else than was written."""
+        """Number of pages read back with a wrong content."""
 
     @property
     def finished(self) -> int:
@@ -110,7 +113,7 @@ class Worker:
         return sum(self._device.finished.values())
 
     def work(self, until: float, interrupted: threading.Event) -> None:
-        """Keeps the GPU busy until a time.monotonic(), or until it is interrupted."""
+        """Keep the GPU busy until `until`, by time.monotonic(), or until interrupted."""
         while (now := time.monotonic()) < until and not interrupted.is_set():
             for tsg in self._tsgs:
                 short = self._depth - (self._launched[tsg] - self._device.finished[tsg])
@@ -120,7 +123,7 @@ class Worker:
             self._device.take_progress(min(until - now, LOOK_S))
 
     def check(self, count: int) -> None:
-        """Reads some pages back, the next ones each time, and writes them anew."""
+        """Read the next pages back, check them, and write new content."""
         for _ in range(min(count, len(self.pages))):
             page = self._next
             self._next = page + 1 if page + 1 < self.pages.stop else self.pages.start
@@ -131,7 +134,7 @@ class Worker:
             self._device.write(range(page, page + 1), self._stamps[page])
 
     def report(self, elapsed: float) -> None:
-        """One JSON line."""
+        """Print one JSON line."""
         line = {
             "pid": os.getpid(),
             "seconds": round(elapsed, 3),

@@ -1,7 +1,7 @@
-"""``ggroupfs doctor --thaw-all``: frees what a daemon that is gone has left frozen, without another daemon.
+"""``ggroupfs doctor --thaw-all``: thaws what a daemon that is gone has left frozen, without starting another daemon.
 
-It does for every program of every NVIDIA GPU what a daemon does at its end. What was asked for stays where it is
-written down, and the next mount makes it hold again. (A software GPU is gone with its daemon: nothing is frozen there.)
+For every program on every NVIDIA GPU it does what a daemon does at its end. Settings remain where they are stored, and
+the next mount enforces them again. (A software GPU is gone with its daemon, so nothing is frozen there.)
 """
 
 from __future__ import annotations
@@ -34,12 +34,14 @@ if TYPE_CHECKING:
     from backend.nvidia.gpu import NvidiaGpu
 
 ANSWER_S = 2.0
-"""Seconds that a tree has to say whether its daemon lives."""
+"""Seconds that a tree has to answer whether its daemon lives."""
 
 
 def thaw_all(journals: Iterable[Path], folder: Path = SOCKETS) -> Sequence[Finding]:
-    """Frees all of them. `journals` are besides those in `folder`. RuntimeError where a daemon lives: it would have
-    them frozen again, and is the one to ask."""
+    """Thaw all programs. `journals` are used in addition to those in `folder`.
+
+    RuntimeError if a daemon lives: it would freeze them again, and has to be asked instead.
+    """
     if os.geteuid() != 0:
         raise RuntimeError("doctor: only root may: it acts on every process of the machine")
     from backend.nvidia.opening import open_gpus
@@ -50,8 +52,10 @@ def thaw_all(journals: Iterable[Path], folder: Path = SOCKETS) -> Sequence[Findi
 
 
 def roots(places: Iterable[str]) -> Sequence[str]:
-    """Those that root mounted. A user's own FUSE of that type is no daemon: it would keep us from all that there is to
-    do, or name a journal that is left as it is then."""
+    """Return the places that root mounted. A user's own FUSE mount of that type is not a daemon's tree.
+
+    It could block the whole repair, or name a journal that would then be skipped.
+    """
     found = ((place, mount_of(place)) for place in places)
     return [place for place, mount in found if mount is not None and is_trusted(mount[0])]
 
@@ -99,15 +103,15 @@ async def _thaw_all(
 
 @attrs.define
 class Books:
-    """What the kernel module has of a GPU."""
+    """The kernel module's books of a GPU."""
 
     released: bool = False
-    """Whether it is to say that nothing holds there: else the next daemon is told to have it hold, first of all."""
+    """Whether the module is told that nothing holds there any more; otherwise the next daemon first makes it hold."""
 
 
 @contextlib.contextmanager
 def _kernel_books(gpu: GpuInfo) -> Iterator[Books]:
-    """Those of one GPU, so that no daemon begins meanwhile; none where there is no module."""
+    """Hold the books of one GPU, so that no daemon begins meanwhile. Without the module this does nothing."""
     books = Books()
     try:
         kernel.check()
@@ -123,11 +127,11 @@ def _kernel_books(gpu: GpuInfo) -> Iterator[Books]:
             raise
         raise RuntimeError(f"doctor: {error.strerror}") from None
     finally:
-        ledger.close(released=books.released, handed_over=bool(ledger.inherited()))  # else they were not there before
+        ledger.close(released=books.released, handed_over=bool(ledger.inherited()))  # otherwise they are new
 
 
 class Noted:
-    """What is in any of some journals (:class:`backend.nvidia.notes.Notes`)."""
+    """The notes of several journals together (:class:`backend.nvidia.notes.Notes`)."""
 
     def __init__(self, each: Sequence[Timeslices]) -> None:
         self._each = each
@@ -142,8 +146,10 @@ class Noted:
 
 
 async def _served(places: Iterable[str]) -> set[str]:
-    """The journals of daemons that serve software GPUs, which have nothing to do with it. RuntimeError for any other
-    daemon that lives."""
+    """Return the journals of daemons for software GPUs, which are not affected.
+
+    RuntimeError for any other live daemon.
+    """
     found = set()
     for place in places:
         facts: dict[str, str] = {}
@@ -164,10 +170,10 @@ async def _served(places: Iterable[str]) -> set[str]:
 
 
 def _taken(paths: Iterable[Path], stack: contextlib.ExitStack, findings: list[Finding]) -> Iterator[Journal]:
-    """The journals, so that no daemon begins meanwhile."""
+    """Open the journals, so that no daemon begins meanwhile."""
     for path in paths:
         try:
-            path.stat()  # one that is not there is not made
+            path.stat()  # a missing one must not be created
             journal = Journal(path)
         except Busy as error:
             raise RuntimeError(f"doctor: {error.strerror}") from None
@@ -181,13 +187,13 @@ def _taken(paths: Iterable[Path], stack: contextlib.ExitStack, findings: list[Fi
 
 
 def stale(path: Path, since: float) -> Finding:
-    """A journal that could not be written any more."""
+    """Report a journal that could no longer be written."""
     why = f"it could not be written since {clock_time(since)}: the next mount after a kill forgets what was set then"
     return Finding(os.fspath(path), "advisory", why)
 
 
 async def _recovered() -> AsyncIterator[Finding]:
-    """Programs that were being moved, or that wait in the host, run again."""
+    """Resume programs that were being moved, or that wait in the host."""
     from backend.nvidia import checkpoint
 
     for one in checkpoint.left():

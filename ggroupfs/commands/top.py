@@ -1,4 +1,4 @@
-"""``ggroupfs top``: what each program uses, live, or once."""
+"""``ggroupfs top``: shows the use of each program, live or once."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ggroupfs.view.commandlines import CommandLines
 from ggroupfs.view.frame import Wishes, as_json, look, plain
 
 DELAY_S = 1.0
-"""Seconds between two passes that were not asked for."""
+"""Default seconds between two passes."""
 DELAY_LEAST_S = 0.1
-"""Seconds between two passes, at least: rates over less are noise."""
+"""Shortest time between two passes, seconds: rates over less are noise."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What it is told."""
+    """Add the arguments of the command."""
     parser.add_argument("-d", "--delay", type=_delay, default=DELAY_S, metavar="SECONDS", help="between two frames; 1")
     parser.add_argument("-c", "--command", dest="full", action="store_true", help="full command lines")
     parser.add_argument("-a", "--all", action="store_true", help="processes on GPUs, too, that they do not use")
@@ -44,12 +44,12 @@ def _delay(word: str) -> float:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The subcommand. Rates need two passes, so that a frame by itself takes as long as the delay."""
+    """Run the command. Rates need two passes, so a single frame takes as long as the delay."""
     mount = Path(os.path.abspath(arguments.mount))
     wishes = Wishes(CommandLines() if arguments.full else None, arguments.all)
     if not (arguments.once or arguments.json) and sys.stdin.isatty() and sys.stdout.isatty():
         require_tree(mount)
-        from ggroupfs.commands.screen import Top  # here: textual is half a second that nothing else need pay
+        from ggroupfs.commands.screen import Top  # imported here: textual takes half a second
 
         return Top(mount, arguments.delay, wishes).run() or 0
     say_if_strangers(mount)

@@ -1,9 +1,9 @@
 """``ggroupfs umount``: thaws everything and unmounts; returns when that is done.
 
-A tree may never answer: its daemon is stopped, or was killed while a message of its to the kernel waited for a lock
-of a program that waits for the daemon. With ``--force`` the connection is aborted, as umount(8) does it: whatever
-waits comes back with ECONNABORTED, and a daemon that lives ends as it would otherwise, and thaws: that is not waited
-for.
+A tree may never answer: its daemon is stopped, or was killed while one of its messages to the kernel waited for a lock
+held by a program that waits for the daemon. With ``--force`` the connection is aborted, as umount(8) does: waiting
+requests fail with ECONNABORTED. A daemon that lives then ends as usual, and thaws, but the command does not wait for
+that.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ SECONDS = 15.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What it is told."""
+    """Add the arguments of the command."""
     parser.add_argument("mountpoint", nargs="?", type=Path, default=DEFAULT_MOUNTPOINT)
     parser.add_argument("-f", "--force", action="store_true", help="a tree that does not answer, too: it is aborted")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The subcommand."""
+    """Run the command."""
     unmount(arguments.mountpoint, force=arguments.force)
     return 0
 
 
 def unmount(mountpoint: Path, *, force: bool = False) -> None:
-    """Tells the daemon to end and waits for it; takes a dead daemon's mount away. RuntimeError."""
+    """Tell the daemon to end and wait for it; remove the mount of a dead daemon. RuntimeError."""
     path = os.path.abspath(mountpoint)
     found = mount_of(path)
     if found is None or found[1] != serving.TYPE:
         raise RuntimeError(f"umount: {path} is not a ggroup tree")
     with contextlib.ExitStack() as stack:
         connection = _connection(stack, device_number(found[0]))
-        if mount_of(path) != found:  # else the connection may be another tree's
+        if mount_of(path) != found:  # otherwise the connection may be another tree's
             raise RuntimeError(f"umount: {path} is not a ggroup tree any more")
         try:
             with serving.daemon_of(path, found[0]) as daemon:
@@ -66,7 +66,7 @@ def unmount(mountpoint: Path, *, force: bool = False) -> None:
 
 
 def _connection(stack: contextlib.ExitStack, device: int) -> Connection | None:
-    """The connection of a tree, looked up while it is mounted; None where there is no control of it."""
+    """Return the connection of a tree, opened while it is mounted; None if it cannot be controlled here."""
     try:
         found = Connection(device)
     except OSError:

@@ -1,13 +1,13 @@
-"""``ggroupfs upgrade``: the daemon of a tree becomes the program that is installed now, while programs run.
+"""``ggroupfs upgrade``: replaces the daemon of a tree by the installed version while programs run.
 
-The daemon ends without giving anything back, and executes itself anew (execve(2)): the same process, for systemd and
-for its parent, goes on from the journal or from the kernel's books. Meanwhile the tree is not there, and what was
-open in it fails with ENOTCONN; pollers are told of an error.
+The daemon ends without giving anything back, and executes itself anew (execve(2)). For systemd and for its parent it is
+the same process, and it continues from the journal or from the kernel's books. In between the tree does not exist:
+files that were open fail with ENOTCONN, and pollers get an error.
 
-So what is installed is tried first: while it does not start, the daemon that runs is left alone. Where it starts and
-fails later, the process ends with an error, and what holds is left for the next mount; systemd tries that by itself.
-Nor is one begun with while the journal cannot be written, unless that is asked for: the next daemon knows no more than
-the journal.
+So the installed version is tried first, and while it does not start, the running daemon is left alone. If it starts and
+fails later, the process ends with an error, and what is in force is left for the next mount; systemd tries that on its
+own. Nor does an upgrade begin while the journal cannot be written, unless that is forced: the next daemon knows only
+what is in the journal.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from ggroupfs.daemon.successor import SIGNAL
 from ggroupfs.mounts import DEFAULT_MOUNTPOINT, mount_of
 
 SECONDS = 30.0
-"""Seconds that the next daemon may take: the levers of a GPU are proven before the tree answers."""
+"""Seconds that the next daemon may take; it proves the levers of a GPU before the tree answers."""
 
 LATER = os.EX_TEMPFAIL
-"""Exit code where the journal is out of date: the package then leaves the daemon that runs."""
+"""Exit code if the journal is out of date; the package then leaves the running daemon alone."""
 FORGETS = "so what was set since would be forgotten: make room, or say --force"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What it is told."""
+    """Add the arguments of the command."""
     parser.add_argument("mountpoint", nargs="?", type=Path, default=DEFAULT_MOUNTPOINT)
     parser.add_argument(
         "--force", action="store_true", help="though the journal is out of date: what was set since is lost"
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The subcommand. Exit code 0 once the tree answers again, :data:`LATER` where it is to be tried again."""
+    """Run the command. Exit code 0 once the tree answers again, :data:`LATER` if it should be tried again."""
     path = os.path.abspath(arguments.mountpoint)
     found = mount_of(path)
     if found is None or found[1] != serving.TYPE:
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         if daemon is None:
             raise RuntimeError(f"upgrade: the daemon of {path} is dead: mount it anew")
         facts = facts_of(path)
-        if facts.get("upgrade") != SIGNAL.name:  # another would die of it
+        if facts.get("upgrade") != SIGNAL.name:  # any other daemon would die of the signal
             raise RuntimeError(f"upgrade: the daemon of {path} cannot be replaced as it runs: unmount and mount")
         if facts.get("journal.kept") == "no" and not arguments.force:
             journal = facts.get("journal", "its journal")
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _try(path: str, daemon: serving.Daemon, stack: contextlib.ExitStack) -> None:
-    """RuntimeError where what a daemon would become does not come as far as to know its words."""
+    """Check that the program which the daemon would become starts and parses its command line. RuntimeError if not."""
     proc = Path("/proc", str(daemon.pid))
     try:
         words = [os.fsdecode(word) for word in (proc / "cmdline").read_bytes().split(b"\0")[:-1]]
@@ -91,7 +91,7 @@ def _try(path: str, daemon: serving.Daemon, stack: contextlib.ExitStack) -> None
         is_here = os.path.samestat(os.stat(proc / "root"), os.stat("/"))
     except OSError as error:
         raise RuntimeError(f"upgrade: {path} is served as before: {error.filename}: {error.strerror}") from None
-    if daemon.has_ended or "mount" not in words:  # it was about another process, or is none that we can begin anew
+    if daemon.has_ended or "mount" not in words:  # it names another process, or one that cannot re-execute itself
         raise RuntimeError(f"upgrade: {path} is served as before: process {daemon.pid} is no `ggroupfs mount`")
     if not is_here:
         raise RuntimeError(f"upgrade: {path} is served as before: its daemon is in a container: upgrade it in there")
@@ -113,8 +113,7 @@ def _try(path: str, daemon: serving.Daemon, stack: contextlib.ExitStack) -> None
 
 
 def _lives(root: int) -> bool:
-    """Whether the tree of an open directory is still served. (The numbers of mounts and of their devices are used
-    again.)"""
+    """Whether the tree of an open directory is still served. (Numbers of mounts and devices are reused.)"""
     try:
         os.fstatvfs(root)
     except OSError:
@@ -130,9 +129,9 @@ def _answers(path: str) -> bool:
 
 
 def _wait(pidfd: int, mounts: int, path: str, seconds: float) -> None:
-    """Until something is mounted or unmounted, anywhere (proc_pid_mountinfo(5): it is an error for poll(2), that time).
+    """Wait for a mount or unmount anywhere, which poll(2) reports as an error (proc_pid_mountinfo(5)).
 
-    RuntimeError where the daemon has ended, or time is up.
+    RuntimeError if the daemon has ended, or time is up.
     """
     poller = select.poll()
     poller.register(pidfd, select.POLLIN)

@@ -1,1 +1,1 @@
-"""Containers: what a runtime reads and calls so that one has the library, the socket and limits of its own."""
+"""Containers: the files and the hook that give a container the library, the socket and limits of its own."""

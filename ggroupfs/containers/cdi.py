@@ -1,7 +1,8 @@
-"""Devices of the Container Device Interface (CDI): with one a container has the library and the socket.
+"""Devices of the Container Device Interface (CDI), which give a container the library and the socket.
 
-What stands in a file of /etc/cdi or /run/cdi is known to podman, containerd, CRI-O and Docker; ``ggroup.io/gpu=0`` on
-their command lines is one device of it. The edits are those that `ggroupfs run` makes, and paths into the container.
+podman, containerd, CRI-O and Docker read the files in /etc/cdi and /run/cdi; ``ggroup.io/gpu=0`` on their command lines
+names a device in one. The edits of a device do for a container what `ggroupfs run` does for a program, with the paths
+inside the container.
 """
 
 from __future__ import annotations
@@ -16,29 +17,29 @@ import attrs
 from ggroupfs.containers.hook import DEVICE
 
 VERSION = "0.5.0"
-"""Oldest version of the CDI that has what is used here: names of devices that begin with a digit (SPEC.md, "Released
-versions"). Debian 12's podman knows no later one."""
+"""Oldest CDI version with device names that begin with a digit (SPEC.md, "Released versions"). Debian 12's podman knows
+no later one."""
 
 KIND = "ggroup.io/gpu"
 """Vendor and class of the devices."""
 
 ALL = "all"
-"""Name of the device that is every GPU."""
+"""Name of the device that stands for all GPUs."""
 
 LIBRARY = "/opt/ggroup/libggroup-cuda.so"
-"""Where the library is in a container."""
+"""Path of the library in a container."""
 
 HOOK_S = 60
-"""Seconds that the hook may take: a runtime ends it after that, and the container with it."""
+"""Seconds that the hook may take before the runtime kills it, and the container with it."""
 
 OF_OTHERS = frozenset(map(Path, ("/", "/run", "/tmp", "/var", "/var/run", "/var/tmp", "/etc", "/home", "/root")))
-"""Directories that no container is given for a socket in them."""
+"""Directories that are not mounted into a container, even if the socket is in them."""
 
 NVIDIA = Path("/proc/driver/nvidia/gpus")
-"""What NVIDIA's driver says of each of its GPUs."""
+"""Directory in which NVIDIA's driver describes its GPUs."""
 
 COMMON = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
-"""Device nodes that a program needs for any of NVIDIA's GPUs, by their names in /dev."""
+"""Names in /dev of the device nodes that every NVIDIA GPU needs."""
 
 UUID = re.compile(r"^GPU UUID:\s*(\S+)$", re.MULTILINE)
 MINOR = re.compile(r"^Device Minor:\s*(\d+)$", re.MULTILINE)
@@ -49,29 +50,29 @@ class Gpu:
     """One GPU of a tree."""
 
     index: int
-    """Its number in the tree, and the name of its device."""
+    """Index in the tree, and name of its device."""
     nodes: Sequence[str] = ()
-    """Device nodes that a program needs for it; none for a software GPU."""
+    """Device nodes that a program needs for the GPU; none for a software GPU."""
 
 
 @attrs.frozen
 class Host:
-    """What of this machine goes into a container."""
+    """The parts of this machine that go into a container."""
 
     socket: Path
-    """Socket of the tree, whose directory goes in: a daemon that comes after this one makes it anew."""
+    """Socket of the tree. Its directory goes in, as a later daemon creates the socket anew."""
     library: Path
-    """The library."""
+    """Path of the library."""
     hook: Path
     """Program that the runtime calls."""
     mount: Path
     """Mountpoint of the tree."""
     gpus: Sequence[Gpu]
-    """Its GPUs."""
+    """GPUs of the tree."""
 
 
 def spec(host: Host) -> Mapping[str, Any]:
-    """What stands in the file. ValueError where the directory of the socket is for others, too."""
+    """Return the content of the file. ValueError if the directory of the socket serves other purposes as well."""
     directory = host.socket.parent
     if directory in OF_OTHERS:
         raise ValueError(
@@ -86,18 +87,18 @@ def spec(host: Host) -> Mapping[str, Any]:
     edits = {
         "env": [f"LD_PRELOAD={LIBRARY}", f"GGROUP_SOCKET={host.socket}"],
         "mounts": [
-            # A socket of a directory that is read-only can be connected to.
+            # A socket in a read-only directory can be connected to.
             _bound(directory, str(directory), "noexec"),
             _bound(host.library, LIBRARY),
         ],
     }
     devices = [{"name": name, "containerEdits": {**edits, **_nodes(gpus)}} for name, gpus in _named(host.gpus)]
-    # Of the file as a whole what counts once, however many of its devices a container has.
+    # The hook belongs to the file as a whole and runs once, however many of its devices a container has.
     return {"cdiVersion": VERSION, "kind": KIND, "devices": devices, "containerEdits": {"hooks": [hook]}}
 
 
 def _named(gpus: Sequence[Gpu]) -> Iterator[tuple[str, Sequence[Gpu]]]:
-    """The devices: one for each GPU, and one for all."""
+    """Yield the devices: one for each GPU, and one for all."""
     for gpu in gpus:
         yield str(gpu.index), [gpu]
     yield ALL, gpus
@@ -117,7 +118,7 @@ def _bound(host: Path, inside: str, *options: str) -> Mapping[str, Any]:
 
 
 def nodes_of(uuid: str, told: Path = NVIDIA, devices: Path = Path("/dev")) -> Sequence[str]:
-    """The device nodes of NVIDIA's GPU of a UUID. LookupError where the driver has no such GPU; OSError."""
+    """Return the device nodes of the NVIDIA GPU with a UUID. LookupError if the driver has no such GPU; OSError."""
     for place in sorted(told.iterdir()):
         said = (place / "information").read_text()
         found, minor = UUID.search(said), MINOR.search(said)

@@ -1,11 +1,11 @@
-"""The OCI hook: annotations of a container are limits of its cgroup before its first process runs.
+"""The OCI hook: applies a container's annotations as limits of its cgroup, before its first process runs.
 
 A runtime (crun, runc) calls it at ``createRuntime``, in its own namespaces, with the state of the container on standard
-input (runtime-spec, "POSIX-platform Hooks"). The cgroup is there by then, with a process in it that waits. Whatever is
-wrong ends the hook with status 1 and a line, and with it the container: none runs without a limit that was asked for.
+input (runtime-spec, "POSIX-platform Hooks"). By then the cgroup exists, with a waiting process in it. Any failure ends
+the hook with status 1 and a message, and with it the container: no container runs without a limit that was requested.
 
 An annotation is ``ggroup.`` and a key of `ggroupfs set`: a control file or a property (:mod:`backend.core.settings`).
-It runs once a container, so it imports little; docs/containers.md has what it costs.
+The hook runs once per container, so it imports little; docs/containers.md gives its cost.
 """
 
 from __future__ import annotations
@@ -26,37 +26,37 @@ from ggroupfs.text.properties import text_of
 from ggroupfs.text.refusals import OF_MKDIR, meaning
 
 PREFIX = "ggroup."
-"""Beginning of the annotations that are ours."""
+"""Prefix of the annotations that are handled."""
 
 ANNOTATIONS, DEVICE = "annotations", "device"
-"""Words that say by what the runtime was told of the hook: by hooks.d, which looks for annotations, or by a CDI
-device, with which the library goes into the container."""
+"""First argument: how the runtime found the hook, either by hooks.d, which looks for annotations, or by a CDI device,
+which also brings the library into the container."""
 
 MOUNT = Path("/run/ggroup")
 """Mountpoint of the service."""
 
 AHEAD_MS = 60_000
-"""Milliseconds that the slice stays where the cgroup is gone by the time that it is made."""
+"""Milliseconds that the slice stays if its cgroup has already gone when it is made."""
 
 KEYS: Mapping[str, Setting] = {key: one for one in APPLIED for key in (one.control, one.unit_key) if key is not None}
-"""What may stand behind the prefix, with its setting."""
+"""Keys that may follow the prefix, with their settings."""
 
 LOADERS = "ld-linux"
-"""Beginning of the name of glibc's loader, which every program that is linked with it names by this path."""
+"""Prefix of the name of glibc's loader; every dynamic glibc program refers to the loader by its path."""
 
 MUSL = "ld-musl-"
-"""Beginning of the name of musl's."""
+"""Prefix of the name of musl's loader."""
 
 STATE_MOST = 1 << 20
-"""Bytes of a state at most."""
+"""Largest state that is accepted, bytes."""
 
 
 class Refused(RuntimeError):
-    """The container cannot have what it asks for; the text says why."""
+    """Raised if the container cannot have what it asks for; the text says why."""
 
 
 def main(words: Sequence[str]) -> int:
-    """Does what the runtime calls for, and returns the exit status."""
+    """Do what the runtime asks for, and return the exit status."""
     try:
         kind = words[0] if words else ""
         mount = Path(words[1]) if len(words) > 1 else MOUNT
@@ -72,14 +72,16 @@ def main(words: Sequence[str]) -> int:
 
 
 def run(words: Sequence[str]) -> NoReturn:
-    """The program."""
+    """Run as a program."""
     syslog.openlog("ggroupfs-hook", syslog.LOG_PID | syslog.LOG_NDELAY, syslog.LOG_DAEMON)  # before any chroot(2)
     sys.exit(main(words))
 
 
 def work(kind: str, mount: Path, state: Mapping[str, Any]) -> None:
-    """Sets the limits of the container that a state is of, and looks whether the library fits. Refused; OSError,
-    ValueError, LookupError, TypeError for a state or a bundle that is none."""
+    """Set the limits of a container, given its state, and check that the library fits its image.
+
+    Refused; OSError, ValueError, LookupError or TypeError for an invalid state or bundle.
+    """
     bundle = Path(state["bundle"])
     config = json.loads((bundle / "config.json").read_bytes())
     asked = settings({**(state.get("annotations") or {}), **(config.get("annotations") or {})})
@@ -93,8 +95,10 @@ def work(kind: str, mount: Path, state: Mapping[str, Any]) -> None:
 
 
 def settings(annotations: Mapping[str, str]) -> Mapping[str, tuple[str, str]]:
-    """The keys and values that annotations ask for, by control file, in the order in which they are applied. Refused
-    for what is no setting, and for one that is asked for twice."""
+    """Return the keys and values from annotations, by control file, in the order in which they are applied.
+
+    Refused for an unknown setting, and for one that is given twice.
+    """
     found: dict[str, tuple[str, str]] = {}
     for name, value in annotations.items():
         if not name.startswith(PREFIX):
@@ -109,7 +113,7 @@ def settings(annotations: Mapping[str, str]) -> Mapping[str, tuple[str, str]]:
 
 
 def cgroup(pid: int) -> Slice:
-    """The cgroup of a container, whose process that is. Refused where it has none of its own. OSError."""
+    """Return the cgroup of a container, from its process. Refused if it has none of its own. OSError."""
     theirs, ours = cgroup_of(pid), cgroup_of(os.getpid())
     if theirs == ROOT or theirs.contains(ours):
         raise Refused(f"the container has no cgroup of its own: it is in {theirs.path}, as its runtime is")
@@ -117,7 +121,7 @@ def cgroup(pid: int) -> Slice:
 
 
 def limit(mount: Path, slice_: Slice, asked: Mapping[str, tuple[str, str]]) -> None:
-    """Has a slice be there as long as its cgroup, with settings on every GPU. Refused."""
+    """Make a slice that lives as long as its cgroup, and apply settings on every GPU. Refused."""
     if not (mount / "ggroup.backend").exists():
         raise Refused(f"{mount}: no ggroup tree is mounted there")
     try:
@@ -141,7 +145,7 @@ def limit(mount: Path, slice_: Slice, asked: Mapping[str, tuple[str, str]]) -> N
 
 
 def write(path: Path, value: bytes) -> None:
-    """One write(2), which returns once it holds. OSError."""
+    """Write a value with one write(2), which returns once it holds. OSError."""
     file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(file, value)
@@ -150,11 +154,11 @@ def write(path: Path, value: bytes) -> None:
 
 
 def variables(environment: Sequence[str]) -> Sequence[str]:
-    """The variables of an environment by which its programs limit themselves. Refused for a value that is none."""
+    """Return the variables in an environment with which programs limit themselves. Refused for an invalid value."""
     given = dict(entry.partition("=")[::2] for entry in environment)
     if not given.keys() & BY_ENVIRONMENT.keys():
         return ()
-    from backend.door import environment as door  # a quarter of what all else here takes to import
+    from backend.door import environment as door  # its import takes a quarter as long as all the rest
 
     names = []
     for setting, text in door.asked(given):
@@ -168,10 +172,12 @@ def variables(environment: Sequence[str]) -> Sequence[str]:
 
 
 def require_library(root: Path, limits: Sequence[str]) -> None:
-    """Refused where programs of an image cannot have the library: they would not start with musl, and would run
-    without the limits that their environment asks for where there is neither. This process is in the image then, so it
-    is the last that is done here. OSError."""
-    os.chroot(root)  # a link in the image leads nowhere else
+    """Raise Refused if programs of an image cannot load the library. OSError.
+
+    With musl they would not start. Without either libc, nothing would enforce the limits in their environment. This
+    process is inside the image afterwards, so the hook does this last.
+    """
+    os.chroot(root)  # no link in the image leads out of it
     os.chdir("/")
     names = {name for place in ("/lib64", "/lib") for name in listed(place)}
     if any(name.startswith(LOADERS) for name in names):
@@ -184,7 +190,7 @@ def require_library(root: Path, limits: Sequence[str]) -> None:
 
 
 def listed(place: str) -> Sequence[str]:
-    """The names in a directory of the image; none where there is no such directory."""
+    """Return the names in a directory of the image; none if there is no such directory."""
     try:
         return os.listdir(place)
     except (FileNotFoundError, NotADirectoryError):

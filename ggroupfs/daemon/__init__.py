@@ -1,1 +1,1 @@
-"""The daemon of one mount: its options, its life from mount to unmount, its watchdog."""
+"""The daemon of one mount: its options, its life from mount to unmount, and its watchdog."""

@@ -1,12 +1,14 @@
-"""A process beside the daemon that aborts the connection of the mount where the daemon is killed.
+"""Starts a process next to the daemon that aborts the connection of the mount if the daemon is killed.
 
-SIGKILL does not end a thread that waits in the kernel for an answer of ours: the watchdog's question, or a change of an
-events file. Nor one that waits for a lock of a program that does: a message that a name is gone waits for that of its
-directory. Such a thread has /dev/fuse open, so the kernel never hears that no answer is to come, and neither ends. The
-guard is told as the main thread ends, which nothing keeps (PR_SET_PDEATHSIG, prctl(2): the parent is the thread that
-made the process). What is left of the daemon ends then, and a manager that is to restart it sees that.
+SIGKILL does not end a thread that waits in the kernel for an answer of this daemon: the watchdog's question, or a
+change of an events file. Nor does it end one that waits for a lock held by a program which itself waits for such an
+answer: the message that a name is gone waits for the lock of its directory. Such a thread keeps /dev/fuse open, so the
+kernel never learns that no answer will come, and neither side ends.
 
-A crash whose core is dumped is not covered: the main thread itself waits then for all others (fs/coredump.c).
+The guard is signalled when the main thread ends, which nothing can delay (PR_SET_PDEATHSIG, prctl(2): the parent is the
+thread that made the process). The rest of the daemon then ends, and a manager that is to restart it notices.
+
+A crash with a core dump is not covered: there the main thread itself waits for all others (fs/coredump.c).
 """
 
 from __future__ import annotations
@@ -24,13 +26,16 @@ from ggroupfs.daemon import guarding
 log = logging.getLogger(__name__)
 
 START_S = 30.0
-"""Seconds that the guard has to be there: an interpreter starts in 20 ms where the machine has nothing else to do."""
+"""Seconds that the guard has to start; on an idle machine an interpreter starts in 20 ms."""
 
 
 @contextlib.contextmanager
 def beside(abort: int) -> Iterator[None]:
-    """Have a guard meanwhile, which has the file open that aborts a connection. To be entered by the main thread,
-    before anything is answered on that connection. Where there is no room for a process it is done without."""
+    """Run a guard for the duration of the context. `abort` is the open file that aborts a connection.
+
+    The main thread enters this before anything on that connection is answered. If no process can be started, the daemon
+    runs without a guard.
+    """
     try:
         guard = _start(abort)
     except OSError as error:
@@ -49,7 +54,7 @@ def _start(abort: int) -> subprocess.Popen[bytes]:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        pass_fds=[abort],  # and no other of ours: it outlives us by a moment
+        pass_fds=[abort],  # no other descriptor: the guard outlives the daemon by a moment
         start_new_session=True,  # a terminal stops and kills groups of processes
         cwd="/",
     )

@@ -1,6 +1,6 @@
-"""The next daemon in the same process (execve(2)): how one becomes it, and what it finds of the signals meanwhile.
+"""The next daemon in the same process (execve(2)): how a daemon becomes it, and what happens to signals in between.
 
-``ggroupfs upgrade`` tries what is installed first, and then sends SIGNAL.
+``ggroupfs upgrade`` first tries the installed version, and then sends SIGNAL.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import NoReturn
 
 SIGNAL = signal.SIGUSR2
-"""The signal at which a daemon becomes what is installed now."""
+"""Signal at which a daemon is replaced by the installed version."""
 
 
 def become_next(socket: Path, ends: Collection[signal.Signals]) -> NoReturn:
-    """Executes what is installed now, with the same words, in place of this process, and on the same socket: programs
-    have its path. The signals that end a daemon wait for the next one."""
+    """Execute the installed version in place of this process, with the same arguments and on the same socket.
+
+    The socket stays because programs have its path. The signals that end a daemon are blocked until the next one runs.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, ends)
     words = list(sys.orig_argv)
     option = f"socket={socket}"
@@ -32,7 +34,10 @@ def become_next(socket: Path, ends: Collection[signal.Signals]) -> NoReturn:
 
 
 def take_over_signals(ends: Collection[signal.Signals]) -> Iterable[int]:
-    """Those that came while the one before became this one. They are ignored until a handler is set."""
+    """Return the signals that arrived during the replacement, and unblock them.
+
+    They are ignored until a handler is set.
+    """
     early = [number for number in signal.sigpending() if number in ends]
     for number in ends:
         signal.signal(number, signal.SIG_IGN)

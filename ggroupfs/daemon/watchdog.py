@@ -1,8 +1,8 @@
-"""What systemd is told of the daemon (sd_notify(3)), and its watchdog, fed only while the tree itself answers.
+"""Notifies systemd of the daemon's state (sd_notify(3)), and feeds the watchdog only while the tree itself answers.
 
-A daemon that runs is not yet a tree that works: so it is fed after a question *through the mount*, as any program asks,
-which takes the kernel, the connection to it and the event loop. It is one request (statfs), and not the three of a
-read: where hundreds of programs come at once the event loop takes one in each of its rounds, and is busy, not dead.
+A running daemon need not be a working tree. So each feeding follows a question *through the mount*, like that of any
+program, which involves the kernel, the connection and the event loop. It is a single request (statfs) rather than the
+three of a read: when hundreds of programs come at once, the event loop takes one in each round, and is busy, not dead.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def notify(*assignments: str) -> None:
-    """Tells systemd, where it started us: READY=1, STOPPING=1, STATUS=..., WATCHDOG=1. What cannot be is logged."""
+    """Notify systemd, if that started the daemon: READY=1, STOPPING=1, STATUS=..., WATCHDOG=1. A failure is logged."""
     path = os.environ.get("NOTIFY_SOCKET")
     if path:
         address = "\0" + path[1:] if path.startswith("@") else path
@@ -34,14 +34,14 @@ def notify(*assignments: str) -> None:
 
 @functools.cache
 def _sender() -> socket.socket:
-    """Open from READY=1 on: a daemon that is short of descriptors serves its tree, and is not to be killed for that."""
+    """Open from READY=1 on: a daemon short of descriptors still serves its tree, and must not be killed for that."""
     return socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 
 
 def period(environment: Mapping[str, str]) -> float | None:
-    """Seconds after which systemd takes us for dead; None if it does not look (sd_watchdog_enabled(3))."""
+    """Seconds after which systemd considers the daemon dead; None if it does not watch (sd_watchdog_enabled(3))."""
     if environment.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
-        return None  # meant for who started us
+        return None  # meant for the process that started this one
     try:
         microseconds = int(environment.get("WATCHDOG_USEC", ""))
     except ValueError:
@@ -50,14 +50,16 @@ def period(environment: Mapping[str, str]) -> float | None:
 
 
 async def feed(path: Path, seconds: float) -> None:
-    """Asks for the file system of a file in the tree every half of `seconds`, and feeds the watchdog if that was
-    answered in as long. Until cancelled."""
+    """Query the filesystem of a file in the tree every half of `seconds`, and feed the watchdog on a timely answer.
+
+    Runs until cancelled.
+    """
     beat = seconds / 2
     while True:
         began = trio.current_time()
         try:
             with trio.fail_after(beat):
-                # A question that hangs is left behind. Not many: soon nobody is there to ask any more.
+                # A question that hangs is abandoned. There are few of these: systemd soon kills the daemon.
                 await in_a_thread(f"{path}", functools.partial(os.statvfs, path))
         except (OSError, trio.TooSlowError) as error:
             why = str(error) if isinstance(error, OSError) else f"no answer within {beat:g} s"

@@ -1,8 +1,8 @@
-"""The DRA driver: what the scheduler of Kubernetes gives a pod of a GPU, held by the slice of the pod.
+"""The DRA driver: slices of pods hold the shares of GPUs that the scheduler of Kubernetes gives to pods.
 
-A claim is what a pod asks for, a share is one request of it on one GPU: so much memory, so much of the time. The
-scheduler counts what is free by a ResourceSlice, the driver writes for each prepared claim a CDI specification, and the
-hook in that sets limits before the container's program begins (docs/kubernetes.md).
+A claim is what a pod asks for. A share is one request of a claim on one GPU: an amount of memory and a part of the
+time. The scheduler counts what is free by a ResourceSlice, the driver writes a CDI specification for each prepared
+claim, and the hook in that sets limits before the container's program begins (docs/kubernetes.md).
 """
 
 NAME = "gpu.ggroup.io"

@@ -1,4 +1,4 @@
-"""The API server, as the driver asks it: JSON over HTTP, with the rights of the node's driver."""
+"""The API server as seen by the driver: JSON over HTTP, with the rights of the node's driver."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from urllib.parse import urlsplit
 import attrs
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""What a pod has of its service account."""
+"""Directory with the credentials of a pod's service account."""
 ANSWER_S = 10.0
-"""Seconds in which an answer has to begin: the kubelet gives a driver 45 for a claim."""
+"""Seconds within which an answer has to begin; the kubelet gives a driver 45 for a claim."""
 
 RESOURCE = "/apis/resource.k8s.io/v1"
 
 
 class ApiError(Exception):
-    """An answer that is an error, or none at all."""
+    """Raised for an answer that is an error, or for no answer at all."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
-        """Status of HTTP; 0 where there was no answer."""
+        """HTTP status; 0 if there was no answer."""
 
 
 @attrs.frozen
 class Access:
-    """Where the API server is, and what it is shown."""
+    """The address of the API server, and the credentials for it."""
 
     url: str
-    """``https://10.0.0.1:443``."""
+    """URL, such as ``https://10.0.0.1:443``."""
     authority: Path | None = None
-    """Certificates that it is trusted by; those of the system where there are none."""
+    """File with the trusted certificates; None: those of the system."""
     token: Path | None = None
-    """File with the token, which is replaced before it expires: so it is read each time."""
+    """File with the token. It is replaced before it expires, so it is read for every request."""
     certificate: Path | None = None
-    """Certificate and key of the client, in one file."""
+    """File with the client's certificate and key."""
 
 
 def of_pod(environment: Mapping[str, str] = os.environ, account: Path = ACCOUNT) -> Access:
-    """Return what a pod is told of its API server. RuntimeError outside of a pod."""
+    """Return the access to the API server that a pod is given. RuntimeError outside of a pod."""
     host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT", "443")
     if not host:
         raise RuntimeError(
@@ -56,7 +56,7 @@ def of_pod(environment: Mapping[str, str] = os.environ, account: Path = ACCOUNT)
 
 
 class Api:
-    """A client, for several threads: each has a connection of its own, which stays."""
+    """A client for several threads, each with a persistent connection of its own."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -68,7 +68,7 @@ class Api:
         return self._ask("GET", path, None, "application/json")
 
     def post(self, path: str, body: Any) -> Any:
-        """Make an object and return it. ApiError."""
+        """Create an object and return it. ApiError."""
         return self._ask("POST", path, body, "application/json")
 
     def put(self, path: str, body: Any) -> Any:
@@ -76,7 +76,7 @@ class Api:
         return self._ask("PUT", path, body, "application/json")
 
     def apply(self, path: str, manager: str, body: Any) -> Any:
-        """Have the fields of `body` be as they are there, owned by `manager`: server-side apply. ApiError."""
+        """Set the fields of `body` on an object, owned by `manager`: server-side apply. ApiError."""
         return self._ask("PATCH", f"{path}?fieldManager={manager}&force=true", body, "application/apply-patch+yaml")
 
     def _ask(self, method: str, path: str, body: Any, kind: str) -> Any:
@@ -97,7 +97,7 @@ class Api:
                 break
             except (OSError, http.client.HTTPException) as error:
                 connection.close()
-                # A server closes connections that are idle: that is told by the next request alone.
+                # A server closes idle connections, which shows only with the next request.
                 if again or fresh or isinstance(error, TimeoutError):
                     raise ApiError(0, f"{self._access.url}: {str(error) or type(error).__name__}") from None
         return _understood(method, path, answer.status, content)

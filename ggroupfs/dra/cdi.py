@@ -1,8 +1,8 @@
 """CDI specifications of prepared claims: what a container runtime does for a container that has a share.
 
-A claim is one file with a device for each share (https://github.com/cncf-tags/container-device-interface). What any of
-them needs is once at the top: the library and the socket. Each device has the hook, which sets limits before the
-program of the container begins.
+Each claim has one file, with a device for each share (https://github.com/cncf-tags/container-device-interface). What
+all of its devices need is at the top once: the library and the socket. Each device has the hook, which sets limits
+before the program of the container begins.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from ggroupfs.dra import NAME
 from ggroupfs.dra.store import Claim, replace
 
 VERSION = "0.3.0"
-"""The least version that has all of what is used here, so that old runtimes take it."""
+"""Lowest CDI version that has everything used here, so that old runtimes accept it."""
 KIND = f"{NAME}/share"
 DIRECTORY = Path("/var/run/cdi")
-"""Where runtimes look for specifications that go with the boot."""
+"""Directory in which runtimes look for specifications that last until the next boot."""
 HOOK_S = 30
-"""Seconds after which the runtime ends a hook: a limit holds once it is written, which may take the daemon 5."""
+"""Seconds after which the runtime kills a hook. A write returns once the limit holds, which may take the daemon 5."""
 
 
 @attrs.frozen
 class Injected:
-    """What every container with a share gets, as the host has it."""
+    """The parts that every container with a share gets, by their paths on the host."""
 
     hook: Sequence[str]
-    """Command of the hook; the shares follow."""
+    """Command of the hook, without the share."""
     tree: str
     """Mountpoint of the tree on the host."""
     socket: str | None
-    """Socket of the tree's daemon; None where it has none."""
+    """Socket of the tree's daemon; None if there is none."""
     library: str | None
-    """The library for CUDA programs; None where containers get none."""
+    """Library for CUDA programs; None if containers get none."""
     beside: str | None
     """CDI device of the GPU itself, which another generator specifies: ``nvidia.com/gpu={uuid}``."""
 
@@ -48,7 +48,7 @@ def device_name(uid: str, number: int) -> str:
 
 
 def ids(claim: Claim, number: int, injected: Injected) -> Sequence[str]:
-    """Return the CDI devices that a container with a share of the claim gets."""
+    """Return the CDI devices of a container with a share of the claim."""
     own = f"{KIND}={device_name(claim.uid, number)}"
     if injected.beside is None:
         return [own]
@@ -56,13 +56,13 @@ def ids(claim: Claim, number: int, injected: Injected) -> Sequence[str]:
 
 
 def specification(claim: Claim, injected: Injected, state: Path) -> dict[str, Any]:
-    """Return the content of the file of a claim."""
+    """Return the content of a claim's file."""
     environment, mounts = [], []
     if injected.library is not None:
         environment.append(f"LD_PRELOAD={injected.library}")
         mounts.append(_bind(injected.library))
     if injected.socket is not None:
-        # The directory, and not the socket, so that programs reach the daemon that comes after this one.
+        # Mount the directory rather than the socket, so that programs reach the next daemon as well.
         environment.append(f"GGROUP_SOCKET={injected.socket}")
         mounts.append(_bind(os.path.dirname(injected.socket)))
     words = [*injected.hook, "--state", os.fspath(state), "--tree", injected.tree]
@@ -100,7 +100,7 @@ class Directory:
         self.path = path
 
     def make(self) -> None:
-        """Make it, and remove what a killed driver was writing. OSError."""
+        """Make the directory, and remove unfinished files of a killed driver. OSError."""
         self.path.mkdir(parents=True, exist_ok=True)
         for unfinished in self.path.glob(f".{self._prefix()}*.new"):
             unfinished.unlink(missing_ok=True)
@@ -114,7 +114,7 @@ class Directory:
         self._of(uid).unlink(missing_ok=True)
 
     def uids(self) -> set[str]:
-        """Return the claims that have a file. OSError."""
+        """Return the UIDs of claims that have a file. OSError."""
         return {path.stem.removeprefix(self._prefix()) for path in self.path.glob(f"{self._prefix()}*.json")}
 
     def _of(self, uid: str) -> Path:

@@ -12,11 +12,11 @@ from ggroupfs.dra.interfaces import dra_pb2, registration_pb2
 from ggroupfs.dra.plugin import PREPARING, REGISTRATION
 
 ANSWER_S = 5.0
-"""Seconds in which it has to answer."""
+"""Seconds within which the driver has to answer."""
 
 
 def run(kubelet: Path) -> int:
-    """Ask what a kubelet asks, which changes nothing; return the exit code."""
+    """Send requests that a kubelet sends, and that change nothing; return the exit code."""
     info = registration_pb2.InfoRequest(), registration_pb2.PluginInfo
     empty = dra_pb2.NodePrepareResourcesRequest(), dra_pb2.NodePrepareResourcesResponse
     service = next(iter(PREPARING.values()))

@@ -1,4 +1,4 @@
-"""The allocation of a ResourceClaim, read into the shares of GPUs that it gives on this node."""
+"""Reads the allocation of a ResourceClaim into the shares of GPUs that it gives on this node."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from ggroupfs.dra.store import Claim, Share
 
 
 def granted(claim: Mapping[str, Any], uid: str, pool: str, devices: Sequence[Device]) -> Claim:
-    """Return what a ResourceClaim (resource.k8s.io/v1) gives on the GPUs of this node, which are `devices` in the pool
-    `pool`. Refused, with the reason."""
+    """Return the shares that a ResourceClaim (resource.k8s.io/v1) gives on this node. Refused, with the reason.
+
+    `devices` are the GPUs of this node, in the pool `pool`.
+    """
     metadata = claim["metadata"]
     if metadata["uid"] != uid:
         raise Refused(f"the claim of that name is another: its UID is {metadata['uid']}")
@@ -42,7 +44,7 @@ def _share(
     if not device.present:
         raise Refused(f"request {request}: GPU {name} is lost")
     consumed = {key: _amount(request, key, str(value)) for key, value in result.get("consumedCapacity", {}).items()}
-    # An administrator that looks on (adminAccess) consumes nothing, and has the GPU beside those that do.
+    # An administrator's claim with adminAccess consumes nothing, and has the GPU next to the others.
     memory, share = consumed.get("memory"), consumed.get("share")
     configured = [_asked(one, memory or device.memory) for one in configurations if _is_for(one, request)]
     for parameter, setting in ASKED.items():
@@ -64,7 +66,7 @@ def _amount(request: str, capacity: str, amount: str) -> int:
 
 
 def _is_for(configuration: Mapping[str, Any], request: str) -> bool:
-    """Whether a configuration is ours and for a request; ``parent/sub`` is one of several that would do."""
+    """Whether a configuration is for this driver and a request; ``parent/sub`` is one of several alternatives."""
     if configuration.get("opaque", {}).get("driver") != NAME:
         return False
     requests = configuration.get("requests") or ()

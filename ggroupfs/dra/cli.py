@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["hook"]:
-        # Every container waits for it: it imports nothing of what follows.
+        # Every container waits for the hook, so it imports nothing of what follows.
         from ggroupfs.dra import hook
 
         return hook.main(words[1:])
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _driver(argv: Sequence[str]) -> int:
     try:
-        import grpc  # noqa: F401 - whether it is there
+        import grpc  # noqa: F401 - checks that it is installed
     except ImportError:
         print("ggroupfs-dra: it needs grpcio and protobuf: pip install 'ggroupfs[dra]'", file=sys.stderr)
         return FAILED

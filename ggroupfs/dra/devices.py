@@ -1,4 +1,4 @@
-"""GPUs of a tree as devices of DRA: capacity that claims consume, and attributes that selectors of claims look at."""
+"""GPUs of a tree as devices of DRA: capacity that claims consume, and attributes that selectors of claims check."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from ggroupfs.dra import quantities
 MIB = 1 << 20
 
 MEMORY_MIN_BYTES = 64 * MIB
-"""The least memory of a share: a context of CUDA itself takes more than half of that."""
+"""Smallest memory of a share, bytes: a context of CUDA alone takes more than half of that."""
 MEMORY_STEP_BYTES = 2 * MIB
-"""What requests of memory are rounded up to: the driver's large pages."""
+"""Unit to which requests of memory are rounded up, bytes: the driver's large pages."""
 MEMORY_DEFAULT_BYTES = 1 << 30
-"""Memory of a request that names none."""
+"""Memory of a request that names none, bytes."""
 SHARES = 100
-"""Shares of the time of a GPU: each is a percent of it, while all of them are given away and at work."""
+"""Shares of a GPU's time. Each is a percent of it while all of them are given away and at work."""
 WEIGHT_OF_SHARE = WEIGHT.most // SHARES
-"""The weight that one share is; that of the least share is the default of a group."""
+"""Weight of one share; that of the smallest share is the default of a group."""
 
 LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-"""Name that a device may have: a label of DNS (RFC 1123)."""
+"""Valid name of a device: a DNS label (RFC 1123)."""
 TEXT_MOST = 64
-"""Characters of an attribute (resource.k8s.io/v1, DeviceAttributeMaxValueLength)."""
+"""Largest length of an attribute, characters (resource.k8s.io/v1, DeviceAttributeMaxValueLength)."""
 
 
 @attrs.frozen
@@ -38,37 +38,37 @@ class Device:
     """One GPU."""
 
     name: str
-    """Name in the ResourceSlice; the same after a restart of the machine, as it is made of the UUID."""
+    """Name in the ResourceSlice. It is made from the UUID, so it survives a restart of the machine."""
     uuid: str
     """UUID, which is also a link in ``gpus/`` of the tree."""
     index: int
-    """Number in the tree, until the machine restarts."""
+    """Index in the tree, until the machine restarts."""
     product: str
     """Name of the model."""
     memory: int
-    """Bytes."""
+    """Memory, bytes."""
     present: bool
-    """Whether it is there, by ``gpu.events``."""
+    """Whether the GPU is present, by ``gpu.events``."""
     controls: Mapping[str, str]
-    """What the machine does about each control: words of ``ggroup.capabilities``."""
+    """Capability of the machine for each control: words of ``ggroup.capabilities``."""
 
     def acts(self, setting: Setting) -> bool:
-        """Whether a setting does anything here."""
+        """Whether a setting has any effect here."""
         return self.controls.get(setting.control or "") in ("enforced", "advisory")
 
     @property
     def has_memory(self) -> bool:
-        """Whether limits of memory act, so that it can be given away in parts."""
+        """Whether limits of memory take effect, so that memory can be given away in parts."""
         return self.acts(HIGH)
 
     @property
     def has_shares(self) -> bool:
-        """Whether weights act."""
+        """Whether weights take effect."""
         return self.acts(WEIGHT)
 
 
 def found(tree: Path) -> Sequence[Device]:
-    """Return the GPUs of a mounted tree, by index. OSError; FileNotFoundError where no tree is mounted."""
+    """Return the GPUs of a mounted tree, by index. OSError; FileNotFoundError if no tree is mounted."""
     require_tree(tree)
     controls = dict(line.split() for line in content(tree / "ggroup.capabilities").splitlines())
     return [_device(tree, index, controls) for index in numbers(tree / "gpus")]
@@ -90,15 +90,15 @@ def _device(tree: Path, index: int, controls: Mapping[str, str]) -> Device:
 
 
 def aligned(number: int) -> int:
-    """Return the greatest request that is no more than so many bytes."""
+    """Return the largest valid request of at most `number` bytes."""
     return MEMORY_MIN_BYTES + (number - MEMORY_MIN_BYTES) // MEMORY_STEP_BYTES * MEMORY_STEP_BYTES
 
 
 def published(device: Device) -> Mapping[str, Any]:
     """Return a GPU as an entry of ``spec.devices`` of a ResourceSlice (resource.k8s.io/v1).
 
-    A request that is over the maximum, or names a capacity that is not there, stays pending and nothing says why: so
-    the bounds are attributes, too.
+    A request above the maximum, or for a capacity that does not exist, stays pending without an explanation. So the
+    bounds are published as attributes, too.
     """
     capacity: dict[str, Any] = {}
     attributes: dict[str, Any] = {

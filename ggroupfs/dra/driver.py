@@ -1,5 +1,4 @@
-"""The driver of one node: sockets for the kubelet, the ResourceSlice, and a look now and then at all that is to
-hold."""
+"""The driver of one node: sockets for the kubelet, the ResourceSlice, and a periodic check of what must hold."""
 
 from __future__ import annotations
 
@@ -26,16 +25,16 @@ from ggroupfs.dra.store import Store
 log = logging.getLogger(__name__)
 
 ROUND_S = 5.0
-"""Seconds between two looks at what is to hold: a daemon that was started anew, a socket that was removed."""
+"""Seconds between two checks, which find for example a restarted daemon or a removed socket."""
 OTHERS_S = 600.0
-"""Seconds between two looks for claims that the API server has no more."""
+"""Seconds between two searches for claims that the API server no longer has."""
 GRACE_S = 5.0
-"""Seconds that calls have to end when the driver does."""
+"""Seconds that calls have to end when the driver ends."""
 
 
 @attrs.frozen(kw_only=True)
 class Options:
-    """What the command line says."""
+    """The options of the command line."""
 
     node: str
     """Name of the node."""
@@ -48,15 +47,15 @@ class Options:
     cdi: Path
     """Directory of CDI specifications."""
     state: Path
-    """Directory of what is prepared."""
+    """Directory of prepared claims."""
     hook: str
-    """The command `ggroupfs-dra` on the host."""
+    """Path of the command `ggroupfs-dra` on the host."""
     library: str | None
-    """The library for CUDA programs on the host."""
+    """Path of the library for CUDA programs on the host; None: no library."""
     beside: str | None
-    """CDI device of the GPU itself."""
+    """CDI device of the GPU itself; None: none."""
     access: Access
-    """The API server."""
+    """Access to the API server."""
 
     @property
     def endpoint(self) -> Path:
@@ -70,7 +69,7 @@ class Options:
 
 
 class Driver:
-    """The whole of it."""
+    """The whole driver."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -94,14 +93,14 @@ class Driver:
         self._others_at = 0.0
 
     def run(self) -> None:
-        """Serve until :meth:`end`. OSError, RuntimeError for what keeps it from beginning."""
+        """Serve until :meth:`end`. OSError or RuntimeError if it cannot begin."""
         self._preparer.store.make()
         self._preparer.specifications.make()
         self._watcher.look()
         self._watcher.start()
         servers: list[Any] = []
         try:
-            self._round()  # what was begun is finished before the kubelet asks for more
+            self._round()  # finish what was begun before the kubelet asks for more
             servers.append(serve(self._options.endpoint, self._services, preparing=True))
             servers.append(serve(self._options.registration, self._services, preparing=False))
             while not self._ended.is_set():
@@ -111,7 +110,7 @@ class Driver:
                     self._round()
                     self._serve_again(servers)
         finally:
-            # Without its socket the kubelet takes the plugin for gone, and asks no more.
+            # Without its socket the kubelet considers the plugin gone, and stops calling it.
             self._options.registration.unlink(missing_ok=True)
             self._services.ended.set()
             self._watcher.stop()
@@ -119,7 +118,7 @@ class Driver:
                 stopped.wait(GRACE_S)
 
     def end(self) -> None:
-        """Have :meth:`run` return."""
+        """Make :meth:`run` return."""
         self._ended.set()
         self._wake.set()
 
@@ -128,7 +127,7 @@ class Driver:
         self._wake.set()
 
     def _round(self) -> None:
-        """One look at everything. What fails is logged, and tried again at the next."""
+        """Check everything once. A failure is logged, and tried again with the next check."""
         try:
             self._preparer.settle()
             if time.monotonic() - self._others_at > OTHERS_S or not self._others_at:
@@ -149,12 +148,12 @@ class Driver:
             log.warning("ResourceSlice %s: %s", self._publisher.name, error)
 
     def _serve_again(self, servers: list[Any]) -> None:
-        """Listen again where a socket was removed, as with the directory of a kubelet that was set up anew."""
+        """Listen again if a socket was removed, as with the directory of a kubelet that was set up anew."""
         places = ((self._options.endpoint, True), (self._options.registration, False))
         for number, (socket, preparing) in enumerate(places):
             if not socket.exists():
                 log.warning("%s was removed: made again", socket)
-                servers[number].stop(0).wait(GRACE_S)  # which removes a socket of that name, too
+                servers[number].stop(0).wait(GRACE_S)  # this removes a socket of that name, too
                 servers[number] = serve(socket, self._services, preparing)
 
 

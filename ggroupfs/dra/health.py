@@ -1,4 +1,4 @@
-"""The health of GPUs, as ``gpu.events`` tells it: whether each is there, and since when."""
+"""The health of GPUs, from ``gpu.events``: whether each is present, and the time of the last look."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from ggroupfs.dra.devices import Device, found
 log = logging.getLogger(__name__)
 
 LOOK_S = 5.0
-"""Seconds between two looks where nothing is told: a GPU that was added, a tree that is mounted again."""
+"""Seconds between two looks without an event, which find a GPU that was added or a tree that is mounted again."""
 AGAIN_S = 0.2
-"""Seconds before the next look where the files of a daemon that is gone would tell without an end."""
+"""Seconds before the next look if the files of a dead daemon would wake the thread endlessly."""
 
 
 @attrs.frozen
 class Health:
-    """One device's, in the words of DRAResourceHealth."""
+    """The health of one device, in the terms of DRAResourceHealth."""
 
     name: str
     """Name of the device."""
     health: str
     """``HEALTHY``, ``UNHEALTHY``, or ``UNKNOWN`` while no tree is mounted."""
     message: str
-    """The reason where it is not healthy."""
+    """Reason, if the device is not healthy."""
     at: float
-    """When it was last looked at, in seconds of the epoch."""
+    """Time of the last look, seconds since the epoch."""
 
 
 class Watcher:
-    """The GPUs of a tree, in a thread that waits for their events."""
+    """The GPUs of a tree, followed by a thread that waits for their events."""
 
     def __init__(self, tree: Path) -> None:
         self._tree = tree
@@ -51,7 +51,7 @@ class Watcher:
         self._thread = threading.Thread(target=self._run, name="health", daemon=True)
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -64,13 +64,12 @@ class Watcher:
             self._changed.notify_all()
 
     def devices(self) -> Sequence[Device] | None:
-        """Return the GPUs as they were last seen; None while no tree is mounted."""
+        """Return the GPUs as last seen; None while no tree is mounted."""
         with self._changed:
             return list(self._devices.values()) if self._mounted else None
 
     def wait(self, seen: int, seconds: float) -> tuple[int, Sequence[Health]]:
-        """Return the health of all devices once it is another than that of version `seen`, or after so many seconds,
-        with its version."""
+        """Return the version and the health of all devices once it differs from version `seen`, or after `seconds`."""
         with self._changed:
             self._changed.wait_for(lambda: self._version != seen, seconds)
             return self._version, [self._health(device) for device in self._devices.values()]
@@ -103,7 +102,7 @@ class Watcher:
             with contextlib.ExitStack() as files:
                 poll = select.poll()
                 poll.register(self._end_read, select.POLLIN | select.POLLHUP)
-                # Opened before the look: what happens between the two wakes.
+                # Opened before the look, so that an event in between wakes the poll.
                 for name in _events(self._tree):
                     with contextlib.suppress(OSError):
                         file = os.open(name, os.O_RDONLY | os.O_CLOEXEC)

@@ -1,8 +1,8 @@
-"""The hook that a container runtime runs before the program of a container: a share becomes limits of its slice.
+"""The hook that a container runtime runs before a container's program: turns a share into limits of its slice.
 
-It is called with the state of the container on standard input, as OCI's runtime specification has it, and fails where a
-limit does not hold: then the container does not start, and the reason is in the system log, and where the runtime tells
-it, as runc does, in the events of the pod. It imports next to nothing, since every container waits for it.
+It receives the state of the container on standard input, as OCI's runtime specification has it, and fails if a limit
+does not hold. Then the container does not start, and the reason is in the system log, and in the events of the pod if
+the runtime passes it on, as runc does. The hook imports next to nothing, since every container waits for it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
         grant(Store(words.state), words.tree, words.uid, words.number, json.load(sys.stdin)["pid"])
     except (Failed, OSError, ValueError, KeyError) as error:
         print(f"ggroupfs-dra: claim {words.uid}: {error}", file=sys.stderr)
-        # crun, and so CRI-O, keeps what a hook says to itself.
+        # crun, and so CRI-O, does not pass on the output of a hook.
         syslog.openlog("ggroupfs-dra")
         syslog.syslog(syslog.LOG_ERR, f"claim {words.uid}: {error}")
         return 1
@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
 
 
 def grant(store: Store, tree: Path, uid: str, number: int, pid: int) -> None:
-    """Have a share hold for the container of a process. Failed, with the reason; OSError, ValueError."""
+    """Make a share hold for the container of a process. Failed, with the reason; OSError, ValueError."""
     where = place(cgroup_of(pid).path)
     with store.locked():
         claim = store.claim(uid)
@@ -53,8 +53,8 @@ def grant(store: Store, tree: Path, uid: str, number: int, pid: int) -> None:
         names = own.containers.setdefault(where.container, [])
         if name not in names:
             names.append(name)
-        # Noted before it is written: a hook that is killed in between leaves a grant that the driver has
-        # hold, or drops.
+        # Stored before it is written to the tree: if the hook is killed in between, the driver either enforces the
+        # grant or drops it.
         store.grant(where.key, own)
         others = [one for key, one in grants.items() if key == where.key or exists(one.pod)]
         failures = settle(store, tree, others, [where.container, where.pod, *above(where.pod)])

@@ -1,11 +1,11 @@
-"""Parameters of a claim: what a DeviceClass or a ResourceClaim asks for besides capacity, checked against the settings.
+"""The parameters of a claim: requests of a DeviceClass or ResourceClaim besides capacity, checked against the settings.
 
-They stand in an opaque configuration, as an object of ours::
+They are in an opaque configuration, as an object of this driver::
 
     {"apiVersion": "gpu.ggroup.io/v1alpha1", "kind": "GroupParameters", "priority": 12, "low": "4Gi"}
 
-Names and ranges come from :mod:`backend.core.settings`: every setting that a program may ask for itself is one, and the
-quota; but for the limit of memory over which it goes to the host, which is the capacity that the scheduler has counted.
+Names and ranges come from :mod:`backend.core.settings`. The parameters are the quota and every setting that a program
+may request for itself, except for gmem.limit.high: that is the capacity which the scheduler has counted.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PERCENT = re.compile(r"[0-9]{1,3}(\.[0-9]{1,2})?%")
 
 
 class Refused(ValueError):
-    """A claim that cannot be prepared as it is, with the reason in words: trying again changes nothing."""
+    """Raised for a claim that cannot be prepared as it is, with the reason; trying again is useless."""
 
 
 def _name(setting: Setting) -> str:
@@ -57,12 +57,12 @@ ASKED: Mapping[str, Setting] = {
 }
 """Settings that a claim may have, by the name of the parameter."""
 CEILINGS = (SWAP_MAX, LIMIT_MAX, QUOTA)
-"""Settings of which a claim may ask for no more than the DeviceClass says, where it says something."""
+"""Settings that the DeviceClass limits for a claim, if it sets them."""
 UNLIMITED = ("max", "infinity")
-"""Values that are no limit."""
+"""Values that mean no limit."""
 
 Values = Mapping[str, int]
-"""Numbers of a setting by field; a quota has two, of which one is its period."""
+"""Numbers of a setting by field; a quota has two, one of which is its period."""
 
 
 def _size(setting: Setting, value: str, memory: int) -> Values:
@@ -90,7 +90,7 @@ READERS: Mapping[Kind, Callable[[Setting, str, int], Values]] = {
     Kind.NUMBER: _number,
     Kind.QUOTA: _quota,
 }
-"""What reads the text of a parameter, given the bytes of memory that the claim has. ValueError with the reason."""
+"""Parsers of a parameter's text, given the memory of the claim in bytes. ValueError with the reason."""
 
 
 @attrs.frozen
@@ -98,13 +98,13 @@ class Asked:
     """The parameters of one configuration."""
 
     values: Values
-    """What it says of all settings."""
+    """Numbers of all settings in it."""
     by_class: bool
-    """Whether the DeviceClass says it, which an administrator writes, and not the claim."""
+    """Whether it comes from the DeviceClass, which an administrator writes, and not from the claim."""
 
 
 def read(parameters: Any, memory: int, by_class: bool) -> Asked:
-    """Check one opaque object for a share of so many bytes. Refused."""
+    """Parse one opaque object for a share with `memory` bytes. Refused."""
     if not isinstance(parameters, dict):
         raise Refused(f"parameters: not an object but {json.dumps(parameters)[:80]}")
     kind = (parameters.get("apiVersion"), parameters.get("kind"))
@@ -134,8 +134,10 @@ def _values(name: str, setting: Setting, value: Any, memory: int) -> Values:
 
 
 def settled(memory: int | None, weight: int | None, configurations: Sequence[Asked]) -> Values:
-    """Return the settings of a share: memory and weight are those of its capacity, the last that is said of a setting
-    counts. Refused for what the claim asks for beyond what it was given: a DeviceClass may give more, or less."""
+    """Return the settings of a share: memory and weight from its capacity, then the last configuration of each setting.
+
+    Refused if the claim asks for more than it was given; a DeviceClass may give more, or less.
+    """
     found: dict[str, int] = {}
     if memory is not None:
         found[HIGH.field] = memory
@@ -157,7 +159,7 @@ def settled(memory: int | None, weight: int | None, configurations: Sequence[Ask
 
 
 def _check(asked: Values, by_class: Values, weight: int) -> None:
-    """Refuse what a claim asks for beyond what it was given."""
+    """Raise Refused if a claim asks for more than it was given."""
     given, best = by_class.get(WEIGHT.field, weight), by_class.get(PRIORITY.field, PRIORITY.default)
     if asked.get(WEIGHT.field, given) > given:
         raise Refused(f"parameters.weight: {asked[WEIGHT.field]}: the claim has a share of {given} at most")
@@ -169,7 +171,7 @@ def _check(asked: Values, by_class: Values, weight: int) -> None:
 
 
 def _part(setting: Setting, said: Values) -> Fraction:
-    """Return what a limit comes to: bytes, or of a quota the part of the time."""
+    """Return the amount of a limit: bytes, or for a quota the fraction of the time."""
     return Fraction(said[setting.field], said[PERIOD.field] if setting is QUOTA else 1)
 
 
@@ -179,7 +181,7 @@ def _shown(setting: Setting, said: Values) -> str:
 
 
 def _quotas(shares: Sequence[Values]) -> Values:
-    """Return the quota of several shares, in the longest of their periods: the sum of their parts of the time."""
+    """Return the quota of several shares, in the longest of their periods: the sum of their fractions of the time."""
     if any(share.get(QUOTA.field, QUOTA.default) == QUOTA.default for share in shares):
         return {QUOTA.field: QUOTA.default, PERIOD.field: PERIOD.default}
     period_us = max(share[PERIOD.field] for share in shares)
@@ -188,14 +190,13 @@ def _quotas(shares: Sequence[Values]) -> Values:
 
 
 COMBINED: Mapping[str, Callable[[Sequence[int]], int]] = {PRIORITY.field: min}
-"""What holds of two shares of one slice; of other settings it is their sum."""
+"""Functions that combine the values of several shares in one slice; other settings are added."""
 ABOVE = (WEIGHT.field, LOW.field)
-"""Settings that count among siblings, or have to hold on every level above: the slices of QoS classes have the sums."""
+"""Settings that count among siblings, or must hold on every level above; the slices of QoS classes have their sums."""
 
 
 def together(shares: Sequence[Values]) -> Values:
-    """Return the settings of a slice that has several shares of one GPU. A setting that one of them leaves open counts
-    with its default."""
+    """Return the settings of a slice with several shares of one GPU. An unset setting counts with its default."""
     combined: dict[str, int] = {}
     by_field = {setting.field: setting for setting in (HIGH, *ASKED.values())}
     for field in by_field.keys() & {field for share in shares for field in share}:

@@ -1,7 +1,7 @@
-"""The plugin as the kubelet sees it: registration, preparing of claims, health of devices; over gRPC.
+"""The plugin as the kubelet sees it: registration, preparation of claims, and health of devices, over gRPC.
 
-An interface has versions, each a service of its own name. Those with the same messages are answered by one
-implementation, and which of them a kubelet takes is its choice among those that GetInfo names.
+An interface has versions, each a service with its own name. Versions with the same messages share one implementation,
+and the kubelet chooses among the versions that GetInfo names.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ from ggroupfs.dra.preparing import Preparer, Unable
 log = logging.getLogger(__name__)
 
 PREPARING: Mapping[str, str] = {"v1.DRAPlugin": "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"}
-"""Versions of the interface that prepares claims, and their services. All kubelets that know of consumable capacity
-speak this one (1.34)."""
+"""Versions of the interface that prepares claims, and their services. Every kubelet with consumable capacity (1.34)
+supports this one."""
 HEALTH: Mapping[str, str] = {
     f"{version}.DRAResourceHealth": f"{version}.DRAResourceHealth" for version in ("v1", "v1beta1", "v1alpha1")
 }
-"""Versions of the interface that tells the health of devices, and their services: 1.34 and 1.35 know the last one."""
+"""Versions of the interface that reports the health of devices, and their services; 1.34 and 1.35 support the
+last one."""
 REGISTRATION = "pluginregistration.Registration"
 
 THREADS = 16
-"""Calls that are answered at a time; a kubelet that watches health has one of them for as long as it does."""
+"""Calls answered at the same time. A kubelet that watches health occupies one of them throughout."""
 HEALTH_S = 10.0
-"""Seconds between two messages of health: the kubelet takes a device's for unknown after 30."""
+"""Seconds between two messages of health; the kubelet considers a device's health unknown after 30."""
 
 
 class Services:
-    """What answers the calls."""
+    """The implementation of the calls."""
 
     def __init__(
         self, preparer: Preparer, watcher: Watcher, endpoint: Path, registered: Callable[[bool], None]
@@ -49,19 +50,19 @@ class Services:
         self._endpoint = endpoint
         self._registered = registered
         self.ended = threading.Event()
-        """Set when streams are to end."""
+        """Set when streams have to end."""
 
     # Registration
 
     def get_info(self, request: Any, context: Any) -> Any:
-        """Answer GetInfo: what the plugin is, and which versions it speaks."""
+        """Answer GetInfo: describe the plugin, and the versions that it supports."""
         versions = [*PREPARING, *HEALTH]
         return registration_pb2.PluginInfo(
             type="DRAPlugin", name=NAME, endpoint=str(self._endpoint), supported_versions=versions
         )
 
     def notify(self, status: Any, context: Any) -> Any:
-        """Take NotifyRegistrationStatus."""
+        """Handle NotifyRegistrationStatus."""
         if not status.plugin_registered:
             log.error("the kubelet does not take this plugin: %s", status.error or "no reason given")
         self._registered(status.plugin_registered)
@@ -70,7 +71,7 @@ class Services:
     # Preparing
 
     def prepare(self, request: Any, context: Any) -> Any:
-        """Answer NodePrepareResources: of each claim, its devices or an error."""
+        """Answer NodePrepareResources: for each claim, its devices or an error."""
         answer = dra_pb2.NodePrepareResourcesResponse()
         for asked in request.claims:
             one = answer.claims[asked.uid]
@@ -88,7 +89,7 @@ class Services:
                 del one.devices[:]
                 one.error = str(error)
                 log.warning("claim %s/%s: %s", asked.namespace, asked.name, error)
-            except Exception as error:  # a bug, and no reason to let the other claims wait
+            except Exception as error:  # a bug, which must not affect the other claims
                 log.exception("claim %s/%s", asked.namespace, asked.name)
                 del one.devices[:]
                 one.error = f"{type(error).__name__}: {error}"
@@ -109,7 +110,7 @@ class Services:
     # Health
 
     def watch(self, request: Any, context: Any) -> Iterator[Any]:
-        """Stream the health of all devices: at once, when it changes, and so often that it is not taken for unknown."""
+        """Stream the health of all devices: at once, after each change, and often enough not to become unknown."""
         seen = -1
         while context.is_active() and not self.ended.is_set():
             seen, devices = self._watcher.wait(seen, HEALTH_S)
@@ -125,7 +126,7 @@ class Services:
 
 
 def serve(socket: Path, services: Services, preparing: bool) -> Any:
-    """Listen on a socket, in place of whatever was there; return the server. OSError, RuntimeError."""
+    """Listen on a socket, replacing whatever was there; return the server. OSError, RuntimeError."""
     socket.parent.mkdir(parents=True, exist_ok=True)
     socket.unlink(missing_ok=True)
     server = grpc.server(ThreadPoolExecutor(THREADS, thread_name_prefix=socket.name))

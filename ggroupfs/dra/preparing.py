@@ -1,7 +1,7 @@
-"""Preparing claims and what undoes it, each of which may be begun again wherever a driver was killed.
+"""Prepares and unprepares claims. Either can be started again at any point at which a driver was killed.
 
-A claim that is prepared is a record and a CDI file, in this order; the record goes last. So what a record says can
-always be finished or undone, and a file without a record is of no claim.
+A prepared claim consists of a record and a CDI file, created in this order; the record is removed last. So whatever has
+a record can be finished or undone, and a file without a record belongs to no claim.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ log = logging.getLogger(__name__)
 
 
 class Unable(Exception):
-    """A claim that cannot be prepared now, with the reason: the kubelet tries again."""
+    """Raised for a claim that cannot be prepared now, with the reason; the kubelet tries again."""
 
 
 @attrs.frozen
 class Preparer:
-    """The claims of this node."""
+    """Prepares the claims of this node."""
 
     api: Api
-    """The API server, which alone says what a claim was given: the kubelet tells a name and a UID."""
+    """API server, the only source of what a claim was given: the kubelet passes just name and UID."""
     node: str
-    """Name of the node, which is that of its pool."""
+    """Name of the node, which is also that of its pool."""
     tree: Path
     """Mountpoint of the tree."""
     store: Store
-    """What is prepared."""
+    """Records of prepared claims."""
     specifications: cdi.Directory
-    """CDI files."""
+    """CDI files of prepared claims."""
     devices: Callable[[], Sequence[Device]]
-    """Looks for the GPUs. OSError."""
+    """Finds the GPUs. OSError."""
     injected: Callable[[], cdi.Injected]
-    """Says what containers get. OSError."""
+    """Returns the parts that containers get. OSError."""
     _said: set[str] = attrs.field(factory=set, init=False)
-    """What did not hold at the last look: each is told once."""
+    """Failures at the last look, each of which is logged once."""
 
     def prepare(self, namespace: str, name: str, uid: str) -> Claim:
-        """Return a claim once its containers can be started. Refused, which its status tells, too; Unable."""
+        """Return a claim once its containers can be started. Refused, which its status then says as well; Unable."""
         try:
             told = self.api.get(claim_path(namespace, name))
         except ApiError as error:
@@ -86,7 +86,7 @@ class Preparer:
         return cdi.ids(claim, number, self.injected())
 
     def settle(self) -> None:
-        """Finish what a driver that was killed began, and have all grants hold. OSError, ValueError."""
+        """Finish what a killed driver began, and make all grants hold. OSError, ValueError."""
         with self.store.locked():
             claims, files = self.store.claims(), self.specifications.uids()
             for uid in files - set(claims):
@@ -100,8 +100,11 @@ class Preparer:
         self._said.update(failures)
 
     def forget_others(self) -> None:
-        """Unprepare claims that are there no more: the kubelet may have forgotten them, as after its state is removed.
-        What the API server does not tell is kept."""
+        """Unprepare claims that no longer exist.
+
+        The kubelet may have forgotten them, as after its state was removed. A claim is kept if the API server does not
+        answer.
+        """
         for claim in self.store.claims().values():
             try:
                 there = self.api.get(claim_path(claim.namespace, claim.name))
@@ -113,7 +116,7 @@ class Preparer:
                 self.unprepare(claim.uid)
 
     def _release(self, uid: str) -> None:
-        """Take a claim's shares from the containers that have them."""
+        """Take a claim's shares away from the containers that have them."""
         grants = self.store.grants()
         concerned: set[str] = set()
         for key, one in grants.items():

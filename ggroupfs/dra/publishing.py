@@ -1,7 +1,7 @@
-"""The ResourceSlice of a node: which GPUs the scheduler may give away, and how much of each.
+"""Publishes the ResourceSlice of a node: the GPUs that the scheduler may give away, and how much of each.
 
-It is published once the kubelet has registered the plugin, since the kubelet removes slices of drivers that it does not
-know; and again whenever it is gone or says something else.
+It is published once the kubelet has registered the plugin, since the kubelet removes slices of unknown drivers, and
+again whenever it is gone or differs.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from ggroupfs.dra.api import RESOURCE, Api, ApiError
 from ggroupfs.dra.devices import Device, published
 
 ANNOTATION = f"{NAME}/devices"
-"""Digest of the devices as they were written: a server without a feature drops its fields, and what it shows
-differs."""
+"""Annotation with a digest of the devices as written. A comparison of the fields would not do: a server without some
+feature drops its fields."""
 SLICES = f"{RESOURCE}/resourceslices"
 
 
 class Publisher:
-    """The slice of one node, which is the only one in the pool of the node's name."""
+    """The ResourceSlice of one node, the only one in the pool of the node's name."""
 
     def __init__(self, api: Api, node: str) -> None:
         self._api = api
@@ -31,7 +31,7 @@ class Publisher:
         """Name of the ResourceSlice."""
 
     def publish(self, devices: Sequence[Device]) -> bool:
-        """Have the slice say which devices there are; return whether anything was written. ApiError."""
+        """Update the ResourceSlice to these devices; return whether anything was written. ApiError."""
         entries = [published(device) for device in devices]
         digest = hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()[:32]
         try:
@@ -50,7 +50,7 @@ class Publisher:
 
     def _make(self, entries: Sequence[Any], digest: str) -> bool:
         body = self._slice(entries, digest, 1)
-        # With the node as its owner it goes with the node.
+        # With the node as its owner, it is removed together with the node.
         node = self._api.get(f"/api/v1/nodes/{self._node}")
         owner = {
             "apiVersion": "v1",

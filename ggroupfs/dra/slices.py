@@ -1,8 +1,8 @@
-"""The slices of pods: which shares hold on which level of cgroups, and how that is written into the tree.
+"""The slices of pods: determines which shares hold on which level of cgroups, and writes them into the tree.
 
-Three kinds of levels have something from claims. A container has the sum of its own shares, its pod the sum of what its
-containers have, each share once; and the slices above, up to the kubelet's, have the sums of weights and protection,
-which count among siblings. So no pod has more than the scheduler gave it, whatever of its containers has which claim.
+Claims affect three kinds of levels. A container has the sum of its own shares. Its pod has the sum of the shares of its
+containers, each share once. The slices above, up to the kubelet's, have the sums of weights and protection, which count
+among siblings. So no pod has more than the scheduler gave it, whichever of its containers has which claim.
 """
 
 from __future__ import annotations
@@ -33,34 +33,37 @@ POD = re.compile(
 KUBELET = re.compile(r".*kubepods.*")
 """Names of the kubelet's own cgroups above pods."""
 AHEAD_MS = 10_000
-"""Milliseconds that a slice stays whose cgroup is gone by the time that it is made."""
+"""Milliseconds that a slice stays if its cgroup is already gone when it is made."""
 CONTENT_MOST = 64
-"""Bytes of the longest value, and more."""
+"""Bytes read of a control file, more than the longest value."""
 
 
 class Failed(Exception):
-    """A share that cannot be held, with the reason."""
+    """Raised for a share that cannot be held, with the reason."""
 
     def __init__(self, reason: str, path: str | None = None) -> None:
         super().__init__(reason)
         self.path = path
-        """The slice that does not take it; None where that is none of the slices."""
+        """Slice that does not accept the share; None if no slice is the reason."""
 
 
 @attrs.frozen
 class Place:
-    """Where a container is."""
+    """The cgroups of a container."""
 
     key: str
     """Key of its pod."""
     pod: str
     """Path of the pod's cgroup."""
     container: str
-    """Path of the cgroup in that: whatever its runtime has below belongs to the container."""
+    """Path of the container's cgroup in the pod; everything that the runtime makes below belongs to the container."""
 
 
 def place(cgroup: str) -> Place:
-    """Return where a container is whose program is in a cgroup. One that is in no pod is a pod by itself."""
+    """Return the place of a container from the cgroup of its program.
+
+    A container outside of pods counts as its own pod.
+    """
     parts = [part for part in cgroup.split("/") if part]
     for depth in range(len(parts) - 1, -1, -1):
         match = POD.fullmatch(parts[depth])
@@ -72,7 +75,7 @@ def place(cgroup: str) -> Place:
 
 
 def above(pod: str) -> Sequence[str]:
-    """Return the kubelet's slices above a pod, the nearest first."""
+    """Return the kubelet's slices above a pod, nearest first."""
     found = []
     path = os.path.dirname(pod)
     while path != "/" and KUBELET.fullmatch(os.path.basename(path)):
@@ -82,11 +85,11 @@ def above(pod: str) -> Sequence[str]:
 
 
 Wanted = Mapping[tuple[str, str], Mapping[str, int]]
-"""Settings by field, of a slice (path of its cgroup) on a GPU (UUID)."""
+"""Settings by field, for each slice (path of its cgroup) and GPU (UUID)."""
 
 
 def wanted(claims: Mapping[str, Claim], grants: Iterable[Grants]) -> Wanted:
-    """Return what has to hold, the levels above before those below."""
+    """Return the settings that have to hold, outer levels first."""
     shares = {
         reference(claim.uid, number): share for claim in claims.values() for number, share in enumerate(claim.shares)
     }
@@ -112,13 +115,13 @@ def wanted(claims: Mapping[str, Claim], grants: Iterable[Grants]) -> Wanted:
 
 
 class Writer:
-    """The tree, as slices are written to."""
+    """Writes settings to the slices of a tree."""
 
     def __init__(self, tree: Path) -> None:
         self.tree = tree
 
     def write(self, wanted: Wanted) -> Sequence[Failed]:
-        """Return once all of it holds but what is returned."""
+        """Apply settings, and return the failures once everything else holds."""
         failures = []
         for (path, uuid), settings in wanted.items():
             try:
@@ -131,8 +134,11 @@ class Writer:
         return failures
 
     def reset(self, paths: Iterable[str]) -> None:
-        """Write the defaults of what slices above pods had. Those whose cgroup is gone go by themselves, and would stay
-        for good if they were written to; a setting that does not act here was never set."""
+        """Write the defaults to slices above pods.
+
+        A slice whose cgroup is gone goes by itself, and a write would keep it for good. A setting that is not supported
+        here was never set.
+        """
         for path in filter(exists, paths):
             directory = self.tree / slice_directory(path)
             for gpu in filter(is_number, _names(directory)):
@@ -162,7 +168,7 @@ def _text(setting: Setting, settings: Mapping[str, int]) -> str:
 
 
 def _set(directory: Path, path: str, setting: Setting, text: str) -> None:
-    """Write a control file, in one write(2), where it says something else."""
+    """Write a control file, in one write(2), if its value differs."""
     assert setting.control is not None
     try:
         file = os.open(directory / setting.control, os.O_RDWR | os.O_CLOEXEC)
@@ -177,13 +183,15 @@ def _set(directory: Path, path: str, setting: Setting, text: str) -> None:
 
 
 def exists(path: str) -> bool:
-    """Whether there is such a cgroup, or may be where that cannot be told."""
+    """Whether a cgroup exists, or may exist if that cannot be determined."""
     return ids(Slice(path)) != ()
 
 
 def hold(store: Store, tree: Path) -> Sequence[Failed]:
-    """Have all of what containers were granted hold, and forget those that are gone; return what does not hold. The
-    caller has the lock. OSError, ValueError."""
+    """Make all granted shares hold, forget containers that are gone, and return the failures.
+
+    The caller holds the lock. OSError, ValueError.
+    """
     grants = store.grants()
     for key, one in grants.items():
         gone = [container for container in one.containers if not exists(container)]
@@ -195,15 +203,17 @@ def hold(store: Store, tree: Path) -> Sequence[Failed]:
 
 
 def settle(store: Store, tree: Path, grants: Sequence[Grants], only: Sequence[str] | None = None) -> Sequence[Failed]:
-    """Write what grants come to, of all slices or of some, and give back what slices above pods do not need any more;
-    return what does not hold. OSError, ValueError."""
+    """Write the settings that follow from grants, for all slices or those in `only`, and return the failures.
+
+    Slices above pods that need nothing any more are reset. OSError, ValueError.
+    """
     uids = {name.partition("/")[0] for one in grants for names in one.containers.values() for name in names}
     claims = {uid: claim for uid in uids if (claim := store.claim(uid)) is not None}
     found = wanted(claims, grants)
     outer = {path for one in grants for path in above(one.pod)} & {path for path, _ in found}
     before = set(store.levels())
     writer = Writer(tree)
-    # Noted before they are set, and until they are reset: a driver that is killed in between leaves none.
+    # Recorded from before they are set until they are reset, so a killed driver leaves none behind.
     store.keep_levels(sorted(before | outer))
     failures = writer.write({key: value for key, value in found.items() if only is None or key[0] in only})
     writer.reset(before - outer)

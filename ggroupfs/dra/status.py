@@ -1,7 +1,7 @@
 """The status of a claim: the reason why it cannot be prepared, as a condition of its devices.
 
-The driver owns its devices' entries in ``status.devices`` by server-side apply, and touches no others. An answer that
-goes well writes nothing, but where an error stood there before.
+The driver owns the entries of its devices in ``status.devices`` by server-side apply, and touches no others. A success
+writes nothing, unless it replaces an error.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ggroupfs.dra.api import Api, claim_path
 READY = "Ready"
 """Type of the condition."""
 MESSAGE_MOST = 1024
-"""Characters of a reason that are told; a condition takes 32768."""
+"""Characters of a reason that are kept; a condition may have 32768."""
 
 
 def refuse(api: Api, claim: Mapping[str, Any], pool: str, why: str) -> None:
@@ -25,7 +25,7 @@ def refuse(api: Api, claim: Mapping[str, Any], pool: str, why: str) -> None:
 
 
 def clear(api: Api, claim: Mapping[str, Any], pool: str) -> None:
-    """Write that a claim is prepared, where its status says that it is not. ApiError."""
+    """Write that a claim is prepared, if its status says that it is not. ApiError."""
     if any(not _is_ready(one) for one in _own(claim, pool)):
         _apply(api, claim, _conditions(claim, pool, "True", "Prepared", "limits hold before its programs begin"))
 
@@ -42,7 +42,7 @@ def _is_ready(device: Mapping[str, Any]) -> bool:
 def _conditions(
     claim: Mapping[str, Any], pool: str, status: str, reason: str, message: str
 ) -> Sequence[Mapping[str, Any]]:
-    """The entries of the claim's devices on this node, each with the condition."""
+    """Return the entries of the claim's devices on this node, each with the condition."""
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     condition = {
         "type": READY,
@@ -66,7 +66,7 @@ def _apply(api: Api, claim: Mapping[str, Any], devices: Sequence[Mapping[str, An
     body = {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceClaim",
-        # With the UID another claim of that name is a conflict.
+        # The UID makes the request a conflict if the claim of that name is another one.
         "metadata": {key: metadata[key] for key in ("name", "namespace", "uid")},
         "status": {"devices": devices},
     }

@@ -1,8 +1,8 @@
-"""What the driver and its hooks know of prepared claims, in files that live as long as the machine is up.
+"""The records of prepared claims, which the driver and its hooks share in files until the machine restarts.
 
-In the directory are ``claims/UID.json``, what each prepared claim gives; ``grants/POD.json``, which shares the
-containers of a pod have by now; ``levels.json``, the slices above pods that were set. Each file is replaced whole, so a
-driver that is killed leaves the old one or the new one. Hook and driver take turns by a lock.
+The directory contains ``claims/UID.json``, the shares of each prepared claim; ``grants/POD.json``, the shares that the
+containers of a pod have at present; and ``levels.json``, the slices above pods that were set. Each file is replaced
+atomically, so a killed driver leaves either the old or the new one. A lock serializes hooks and driver.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any
 import attrs
 
 STATE = Path("/run/ggroupfs-dra")
-"""Where it is: on a tmpfs, as what it speaks of is gone with the boot."""
+"""Default directory; on a tmpfs, since its contents are meaningless after a restart."""
 
 KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-"""UID of a claim or a pod, as part of the name of a file."""
+"""UID of a claim or a pod, as part of a file name."""
 
 
 @attrs.frozen
@@ -38,23 +38,23 @@ class Share:
     uuid: str
     """UUID of the GPU."""
     share_id: str | None
-    """What the scheduler calls this share of the device."""
+    """Scheduler's ID of this share of the device."""
     settings: Mapping[str, int]
-    """Settings of the slice, by their field."""
+    """Settings of the slice, by field."""
 
 
 @attrs.frozen
 class Claim:
-    """A claim that is prepared."""
+    """A prepared claim."""
 
     uid: str
     """UID of the ResourceClaim."""
     namespace: str
-    """Its namespace."""
+    """Namespace of the ResourceClaim."""
     name: str
-    """Its name."""
+    """Name of the ResourceClaim."""
     shares: Sequence[Share]
-    """What it gives, in the order of the allocation."""
+    """Shares, in the order of the allocation."""
 
 
 @attrs.define
@@ -64,22 +64,22 @@ class Grants:
     pod: str
     """Path of the pod's cgroup."""
     containers: dict[str, list[str]]
-    """For each container, by the path of its cgroup, its shares: ``UID/NUMBER``."""
+    """Shares of each container, by the path of its cgroup: ``UID/NUMBER``."""
 
 
 def reference(uid: str, number: int) -> str:
-    """Return how a share is called in grants: the claim, and which of its shares."""
+    """Return the name of a share in grants, made of the claim's UID and the number of the share."""
     return f"{uid}/{number}"
 
 
 class Store:
-    """The directory."""
+    """The directory of records."""
 
     def __init__(self, path: Path = STATE) -> None:
         self.path = path
 
     def make(self) -> None:
-        """Make it, for root alone, and remove what a killed driver was writing. OSError."""
+        """Make the directory, for root alone, and remove unfinished files of a killed driver. OSError."""
         for place in (self.path, self.path / "claims", self.path / "grants"):
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
             for unfinished in place.glob(".*.new"):
@@ -87,7 +87,7 @@ class Store:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes and threads out. OSError."""
+        """Exclude other processes and threads. OSError."""
         lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -123,7 +123,7 @@ class Store:
         return {key: Grants(one["pod"], one["containers"]) for key, one in told.items() if one is not None}
 
     def grant(self, key: str, grants: Grants) -> None:
-        """Write the grants of a pod; those without a container are removed. OSError."""
+        """Write the grants of a pod; without containers, remove them. OSError."""
         if grants.containers:
             replace(self._of("grants", key), attrs.asdict(grants))
         else:
@@ -150,7 +150,7 @@ class Store:
 
 
 def replace(path: Path, content: Any) -> None:
-    """Write a file as JSON, which others see whole or not at all. OSError."""
+    """Replace a file by JSON content atomically. OSError."""
     new = path.with_name(f".{path.name}.new")
     new.write_text(json.dumps(content), encoding="utf-8")
     os.rename(new, path)

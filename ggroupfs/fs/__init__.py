@@ -1,1 +1,1 @@
-"""The filesystem: what answers the requests of FUSE, from the operation to the file."""
+"""The filesystem: answers the requests of FUSE, from the operation down to the file."""

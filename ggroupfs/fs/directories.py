@@ -1,7 +1,7 @@
-"""What opendir(3) and readdir(3) find: names and their attributes, kept until anything else is in the tree.
+"""The listings that opendir(3) and readdir(3) return: names and attributes, cached until anything in the tree changes.
 
-A listing of a thousand processes is made of objects that nobody needs twice, and a look round the tree (`ls`, `find`,
-`ggroupfs top`) comes every few seconds, to a tree that seldom changes.
+A listing of a thousand processes creates many objects that are used once, and a walk over the tree (`ls`, `find`,
+`ggroupfs top`) comes every few seconds, while the tree seldom changes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ggroupfs.fs.inodes import Attributes
 from ggroupfs.fs.tree import Tree
 
 KEPT = 64
-"""Listings that are kept. One of 10,000 processes takes 3 MB; others are of some twenty names."""
+"""Listings that are cached. One of 10,000 processes takes 3 MB; most have some twenty names."""
 
 
 @attrs.frozen(eq=False)
@@ -24,27 +24,27 @@ class Listing:
     """The names in a directory when it was opened."""
 
     version: object
-    """Of the tree when it was made: until that is another, it is true."""
+    """Version of the tree when the listing was made; it is valid while the tree has that version."""
     names: list[bytes]
-    """In the order in which they are told."""
+    """Names, in the order in which they are listed."""
     inodes: list[int]
-    """Of each name."""
+    """Inode number of each name."""
     entries: list[pyfuse3.EntryAttributes | None]
-    """What stat(2) shows of each; None where it was not told yet."""
+    """Attributes of each name, as stat(2) shows them; None until they are first needed."""
 
 
 class Directories:
-    """See the module."""
+    """The listings of all directories, with the cache of them."""
 
     def __init__(self, tree: Tree, entry: Callable[[Attributes], pyfuse3.EntryAttributes]) -> None:
-        """`entry` makes attributes of the tree what the kernel is told."""
+        """`entry` converts attributes of the tree to those of the kernel."""
         self._tree = tree
         self._entry = entry
         self._version: object = None
         self._kept: dict[int, Listing] = {}
 
     def open(self, inode: int) -> Listing:
-        """What is in a directory now. ENOENT when it is gone."""
+        """Return the present listing of a directory. ENOENT if the directory is gone."""
         version = self._tree.version
         if version != self._version:
             self._kept.clear()
@@ -62,8 +62,10 @@ class Directories:
     def read(
         self, listing: Listing, start: int, tell: Callable[[bytes, pyfuse3.EntryAttributes, int], bool]
     ) -> list[int]:
-        """Tells the names from place `start` on, each with the place of the next, until `tell` has no more room. Those
-        that are gone since are left out. Returns the inodes of what was told."""
+        """Pass the names from index `start` on to `tell`, each with the index of the next, until `tell` is full.
+
+        Names that have disappeared since opendir(3) are left out. Returns the inodes of the names passed.
+        """
         if listing.version != self._tree.version:
             return self._read_anew(listing, start, tell)
         names, inodes, entries = listing.names, listing.inodes, listing.entries

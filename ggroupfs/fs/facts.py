@@ -1,4 +1,4 @@
-"""The files that only tell: which backend serves the mount, what it can do, and the GPUs. Tables, as in controls."""
+"""The read-only files: the backend that serves the mount, its capabilities, and the GPUs. Tables, as in controls.py."""
 
 from __future__ import annotations
 

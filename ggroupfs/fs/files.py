@@ -1,7 +1,7 @@
-"""Open files: a snapshot an opener, and what it has already seen of the events. Sync, no FUSE.
+"""Open files: a snapshot for each opener, and the events that it has already seen. Synchronous, without FUSE.
 
-A control file is classified once, at open. Its content is made when it is read from the start and served from that
-snapshot for the rest, so that no reader mixes two states.
+A control file is classified once, at open. Its content is made when it is read from offset 0, and later offsets are
+served from that snapshot, so no reader mixes two states.
 """
 
 from __future__ import annotations
@@ -23,51 +23,52 @@ from ggroupfs.fs.controls import PEAKS, Control, Show
 from ggroupfs.text import values
 
 WRITE_MOST = 4095
-"""Bytes of a write(2); kernfs takes a page less the NUL and answers E2BIG to more."""
+"""Largest write(2), bytes; kernfs takes a page less the NUL and answers a longer one with E2BIG."""
 
 READABLE = select.POLLIN | select.POLLRDNORM
 READY = READABLE | select.POLLOUT | select.POLLWRNORM
-"""As kernfs has it (DEFAULT_POLLMASK): some ask for the one name, some for the other."""
+"""Events of a readable and writable file, as in kernfs (DEFAULT_POLLMASK), under both of the names that programs
+use."""
 EVENT = select.POLLPRI | select.POLLERR
 GONE = EVENT | select.POLLHUP
 
 RECORD = struct.Struct("<QQ")
-"""usermemfd: bytes to give back, sequence number."""
+"""Record of usermemfd: bytes to give back, sequence number."""
 
 
 class Waker(Protocol):
-    """How the kernel is told that a poller is to look again (pyfuse3.PollHandle)."""
+    """Tells the kernel to poll a file again (pyfuse3.PollHandle)."""
 
     def notify(self) -> None: ...
 
 
 class Events:
-    """Counts the events of every group, and knows what waits for which."""
+    """The event counts of every group, and the open files that wait for them."""
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[Group, Channel]] = Counter()
         self._waiting: dict[tuple[Group, Channel], set[OpenFile]] = {}
 
     def count(self, group: Group, channel: Channel) -> int:
-        """How many there were; 0 before the first."""
+        """Number of events so far."""
         return self._counts[group, channel]
 
     def happened(self, group: Group, channel: Channel) -> None:
-        """One more: wakes all that wait for it."""
+        """Count an event, and wake the files that wait for it."""
         self._counts[group, channel] += 1
         self.wake(group, channel)
 
     def wake(self, group: Group, channel: Channel) -> None:
-        """Has all that wait look again."""
+        """Make all waiting files poll again."""
         for file in self._waiting.pop((group, channel), ()):
             file.wake()
 
     def wait(self, file: OpenFile, group: Group, channel: Channel) -> None:
-        """Remembers a poller until the next event."""
+        """Register a poller for the next event."""
         self._waiting.setdefault((group, channel), set()).add(file)
 
     def leave(self, file: OpenFile, group: Group, channel: Channel) -> None:
-        """Forgets a poller that closed its file."""
+        """Remove a poller that closed its file."""
         waiting = self._waiting.get((group, channel))
         if waiting is not None:
             waiting.discard(file)
@@ -75,14 +76,14 @@ class Events:
                 del self._waiting[group, channel]
 
     def forget(self, group: Group) -> None:
-        """The group is gone: its pollers look once more and find so."""
+        """Drop a group that is gone. Its pollers look once more and find that out."""
         for channel in Channel:
             self.wake(group, channel)
             self._counts.pop((group, channel), None)
 
 
 class OpenFile:
-    """A control file that is open."""
+    """An open control file."""
 
     __slots__ = ("_controller", "_data", "_events", "_seen", "_waker", "control", "group")
 
@@ -96,19 +97,23 @@ class OpenFile:
         self._waker: Waker | None = None
 
     def read(self, offset: int, size: int) -> bytes:
-        """EINVAL for a file that cannot be read, ENODEV when the group is gone."""
+        """Return content from a snapshot. EINVAL for a file that cannot be read, ENODEV if the group is gone."""
         if offset == 0 or self._data is None:
             control = self.control
             if control.show is None:
                 raise fail(errno.EINVAL)
             if control.channel is not None:
                 self._seen = self._events.count(self.group, control.channel)
-            self._data = None  # where this fails, nothing of an earlier state is left
+            self._data = None  # a failure leaves nothing of an earlier state
             self._data = os.fsencode(self._show(control.show))
         return self._data[offset : offset + size]
 
     async def write(self, data: bytes) -> int:
-        """One write is one value, wherever it is said to go. Returns once it holds."""
+        """Apply one value, whatever offset it is written to, and return the bytes written once the value holds.
+
+        E2BIG for more than WRITE_MOST bytes, EINVAL for a file that cannot be written; otherwise the errors of the
+        control.
+        """
         control = self.control
         if len(data) > WRITE_MOST:
             raise fail(errno.E2BIG)
@@ -125,7 +130,7 @@ class OpenFile:
         return self.control.apply(self._controller, self.group, value)
 
     def poll(self, waker: Waker | None) -> int:
-        """The poll(2) events that are there now; keeps `waker` for the next change."""
+        """Return the pending poll(2) events, and keep `waker` for the next change."""
         if self.control.channel is None:
             return READY | EVENT if self._data is None else READY
         if waker is not None:
@@ -137,13 +142,13 @@ class OpenFile:
             return GONE
 
     def wake(self) -> None:
-        """Tells the kernel to ask :meth:`poll` again."""
+        """Make the kernel call :meth:`poll` again."""
         waker, self._waker = self._waker, None
         if waker is not None:
             waker.notify()
 
     def close(self) -> None:
-        """No poll comes any more."""
+        """Release the file; it is not polled any more."""
         self._waker = None
         if self.control.channel is not None:
             self._events.leave(self, self.group, self.control.channel)
@@ -156,8 +161,7 @@ class OpenFile:
 
 
 class PeakFile(OpenFile):
-    """A gmem.peak or gmem.swap.peak: a write starts it again for this open file, and for no other, as memory.peak and
-    memory.swap.peak since Linux 6.12."""
+    """A gmem.peak or gmem.swap.peak. A write resets it for this open file alone, as memory.peak since Linux 6.12."""
 
     __slots__ = ("_mark", "_peak")
 
@@ -181,9 +185,9 @@ class PeakFile(OpenFile):
 
 
 class UsermemFile(OpenFile):
-    """A usermemfd: records of memory pressure, the latest one only, for each that has it open.
+    """A usermemfd: the latest record of memory pressure, once for each opener.
 
-    Never blocks, neither the reader (EAGAIN) nor the reclaim that made the record (Ghost, section 4.2).
+    Nothing blocks: neither the reader (EAGAIN) nor the reclaim that made the record (Ghost, section 4.2).
     """
 
     __slots__ = ("_listens",)
@@ -194,7 +198,7 @@ class UsermemFile(OpenFile):
         super().__init__(controller, events, control, group)
         controller.require(group, control.name)
         self._seen = controller.books(group).pressure_seq
-        # A reclaim waits a moment for a listener. That is not for strangers to bring about.
+        # A reclaim waits a moment for a listener, so only root and the owner of the process count as listeners.
         self._listens = isinstance(group, Member) and uid is not None and uid in (0, owner_of(group.process.pid))
         if self._listens:
             controller.listens(group, 1)
@@ -206,7 +210,10 @@ class UsermemFile(OpenFile):
             self._controller.listens(self.group, -1)
 
     def read(self, offset: int, size: int) -> bytes:
-        """The latest record that this opener has not read. EAGAIN without one, EINVAL for a buffer too small."""
+        """Return the latest record if it is unread.
+
+        EAGAIN without one, EINVAL if the buffer is too small for a record.
+        """
         if size < RECORD.size:
             raise fail(errno.EINVAL)
         books = self._controller.books(self.group)
@@ -220,8 +227,10 @@ class UsermemFile(OpenFile):
 
 
 def open_file(controller: Controller, events: Events, control: Control, group: Group, uid: int) -> OpenFile:
-    """Opens a control file for a user. EOPNOTSUPP for a usermemfd that would never be written to, ENODEV for a dead
-    group."""
+    """Open a control file for a user.
+
+    EOPNOTSUPP for a usermemfd to which nothing would ever be written, ENODEV for a group that is gone.
+    """
     if control.channel is Channel.USERMEM:
         return UsermemFile(controller, events, control, group, uid)
     if control.name in PEAKS:

@@ -1,8 +1,8 @@
-"""What inode numbers are made of, and what stat(2) shows of one.
+"""Inode numbers: how they are made up, and what stat(2) shows of an inode.
 
-An inode number is a directory's number and a slot in it: slot 1 is the directory itself, slots from 2 on are its
-files in the order of their table. So ten thousand process directories cost ten thousand small objects and nothing
-for their files, and a number is never used again for something else.
+An inode number consists of a directory's number and a slot in it: slot 1 is the directory itself, and slots from 2 on
+are its files in the order of their table. So ten thousand process directories cost ten thousand small objects and
+nothing for their files, and a number is never reused.
 """
 
 from __future__ import annotations
@@ -20,28 +20,30 @@ FIRST_FILE_SLOT = 2
 
 ROOT_INODE = 1
 SELF_INODE = ROOT_INODE | ((1 << SLOT_BITS) - 1)
-"""The link ``self``: the last slot of the root."""
+"""Inode of the link ``self``: the last slot of the root."""
 
 FILE_SIZE = 4096
-"""st_size of every file, as sysfs has it: with 0, sendfile(2) and so shutil.copyfile() read nothing."""
+"""st_size of every file, bytes, as in sysfs: with 0, sendfile(2) and so shutil.copyfile() read nothing."""
 
 
 @attrs.frozen
 class Times:
-    """When an inode was read, written and changed, as far as anybody says: Unix time, nanoseconds. All are when it came
-    into the tree at first."""
+    """The times of an inode, Unix time in nanoseconds.
+
+    All start as the time at which its directory was first looked up.
+    """
 
     atime_ns: int
-    """As set by utimensat(2)."""
+    """Access time, as set by utimensat(2)."""
     mtime_ns: int
-    """The same."""
+    """Modification time, as set by utimensat(2)."""
     ctime_ns: int
-    """When its mode, its owner or one of those was set."""
+    """Time of the last change of the mode, the owner or the times."""
 
 
 @attrs.frozen
 class Attributes:
-    """What stat(2) shows of one inode."""
+    """The attributes of an inode, as stat(2) shows them."""
 
     inode: int
     """st_ino."""
@@ -54,33 +56,33 @@ class Attributes:
     size: int
     """st_size, bytes."""
     links: int
-    """st_nlink: of a directory two, and one for each directory in it, as cgroup2 has it."""
+    """st_nlink: 2 plus the number of subdirectories for a directory, as in cgroup2."""
     times: Times
-    """st_atime and so on."""
+    """st_atime, st_mtime and st_ctime."""
 
 
 @attrs.define(eq=False)
 class Directory:
-    """A directory that somebody looked at."""
+    """A directory that was looked up at least once."""
 
     number: int
-    """Makes up the inode numbers in it."""
+    """Number from which the inode numbers in it are made."""
     parent: int
-    """Inode of the directory above."""
+    """Inode of the parent directory."""
     name: str
-    """Its name there."""
+    """Name in the parent directory."""
     subject: Subject
-    """What it is the directory of: a group's control files, a process, a slice, or ``root``, ``gpus``."""
+    """Subject of the directory: a group (its control files), a process, a slice, or the words ``root`` and ``gpus``."""
     files: tuple[Control, ...] = ()
-    """Its files, by slot."""
+    """Files, by slot."""
     time_ns: int = attrs.field(factory=time.time_ns)
-    """When it was first looked at."""
+    """Time of the first lookup, Unix time in nanoseconds."""
 
     @property
     def inode(self) -> int:
-        """Its own inode number."""
+        """Inode number of the directory itself."""
         return self.number << SLOT_BITS | DIRECTORY_SLOT
 
     def file_inode(self, control: Control) -> int:
-        """The inode number of one of its files."""
+        """Return the inode number of one of the directory's files."""
         return self.number << SLOT_BITS | FIRST_FILE_SLOT + self.files.index(control)

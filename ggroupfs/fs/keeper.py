@@ -1,4 +1,4 @@
-"""Who knows whose files are when the daemon is gone: the seam between the tree and a journal."""
+"""The interface between the tree and a journal that remembers the owners of files for the next daemon."""
 
 from __future__ import annotations
 
@@ -9,24 +9,27 @@ from backend.ledgers.journal.state import Owned
 from backend.process.identity import Group, Process, Slice
 
 Subject = Group | Process | Slice | str
-"""What a directory is of: a group's control files, a process, a slice, or ``root``, ``gpus``."""
+"""Subject of a directory: a group (its control files), a process, a slice, or the words ``root`` and ``gpus``."""
 
 
 class Keeper(Protocol):
-    """See the module, and :class:`backend.ledgers.journal.attributes.Attributes`."""
+    """Remembers owners of files; see :class:`backend.ledgers.journal.attributes.Attributes`."""
 
     def kept(self) -> Iterable[tuple[Subject, str, Owned]]:
-        """What a daemon before us knew: of what a directory is, the name of a file in it or none, and whose it is."""
+        """Return the records of the previous daemon: subject of the directory, name of the file, and owner.
+
+        The name is "" for the directory itself.
+        """
 
     def keep(self, subject: Subject, file: str, owned: Owned) -> None:
-        """A file, or the directory itself, is somebody's from now on."""
+        """Remember the owner of a file, or of the directory itself if `file` is ""."""
 
     def forget(self, subject: Subject) -> None:
-        """The directory is gone."""
+        """Forget a directory that is gone."""
 
 
 class Nobody:
-    """A Keeper that keeps nothing."""
+    """A Keeper that remembers nothing."""
 
     def kept(self) -> Iterable[tuple[Subject, str, Owned]]:
         return ()

@@ -1,4 +1,4 @@
-"""``ggroup.slices``: the slices that were made, what becomes of their cgroups, and how one is made for a while."""
+"""The file ``ggroup.slices``: lists the slices that were made, with the state of their cgroups, and makes new ones."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ from ggroupfs.fs.controls import Control
 from ggroupfs.text import spans
 
 HEARD_S = 1.0
-"""Seconds that a writer waits for the kernel to hear of what has gone, for which it may need a directory that a program
-keeps locked."""
+"""Seconds for which a writer waits until the kernel has heard of what has gone. That may take a directory which a
+program keeps locked."""
 
 NAME_MOST = 255
-"""Bytes of the name of a cgroup, or of a directory (NAME_MAX of linux/limits.h)."""
+"""Longest name of a cgroup or directory, bytes (NAME_MAX in linux/limits.h)."""
 
 
 _last: tuple[Sequence[Told], str] = (), ""
-"""What was shown last: ten thousand lines are not made anew for each program that looks."""
+"""The last text shown, so that ten thousand lines are not formatted anew for every reader."""
 
 
 def _show(controller: Controller, _: Group) -> str:
-    """A line for each: state, seconds since it was made, seconds that are left or ``-``, and the path, which is last as
-    blanks may be in it."""
+    """Return one line for each slice: state, seconds since it was made, seconds left or ``-``, and path.
+
+    The path comes last because it may contain blanks.
+    """
     global _last
     told = controller.lives.told()
     if told is not _last[0]:
@@ -41,7 +43,7 @@ def _show(controller: Controller, _: Group) -> str:
 
 
 def _parse(word: str) -> tuple[Slice, int]:
-    """A span and a path, which begins with its first slash. EINVAL; ENAMETOOLONG."""
+    """Parse a time span and a path, which begins at the first slash. EINVAL; ENAMETOOLONG."""
     span, slash, rest = word.partition("/")
     if not rest.endswith("/"):
         _require_whole(rest)
@@ -57,7 +59,10 @@ def _parse(word: str) -> tuple[Slice, int]:
 
 
 def _require_whole(rest: str) -> None:
-    """EINVAL for a path that is no UTF-8, unless a slash ends it: a last byte may have been taken for a blank."""
+    """Raise EINVAL for a path that is not UTF-8 and has no slash at its end.
+
+    Its last byte may have been cut as a blank.
+    """
     try:
         rest.encode("latin-1").decode()
     except UnicodeDecodeError:

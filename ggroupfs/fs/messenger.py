@@ -1,7 +1,7 @@
-"""What the kernel is told of its own accord: by one thread, since each message may wait for our own mount's answer.
+"""Sends unsolicited messages to the kernel from a thread, because each may wait for an answer of this very mount.
 
-pyfuse3 has such a thread (`invalidate_entry_async`), but none can wait for it: it goes on with a session that
-has been freed, and a descriptor that may be of another file by then. Ours is ended before the mount is.
+pyfuse3 has such a thread (`invalidate_entry_async`), but nothing can wait for it to end: it continues with a session
+that has been freed, and with a descriptor that may belong to another file by then. This thread ends before the mount.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import trio
 log = logging.getLogger(__name__)
 
 END_S = 1.0
-"""How long the end waits for a message that is under way."""
+"""Seconds for which the end waits for a message that is under way."""
 
 AGAIN_S = 1.0
-"""Seconds after which a caller that waits looks again for a thread, where none was to be had."""
+"""Seconds after which a waiting caller tries again to start the thread, if that failed."""
 
 
 class Messenger:
@@ -30,10 +30,10 @@ class Messenger:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._ended = False
-        self._short = False  # no thread was to be had, and it was told of
+        self._short = False  # no thread could be started, and that was logged
 
     def post(self, call: Callable[[], None]) -> None:
-        """Has it called soon; after the end: never."""
+        """Have `call` made soon. After the end it is never made."""
         self._calls.put(call)
         self._start()
 
@@ -42,7 +42,7 @@ class Messenger:
             thread = threading.Thread(target=self._work, name="messenger", daemon=True)
             try:
                 thread.start()
-            except RuntimeError as error:  # pthread_create(3), EAGAIN: with the next call
+            except RuntimeError as error:  # EAGAIN of pthread_create(3): the next call tries again
                 if not self._short:
                     log.warning("no thread for messages to the kernel: %s", error)
                 self._short = True
@@ -50,7 +50,7 @@ class Messenger:
                 self._thread, self._short = thread, False
 
     async def deliver(self, call: Callable[[], None]) -> None:
-        """Has it called, and waits until it was; after the end: for ever."""
+        """Have `call` made, and wait until it was. After the end this waits for ever."""
         called, token = trio.Event(), trio.lowlevel.current_trio_token()
 
         def report() -> None:
@@ -67,7 +67,7 @@ class Messenger:
             self._start()
 
     def end(self) -> bool:
-        """Drops what was not begun, and waits END_S for what was; whether no message is under way then."""
+        """Drop the calls not begun, wait END_S for the one under way, and return whether none is under way any more."""
         self._ended = True
         self._calls.put(None)
         if self._thread is None:
@@ -79,5 +79,5 @@ class Messenger:
         while (call := self._calls.get()) is not None and not self._ended:
             try:
                 call()
-            except Exception:  # one message that cannot be delivered is no reason to keep the others
+            except Exception:  # one failed message must not hold up the rest
                 log.exception("a message to the kernel failed")

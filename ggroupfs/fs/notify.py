@@ -1,8 +1,8 @@
-"""Keeps what the kernel caches true, and lets inotify watchers know.
+"""Keeps the kernel's caches correct, and wakes inotify watchers.
 
-Names and attributes are cached for minutes, which is what makes the tree fast, so whatever vanishes or changes hands
-is pushed. FUSE gives inotify nothing for a change that the server makes; but a truncation *through the mount* gives
-every watcher IN_MODIFY, so the daemon truncates its own events files, from a thread, as any other client would.
+Names and attributes are cached for minutes, which makes the tree fast, so every removal and change of owner is pushed.
+FUSE tells inotify nothing about a change that the server makes. But a truncation *through the mount* gives every
+watcher IN_MODIFY, so the daemon truncates its own events files, from a thread, as any other client would.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from ggroupfs.fs.messenger import Messenger
 from ggroupfs.fs.tree import Tree
 
 NOTIFY_INTERVAL_S = 0.01
-"""At most one IN_MODIFY a file in this time, as the kernel's CGROUP_FILE_NOTIFY_MIN_INTV."""
+"""Shortest time between two IN_MODIFY of a file, seconds; the same as the kernel's CGROUP_FILE_NOTIFY_MIN_INTV."""
 
 
 class Kernel(Protocol):
-    """What can be said to the kernel (pyfuse3); OSError where it has nothing of the kind in its cache."""
+    """The messages to the kernel (pyfuse3). OSError if the kernel has nothing of that kind in its cache."""
 
     def invalidate_entry(self, inode_p: int, name: bytes, deleted: int = 0) -> None:
-        """The name is gone; watchers of inode `deleted` get IN_DELETE_SELF."""
+        """Report a name that is gone; watchers of inode `deleted` get IN_DELETE_SELF."""
 
     def invalidate_inode(self, inode: int, attr_only: bool = False) -> None:
-        """The attributes are others now."""
+        """Report that the attributes of an inode have changed."""
 
 
 class Notifier:
-    """Listens to the Controller and passes on: to pollers at once, to the kernel and to watchers soon after."""
+    """Listens to the Controller, and notifies pollers at once, the kernel and watchers soon after."""
 
     def __init__(self, tree: Tree, events: Events, kernel: Kernel, messenger: Messenger, mountpoint: str) -> None:
         self._tree = tree
@@ -53,22 +53,22 @@ class Notifier:
         tree.controller.listeners.append(self.event)
         tree.controller.population.watchers.append(self)
 
-    # The kernel's references to events files: without one, no program can be watching
+    # The kernel's references to events files; without one no program can be watching
 
     def looked_up(self, *inodes: int) -> None:
-        """The kernel was given a reference to each of these inodes."""
+        """Note that the kernel was given a reference to each of these inodes."""
         self._looked_up.update(inodes)
 
     def forgotten(self, inode: int, count: int) -> None:
-        """The kernel gave `count` references back."""
+        """Note that the kernel gave `count` references back."""
         self._looked_up[inode] -= count
         if self._looked_up[inode] <= 0:
             del self._looked_up[inode]
 
-    # What happens
+    # Events
 
     def event(self, group: Group, channel: Channel) -> None:
-        """The Controller's listener."""
+        """Listener of the Controller."""
         self._events.happened(group, channel)
         directory = self._tree.known(group)
         control = next((one for one in directory.files if one.channel is channel), None) if directory else None
@@ -80,42 +80,42 @@ class Notifier:
             self._wake.set()
 
     def process_came(self, process: Process) -> None:
-        """The population's watcher: st_nlink of its directory, and of the root, are others."""
+        """Watcher of the population: st_nlink of the process's directory, and of the root, has changed."""
         self._filled(self._tree.root)
         self._filled(self._tree.known(process))
 
     def process_gone(self, process: Process) -> None:
-        """The population's watcher."""
+        """Watcher of the population."""
         self._gone(process)
 
     def process_moved(self, process: Process) -> None:
-        """The population's watcher: another user may own it now, by the slices above."""
+        """Watcher of the population: the owner may have changed with the slices above."""
         self.attributes_changed(self._tree.seen_inodes(process))
 
     def process_migrated(self, here: Group, there: Group) -> None:
-        """The population's watcher: a user who was given files of the one directory has those of the other."""
+        """Watcher of the population: owners that were set in the old directory now hold in the new one."""
         self.attributes_changed(self._tree.hand_over(here, there))
         self._gone(here)
 
     def process_left(self, group: Group) -> None:
-        """The population's watcher."""
+        """Watcher of the population."""
         self._gone(group)
 
     def slice_made(self, slice_: Slice) -> None:
-        """The population's watcher: st_nlink of the directory that it is in is another."""
+        """Watcher of the population: st_nlink of the parent directory has changed."""
         if slice_.parent is not None:
             self._filled(self._tree.known(slice_.parent))
 
     def slice_gone(self, slice_: Slice) -> None:
-        """The population's watcher."""
+        """Watcher of the population."""
         self._gone(slice_)
 
     def slice_renewed(self, slice_: Slice) -> None:
-        """The population's watcher."""
+        """Watcher of the population."""
         self.attributes_changed(self._tree.disown(slice_))
 
     def attributes_changed(self, inodes: Iterable[int]) -> None:
-        """Cached attributes of these are stale."""
+        """Note that the cached attributes of these inodes are stale."""
         self._stale.update(inodes)
         self._wake.set()
 
@@ -126,7 +126,7 @@ class Notifier:
             for gpu in self._tree.controller.gpus:
                 self._events.forget(group_on(subject, gpu))
         for directory in self._tree.forget(subject):
-            # The files first: a directory with a file in the dentry cache would not be empty.
+            # Files first: a directory with a file in the dentry cache would not be empty.
             for control in directory.files:
                 inode = directory.file_inode(control)
                 if inode in self._looked_up:
@@ -134,17 +134,20 @@ class Notifier:
             self._drop(directory.parent, directory.name, directory.inode)
 
     def _filled(self, directory: Directory | None) -> None:
-        """There is one more in a directory, which the kernel may have cached. (One less, it finds out by itself.)"""
+        """Report one more entry in a directory that the kernel may have cached.
+
+        The kernel notices a removal by itself.
+        """
         if directory is not None and (directory.inode in self._looked_up or directory is self._tree.root):
             self._messenger.post(functools.partial(self._tell, (), (directory.inode,)))
 
     def _drop(self, parent: int, name: str, inode: int) -> None:
         self._messenger.post(functools.partial(self._invalidate, parent, os.fsencode(name), inode))
 
-    # The part that waits
+    # The task that waits
 
     async def run(self) -> None:
-        """Tells watchers and refreshes attributes until cancelled."""
+        """Notify watchers and refresh attributes until cancelled."""
         while True:
             await self._wake.wait()
             self._wake = trio.Event()

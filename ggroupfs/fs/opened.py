@@ -1,4 +1,4 @@
-"""What is open, by the kernel's number for it; each user's is bounded, since every one is memory of the daemon."""
+"""The tables of open files and listings, limited per user because every entry takes memory of the daemon."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from backend.common.errors import fail
 T = TypeVar("T")
 
 FILES = 65536
-"""Control files that one user may have open: about 1 KB each."""
+"""Control files that one user may have open; each takes about 1 KB."""
 LISTINGS = 1024
-"""Directories that one user may have open: each may have all its names."""
+"""Directories that one user may have open; each may hold all its names."""
 
 
 class Opened(dict[int, T]):
-    """A table of open things."""
+    """A table of open objects, by the kernel's number for them (fh)."""
 
     def __init__(self, most: int) -> None:
-        """`most` is what one user may have; root may have more."""
+        """`most` is the limit for each user other than root, which has none."""
         super().__init__()
         self._most = most
         self._users: dict[int, int] = {}
         self._counts: Counter[int] = Counter()
 
     def require(self, uid: int) -> None:
-        """ENFILE where a user has too many."""
+        """Raise ENFILE if a user has reached the limit."""
         if uid and self._counts[uid] >= self._most:
             raise fail(errno.ENFILE)
 
     def add(self, fh: int, thing: T, uid: int) -> None:
-        """One more."""
+        """Add an object that a user opened."""
         self[fh] = thing
         if uid:
             self._users[fh] = uid
             self._counts[uid] += 1
 
     def close(self, fh: int) -> T:
-        """One less."""
+        """Remove an object and return it."""
         thing = self.pop(fh)
         if uid := self._users.pop(fh, 0):
             self._counts[uid] -= 1

@@ -1,7 +1,8 @@
-"""The FUSE operations: each is thin, and what it does is a call into the tree or an open file.
+"""The FUSE operations: thin functions, each a call into the tree or an open file.
 
-Whatever escapes a handler unmounts the filesystem, so nothing does: OSError is the caller's answer, anything else a
-bug, logged, and EIO. What cgroup2 refuses is refused with the same errno (measured on Linux 6.18).
+An exception that escapes a handler would unmount the filesystem, so none does: an OSError is the caller's answer, and
+anything else is a bug, logged and answered with EIO. Operations that cgroup2 refuses are refused with the same errno
+(measured on Linux 6.18).
 """
 
 from __future__ import annotations
@@ -31,21 +32,22 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 CACHE_S = 300.0
-"""How long the kernel may keep names and attributes; what changes sooner is pushed (ggroupfs.fs.notify)."""
+"""Seconds for which the kernel may cache names and attributes; earlier changes are pushed (ggroupfs.fs.notify)."""
 
 
 def _answer(name: str, error: BaseException) -> FUSEError:
-    """The errno that an exception in operation `name` becomes."""
+    """Return the answer for an exception in the operation `name`."""
     if not isinstance(error, OSError) or error.errno not in ERRNOS:
         log.error("%s failed", name, exc_info=error)
-    # The kernel takes ENOSYS for all times and the whole mount. What is never to be asked again is said by itself.
+    # ENOSYS would make the kernel never send the operation again on this mount; poll raises it directly where it is
+    # meant.
     return FUSEError(errno.EOPNOTSUPP if (code := errno_of(error)) == errno.ENOSYS else code)
 
 
 def _handler(
     sync: Callable[Concatenate[Operations, P], T],
 ) -> Callable[Concatenate[Operations, P], Coroutine[Any, Any, T]]:
-    """An operation that never waits."""
+    """Wrap an operation that never waits."""
 
     async def handler(self: Operations, /, *args: P.args, **kwargs: P.kwargs) -> T:
         try:
@@ -59,7 +61,7 @@ def _handler(
 
 
 def _refuse(code: int) -> Callable[..., Coroutine[Any, Any, Any]]:
-    """An operation that there is none of."""
+    """Make an operation that always fails with `code`."""
 
     async def handler(self: Operations, *_: Any) -> Any:
         raise FUSEError(code)
@@ -82,7 +84,7 @@ def _entry(attributes: Attributes) -> pyfuse3.EntryAttributes:
 
 
 class Operations(pyfuse3.Operations):
-    """See the module. No xattrs and no flush: each would cost a request an access."""
+    """The operations of a mount. Xattrs and a flush handler are left out: each would cost a request per access."""
 
     supports_dot_lookup = False
     enable_writeback_cache = False
@@ -118,7 +120,7 @@ class Operations(pyfuse3.Operations):
         fh: int | None,
         ctx: pyfuse3.RequestContext,
     ) -> pyfuse3.EntryAttributes:
-        """chown, chmod and times are kept; a new size means nothing here, as in cgroup2, and is no error."""
+        """Set owner, mode and times. A new size is ignored without an error, as in cgroup2."""
         if fields.update_uid or fields.update_gid or fields.update_mode:
             changed = self._tree.chown(
                 inode,
@@ -213,7 +215,7 @@ class Operations(pyfuse3.Operations):
 
     async def poll(self, inode: int, fh: int, handle: pyfuse3.PollHandle | None, ctx: pyfuse3.RequestContext) -> int:
         if not self._poll:
-            raise FUSEError(errno.ENOSYS)  # once is enough: the kernel never asks this mount again
+            raise FUSEError(errno.ENOSYS)  # once is enough: the kernel never polls this mount again
         try:
             return self._files[fh].poll(handle)
         except Exception as error:
@@ -227,9 +229,9 @@ class Operations(pyfuse3.Operations):
 
     @_handler
     def fsync(self, fh: int, datasync: bool) -> None:
-        """What is written holds already."""
+        """Do nothing: a value holds as soon as it is written."""
 
-    # What cgroup2 refuses
+    # Operations that cgroup2 refuses
 
     @_handler
     def mknod(
@@ -255,7 +257,7 @@ class Operations(pyfuse3.Operations):
     link = _refuse(errno.EPERM)
     symlink = _refuse(errno.EPERM)
 
-    # The small parts
+    # Helpers
 
     def _seen(self, attributes: Attributes) -> pyfuse3.EntryAttributes:
         self._notifier.looked_up(attributes.inode)

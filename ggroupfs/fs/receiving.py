@@ -1,10 +1,10 @@
-"""How requests are received: those that wait are taken in a row.
+"""Receives FUSE requests: takes several waiting ones in a row, without a turn of trio's loop between them.
 
-pyfuse3 takes a lock of trio's for each request, which is a turn of trio's loop, and then waits for /dev/fuse, which is
-another, with two calls of epoll: with 150 clients that was half of what the daemon did. Here a look with poll(2) says
-whether the next request is there already, and the loop has its turn when none is, or after `ROW` of them.
+For each request pyfuse3 takes a trio lock, which costs a turn of trio's loop, and then waits for /dev/fuse, which costs
+another turn, with two calls of epoll: with 150 clients that was half of the daemon's work. Here poll(2) tells whether
+the next request is already there. The loop gets a turn when none is, or after `ROW` requests.
 
-pyfuse3 knows trio by a name in its module, and lets others put something else there (its own asyncio.py does).
+pyfuse3 refers to trio by a name in its module, and allows replacing it (its own asyncio.py does).
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ import trio
 from ggroupfs.fs.yielding import shorten_slices
 
 ROW = 32
-"""Requests that are taken before others in the daemon have a turn: about a millisecond."""
+"""Requests taken before other tasks of the daemon get a turn: about a millisecond."""
 WORKERS = 16
-"""Tasks that are kept when they have nothing to do. One does it all, unless a write has to wait."""
+"""Tasks kept while they are idle. One task does all the work, unless a write has to wait."""
 
 
 class Lock:
-    """A lock under which one task at a time waits for requests.
+    """An unfair lock, under which one task at a time waits for requests.
 
-    Unlike with a lock of trio's, the task that lets go may take it again before the tasks that wait: these have it when
-    that one has to wait itself, and nothing in between is a turn of the loop."""
+    Unlike with a trio lock, the task that releases it may re-acquire it at once, ahead of the waiting tasks. Those run
+    only when that task blocks, so a run of queued requests costs no turn of the loop.
+    """
 
     def __init__(self) -> None:
         self._taken = False
         self._lot = trio.lowlevel.ParkingLot()
-        self._woken = False  # a task that has not run yet
+        self._woken = False  # a task was woken and has not run yet
 
     async def __aenter__(self) -> None:
         while self._taken:
@@ -50,20 +51,21 @@ class Lock:
 
 
 class Requests:
-    """Whether one is there."""
+    """Tells whether a request has arrived."""
 
     def __init__(self, yields: bool = False) -> None:
-        """`yields`: give the CPU away before the row ends, which the kernel is to make cheap (:mod:`.yielding`)."""
+        """`yields`: whether to yield the CPU before a row ends, if the kernel makes that cheap (:mod:`.yielding`)."""
         self._yields = yields
-        self._left = 0  # of a row
+        self._left = 0  # requests left in this row
         self._poll = select.poll()
 
     def _there(self) -> bool:
-        """Whether the next request has come, or comes as soon as its program has run.
+        """Whether the next request has arrived, or arrives once its program has run.
 
-        A program that was answered is woken, and mostly asks again before this looks. Where it waits for this very CPU,
-        which a third program keeps busy, it has not run yet, and each request cost a turn of the loop: a write took
-        2.9 times the time of a server in C, and takes 1.5 with the yield. That is a system call where nothing waits.
+        A program that was answered is woken, and usually sends its next request before this look. If it waits for this
+        very CPU, which a third program keeps busy, it has not run yet, and every request would cost a turn of the loop:
+        a write took 2.9 times as long as with a server in C, and takes 1.5 times with the yield. If nothing waits for
+        the CPU the yield is just a system call.
         """
         if self._poll.poll(0):
             return True
@@ -73,7 +75,7 @@ class Requests:
         return bool(self._poll.poll(0))
 
     async def wait_readable(self, fd: int) -> None:
-        """Waits for one, like trio's function of that name, but with no turn of the loop where it is there already."""
+        """Wait for a request, like trio's function of that name, but at once if one is already there."""
         if self._left and self._there():
             self._left -= 1
             return
@@ -83,7 +85,7 @@ class Requests:
 
 
 async def main() -> None:
-    """Answers requests until the filesystem is unmounted (:func:`pyfuse3.main`)."""
+    """Answer requests until the filesystem is unmounted (:func:`pyfuse3.main`)."""
     lowlevel = SimpleNamespace(**vars(trio.lowlevel) | {"wait_readable": Requests(shorten_slices()).wait_readable})
     pyfuse3.trio = SimpleNamespace(**vars(trio) | {"Lock": Lock, "lowlevel": lowlevel})  # type: ignore[attr-defined]
     try:

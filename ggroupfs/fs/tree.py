@@ -1,4 +1,4 @@
-"""The tree: which directories and files there are, by name and by inode, and their owners. Sync, no FUSE."""
+"""The tree: its directories and files, by name and by inode, and their owners. Synchronous, without FUSE."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from ggroupfs.text.names import DIGITS, escape, is_number, unescape
 
 
 class Tree:
-    """See the module. All errors are OSError; a directory or file that is gone gives ENOENT by inode."""
+    """The directories and files of a mount. All errors are OSError; an inode that is gone gives ENOENT."""
 
     def __init__(self, controller: Controller, keeper: Keeper | None = None) -> None:
-        """`keeper` is told of owners and modes, and says those that were there before."""
+        """`keeper` is told of changed owners and modes, and supplies those from before a restart."""
         self.controller = controller
         self._keeper: Keeper = keeper or Nobody()
         self._population = controller.population
         self._directories: dict[int, Directory] = {}
         self._by_subject: dict[Subject, Directory] = {}
         self._ownership: dict[int, Owned] = {}
-        self._times: dict[int, Times] = {}  # of those that were set or changed; a mount's
+        self._times: dict[int, Times] = {}  # those that were set or changed; kept for this mount only
         self._next = 0
         self._changes = 0  # of owners and modes
         self.root = self._directory("root", ROOT_INODE, "", ROOT_FACTS)
@@ -56,7 +56,7 @@ class Tree:
     # Finding
 
     def lookup(self, parent: int, name: str) -> Attributes:
-        """What `name` is in a directory. ENOENT."""
+        """Return the attributes of `name` in a directory. ENOENT."""
         directory = self.directory(parent)
         for slot, control in enumerate(directory.files, FIRST_FILE_SLOT):
             if control.name == name:
@@ -73,7 +73,7 @@ class Tree:
         return self.attributes(child.inode)
 
     def entries(self, inode: int) -> Iterator[tuple[str, int]]:
-        """The names in a directory and their inodes."""
+        """Yield the names in a directory with their inodes."""
         directory = self.directory(inode)
         for slot, control in enumerate(directory.files, FIRST_FILE_SLOT):
             yield control.name, directory.number << SLOT_BITS | slot
@@ -89,14 +89,15 @@ class Tree:
 
     @property
     def version(self) -> tuple[int, int]:
-        """Another one whenever :meth:`entries` or :meth:`attributes` may say something else of anything."""
+        """A value that changes whenever :meth:`entries` or :meth:`attributes` may give another answer anywhere."""
         return self._population.version, self._changes
 
     def directory(self, inode: int) -> Directory:
-        """The directory that an inode is, or is in. ENOENT when it is gone.
+        """Return the directory that an inode is, or is in. ENOENT if it is gone.
 
-        Until the kernel has heard that a directory is gone it comes with inodes from its cache: what the caller named
-        is not there. (ESTALE, which has the kernel look the path up once more, still reaches callers in a crowd.)
+        Until the kernel has heard that a directory is gone, it sends inodes from its cache. The name that the caller
+        used does not exist, hence ENOENT. (ESTALE makes the kernel look the path up once more, but still reaches
+        callers in a crowd.)
         """
         directory = self._directories.get(inode >> SLOT_BITS)
         if directory is None:
@@ -104,7 +105,7 @@ class Tree:
         return directory
 
     def file(self, inode: int) -> tuple[Control, Group]:
-        """The control that an inode is, and whose. ENOENT when it is gone, EISDIR for a directory."""
+        """Return the control that an inode is, and its group. ENOENT if it is gone, EISDIR for a directory."""
         directory = self.directory(inode)
         slot = (inode & (1 << SLOT_BITS) - 1) - FIRST_FILE_SLOT
         if not 0 <= slot < len(directory.files):
@@ -113,12 +114,12 @@ class Tree:
         return directory.files[slot], subject if isinstance(subject, Group) else SliceOn(ROOT, -1)
 
     def attributes(self, inode: int) -> Attributes:
-        """What stat(2) shows. ENOENT when it is gone."""
+        """Return the attributes of an inode. ENOENT if it is gone."""
         directory = self.directory(inode)
         return self._attributes(directory, inode, self._inherited(directory, itself=inode == directory.inode))
 
     def _attributes(self, directory: Directory, inode: int, owner: tuple[int, int]) -> Attributes:
-        """`owner` is whose it is if it was never chowned."""
+        """`owner` is the owner if the inode was never chowned."""
         slot = inode & (1 << SLOT_BITS) - 1
         size = FILE_SIZE
         if slot == DIRECTORY_SLOT:
@@ -140,7 +141,7 @@ class Tree:
         return self._times.get(inode) or Times(directory.time_ns, directory.time_ns, directory.time_ns)
 
     def readlink(self, inode: int, tid: int) -> str:
-        """Where a link points, for the thread `tid`, as /proc/self does."""
+        """Return the target of a link for the thread `tid`, as /proc/self does."""
         if inode == SELF_INODE:
             try:
                 return str(tgid_of(tid))
@@ -149,11 +150,11 @@ class Tree:
         return str((inode & (1 << SLOT_BITS) - 1) - FIRST_FILE_SLOT)
 
     def known(self, subject: Group | Process | Slice) -> Directory | None:
-        """The directory of a subject, if it was ever looked at."""
+        """Return the directory of a subject, or None if it was never looked up."""
         return self._by_subject.get(subject)
 
     def path(self, directory: Directory) -> str:
-        """Path of a directory below the mountpoint, ``/`` first."""
+        """Return the path of a directory below the mountpoint, beginning with ``/``."""
         names: list[str] = []
         while directory is not self.root:
             names.append(f"/{directory.name}")
@@ -163,15 +164,17 @@ class Tree:
     # Changing
 
     async def mkdir(self, parent: int, name: str, uid: int) -> Attributes:
-        """The directory of a live process, which may have to be waited for, or of a slice, for a user. EPERM elsewhere,
-        EINVAL for a name that cannot be."""
+        """Make the directory of a live process, which may have to be waited for, or of a slice, for a user.
+
+        EPERM in other directories, EINVAL for an invalid name.
+        """
         directory = self.directory(parent)
         if directory is self.root:
             if not is_number(name) or name.startswith("0"):
                 raise fail(errno.EINVAL)
             await self.controller.make_process(int(name))
         elif isinstance(directory.subject, Slice):
-            # The name of a GPU; or one that would make /proc/<pid>/cgroup unreadable, as cgroup_mkdir() has it.
+            # The name of a GPU, or one that would make /proc/<pid>/cgroup unreadable (see cgroup_mkdir()).
             if "\n" in name or (DIGITS.fullmatch(name) and unescape(name) == name):
                 raise fail(errno.EINVAL)
             self.controller.lives.make(_below(directory.subject, name), uid)
@@ -180,7 +183,7 @@ class Tree:
         return self.lookup(parent, name)
 
     def rmdir(self, parent: int, name: str) -> None:
-        """EBUSY while something runs inside, EPERM for a directory that is not a process's or a slice's."""
+        """Remove a directory. EBUSY while something runs in it, EPERM unless it belongs to a process or a slice."""
         directory = self.directory(parent)
         child = self._child(directory, name)
         if child is None:
@@ -195,20 +198,20 @@ class Tree:
     def chown(
         self, inode: int, uid: int | None, gid: int | None, permissions: int | None, by: int = 0
     ) -> Sequence[int]:
-        """chown(2) and chmod(2) by a user, None for what stays. Returns the inodes whose attributes changed with it.
+        """chown(2) and chmod(2) by a user; None leaves a value as it is. Return the inodes with changed attributes.
 
-        What a delegate sets ends with the delegation: no user keeps a door open to what it has no more.
+        A change made by a delegate ends with the delegation, so no user keeps access to what was taken back.
         """
         directory, before = self.directory(inode), self.attributes(inode)
         if by and uid not in (None, before.uid):
-            raise fail(errno.EPERM)  # root of a user namespace: one that has others own what it makes has no bounds
+            raise fail(errno.EPERM)  # root of a user namespace: owning files of other users, it could escape its limits
         if by and uid == before.uid:
-            uid = None  # it has that already: a user does not give itself for good what it was lent
+            uid = None  # already the owner: a user must not make permanent what it was lent
         subject = directory.subject
         slice_ = subject if isinstance(subject, Slice) and inode == directory.inode else None
         owner = {name: new for name, new in (("uid", uid), ("gid", gid)) if new is not None}
         if slice_ is not None and owner:
-            self.controller.lives.look(slice_)  # what is given now is of the cgroup that is there now
+            self.controller.lives.look(slice_)  # the cgroup may be a new one, and the new owner is of that
             if self._population.slice_entry(slice_) is None:
                 raise fail(errno.ENOENT)
             self._population.give(slice_, **owner)
@@ -232,11 +235,11 @@ class Tree:
         if self._population.slice_entry(slice_) is not None:
             self._population.keep(slice_)
         if not owner:
-            return ()  # what is below has owners from here, and no modes
+            return ()  # the files below inherit owners, but not modes
         return [seen for below in self._below(slice_) for seen in self.inodes(below)]
 
     def set_times(self, inode: int, atime_ns: int | None = None, mtime_ns: int | None = None) -> None:
-        """utimensat(2), None for what stays. The inode changed: that is now."""
+        """utimensat(2); None leaves a time as it is. The change time becomes the present."""
         before = self._times_of(self.directory(inode), inode)
         self._times[inode] = Times(
             before.atime_ns if atime_ns is None else atime_ns,
@@ -246,22 +249,22 @@ class Tree:
         self._changes += 1
 
     def inodes(self, directory: Directory) -> list[int]:
-        """A directory's inode and those of its files."""
+        """Return the inode of a directory and those of its files."""
         files = range(FIRST_FILE_SLOT, FIRST_FILE_SLOT + len(directory.files))
         return [directory.inode, *(directory.number << SLOT_BITS | slot for slot in files)]
 
     def seen(self, subject: Group | Process | Slice) -> list[Directory]:
-        """The directories of a process or slice, or its one on a GPU, that were looked at, the deepest first."""
+        """Return the known directories of a process or slice, or of a single group, deepest first."""
         groups = [] if isinstance(subject, Group) else [group_on(subject, index) for index in self.controller.gpus]
         found = (self._by_subject.get(key) for key in (*groups, subject))
         return [directory for directory in found if directory is not None]
 
     def seen_inodes(self, subject: Process | Slice) -> list[int]:
-        """The inodes of those and of their files."""
+        """Return the inodes of the known directories of a process or slice, and of their files."""
         return [inode for directory in self.seen(subject) for inode in self.inodes(directory)]
 
     def hand_over(self, here: Group, there: Group) -> list[int]:
-        """What was chowned in the directory of a group is so in that of another. Returns the inodes that changed."""
+        """Copy the owners and modes of a group's directory to that of another group. Return the inodes that changed."""
         directory = self.known(here)
         if directory is None or self._ownership.keys().isdisjoint(self.inodes(directory)):
             return []
@@ -273,7 +276,7 @@ class Tree:
         return [to for _, to in pairs]
 
     def forget(self, subject: Group | Process | Slice) -> list[Directory]:
-        """A process or slice is gone, or from a GPU: drops its directories and returns them, the deepest first."""
+        """Drop the directories of a process or slice, or of a group, that is gone. Return them, deepest first."""
         gone = self.seen(subject)
         for directory in gone:
             del self._directories[directory.number], self._by_subject[directory.subject]
@@ -284,19 +287,19 @@ class Tree:
         return gone
 
     def disown(self, slice_: Slice) -> list[int]:
-        """What was chowned in the directory of a slice is root's again. Returns the inodes that changed."""
+        """Drop all owners and modes in the directories of a slice. Return the inodes that changed."""
         for directory in self.seen(slice_):
             if [inode for inode in self.inodes(directory) if self._ownership.pop(inode, None) is not None]:
                 self._keeper.forget(directory.subject)
         self._changes += 1
         return [seen for below in self._below(slice_) for seen in self.inodes(below)]
 
-    # The small parts
+    # Helpers
 
     def _directory(self, subject: Subject, parent: int, name: str, files: tuple[Control, ...] = ()) -> Directory:
         directory = self._by_subject.get(subject)
         if directory is None:
-            if isinstance(subject, Group):  # the very one of the books, which they find without a comparison
+            if isinstance(subject, Group):  # the identical object of the books, which they find without a comparison
                 subject = self._population.record(subject).group
             directory = Directory(self._next, parent, name, subject, files)
             self._directories[self._next] = self._by_subject[subject] = directory
@@ -304,13 +307,16 @@ class Tree:
         return directory
 
     def _restore(self, slice_: Slice) -> None:
-        """A slice that is here from the start belongs to the user that the books say it was given to."""
+        """Restore the owner that the books have for a slice that exists from the start."""
         uid, gid = (None if one == NOBODY else one for one in self._population.owner(slice_))
         if (uid, gid) != (None, None):
             self._ownership[self._slice(slice_).inode] = Owned(uid, gid)
 
     def _restore_one(self, subject: Subject, file: str, owned: Owned) -> None:
-        """A file belongs to the user that it was given to, if it is there still. The books say it of a slice."""
+        """Restore the owner and mode of a file that the keeper remembers, if it still exists.
+
+        A slice's owner is in the books.
+        """
         directory = self._place(subject)
         names = {control.name: inode for control, inode in self._files(directory)} if directory is not None else {}
         if directory is None:
@@ -323,10 +329,10 @@ class Tree:
             owned = attrs.evolve(owned, uid=of_books.uid, gid=of_books.gid)
         self._ownership[inode] = owned
         if subject == ROOT and not file and owned.uid is not None:
-            self._population.give(ROOT, uid=owned.uid)  # the books do not know
+            self._population.give(ROOT, uid=owned.uid)  # the books have no owner of the root
 
     def _place(self, subject: Subject) -> Directory | None:
-        """The directory of a subject, made known if it was not; None where there is none."""
+        """Return the directory of a subject, creating its record if needed; None if there is no such directory."""
         if isinstance(subject, str):
             return self._by_subject.get(subject)
         node = subject.node if isinstance(subject, Group) else subject
@@ -341,7 +347,7 @@ class Tree:
         return self._child(self.gpus if node == ROOT else above, str(subject.gpu))
 
     def _own(self, directory: Directory, inode: int, owned: Owned) -> None:
-        """A directory, or a file in it, is a user's. Links are no business after us."""
+        """Set the owner and mode of a directory or of a file in it. Those of links are not kept for the next daemon."""
         self._ownership[inode] = owned
         self._changes += 1
         names = {directory.inode: "", **{at: control.name for control, at in self._files(directory)}}
@@ -354,7 +360,7 @@ class Tree:
             yield control, directory.number << SLOT_BITS | slot
 
     def _slice(self, slice_: Slice) -> Directory:
-        """The directory of a slice, made known with those above it."""
+        """Return the directory of a slice, creating records for it and those above as needed."""
         unknown: list[Slice] = []
         level: Slice | None = slice_
         while level is not None and level not in self._by_subject:
@@ -366,7 +372,7 @@ class Tree:
         return directory
 
     def _names(self, directory: Directory) -> list[str]:
-        """The directories in a directory."""
+        """Names of the subdirectories of a directory."""
         subject = directory.subject
         if directory is self.root:
             return ["gpus", "slice", *map(str, self._population.pids())]
@@ -382,7 +388,7 @@ class Tree:
         return []
 
     def _directories_in(self, directory: Directory) -> int:
-        """How many directories are in a directory."""
+        """Number of subdirectories of a directory."""
         subject, gpus = directory.subject, len(self.controller.gpus)
         if directory is self.root:
             return 2 + len(self._population)
@@ -396,7 +402,7 @@ class Tree:
         return 0
 
     def _child(self, directory: Directory, name: str) -> Directory | None:
-        """The directory `name` in a directory, made known if it was not; None where there is none."""
+        """Return the subdirectory `name` of a directory, creating its record if needed; None if there is none."""
         subject = directory.subject
         number = int(name) if is_number(name) and str(int(name)) == name else None
         if directory is self.root:
@@ -419,10 +425,10 @@ class Tree:
         return None
 
     def _inherited(self, directory: Directory, *, itself: bool) -> tuple[int, int]:
-        """The owner of what was never chowned: the one that the nearest slice above was given to ("Delegation" in
-        cgroup-v2.rst).
+        """Owner of an inode that was never chowned: the one that the nearest slice above was given.
 
-        A delegated slice's own control files stay with the level above: none raises its own ceiling.
+        See "Delegation" in cgroup-v2.rst. A delegated slice's own control files stay with the level above, so no user
+        can raise its own limit.
         """
         subject = directory.subject.node if isinstance(directory.subject, Group) else directory.subject
         slice_: Slice | None = None
@@ -440,7 +446,7 @@ class Tree:
         return 0, 0
 
     def _below(self, slice_: Slice) -> Iterator[Directory]:
-        """The directories, of those looked at, that a slice's owner bears on."""
+        """The known directories that may inherit the owner of a slice."""
         for directory in list(self._directories.values()):
             subject = directory.subject.node if isinstance(directory.subject, Group) else directory.subject
             if isinstance(subject, Process):
@@ -451,5 +457,5 @@ class Tree:
 
 
 def _below(slice_: Slice, name: str) -> Slice:
-    """The slice that `name` is in the directory of another."""
+    """Return the slice that `name` stands for in the directory of another slice."""
     return Slice(f"{slice_.path.rstrip('/')}/{unescape(name)}")

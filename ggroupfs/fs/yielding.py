@@ -1,9 +1,9 @@
-"""Yields of the daemon's CPU that cost it next to nothing: its slices are as short as the kernel has them.
+"""Makes yields of the CPU cheap for the daemon, by asking the kernel for its shortest slices.
 
-From Linux 6.18 a program that yields pays with all of the slice that it has left (kernel/sched/fair.c,
-`yield_task_fair`): 1.4 ms on a machine of two CPUs, and more on larger ones, which requests then wait beside programs
-that spin. Since 6.12 a program may ask for slices of another length (sched_setattr(2), `sched_runtime`); with the
-shortest it pays 0.1 ms. A kernel that is older keeps no such length, and there the daemon does not yield.
+Since Linux 6.18 a program that yields gives up the rest of its slice (kernel/sched/fair.c, `yield_task_fair`): 1.4 ms
+on a machine with two CPUs, and more on larger ones. Requests then wait that long next to programs that spin. Since 6.12
+a program may ask for another slice length (sched_setattr(2), `sched_runtime`); with the shortest one a yield costs 0.1
+ms. An older kernel does not keep the length, and there the daemon does not yield.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ import struct
 from backend.common import syscalls
 
 SLICE_NS = 100_000
-"""The length of the daemon's slices, nanoseconds: the shortest that Linux has (kernel/sched/syscalls.c)."""
+"""Length of the daemon's slices, nanoseconds: the shortest that Linux allows (kernel/sched/syscalls.c)."""
 
-# sched_setattr and sched_getattr: arch/x86/entry/syscalls/syscall_64.tbl; asm-generic/unistd.h for the others.
+# sched_setattr and sched_getattr: arch/x86/entry/syscalls/syscall_64.tbl; asm-generic/unistd.h for the rest.
 _CALLS = {"x86_64": (314, 315), "aarch64": (274, 275), "riscv64": (274, 275)}
 _ATTR = struct.Struct("=IIQiIQQQII")
 """struct sched_attr (uapi/linux/sched/types.h): size, policy, flags, nice, priority, runtime, deadline, period, and two
 bounds of utilization."""
 _OWN_SLICES = (0, 3)
-"""SCHED_OTHER and SCHED_BATCH: the policies under which a program has slices of its own length."""
+"""Policies under which a program has slices of its own length: SCHED_OTHER and SCHED_BATCH."""
 
 
 def shorten_slices() -> bool:
-    """Asks for the shortest slices for this thread, and what it starts; whether the kernel keeps to them.
+    """Ask for the shortest slices for this thread and its children, and return whether the kernel keeps the length.
 
-    Its policy and nice value stay what they are. No error where the kernel, a filter of system calls or a real-time
-    policy is against it: the daemon works without.
+    The policy and the nice value stay. It is no error if the kernel, a filter of system calls or a real-time policy
+    prevents this: the daemon works without.
     """
     calls = _CALLS.get(platform.machine())
     if calls is None:

@@ -1,1 +1,1 @@
-"""Monitoring: the panels of a dashboard over what `ggroupfs metrics` tells, and the dashboard as Grafana takes it."""
+"""Monitoring: the dashboard over the metrics of `ggroupfs metrics`, as panels and in Grafana's format."""

@@ -1,4 +1,4 @@
-"""The dashboard, as the JSON that Grafana imports: `python -m ggroupfs.monitoring.dashboard` prints it."""
+"""The dashboard as the JSON that Grafana imports; `python -m ggroupfs.monitoring.dashboard` prints it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from ggroupfs.monitoring.panels import PANELS, Curve, Panel
 
 SOURCE = {"type": "prometheus", "uid": "${source}"}
-"""Data source of all panels: that which the variable names."""
+"""Data source of all panels: the one that the variable names."""
 COLUMNS, WIDTH, HEIGHT = 3, 8, 8
 """Panels in a row, and the size of each; Grafana's grid is 24 wide."""
 SCHEMA = 38
-"""Version of Grafana's schema of dashboards: Grafana 10."""
+"""Version of Grafana's dashboard schema: Grafana 10."""
 
 
 def dashboard() -> dict[str, Any]:
@@ -31,7 +31,7 @@ def dashboard() -> dict[str, Any]:
 
 
 def text() -> str:
-    """Return it as the file that is shipped."""
+    """Return the content of the file that is shipped."""
     return json.dumps(dashboard(), indent=2) + "\n"
 
 
@@ -60,7 +60,7 @@ def _source() -> dict[str, Any]:
 
 
 def _variable(name: str, label: str) -> dict[str, Any]:
-    """Return a variable with the values of a label, all of them to begin with."""
+    """Return a variable with the values of a label, all of which are selected at first."""
     return {
         "name": name,
         "label": label,

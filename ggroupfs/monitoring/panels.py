@@ -1,4 +1,4 @@
-"""Panels of the dashboard: what each shows, by which expression of PromQL, in which unit."""
+"""The panels of the dashboard, with their PromQL expressions and units."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import attrs
 
 CHOSEN = 'instance=~"$instance",gpu=~"$gpu"'
-"""Selector of the variables of the dashboard: nodes and GPUs."""
+"""Selector by the variables of the dashboard: nodes and GPUs."""
 INTERVAL = "$__rate_interval"
-"""Time over which rates are taken, which Grafana fits to the interval of the scrapes."""
+"""Time over which rates are taken; Grafana fits it to the scrape interval."""
 
 
 @attrs.frozen
@@ -17,20 +17,20 @@ class Curve:
     """One expression of a panel."""
 
     expression: str
-    """PromQL, with the variables of the dashboard."""
+    """PromQL expression, with the variables of the dashboard."""
     legend: str
     """Name of a series, with its labels in double braces."""
 
 
 @attrs.frozen
 class Panel:
-    """One picture."""
+    """One panel."""
 
     title: str
     words: str
-    """What it says, and what to do about it."""
+    """Meaning of the panel, and advice."""
     unit: str
-    """Unit by Grafana's name: `bytes`, `percentunit`, `s`, `short`."""
+    """Grafana's name of the unit: `bytes`, `percentunit`, `s`, `short`."""
     curves: Sequence[Curve]
 
 
@@ -40,9 +40,9 @@ def _slices(metric: str) -> str:
 
 
 def _top(metric: str) -> str:
-    """Return the metric of the slices that are in no other: of all on a GPU but what is in no cgroup but the root.
+    """Return the metric of the top-level slices, which cover all of a GPU but processes in the root cgroup.
 
-    They count on when a program ends, as a sum over programs does not.
+    Unlike a sum over programs, these counters keep counting when a program ends.
     """
     return f'ggroup_slice_{metric}{{{CHOSEN},slice=~"/[^/]+"}}'
 
@@ -140,4 +140,4 @@ PANELS: Sequence[Panel] = (
         ],
     ),
 )
-"""All of them, in the order of the dashboard."""
+"""All panels, in the order of the dashboard."""

@@ -1,1 +1,1 @@
-"""Policies over a tree: what decides who of several jobs runs, and the face between that and where it runs."""
+"""Policies over a tree: deciding which of several jobs runs, and the interface between a policy and its platform."""

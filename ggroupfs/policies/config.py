@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 
 class Table:
-    """A table of the file. Each key is asked for by what it is to be; one without a default has to be there."""
+    """A table of the file. Each key is read by a method for its type; a key without a default is required."""
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
-        """`where` is what complaints begin with: the file, and the table in it."""
+        """`where` begins every complaint: the file, and the table in it."""
         self._values = values
         self._where = where
         self._asked: set[str] = set()
@@ -28,16 +28,16 @@ class Table:
 
     @classmethod
     def load(cls, file: Path) -> Table:
-        """The file as a table. UsageError where it is no TOML; OSError where it cannot be read."""
+        """Read a file as a table. UsageError if it is not TOML; OSError if it cannot be read."""
         try:
             return cls(tomllib.loads(read_regular(file).decode()), str(file))
-        except ValueError as error:  # TOMLDecodeError is one, and so is what is no UTF-8
+        except ValueError as error:  # TOMLDecodeError is a ValueError, and so is a UnicodeDecodeError
             raise UsageError(f"{file}: {error}") from None
         except RecursionError:
             raise UsageError(f"{file}: arrays and tables in each other, too many") from None
 
     def __contains__(self, key: str) -> bool:
-        """Whether the key is there; asking so is not yet reading it."""
+        """Whether the key is there. This does not count as reading it."""
         return key in self._values
 
     def text(self, key: str, default: str | None = None) -> str:
@@ -45,7 +45,7 @@ class Table:
         return self._get(key, default, _text)
 
     def choice(self, key: str, words: Sequence[str], default: str | None = None) -> str:
-        """One of some words."""
+        """One of `words`."""
 
         def choose(value: object) -> str:
             if value not in words:
@@ -55,7 +55,7 @@ class Table:
         return self._get(key, default, choose)
 
     def flag(self, key: str, default: bool | None = None) -> bool:
-        """true or false."""
+        """A boolean: true or false."""
         return self._get(key, default, _flag)
 
     def number(
@@ -69,15 +69,15 @@ class Table:
         return self._get(key, default, lambda value: _between(_whole(value), low, high))
 
     def size(self, key: str, default: int | None = None) -> int:
-        """Bytes: a whole number, or a string as the control files take it, ``"8G"``."""
+        """A size in bytes: a whole number, or a string as in the control files, ``"8G"``."""
         return self._get(key, default, _size)
 
     def seconds(self, key: str, default: float | None = None) -> float:
-        """A time span as in unit files, always with its unit: ``"50ms"``, ``"1s 500ms"``; in seconds."""
+        """A time span in seconds, written as in unit files and always with a unit: ``"50ms"``, ``"1s 500ms"``."""
         return self._get(key, default, _seconds)
 
     def tables(self, key: str) -> list[Table]:
-        """The tables of an array ``[[key]]``; none if it is not there."""
+        """The tables of an array ``[[key]]``; none if the key is missing."""
         self._asked.add(key)
         value = self._values.get(key, [])
         if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
@@ -87,7 +87,7 @@ class Table:
         return found
 
     def finish(self) -> None:
-        """UsageError for keys that nobody asked for, in this table or in one of those asked for."""
+        """Check that every key was read, in this table and in those read from it. UsageError if one was not."""
         for key in self._values:
             if key not in self._asked:
                 raise self.wrong(key, "there is no such key")
@@ -95,7 +95,7 @@ class Table:
             table.finish()
 
     def wrong(self, key: str, why: str) -> UsageError:
-        """A complaint, to be raised."""
+        """Return a complaint for the caller to raise."""
         return UsageError(f"{self._where}: {key}: {why}")
 
     def _get(self, key: str, default: T | None, parse: Callable[[object], T]) -> T:

@@ -1,8 +1,8 @@
-"""The face between a policy and where it runs: events in, decisions out, and the levers that carry them out.
+"""The interface between a policy and its platform: events in, decisions out, and the levers that carry them out.
 
-A policy is pure: it has no clock, opens no file and waits for nothing. So the same object runs over a mounted tree
-(:mod:`ggroupfs.policies.mounted`) and in the simulator (:mod:`ggroupfs.replay`), and can be tested with neither.
-docs/policies.md shows how to write one.
+A policy is pure: it has no clock, opens no file and waits for nothing. The same object therefore runs over a mounted
+tree (:mod:`ggroupfs.policies.mounted`) and in the simulator (:mod:`ggroupfs.replay`), and is tested without either.
+docs/policies/writing.md shows how to write one.
 """
 
 from __future__ import annotations
@@ -12,39 +12,39 @@ from typing import Protocol
 
 import attrs
 
-# What a policy is told
+# Events: what a policy is told
 
 
 @attrs.frozen
 class Job:
-    """A job as it arrives. All is known beforehand, as Salus assumes (sections 3.3.2 and 4.2)."""
+    """A job as it arrives. All of this is known beforehand, as Salus assumes (sections 3.3.2 and 4.2)."""
 
     name: str
-    """Its name, unlike any other's."""
+    """Unique name."""
     persistent: int
     """Model and framework-internal memory, bytes: P."""
     ephemeral: int
-    """Scratch memory of an iteration at its most, bytes: E. It is there only while an iteration runs."""
+    """Peak scratch memory of an iteration, bytes: E. It is allocated only while an iteration runs."""
     duration: int
-    """How long it takes with the GPU to itself, nanoseconds."""
+    """Run time with the GPU to itself, nanoseconds."""
 
 
 @attrs.frozen
 class Progress:
-    """How far a job is, counted since it arrived."""
+    """The progress of a job since its arrival."""
 
     ran: int
-    """Time in which an iteration of it was under way, nanoseconds."""
+    """Time during which one of its iterations was under way, nanoseconds."""
     service: int
-    """GPU time that it used, nanoseconds."""
+    """GPU time used, nanoseconds."""
 
 
-# What a policy decides
+# Decisions of a policy
 
 
 @attrs.frozen
 class Admit:
-    """A job may have memory on the GPU, in a lane; it does not run yet."""
+    """Give a job memory on the GPU, in a lane. The job does not run yet."""
 
     job: str
     lane: int
@@ -53,14 +53,14 @@ class Admit:
 
 @attrs.frozen
 class Refuse:
-    """A job never fits on this GPU, not even alone."""
+    """Turn away a job that can never fit on this GPU, not even alone."""
 
     job: str
 
 
 @attrs.frozen
 class Move:
-    """An admitted job that is between two iterations belongs to another lane from now on."""
+    """Move an admitted job, which is between two iterations, to another lane."""
 
     job: str
     lane: int
@@ -69,21 +69,21 @@ class Move:
 
 @attrs.frozen
 class Run:
-    """A job runs from now on, one iteration after the other."""
+    """Run a job from now on, one iteration after the other."""
 
     job: str
 
 
 @attrs.frozen
 class Pause:
-    """A job that is at the end of an iteration does not begin the next one. Its persistent memory stays."""
+    """Keep a job that has ended an iteration from beginning the next one. Its persistent memory stays."""
 
     job: str
 
 
 @attrs.frozen
 class Withdraw:
-    """A paused job waits for admission again, and its persistent memory goes to the host."""
+    """Send a paused job back to wait for admission, and its persistent memory to the host."""
 
     job: str
 
@@ -92,30 +92,31 @@ Decision = Admit | Refuse | Move | Run | Pause | Withdraw
 
 
 class Policy(Protocol):
-    """Who runs. Each event is answered with what follows from it, to be done in that order.
+    """Decides which jobs run. Each event returns the decisions that follow from it, to be carried out in order.
 
-    A job that was told to run goes on until it is told to pause; that may be told it only where its iteration ended.
+    A job that was told to run continues until it is told to pause, which happens only at the end of one of its
+    iterations.
     """
 
     def job_arrive(self, job: Job) -> Sequence[Decision]:
-        """A job is there, paused. ValueError for a name that is in use."""
+        """A job arrived, paused. ValueError if its name is in use."""
         ...
 
     def iteration_end(self, name: str, progress: Progress) -> Sequence[Decision]:
-        """A running job is between two iterations: its ephemeral memory is free."""
+        """A running job is between two iterations, so its ephemeral memory is free."""
         ...
 
     def job_finish(self, name: str) -> Sequence[Decision]:
-        """A job is gone, whether it ran, was paused, or never was admitted; so is its memory."""
+        """A job is gone, and so is its memory, whether the job was running, paused or never admitted."""
         ...
 
 
-# Where a policy runs
+# Platforms: where a policy runs
 
 
 @attrs.frozen
 class Figures:
-    """What the files say of a job."""
+    """The figures of a job, as its control files give them."""
 
     resident: int
     """Bytes on the GPU: gmem.current."""
@@ -124,13 +125,13 @@ class Figures:
     service: int
     """GPU time used, nanoseconds: gpu_usec of gcgroup.stat."""
     frozen: bool
-    """Whether it is kept off the GPU: compute.freeze."""
+    """Whether the job is kept off the GPU: compute.freeze."""
 
 
 class Platform(Protocol):
-    """The levers and figures that a policy's decisions come down to: a tree, or the simulator.
+    """The levers and figures on which a policy acts: those of a tree, or of the simulator.
 
-    A lever returns once it holds. OSError where it cannot be pulled, ENOENT for a job that is gone.
+    A lever returns once its effect holds. OSError if it cannot be pulled, with ENOENT for a job that is gone.
     """
 
     @property
@@ -139,24 +140,24 @@ class Platform(Protocol):
         ...
 
     def figures(self, job: str) -> Figures:
-        """What is known of a job."""
+        """Return the figures of a job."""
         ...
 
     def thaw(self, job: str) -> None:
-        """Lets a job on the GPU."""
+        """Let a job run on the GPU."""
         ...
 
     def freeze(self, job: str) -> None:
-        """Takes a job off the GPU. Its memory stays there."""
+        """Take a job off the GPU. Its memory stays there."""
         ...
 
     def reclaim(self, job: str, nbytes: int) -> None:
-        """Moves that much of a job's memory to the host; it comes back when the job runs again."""
+        """Move `nbytes` of a job's memory to the host. The memory returns when the job runs again."""
         ...
 
 
 def carry_out(decisions: Iterable[Decision], platform: Platform) -> None:
-    """Does what was decided, in that order. Admission and lanes are the policy's own: no lever belongs to them."""
+    """Carry out decisions in order. Admission and lanes exist only in the policy, so no lever belongs to them."""
     for decision in decisions:
         if isinstance(decision, Run):
             platform.thaw(decision.job)

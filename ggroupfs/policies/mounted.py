@@ -1,4 +1,4 @@
-"""Where a policy runs in earnest: groups of a mounted tree, by their control files."""
+"""The platform of a policy on a real machine: groups of a mounted tree, through their control files."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ US = 1000
 
 
 class MountedPlatform:
-    """See :class:`ggroupfs.policies.face.Platform`, which it implements: one GPU of a tree.
+    """A :class:`ggroupfs.policies.face.Platform` over one GPU of a tree.
 
-    A lever is a write, and waits until it holds; a trio program calls it, or a whole
-    :func:`ggroupfs.policies.face.carry_out`, in a thread. The errors are those of the files.
+    A lever is a write that blocks until it holds. A trio program calls it, or a whole
+    :func:`ggroupfs.policies.face.carry_out`, in a thread. The errors are those of the control files.
     """
 
     def __init__(self, mount: Path, gpu: int = 0) -> None:
-        """FileNotFoundError where there is no tree, or no such GPU in it."""
+        """FileNotFoundError if there is no tree, or no such GPU in it."""
         require_tree(mount)
         self._capacity = int(content(mount / "gpus" / str(gpu) / "gmem.capacity"))
         self._groups: dict[str, Path] = {}
 
     def add(self, job: str, group: Path) -> None:
-        """A job is the process or slice of this directory from now on; it is frozen, as a policy expects it to arrive.
+        """Take a process or slice, by its directory, as a job, and freeze it: a policy expects jobs to arrive paused.
 
-        OSError where it cannot be.
+        OSError if the group cannot be frozen.
         """
         _write(group / "compute.freeze", 1)
         self._groups[job] = group
 
     def discard(self, job: str) -> None:
-        """A job is over. Its group is left as it is."""
+        """Forget a job that is over. Its group is left as it is."""
         self._groups.pop(job, None)
 
     @property
@@ -42,7 +42,7 @@ class MountedPlatform:
         return self._capacity
 
     def figures(self, job: str) -> Figures:
-        """As the protocol has it; ENODATA where this machine cannot tell GPU time."""
+        """See the protocol. ENODATA if this machine cannot tell GPU time."""
         group = self._group(job)
         stat = flat(content(group / "gcgroup.stat"))
         usec = stat.get("gpu_usec", stat.get("gpu_usec_estimate"))
@@ -62,7 +62,7 @@ class MountedPlatform:
         _write(self._group(job) / "compute.freeze", 1)
 
     def reclaim(self, job: str, nbytes: int) -> None:
-        """As the protocol has it; EAGAIN if less could be moved than there was."""
+        """See the protocol. EAGAIN if less memory could be moved than `nbytes`."""
         if nbytes:
             _write(self._group(job) / "gmem.reclaim", nbytes)
 

@@ -1,9 +1,9 @@
-"""Jobs of a trace on one GPU in virtual time. Pure, in integer nanoseconds: the same trace gives the same result.
+"""Runs the jobs of a trace on one GPU in virtual time. Pure, in integer nanoseconds: equal traces give equal results.
 
-The engine is the software GPU's runlist: one kernel at a time, timeslices, and what switches cost. An iteration is one
-stretch of GPU work and then an idle part, during which its lane is still taken and its ephemeral memory still there
-(iterations are serialized within a lane, Salus section 3.3). So jobs in different lanes gain by one thing only: one
-computes while the other is idle. None computes faster for being packed.
+The engine is the software GPU's runlist: one kernel at a time, timeslices, and the cost of switches. An iteration is
+one stretch of GPU work followed by an idle part, during which it keeps its lane and its ephemeral memory (iterations
+are serialized within a lane, Salus section 3.3). So jobs in different lanes gain in only one way: one computes while
+the other is idle. No job computes faster for being packed.
 """
 
 from __future__ import annotations
@@ -23,18 +23,21 @@ from ggroupfs.replay.trace import TraceJob
 
 @attrs.frozen
 class Machine:
-    """What kind of GPU to be. The defaults are an H200's figures where it was measured, but for the P100's memory."""
+    """The simulated GPU.
+
+    The defaults are those of an H200 where they were measured, except for the memory, a P100's.
+    """
 
     capacity: int = 16 << 30
-    """Bytes of GPU memory: those of the GPUs in the paper."""
+    """GPU memory, bytes; that of the GPUs in the paper."""
     timeslice_us: int = 20_000
-    """Turn of a job beside others: the scheduler's round of those that have always something to do, among three."""
+    """Turn of a job next to others: the scheduler's round of jobs that are always busy, for three of them."""
     switch_us: int = 197
     """Engine time lost when another job's kernels take over."""
     lever_us: int = 2_000
-    """What a freeze and a thaw take, each: the lane waits for both when another job has its turn."""
+    """Duration of a freeze, and of a thaw. The lane waits for both when another job has its turn."""
     pcie: int = 33_000_000_000
-    """Bytes a second between GPU and host."""
+    """Transfer rate between GPU and host, bytes per second."""
 
 
 @attrs.define(eq=False)
@@ -44,24 +47,24 @@ class Running:
     trace: TraceJob
     tsg: Tsg
     number: int
-    """How many came before it."""
+    """Number of jobs that arrived earlier."""
     done: int = 0
-    """Iterations."""
+    """Iterations that ended."""
     ran: int = 0
-    """Time in which iterations were under way, nanoseconds."""
+    """Time during which iterations were under way, nanoseconds."""
     began: int | None = None
-    """Begin of the iteration that is under way."""
+    """Start of the iteration under way; None if there is none."""
     due: int | None = None
-    """When the iteration that it was let go for begins."""
+    """Start of the next iteration, which the job was permitted to begin; None if there is none."""
     frozen: bool = True
     listed: bool = False
-    """Whether its TSG is on the runlist: those that are frozen between two iterations would only be passed over."""
+    """Whether its TSG is on the runlist. Those frozen between two iterations are left off, as they would be skipped."""
     resident_since: int | None = None
-    """Since when its persistent memory is on the GPU."""
+    """Time since which its persistent memory has been on the GPU; None while it is not."""
     swapped: bool = False
-    """Whether that is in the host."""
+    """Whether its persistent memory is in the host."""
     span: int = -1
-    """Begin of the time in which it runs without a break; -1 before the first one."""
+    """Start of the present uninterrupted run; -1 before the first one."""
     span_end: int = -1
     started: int | None = None
     withdrawals: int = 0
@@ -72,7 +75,7 @@ ARRIVE, BEGIN, END = range(3)
 
 
 class Simulator:
-    """See the module. It is the :class:`ggroupfs.policies.face.Platform` of the policy that it runs."""
+    """The simulation of one trace. It is the :class:`ggroupfs.policies.face.Platform` of its policy."""
 
     def __init__(
         self,
@@ -81,7 +84,7 @@ class Simulator:
         machine: Machine | None = None,
         watch: Callable[[int, str, Progress], None] | None = None,
     ) -> None:
-        """`watch` is told the time, the job and how far it is at the end of each iteration, the last one included."""
+        """`watch` is called with the time, the job and its progress after each iteration, including the last."""
         self.machine = machine or Machine()
         self._policy = policy
         self._watch = watch
@@ -92,7 +95,7 @@ class Simulator:
         self._traces = {job.job: (number, job) for number, job in enumerate(trace)}
         for number, job in enumerate(trace):
             heapq.heappush(self._events, (job.arrival_us * US, ARRIVE, number, job.job))
-        self._levers = 0  # how long those take that were pulled in answer to the present event
+        self._levers = 0  # duration of the levers pulled in answer to the present event
         self._used = 0
         self._peak = 0
         self._switches = 0
@@ -101,7 +104,7 @@ class Simulator:
         self._resident: list[Span] = []
 
     def run(self) -> Result:
-        """Everything, to the last job's end. RuntimeError for a policy that overcommits memory or forgets a job."""
+        """Run to the end of the last job. RuntimeError for a policy that overcommits memory or forgets a job."""
         runlist, events = self._runlist, self._events
         while len(self._outcomes) < len(self._traces):
             horizon = events[0][0] if events else 1 << 62
@@ -130,7 +133,7 @@ class Simulator:
         self._obey(self._policy.job_arrive(trace.described()))
 
     def _begin(self, name: str) -> None:
-        """An iteration begins, if its job was not stopped, nor let go for another time, since that was planned."""
+        """Begin an iteration, unless its job was stopped or rescheduled after this was planned."""
         running, now = self._jobs.get(name), self._runlist.now
         if running is None or running.due != now:
             return
@@ -165,7 +168,7 @@ class Simulator:
         if not running.frozen and running.due is None:
             self._plan(running, now)
 
-    # Levers: those of Platform
+    # Levers of Platform
 
     @property
     def capacity(self) -> int:
@@ -204,7 +207,7 @@ class Simulator:
         self._switches += 1
 
     def reclaim(self, job: str, nbytes: int) -> None:
-        """Persistent memory goes as a whole: what else there is of it belongs to an iteration that needs it."""
+        """Evict persistent memory as a whole; any other memory belongs to an iteration, which needs it."""
         running = self._job(job)
         if not running.frozen:
             raise fail(errno.EBUSY)
@@ -214,7 +217,7 @@ class Simulator:
             running.withdrawals += 1
             self._levers += self._transfer(running.trace.persistent)
 
-    # The small parts
+    # Helpers
 
     def _obey(self, decisions: Sequence[Decision]) -> None:
         for decision in decisions:
@@ -234,7 +237,7 @@ class Simulator:
         heapq.heappush(self._events, (time, BEGIN, running.number, running.trace.job))
 
     def _depart(self, running: Running, finished: int | None) -> None:
-        """A job is over, or was refused."""
+        """Remove a job that ended or was refused."""
         name = running.trace.job
         self._close_span(running)
         if finished is not None:

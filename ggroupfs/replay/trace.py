@@ -1,4 +1,4 @@
-"""Traces of jobs: text, one JSON object a line. docs/policies.md says what the keys mean."""
+"""Traces of jobs: text with one JSON object per line; docs/policies/replay.md describes the keys."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ from ggroupfs.policies.face import Job
 
 US = 1000
 MOST = 1 << 62
-"""The greatest number that a trace may have."""
+"""Bound of numbers in a trace, which have to be smaller."""
 
 
 @attrs.frozen
 class TraceJob:
-    """One job of a trace. Each of its iterations computes on the GPU, then is idle there (input, host code)."""
+    """One job of a trace. Each of its iterations computes on the GPU and then leaves it idle (input, host code)."""
 
     job: str
-    """Its name, unlike any other's in the trace."""
+    """Name, unique in the trace."""
     arrival_us: int
-    """When it comes, from the begin of the trace."""
+    """Arrival time from the start of the trace."""
     persistent: int
-    """Memory that it keeps from its first iteration to its end, bytes."""
+    """Memory from its first iteration to its end, bytes."""
     ephemeral: int
-    """Memory that it has during an iteration, bytes."""
+    """Memory during an iteration, bytes."""
     iterations: int
-    """How many."""
+    """Number of iterations."""
     gpu_us: int
-    """What an iteration computes, in GPU time."""
+    """GPU time of an iteration."""
     idle_us: int = 0
-    """What an iteration spends without the GPU, afterwards, its ephemeral memory still held."""
+    """Time of an iteration without the GPU, after the GPU time; its ephemeral memory is still held."""
 
     @property
     def duration_us(self) -> int:
-        """How long it takes with the GPU to itself."""
+        """Run time with the GPU to itself."""
         return self.iterations * (self.gpu_us + self.idle_us)
 
     def described(self) -> Job:
-        """As a policy is told of it."""
+        """Return the job as a policy is told of it."""
         return Job(self.job, self.persistent, self.ephemeral, self.duration_us * US)
 
 
 LEAST = {field.name: 1 if field.name in ("iterations", "gpu_us") else 0 for field in attrs.fields(TraceJob)}
-"""Of each key that is a number, the least that it may be."""
+"""Smallest allowed value of each numeric key."""
 OPTIONAL = {"idle_us"}
 
 
 def parse(lines: Iterable[str]) -> list[TraceJob]:
-    """The jobs of a trace, by arrival. Empty lines, and those that begin with #, say nothing. UsageError."""
+    """Parse the jobs of a trace, by arrival. Empty lines and lines that begin with # are ignored. UsageError."""
     jobs: dict[str, TraceJob] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.lstrip().startswith("#"):
@@ -68,7 +68,7 @@ def parse(lines: Iterable[str]) -> list[TraceJob]:
 
 
 def dump(jobs: Sequence[TraceJob], comment: str = "") -> str:
-    """A trace as text."""
+    """Format a trace as text."""
     head = [f"# {line}" for line in comment.splitlines()]
     return "\n".join([*head, *(json.dumps(attrs.asdict(job)) for job in jobs)]) + "\n"
 

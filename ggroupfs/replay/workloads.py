@@ -1,18 +1,18 @@
 """The jobs of the paper: its workloads (Salus, table 3), a trace of 100 of them (5.1), and 300 equal ones (5.2).
 
-What is published, and what is not:
+Some of the numbers were published, others were not:
 
-- Peak memory and the time of an iteration of the 11 convolutional networks are the authors' own measurements, by batch
-  size (tests/workloads.csv of github.com/SymbioticLab/Salus; the time is the difference of the runs of 10 and 1
-  minutes, so that starting up is not in it).
-- What of an iteration is idle was not published. It is what does not grow with the batch: the intercept of a line
-  through the three batch sizes. That gives resnet50_50 11 % idle, and so 1.12 times at most from packing; the paper
-  measured 1.07.
-- Persistent memory is known at its ends, 110.9 MB for googlenet_25 and 822.2 MB for resnet152_75 (section 2.2), and
-  interpolated by the number of parameters between them; none is larger, as the paper says. For networks of few and
-  large layers that is more than they use in all; so none has more than a third of its peak with the smallest batch, as
-  the paper finds significantly less of it than of ephemeral memory (observation 2).
-- Of vae, superres, speech and seq2seq only a little is known, and the rest is assumed: see OTHERS.
+- Peak memory and iteration time of the 11 convolutional networks are the authors' own measurements, by batch size
+  (tests/workloads.csv of github.com/SymbioticLab/Salus). The time is the difference of the runs of 10 and 1 minutes,
+  so that it does not include the startup.
+- The idle part of an iteration was not published. It is taken as the part that does not grow with the batch: the
+  intercept of a line through the three batch sizes. That makes resnet50_50 idle for 11 %, so packing could speed it up
+  1.12 times at most; the paper measured 1.07.
+- Persistent memory is known at both ends, 110.9 MB for googlenet_25 and 822.2 MB for resnet152_75 (section 2.2), and
+  interpolated between them by the number of parameters; none is larger, as the paper says. For networks with few and
+  large layers that would be more than their total use. So it is limited to a third of the peak with the smallest
+  batch, since the paper finds it significantly smaller than ephemeral memory (observation 2).
+- Little is known of vae, superres, speech and seq2seq, and the rest is assumed: see OTHERS.
 """
 
 from __future__ import annotations
@@ -41,11 +41,12 @@ MEASURED: dict[str, tuple[float, tuple[tuple[int, float, float], ...]]] = {
     "vgg16": (138.4, ((25, 6614.3, 300.3), (50, 9738.1, 545.3), (100, 12962.3, 998.0))),
     "vgg19": (143.7, ((25, 6614.3, 358.2), (50, 9738.2, 646.9), (100, 12549.7, 1173.0))),
 }
-"""Of each network: millions of parameters, and by batch size its peak memory in MB and an iteration in ms."""
+"""For each network, millions of parameters, and by batch size its peak memory in MB and the time of an iteration
+in ms."""
 
 SUPERRES_BUSY = 1 / 2.38
-"""The part of an iteration of superres_128 in which it computes, at most: packing cannot gain more than its inverse,
-and the paper measured 2.38 (5.2). An assumption that gives packing as little to gain as that allows."""
+"""Fraction of an iteration of superres_128 in which it computes, at most: packing cannot gain more than its inverse,
+and the paper measured 2.38 (5.2). This assumption gives packing as little to gain as that measurement allows."""
 
 
 @attrs.frozen
@@ -53,23 +54,23 @@ class Workload:
     """One line of table 3, at one batch size."""
 
     name: str
-    """As the paper calls it, such as resnet50_25."""
+    """Name in the paper, such as resnet50_25."""
     persistent: int
-    """Bytes."""
+    """Persistent memory, bytes."""
     ephemeral: int
-    """Bytes, at its most."""
+    """Peak ephemeral memory, bytes."""
     gpu_us: int
     """GPU time of an iteration."""
     idle_us: int
-    """What else an iteration takes."""
+    """Remaining time of an iteration."""
 
     @property
     def iteration_us(self) -> int:
-        """An iteration with the GPU to itself."""
+        """Time of an iteration with the GPU to itself."""
         return self.gpu_us + self.idle_us
 
     def job(self, name: str, arrival_us: int, duration_us: float) -> TraceJob:
-        """A job of it that takes about so long alone."""
+        """Return a job of this workload that takes about `duration_us` alone."""
         iterations = max(1, round(duration_us / self.iteration_us))
         return TraceJob(name, arrival_us, self.persistent, self.ephemeral, iterations, self.gpu_us, self.idle_us)
 
@@ -81,15 +82,15 @@ def _other(name: str, persistent_mb: float, peak_mb: float, iteration_ms: float,
 
 
 OTHERS = (
-    # Memory of vae: figure 1. All else of it is assumed to be as superres is, in proportion to the batch.
+    # Memory of vae: figure 1. Everything else is assumed to be as for superres, in proportion to the batch.
     _other("vae_64", 20, 29, 25, SUPERRES_BUSY),
     _other("vae_128", 20, 32, 50, SUPERRES_BUSY),
     _other("vae_256", 20, 35, 100, SUPERRES_BUSY),
-    # Memory of superres: what its layers take, forward and backward, for crops of 85 x 85. Times are assumed.
+    # Memory of superres: that of its layers, forward and backward, for crops of 85 x 85. Times are assumed.
     _other("superres_32", 40, 340, 25, SUPERRES_BUSY),
     _other("superres_64", 40, 640, 50, SUPERRES_BUSY),
     _other("superres_128", 40, 1240, 100, SUPERRES_BUSY),
-    # Assumed, as a middling network.
+    # Assumed, as an average network.
     _other("speech_25", 300, 1500, 200, 0.9),
     _other("speech_50", 300, 2700, 400, 0.9),
     _other("speech_75", 300, 3900, 600, 0.9),
@@ -97,7 +98,7 @@ OTHERS = (
     _other("seq2seq_medium", 400, 2500, 200, 0.9),
     _other("seq2seq_large", 800, 6000, 400, 0.9),
 )
-"""What was not published, as assumed here."""
+"""Workloads whose numbers were not published, as assumed here."""
 
 
 def _persistent_mb(millions: float, peak: float) -> float:
@@ -118,16 +119,16 @@ def _measured() -> list[Workload]:
 
 
 WORKLOADS = {workload.name: workload for workload in (*_measured(), *OTHERS)}
-"""All 45 of table 3."""
+"""All 45 workloads of table 3."""
 
 
 def salus(seed: int = 1, jobs: int = 100) -> list[TraceJob]:
-    """The trace of section 5.1: jobs of table 3, each as likely, with the load of the row FIFO of table 2.
+    """Return the trace of section 5.1: jobs of table 3, equally likely, with the load of the row FIFO of table 2.
 
     - Durations are heavy-tailed, as in the production cluster that the paper follows: log-normal, with the mean of
-      table 2 (303.4 min of work in 100 jobs) and a median of 1 min (the shortest of the durations that the authors
-      measured their workloads at). They are the quantiles of that, dealt out by chance, so the load is the same for
-      every seed. That fixes the spread; nothing is chosen by what SRTF makes of it.
+      table 2 (303.4 min of work in 100 jobs) and a median of 1 min (the shortest duration at which the authors measured
+      their workloads). They are the quantiles of that distribution in random order, so the load is the same for every
+      seed. That fixes the spread; nothing is tuned to the result of SRTF.
     - Arrivals are a Poisson process over 40 min: with FIFO, the last jobs end at 303 min, and 95 % take 251 or less.
     """
     chance = random.Random(seed)
@@ -146,12 +147,12 @@ def salus(seed: int = 1, jobs: int = 100) -> list[TraceJob]:
 
 
 def equal(workload: str, jobs: int = 300, duration_us: int = MINUTE_US) -> list[TraceJob]:
-    """The hyper-parameter search of section 5.2: equal jobs that are all there from the beginning."""
+    """Return the hyper-parameter search of section 5.2: equal jobs that are all there from the beginning."""
     return [WORKLOADS[workload].job(f"{number}-{workload}", 0, duration_us) for number in range(jobs)]
 
 
 def day(seed: int = 1) -> list[TraceJob]:
-    """A day of a cluster's GPU: the mix of :func:`salus`, with jobs that come all day, for 0.9 of its time."""
+    """Return a day of a cluster's GPU: the mix of :func:`salus`, arriving all day, with a load of 0.9."""
     chance = random.Random(seed)
     hours = 24 * 60 * MINUTE_US
     found = salus(seed, 100 * round(0.9 * 24 * 60 / 303.4))

@@ -1,1 +1,1 @@
-"""The text that files and commands share: values, names, properties and the words of refusals. Pure."""
+"""The text that files and commands share: values, names, properties and explanations of refusals. Pure."""

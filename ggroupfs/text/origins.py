@@ -1,8 +1,8 @@
-"""What the path of a cgroup says of its origin: the job, pod, container, unit and user that it is of. Pure.
+"""Derives the origin of a cgroup from its path: its job, pod, container, unit and user. Pure.
 
-A user names what is below a directory of its own as it likes. So jobs and pods are known where Slurm and the kubelet
-make their cgroups, reckoned from the root, where only root makes any; of containers and units in each other the
-outermost counts; and every value has the letters that its maker uses, and is of a bounded length.
+Users choose the names below directories of their own freely. So jobs and pods are recognized only where Slurm and the
+kubelet make their cgroups, counted from the root, where only root makes any. Of nested containers and units the
+outermost counts. Every value consists of the letters that its creator uses, and has a bounded length.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import re
 from collections.abc import Mapping, Sequence
 
 WORDS = ("job", "step", "pod", "container", "unit", "user")
-"""What there is to tell, in the order in which it is told."""
+"""Words for parts of the origin, in the order in which they are reported."""
 
 UNIT_MOST = 128
-"""Characters of a unit's name that are told; systemd takes 255."""
+"""Longest reported name of a unit, characters; systemd allows 255."""
 CUT = "..."
-"""What stands in the place of the rest of a name."""
+"""Mark for the rest of a shortened name."""
 
 _SLURM = re.compile(
     r"/[^/]+\.slice/(?:[^/]+_)?slurmstepd\.scope/job_(?P<job>[0-9]{1,20})(?:/step_(?P<step>[0-9a-z+]{1,32}))?(?:/|\Z)"
@@ -29,7 +29,7 @@ _POD = re.compile(
     r"/[a-z-]*kubepods-(?:burstable-|besteffort-)?pod(?P<systemd>[0-9a-f_]{32,36})\.slice(?:/|\Z)"
     r"|(?:/kubelet)?/kubepods(?:/burstable|/besteffort)?/pod(?P<cgroupfs>[0-9a-f-]{32,36})(?:/|\Z)"
 )
-"""A pod, by its UID: with either cgroup driver of the kubelet, below the root or below that of kind. A static one has a
+"""A pod, by its UID: with either cgroup driver of the kubelet, below the root or below that of kind. A static pod has a
 UID without dashes."""
 
 _CONTAINER = re.compile(r"(?:(?:docker|libpod|cri-containerd|crio|nerdctl)-)?(?P<id>[0-9a-f]{64})(?:\.scope)?")
@@ -43,11 +43,11 @@ _UNIT = re.compile(r"[A-Za-z0-9:_.\\@-]+\.(?:slice|service|scope|socket|mount|sw
 _MANAGER = re.compile(r"user@[0-9]+\.service")
 """The service that is a user's own systemd, whose units are below it."""
 _USER = re.compile(r"/user\.slice/user-(?P<user>[0-9]{1,10})\.slice(?:/|\Z)")
-"""What is a user's (user@.service(5)), by the number of the user."""
+"""A user's slice (user@.service(5)), by uid."""
 
 
 def origin(path: str) -> Mapping[str, str]:
-    """Return what the path of a cgroup tells, by some of WORDS."""
+    """Return the origin that the path of a cgroup shows, as a mapping with some of WORDS."""
     found: dict[str, str] = {}
     parts = [part for part in path.split("/") if part]
     if job := _SLURM.match(path):
@@ -55,7 +55,7 @@ def origin(path: str) -> Mapping[str, str]:
     if pod := _POD.match(path):
         found["pod"] = pod["cgroupfs"] or pod["systemd"].replace("_", "-")
     unit, container = _unit(parts), _container(parts)
-    # What is below a unit is named by whatever it was delegated to, which may give it the ID of another's container.
+    # A unit's delegate chooses the names below it, and might use the ID of another user's container.
     by_root = unit is None or unit.endswith(".slice") or unit in _RUNTIMES or _CONTAINER.fullmatch(unit) is not None
     if container is not None and ("pod" in found or by_root):
         found["container"] = container
@@ -72,11 +72,13 @@ def _container(parts: Sequence[str]) -> str | None:
 
 
 def _unit(parts: Sequence[str]) -> str | None:
-    """Return the unit that a cgroup belongs to: the innermost of those that systemd made, as slices have units in them,
-    and so has the service that is a user's systemd."""
+    """Return the unit that a cgroup belongs to: the innermost that systemd made.
+
+    Slices contain units, and so does the service that is a user's systemd.
+    """
     found = None
     for part in parts:
-        name = part.removeprefix("_")  # which systemd puts before a name that the kernel has a file of
+        name = part.removeprefix("_")  # systemd's prefix for a name that is also that of a kernel file
         if not _UNIT.fullmatch(name):
             break
         found = name

@@ -1,8 +1,8 @@
-"""What unit files and command lines call the controls: named and spelt as systemd's own properties are.
+"""The properties of unit files and command lines, with names and syntax like systemd's own properties.
 
 ``GMemHigh=8G`` is to gmem.limit.high what systemd's ``MemoryHigh=8G`` is to memory.high (systemd.resource-control(5)).
-Values are systemd's: sizes with K, M, G, T, P, ``infinity`` and percents (of the GPU's memory), time spans, booleans
-(systemd.syntax(7), systemd.time(7)); empty is the default. What comes out is what is written to the control file.
+Values are systemd's: sizes with K, M, G, T, P, ``infinity`` and percentages (of the GPU's memory), time spans, booleans
+(systemd.syntax(7), systemd.time(7)); an empty value is the default. The result is the text for the control file.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from backend.core.settings import APPLIED, PERIOD, QUOTA, Kind, Setting
 from ggroupfs.text import values
 
 Text = Callable[[str, int], str]
-"""(value, bytes of memory that the GPU has) -> what to write. ValueError with the reason, in words."""
+"""(value, memory of the GPU in bytes) -> text to write. ValueError with the reason, in words."""
 
 NUMBER = r"(?P<number>[0-9]{1,30}(?:\.[0-9]{1,30})?)"
-"""Longer than any that means something: what has no end here has none in what is computed with it."""
+"""Longer than any meaningful number, but bounded, and so are the computations with it."""
 SIZE = re.compile(rf"{NUMBER}\s*(?P<suffix>[KMGTP]?)B?")
 PERCENT = re.compile(r"(?P<number>[0-9]{1,30}(?:\.[0-9]{1,2})?)%")
 SPAN = re.compile(rf"{NUMBER}\s*(?P<unit>usec|us|µs|msec|ms|sec|s)?")
@@ -29,7 +29,7 @@ SWITCH = {
     **dict.fromkeys(("1", "yes", "y", "true", "t", "on"), "1"),
     **dict.fromkeys(("0", "no", "n", "false", "f", "off"), "0"),
 }
-"""What systemd takes for a boolean (parse_boolean())."""
+"""Booleans of systemd (parse_boolean())."""
 
 
 @attrs.frozen
@@ -37,13 +37,13 @@ class Property:
     """One property, the same in every file and command."""
 
     name: str
-    """As in a unit file."""
+    """Name in unit files."""
     control: str
-    """The control file that it is written to."""
+    """Name of its control file."""
     text: Text
-    """From one syntax to the other."""
+    """Converts from the syntax of systemd to that of the control file."""
     default: str
-    """What is written where nothing is asked for."""
+    """Text that is written for an empty value."""
 
 
 def _size(value: str, capacity: int) -> str:
@@ -64,7 +64,7 @@ def _size(value: str, capacity: int) -> str:
 
 
 def microseconds(value: str) -> int:
-    """A time span in microseconds; without a unit it is in milliseconds. ValueError with the reason."""
+    """Return a time span in microseconds; without a unit it is in milliseconds. ValueError with the reason."""
     us, rest = Decimal(0), value.strip()
     while rest:
         match = SPAN.match(rest)
@@ -90,8 +90,10 @@ def _switch(value: str, _: int) -> str:
 
 
 def _quota(value: str, _: int) -> str:
-    """A percentage, and a time behind it for the period, which else is the default one: as CPUQuota= and
-    CPUQuotaPeriodSec=, in one since they are one file."""
+    """Return a quota from a percentage, optionally followed by a time span for the period.
+
+    This combines CPUQuota= and CPUQuotaPeriodSec=, since they are one control file here.
+    """
     if value == "infinity":
         return values.show_default(QUOTA)
     percent, _blank, period = value.partition(" ")
@@ -129,15 +131,15 @@ def _property(name: str, setting: Setting) -> Property:
 
 
 PROPERTIES = tuple(_property(one.unit_key, one) for one in APPLIED if one.unit_key is not None)
-"""In the order in which they are applied."""
+"""All properties, in the order in which they are applied."""
 
 BY_NAME = {one.name: one for one in PROPERTIES}
 
 
 def text_of(name: str, value: str, capacity: int) -> tuple[str, str]:
-    """The control file that a property is written to, and what is written there, on a GPU with so much memory.
+    """Return the control file of a property, and the text to write there, on a GPU with `capacity` bytes of memory.
 
-    A name that is not a property's is the control file's own, its value as it is. ValueError with the reason.
+    Any other name is that of a control file, with its value unchanged. ValueError with the reason.
     """
     one = BY_NAME.get(name)
     if one is None:

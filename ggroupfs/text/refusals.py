@@ -1,4 +1,4 @@
-"""Why a write to a control file was refused, in words: what each errno of docs/semantics.md means. Pure."""
+"""Explanations of refused writes to control files: the meaning of each errno in docs/semantics.md, in words. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MEANINGS: Mapping[int, str] = {
     errno.ETIMEDOUT: "the GPU did not answer in time",
     errno.ENOTCONN: "the daemon of the tree is dead",
 }
-"""In the words of a writer."""
+"""Meanings for a write."""
 
 OF_MKDIR: Mapping[int, str] = {
     errno.EACCES: "no right to make it",
@@ -30,14 +30,14 @@ OF_MKDIR: Mapping[int, str] = {
     errno.ENOENT: "no such process",
     errno.ENAMETOOLONG: "no name of a cgroup",
 }
-"""Meanings of what mkdir of a process or slice answers, where they are others."""
+"""Meanings for mkdir of a process or slice, where they differ."""
 
 NAMES = {**errno.errorcode, errno.EOPNOTSUPP: "EOPNOTSUPP", errno.EAGAIN: "EAGAIN"}
-"""Two numbers have two names: those are the documented ones."""
+"""Names of errnos. Two numbers have two names each; these are the documented ones."""
 
 
 def meaning(error: OSError, others: Mapping[int, str] = MEANINGS) -> str:
-    """An errno, what it is called, and what it means here: of a write, or of something else that has other meanings."""
+    """Return an errno's text, name and meaning, for a write or for another call with its own table of meanings."""
     number = error.errno or 0
     name, text = NAMES.get(number, "?"), error.strerror or os.strerror(number)
     words = others.get(number) or MEANINGS.get(number)

@@ -1,4 +1,4 @@
-"""Time spans where they may be long, as systemd reads them: seconds without a unit (systemd.time(7))."""
+"""Long time spans, read as systemd does: without a unit they are seconds (systemd.time(7))."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MS = {
     Decimal("365.25") * 86_400_000: "y year years",
 }
 UNITS = {"": Decimal(1000)} | {name: ms for ms, names in _MS.items() for name in names.split()}
-"""Milliseconds of each."""
+"""Milliseconds per unit."""
 
 
 def milliseconds(value: str) -> int:
@@ -44,7 +44,7 @@ def milliseconds(value: str) -> int:
 
 
 def shown(seconds: int) -> str:
-    """Return seconds in two units at most, as ``systemctl list-timers`` has them: ``1h 30min``."""
+    """Format seconds in at most two units, as in ``systemctl list-timers``: ``1h 30min``."""
     words: list[str] = []
     for name, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
         count, seconds = divmod(seconds, size)

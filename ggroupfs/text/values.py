@@ -1,8 +1,8 @@
-"""Text to number and back, as the kernel does it for cgroup files. Pure; OSError carries the errno.
+"""Converts text to numbers and back, as the kernel does for cgroup files. Pure; OSError carries the errno.
 
-The parsers take what ``kstrtoint()`` and ``memparse()`` (lib/kstrtox.c, lib/cmdline.c) take: blanks around the
-value, a sign, ``0x`` and leading-zero octal, and for sizes one suffix. EINVAL is for syntax, ERANGE for a number
-that is none of those allowed.
+The parsers accept what ``kstrtoint()`` and ``memparse()`` (lib/kstrtox.c, lib/cmdline.c) accept: blanks around the
+value, a sign, ``0x`` and leading-zero octal, and for sizes one suffix. EINVAL is for a syntax error, ERANGE for a
+number outside the allowed range.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from backend.common.errors import fail
 from backend.core.settings import MAX, PERIOD, QUOTA, Kind, Setting
 
 BLANKS = " \t\n\v\f\r\xa0"
-"""What the kernel's isspace() calls blank (lib/ctype.c: Latin-1)."""
+"""Blanks of the kernel's isspace() (lib/ctype.c: Latin-1)."""
 
 NUMBER = re.compile(r"(?P<sign>[+-]?)(?:0[xX](?P<hex>[0-9a-fA-F]+)|(?P<oct>0[0-7]*)|(?P<dec>[1-9][0-9]*))")
 
@@ -26,18 +26,18 @@ SUFFIXES = {"K": 10, "M": 20, "G": 30, "T": 40}
 TIME = re.compile(rf"(?P<number>[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[{BLANKS}]*(?P<unit>ms|us)?")
 
 PAIR = re.compile(rf"(?P<quota>max|[0-9]{{1,19}})(?:[{BLANKS}]+(?P<period>[0-9]{{1,19}}))?")
-"""What compute.max takes: decimal numbers alone, as sscanf() reads them for cpu.max."""
+"""Syntax of compute.max: decimal numbers only, as sscanf() reads them for cpu.max."""
 
 U64 = 1 << 64
 
 
 def text(raw: bytes) -> str:
-    """The text of one write(2): up to a NUL, without the blanks around it."""
+    """Return the text of one write(2): up to a NUL, without surrounding blanks."""
     return raw.partition(b"\0")[0].decode("latin-1").strip(BLANKS)
 
 
 def integer(word: str, low: int, high: int) -> int:
-    """A whole number from `low` to `high`, as kstrtoint() with base 0 reads it."""
+    """Parse a whole number from `low` to `high`, as kstrtoint() with base 0 does."""
     number, rest = _number(word)
     if rest:
         raise fail(errno.EINVAL)
@@ -47,7 +47,7 @@ def integer(word: str, low: int, high: int) -> int:
 
 
 def size(word: str) -> int:
-    """Bytes, with K, M, G or T for powers of 1024, or ``max``."""
+    """Parse a size in bytes, with K, M, G or T for powers of 1024, or ``max``."""
     if word == "max":
         return MAX
     nbytes, rest = _number(word)
@@ -61,19 +61,19 @@ def size(word: str) -> int:
 
 
 def amount(word: str) -> int:
-    """Bytes as :func:`size`, where ``max`` would make no sense."""
+    """Parse bytes like :func:`size`, but reject ``max``."""
     if word == "max":
         raise fail(errno.EINVAL)
     return size(word)
 
 
 def switch(word: str) -> bool:
-    """0 or 1."""
+    """Parse 0 or 1."""
     return bool(integer(word, 0, 1))
 
 
 def span(word: str) -> int:
-    """Milliseconds, or with a suffix ms or us, as microseconds; ``default`` is 0. Rounded to whole microseconds."""
+    """Parse milliseconds, or a number with suffix ms or us, to whole microseconds (rounded); ``default`` is 0."""
     if word == "default":
         return 0
     match = TIME.fullmatch(word)
@@ -86,9 +86,11 @@ def span(word: str) -> int:
 
 
 def quota(word: str) -> tuple[int, int | None]:
-    """``QUOTA PERIOD`` in microseconds, as two numbers; None for a period that is not there, and stays what it was. A
-    quota is ``max``, which is MAX, or a number. EINVAL for all else, as cpu.max has it (cpu_period_quota_parse() and
-    tg_set_bandwidth() of kernel/sched/core.c)."""
+    """Parse ``QUOTA PERIOD`` in microseconds to two numbers; a missing period is None, and stays as it was.
+
+    A quota is a number, or ``max``, which is MAX. EINVAL for anything else, as for cpu.max (cpu_period_quota_parse()
+    and tg_set_bandwidth() of kernel/sched/core.c).
+    """
     match = PAIR.fullmatch(word)
     if match is None:
         raise fail(errno.EINVAL)
@@ -100,7 +102,7 @@ def quota(word: str) -> tuple[int, int | None]:
 
 
 def parser(setting: Setting) -> Callable[[str], Any]:
-    """What reads a value of a setting, as its control file takes it."""
+    """Return the parser for values in a setting's control file."""
     by_kind: dict[Kind, Callable[[str], Any]] = {
         Kind.SIZE: size,
         Kind.SPAN: span,
@@ -111,7 +113,7 @@ def parser(setting: Setting) -> Callable[[str], Any]:
 
 
 def show_default(setting: Setting) -> str:
-    """The default of a setting, as its control file takes it."""
+    """Return the default of a setting, in the format of its control file."""
     if setting.kind is Kind.QUOTA:
         return show_quota(setting.default, PERIOD.default)
     if setting.kind is Kind.SPAN:
@@ -120,12 +122,12 @@ def show_default(setting: Setting) -> str:
 
 
 def anything(word: str) -> None:
-    """What is written does not matter, that it is written does."""
+    """Accept anything: only the write itself matters, not its value."""
 
 
 def _number(word: str) -> tuple[int, str]:
-    """The number at the start of a word, and what follows it. EINVAL without one, ERANGE for 2^64 and more."""
-    if word.isdecimal() and word[0] != "0":  # as nearly always
+    """Return the number at the start of a word, and the rest. EINVAL without a number, ERANGE for 2^64 and more."""
+    if word.isdecimal() and word[0] != "0":  # the usual case
         sign, number, end = "", int(word), len(word)
     else:
         match = NUMBER.match(word)
@@ -135,30 +137,30 @@ def _number(word: str) -> tuple[int, str]:
         number = int(hexadecimal, 16) if hexadecimal else int(octal, 8) if octal else int(decimal)
         end = match.end()
     if number >= U64:
-        raise fail(errno.ERANGE)  # before what follows it is looked at, as kstrtoull() does
+        raise fail(errno.ERANGE)  # before the rest is checked, as in kstrtoull()
     return (-number if sign == "-" else number), word[end:]
 
 
 def show_size(nbytes: int) -> str:
-    """Canonical bytes, or ``max``."""
+    """Format bytes canonically, or as ``max``."""
     return "max" if nbytes >= MAX else str(nbytes)
 
 
 def show_quota(us: int, period_us: int) -> str:
-    """Canonical ``QUOTA PERIOD``, in microseconds."""
+    """Format ``QUOTA PERIOD`` canonically, in microseconds."""
     return f"{show_size(us)} {period_us}"
 
 
 def show_ms(us: int) -> str:
-    """Microseconds as milliseconds, without needless zeros: ``2.048``, ``0.5``, ``10``."""
+    """Format microseconds as milliseconds, without trailing zeros: ``2.048``, ``0.5``, ``10``."""
     return f"{us / 1000:.3f}".rstrip("0").rstrip(".")
 
 
 def show_span(us: int) -> str:
-    """Microseconds as :func:`span` takes them."""
+    """Format microseconds in the syntax of :func:`span`."""
     return show_ms(us) if us else "default"
 
 
 def flat_keyed(pairs: dict[str, int | str | None]) -> str:
-    """``KEY VALUE`` lines (cgroup-v2.rst, "Format"); what this machine cannot tell is left out, not made up."""
+    """Format ``KEY VALUE`` lines (cgroup-v2.rst, "Format"). A value that this machine cannot tell is left out."""
     return "".join(f"{key} {value}\n" for key, value in pairs.items() if value is not None)

@@ -1,7 +1,7 @@
-"""GPU properties of cgroups, read from unit files and from ``slices.d``: the policy of a mount.
+"""The unit policy of a mount: GPU properties of cgroups, read from unit files and from ``slices.d``.
 
-:class:`~ggroupfs.units.policy.Units` is what a Controller asks; docs/units.md is what it does. It is imported when
-it is asked for: a command that only looks up a name has no use for the daemon's parts.
+A Controller asks :class:`~ggroupfs.units.policy.Units`; docs/units.md describes the behaviour. The class is imported on
+first use, because a command that only looks up a name does not need the daemon's parts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which units are active: these are in the tree with their limits, whether or not a process is in them."""
+"""Follows which units are active, and keeps their slices in the tree with their limits, with or without processes."""
 
 from __future__ import annotations
 
@@ -19,55 +19,55 @@ from ggroupfs.units.settings import Mistake, Settings
 log = logging.getLogger(__name__)
 
 RECONNECT_S, RECONNECT_MOST_S = 0.1, 30.0
-"""Seconds until a lost connection is made again: the first time, and at most, doubled each time."""
+"""Seconds before a lost connection is made again: the first delay and the largest one; the delay doubles each time."""
 
 
 class Reader(Protocol):
-    """The part that reads the files of units and configures their slices."""
+    """Reads the files of units and configures their slices."""
 
     def load_again(self) -> None:
-        """Everything may say something else now."""
+        """Read everything again, as any file may have changed."""
 
     def drop(self, unit: str) -> None:
-        """The files of a unit may."""
+        """Forget the files of a unit, as they may have changed."""
 
     def is_plain(self, unit: str) -> bool:
-        """Whether a unit is known to ask for nothing."""
+        """Whether a unit is known to have no settings."""
 
     async def unit(self, unit: str) -> Settings | None:
-        """What is asked for a unit by its name, None where its files cannot be read now."""
+        """Return the settings of a unit by its name; None if its files cannot be read now."""
 
     def configure(self, slice_: Slice) -> None:
-        """Has a slice configured soon."""
+        """Have a slice configured soon."""
 
     def tell(self, mistakes: Iterable[Mistake]) -> None:
-        """Something does not act."""
+        """Report settings that have no effect."""
 
 
 @attrs.define(eq=False)
 class Look:
-    """A look at what a unit does."""
+    """A check of a unit's state, in progress."""
 
     news: News
-    """What was told of it last."""
+    """Latest news of the unit."""
     again: bool = True
-    """That was not looked at."""
+    """Whether there is news that has not been checked."""
     done: trio.Event = attrs.field(factory=trio.Event)
-    """It is over."""
+    """Set when the check is over."""
 
 
 @attrs.frozen
 class Held:
-    """The slice of a unit that is held."""
+    """The slice that is kept in the tree for a unit."""
 
     slice: Slice
-    """Which."""
+    """The slice."""
     run: bytes
-    """Since which start of the unit (:attr:`News.run`)."""
+    """The start of the unit that it belongs to (:attr:`News.run`)."""
 
 
 class Active:
-    """A connection to a manager, kept up, and what is held in the tree by what it says."""
+    """A connection to a manager that is kept up, and the slices kept in the tree for its active units."""
 
     def __init__(self, manager: Manager, population: Population, reader: Reader) -> None:
         self._manager = manager
@@ -77,34 +77,34 @@ class Active:
         self._held: dict[str, Held] = {}  # by unit
         self._holders: dict[Slice, str] = {}
         self._looks: dict[str, Look] = {}
-        self._told_of: set[str] = set()  # since units were last asked for
+        self._told_of: set[str] = set()  # since the list of units was last requested
         self._nursery: trio.Nursery
 
     def holds(self, slice_: Slice) -> bool:
-        """Whether a slice is that of a unit that is active and configured."""
+        """Whether a slice is kept for an active unit with settings."""
         return slice_ in self._holders
 
     def looking(self) -> list[trio.Event]:
-        """Set when what is looked at now has been."""
+        """Events that are set when the present checks are over."""
         return [look.done for look in self._looks.values()]
 
     @property
     def answered(self) -> int:
-        """Calls that the manager has answered, of this connection."""
+        """Number of calls that the manager has answered on this connection."""
         return self._connection.answered if self._connection is not None else 0
 
     def reload(self) -> None:
-        """Has everything read again soon, and every active unit looked at."""
+        """Have everything read again soon, and every active unit checked."""
         self._nursery.start_soon(self._load_again)
 
     async def files(self, unit: str) -> Sequence[Path]:
-        """The files of a unit, in the order in which they count. ConnectionError."""
+        """Return the files of a unit, in the order in which systemd applies them. ConnectionError."""
         return await self._connected().files(unit)
 
     async def run(self, connection: Connection, begun: trio.Event) -> None:
-        """Keeps a connection up until cancelled. While there is none, what is configured stays.
+        """Keep a connection up until cancelled. While there is none, what is configured stays.
 
-        Sets `begun` once every unit that is active is looked at.
+        Sets `begun` once the check of every active unit has been started.
         """
         async with trio.open_nursery() as self._nursery:
             await self._keep_up(connection, begun)
@@ -125,7 +125,7 @@ class Active:
                     log.debug("%s: %s", manager.name, error)
 
     async def _serve(self, connection: Connection, begun: trio.Event) -> bool:
-        """Lives with a connection until it is lost; whether it was of any use."""
+        """Use a connection until it is lost, and return whether it was of any use."""
         async with trio.open_nursery() as nursery:
 
             async def listen() -> None:
@@ -145,7 +145,7 @@ class Active:
         return used
 
     def _told(self, news: News) -> None:
-        """The manager says that something happened."""
+        """Handle news from the manager."""
         if news.unit is None:
             self.reload()
         else:
@@ -155,11 +155,11 @@ class Active:
             self._look(news.unit, news)
 
     async def _load_again(self) -> None:
-        with contextlib.suppress(ConnectionError):  # there is another load once there is another connection
+        with contextlib.suppress(ConnectionError):  # the next connection begins with another load
             await self._load()
 
     async def _load(self) -> None:
-        """Reads everything again, and looks at every unit that may have a part in it."""
+        """Read everything again, and check every unit that may have settings."""
         self._reader.load_again()
         newer: set[str] = set()
         self._told_of = newer
@@ -173,7 +173,7 @@ class Active:
         return self._connection
 
     def _look(self, unit: str, news: News) -> None:
-        """Has a look at a unit soon, once however often something is told of it until then."""
+        """Have a unit checked soon: once, however much news of it arrives until then."""
         look, held = self._looks.get(unit), self._held.get(unit)
         if look is not None:
             look.news, look.again = news, True
@@ -193,16 +193,16 @@ class Active:
             try:
                 await self._look_once(unit, look)
             except ConnectionError:
-                pass  # the next load looks at all of them
+                pass  # the next load checks all units
             except Exception:
                 log.exception("%s: not looked at", unit)
         del self._looks[unit]
         look.done.set()
 
     async def _look_once(self, unit: str, look: Look) -> None:
-        """Holds the slice of a unit that is active and asks for something.
+        """Keep the slice of a unit in the tree if it is active and has settings, and let it go otherwise.
 
-        The manager is asked for no more than that takes, and for nothing that was told meanwhile.
+        The manager is asked only for what that takes, and not for what it has reported in the meantime.
         """
         news, settings, slice_ = look.news, None, None
         active = await self._connected().is_active(unit) if news.active is None else news.active
@@ -224,7 +224,7 @@ class Active:
             self._reader.configure(slice_)
 
     def _slice(self, unit: str, cgroup: str, settings: Settings) -> Slice | None:
-        """Where a unit is; None where that is no place for limits, which is told."""
+        """Return the slice of a unit; None, after a report, if it is in a place that cannot have limits."""
         slice_ = slice_at(cgroup) if cgroup else None
         if slice_ is None or unit_of(slice_) == unit:
             return slice_

@@ -1,4 +1,4 @@
-"""The files themselves: those of a unit, and ``slices.d`` for cgroups by their paths and for units by their names."""
+"""Reads the files of a unit, and those of ``slices.d``, which name cgroups by path and units by name."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from ggroupfs.units.settings import Mistake, Settings, merge
 from ggroupfs.units.unitfile import Assignment, Place, assignments
 
 SECTION = "X-GGroup"
-"""Of unit files: systemd ignores what begins with X-."""
+"""Section of unit files; systemd ignores sections that begin with X-."""
 
 
 @attrs.frozen
 class Table:
-    """What a ``slices.d`` says."""
+    """The contents of a ``slices.d``."""
 
     assignments: Sequence[tuple[ByPath | ByName, Assignment]] = ()
-    """Sections, each with one thing that is said of the cgroups that it is for; in order."""
+    """Sections with one assignment each, and the cgroups that they apply to; in order."""
     mistakes: Sequence[Mistake] = ()
-    """What does not act."""
+    """Entries that have no effect."""
 
     def of(self, slice_: Slice) -> Settings:
-        """What is asked for a cgroup."""
+        """Return the settings of a cgroup."""
         settings, _ = merge(one for cgroups, one in self.assignments if cgroups.matches(slice_))
         return settings
 
     def of_name(self, unit: str) -> Settings:
-        """What sections that are names ask for the unit of that name, wherever it is."""
+        """Return the settings that sections with names give the unit of this name, wherever it is."""
         named = (one for cgroups, one in self.assignments if isinstance(cgroups, ByName) and cgroups.has(unit))
         settings, _ = merge(named)
         return settings
@@ -44,8 +44,11 @@ NOTHING = Table()
 
 
 def of_unit(paths: Iterable[Path]) -> tuple[Settings, Sequence[Mistake]]:
-    """What the files of a unit ask for, the fragment first, then the drop-ins in systemd's order. OSError where they
-    cannot be read just now, for want of descriptors or memory (:data:`backend.common.errors.SHORT`)."""
+    """Return the settings from the files of a unit: first the fragment, then the drop-ins in systemd's order.
+
+    OSError if a file cannot be read at the moment, for lack of descriptors or memory
+    (:data:`backend.common.errors.SHORT`).
+    """
     found: list[Assignment] = []
     mistakes: list[Mistake] = []
     for path in paths:
@@ -55,10 +58,10 @@ def of_unit(paths: Iterable[Path]) -> tuple[Settings, Sequence[Mistake]]:
 
 
 def of_directory(directory: Path, former: Table = NOTHING) -> Table:
-    """What ``*.conf`` in a directory say, in the order of their names; nothing where there is no directory.
+    """Return the settings from ``*.conf`` in a directory, in order of their names; none if there is no directory.
 
-    Where it, or one of them for want of descriptors or memory, cannot be read, what the `former` table says counts on:
-    a limit is not to go because the file that may still ask for it could not be read.
+    If the directory cannot be read, or a file for lack of descriptors or memory, the `former` table remains in force: a
+    limit must not vanish because the file that may still contain it could not be read.
     """
     try:
         return _of_files(_listed(directory))
@@ -68,7 +71,7 @@ def of_directory(directory: Path, former: Table = NOTHING) -> Table:
 
 
 def _listed(directory: Path) -> Sequence[Path]:
-    """The files of a directory that count. OSError."""
+    """Return the files of a directory that count. OSError."""
     try:
         return [directory / name for name in sorted(os.listdir(directory)) if name.endswith(".conf")]
     except (FileNotFoundError, NotADirectoryError):
@@ -96,7 +99,7 @@ def _of_files(paths: Iterable[Path]) -> Table:
 
 
 def _read(path: Path, mistakes: list[Mistake]) -> Iterator[Assignment]:
-    """The assignments of a file; one that cannot be read is a mistake. OSError for want of descriptors or memory."""
+    """Yield the assignments of a file; an unreadable file is a mistake. OSError for lack of descriptors or memory."""
     try:
         text = read_regular(path).decode("utf-8", "backslashreplace")
     except OSError as error:

@@ -1,8 +1,9 @@
-"""The generator of systemd (systemd.generator(7)): services with memory keys have the library without `ggroupfs run`.
+"""The systemd generator (systemd.generator(7)): loads the library into services that have memory keys.
 
-systemd calls it as it boots and at each daemon-reload, before it loads units, and waits for it: so it reads unit files
-itself, and imports what is for sections only where there is one. Each such service gets a drop-in with the environment
-that :mod:`ggroupfs.commands.run` gives a program; docs/units.md says for which, and how one is kept out.
+systemd runs it during boot and at each daemon-reload, before it loads units, and waits for it. So this module reads
+unit files itself, and imports the parser of sections only if there is a section. Each such service gets a drop-in with
+the environment that :mod:`ggroupfs.commands.run` gives a program. docs/units.md says which services get one, and how to
+exclude a service.
 """
 
 from __future__ import annotations
@@ -30,45 +31,46 @@ LOAD_PATH = (
     "/usr/lib/systemd/system",
     "/lib/systemd/system",
 )
-"""Directories of the system manager's unit files, the first one that has a name first (systemd.unit(5)), without those
-that generators make."""
+"""Directories of the system manager's unit files, highest precedence first (systemd.unit(5)), without those that
+generators write."""
 
 DEFAULTS = Path("/etc/default/ggroupfs")
-"""Options of the service's mount."""
+"""File with the options of the service's mount."""
 
 SOCKET = "/run/ggroupfs/ggroup.sock"
-"""Socket of the service's mount, where its options name no other."""
+"""Socket of the service's mount, unless its options name another."""
 
 DROP_IN = "zz-ggroupfs.conf"
-"""Name of the drop-ins, which is after those that set up an environment."""
+"""Name of the drop-ins; it sorts after those that set an environment."""
 
 SERVICE, ANY = ".service", "service"
-"""End of the names of services, and the name by which drop-ins are for all of them."""
+"""Suffix of services, and the name under which drop-ins apply to all services."""
 
 MARK = b"X-GGroup"
-"""Text that a file has which speaks of GPUs."""
+"""Text that is in every file with GPU settings."""
 
 OWN = re.compile(r"ggroupfs(-.*|@.*|)\.service")
-"""Our own services, which must not wait for themselves."""
+"""Services of this project, which must not wait for themselves."""
 
 NAMED_SOCKET = re.compile(r"^\s*OPTIONS=.*\bsocket=([^,\s\"']+)", re.MULTILINE)
 
 
 class Given(NamedTuple):
-    """What a service is given."""
+    """The contents of a service's drop-in."""
 
     preloaded: str
-    """Libraries that it asked for itself, as LD_PRELOAD has them."""
+    """Libraries that the service preloads itself, in the syntax of LD_PRELOAD."""
     has_socket: bool
-    """Whether it names the socket itself."""
+    """Whether the service names the socket itself."""
     has_root: bool
-    """Whether it has another root directory, in which neither the library nor the socket is."""
+    """Whether the service has another root directory, which contains neither the library nor the socket."""
     waits: bool
-    """Whether it is to start after the tree is there. What is for several has it not: the tree waits for some."""
+    """Whether the service starts after the tree is mounted. False for several services at once, as the tree waits for
+    some."""
 
 
 class Files:
-    """The unit files of services: fragments by their names, and drop-ins by what their directory is for."""
+    """The unit files of services: fragments by name, and drop-ins by the name that their directory is for."""
 
     def __init__(self, load_path: Sequence[str]) -> None:
         self.fragments: dict[str, str] = {}
@@ -87,7 +89,7 @@ class Files:
                             there.setdefault(file, f"{path}/{file}")
 
     def of(self, name: str, *, own: bool = False) -> Iterator[str]:
-        """The files of a service in the order in which they count; with `own`, without drop-ins for others, too."""
+        """Yield the files of a service, later ones overriding; with `own`, only those that are for it alone."""
         if name in self.fragments:
             yield self.fragments[name]
         found: dict[str, str] = {}
@@ -98,7 +100,7 @@ class Files:
             yield found[file]
 
     def text(self, path: str) -> bytes:
-        """What a file says; nothing where it is masked, or cannot be read."""
+        """Return the content of a file; empty if it is masked or cannot be read."""
         if path not in self._texts:
             try:
                 self._texts[path] = read_regular(path)
@@ -107,7 +109,7 @@ class Files:
         return self._texts[path]
 
     def names(self) -> list[str]:
-        """Services, and directories of drop-ins for several."""
+        """Return the names of services, and those of directories of drop-ins for several."""
         return sorted(self.fragments.keys() | self.drop_ins.keys())
 
 
@@ -119,7 +121,7 @@ def _listed(directory: str) -> list[str]:
 
 
 def _is_alias(path: str, name: str) -> bool:
-    """Whether a file is another name of a unit, which has its drop-ins under that one."""
+    """Whether a file is another name of a unit. The drop-ins of the unit are under its main name."""
     try:
         return os.path.basename(os.readlink(path)) not in (name, "null")
     except OSError:
@@ -127,7 +129,7 @@ def _is_alias(path: str, name: str) -> bool:
 
 
 def _levels(name: str) -> Iterator[str]:
-    """The names by which drop-ins are for a service, its own first: its template, its prefixes, and all services."""
+    """Yield the names of drop-ins for a service: its own, its template, its prefixes, and the one for all services."""
     yield name
     if name == ANY:
         return
@@ -142,10 +144,10 @@ def _levels(name: str) -> Iterator[str]:
 
 
 class Wanted:
-    """Which services have memory keys."""
+    """Finds the services that have memory keys."""
 
     def __init__(self, files: Files, slices_d: Path) -> None:
-        # Here, where there is a section: an import takes longer than to see that there is none.
+        # Imported only if there is a section: the import takes longer than the search for one.
         from ggroupfs.text.properties import PROPERTIES
         from ggroupfs.units.unitfile import Assignment, assignments
 
@@ -163,7 +165,7 @@ class Wanted:
             self._table = of_directory(slices_d)
 
     def names(self) -> list[str]:
-        """Services, and directories of drop-ins for several, that `slices.d` names besides."""
+        """Return services and directories of drop-ins for several, including services that only `slices.d` names."""
         from ggroupfs.units.naming import PATTERN, ByName
 
         named = [one.name for one, _ in self._table.assignments if isinstance(one, ByName)] if self._table else []
@@ -171,7 +173,10 @@ class Wanted:
         return sorted({name for name in plain if name.endswith(SERVICE)} | set(self._files.names()))
 
     def given(self, name: str) -> Given | None:
-        """What a service is given; None where it has no memory key, or has it from drop-ins for several alone."""
+        """Return the contents of a service's drop-in.
+
+        None if the service has no memory key, or only those in drop-ins for several, which get a drop-in of their own.
+        """
         own = self._has_keys(name, own=True) or self._is_named(name)
         if not own and not self._has_keys(name):
             return None
@@ -189,7 +194,7 @@ class Wanted:
                         variable, _, value = word.partition("=")
                         preloaded = value if variable == "LD_PRELOAD" else preloaded
                         socket = socket or variable == "GGROUP_SOCKET"
-        if not (own or preloaded or socket or root):  # it has what is for several, which says the same
+        if not (own or preloaded or socket or root):  # the drop-in for several already says the same
             return None
         is_one = name != ANY and not name.endswith(f"-{SERVICE}")
         return Given(preloaded, socket, root, own and is_one and not OWN.fullmatch(name))
@@ -203,7 +208,7 @@ class Wanted:
         return any(last.values())
 
     def _is_named(self, name: str) -> bool:
-        """Whether a section of `slices.d` for a name asks for memory. An instance stands for its template."""
+        """Whether a section of `slices.d` sets memory for this name. An instance stands for its template."""
         if self._table is None or name == ANY:
             return False
         asked = self._table.of_name(name.replace(f"@{SERVICE}", f"@x{SERVICE}"))
@@ -213,12 +218,12 @@ class Wanted:
 def _words(value: str) -> list[str]:
     try:
         return shlex.split(value)
-    except ValueError:  # a quote that has no end: systemd does not take it, either
+    except ValueError:  # a quote without an end, which systemd rejects as well
         return []
 
 
 def drop_in(given: Given, library: Path, socket: str) -> str:
-    """The text of the drop-in of a service."""
+    """Return the text of a service's drop-in."""
     preload = ":".join([os.fspath(library), *([given.preloaded] if given.preloaded else [])])
     lines = [
         "# Made by ggroupfs of the memory keys in [X-GGroup]: the library in the program moves its memory.",
@@ -240,7 +245,7 @@ def _quoted(word: str) -> str:
 
 
 def socket_of(defaults: Path) -> str:
-    """The socket of the service's mount, as its options say."""
+    """Return the socket of the service's mount, from its options."""
     try:
         text = read_regular(defaults).decode("utf-8", "backslashreplace")
     except OSError:
@@ -256,7 +261,7 @@ def generate(
     defaults: Path = DEFAULTS,
     library: Path = CUDA_LIBRARY,
 ) -> None:
-    """Makes drop-ins below `place`. OSError."""
+    """Write the drop-ins below `place`. OSError."""
     files = Files(load_path)
     is_said = any(MARK in files.text(path) for name in files.names() for path in files.of(name))
     if not is_said and not any(name.endswith(".conf") for name in _listed(os.fspath(slices_d))):
@@ -273,7 +278,7 @@ def generate(
 
 
 def main(arguments: Sequence[str]) -> int:
-    """What systemd calls, with three directories for three priorities: the first is for what files in /etc override."""
+    """Run with the arguments of systemd: three directories, the first of which is for what files in /etc override."""
     if not arguments:
         print("ggroupfs: a generator of systemd: it is called with a directory to write to", file=sys.stderr)
         return 2

@@ -1,6 +1,6 @@
-"""What is asked of a manager of units, and which cgroups are units of it.
+"""The interface to a manager of units, and the names of cgroups that are units.
 
-systemd is one (:mod:`ggroupfs.units.systemd`); tests have another.
+systemd is one (:mod:`ggroupfs.units.systemd`); the tests have another.
 """
 
 from __future__ import annotations
@@ -15,65 +15,65 @@ from backend.process.identity import Slice
 
 SLICE = ".slice"
 KINDS = (SLICE, ".service", ".scope")
-"""Units that have a cgroup and may have a section."""
+"""Kinds of units that have a cgroup and may have a section."""
 
 
 @attrs.frozen
 class News:
-    """Something that a manager tells."""
+    """A change reported by a manager."""
 
     unit: str | None
-    """Whose state may have changed; None: everything was loaded again."""
+    """Unit that may have changed its state; None: everything was loaded again."""
     loaded: bool = False
-    """The unit was loaded or unloaded: its files may say something else."""
+    """Whether the unit was loaded or unloaded, so that its files may have changed."""
     active: bool | None = None
-    """Whether it was started, or is being started or stopped; None where that is to be asked for."""
+    """Whether the unit is active, activating or deactivating; None: ask the manager."""
     run: bytes = b""
-    """Another each time it is started, and until then its cgroup is where it is; empty where it is not told."""
+    """A value that differs for each start of the unit, during which its cgroup stays in place; empty if unknown."""
 
 
 class Connection(Protocol):
-    """A way to a manager. Calls may run at the same time; ConnectionError once it is lost."""
+    """A connection to a manager. Calls may run concurrently; they raise ConnectionError once the connection is lost."""
 
     answered: int
-    """Calls that it has answered."""
+    """Number of calls that the manager has answered."""
 
     async def run(self, tell: Callable[[News], None]) -> None:
-        """Serves the calls, and tells what happens, in its order. Returns once the connection is lost."""
+        """Serve the calls and report changes in order. Returns once the connection is lost."""
 
     async def subscribe(self) -> None:
-        """From its return on, everything that happens is told."""
+        """From the return of this call on, every change is reported."""
 
     async def active(self) -> Sequence[str]:
-        """The names of units of :data:`KINDS` that are active."""
+        """Return the names of active units of :data:`KINDS`."""
 
     async def files(self, unit: str) -> Sequence[Path]:
-        """Fragment and drop-ins of a unit, in the order in which they count; none of a unit that is not loaded."""
+        """Return fragment and drop-ins of a unit, in the order of application; none if the unit is not loaded."""
 
     async def is_active(self, unit: str) -> bool:
-        """Whether a unit was started, or is being started or stopped."""
+        """Whether a unit is active, activating or deactivating."""
 
     async def cgroup(self, unit: str) -> str:
-        """The path of the cgroup of a unit, empty where it has none."""
+        """Return the path of a unit's cgroup; empty if it has none."""
 
 
 class Manager(Protocol):
-    """Where the units are."""
+    """A manager of units."""
 
     @property
     def name(self) -> str:
-        """Shown in ``ggroup.backend``."""
+        """Name shown in ``ggroup.backend``."""
 
     async def connect(self) -> Connection:
-        """A new connection, whose `run` is to be called; OSError where there is nobody."""
+        """Return a new connection; its `run` has to be called. OSError if there is no manager."""
 
 
 def unit_of(slice_: Slice) -> str | None:
-    """The unit of the system manager that a cgroup is, None for one that is none.
+    """Return the unit of the system manager that a cgroup belongs to; None if it is not a unit.
 
-    Slices are below slices only; what is below a service or scope is the business of who is in it.
+    Slices are below slices only; what is below a service or scope is managed by the programs in it.
     """
     *above, name = slice_.path.split("/")[1:]
     if not all(part.endswith(SLICE) for part in above) or not name.endswith(KINDS) or not name.isascii():
         return None
-    return name.removeprefix("_")  # systemd escapes what could be a kernel's file: cg_escape()
+    return name.removeprefix("_")  # systemd escapes names that could be kernel files: cg_escape()

@@ -1,7 +1,7 @@
-"""Names of units and paths of cgroups: which cgroup a word is for, and which words can be for none. Pure.
+"""Matches names of units and paths of cgroups against cgroups, and finds those that can match none. Pure.
 
-Words come from sections of ``slices.d`` and from command lines. A path begins with a slash; a name is that of a unit of
-the system manager, wherever its cgroup is.
+The words come from sections of ``slices.d`` and from command lines. A path begins with a slash; a name is that of a
+unit of the system manager, wherever its cgroup is.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from backend.process.identity import ROOT, ROOT_PATH, Slice, slice_at
 from ggroupfs.units.manager import KINDS, SLICE, unit_of
 
 HIERARCHY = ("sys", "fs", "cgroup")
-"""Components of the place where cgroups are mounted, usually: no part of their paths."""
+"""Path components of the usual mountpoint of cgroups, which are not part of a cgroup's path."""
 HYBRID = ("unified", "systemd")
-"""Names of directories in that place which are hierarchies, on a hybrid host: no part of paths, either."""
+"""Names of hierarchies below that mountpoint on a hybrid host, which are not part of a cgroup's path either."""
 
 PATTERN = re.compile(r"[*?[]")
-"""Sign that a component of a section is a pattern (fnmatch(3))."""
+"""Mark of a pattern in a component of a section (fnmatch(3))."""
 
 UNIT_NAME = re.compile(r"[0-9A-Za-z:_.@\\-]{1,255}", re.ASCII)
-"""Name that a unit can have (unit_name_is_valid() in src/basic/unit-name.c of systemd)."""
+"""Valid name of a unit (unit_name_is_valid() in src/basic/unit-name.c of systemd)."""
 UNIT_PATTERN = re.compile(r"[0-9A-Za-z:_.@\\*?\[\]!-]{1,255}", re.ASCII)
-"""Name or pattern of names of units."""
+"""Name of a unit, or pattern of such names."""
 
 BARE = (".target", ".timer", ".path", ".device", ".automount")
 """Kinds of units that have no cgroup."""
 STARTERS = (".timer", ".path")
-"""Those of them that start a service of their own name."""
+"""Kinds of those that start a service of the same name."""
 FIRST = "init.scope"
 """Unit of systemd itself, the only one at the root besides slices."""
 
@@ -43,51 +43,51 @@ CONTROLLERS = frozenset(
         "bpf-bind-network-interface",
     )
 )
-"""Words before the dot in the names of files that the kernel may have in a cgroup, or that systemd keeps for itself."""
+"""Words before the dot in names of files that the kernel may have in a cgroup, or that systemd reserves."""
 
 
 @attrs.frozen
 class Doubt:
-    """The reason why a word is likely to be for no cgroup, and what its writer may have meant."""
+    """A reason why a word probably matches no cgroup, and the word that its author may have meant."""
 
     why: str
-    """In words."""
+    """Reason, in words."""
     meant: str = ""
-    """The word in its place; empty where none suggests itself."""
+    """Suggested replacement; empty if there is none."""
 
 
 @attrs.frozen
 class ByPath:
-    """The cgroups of a section that is a path."""
+    """The cgroups of a section with a path as its header."""
 
     pattern: tuple[str, ...]
-    """Its components, which may be patterns."""
+    """Components of the path, which may be patterns."""
 
     def matches(self, slice_: Slice) -> bool:
-        """Whether the section is for a cgroup."""
+        """Whether the section applies to a cgroup."""
         parts = slice_.path.split("/")[1:]
         return len(self.pattern) == len(parts) and all(map(fnmatch.fnmatchcase, parts, self.pattern))
 
 
 @attrs.frozen
 class ByName:
-    """The cgroups of a section that is the name of a unit."""
+    """The cgroups of a section with the name of a unit as its header."""
 
     name: str
-    """The name, which may be a pattern."""
+    """Name of the unit, which may be a pattern."""
 
     def matches(self, slice_: Slice) -> bool:
-        """Whether the section is for a cgroup: a slice is one of systemd's in the place of its name alone."""
+        """Whether the section applies to a cgroup. A slice is the unit only in the place that its name implies."""
         unit = unit_of(slice_)
         return unit is not None and self.has(unit) and (not unit.endswith(SLICE) or slice_.path == _place(unit))
 
     def has(self, unit: str) -> bool:
-        """Whether the section is for the unit of that name."""
+        """Whether the section applies to the unit of that name."""
         return fnmatch.fnmatchcase(unit, self.name)
 
 
 def section(header: str) -> ByPath | ByName:
-    """The cgroups that a section of ``slices.d`` is for, by what stands in its brackets. ValueError with the reason."""
+    """Return the cgroups to which a section of ``slices.d`` applies, by its header. ValueError with the reason."""
     if header.startswith("/"):
         slice_ = slice_at(header)
         if slice_ is not None and slice_ != ROOT:
@@ -105,7 +105,7 @@ def section(header: str) -> ByPath | ByName:
 
 
 def path_of(slice_: Slice) -> list[Slice]:
-    """A slice and those above it, the highest first, without the root."""
+    """Return a slice and those above it, topmost first, without the root."""
     found: list[Slice] = []
     level: Slice | None = slice_
     while level is not None and level != ROOT:
@@ -115,13 +115,15 @@ def path_of(slice_: Slice) -> list[Slice]:
 
 
 def is_unit(name: str) -> bool:
-    """Whether a word is spelt as the name of a unit that has a cgroup."""
+    """Whether a word is a valid name of a unit that has a cgroup."""
     return name.endswith(KINDS) and name not in KINDS and UNIT_NAME.fullmatch(name) is not None
 
 
 def place_of(name: str) -> str:
-    """The path of the cgroup that systemd gives a slice of that name (systemd.slice(5)). ValueError for a name that no
-    slice has."""
+    """Return the path of the cgroup that systemd gives a slice (systemd.slice(5)).
+
+    ValueError for an invalid slice name.
+    """
     if name == f"-{SLICE}":
         return ROOT_PATH
     parts = name.removesuffix(SLICE).split("-")
@@ -138,14 +140,16 @@ def _place(name: str) -> str | None:
 
 
 def escaped(unit: str) -> str:
-    """The name of the cgroup of a unit: with an underscore before what could be a file of the kernel's (cg_escape() in
-    src/basic/cgroup-util.c of systemd)."""
+    """Return the name of a unit's cgroup: an underscore precedes what could be a file of the kernel.
+
+    See cg_escape() in src/basic/cgroup-util.c of systemd.
+    """
     reserved = unit[0] in "_." or unit in RESERVED or unit.partition(".")[0] in CONTROLLERS
     return f"_{unit}" if reserved else unit
 
 
 def doubt_of_name(name: str) -> Doubt | None:
-    """The reason why no cgroup is that of a unit of this name; None where one can be."""
+    """Return why no cgroup can belong to a unit of this name; None if one can."""
     if name == f"-{SLICE}":
         return Doubt("the root has no limits")
     stem, dot, kind = name.rpartition(".")
@@ -164,7 +168,7 @@ def _bare(name: str) -> Doubt:
 
 
 def doubt_of_path(pattern: Sequence[str]) -> Doubt | None:
-    """The reason why systemd has no cgroup at a path, whose components may be patterns; None where there can be one."""
+    """Return why systemd has no cgroup at a path, which may contain patterns; None if it may have one."""
     if tuple(pattern[: len(HIERARCHY)]) == HIERARCHY:
         rest = pattern[len(HIERARCHY) :]
         rest = rest[1:] if rest and rest[0] in HYBRID else rest
@@ -176,7 +180,7 @@ def doubt_of_path(pattern: Sequence[str]) -> Doubt | None:
         above = ["-".join(parts[:count]) + SLICE for count in range(1, len(parts))]  # systemd.slice(5)
         if depth and fnmatch.fnmatchcase(above[-1], pattern[depth - 1]):
             continue
-        top = depth  # what is above that, and no slice
+        top = depth  # the number of leading components up to the last one that is not a slice
         while top and pattern[top - 1].endswith(SLICE):
             top -= 1
         place = "/".join(("", *pattern[:top], *above, *pattern[depth:]))
@@ -192,6 +196,6 @@ def doubt_of_path(pattern: Sequence[str]) -> Doubt | None:
 
 
 def told(word: str, doubt: Doubt, *, brackets: bool = False) -> str:
-    """The sentence that a user is told of a word that is in doubt."""
+    """Return the sentence that tells a user why a word is in doubt."""
     meant = f": [{doubt.meant}]?" if brackets else f": {doubt.meant}?"
     return f"{word} is likely to match nothing: {doubt.why}" + (meant if doubt.meant else "")

@@ -1,7 +1,7 @@
-"""Units: what files ask for holds for a cgroup before a program in it gets its first byte of a GPU.
+"""The unit policy: the settings of a cgroup take effect before a program in it gets its first byte of a GPU.
 
-Everything that was read is a :class:`Load`; a reload is another one. Each group is configured once by each load, so
-what is written by hand lasts until the next.
+Everything that was read is a :class:`Load`, and a reload makes a new one. Each load configures each group once, so a
+value written by hand lasts until the next load.
 """
 
 from __future__ import annotations
@@ -28,47 +28,48 @@ from ggroupfs.units.settings import Mistake, Settings
 log = logging.getLogger(__name__)
 
 WAIT_S = 10.0
-"""Seconds that a program waits for the limits of its slices, where nothing else is asked for: when 200 services start
-at once the last waits for what is asked for them all. The library in a CUDA program waits 15 s for its welcome (ANSWER,
-backend/cuda/library/daemon/session.h)."""
+"""Seconds for which a program waits for the limits of its slices, unless another time is configured. When 200 services
+start at once, the last one waits for the settings of all. The library in a CUDA program waits 15 s for its welcome
+(ANSWER, backend/cuda/library/daemon/session.h)."""
 
 SILENCE = 0.5
-"""The part of that for which it waits without a word about anything: a manager that does not answer holds no
-program for ever."""
+"""Fraction of WAIT_S for which a program waits while nothing progresses: a manager that does not answer must not hold
+programs for ever."""
 
 SHORT_S = 1.0
-"""Seconds until files are read again for which there was no descriptor."""
+"""Seconds before files are read again that could not be read for lack of descriptors."""
 
 
 @attrs.define(eq=False)
 class Reading:
-    """The files of a unit, which a task may still be reading."""
+    """The settings from the files of a unit, possibly still being read."""
 
     done: trio.Event = attrs.field(factory=trio.Event)
-    """They were read, or cannot be."""
+    """Set once the files were read, or cannot be read."""
     settings: Settings | None = None
-    """What they ask for; None before `done`, and after it if the connection was lost."""
+    """Settings of the unit; None before `done`, and afterwards if the connection was lost."""
 
 
 @attrs.define(eq=False)
 class Load:
-    """What was read since everything was last read again."""
+    """Everything read since the last complete reload."""
 
     slices: files.Table
-    """Of ``slices.d``."""
+    """Contents of ``slices.d``."""
     units: dict[str, Reading] = attrs.field(factory=dict)
-    """By the name of the unit."""
+    """Settings of units, by name."""
     logged: set[Mistake] = attrs.field(factory=set)
-    """Mistakes that were told of: once is enough."""
+    """Mistakes that were logged; each is logged once."""
     slow: bool = False
-    """A program went on without what it asks for: this is told once, too."""
+    """Whether a program went on without its settings, which is logged once as well."""
     over: trio.Event = attrs.field(factory=trio.Event)
-    """There is a newer one."""
+    """Set when there is a newer load."""
     timeouts: dict[Slice, int | None] = attrs.field(factory=dict)
-    """How long slices that were made ahead wait for their cgroups, milliseconds: each pattern is tried once for one."""
+    """Time that each slice made ahead waits for its cgroup, milliseconds, so that the patterns are tried once per
+    slice."""
 
     def tell(self, mistakes: Iterable[Mistake]) -> None:
-        """Logs what was not logged yet."""
+        """Log the mistakes that were not logged yet."""
         for mistake in mistakes:
             if mistake not in self.logged:
                 self.logged.add(mistake)
@@ -77,20 +78,20 @@ class Load:
 
 @attrs.define(eq=False)
 class Configured:
-    """What files did to one group."""
+    """The state of one group with respect to files."""
 
     load: Load | None = None
-    """The load that configured it last."""
+    """Load that last configured the group."""
     reading: Reading | None = None
-    """The files of the unit, as they were then: a unit may be loaded again by itself."""
+    """Files of the unit at that time; a unit may be loaded again on its own."""
     named: set[str] = attrs.field(factory=set)
-    """Properties that it wrote."""
+    """Properties that were written."""
     turn: trio.Lock = attrs.field(factory=trio.Lock)
-    """Of the task that configures it."""
+    """Lock of the task that configures the group."""
 
 
 class Units:
-    """See the module: a :class:`backend.core.protocols.Policy`, and a watcher of the population."""
+    """The unit policy: a :class:`backend.core.protocols.Policy`, and a watcher of the population."""
 
     def __init__(
         self, controller: Controller, directory: Path, manager: Manager | None, *, wait: float = WAIT_S
@@ -104,15 +105,18 @@ class Units:
         self._silence = SILENCE * wait
         self._load = Load(files.Table())
         self._groups: dict[SliceOn, Configured] = {}
-        self._named: set[Slice] = set()  # on which some file set something
+        self._named: set[Slice] = set()  # slices on which a file set something
         self._jobs: dict[SliceOn, trio.Event] = {}
-        self._begun = trio.Event()  # everything was read once
-        self._configurations = 0  # of groups, until now
-        self._turns = Turns()  # not the Controller's: a program that waits for limits is behind none that has them
+        self._begun = trio.Event()  # set once everything was read
+        self._configurations = 0  # number of groups configured so far
+        self._turns = Turns()  # not the Controller's, so programs that wait for limits do not queue behind it
         self._nursery: trio.Nursery
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Follows files and units until cancelled; started once what is there has what it is to have, or soon."""
+        """Follow files and units until cancelled.
+
+        Started once the present groups are configured, or after `_silence` seconds.
+        """
         async with trio.open_nursery() as self._nursery:
             self._load = self._directory_load()
             self._population.watchers.append(self)
@@ -134,7 +138,7 @@ class Units:
                 self._controller.lives.knows_units = lambda: True
                 self._population.watchers.remove(self)
 
-    # What the Controller asks
+    # Questions of the Controller
 
     async def prepare(self, slice_: Slice, gpu: int) -> None:
         if all(self._is_configured(SliceOn(level, gpu)) for level in path_of(slice_)):
@@ -165,7 +169,7 @@ class Units:
 
     @property
     def _progress(self) -> tuple[int, int]:
-        """Is another while something gets done."""
+        """A value that changes while the configuration progresses."""
         return self._configurations, self._active.answered if self._active is not None else 0
 
     def again(self, gpu: int) -> None:
@@ -173,29 +177,29 @@ class Units:
             self._later(SliceOn(slice_, gpu))
 
     def process_came(self, process: Process) -> None:
-        """Watcher: it has been asked for by then."""
+        """Watcher: `prepare` was called for it before."""
 
     def process_gone(self, process: Process) -> None:
         """Watcher: nothing to do."""
 
     def process_migrated(self, here: Member, there: Member) -> None:
-        """Watcher: policy is of slices."""
+        """Watcher: the policy concerns slices only."""
 
     def process_left(self, group: Member) -> None:
-        """Watcher: policy is of slices."""
+        """Watcher: the policy concerns slices only."""
 
     def process_moved(self, process: Process) -> None:
-        """Watcher: what is asked for where it is now is to hold soon."""
+        """Watcher: have the slices above the process's new place configured soon."""
         resident = self._population.resident(process)
         if resident is not None:
             for gpu in resident.gpus:
                 self._later(SliceOn(resident.slice, gpu))
 
     def slice_made(self, slice_: Slice) -> None:
-        """Watcher: it is told of a slice when it settles it."""
+        """Watcher: nothing to do; a slice is configured when it is settled."""
 
     def slice_gone(self, slice_: Slice) -> None:
-        """Watcher: one that comes back is another."""
+        """Watcher: forget the slice; one that comes back is another."""
         for gpu in self._controller.gpus:
             self._groups.pop(SliceOn(slice_, gpu), None)
             self._jobs.pop(SliceOn(slice_, gpu), None)
@@ -203,14 +207,14 @@ class Units:
         self._count(slice_, named=False)
 
     def slice_renewed(self, slice_: Slice) -> None:
-        """Watcher: what files ask for is for each cgroup of that name."""
+        """Watcher: configure the slice again, as it now stands for a new cgroup of that name."""
         self.slice_gone(slice_)
         self.configure(slice_)
 
     # Loads
 
     async def _begin(self) -> None:
-        """Everything for the first time, and what comes. Without a manager there is ``slices.d`` only."""
+        """Read everything for the first time, and follow changes. Without a manager there is only ``slices.d``."""
         if self._manager is not None and self._active is not None:
             try:
                 connection = await self._manager.connect()
@@ -226,14 +230,14 @@ class Units:
             self._begun.set()
 
     def reload(self) -> None:
-        """Has all files count as they are now, for units that are active and have no slice yet, too."""
+        """Read all files again, including those of active units that have no slice yet."""
         if self._active is not None and self._begun.is_set():
             self._active.reload()
         else:
             self.load_again()
 
     def load_again(self) -> None:
-        """From now on what is in the files now counts, for every slice that is there."""
+        """Read the files again, and configure every slice of the tree by them."""
         former, self._load = self._load, self._directory_load()
         former.over.set()
         for slice_ in self._population.slices():
@@ -241,40 +245,45 @@ class Units:
                 self.configure(slice_)
 
     def _timeout_of(self, slice_: Slice) -> int | None:
-        """How long a slice that was made ahead waits for its cgroup, as ``slices.d`` says now, milliseconds."""
+        """Return the time in ``slices.d`` that a slice made ahead waits for its cgroup, milliseconds; None if not
+        given."""
         timeouts = self._load.timeouts
         if slice_ not in timeouts:
             timeouts[slice_] = self._load.slices.of(slice_).timeout_ms
         return timeouts[slice_]
 
     def _asks_nothing(self, slice_: Slice) -> bool:
-        """Whether no file has a word about a slice, nor had: of ten thousand that a user made, as good as all. A
-        process that comes into one settles that, and what is asked of those above."""
+        """Whether no file has settings for a slice, now or before.
+
+        That is true for nearly all of ten thousand slices that a user made.
+
+        A process that enters such a slice has it configured, with the slices above.
+        """
         if self._active is not None and unit_of(slice_) is not None:
             return False
         known = any(SliceOn(slice_, gpu) in self._groups for gpu in self._controller.gpus)
         return not known and not self._load.slices.of(slice_)
 
     def drop(self, unit: str) -> None:
-        """A unit was loaded or unloaded: its files are read again when they are needed."""
+        """Forget the files of a unit that was loaded or unloaded. They are read again when needed."""
         self._load.units.pop(unit, None)
 
     def _directory_load(self) -> Load:
-        """A load of which only ``slices.d`` is read."""
+        """Return a load for which only ``slices.d`` has been read."""
         load = Load(files.of_directory(self._directory, self._load.slices))
         if not self._begun.is_set():
-            load.logged = self._load.logged  # all of that is one load, to readers of the log
+            load.logged = self._load.logged  # to readers of the log, this is still the first load
         load.tell(load.slices.mistakes)
         return load
 
     def tell(self, mistakes: Iterable[Mistake]) -> None:
-        """Something does not act."""
+        """Report settings that have no effect."""
         self._load.tell(mistakes)
 
     # Configuring groups
 
     def configure(self, slice_: Slice) -> None:
-        """Has a slice, and every one above it, configured on every GPU soon."""
+        """Have a slice, and every slice above it, configured on every GPU soon."""
         for gpu in self._controller.gpus:
             self._later(SliceOn(slice_, gpu))
 
@@ -286,7 +295,10 @@ class Units:
         return state.reading is (NO_UNIT if unit is None else self._load.units.get(unit))
 
     def _later(self, group: SliceOn) -> trio.Event:
-        """Has a slice, and every one above it, configured on a GPU soon; what is returned is set when that is done."""
+        """Have a slice, and every one above it, configured on a GPU soon.
+
+        Return an event that is set when that is done.
+        """
         done = self._jobs.get(group)
         if done is None:
             done = self._jobs[group] = trio.Event()
@@ -305,38 +317,38 @@ class Units:
             done.set()
 
     async def _configure_levels(self, load: Load, group: SliceOn) -> bool:
-        """Whether it was done, by the load that counts now."""
+        """Configure all levels, and return whether that was done with the current load."""
         levels = path_of(group.slice)
         await self._turns.turn()
         for level in levels:
-            self._reading(load, unit_of(level))  # all at once
+            self._reading(load, unit_of(level))  # start reading all of them at once
         for level in levels:
             reading = self._reading(load, unit_of(level))
             if not reading.done.is_set():
                 await reading.done.wait()
                 await self._turns.turn()
             if reading.settings is None:
-                await load.over.wait()  # which comes with the next connection
+                await load.over.wait()  # a new load comes with the next connection
             if load is not self._load:
                 return False
             await self._configure(load, reading, SliceOn(level, group.gpu))
         return load is self._load
 
     def is_plain(self, unit: str) -> bool:
-        """Whether a unit is known to ask for nothing."""
+        """Whether a unit is known to have no settings."""
         reading = self._load.units.get(unit)
         plain = reading is not None and reading.settings is not None and not reading.settings
         return plain and not self._load.slices.of_name(unit)
 
     async def unit(self, unit: str) -> Settings | None:
-        """What the files of a unit ask for, else ``slices.d`` by its name; None where its files cannot be read now."""
+        """Return the settings from a unit's files, else from ``slices.d``; None if the files cannot be read now."""
         load = self._load
         reading = self._reading(load, unit)
         await reading.done.wait()
         return None if reading.settings is None else reading.settings or load.slices.of_name(unit)
 
     def _reading(self, load: Load, unit: str | None) -> Reading:
-        """The files of a unit, read once a load."""
+        """Return the files of a unit, which are read once per load."""
         if unit is None or self._active is None:
             return NO_UNIT
         reading = load.units.get(unit)
@@ -357,15 +369,17 @@ class Units:
                 reading.settings, mistakes = await self._settings(unit, paths)
                 gpus = [gpu.info for gpu in self._controller.gpus.values()]
                 load.tell([*mistakes, *reading.settings.unknown(gpus)])
-            except Exception:  # whatever it says, others have what theirs say
+            except Exception:  # whatever one unit's files contain, other units get their settings
                 log.exception("%s: its files are not understood", unit)
                 reading.settings = Settings()
         finally:
             reading.done.set()
 
     async def _settings(self, unit: str, paths: Sequence[Path]) -> tuple[Settings, Sequence[Mistake]]:
-        """What the files of a unit ask for. Where they cannot be read for want of descriptors or memory, what it has
-        stays, and it is tried again."""
+        """Return the settings from the files of a unit, trying again while descriptors or memory are short.
+
+        Until that works the unit keeps its present settings.
+        """
         short = False
         while True:
             try:
@@ -376,7 +390,7 @@ class Units:
             await trio.sleep(SHORT_S)
 
     async def _configure(self, load: Load, reading: Reading, group: SliceOn) -> None:
-        """Writes what is asked for on one group, and back to its default what was and is not any more."""
+        """Write the settings of one group, and the defaults of properties that have no setting any more."""
         slice_ = group.slice
         entry = self._population.slice_entry(slice_)
         if entry is None:
@@ -386,7 +400,7 @@ class Units:
             return
         async with state.turn:
             if state.load is load and state.reading is reading:
-                return  # another has done it meanwhile
+                return  # another task has done it in the meantime
             info = self._controller.gpus[group.gpu].info
             by_path, by_unit = load.slices.of(slice_), reading.settings or Settings()
             load.tell(by_path.unknown(gpu.info for gpu in self._controller.gpus.values()))
@@ -401,7 +415,7 @@ class Units:
                     return  # the slice is gone
                 finally:
                     if not kept and not self._is_held(slice_):
-                        self._population.let_go(slice_)  # to write on it has it stay, which no file asked for
+                        self._population.let_go(slice_)  # the write kept the slice in the tree, which no file asked for
                 load.tell(mistakes)
                 state.named = written | state.named & wanted.keys()
                 self._count(slice_, named=any(self._is_named(SliceOn(slice_, gpu)) for gpu in self._controller.gpus))
@@ -416,7 +430,7 @@ class Units:
         return state is not None and bool(state.named)
 
     def _count(self, slice_: Slice, *, named: bool) -> None:
-        """How many slices have something from files."""
+        """Update the number of slices with settings from files."""
         (self._named.add if named else self._named.discard)(slice_)
         self._controller.facts["units.configured"] = str(len(self._named))
 
@@ -428,4 +442,4 @@ def _read_already() -> Reading:
 
 
 NO_UNIT = _read_already()
-"""Of a cgroup that is no unit."""
+"""Reading for cgroups that are not units."""

@@ -1,4 +1,4 @@
-"""What files ask for a cgroup: assignments checked, merged, and chosen by GPU. Pure."""
+"""The settings of a cgroup: assignments checked, merged, and chosen by GPU. Pure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ggroupfs.text.properties import BY_NAME, PROPERTIES, text_of
 from ggroupfs.units.unitfile import Assignment, Place
 
 GPUS = "GPUs"
-"""The key that says which GPUs the others are for."""
+"""Key that restricts the other keys to some GPUs."""
 
 TIMEOUT = "TimeoutStartSec"
-"""The key, as services have it, that says how long a slice that was made ahead waits for its cgroup."""
+"""Key, as in services, for the time that a slice made ahead waits for its cgroup."""
 
 ALL = "all"
 GPU = re.compile(r"\d+|GPU-[0-9A-Za-z-]+", re.ASCII)
@@ -24,14 +24,14 @@ GPU = re.compile(r"\d+|GPU-[0-9A-Za-z-]+", re.ASCII)
 
 @attrs.frozen
 class Mistake:
-    """Something in a file that does not act, and why."""
+    """An entry of a file that has no effect, and the reason."""
 
     place: Place
-    """Where it stands; line 0 for the whole file."""
+    """Place of the entry; line 0 for the whole file."""
     key: str
-    """Of which assignment; empty where it has none."""
+    """Key of the assignment; empty if there is none."""
     reason: str
-    """In words."""
+    """Reason, in words."""
 
     def __str__(self) -> str:
         where = self.place if self.place.line else self.place.file
@@ -40,42 +40,42 @@ class Mistake:
 
 @attrs.frozen
 class Setting:
-    """One property that is asked for."""
+    """The setting of one property."""
 
     name: str
-    """The property."""
+    """Name of the property."""
     value: str
-    """As it stands in the file; empty for the default."""
+    """Value as written in the file; empty for the default."""
     place: Place
-    """Where it stands."""
+    """Place in the file."""
 
     def mistake(self, reason: str) -> Mistake:
-        """It does not act."""
+        """Return a mistake that says why this setting has no effect."""
         return Mistake(self.place, self.name, reason)
 
 
 @attrs.frozen
 class Settings:
-    """Everything that the files of one cgroup say together."""
+    """The combined settings from all files of one cgroup."""
 
     values: Mapping[str, Setting] = attrs.field(factory=dict)
-    """By property, in the order in which they are applied."""
+    """Settings by property, in the order in which they are applied."""
     gpus: frozenset[str] = frozenset()
-    """Indices and UUIDs of the GPUs that they are for; empty for all."""
+    """Indices and UUIDs of the GPUs to which they apply; empty for all GPUs."""
     chosen: Setting | None = None
-    """Where those GPUs are named."""
+    """Setting that names those GPUs."""
     timeout_ms: int | None = None
-    """How long a slice that was made ahead waits for its cgroup, milliseconds; None where that is not said."""
+    """Time that a slice made ahead waits for its cgroup, milliseconds; None if not given."""
 
     def __bool__(self) -> bool:
         return bool(self.values)
 
     def on(self, gpu: GpuInfo) -> Mapping[str, Setting]:
-        """The properties asked for on a GPU."""
+        """Return the settings for a GPU."""
         return self.values if not self.gpus or self.gpus & {str(gpu.index), gpu.uuid} else {}
 
     def unknown(self, gpus: Iterable[GpuInfo]) -> Sequence[Mistake]:
-        """GPUs that are named and are none of these."""
+        """Report the named GPUs that are not among these."""
         there = {name for gpu in gpus for name in (str(gpu.index), gpu.uuid)}
         if self.chosen is None:
             return []
@@ -83,10 +83,10 @@ class Settings:
 
 
 def merge(assignments: Iterable[Assignment], *, of_unit: bool = False) -> tuple[Settings, Sequence[Mistake]]:
-    """What assignments of one or more sections come to: the last one of a key that has sense counts. Those `of_unit`
-    have no time to wait.
+    """Merge the assignments of one or more sections; the last valid one of each key counts.
 
-    As systemd does it, one that has none is as if it were not there.
+    As in systemd, an invalid assignment is treated as absent, and reported. `of_unit` rejects TIMEOUT, which the slice
+    of a unit does not need.
     """
     found: dict[str, Setting] = {}
     mistakes: list[Mistake] = []

@@ -1,4 +1,4 @@
-"""systemd over D-Bus (org.freedesktop.systemd1(5)): which units there are, where their files and their cgroups are."""
+"""systemd over D-Bus (org.freedesktop.systemd1(5)): which units exist, and where their files and cgroups are."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ UNIT = f"{NAME}.Unit"
 PROPERTIES = "org.freedesktop.DBus.Properties"
 
 CONNECT_S = 2.0
-"""Seconds that a bus has to take us in."""
+"""Seconds within which the bus has to accept the connection."""
 
 ASKED = 32
-"""Units that are asked about at the same time, by two calls each at most: a bus refuses more calls than it has room
-for, 128 by default (dbus-daemon(1))."""
+"""Units queried at the same time, with two calls each at most: a bus refuses calls beyond its limit, which is 128 by
+default (dbus-daemon(1))."""
 
 GONE = (f"{NAME}.NoSuchUnit", "org.freedesktop.DBus.Error.UnknownObject", "org.freedesktop.DBus.Error.UnknownInterface")
-"""What is said of a unit that is not, or no longer, loaded."""
+"""Errors for a unit that is not loaded, or not any more."""
 
 IDLE = frozenset(("inactive", "failed"))
-"""ActiveState of a unit that does nothing."""
+"""Values of ActiveState for a unit that is not active."""
 
 SIGNALS = (
     *(f"type='signal',sender='{NAME}',interface='{NAME}.Manager',member='{m}'" for m in ("UnitNew", "UnitRemoved")),
@@ -49,14 +49,14 @@ SIGNALS = (
 )
 
 ENDINGS = tuple(f"_2e{kind[1:]}" for kind in KINDS)
-"""Of the objects of units that have a cgroup."""
+"""Suffixes of the object paths of units that have a cgroup."""
 
 LOST = (trio.EndOfChannel, trio.BrokenResourceError, trio.ClosedResourceError)
-"""What the connection says when the other end is gone."""
+"""Exceptions of a connection that was closed at the other end."""
 
 
 class Refused(Exception):
-    """The other end answers with an error, by this name and in these words."""
+    """An error reply from the other end, with its name and message."""
 
     def __init__(self, name: str, words: str) -> None:
         super().__init__(f"{name}: {words}")
@@ -65,27 +65,27 @@ class Refused(Exception):
 
 @attrs.define(eq=False)
 class Call:
-    """A method call under way."""
+    """A method call in progress."""
 
     then: Callable[[Unread], None] | None = None
-    """Takes an answer that is none of an error, before anything that came behind it is looked at."""
+    """Called with a successful reply before any message behind it is handled."""
     answered: trio.Event = attrs.field(factory=trio.Event)
-    """There is an answer, or will be none."""
+    """Set when there is a reply, or will be none."""
     reply: Unread | None = None
-    """The answer; None once the connection is lost."""
+    """Reply; None once the connection is lost."""
 
 
 @attrs.frozen
 class Systemd:
-    """The system manager: see :class:`ggroupfs.units.manager.Manager`."""
+    """The system manager, a :class:`ggroupfs.units.manager.Manager`."""
 
     address: str = "SYSTEM"
-    """The address of a bus (D-Bus Specification, "Server Addresses"), or the system bus."""
+    """Address of a bus (D-Bus Specification, "Server Addresses"), or SYSTEM for the system bus."""
     name: str = "systemd"
-    """Shown in ``ggroup.backend``."""
+    """Name shown in ``ggroup.backend``."""
 
     async def connect(self) -> Bus:
-        """OSError where there is no bus, or no systemd on it."""
+        """OSError if there is no bus, or no systemd on it."""
         try:
             with trio.fail_after(CONNECT_S):
                 connection = await open_dbus_connection(self.address)
@@ -100,26 +100,26 @@ class Systemd:
                     raise
                 connection.parser = Reader(connection.parser)
                 return Bus(connection, reply.body[0])
-        except Exception as error:  # of jeepney: many kinds, some in groups
+        except Exception as error:  # jeepney raises many kinds, some in groups
             raise ConnectionError(str(_first(error)) or type(error).__name__) from None
 
 
 class Bus:
-    """A connection: see :class:`ggroupfs.units.manager.Connection`.
+    """A connection to systemd, a :class:`ggroupfs.units.manager.Connection`.
 
-    An object of a unit is asked only while the unit is known to be loaded: to ask the path that a name makes would load
-    it, which would be told of as new, and asked for again.
+    A unit's object is queried only while the unit is known to be loaded. A query of the object path made from a name
+    would load the unit, systemd would report it as new, and it would be queried again.
     """
 
     def __init__(self, connection: DBusConnection, owner: str) -> None:
         self.answered = 0
         self._connection = connection
         self._outgoing: deque[tuple[int, Message]] = deque()
-        self._more = trio.Event()  # to be sent
+        self._more = trio.Event()  # set when there is something to send
         self._calls: dict[int, Call] = {}
-        self._places: dict[str, str] = {}  # the objects of units that are loaded
+        self._places: dict[str, str] = {}  # the objects of loaded units
         self._room = trio.CapacityLimiter(ASKED)
-        self._owner = owner  # the unique name of systemd: signals of others are none
+        self._owner = owner  # the unique name of systemd: signals from other senders are ignored
         self._lost = False
 
     async def run(self, tell: Callable[[News], None]) -> None:
@@ -141,13 +141,13 @@ class Bus:
                 await self._connection.aclose()
 
     def _give_up(self) -> None:
-        """The connection is lost: no call is answered any more."""
+        """Note that the connection is lost, and end all waiting calls."""
         self._lost = True
         for call in self._calls.values():
             call.answered.set()
 
     async def _send(self) -> None:
-        """Sends what there is to be sent."""
+        """Send queued messages."""
         while True:
             await self._more.wait()
             self._more = trio.Event()
@@ -158,7 +158,7 @@ class Bus:
                 except LOST as error:
                     log.debug("the bus: %r", error)
                     self._give_up()
-                    return  # the receiver finds so, too
+                    return  # the receiver notices this as well
 
     def _take(self, message: Unread, tell: Callable[[News], None]) -> None:
         call = self._calls.pop(message.header.fields.get(HeaderFields.reply_serial, 0), None)
@@ -177,9 +177,9 @@ class Bus:
         if member == "NameOwnerChanged" and sender == message_bus.bus_name:
             name, _, owner = message.body
             if name == NAME and owner != self._owner:
-                self._give_up()  # it was executed again, or is another: begin anew
+                self._give_up()  # systemd was re-executed, or is another one: start over
         elif sender != self._owner:
-            pass  # any program on the bus may send one to us
+            pass  # any program on the bus may send signals
         elif member == "PropertiesChanged":
             if fields.get(HeaderFields.path, "").endswith(ENDINGS):
                 self._changed(fields[HeaderFields.path], message, tell)
@@ -190,7 +190,7 @@ class Bus:
             name, place = message.body
             if name.endswith(KINDS):
                 known, self._places[name] = name in self._places, place
-                tell(News(name, loaded=not known))  # we may have asked for it before it was told of
+                tell(News(name, loaded=not known))  # a query may have loaded it before this signal
         elif member == "UnitRemoved":
             name, _ = message.body
             if name.endswith(KINDS):
@@ -208,7 +208,7 @@ class Bus:
             for rule in SIGNALS:
                 await self._reply(self._call(message_bus.AddMatch(rule)))
             if await self._reply(self._call(message_bus.GetNameOwner(NAME))) != (self._owner,):
-                raise ConnectionError(f"{NAME} is another")  # since then: nothing told us
+                raise ConnectionError(f"{NAME} is another")  # and its changes since then were not reported
             await self._reply(self._call(new_method_call(MANAGER, "Subscribe")))
         except Refused as error:
             raise ConnectionError(str(error)) from None
@@ -252,8 +252,10 @@ class Bus:
         return str(path)
 
     async def home(self, unit: str) -> str:
-        """The path of the cgroup where a unit is, or will be once it is started; empty for one that systemd cannot
-        start. It is loaded for that where it is not. ConnectionError."""
+        """Return the path of the cgroup where a unit is, or will be once started; empty if systemd cannot start it.
+
+        The unit is loaded for this if necessary. ConnectionError.
+        """
         try:
             place = await self._place(unit, "LoadUnit")
             name, state = await self._get(place, UNIT, "Id", "LoadState")
@@ -269,7 +271,7 @@ class Bus:
             raise ConnectionError(str(error)) from None
 
     async def _place(self, unit: str, method: str = "GetUnit") -> str:
-        """The object of a unit, which is to be loaded, or is loaded by the method."""
+        """Return the object of a unit, which has to be loaded already, or gets loaded by `method`."""
         async with self._room:
             call = self._call(
                 new_method_call(MANAGER, method, "s", (unit,)),
@@ -278,14 +280,14 @@ class Bus:
             return str((await self._reply(call))[0])
 
     async def _get(self, place: str, interface: str, *names: str) -> Sequence[Any]:
-        """Properties of an object."""
+        """Return properties of an object."""
         properties = Properties(DBusAddress(place, NAME, interface))
         async with self._room:
             calls = [self._call(properties.get(name)) for name in names]
             return [(await self._reply(call))[0][1] for call in calls]
 
     def _call(self, message: Message, then: Callable[[Unread], None] | None = None) -> Call:
-        """Calls soon."""
+        """Queue a method call."""
         serial, call = next(self._connection.outgoing_serial), Call(then)
         if self._lost:
             call.answered.set()
@@ -296,7 +298,7 @@ class Bus:
         return call
 
     async def _reply(self, call: Call) -> tuple[Any, ...]:
-        """What a method returns. Refused, or ConnectionError."""
+        """Return the result of a method. Refused, or ConnectionError."""
         await call.answered.wait()
         if call.reply is None:
             raise ConnectionError("the bus is gone")
@@ -310,12 +312,12 @@ class Bus:
 
 
 def _note(unit: str, error: Refused) -> None:
-    """A unit that is not loaded asks for nothing; operators should know of anything else."""
+    """Log an error about a unit. A unit that is not loaded has no settings; any other error deserves a warning."""
     log.log(logging.DEBUG if error.name in GONE else logging.WARNING, "%s: %s", unit, error)
 
 
 def name_at(path: str) -> str:
-    """The unit whose object this is, empty for none (sd_bus_path_decode(3))."""
+    """Return the unit with this object path; empty if there is none (sd_bus_path_decode(3))."""
     if not path.startswith(UNITS):
         return ""
     escaped = path.removeprefix(UNITS).encode()

@@ -1,4 +1,4 @@
-"""The syntax of unit files (systemd.syntax(7)): text to assignments, each with the place where it stands. Pure."""
+"""The syntax of unit files (systemd.syntax(7)): parses text into assignments with their places. Pure."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from pathlib import Path
 import attrs
 
 BLANKS = " \t\n\r"
-"""What systemd calls WHITESPACE."""
+"""Blanks; WHITESPACE in systemd."""
 
 END_OF_LINE = re.compile(r"\r\n|[\n\r\0]")
 
 
 @attrs.frozen
 class Place:
-    """Where something stands."""
+    """A place in a file."""
 
     file: Path
-    """The file."""
+    """Path of the file."""
     line: int
-    """Number of the line that it begins in, from 1."""
+    """Number of the first line, from 1."""
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}"
@@ -32,17 +32,17 @@ class Assignment:
     """One ``KEY=VALUE``."""
 
     section: str
-    """What is in the brackets above it, empty before the first. A header without its end is there with its bracket."""
+    """Section header without brackets, empty before the first one. An unterminated header keeps its bracket."""
     key: str
-    """Without blanks; of a line without a ``=``, that line."""
+    """Key without surrounding blanks; the whole line if it has no ``=``."""
     value: str | None
-    """Without blanks, empty to reset; None in a line without a ``=``."""
+    """Value without surrounding blanks, empty to reset; None for a line without a ``=``."""
     place: Place
-    """Where it is."""
+    """Place of the assignment."""
 
 
 def assignments(text: str, file: Path) -> Iterator[Assignment]:
-    """The assignments of a file, in their order. Whatever the text is, this has an answer."""
+    """Yield the assignments of a file, in order. Any text is accepted."""
     section = ""
     for number, line in _logical_lines(text):
         if line.startswith("["):
@@ -57,12 +57,12 @@ def assignments(text: str, file: Path) -> Iterator[Assignment]:
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines, without comments, where a backslash at the end takes the next one along: as config_parse() reads."""
+    """Yield logical lines without comments; a backslash at the end joins the next line, as in config_parse()."""
     whole, first = "", 0
     for number, line in enumerate(END_OF_LINE.split(text.removeprefix("\ufeff")), 1):
         line = line.lstrip(BLANKS)
         if line[:1] in ("#", ";") and line:
-            continue  # between two lines that belong together, too
+            continue  # also between two lines that are joined
         first = first or number
         if (len(line) - len(line.rstrip("\\"))) % 2:
             whole += line[:-1] + " "

@@ -1,8 +1,8 @@
-"""Messages of D-Bus whose bodies are read when somebody asks for them.
+"""D-Bus messages with bodies that are parsed only on demand.
 
-For a service that starts systemd tells of seven units by 4 KiB each, and of one of them, of two values, anybody here
-wants to know. jeepney by itself makes objects of all of it: measured, 336 us for a whole PropertiesChanged of 4 KiB,
-where the header alone takes 17 us.
+For every service that starts, systemd reports on seven units in messages of 4 KiB each, of which the daemon needs two
+values of one unit. jeepney on its own turns everything into objects: measured, 336 us for a complete PropertiesChanged
+of 4 KiB, where the header alone takes 17 us.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ MOST = 1 << 27
 
 
 NOTHING = re.compile(rb"(?<!\0\0\0)[\2-\xff](?=([ybnqiuxtdsogvha(){}]{0,253}\(\)[ybnqiuxtdsogvha(){}]{0,253})\0)")
-"""The length of a signature that has a structure of nothing in it. That takes no bytes: for jeepney, an array of it has
-no end. (What has three zeros before it is a string, with the length of a string.)"""
+"""Length byte of a signature that contains an empty structure. That occupies no bytes, so an array of it would never
+end for jeepney. (A byte after three zeros is excluded: it belongs to the length of a string.)"""
 
 
 class Malformed(ValueError):
-    """What came is no message, or not what its signature says."""
+    """The bytes are not a message, or do not match the message's signature."""
 
 
 @contextlib.contextmanager
 def _reading() -> Iterator[None]:
-    """What jeepney makes of what is no message are exceptions of many kinds."""
+    """Convert the many kinds of exceptions that jeepney raises for an invalid message to Malformed."""
     try:
         yield
     except Malformed:
@@ -42,7 +42,7 @@ def _reading() -> Iterator[None]:
 
 
 class Unread(Message):  # type: ignore[misc]  # jeepney has no types
-    """A message of which only the header was looked at."""
+    """A message of which only the header was parsed."""
 
     def __init__(self, raw: bytes) -> None:
         with _reading():
@@ -54,23 +54,22 @@ class Unread(Message):  # type: ignore[misc]  # jeepney has no types
 
     @cached_property
     def body(self) -> tuple[Any, ...]:
-        """What is in it. Malformed."""
+        """The parsed body. Malformed."""
         with _reading():
             return tuple(Message.from_buffer(self._raw).body)
 
     def named(self, name: str, kind: str) -> str | bytes | None:
-        """What the body has by a name, as in PropertiesChanged: a string (``s``) or bytes (``ay``); None for nothing.
-        Malformed.
+        """Return a value by name, as in PropertiesChanged: a string (``s``) or bytes (``ay``); None if missing.
 
-        It is found by its bytes: a string that long, and that variant behind it. No other string can look like that,
-        since there is no NUL in one.
+        It is found by its bytes: a string of that length and content, followed by the variant's signature. No other
+        string contains those bytes, since a string contains no NUL. Malformed.
         """
         u32 = struct.Struct(self.header.endianness.struct_code() + "I")
         found = u32.pack(len(name)) + name.encode() + b"\0" + bytes((len(kind),)) + kind.encode() + b"\0"
         at = self._raw.find(found, self._end)
         if at < 0:
             return None
-        at = (at + len(found) + 3) & ~3  # a length is aligned to what it is long
+        at = (at + len(found) + 3) & ~3  # a length is aligned to its own size
         with _reading():
             (length,) = u32.unpack_from(self._raw, at)
             value = self._raw[at + 4 : at + 4 + length]
@@ -80,7 +79,7 @@ class Unread(Message):  # type: ignore[misc]  # jeepney has no types
 
 
 class Reader(Parser):  # type: ignore[misc]
-    """jeepney's parser, that leaves bodies unread. It goes on where another stopped."""
+    """jeepney's parser, changed to leave bodies unparsed. It continues where another parser stopped."""
 
     def __init__(self, other: Parser) -> None:
         super().__init__()
@@ -89,12 +88,12 @@ class Reader(Parser):  # type: ignore[misc]
             self.add_data(other.buf.read(other.buf.bytes_buffered))
 
     def get_next_message(self) -> Unread | None:
-        """The next message that is whole, None where there is none. Malformed: there will be none any more."""
+        """Return the next complete message, or None. After Malformed there will be no further message."""
         with _reading():
             if self.bytes_desired() > 0:
                 if (self.next_msg_size or 0) > MOST:
                     raise Malformed("longer than a message can be")
                 return None
-        raw = self.buf.read(self.next_msg_size)  # which bytes_desired() has learnt
+        raw = self.buf.read(self.next_msg_size)  # set by bytes_desired()
         self.next_msg_size = None
         return Unread(raw)

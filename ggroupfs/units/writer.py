@@ -1,4 +1,4 @@
-"""Writes settings on a group, by the table that files are written by: what they refuse is refused here."""
+"""Writes settings on a group with the table of the control files, so the same values are refused."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ BY_CONTROL = {control.name: control for control in CONTROLS}
 async def write(
     controller: Controller, group: Group, wanted: Mapping[str, Setting], dropped: Iterable[str]
 ) -> tuple[set[str], list[Mistake]]:
-    """Writes what is wanted, and the default of properties that no file names any more.
+    """Write the wanted settings, and the defaults of `dropped` properties, which no file names any more.
 
-    Returns the properties that were written, and what was refused. OSError(ENODEV) when the group is gone.
+    Returns the properties written, and the refused settings. OSError(ENODEV) if the group is gone.
     """
     written: set[str] = set()
     for name in dropped:
         await _write_one(controller, group, name, "")
     refused: dict[str, OSError] = {}
-    # Twice, since one limit may be in the way of another: a high that swap.max has no room for, yet.
+    # Twice, since one limit may block another: for example a high limit that the old swap.max has no room for.
     for names in (list(wanted), refused):
         for name in list(names):
             if error := await _write_one(controller, group, name, wanted[name].value):
@@ -37,7 +37,7 @@ async def write(
 
 
 async def _write_one(controller: Controller, group: Group, name: str, value: str) -> OSError | None:
-    """What kept it from being written."""
+    """Write one property, and return the error that prevented it."""
     capacity = controller.gpus[group.gpu].info.capacity
     control, text = text_of(name, value, capacity)
     row = BY_CONTROL[control]
@@ -50,7 +50,8 @@ async def _write_one(controller: Controller, group: Group, name: str, value: str
         if error.errno == errno.ENODEV:
             raise
         if error.errno in (errno.EBUSY, errno.EAGAIN) and row.show is not None:
-            # One that stands already, as of a daemon before, and that the group is over for now, is asked for still.
+            # A value already in force is still requested, even if the group exceeds it now, as after a restart of the
+            # daemon.
             return None if row.parse(row.show(controller, group).strip()) == asked else error
         return error
     return None

@@ -1,1 +1,1 @@
-"""The view from outside: what reads a mounted tree, and how that is shown. It imports nothing of fs."""
+"""The view from outside: reads a mounted tree and formats it for output. It imports nothing from fs."""

@@ -1,6 +1,6 @@
-"""Accounts: what slices have used of GPUs, ever, as a table for people and for programs. Pure.
+"""Accounts: the total GPU use of slices, as a table for people and for programs. Pure.
 
-A slice's figures have those of the slices in it, so a total adds up the outermost slices alone.
+The figures of a slice include those of the slices in it, so the total adds up the outermost slices only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ggroupfs.view.columns import NOT_TOLD, human, readable
 from ggroupfs.view.figures import Figures
 
 TOTAL = "total"
-"""Name of the line of totals. The path of a slice begins with a slash."""
+"""Name of the line of totals. It cannot be the path of a slice, which begins with a slash."""
 
 
 @attrs.frozen
@@ -31,9 +31,9 @@ class Account:
     gpu: int
     """Index of the GPU."""
     figures: Figures
-    """What it has used."""
+    """Figures of its use."""
     outermost: bool
-    """Whether no slice above it is told as well: what the total adds up."""
+    """Whether no slice above it is in the list; only such slices enter the total."""
 
     @property
     def is_idle(self) -> bool:
@@ -50,21 +50,21 @@ class Figure:
     heading: str
     """Heading in the table for people."""
     fields: tuple[str, ...]
-    """Fields of :class:`Figures`, of which the first one that is known counts."""
+    """Fields of :class:`Figures`; the first known one counts."""
     text: Callable[[float], str]
-    """The value for people."""
+    """Formats a value for people."""
     unit: float = 1
-    """What one of the field is, in the unit of the column."""
+    """Factor from the unit of the field to that of the column."""
     adds_up: bool = True
-    """Whether the figures of two slices have a sum: peaks have none, as they were at different times."""
+    """Whether the figures of two slices can be added; peaks cannot, as they were reached at different times."""
 
     def of(self, figures: Figures) -> float | None:
-        """Return the figure of a slice; None where the machine cannot tell it."""
+        """Return the figure of a slice; None if the machine cannot tell it."""
         known = [value for field in self.fields if (value := getattr(figures, field)) is not None]
         return known[0] * self.unit if known else None
 
     def total(self, accounts: Iterable[Account]) -> float | None:
-        """Return the sum over the outermost slices of those of which it is known; None where there is none."""
+        """Return the sum of the known figures of the outermost slices; None if there is none."""
         each = [self.of(account.figures) for account in accounts if account.outermost and self.adds_up]
         known = [value for value in each if value is not None]
         return sum(known) if known else None
@@ -83,17 +83,17 @@ PEAK = Figure("peak_bytes", "PEAK", ("peak",), human, adds_up=False)
 SWAP_PEAK = Figure("swap_peak_bytes", "SWAP PEAK", ("swap_peak",), human, adds_up=False)
 
 FIGURES = (BUSY, RESIDENT, ESTIMATED, HELD, PEAK, SWAP_PEAK)
-"""Columns of figures, in their order."""
+"""Columns of figures, in order."""
 
 FIELDS = frozenset(("since", *(field for figure in FIGURES for field in figure.fields)))
-"""Fields of :class:`Figures` that are needed."""
+"""Fields of :class:`Figures` that the accounts need."""
 
 ORDERS: Mapping[str, Figure | None] = {"busy": BUSY, "gpu": RESIDENT, "memory": HELD, "peak": PEAK, "name": None}
-"""What accounts can be sorted by: a figure, the largest first, or the path."""
+"""Sort orders: a figure, largest first, or the path."""
 
 
 def arranged(accounts: Iterable[Account], order: str) -> Sequence[Account]:
-    """Return accounts by one of ORDERS; what is not known comes last, and what is the same goes by path and GPU."""
+    """Return accounts in one of ORDERS. Unknown figures come last, and equal ones are ordered by path and GPU."""
     figure = ORDERS[order]
 
     def key(account: Account) -> tuple[Any, ...]:
@@ -104,7 +104,7 @@ def arranged(accounts: Iterable[Account], order: str) -> Sequence[Account]:
 
 
 def as_text(accounts: Sequence[Account]) -> str:
-    """Return a table for people. A column of which nothing is known is left out."""
+    """Return a table for people. A column without any known figure is left out."""
     figures = [one for one in FIGURES if any(one.of(account.figures) is not None for account in accounts)]
     rows = [["SLICE", "GPU", "SINCE", *(figure.heading for figure in figures)]]
     for account in accounts:
@@ -120,12 +120,12 @@ def as_text(accounts: Sequence[Account]) -> str:
 
 
 def _local(since: int | None) -> str:
-    """Return a time for people, to the minute, by the clock on the wall."""
+    """Format a time for people: local time, to the minute."""
     return NOT_TOLD if since is None else f"{datetime.datetime.fromtimestamp(since):%Y-%m-%d %H:%M}"
 
 
 def _utc(since: int | None) -> str | None:
-    """Return a time for programs (RFC 3339)."""
+    """Format a time for programs (RFC 3339)."""
     return None if since is None else f"{datetime.datetime.fromtimestamp(since, datetime.UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
@@ -134,7 +134,7 @@ def _cell(figure: Figure, value: float | None) -> str:
 
 
 def as_csv(accounts: Sequence[Account]) -> str:
-    """Return CSV with a line of headings and, last, the totals (RFC 4180). What is not known is empty."""
+    """Return CSV with a header line and, at the end, a line of totals (RFC 4180). Unknown figures are empty."""
     names = ("slice", "gpu", "outermost", *WORDS, "since", *(figure.name for figure in FIGURES))
     text = io.StringIO()
     writer = csv.DictWriter(text, names, restval="")
@@ -146,17 +146,17 @@ def as_csv(accounts: Sequence[Account]) -> str:
 
 
 def as_json(accounts: Sequence[Account]) -> str:
-    """Return an object with the slices and the totals. What is not known is null."""
+    """Return a JSON object with the slices and the totals. Unknown figures are null."""
     found = {"slices": [_record(account) for account in accounts], TOTAL: _totals(accounts)}
     return json.dumps(found, indent=2) + "\n"
 
 
 FORMATS: Mapping[str, Callable[[Sequence[Account]], str]] = {"text": as_text, "csv": as_csv, "json": as_json}
-"""How accounts are told."""
+"""Output formats by name."""
 
 
 def _record(account: Account) -> Mapping[str, Any]:
-    """Return all that is told of a slice, for programs."""
+    """Return the record of a slice, for programs."""
     path = account.slice.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     found: dict[str, Any] = {"slice": path, "gpu": account.gpu, "outermost": account.outermost}
     found |= {**origin(account.slice), "since": _utc(account.figures.since)}

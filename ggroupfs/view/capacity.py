@@ -1,7 +1,8 @@
-"""The capacity of a node: what an engine that places jobs on many nodes needs of this one, in the forms they take.
+"""The capacity of a node, in the formats of engines that place jobs on many nodes.
 
-Engines keep the books of what they have given out themselves; they need what there is to give (memory and share), what
-is free now, and whether it can be had: a GPU that is lost has no capacity, and features say what is enforced.
+Such engines keep account of what they have given out themselves. They need to know what there is to give (memory and
+share), what is free now, and whether it is usable: a lost GPU has no capacity, and the list of enforced controls says
+which limits take effect.
 """
 
 from __future__ import annotations
@@ -15,43 +16,43 @@ import attrs
 from ggroupfs.client import content, flat, numbers, require_tree
 
 GIB = 1 << 30
-"""Bytes of what engines count in, as some take whole numbers alone."""
+"""Bytes per unit of memory in the formats of engines, some of which accept whole numbers only."""
 SHARE = 100
-"""Share of one GPU: percent."""
+"""Share of one GPU, percent."""
 
 
 @attrs.frozen
 class Capacity:
-    """What a node has."""
+    """The capacity of a node."""
 
     gpus: int
-    """GPUs that are there."""
+    """Number of GPUs that are present."""
     lost: Sequence[int]
-    """Indices of those that are lost."""
+    """Indices of the lost GPUs."""
     models: Sequence[str]
-    """Product names of those that are there, each once."""
+    """Product names of the present GPUs, without duplicates."""
     memory_bytes: int
-    """Memory of those that are there."""
+    """Memory of the present GPUs, bytes."""
     free_bytes: int
-    """What of it no program holds."""
+    """Part of that memory which no program holds, bytes."""
     free_most_bytes: int
-    """The most that is free on one of them."""
+    """Largest free memory on a single GPU, bytes."""
     enforced: Sequence[str]
-    """Controls that act here (`ggroup.capabilities`)."""
+    """Controls that are enforced here (`ggroup.capabilities`)."""
 
     @property
     def share(self) -> int:
-        """Share that there is to give, percent of a GPU."""
+        """Total share that can be given out, percent of a GPU."""
         return self.gpus * SHARE
 
     @property
     def healthy(self) -> bool:
-        """Whether a GPU is there, and none is lost."""
+        """Whether a GPU is present and none is lost."""
         return self.gpus > 0 and not self.lost
 
 
 def capacity(mount: Path) -> Capacity:
-    """Return that of the node on which a tree is mounted. FileNotFoundError where there is none."""
+    """Return the capacity of the node on which a tree is mounted. FileNotFoundError if there is no tree."""
     require_tree(mount)
     there, lost, models, memory, free = 0, [], set(), 0, [0]
     for index in numbers(mount / "gpus"):
@@ -70,22 +71,22 @@ def capacity(mount: Path) -> Capacity:
 
 
 def as_json(node: Capacity) -> str:
-    """Return all of it, as an object."""
+    """Return the whole record as a JSON object."""
     return json.dumps({**attrs.asdict(node), "share": node.share, "healthy": node.healthy}, indent=2)
 
 
 def as_ray(node: Capacity) -> str:
-    """Return what `ray start --resources=` takes: an object of numbers."""
+    """Return the argument of `ray start --resources=`: a JSON object of numbers."""
     return json.dumps({"ggroup_gib": node.memory_bytes // GIB, "ggroup_share": node.share})
 
 
 def as_dask(node: Capacity) -> str:
-    """Return what `dask worker --resources` takes: names and numbers."""
+    """Return the argument of `dask worker --resources`: names and numbers."""
     return f"GGROUP_GIB={node.memory_bytes // GIB} GGROUP_SHARE={node.share}"
 
 
 def as_condor(node: Capacity) -> str:
-    """Return what a hook of STARTD_CRON prints: attributes of the machine's ClassAd, a line each, and a dash."""
+    """Return the output of a STARTD_CRON hook: one ClassAd attribute of the machine per line, and a dash at the end."""
     found = {
         "GGroupGpus": node.gpus,
         "GGroupHealthy": node.healthy,
@@ -105,4 +106,4 @@ FORMS: Mapping[str, Callable[[Capacity], str]] = {
     "dask": as_dask,
     "condor": as_condor,
 }
-"""Forms by name."""
+"""Output formats by name."""

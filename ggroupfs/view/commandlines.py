@@ -1,7 +1,8 @@
-"""The full command lines of processes, which a process can have its readers wait for.
+"""Reads the full command lines of processes, although a process can make its readers wait.
 
-The kernel reads them from the memory of the process: a page of that which comes from a file system of its own, or from
-userfaultfd(2), comes when the process likes. So they are read in a thread that is left behind where one does not come.
+The kernel reads a command line from the memory of the process. A page backed by a filesystem of the process's own, or
+by userfaultfd(2), arrives whenever the process likes. So the reading happens in a thread, which is abandoned if the
+page does not arrive.
 """
 
 from __future__ import annotations
@@ -15,27 +16,27 @@ import attrs
 from backend.process import procfs
 
 PATIENCE_S = 0.5
-"""Seconds that a command line may take, before its process is never asked again."""
+"""Seconds that one command line may take; a slower process is never asked again."""
 STUCK_MOST = 8
-"""Threads that wait for a process, at most: with so many, no command line is read any more."""
+"""Threads that may wait for a process; once so many do, no command line is read any more."""
 
 Key = tuple[int, int]
-"""Pid, and the number that tells the process from another one of that pid."""
+"""Pid, and the number that distinguishes the process from others with that pid."""
 
 
 @attrs.define
 class Batch:
-    """What one thread reads, from first to last."""
+    """The processes that one thread reads, in order."""
 
     keys: Sequence[Key]
-    """The processes."""
+    """Processes to read."""
     answers: queue.SimpleQueue[str | None] = attrs.field(factory=queue.SimpleQueue)
-    """A command line for each, in their order; None for one that cannot be read."""
+    """Command line of each process, in the same order; None for one that cannot be read."""
     abandoned: bool = False
-    """Whether nothing waits for the rest."""
+    """Whether the caller has stopped waiting for the rest."""
 
     def work(self) -> None:
-        """The thread."""
+        """Read all command lines; this is the body of the thread."""
         for pid, _ in self.keys:
             if self.abandoned:
                 return
@@ -47,13 +48,13 @@ class Batch:
 
 
 class CommandLines:
-    """Reads command lines, and remembers which processes do not let theirs be read."""
+    """Reads command lines, and remembers the processes whose command lines cannot be read in time."""
 
     def __init__(self) -> None:
         self._stuck: set[Key] = set()
 
     def read(self, keys: Iterable[Key]) -> Mapping[Key, str]:
-        """Return the command lines of processes, but of those that have none, have ended or have us wait."""
+        """Return the command lines of processes, without those that are empty, gone, or not read in time."""
         found: dict[Key, str] = {}
         left = [key for key in keys if key not in self._stuck]
         while left and len(self._stuck) < STUCK_MOST:

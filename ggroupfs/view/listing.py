@@ -1,4 +1,4 @@
-"""The lines of the screen of ``ggroupfs top``, which scroll. Textual's own table would make text of all of them."""
+"""The scrolling list of ``ggroupfs top``. Textual's own table would format every line, visible or not."""
 
 from __future__ import annotations
 
@@ -21,52 +21,52 @@ FROZEN = Style(color="#56b4e9")
 
 
 class Listing(ScrollView, can_focus=True):
-    """The lines. Only those that are seen are ever made into text: ten thousand cost what twenty do."""
+    """The list. Only visible lines are formatted, so ten thousand lines cost as much as twenty."""
 
     class Resized(Message):
-        """Other columns fit."""
+        """Sent when other columns fit into the width."""
 
     def __init__(self) -> None:
         super().__init__()
         self.lines: Sequence[Line] = ()
-        """What there is."""
+        """All lines."""
         self.at = 0
-        """Which of them is chosen."""
+        """Index of the selected line."""
         self.folded: set[str] = set()
-        """Keys of the nodes whose inside is not shown."""
+        """Keys of the nodes whose children are hidden."""
         self.wanted: columns.Column | None = None
-        """The column that is shown in any case: what the lines are sorted by."""
+        """The column that is shown in any case, because the lines are sorted by it."""
         self.least = columns.LABEL_LEAST
-        """Characters that names get before there are columns."""
+        """Least width for names before columns are added, characters."""
 
     @property
     def chosen(self) -> Line | None:
-        """The line that the keys act on."""
+        """The selected line, on which the keys act."""
         return self.lines[self.at] if self.at < len(self.lines) else None
 
     @property
     def columns(self) -> Sequence[columns.Column]:
-        """Those that there is room for."""
+        """The columns that fit into the width."""
         width = self.scrollable_content_region.width
         return columns.fitting(width, columns.LIVE, self.wanted, self.least)
 
     def show(self, found: Sequence[Line]) -> None:
-        """Other lines; what was chosen stays so, wherever it is now."""
+        """Replace the lines. The selection stays on its node, wherever that is now."""
         at, before = self.at, self.chosen.node.key if self.chosen else None
         self.lines = found
         places = (place for place, line in enumerate(found) if line.node.key == before)
         self.at = next(places, min(self.at, max(len(found) - 1, 0)))
         self.virtual_size = Size(self.scrollable_content_region.width, len(found))
-        if self.at != at:  # else it is where the wheel may have left it
+        if self.at != at:  # otherwise keep the position set by the mouse wheel
             self._reveal()
         self.refresh()
 
     def headings(self) -> str:
-        """What is above the lines."""
+        """Return the line of headings."""
         return self._row("", [column.heading for column in self.columns])
 
     def render_line(self, y: int) -> Strip:
-        """One line of what is seen."""
+        """Return one visible line."""
         place, width = y + self.scroll_offset.y, self.scrollable_content_region.width
         if place >= len(self.lines):
             return Strip.blank(width, self.rich_style)
@@ -82,7 +82,7 @@ class Listing(ScrollView, can_focus=True):
         return Strip([Segment(text, style)], width)
 
     def _row(self, label: str, cells: Sequence[str]) -> str:
-        """Names to the left, cut where they are too long, and the cells beside."""
+        """Return a name on the left, cut if it is too long, with the cells next to it."""
         beside = "".join(
             " " + column.aligned(cell, column.width) for column, cell in zip(self.columns, cells, strict=True)
         )
@@ -93,29 +93,29 @@ class Listing(ScrollView, can_focus=True):
         return set_cell_size(set_cell_size(label, room) + beside, width)
 
     def on_resize(self, _: events.Resize) -> None:
-        """Another size has room for other columns."""
+        """Adapt the columns to another size."""
         self.virtual_size = Size(self.scrollable_content_region.width, len(self.lines))
         self._reveal()
         self.post_message(self.Resized())
 
     def on_click(self, event: events.Click) -> None:
-        """Chooses what is pointed at."""
+        """Select the line under the mouse."""
         self._choose(event.y + self.scroll_offset.y)
 
     def move(self, by: int) -> None:
-        """Up and down."""
+        """Move the selection by a number of lines."""
         self._choose(self.at + by)
 
     def page(self, by: int) -> None:
-        """As far as is seen at once."""
+        """Move the selection by a number of pages."""
         self._choose(self.at + by * max(self.scrollable_content_region.height - 1, 1))
 
     def edge(self, end: bool) -> None:
-        """The first, the last."""
+        """Move the selection to the first or the last line."""
         self._choose(len(self.lines) if end else 0)
 
     def fold(self, fold: bool | None) -> None:
-        """Hides what is in the node that is chosen, or shows it; None: the other of both."""
+        """Hide or show the children of the selected node; None toggles."""
         if self.chosen is None or not self.chosen.node.children:
             return
         key = self.chosen.node.key

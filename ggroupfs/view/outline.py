@@ -1,4 +1,4 @@
-"""A snapshot as people think of it: GPUs, the slices on them, and in those their processes. Pure."""
+"""Turns a snapshot into an outline for people: GPUs, the slices on them, and the processes in those. Pure."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ Use = GpuUse | SliceUse | ProcessUse
 
 
 Identity = tuple[str, int]
-"""Directory of a node, and of a process the inode of that."""
+"""Directory of a node, and for a process the inode of that directory (0 for other nodes)."""
 
 HISTORY_MOST = 8
-"""Passes that a history is of, at most."""
+"""Largest number of passes in a history."""
 
 
 @attrs.frozen
 class Node:
-    """A GPU, a slice on it or a process on it, and what is in it."""
+    """A GPU, or a slice or process on it, with its children."""
 
     use: Use
-    """What the tree says of it."""
+    """Record of the node in the snapshot."""
     label: str
-    """What it is called between its neighbours."""
+    """Name among its siblings."""
     figures: Figures
-    """Its figures; of a GPU, its memory."""
+    """Figures of the node; for a GPU, those of its memory."""
     rates: Rates
-    """Its own, or the sum over the processes in it."""
+    """Rates of the node, or their sum over the processes in it."""
     children: tuple[Node, ...] = ()
-    """What is in it."""
+    """Nodes in this one."""
     history: tuple[float | None, ...] = ()
-    """Its share of the GPU in the last passes, the latest one last."""
+    """Shares of the GPU in the last passes, oldest first."""
 
     @property
     def key(self) -> str:
-        """Its directory, which no other node has."""
+        """Directory of the node, which is unique."""
         return self.use.directory
 
     @property
     def identity(self) -> Identity:
-        """What it is told by between two passes: a process of a pid that was recycled is another one."""
+        """Identity of the node across passes: a process with a recycled pid is another one."""
         return self.key, self.use.inode if isinstance(self.use, ProcessUse) else 0
 
 
@@ -56,15 +56,15 @@ class Line:
     """A line of the outline."""
 
     prefix: str
-    """The branches that lead to it."""
+    """Branches drawn before the label."""
     node: Node
-    """What it is about."""
+    """Node of the line."""
     folded: bool
-    """Whether there is something in it that is not shown."""
+    """Whether the node has children that are hidden."""
 
 
 def _descending(field: str) -> Callable[[Node], tuple[Any, ...]]:
-    """By a figure or a rate, the largest first and what is not known last."""
+    """Return a sort key by a figure or a rate, largest first and unknown last."""
 
     def key(node: Node) -> tuple[Any, ...]:
         value = getattr(node.rates if hasattr(node.rates, field) else node.figures, field)
@@ -74,25 +74,25 @@ def _descending(field: str) -> Callable[[Node], tuple[Any, ...]]:
 
 
 def _by_name(node: Node) -> tuple[Any, ...]:
-    """Slices by path, then processes by pid: what is the same in two frames is in the same order in both."""
+    """Sort key: slices by path, then processes by pid, so that the order is the same in every frame."""
     use = node.use
     return (1, use.pid, use.gpu) if isinstance(use, ProcessUse) else (0, node.key)
 
 
 def _by_priority(node: Node) -> tuple[Any, ...]:
-    """The first to be served first: 0."""
+    """Sort key: the highest priority, 0, first."""
     priority = node.figures.priority
     return (priority is None, priority or 0, *_by_name(node))
 
 
 def _by_user(node: Node) -> tuple[Any, ...]:
-    """By the name of the user; what is no process last."""
+    """Sort key: the name of the user, with nodes other than processes last."""
     user = node.use.user if isinstance(node.use, ProcessUse) else ""
     return (not user, user, *_by_name(node))
 
 
 NO_PAST: Mapping[Identity, Sequence[float | None]] = {}
-"""What is known before the first pass."""
+"""The past before the first pass."""
 
 ORDERS: Mapping[str, Callable[[Node], tuple[Any, ...]]] = {
     "pid": _by_name,
@@ -104,7 +104,7 @@ ORDERS: Mapping[str, Callable[[Node], tuple[Any, ...]]] = {
     "priority": _by_priority,
     "user": _by_user,
 }
-"""What siblings can be sorted by."""
+"""Sort orders of siblings."""
 
 
 def build(
@@ -114,8 +114,11 @@ def build(
     unused: bool = True,
     past: Mapping[Identity, Sequence[float | None]] = NO_PAST,
 ) -> tuple[Node, ...]:
-    """A node for each GPU, unsorted, with everything that is on it. Without `unused`, a process is left out on GPUs
-    that it does not use, where it uses another one. `past` has the shares before this pass."""
+    """Return a node for each GPU, unsorted, with everything on that GPU.
+
+    Without `unused`, a process that uses some GPU is left out on the GPUs that it does not use. `past` holds the shares
+    of earlier passes.
+    """
     slices: dict[int, dict[str, SliceUse]] = defaultdict(dict)
     for slice_ in snapshot.slices:
         slices[slice_.gpu][slice_.path] = slice_
@@ -129,22 +132,25 @@ def build(
 
 
 def _using(processes: Iterable[ProcessUse]) -> Iterator[ProcessUse]:
-    """Those on GPUs that they use: `ggroupfs run` makes a directory for every GPU, and most programs use one."""
+    """Processes on GPUs that they use: `ggroupfs run` makes a directory for every GPU, and most programs use one."""
     every = list(processes)
     somewhere = {(one.pid, one.inode) for one in every if _uses(one)}
     yield from (one for one in every if _uses(one) or (one.pid, one.inode) not in somewhere)
 
 
 def _uses(process: ProcessUse) -> bool:
-    """Whether it has a context or memory there. What is not told counts as one."""
+    """Whether a process has a context or memory on the GPU. An unknown figure counts as a context."""
     figures = process.figures
     return figures.populated is not False or bool(figures.current or figures.swap)
 
 
 def _with_history(top: Node, past: Mapping[Identity, Sequence[float | None]]) -> Node:
-    """The node and all below, each with its shares up to now. A cgroup can be deeper than Python recurses."""
+    """Add the shares up to now to a node and all below.
+
+    Iterative, as cgroups can be nested deeper than Python recurses.
+    """
     ready: dict[str, Node] = {}
-    for node in reversed([*_walk([top])]):  # what is in it before it
+    for node in reversed([*_walk([top])]):  # children before their parent
         shares = (*past.get(node.identity, ()), node.rates.share)[-HISTORY_MOST:]
         children = tuple(ready.pop(child.key) for child in node.children)
         ready[node.key] = attrs.evolve(node, history=shares, children=children)
@@ -161,11 +167,11 @@ def _gpu(
 ) -> Node:
     inside: dict[str, list[Node]] = defaultdict(list)
     for path, nodes in processes.items():
-        # A process whose slice is not in the snapshot, as it moved while it was taken, is where that would be.
+        # The slice may be missing, if the process moved during the pass; then the next slice above takes its place.
         inside[next((above for above in _upwards(path) if above in slices), "/")] += nodes
-    for path, slice_ in reversed([*slices.items()]):  # what is in a slice comes after it
+    for path, slice_ in reversed([*slices.items()]):  # a slice comes before the slices in it
         children = tuple(inside[path])
-        # It belongs to every GPU, but is shown where it matters; one that is empty everywhere was made for something.
+        # Every slice is on every GPU. Show it where it holds something or has settings, or if it is empty everywhere.
         if children or path not in used or _is_set(slice_.figures):
             above = path.rpartition("/")[0] or "/"
             sum_ = total(child.rates for child in children)
@@ -180,7 +186,7 @@ def _gpu(
 
 
 def _upwards(path: str) -> Iterator[str]:
-    """The slice and those above it, the root of all left out."""
+    """Yield a slice and those above it, without the root."""
     while path.strip("/"):
         yield path
         path = path.rpartition("/")[0]
@@ -191,7 +197,7 @@ def _is_set(figures: Figures) -> bool:
 
 
 def _sum(values: Iterable[int | None]) -> int | None:
-    """A sum that is as unknown as its parts."""
+    """Return a sum; None if any part is unknown."""
     parts = list(values)
     known = [part for part in parts if part is not None]
     return sum(known) if len(known) == len(parts) else None
@@ -200,16 +206,16 @@ def _sum(values: Iterable[int | None]) -> int | None:
 def lines(
     nodes: Iterable[Node], order: str, folded: Collection[str] = (), pattern: str = "", *, flat: bool = False
 ) -> list[Line]:
-    """The nodes from top to bottom, siblings sorted; only what `pattern` is in, and what is above or below of that.
+    """Return the nodes from top to bottom, siblings sorted: those that match `pattern`, and all above and below.
 
-    `flat` has the processes alone, in one order.
+    `flat` returns only the processes, in one order.
     """
     shown = [node for node in map(lambda node: _matching(node, pattern.casefold()), nodes) if node is not None]
     if flat:
         every = [node for node in _walk(shown) if isinstance(node.use, ProcessUse)]
         return [Line("", node, False) for node in sorted(every, key=ORDERS[order])]
     found = []
-    # (node, the branches before it, the branches before what is in it), the next one last
+    # (node, branches before it, branches before its children); the last entry is next
     waiting = [(node, "", "") for node in reversed(shown)]
     while waiting:
         node, prefix, below = waiting.pop()
@@ -235,7 +241,7 @@ def _walk(nodes: Iterable[Node]) -> Iterator[Node]:
 
 
 def _matching(node: Node, pattern: str) -> Node | None:
-    """The node with what matches in it; None where nothing does. A GPU is no match: its name would let all through."""
+    """Return a node reduced to what matches; None if nothing does. GPUs are not matched: all would."""
     if not isinstance(node.use, GpuUse) and pattern in node.label.casefold():
         return node
     children = tuple(child for child in (_matching(child, pattern) for child in node.children) if child is not None)

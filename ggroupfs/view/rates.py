@@ -1,4 +1,4 @@
-"""What happened between two passes over a tree, per second. Pure."""
+"""Computes rates per second from two passes over a tree. Pure."""
 
 from __future__ import annotations
 
@@ -10,31 +10,33 @@ from ggroupfs.view.figures import Figures
 from ggroupfs.view.snapshot import ProcessUse, Snapshot
 
 COUNTERS = ("finished", "gpu_usec", "swapin_bytes", "swapout_bytes", "throttled_usec")
-"""What is counted up, and needed for rates."""
+"""Fields of counters from which rates are made."""
 
 
 @attrs.frozen
 class Rates:
-    """Of a process, or of all in a slice or on a GPU. None: the machine does not tell, or it was not there before."""
+    """The rates of a process, or of all in a slice or on a GPU.
+
+    None if the machine cannot tell, or the process was not there before.
+    """
 
     kernels: float | None = None
-    """Kernels finished a second."""
+    """Kernels finished per second."""
     share: float | None = None
-    """Time on the engine, of all there was: 0 to 1, and a little over for what is read in a moment that passes."""
+    """Fraction of the time on the engine: 0 to 1, or slightly more, since reading the files takes time."""
     swapin: float | None = None
-    """Bytes moved to the GPU a second."""
+    """Bytes moved to the GPU per second."""
     swapout: float | None = None
-    """Bytes moved to the host a second."""
+    """Bytes moved to the host per second."""
     throttled: float | None = None
-    """Time for which it was kept from running, for its quota or the turn of another, of all there was: 0 to 1 for each
-    process."""
+    """Fraction of the time for which a quota or another's turn kept the process from running: 0 to 1 per process."""
 
 
 UNKNOWN = Rates()
 
 
 def between(before: Snapshot | None, after: Snapshot) -> Mapping[str, Rates]:
-    """Of each process in `after`, by its directory. One that was not there before is left out."""
+    """Return the rates of each process in `after`, by directory. A process missing from `before` is left out."""
     if before is None:
         return {}
     then = {process.directory: process for process in before.processes}
@@ -59,16 +61,16 @@ def _rates(before: ProcessUse, after: ProcessUse, seconds: float) -> Rates:
 
 
 def _rate(before: Figures, after: Figures, field: str, seconds: float) -> float | None:
-    """None also for a counter that went back: the books began anew."""
+    """Return a rate; None also for a counter that went back because the books began anew."""
     old, new = getattr(before, field), getattr(after, field)
     return None if old is None or new is None or new < old else (new - old) / seconds
 
 
 def total(parts: Iterable[Rates]) -> Rates:
-    """The sum over processes. One that is not known leaves its figure out of the sum, unless none of them is known.
+    """Return the sum over processes. An unknown rate is left out of the sum, unless all are unknown.
 
-    Members come and go: the rate of those that were there is the honest one, where a slice's own counters would jump
-    with each that joins it.
+    Members come and go, so the sum over those present throughout is accurate; a slice's own counters would jump
+    whenever a process joins.
     """
     every = list(parts)
 

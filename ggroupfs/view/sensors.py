@@ -1,8 +1,8 @@
-"""Temperature and power of the GPUs of a tree, as Prometheus metrics: by NVML, which is opened once and stays open.
+"""Exports the temperature and power of a tree's GPUs as Prometheus metrics, from NVML, which is opened once.
 
-The tree does not tell them, so the driver is asked. Each NVML that begins or ends has all other programs wait in the
-driver (docs/nvidia.md), so this is for an exporter that stays. A call can hang in the driver: it is left behind in its
-thread, and nothing is told until it comes back. A software GPU has no sensors.
+The tree does not contain these figures, so the driver is asked. Every NVML session that begins or ends makes all other
+programs wait in the driver (docs/nvidia.md), so this is for an exporter that keeps running. A call can hang in the
+driver; its thread is then abandoned, and no metrics are given until the call returns. A software GPU has no sensors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 ANSWER_S = 2.0
 """Seconds that the driver has to answer a scrape; the first call after it was loaded takes one."""
 RETRY_S = 60.0
-"""Seconds between two tries to open NVML where there is none."""
+"""Seconds between two attempts to open NVML."""
 TEMPERATURE = "ggroup_gpu_temperature_celsius"
 """Name of the metric."""
 POWER = "ggroup_gpu_power_watts"
@@ -40,29 +40,29 @@ TEMPERATURE_GPU = 0
 
 @attrs.frozen
 class Reading:
-    """What the sensors of one GPU say; None for one that is not there."""
+    """The sensor readings of one GPU; None for a missing sensor."""
 
     gpu: int
     """Index in the tree."""
     uuid: str
-    """Its stable name."""
+    """Stable name of the GPU."""
     celsius: float | None
     """Temperature of the die, degrees Celsius (nvmlDeviceGetTemperature)."""
     watts: float | None
-    """Power that it draws, watts (nvmlDeviceGetPowerUsage)."""
+    """Power draw, watts (nvmlDeviceGetPowerUsage)."""
 
 
 class SensorCollector(Collector):
-    """Asks NVML for each scrape, one at a time. `nvml` is what stands in for pynvml."""
+    """Reads NVML for each scrape, one scrape at a time. `nvml` replaces pynvml in tests."""
 
     def __init__(self, mount: Path, nvml: Any = None) -> None:
         self._mount, self._module = mount, nvml
         self._nvml: Any = None
-        self._next = 0.0  # time.monotonic() of the next try to open it
+        self._next = 0.0  # time.monotonic() of the next attempt to open it
         self._turn = threading.Lock()
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics that there are: none without NVML, and none while the driver hangs."""
+        """Yield the metrics that are available: none without NVML, and none while the driver hangs."""
         names = ("gpu", "uuid")
         temperature = GaugeMetricFamily(TEMPERATURE, "Temperature of the GPU (NVML).", labels=names)
         power = GaugeMetricFamily(POWER, "Power that the GPU draws (NVML).", labels=names)
@@ -75,7 +75,7 @@ class SensorCollector(Collector):
         yield from (metric for metric in (temperature, power) if metric.samples)
 
     def _readings(self) -> Sequence[Reading]:
-        if not self._turn.acquire(blocking=False):  # another scrape, or one that is left behind
+        if not self._turn.acquire(blocking=False):  # another scrape, or an abandoned one
             return ()
         answer: Future[Sequence[Reading]] = Future()
 
@@ -96,7 +96,7 @@ class SensorCollector(Collector):
             if facts_of(self._mount).get("gpu") != "nvidia":
                 return ()
             uuids = {gpu: content(self._mount / "gpus" / str(gpu) / "uuid") for gpu in numbers(self._mount / "gpus")}
-        except OSError:  # no tree answers: `ggroup_up` says so
+        except OSError:  # no tree answers, which `ggroup_up` reports
             return ()
         if not self._opened():
             return ()
@@ -108,7 +108,7 @@ class SensorCollector(Collector):
                 milliwatts = self._asked(self._nvml.nvmlDeviceGetPowerUsage, device)
                 found.append(Reading(gpu, uuid, celsius, None if milliwatts is None else milliwatts / 1000))
         if uuids and all(one.celsius is None and one.watts is None for one in found):
-            self._close()  # the driver may have been loaded anew, which a library that is open does not notice
+            self._close()  # the driver may have been reloaded, which an open library does not notice
         return found
 
     def _close(self) -> None:
@@ -117,7 +117,7 @@ class SensorCollector(Collector):
         self._nvml = None
 
     def _opened(self) -> bool:
-        """Whether NVML is open: it is tried now and then."""
+        """Return whether NVML is open. If not, try to open it, at most once every RETRY_S."""
         if self._nvml is None and time.monotonic() >= self._next:
             self._next = time.monotonic() + RETRY_S
             module = self._module or importlib.import_module("pynvml")
@@ -129,7 +129,7 @@ class SensorCollector(Collector):
         return self._nvml is not None
 
     def _asked(self, call: Callable[..., Any], *words: object) -> Any:
-        """What NVML answers; None for what this GPU does not tell, or while it is lost."""
+        """Return the result of an NVML call; None if this GPU does not support it, or is lost."""
         try:
             return call(*words)
         except self._nvml.NVMLError:

@@ -1,4 +1,4 @@
-"""One pass over a mounted tree, into records: its GPUs, slices and processes, with the figures that were asked for."""
+"""Takes a snapshot of a mounted tree in one pass: its GPUs, slices and processes, with the figures asked for."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ class GpuUse:
     """A GPU."""
 
     index: int
-    """Its index."""
+    """Index of the GPU."""
     uuid: str
-    """Its stable name."""
+    """Stable name."""
     name: str
     """Product name."""
     capacity: int
-    """Bytes of memory that it has."""
+    """Memory, bytes."""
     current: int
-    """Bytes that its processes have on it."""
+    """Memory held by its processes, bytes."""
     present: bool = True
-    """Whether it is there, and not lost."""
+    """Whether the GPU is present, and not lost."""
 
     @property
     def directory(self) -> str:
-        """Where it is, seen from the mountpoint."""
+        """Directory, relative to the mountpoint."""
         return f"gpus/{self.index}"
 
 
@@ -52,11 +52,11 @@ class SliceUse:
     gpu: int
     """Index of the GPU."""
     figures: Figures
-    """What its control files say."""
+    """Figures from its control files."""
 
     @property
     def directory(self) -> str:
-        """Where its control files are, seen from the mountpoint."""
+        """Directory of its control files, relative to the mountpoint."""
         return f"{slice_directory(self.path)}/{self.gpu}"
 
 
@@ -67,42 +67,43 @@ class ProcessUse:
     pid: int
     """Process id."""
     inode: int
-    """That of its directory: another process with the same pid has another one, and no number comes again."""
+    """Inode of its directory. Inodes are never reused, so this distinguishes processes with a recycled pid."""
     command: str
-    """Name of the program; `NOT_KNOWN` in another pid namespace than the daemon's, where others have those pids."""
+    """Name of the program; `NOT_KNOWN` in another pid namespace than the daemon's, where the pids mean other
+    processes."""
     slice: str
-    """Path of its cgroup; `NOT_KNOWN` likewise."""
+    """Path of its cgroup; `NOT_KNOWN` as above."""
     gpu: int
     """Index of the GPU."""
     figures: Figures
-    """What its control files say."""
+    """Figures from its control files."""
     at: float = 0.0
-    """time.monotonic() when they were read: a pass takes its time."""
+    """time.monotonic() when the figures were read, as a pass takes time."""
     user: str = ""
-    """Name of the user that it runs as, or its number where it has none; empty where that is not known."""
+    """Name of its user, or the uid if it has no name; empty if unknown."""
 
     @property
     def directory(self) -> str:
-        """Where its control files are, seen from the mountpoint."""
+        """Directory of its control files, relative to the mountpoint."""
         return f"{self.pid}/{self.gpu}"
 
 
 @attrs.frozen
 class Snapshot:
-    """A tree at one moment, or rather during one pass."""
+    """A tree at one time, or rather during one pass."""
 
     at: float
     """time.monotonic() in the middle of the pass."""
     took: float
-    """How long the pass took, seconds."""
+    """Duration of the pass, seconds."""
     gpus: tuple[GpuUse, ...] = ()
-    """By index."""
+    """GPUs, by index."""
     slices: tuple[SliceUse, ...] = ()
-    """Each after the one that it is in; empty where they were not asked for."""
+    """Slices, each after its parent; empty if they were not asked for."""
     processes: tuple[ProcessUse, ...] = ()
-    """By pid and GPU."""
+    """Processes, by pid and GPU."""
     hidden: int = 0
-    """Processes besides, of which /proc tells this user nothing."""
+    """Number of further processes that /proc hides from this user."""
 
 
 def take(
@@ -113,8 +114,10 @@ def take(
     users: bool = False,
     commands: CommandLines | None = None,
 ) -> Snapshot:
-    """One reading of the tree, with the users of processes and their full command lines where those are asked for. A
-    process that exits meanwhile is left out. FileNotFoundError where there is no tree."""
+    """Read the tree once, with the users and the full command lines of processes if asked for.
+
+    A process that exits during the pass is left out. FileNotFoundError if there is no tree.
+    """
     require_tree(mount)
     files = files_for(fields)
     began = time.monotonic()
@@ -154,7 +157,7 @@ def _slices(mount: Path, files: Iterable[str]) -> Iterator[SliceUse]:
 
 
 def _processes(mount: Path, files: Iterable[str], hidden: set[int]) -> Iterator[ProcessUse]:
-    """Those that /proc tells of; the pids of the others are put into `hidden`."""
+    """Yield the processes that /proc shows; the pids of hidden ones are added to `hidden`."""
     describe = _identity if has_our_pids(mount) else _stranger
     for member in members(mount):
         pid = member.pid
@@ -163,19 +166,21 @@ def _processes(mount: Path, files: Iterable[str], hidden: set[int]) -> Iterator[
             figures = figures_of(member.path, files)
             at = (began + time.monotonic()) / 2
             yield ProcessUse(pid, *describe(member), member.gpu, figures, at)
-        except OSError:  # it exited while we read
+        except OSError:  # it exited during the read
             if describe is _identity and is_hidden(pid):
                 hidden.add(pid)
 
 
 def _identity(member: Member) -> tuple[int, str, str]:
-    """Directory, command and slice of a process. Nothing is read that it could have us wait for
-    (:mod:`backend.process.looks`)."""
+    """Return directory inode, command and slice of a process, reading nothing for which the process could make it wait.
+
+    See :mod:`backend.process.looks`.
+    """
     return member.path.parent.stat().st_ino, member.command(), cgroup_of(member.pid).path
 
 
 def _user(process: ProcessUse) -> str:
-    """The user of a process that is known here; root for one that may not be looked into (proc_pid(5))."""
+    """Return the user of a process of this pid namespace; root for one that may not be inspected (proc_pid(5))."""
     uid = owner_of(process.pid) if process.slice != NOT_KNOWN else None
     return "" if uid is None else _user_name(uid)
 
@@ -189,5 +194,5 @@ def _user_name(uid: int) -> str:
 
 
 def _stranger(member: Member) -> tuple[int, str, str]:
-    """Of one that has another number here, or none."""
+    """Return the same for a process of another pid namespace, which has another pid here, or none."""
     return member.path.parent.stat().st_ino, NOT_KNOWN, NOT_KNOWN

@@ -1,5 +1,7 @@
-"""`python packaging/kubernetes/render.py`: write manifests.yaml, the chart with its own values, in the namespace
-ggroupfs."""
+"""`python packaging/kubernetes/render.py`: renders the chart with its default values to manifests.yaml.
+
+The namespace is ggroupfs.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,7 @@ HEAD = "# Made by `make kubernetes` from chart/: change it there. kubectl create
 
 
 def rendered(values: dict[str, Any] | None = None) -> str:
-    """Return the chart as Helm renders it, file by file. An error of Helm's for values that its schema does not
-    take."""
+    """Return the chart as Helm renders it, file by file. Helm raises an error for values that its schema rejects."""
     import helm_python as helm
 
     with helm.Chart.load(str(HERE / "chart")) as chart:

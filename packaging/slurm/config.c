@@ -10,7 +10,7 @@
 #define LIBRARY "/usr/lib/ggroupfs/backend/cuda/libggroup-cuda.so"
 #endif
 
-/* Shards of a GPU that an option may name: what a job gets is reckoned with 64 bits. */
+/* Largest number of shards of a GPU in an option; the shares of jobs are computed with 64 bits. */
 #define SHARDS_MOST 1000000
 
 static const struct row *row_of(const char *name, size_t length)
@@ -21,7 +21,7 @@ static const struct row *row_of(const char *name, size_t length)
 	return NULL;
 }
 
-/* [PARTITION:]OPTION=VALUE, <=VALUE or >=VALUE. Returns the reason why it is none, or NULL. */
+/* Parses [PARTITION:]OPTION=VALUE, <=VALUE or >=VALUE. Returns the reason if it is invalid, or NULL. */
 static const char *rule_read(struct config *config, const char *word)
 {
 	struct rule rule = { .relation = DEFAULT, .text = word };
@@ -108,7 +108,7 @@ bool config_default(const struct config *config, const char *partition, const st
 	for (const struct rule *rule = config->rules; rule < config->rules + config->rule_count; rule++)
 		if (rule->row == row && rule->relation == DEFAULT &&
 		    (*rule->partition ? !strcmp(rule->partition, partition) : !found || !*found->partition))
-			found = rule;	/* the last one; the partition's own before that of all */
+			found = rule;	/* the last one; those of the partition take precedence */
 	if (found)
 		*value = found->value;
 	return found;
@@ -117,7 +117,7 @@ bool config_default(const struct config *config, const char *partition, const st
 static bool breaks(const struct rule *rule, struct value value, uint64_t capacity)
 {
 	if (rule->value.percent != value.percent && !capacity)
-		return false;	/* not known before the node is */
+		return false;	/* cannot be decided before the node is known */
 	const struct value asked = capacity ? value_on(value, capacity) : value;
 	const struct value bound = capacity ? value_on(rule->value, capacity) : rule->value;
 	return rule->relation == AT_MOST ? value_exceeds(rule->row, asked, bound) : value_exceeds(rule->row, bound, asked);

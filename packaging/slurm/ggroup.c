@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A plugin of Slurm (spank(8)): options of jobs become settings of their slices. It is loaded by sbatch, salloc and srun,
- * where values are checked, and by slurmstepd on the nodes. What fails there fails in task_init_privileged, which ends the
- * task: a failure in init, init_post_opt or user_init drains the node (src/slurmd/slurmstepd/mgr.c, job_manager()). */
+/* A plugin of Slurm (spank(8)): turns options of jobs into settings of their slices.
+ *
+ * sbatch, salloc and srun load it to check values, and slurmstepd loads it on the nodes. A failure there is reported
+ * from task_init_privileged, which ends the task: a failure in init, init_post_opt or user_init would drain the node
+ * (src/slurmd/slurmstepd/mgr.c, job_manager()). */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
-/* What Slurm looks up by its name. */
+/* Symbols that Slurm looks up by name. */
 #pragma GCC visibility push(default)
 #include <slurm/spank.h>
 SPANK_PLUGIN(ggroup, 1)
@@ -17,7 +19,7 @@ SPANK_PLUGIN(ggroup, 1)
 #include "step.h"
 #include "words.h"
 
-/* What was asked for, by options. A callback that fails refuses the submission; on a node it would drain that. */
+/* Takes the value of an option. A failing callback refuses the submission; on a node it would drain the node. */
 
 static int take(int at, const char *text, int remote)
 {
@@ -98,7 +100,7 @@ static void environment_set(spank_t spank)
 		return;
 	if (spank_getenv(spank, "LD_PRELOAD", old, sizeof(old)) != ESPANK_SUCCESS)
 		*old = 0;
-	if (preload_has(old, here.config.library))	/* a step of a script has the environment of that */
+	if (preload_has(old, here.config.library))	/* inherited by this step from its script */
 		return;
 	snprintf(all, sizeof(all), "%s%s%s", here.config.library, *old ? ":" : "", old);
 	spank_setenv(spank, "LD_PRELOAD", all, 1);
@@ -116,7 +118,7 @@ int slurm_spank_task_init_privileged(spank_t spank, int count, char **words)
 	return 0;
 }
 
-/* The figures of the job, as the last task of a step has ended: its cgroup goes after that. */
+/* Records the figures of the job when the last task of a step has ended, before its cgroup is removed. */
 int slurm_spank_task_exit(spank_t spank, int count, char **words)
 {
 	char text[REASON];
@@ -130,7 +132,7 @@ int slurm_spank_task_exit(spank_t spank, int count, char **words)
 		return 0;
 	if (spank_get_item(spank, S_JOB_LOCAL_TASK_COUNT, &tasks) != ESPANK_SUCCESS || ++here.ended < tasks)
 		return 0;
-	/* With a script on this node its end is the job's. */
+	/* If there is a script on this node, its end is the end of the job. */
 	fd = cgroup_open(here.cgroups.job);
 	const bool is_last = step_speaks(fd);
 	if (fd >= 0)

@@ -12,11 +12,11 @@
 
 #include "words.h"
 
-#define COMMENT 16384		/* bytes of an AdminComment that is written */
-#define RECORD_TRIES 8		/* where nodes of one job write at the same time */
-#define RECORD_WAIT_US 50000	/* before the first look at what stands there */
+#define COMMENT 16384		/* bytes of the largest AdminComment written */
+#define RECORD_TRIES 8		/* for nodes of one job that write at the same time */
+#define RECORD_WAIT_US 50000	/* unit of the random wait before the comment is read back */
 
-/* Slurm's name of this node: that in the name of the scope, or the host's, as slurmd reckons it. */
+/* Returns Slurm's name of this node: that in the name of the scope, or the host's, as slurmd derives it. */
 static const char *node_name(const char *node, char host[static PARTITION])
 {
 	if (*node)
@@ -36,13 +36,13 @@ static const job_info_t *record_of(const job_info_msg_t *message, uint32_t id)
 	return NULL;
 }
 
-/* Resources of the job on one of its nodes. */
+/* Returns the resources of the job on one of its nodes. */
 static const char *resources(const job_info_t *record, const char *node)
 {
 	int at = 0;
 
 	if (record->gres_detail_cnt > 1 && record->nodes) {
-		/* A pointer since 23.11, and a type that is one before. */
+		/* The type is a pointer since 23.11, and a pointer typedef before. */
 		__typeof__(slurm_hostlist_create("")) nodes = slurm_hostlist_create(record->nodes);
 
 		at = nodes ? slurm_hostlist_find(nodes, node) : -1;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What slurmctld knows of a job, and the record that it keeps of it. */
+/* slurmctld's information about a job, and its record of the job. */
 #ifndef GGROUP_JOB_H
 #define GGROUP_JOB_H
 
@@ -14,14 +14,14 @@ struct job {
 	unsigned long shards;	/* on this node */
 };
 
-/* Reads what was allocated to a job on a node, whose name may be empty: that of this host, then. Returns NULL, or the
- * reason. */
+/* Reads the allocation of a job on a node; an empty name means this host. Returns NULL, or the reason for a failure. */
 const char *job_read(uint32_t id, const char *node, struct job *job);
 
-/* Returns the shards of one GPU of a node, or 0 where that is not known. */
+/* Returns the number of shards of one GPU of a node, or 0 if it is unknown. */
 unsigned long job_shards_of_gpu(const char *node);
 
-/* Puts the figures of a node into the job's AdminComment, beside what else stands there. Returns NULL, or the reason. */
+/* Puts the figures of a node into the job's AdminComment, next to its other entries. Returns NULL, or the reason for a
+ * failure. */
 const char *job_record(uint32_t id, const char *node, const char *figures);
 
 #endif

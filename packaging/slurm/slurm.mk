@@ -1,8 +1,8 @@
-# The plugin of Slurm, and the Debian package of it. Included by the Makefile at the top; all runs there.
+# The plugin of Slurm, and the Debian package of it. Included by the top-level Makefile; everything runs there.
 
 SLURM := build/slurm
-# Slurm's headers: the machine's own, or those of its Debian, unpacked. A plugin is for one version of Slurm, 22.05 say,
-# which refuses those of others.
+# Slurm's headers: those of the machine, or those of its Debian, unpacked. A plugin is for one version of Slurm, such as
+# 22.05, and other versions refuse it.
 ifneq ($(wildcard /usr/include/slurm/spank.h),)
 SLURM_INCLUDE ?= /usr/include
 else
@@ -17,8 +17,8 @@ $(SLURM)/headers/usr/include/slurm/spank.h:
 	cd $(SLURM)/headers && { apt-get download -q libslurm-dev || { apt-get update -q && apt-get download -q libslurm-dev; }; } \
 		&& dpkg-deb -x libslurm-dev_*.deb .
 
-# What Slurm has is in the program that loads it, sbatch among them, and bound when it is called. -z nodelete is not: it
-# has no threads and no handlers.
+# Symbols of Slurm are in the program that loads the plugin, such as sbatch, and are bound on the first call. -z
+# nodelete is not needed: the plugin has no threads and no handlers.
 $(SLURM)/ggroup.so: $(SLURM_SOURCES) $(wildcard packaging/slurm/*.h) packaging/slurm/options.def packaging/slurm/slurm.mk \
 		$(if $(filter $(CURDIR)/%,$(SLURM_INCLUDE)),$(SLURM)/headers/usr/include/slurm/spank.h)
 	mkdir -p $(@D)
@@ -31,7 +31,7 @@ slurm: $(SLURM)/ggroup.so
 MULTIARCH = $(shell dpkg-architecture -q DEB_HOST_MULTIARCH 2>/dev/null || gcc -print-multiarch)
 SLURM_DEB = $(SLURM)/ggroupfs-slurm_$(DEB_VERSION)_$(ARCHITECTURE).deb
 SLURM_ROOT := $(SLURM)/root
-# 22.05, and what comes after it: the high bytes of a number.
+# The version, such as 22.05, and the next one, from the high bytes of a number.
 SLURM_VERSION = $(shell sed -n 's/^.define SLURM_VERSION_NUMBER *//p' $(SLURM_INCLUDE)/slurm/slurm_version.h | $(SYSTEM_PYTHON) -c \
 	'n = int(input(), 0); print("%d.%02d %d.%02d" % (n >> 16, n >> 8 & 255, n >> 16, (n >> 8 & 255) + 1))')
 

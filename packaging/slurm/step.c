@@ -69,10 +69,10 @@ bool step_speaks(int fd)
 	       (faccessat(fd, "step_batch", F_OK, 0) && faccessat(fd, "step_interactive", F_OK, 0));
 }
 
-/* What is asked of one setting of a slice. */
+/* The requested value of one setting of a slice. */
 struct wanted {
 	struct value value;
-	uint64_t shards, shards_of_gpu;	/* 0: the value counts alone */
+	uint64_t shards, shards_of_gpu;	/* 0: only the value counts */
 };
 
 static uint64_t least_of(uint64_t one, uint64_t other)
@@ -80,7 +80,7 @@ static uint64_t least_of(uint64_t one, uint64_t other)
 	return one < other ? one : other;
 }
 
-/* What one option comes to on a GPU. False: nothing. */
+/* Computes the value of one option on a GPU. Returns false if there is none. */
 static bool wanted_on(const struct row *row, const struct wanted *wanted, uint64_t capacity, struct value *value)
 {
 	uint64_t share = NO_LIMIT;
@@ -113,14 +113,14 @@ static bool setting_write(const char *place, unsigned int at, const struct row *
 	value_text(row, value, text);
 	if (!tree_write(place, here.tree.gpus[at], row->control, text))
 		return true;
-	if (errno == EOPNOTSUPP && !wanted->value.given)	/* the weight of shards */
+	if (errno == EOPNOTSUPP && !wanted->value.given)	/* the weight that follows from shards */
 		return true;
 	step_fail("--%s: %s/%u/%s: %s: %s", row->name, place, here.tree.gpus[at], row->control, text,
 		  errno == EOPNOTSUPP ? "not on this GPU (ggroupfs doctor says why)" : strerror(errno));
 	return false;
 }
 
-/* Of the options none is taken where the step does not speak for the slice. */
+/* Options are ignored if the step does not speak for the slice. */
 static bool settings_write(const char *place, const struct job *job, bool speaks, unsigned long shards_of_gpu)
 {
 	char reason[REASON];
@@ -154,7 +154,7 @@ static bool job_known(struct job *job)
 	return !wrong;
 }
 
-/* Settings of the job's slice, which this step has made. */
+/* Applies the settings of the job's slice, which this step has made. */
 static bool job_apply(bool speaks)
 {
 	struct job job;
@@ -171,7 +171,7 @@ static bool job_apply(bool speaks)
 	return settings_write(here.place, &job, speaks, shards_of_gpu);
 }
 
-/* Settings of a step, which hold besides those of its job. */
+/* Applies the settings of a step, which hold in addition to those of its job. */
 static bool step_apply(void)
 {
 	struct job job;
@@ -196,7 +196,7 @@ void step_prepare(void)
 		step_fail("%s: too long a path", here.cgroups.step);
 		return;
 	}
-	/* Another step of the job that begins now waits until there are its settings. */
+	/* Another step of the job that begins now waits until the settings are there. */
 	if (fd >= 0)
 		flock(fd, LOCK_EX);
 	made = tree_make(&here.tree, here.place);

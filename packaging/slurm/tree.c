@@ -14,7 +14,7 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-#define TEXT 16384	/* bytes of any file that is read here */
+#define TEXT 16384	/* bytes of the largest file read here */
 #define NUMBER_TEXT 32
 
 long file_read(const char *path, char *text, unsigned long size)
@@ -34,7 +34,7 @@ long file_read(const char *path, char *text, unsigned long size)
 	return count < 0 ? -1 : (long)length;
 }
 
-/* Returns the text behind a key at the start of a line, to the line's end, which is cut off. */
+/* Returns the rest of the line that begins with a key, and cuts the text off at the end of that line. */
 static char *line_of(char *text, const char *key)
 {
 	const size_t length = strlen(key);

@@ -15,7 +15,7 @@ const struct row rows[] = {
 #undef GGROUP_PERIOD
 };
 
-/* Microseconds of the period of a quota. */
+/* Period of a quota, microseconds. */
 enum {
 #define GGROUP_OPTION(field, kind, name, control, least, most, initial, usage)
 #define GGROUP_PERIOD(least, most, initial) PERIOD_LEAST = least, PERIOD_MOST = most, PERIOD_INITIAL = initial,
@@ -24,9 +24,9 @@ enum {
 #undef GGROUP_PERIOD
 };
 
-/* Digits of a number before and behind its point: NUMBER of ggroupfs/text/properties.py. */
+/* Digits of a number before and after its point: NUMBER of ggroupfs/text/properties.py. */
 #define DIGITS 30
-#define HUNDREDTHS 10000	/* of a percent, in a whole */
+#define HUNDREDTHS 10000	/* hundredths of a percent in a whole */
 #define BLANKS " \t\n\v\f\r"
 
 static const char *because(const char *format, uint64_t one, uint64_t other)
@@ -42,7 +42,9 @@ static size_t digits(const char *text)
 	return strspn(text, "0123456789");
 }
 
-/* Sets `end` behind the number at the start of a text: digits, and more of them behind a point. */
+/*
+ * Checks for a number at the start of a text, with at most that many digits after its point, and sets `end` behind it.
+ */
 static bool number_at(const char *text, size_t behind_most, const char **end)
 {
 	const size_t before = digits(text);
@@ -74,7 +76,7 @@ static bool percent_at(const char *text, const char **end, unsigned __int128 *hu
 	if (!number_at(text, 2, end) || **end != '%')
 		return false;
 	++*end;
-	*hundredths = (unsigned __int128)strtoul(text, &point, 10) * 100;	/* ULONG_MAX for what is longer */
+	*hundredths = (unsigned __int128)strtoul(text, &point, 10) * 100;	/* ULONG_MAX for longer numbers */
 	if (*point == '.')
 		part = strtoul(point + 1, NULL, 10) * (digits(point + 1) == 1 ? 10 : 1);
 	*hundredths += part;
@@ -126,7 +128,7 @@ static const char *size_parse(const char *text, struct value *value)
 	return NULL;
 }
 
-/* Reads a time: sums of numbers with a unit, or without one in milliseconds. */
+/* Reads a time span: a sum of numbers with units; without a unit they are milliseconds. */
 static bool span_parse(const char *text, long double *us)
 {
 	static const struct {
@@ -155,7 +157,7 @@ static bool span_parse(const char *text, long double *us)
 	return true;
 }
 
-/* A percentage, and behind a blank the period: _quota() of ggroupfs/text/properties.py. */
+/* Reads a percentage, and a period after a blank: _quota() of ggroupfs/text/properties.py. */
 static const char *quota_parse(const struct row *row, const char *text, struct value *value)
 {
 	const char *end;
@@ -215,7 +217,7 @@ struct value value_on(struct value value, uint64_t capacity)
 
 bool value_exceeds(const struct row *row, struct value one, struct value other)
 {
-	if (row->kind == QUOTA)		/* by what there is of each period */
+	if (row->kind == QUOTA)		/* compared as fractions of their periods */
 		return (unsigned __int128)one.number * other.period > (unsigned __int128)other.number * one.period;
 	return one.number > other.number;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The options of a job and their values. No part of this knows of Slurm. */
+/* The options of a job and their values. This part does not depend on Slurm. */
 #ifndef GGROUP_VALUES_H
 #define GGROUP_VALUES_H
 
@@ -7,11 +7,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* How a value is written: Kind of backend/core/settings.py, those that options have. */
+/* Syntax of a value: the members of Kind in backend/core/settings.py that options use. */
 enum kind { SIZE, NUMBER, QUOTA };
 
 struct row {
-	const char *name, *control;	/* option without its dashes; control file. */
+	const char *name, *control;	/* option without its dashes; control file */
 	enum kind kind;
 	uint64_t least, most, initial;
 	const char *usage;
@@ -28,9 +28,9 @@ enum {
 	ROWS
 };
 
-/* The longest text of a value, with its end. */
+/* Size of a buffer for the text of a value, bytes. */
 #define VALUE_TEXT 64
-/* What stands for `max`, or no limit: MAX of backend/core/settings.py. */
+/* Number for `max`, or no limit: MAX of backend/core/settings.py. */
 #define NO_LIMIT ((uint64_t)INT64_MAX)
 
 struct value {
@@ -39,19 +39,19 @@ struct value {
 	uint64_t period;	/* of a quota, in microseconds */
 };
 
-/* Returns NULL, or the reason why a text is no value of the option. */
+/* Parses a text. Returns NULL, or the reason why it is not a value of the option. */
 const char *value_parse(const struct row *row, const char *text, struct value *value);
 
-/* Returns what a value is on a GPU with so much memory: never a percentage of it. */
+/* Returns the value on a GPU with that much memory: percentages become bytes. */
 struct value value_on(struct value value, uint64_t capacity);
 
-/* Returns whether one is more than the other, both on one GPU. */
+/* Returns whether one value is larger than the other, both on one GPU. */
 bool value_exceeds(const struct row *row, struct value one, struct value other);
 
-/* Returns what a group has before it is set. */
+/* Returns the value that a group has before it is set. */
 struct value value_initial(const struct row *row);
 
-/* Writes what the control file takes. */
+/* Formats a value for the control file. */
 void value_text(const struct row *row, struct value value, char text[static VALUE_TEXT]);
 
 #endif

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define OWN 256		/* bytes of the mark of a node's entry: host names have 64 */
+#define OWN 256		/* bytes of the prefix of a node's entry: host names have up to 64 */
 #define SEPARATOR "; "
 
 unsigned long gres_count(const char *list, const char *name)
@@ -25,7 +25,7 @@ unsigned long gres_count(const char *list, const char *name)
 			const char *number = at + length + 1, *colon;
 			const size_t plain = strcspn(number, "(,");
 
-			/* Of name:type:count it is the last. */
+			/* In name:type:count, the count is the last part. */
 			while ((colon = memchr(number, ':', plain - (number - at - length - 1))))
 				number = colon + 1;
 			count += strtoul(number, NULL, 10);

@@ -3,5 +3,5 @@
 core/    what a measurement is: arrivals, records, spread, what moved since the last one; pure
 gpu/     systems that share a GPU, the scenarios that compare them, and their CUDA programs
 host/    scenarios that need no GPU
-page/    docs/benchmarks.md and its plots, from a record
+page/    benchmarks/README.md and its plots, from a record
 """

@@ -4,7 +4,7 @@
     python -m tests.bench gpu [--only NAME]...     measure on the GPU 0 of this machine; --cell percent=300 for some
                                                    cases of `oversubscribed`, which is run by name alone
     python -m tests.bench keep [FILE]              put what was measured into the record that is committed
-    python -m tests.bench render                   docs/benchmarks.md, its plots, and the part of the README
+    python -m tests.bench render                   benchmarks/README.md, its plots, and the part of the README
     python -m tests.bench check [FILE]             what moved since the committed record; exit code 1 if it is worse
 
 What is measured goes into build/bench.json, scenario by scenario: one that is measured again replaces what was there.
@@ -23,7 +23,7 @@ from tests.bench import machine
 from tests.bench.core import check, record, runner
 from tests.bench.core.record import Record, Run
 
-COMMITTED = machine.ROOT / "docs" / "benchmarks.json"
+COMMITTED = machine.ROOT / "benchmarks" / "record.json"
 MEASURED = machine.ROOT / "build" / "bench.json"
 SEED = 9
 

@@ -1,14 +1,14 @@
-"""Pages of docs/, docs/policies.md above all, for tests that compare them with what they are about."""
+"""Pages of docs/, for tests that compare them with what they are about."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGE = DOCS / "policies.md"
+POLICIES = DOCS / "policies"
 
 
-def section(title: str, page: Path = PAGE) -> str:
+def section(title: str, page: Path) -> str:
     """What is below that title, up to the next of its kind."""
     found = page.read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
     assert found, title

@@ -84,19 +84,21 @@ class Row:
 
 def parse(page: str) -> list[Row]:
     """The rows of the page's tables that have these actors as columns: ``| `place`: operation, ... | yes | ...``, or
-    several places."""
-    rows, columns = [], None
+    several places. With the head "in `directory`" the places of a table are below that directory."""
+    rows, columns, above = [], None, ""
     for number, line in enumerate(page.splitlines(), 1):
         cells = [cell.strip() for cell in line.split("|")[1:-1]] if line.startswith("|") else None
         if cells is None:
             columns = None
         elif columns is None:
-            columns = cells[1:] if cells[0] == "" and set(cells[1:]) == set(ACTORS) else []
+            columns = cells[1:] if re.fullmatch("(in `[^`]+`)?", cells[0]) and set(cells[1:]) == set(ACTORS) else []
+            above = "".join(f"{place}/" for place in re.findall("`([^`]+)`", cells[0]))
         elif columns and not set(cells[0]) <= {"-"}:
             places, _, operations = cells[0].partition(": ")
             assert len(cells) == len(columns) + 1, f"line {number}: cells that are in no column"
             answers = dict(zip(columns, cells[1:], strict=True))
-            rows.append(Row(number, re.findall("`([^`]+)`", places), operations.split(", "), answers))
+            named = [above + place for place in re.findall("`([^`]+)`", places)]
+            rows.append(Row(number, named, operations.split(", "), answers))
     return rows
 
 

@@ -221,11 +221,28 @@ def test_the_page_has_what_is_in_the_record_and_nothing_else() -> None:
     assert ["load 35 %, 3 batch", "ggroupfs", "12 (11 to 13), 1.091 x"] in rows
     assert ["load 10 %", "exclusive", "11 (10 to 12)"] in rows
     assert "- MPS: there is no daemon" in text
-    assert "](benchmarks-" not in text, "a plot that was not drawn"
+    assert ".svg)" not in text, "a plot that was not drawn"
     absent = [section.title for name, section in SECTIONS.items() if name != "latency-decode"]
     assert re.findall(r"^## (.*)$", text, re.MULTILINE) == [title, "Not measured yet", "Published by others"]
-    assert re.findall(r"^- (.*)$", text.partition("## Not measured yet")[2], re.MULTILINE) == absent
-    assert len(rows_of(text, "Published by others")) == len(FIGURES)
+    missing, _, published = text.partition("## Not measured yet")[2].partition("## Published by others")
+    assert re.findall(r"^- (.*)$", missing, re.MULTILINE) == absent
+    assert re.findall(r"^- \*\*(.*)\*\*, ", published, re.MULTILINE) == [one.system for one in FIGURES]
+
+
+def test_a_table_that_is_too_wide_is_several() -> None:
+    """Each has the case and the system, and no row without a figure; without the spread one is enough."""
+    values = {"p50_ms": 1234.0, "p99_ms": 4567.0, "batch_per_s": 7890.0, "given_up": 100.0}
+    samples = [Sample(n, 1.0, {name: value + 1000 * n for name, value in values.items()}) for n in range(3)]
+    cells = [Cell(system, {"load": 0.35, "batch": 3}, samples) for system in ("exclusive", "MPS, batch at 30 %")]
+    cells.append(Cell("time slicing", {}, [Sample(0, 1.0, {"batch_per_s": 5.0})]))
+    run = attrs.evolve(measured(steady), cells=cells)
+    text = tables.everything(run, tuple(values))
+    assert max(map(len, text.splitlines())) <= tables.WIDTH
+    first, second = text.split("\n\n")
+    assert "p50" in first
+    assert "time slicing" not in first
+    assert "|  | time slicing | 5 |" in second
+    assert "\n\n" not in tables.everything(run, tuple(values), medians=True)
 
 
 def test_a_bound_is_marked_as_one() -> None:
@@ -259,10 +276,11 @@ def test_of_an_empty_record() -> None:
 
 def test_what_is_committed_is_what_the_record_says() -> None:
     """The page and the README's part; plots are those that are there."""
-    committed = record.load((ROOT / "docs" / "benchmarks.json").read_text())
-    there = {name for name in SECTIONS if documents.picture(ROOT / "docs", name).exists()}
+    folder = ROOT / documents.FOLDER
+    committed = record.load((folder / documents.RECORD).read_text())
+    there = {name for name in SECTIONS if documents.picture(folder, name).exists()}
     assert there == {name for name in committed.runs if SECTIONS[name].plot}
-    assert (ROOT / "docs" / "benchmarks.md").read_text() == documents.page(committed, there)
+    assert (folder / "README.md").read_text() == documents.page(committed, there)
     part = (ROOT / "README.md").read_text().partition(documents.BEGIN)[2].partition(documents.END)[0]
     assert part == "\n" + documents.summary(committed, there)
 
@@ -279,25 +297,26 @@ def matplotlib() -> None:
 
 @pytest.mark.usefixtures("matplotlib")
 def test_rendering_writes_the_page_the_plots_and_the_readme(tmp_path: Path) -> None:
-    (tmp_path / "docs").mkdir()
-    stale = documents.picture(tmp_path / "docs", "pareto")
+    folder = tmp_path / documents.FOLDER
+    folder.mkdir()
+    stale = documents.picture(folder, "pareto")
     stale.write_text("of a record that had it")
     readme = tmp_path / "README.md"
     readme.write_text(f"before\n{documents.BEGIN}\nold\n{documents.END}\nafter\n")
-    picture = documents.picture(tmp_path / "docs", "latency-decode")
+    picture = documents.picture(folder, "latency-decode")
     found = set(documents.render(of(measured(steady)), tmp_path))
-    assert found == {picture, tmp_path / "docs" / "benchmarks.md", readme}
+    assert found == {picture, folder / "README.md", readme}
     assert not stale.exists()
     drawn = picture.read_text()
     assert all(system in drawn for system in ("exclusive", "ggroupfs", "time slicing"))
     assert "beside 3 batch programs" in drawn
-    assert picture.name in (tmp_path / "docs" / "benchmarks.md").read_text()
+    assert picture.name in (folder / "README.md").read_text()
     text = readme.read_text()
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "old" not in text
-    assert f"](docs/{picture.name})" in text
-    assert "benchmarks-pareto" not in text
+    assert f"](benchmarks/{picture.name})" in text
+    assert "pareto" not in text
     assert "load 10 %" not in text, "of the table only the one case"
     assert [line for line in text.splitlines() if line.startswith("| ")][2:] == [
         "| exclusive | 10 |",

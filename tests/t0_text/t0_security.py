@@ -1,6 +1,6 @@
 """Level 0: the bounds of docs/security.md are those of the code, and each has a test.
 
-That the tests are there is looked for in t3_hostile.py, for every page that names some.
+That the tests are there is looked for in t0_pages.py, for every page.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ NAMED = re.compile(r"`((?:backend|ggroupfs)(?:\.\w+)+|GGROUP_[A-Z_]+|\w+_per_use
 
 
 def table() -> list[list[str]]:
-    """The rows of the table, but for those that have only a title."""
-    lines = [
-        line
-        for line in section("What a tenant can hold or cause", DOCS / "security.md").splitlines()
-        if line.startswith("|")
-    ]
-    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
-    assert cells[0] == ["a tenant", "bound", "beyond it", "tests"]
-    return [row for row in cells[2:] if not row[0].startswith("**")]
+    """What a tenant does, the bound, what is beyond it, and the tests, of each item of the list."""
+    text = section("What a tenant can hold or cause", DOCS / "security.md")
+    found = []
+    for item in re.split(r"^- (?=\*\*)", text, flags=re.MULTILINE)[1:]:
+        title, *lines = re.split(r"^  - ", item.partition("\n\n")[0], flags=re.MULTILINE)
+        fields = dict(" ".join(line.split()).split(": ", 1) for line in lines)
+        assert set(fields) <= {"bound", "beyond it", "tests"}, item
+        words = " ".join(title.split()).strip("*")
+        found.append([words, *(fields.get(name, "") for name in ("bound", "beyond it", "tests"))])
+    return found
 
 
 def said(text: str) -> list[float]:
@@ -60,7 +61,7 @@ def constant(name: str) -> Sequence[float]:
 
 
 def in_the_daemon(name: str) -> Any:
-    """A constant of a module, or what a field of a class is if nobody says anything else."""
+    """A constant of a module, or the default of a field of a class."""
     inside, _, last = name.rpartition(".")
     place = pkgutil.resolve_name(inside)
     return getattr(place() if isinstance(place, type) else place, last)

@@ -20,7 +20,7 @@ TEST = re.compile(r"t\d_\w+\.py")
 IN_WORDS = re.compile(r"\b(?:from|import) (tests(?:\.\w+)+)")
 """Import of a module of the tests, in a string as well: a program that a test starts."""
 ELSEWHERE = {"asyncio.py"}
-"""Files that docs/design.md names and that are others': pyfuse3's."""
+"""Files that docs/architecture.md names and that are others': pyfuse3's."""
 
 
 @pytest.fixture(scope="module")
@@ -55,15 +55,15 @@ def test_no_circle_of_calls_is_long(folder: str) -> None:
 
 
 def test_each_folder_says_what_it_is(python: structure.Graph) -> None:
-    table = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    table = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     for folder in structure.folders(python):
         assert (ROOT / folder / "__init__.py").read_text(encoding="utf-8").startswith('"""'), folder
         if folder.count("/") == 1:
             assert f"| `{folder}/` |" in table, folder
 
 
-def test_every_path_of_the_design_is_there() -> None:
-    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+def test_every_path_of_the_architecture_is_there() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     named = set(re.findall(r"(?<![\w./-])(?:[\w.-]+/)*[\w-]+\.(?:py|mk|def)\b", text))
     named |= set(re.findall(r"`((?:[\w.-]+/)+)`", text))
     assert len(named) > 50

@@ -92,7 +92,7 @@ def test_every_feature_has_its_words() -> None:
 
 def test_the_page_has_a_row_for_every_feature_and_names_tests_that_there_are() -> None:
     page = (ROOT / "docs/upgrades.md").read_text()
-    rows = re.findall(r"^\| (\d) \| `(\w+)` \|", page.partition("## The kernel module")[2], re.MULTILINE)
+    rows = re.findall(r"^- (\d) `(\w+)`, ", page.partition("## The kernel module")[2], re.MULTILINE)
     assert [(1 << int(bit), name) for bit, name in rows] == [(bit, name) for bit, (name, _) in kernel.WITHOUT.items()]
     there = {
         name

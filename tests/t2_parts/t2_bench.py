@@ -621,12 +621,12 @@ def test_a_page_and_a_check_of_all_of_it(tmp_path: Path) -> None:
     assert {one.name for one in scenarios} == set(SCENARIOS)
     found = record.load(record.dump(Record({one.name: measured(lab, one) for one in scenarios})))
     pytest.importorskip("matplotlib")
-    (tmp_path / "docs").mkdir()
+    (tmp_path / documents.FOLDER).mkdir()
     files = {path.name for path in documents.render(found, tmp_path)}
     drawn = ["latency-decode", "latency-convolution", "pareto", "pressure"]
     drawn += [name for name in SCENARIOS if name.startswith("oversubscribed") and name != critical.NAME]
-    assert files == {"benchmarks.md", *(f"benchmarks-{name}.svg" for name in drawn)}
-    text = (tmp_path / "docs" / "benchmarks.md").read_text()
+    assert files == {"README.md", *(f"{name}.svg" for name in drawn)}
+    text = (tmp_path / documents.FOLDER / "README.md").read_text()
     for name in SCENARIOS:
         assert f"## {SECTIONS[name].title}\n" in text
     assert "| load 35 %, 3 batch | ggroupfs |" in text

@@ -20,7 +20,7 @@ from ggroupfs.policies.dynamic.core import GRAINS, GRANULE, RETRY_S, Core, Figur
 from ggroupfs.policies.dynamic.demand import Looking
 from ggroupfs.policies.dynamic.pace import Pace
 from ggroupfs.policies.dynamic.settings import Manner, read
-from tests.support.page import rows, section
+from tests.support.page import POLICIES, rows, section
 
 MIB, GIB = 1 << 20, 1 << 30
 BUDGET, BASE, PEAK = 14 * GIB, 1 * GIB, 7 * GIB
@@ -382,7 +382,7 @@ def test_small_requests_say_nothing_of_large_ones() -> None:
 
 
 def page() -> str:
-    return section("dynamic and cooperative")
+    return section("Configuration", POLICIES / "dynamic.md")
 
 
 def test_the_example_of_the_page_is_right() -> None:

@@ -1,4 +1,4 @@
-"""What the kernel does of what fanotify(7) says, as docs/nvidia.md has it, and how it is known where it does not."""
+"""What the kernel does of what fanotify(7) says (docs/notes/measurements.md), and how it is known where it does not."""
 
 from __future__ import annotations
 

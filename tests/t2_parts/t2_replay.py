@@ -29,6 +29,7 @@ from ggroupfs.replay.trace import TraceJob, dump, parse
 from ggroupfs.replay.turns import TurnsSimulator
 from ggroupfs.replay.workloads import WORKLOADS, day, equal, salus
 from tests.support.mounted import SLOW
+from tests.support.page import POLICIES, section
 
 GIB = 1 << 30
 DAY_S = 30.0
@@ -211,7 +212,7 @@ def test_any_trace_runs_to_its_end(
 
 
 def test_the_policy_in_the_documentation() -> None:
-    text = (Path(__file__).resolve().parents[2] / "docs" / "policies.md").read_text()
+    text = section("An object", POLICIES / "writing.md")
     names: dict[str, Callable[[int, dict[str, str]], Policy]] = {}
     exec(text.partition("```python\n")[2].partition("```")[0], names)
     result = Simulator([job("a"), job("b")], names["policy"](100, {}), FREE).run()

@@ -32,7 +32,7 @@ from ggroupfs.policies.slo.core import (
 from ggroupfs.policies.slo.levers import By, Wanted, wanted
 from ggroupfs.policies.slo.samples import MOST, Interval, Statistic
 from ggroupfs.policies.slo.settings import Settings
-from tests.support.page import rows, section
+from tests.support.page import POLICIES, rows, section
 from tests.support.scheduled import Program
 from tests.support.served import PRIORITY, SETTLED_S, Load, Served, service
 
@@ -532,7 +532,7 @@ def read(group: dict[str, object], others: dict[str, object]) -> Settings:
 def test_the_defaults_on_the_page_are_right() -> None:
     """A file with every default as the page has it says the same as one with nothing but what there has to be."""
     told: dict[str, object] = {}
-    for keys, values in rows(section("slo").partition("\n### ")[0]):
+    for keys, values in rows(section("Configuration", POLICIES / "slo.md")):
         if values:
             for key, value in zip(keys.split(", "), values.split(", "), strict=True):
                 text = value.strip("`")

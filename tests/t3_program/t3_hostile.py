@@ -8,7 +8,6 @@ import gc
 import itertools
 import os
 import random
-import re
 import resource
 import socket
 import subprocess
@@ -972,19 +971,3 @@ def test_what_a_program_says_of_its_kernels_keeps_no_place_for_it() -> None:
     for _ in range(2 * (WORD_US + LEAD_US) // window):
         use.observe(window, [liar, other], {liar: Sample(0, True), other: Sample(window, True)})
     assert use.wants(liar, ACTIVE_US)
-
-
-# ---- the pages -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("page", "least"), [("security", 110), ("nvidia", 25)])
-def test_the_tests_that_a_page_names_are_there(page: str, least: int) -> None:
-    root = Path(__file__).resolve().parents[1]
-    named = set(re.findall(r"`(test_\w+)`", (root.parent / f"docs/{page}.md").read_text()))
-    there = {
-        name
-        for path in root.rglob("*.py")
-        for name in re.findall(r"^(?:async )?def (test_\w+)", path.read_text(), re.M)
-    }
-    assert len(named) >= least
-    assert named <= there, named - there

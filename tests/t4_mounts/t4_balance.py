@@ -23,6 +23,7 @@ from ggroupfs.policies.config import Table
 from tests.support.cgroups import cgroup, enter, slice_path
 from tests.support.command import complaint
 from tests.support.mounted import BUSY, SECONDS, SLOW, Mounted, Tenant, eventually, mounted
+from tests.support.page import POLICIES, section
 from tests.support.policy_program import PolicyProgram
 
 MIB = 1 << 20
@@ -268,8 +269,7 @@ def test_what_is_no_configuration(text: str, words: str) -> None:
 
 
 def test_the_example_of_the_page() -> None:
-    text = (Path(__file__).resolve().parents[2] / "docs" / "policies.md").read_text()
-    example = text.partition("\n## balance\n")[2].partition("```toml\n")[2].partition("```")[0]
+    example = section("Configuration", POLICIES / "balance.md").partition("```toml\n")[2].partition("```")[0]
     settings = Settings.read(Table(tomllib.loads(example), "the page"))
     assert [(one.name, one.bound, one.movable) for one in settings.groups] == [
         ("chat", Bound(upper=0.06), True),

@@ -319,7 +319,7 @@ def test_names_that_are_not_there(tmp_path: Path) -> None:
 def test_keep_and_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from tests.support.measured import measured, noisy, of
 
-    committed, fresh = tmp_path / "docs" / "benchmarks.json", tmp_path / "bench.json"
+    committed, fresh = tmp_path / "benchmarks" / "record.json", tmp_path / "bench.json"
     monkeypatch.setattr(command, "COMMITTED", committed)
     command.write(fresh, of(measured(noisy(1, 0.02))))
     assert command.main(["keep", os.fspath(fresh)]) == 0

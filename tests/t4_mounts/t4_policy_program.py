@@ -18,7 +18,7 @@ from ggroupfs.client import Branch, Group, Member, Tree, Watch
 from tests.support.cgroups import cgroup, enter, slice_path
 from tests.support.command import complaint, ggroupfs
 from tests.support.mounted import SECONDS, SLOW, Mounted, Tenant, eventually
-from tests.support.page import section
+from tests.support.page import POLICIES, section
 from tests.support.policy_program import PolicyProgram
 
 MIB = 1 << 20
@@ -135,7 +135,7 @@ def test_what_is_complained_of(mount: Mounted, module: Path, config: Path, tmp_p
 
 def test_the_program_in_the_documentation(mount: Mounted, config: Path, tmp_path: Path) -> None:
     """As the page has it, with another process and slice."""
-    code = section("Policies as programs").partition("```python\n")[2].partition("```")[0]
+    code = section("Policies as programs", POLICIES / "writing.md").partition("```python\n")[2].partition("```")[0]
     (tmp_path / "documented.py").write_text(code)
     batch = mount / "slice" / "documented.slice"
     batch.mkdir()
@@ -173,7 +173,7 @@ def test_reading_needs_no_trio() -> None:
 
 def test_all_of_the_client_is_on_the_page() -> None:
     """Each name, and of what has a table of its own each field and method."""
-    tables = section("ggroupfs.client").split("\n\n")
+    tables = section("ggroupfs.client", POLICIES / "writing.md").split("\n\n")
     text = "\n".join(tables)
     for name in client.__all__:
         assert re.search(rf"`{name}\b", text), name

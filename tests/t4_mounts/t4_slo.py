@@ -30,6 +30,7 @@ from ggroupfs.policies.slo.settings import Settings
 from tests.support.cgroups import cgroup, enter, slice_path
 from tests.support.command import complaint
 from tests.support.mounted import BUSY, Mounted, Tenant, eventually, mounted
+from tests.support.page import POLICIES, section
 from tests.support.policy_program import PolicyProgram
 
 CONFIG = """
@@ -547,8 +548,7 @@ def test_what_is_no_configuration(text: str, words: str) -> None:
 
 
 def test_the_example_of_the_page() -> None:
-    text = (Path(__file__).resolve().parents[2] / "docs" / "policies.md").read_text()
-    example = text.partition("\n## slo\n")[2].partition("```toml\n")[2].partition("```")[0]
+    example = section("Configuration", POLICIES / "slo.md").partition("```toml\n")[2].partition("```")[0]
     settings = Settings.read(Table(tomllib.loads(example), "the page"))
     assert [one.name for one in settings.targets] == [
         "chat",

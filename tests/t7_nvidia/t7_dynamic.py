@@ -33,7 +33,13 @@ from tests.t7_nvidia.pairs import (
 )
 from tests.t7_nvidia.programs import current, write
 
-ROUNDS = (("static", "dynamic", "cooperative"), ("cooperative", "dynamic", "static"))
+ROUNDS = (
+    ("static", "dynamic", "cooperative"),
+    ("cooperative", "static", "dynamic"),
+    ("dynamic", "cooperative", "static"),
+)
+"""Orders of the three ways, each once in each place. Two rounds gave 759 requests a way, of which the 99th percentile
+is the eighth from the top: too few for a ratio that is to be known within a tenth."""
 
 
 @pytest.fixture(scope="session")
@@ -75,7 +81,7 @@ def sampled(pair: Pair, start: float) -> Iterator[list[str]]:
         print(f"    both at most {most[0] >> 20} MiB; s:first/second+in the host<its limit(results): {' '.join(lines)}")
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 def test_memory_follows_the_load(gpu_mount: Mounted, serving: str, batch: str, tmp_path: Path) -> None:
     """dynamic against a static split: 1.5 times the throughput, p99 within 1.1; cooperative is better on both."""
     turns = {name: Turn() for name in ROUNDS[0]}

@@ -1,7 +1,7 @@
-# The interposer for CUDA programs. Included by the Makefile at the top; all runs there.
+# Targets for the interposer for CUDA programs. Included by the Makefile at the top, and run from there.
 
-# cuda.h of CUDA 13, the machine's own or from NVIDIA's package of it. A program may run on any driver that has the entry
-# points which it asks for.
+# cuda.h of CUDA 13, the machine's own or from NVIDIA's package. A program may run on any driver that has the entry
+# points that it asks for.
 CUDA_PACKAGE := nvidia-cuda-runtime==13.0.96
 CUDA_HEADER := build/cuda/include/cuda.h
 ifneq ($(shell grep -s 'define CUDA_VERSION 13' /usr/local/cuda/include/cuda.h),)
@@ -22,7 +22,7 @@ $(CUDA_HEADER): | build
 cuda: $(if $(filter $(CURDIR)/%,$(CUDA_INCLUDE)),$(CUDA_HEADER))
 	$(MAKE) -s -C backend/cuda/library OUT=$(CURDIR)/build/cuda
 
-# What tests/t6_cuda runs, with each sanitizer: no test is to wait for a compiler on a machine that is busy.
+# The programs of tests/t6_cuda, with each sanitizer: no test should wait for a compiler on a busy machine.
 .PHONY: cuda-tests
 cuda-tests: cuda
 	for sanitize in "" thread address,undefined; do for directory in t6_cuda t6_cuda/unit; do \

@@ -22,11 +22,11 @@
 
 struct ggroup_usermem {
 	uint64_t bytes;	/* to give back */
-	uint64_t seq;	/* of the record, from 1 */
+	uint64_t seq;	/* number of the record, from 1 */
 };
 
-/* The usermemfd of the calling process on a GPU of the tree that is mounted on `mount`; -1 and errno.
- * Close it with close(2). */
+/* Open the usermemfd of the calling process on a GPU of the tree that is mounted on `mount`. Returns the descriptor, to
+ * be closed with close(2), or -1 and errno. */
 static inline int ggroup_usermem_open(const char *mount, int gpu)
 {
 	char path[4096];
@@ -39,7 +39,7 @@ static inline int ggroup_usermem_open(const char *mount, int gpu)
 	return open(path, O_RDONLY | O_CLOEXEC);
 }
 
-/* Waits for the latest record: 1 and `record`; 0 after `timeout` ms (-1: never); -1 and errno, ENODEV or
+/* Wait for the latest record. Returns 1 and `record`; 0 after `timeout` ms (-1: never); -1 and errno, ENODEV or
  * ENOTCONN when the tree is gone. */
 static inline int ggroup_usermem_wait(int fd, int timeout, struct ggroup_usermem *record)
 {

@@ -10,19 +10,19 @@
 
 bool library_ready;
 
-/* Runs in the one thread that a child of fork() has. Locks may have been held by threads that it does not have. */
+/* Runs in the only thread of a forked child. Locks may have been held by threads that the child does not have. */
 static void in_child(void)
 {
 	driver_forget();
 	ours_depth = 0;
-	if (!library_ready)	/* nothing was used yet: a shell, say, forks all the time */
+	if (!library_ready)	/* nothing was used yet: a shell, for example, forks all the time */
 		return;
 	device_forget();
 	life_forget();
 	library_ready = false;
 }
 
-/* At once and not at the first call: one thread may fork while another makes that. */
+/* As the library is loaded, not at the first call: one thread may fork while another makes that. */
 __attribute__((constructor)) static void look_for_children(void)
 {
 	pthread_atfork(NULL, NULL, in_child);

@@ -5,9 +5,8 @@
 
 #include <stdbool.h>
 
-/* Runs before the first entry point does anything, once a process: again in a child after fork(). It finds
- * the driver, and starts nothing: the thread and the socket are for the first device that is used
- * (listener.c). */
+/* Runs before the first entry point does anything, once a process, and again in a child after fork(). It finds the
+ * driver, and starts nothing: the thread and the socket come with the first device that is used (listener.c). */
 extern bool library_ready; /* atomically read and written */
 void library_begin_slowly(void);
 static inline void library_begin(void)

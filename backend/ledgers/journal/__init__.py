@@ -1,9 +1,10 @@
-"""What must outlive a daemon that is killed, in a file of its own: the books, where the kernel does not keep them, the
-levers, and the users that files were given to.
+"""The journal: what must outlive a killed daemon, in a file of its own.
 
-    state.py       what is known, and what can happen to it     pure
-    format.py      that as text, and back                        pure
-    first.py       what 0.1 reads of that, and how it goes past the rest    pure
+It holds the books, where the kernel does not keep them, the levers, and the owners that files were given.
+
+    state.py       the content, and the operations on it        pure
+    format.py      the content as text, and back                pure
+    first.py       the part that 0.1 reads, and how the rest goes past it    pure
     file.py        the file: locked, appended to, compacted
     ledger.py      a SoftLedger that writes down what changes
     levers.py      a Gpu that writes down what is about to move, and what holds

@@ -1,4 +1,4 @@
-"""Whose files of the tree are, over the death of a daemon. Owners of slices are in the books besides."""
+"""Owners and modes of the tree's files, kept over the death of a daemon. Owners of slices are in the books as well."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from backend.process.identity import Group, Node, group_on
 
 
 class Attributes:
-    """See :class:`ggroupfs.fs.keeper.Keeper`, which it implements."""
+    """A :class:`ggroupfs.fs.keeper.Keeper` that writes into a journal."""
 
     def __init__(self, journal: Journal, names: Mapping[int, str]) -> None:
         """`names` has the UUID of each GPU, by index."""

@@ -1,19 +1,19 @@
-"""The file of a journal: one daemon's at a time, added to with every change, and written anew when it has grown.
+"""The file of a journal: held by one daemon at a time, appended to with every change, and rewritten when it has grown.
 
-**Added to.** A change is one write(2) at the end, which has happened when the call that it is of returns: what is in
-the page cache outlives any daemon, and what a power cut takes along is of a boot that is over. fdatasync(2) follows
-within a second, in a thread, so that a disk that cannot write is known soon. No writer waits for it: /run is not a
-tmpfs everywhere, and a disk takes as long for it as ten writes to a control file do, or a thousand.
+**Appending.** A change is one write(2) at the end, which is done when the call that makes the change returns: the page
+cache outlives any daemon, and what a power cut loses is of a boot that is over. fdatasync(2) follows within a second,
+in a thread, so that a disk that cannot write is noticed soon. No writer waits for it: /run is not a tmpfs everywhere,
+and a disk takes as long for it as ten writes to a control file do, or a thousand.
 
-**Written anew** by a file beside it that takes its name (rename(2)), so that there is a whole journal at every moment.
-The lock (flock(2)) is on the file, and the new one is locked before it has the name: one that waits for the old finds
-that it is not there any more, and begins again.
+**Rewriting** makes a file beside the journal that takes its name (rename(2)), so that there is a whole journal at every
+moment. The lock (flock(2)) is on the file, and the new one is locked before it has the name: a daemon that waits for
+the old one finds that it is gone, and begins again.
 
-**It says when it is out of date.** Where a change could not be written, what was written whole before stays, and is
-marked at once: by the mode of the file, which takes no room on a disk that is full. Nothing fails for that; it is
-written anew as soon as that is possible. The next daemon goes on from one that is marked, and says so. That there is no
-descriptor or no thread to be had says nothing about the disk: what is written stays, more is added to it, and the rest
-comes later.
+**A journal that is out of date says so.** Where a change could not be written, what was written whole before stays, and
+is marked at once, by the mode of the file: that takes no room on a disk that is full. No caller fails for that; the
+file is rewritten as soon as that is possible. The next daemon goes on from a marked journal, and logs that it does. A
+lack of descriptors or threads says nothing about the disk: what is written stays, more is appended, and the rest comes
+later.
 """
 
 from __future__ import annotations
@@ -48,27 +48,29 @@ log = logging.getLogger(__name__)
 BOOT = Path(procfs.BOOT)
 
 GROWN = 1 << 21
-"""Bytes by which it may grow, besides as much as it began with, before it is written anew."""
+"""Bytes by which the file may grow, besides doubling, before it is rewritten."""
 AT_ONCE = 2000
-"""Groups that are written anew in one go, some 10 ms in which no caller is answered. With more it is done in pieces."""
+"""Most groups that are rewritten in one go, some 10 ms in which no caller is answered. With more it is done in
+pieces."""
 RETRY_S = 1.0
-"""Seconds from a write that failed to the next try."""
+"""Seconds from a failed write to the next try."""
 
 STALE_MODE = 0o400
-"""Permissions of a journal that is out of date; 0600 are those of one that is kept."""
+"""Permissions of a journal that is out of date; one that is kept has 0600."""
 
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Busy(OSError):
-    """Another daemon has it."""
+    """Another daemon holds the journal."""
 
 
 class Journal:
     """See the module. :meth:`commit` may be called in any thread."""
 
     def __init__(self, path: Path, *, boot: str | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        """Takes it, and reads what a daemon before us left. Busy; OSError, in words, where it cannot be ours."""
+        """Take the journal, and read what the former daemon left. Busy where another daemon holds it; OSError, with its
+        reason in words, where it cannot be used."""
         self.path = path
         self._boot = boot if boot is not None else procfs.text(BOOT)
         self._clock = clock
@@ -78,14 +80,14 @@ class Journal:
         self._size = self._began = self._checksum = 0
         self._synced = True
         self._runs = False
-        self._later: list[Operation] = []  # what happened, and is written with what happens next
-        self._tail: list[Collection[Operation]] | None = None  # what happened since it began to be written anew
+        self._later: list[Operation] = []  # happened, and written with the next change
+        self._tail: list[Collection[Operation]] | None = None  # what happened since rewriting began
         self.stale_since: float | None = None
-        """When the daemon before us could not write any more what it read here now (Unix time); None where it could."""
+        """Unix time since when the former daemon could not write what was read here; None where it could."""
         self.listener: Callable[[bool], None] = lambda kept: None
-        """Is told whether what happens is written down, when that turns."""
+        """Called with whether changes are being written, when that changes."""
         self.temporary: set[str] = set()
-        """UUIDs of GPUs that end with the daemon, where it comes to an end, and their books with them."""
+        """UUIDs of GPUs that end with the daemon, unless a successor takes over, and their books with them."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         with contextlib.ExitStack() as stack:
@@ -93,7 +95,7 @@ class Journal:
             self._fd = self._take()
             stack.callback(lambda: os.close(self._fd))
             self.state = self._read()
-            """What it says."""
+            """The content."""
             try:
                 self._write_anew()
             except OSError as error:
@@ -102,11 +104,11 @@ class Journal:
 
     @property
     def broken(self) -> bool:
-        """Whether what happens is not written down at the moment."""
+        """Whether changes cannot be written at the moment."""
         return self._broken
 
     def commit(self, *operations: Operation) -> None:
-        """Has something happen, and be known after our death. Never fails: see the module."""
+        """Apply operations, so that they are known after the daemon's death. Never fails: see the module."""
         with self._lock:
             for operation in operations:
                 self.state.apply(operation)
@@ -116,9 +118,8 @@ class Journal:
                 self._append((*self._later, *operations))
 
     def later(self, *operations: Operation) -> None:
-        """Has something happen, and be known after our death with the next :meth:`commit`, or RETRY_S later: one
-        write(2) is enough for both. For what the next daemon does without, as long as nothing else has happened.
-        """
+        """Apply operations, to be written with the next :meth:`commit`, or RETRY_S later: one write(2) is enough for
+        both. For changes that the next daemon can do without, as long as nothing else has happened."""
         with self._lock:
             for operation in operations:
                 self.state.apply(operation)
@@ -126,7 +127,7 @@ class Journal:
                 self._later += operations
 
     async def run(self) -> None:
-        """Has what was written be on the disk, and tries again what could not be written, until cancelled."""
+        """Have written changes reach the disk, and retry failed writes, until cancelled."""
         self._runs = True
         try:
             await self._look_after_it()
@@ -150,11 +151,11 @@ class Journal:
                     log.debug("the journal %s: %s", self.path, error.strerror)
 
     def sync(self) -> None:
-        """Waits until what was written is on the disk; where that fails, it is as if it could not be written. Without a
-        descriptor to wait with it is still to be done."""
+        """Wait until what was written is on the disk; a failure counts as a failed write. Without a descriptor to wait
+        with it is still to be done."""
         with self._lock:
             try:
-                fd = os.dup(self._fd)  # the file may be another before the disk has answered
+                fd = os.dup(self._fd)  # the file may be replaced before the disk answers
             except OSError as error:
                 log.debug("the journal %s: the disk is not asked: %s", self.path, error.strerror)
                 return
@@ -168,8 +169,8 @@ class Journal:
             os.close(fd)
 
     def close(self, *, ended: bool = True) -> None:
-        """Lets go of it. What was asked for stays, for the next daemon, but for GPUs that have `ended` with this one;
-        where nothing is left, the file goes, too."""
+        """Let go of the journal. Settings stay for the next daemon, except those of GPUs that have `ended` with this
+        one; where nothing is left, the file goes, too."""
         with self._lock:
             if self._later:
                 self.commit()
@@ -184,15 +185,15 @@ class Journal:
             except OSError as error:
                 if ends:
                     self._fail(error)
-                    self._empty()  # what was asked of these is over, whatever else is in it
+                    self._empty()  # settings of these GPUs are void, whatever else is in it
                 elif self._broken:
                     log.error("the journal %s stays out of date: %s", self.path, error.strerror)
-                else:  # what is there is so, if longer than need be
+                else:  # the file is true, if longer than need be
                     log.debug("the journal %s is left as it is: %s", self.path, error.strerror)
             os.close(self._fd)
             os.close(self._folder)
 
-    # Taking it
+    # Taking
 
     def _take(self) -> int:
         while True:
@@ -210,7 +211,7 @@ class Journal:
             except BaseException:
                 os.close(fd)
                 raise
-            os.close(fd)  # written anew, or removed, before we had the lock
+            os.close(fd)  # rewritten or removed before the lock was taken
 
     def _is_there(self, fd: int) -> bool:
         try:
@@ -236,7 +237,7 @@ class Journal:
                 log.info("the journal %s is of another boot of this machine", self.path)
             return State()
         self._size = content.end
-        if data.find(b"\n", content.end) >= 0:  # else it is what a write that was cut off leaves
+        if data.find(b"\n", content.end) >= 0:  # else the rest of a write that was cut off
             log.warning("the journal %s is damaged from byte %d on: what is before that counts", self.path, content.end)
         if content.left_out:
             words = "the journal %s was written by a later ggroupfs: %d entries mean nothing to this one"
@@ -247,7 +248,7 @@ class Journal:
             words = "what was set after that is forgotten"
             log.warning("the journal %s is out of date since %s: %s", self.path, clock_time(self.stale_since), words)
             for key, lever in list(found.levers.items()):
-                found.levers[key] = attrs.evolve(lever, moving=True)  # it is not known what holds now
+                found.levers[key] = attrs.evolve(lever, moving=True)  # what holds now is unknown
         keys = {*found.groups, *found.levers, *found.own, *found.done}
         whose = {subject: subject[1] if isinstance(subject, tuple) else subject for subject in found.given}
         dead = gone(one for one in (*(key[1] for key in keys), *whose.values()) if isinstance(one, Process))
@@ -280,7 +281,8 @@ class Journal:
         return self._size + more > 2 * self._began + GROWN
 
     def _is_compacted(self) -> bool:
-        """Writes it anew, if it was not tried just now. Where that fails it can still be added to."""
+        """Rewrite the journal, unless that was just tried, and return whether that worked. Otherwise it can still be
+        appended to."""
         if self._clock() - self._tried < RETRY_S:
             return False
         self._tried = self._clock()
@@ -292,8 +294,8 @@ class Journal:
         return True
 
     async def _compact(self) -> None:
-        """As :meth:`_write_anew`, in pieces between which callers are answered. What happens meanwhile is added to the
-        journal as it is, and at last to the new one. Where it fails there is another try."""
+        """Do as :meth:`_write_anew`, in pieces between which callers are answered. Changes meanwhile are appended to
+        the journal as it is, and at last to the new one. A failure is tried again later."""
         with self._lock:
             state, self._tail = self.state.copy(), []
         try:
@@ -308,7 +310,7 @@ class Journal:
                 os.pwrite(fd, b"%08x" % checksum, len(head))
                 await in_a_thread("the disk", partial(os.fsync, fd))
                 with self._lock:
-                    if self._tail is None:  # it could not be written, or was written anew at once
+                    if self._tail is None:  # a write failed, or it was rewritten at once
                         raise InterruptedError(errno.EINTR, "another was quicker")
                     for operations in self._tail:
                         text, checksum = format.line(operations, checksum)
@@ -321,7 +323,7 @@ class Journal:
                 self._tail = None
 
     def _write_anew(self) -> None:
-        """The journal is what `state` says and nothing else. On failure it is as it was."""
+        """Rewrite the journal with exactly what `state` holds. On failure it is as it was."""
         text, checksum = format.begin(self._boot, self.state)
         with self._another() as fd:
             self._put(fd, text)
@@ -331,10 +333,10 @@ class Journal:
 
     @contextlib.contextmanager
     def _another(self) -> Iterator[int]:
-        """A new file, locked, that is to take the journal's place; where it does not it is gone afterwards."""
+        """Open a new file, locked, that is to replace the journal; where it does not, it is removed afterwards."""
         new = f"{self.path.name}.new"
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(new, dir_fd=self._folder)  # of one that died on the way
+            os.unlink(new, dir_fd=self._folder)  # left by a daemon that died
         fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600, dir_fd=self._folder)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -350,7 +352,7 @@ class Journal:
         os.close(self._fd)
         size = os.fstat(fd).st_size
         self._fd, self._checksum, self._size, self._began, self._tail = fd, checksum, size, size, None
-        with contextlib.suppress(OSError):  # it is there; after a power cut it is not asked for
+        with contextlib.suppress(OSError):  # it is there; after a power cut it does not matter
             os.fsync(self._folder)
 
     @staticmethod
@@ -373,13 +375,13 @@ class Journal:
             self.listener(True)
 
     def _fail(self, error: OSError) -> None:
-        """What is there is not true any more, but for what was written whole: that stays, marked."""
+        """Note a failed write: the file is out of date. What was written whole stays, marked."""
         self._broken, self._tried, self._tail = True, self._clock(), None
-        self._later = []  # the state has them, and what is written next is the state
+        self._later = []  # the state has them, and is what is written next
         words = "a daemon that is killed now forgets what is set from now on"
         log.error("the journal %s: %s: %s", self.path, error.strerror, words)
         try:
-            if self._is_there(self._fd):  # and is not one that was put aside
+            if self._is_there(self._fd):  # and was not put aside
                 os.ftruncate(self._fd, self._size)
                 os.utime(self._fd)
                 os.fchmod(self._fd, STALE_MODE)
@@ -388,9 +390,9 @@ class Journal:
         self.listener(False)
 
     def _empty(self) -> None:
-        """What is there has to go: it is not so, and cannot be marked."""
+        """Empty the file, which is wrong and cannot be marked."""
         try:
-            if self._is_there(self._fd):  # and is not one that was put aside
+            if self._is_there(self._fd):  # and was not put aside
                 os.ftruncate(self._fd, 0)
         except OSError:
             try:
@@ -400,17 +402,17 @@ class Journal:
 
 
 def stale_since(file: os.stat_result) -> float | None:
-    """Since when a journal is out of date (Unix time), None for one that is kept."""
+    """Return the Unix time since when a journal is out of date; None for one that is kept."""
     return file.st_mtime if stat.S_IMODE(file.st_mode) == STALE_MODE else None
 
 
 def clock_time(seconds: float) -> str:
-    """A moment as a log has it."""
+    """Return a time as logs show it."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 def default_path(folder: Path, mountpoint: str) -> Path:
-    """The journal of a mount, named after its place: another name for each place."""
+    """Return the path of a mount's journal, named after the mountpoint: another name for each."""
     name = quote(mountpoint.strip("/"), safe="", errors="surrogateescape") or "root"
     if len(name) > 200:  # a name may have 255 bytes
         name = hashlib.sha256(mountpoint.encode(errors="surrogateescape")).hexdigest()

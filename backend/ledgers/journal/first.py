@@ -1,15 +1,15 @@
-"""What ggroupfs 0.1 reads of a journal, and how a later one writes what that does not know, so that it goes past it.
+"""What ggroupfs 0.1 reads of a journal, and how later versions write so that it skips what it does not know.
 
-0.1 reads strictly: an operation, or a field, that it does not know makes it put the whole journal aside, and forget all
-limits. So what came later is **carried** by the one operation that it takes for whatever name, and that does nothing
-where nothing has that name: to forget whose the files of a directory are. No cgroup's path has a zero byte in it.
+0.1 reads strictly: an operation or a field that it does not know makes it put the whole journal aside, and forget all
+limits. So what came later is **carried** by the one operation that it takes with any name, and that does nothing where
+nothing has that name: to forget the owners of a directory's files. No cgroup's path has a zero byte in it.
 
     ["put", "GPU-...", "/job", {"high": 1, "new": 2}]   is written as
     ["put", "GPU-...", "/job", {"high": 1}], ["forget", "/\\0[\\"put\\",\\"GPU-...\\",\\"\\u002fjob\\",{\\"new\\":2}]"]
 
-Who reads what is carried takes what it knows. What it does not know of a group it keeps as it is, for who comes after;
-other things it leaves out. Nothing that is carried makes a journal one that is not obeyed. So a field or an operation
-that is added needs nothing here, and an operation may grow by words at its end.
+A reader takes what it knows of what is carried. Unknown fields of a group it keeps as they are, for later versions;
+unknown operations it leaves out. Nothing that is carried makes a journal refused. So a new field or operation needs
+nothing here, and an operation may get more words at its end.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OPERATIONS: Mapping[str, int] = {
     "give": 4,
     "forget": 2,
 }
-"""Those that 0.1 knows, and of how many words it is."""
+"""Operations that 0.1 knows, with their number of words."""
 
 _COUNT, _SIZE = range(1 << 128), range(1 << 63)
 _ID = range(1 << 32)
@@ -47,16 +47,16 @@ FIELDS: Mapping[str, range] = {
     "uid": _ID,
     "gid": _ID,
 }
-"""Those of a group that 0.1 knows, and what it takes in each."""
+"""Fields of a group that 0.1 knows, with the values that it takes."""
 
 CARRIER = "/\0"
-"""How the name begins that carries an operation, as JSON without a slash."""
+"""Beginning of the name that carries an operation, as JSON without a slash."""
 
 _encoder = json.JSONEncoder(separators=(",", ":"), check_circular=False)
 
 
 def written(operations: Iterable[Sequence[Any]]) -> Iterator[Sequence[Any]]:
-    """Operations as they are written: what 0.1 knows of each, and what it does not."""
+    """Yield operations as they are written: what 0.1 knows of each, and what it does not."""
     for operation in operations:
         name = operation[0]
         if name == "put":
@@ -80,7 +80,8 @@ def written(operations: Iterable[Sequence[Any]]) -> Iterator[Sequence[Any]]:
 
 
 def unwrapped(operation: Sequence[Any]) -> Sequence[Any] | None:
-    """The operation that one carries; None for one that carries none."""
+    """Return the operation that this one carries; None for one that carries none, an empty list for one that is
+    damaged."""
     match operation:
         case ["forget", str(text)] if text.startswith(CARRIER):
             try:

@@ -1,11 +1,11 @@
-"""A journal as text: a line that says what it is, and a line for each change, every one with a checksum.
+"""A journal as text: a line that identifies it, then a line for each change, each with a checksum.
 
     ggroupfs-journal 1 0f0e7a52-... 5f3c9a1e
     0a1b2c3d [["gpu","GPU-..."],["add","GPU-...","/job","/"],["put","GPU-...","/job",{"high":1073741824}]]
 
 A line is taken whole or not at all: one call of the ledger is one line, and so is all that a compacted journal begins
-with. A checksum goes on from that of the line before (zlib's CRC-32), so a line that is missing in the middle ends
-what is read as one that is damaged does. So whatever was cut off, what is read is what was true at some moment.
+with. Each checksum continues that of the line before (zlib's CRC-32), so a missing line ends the reading just as a
+damaged one does. Whatever was cut off, what is read was true at some moment.
 
 The version stays 1 as long as what 0.1 wrote and read means the same. What came later is carried (first.py).
 """
@@ -26,57 +26,57 @@ MAGIC = b"ggroupfs-journal "
 VERSION = 1
 
 PIECE = 64
-"""Operations in each."""
+"""Number of operations in each piece."""
 
 _CHECKSUM = 8
-"""Hexadecimal digits."""
+"""Number of hexadecimal digits of a checksum."""
 
 NO_CHECKSUM = b"0" * _CHECKSUM + b" "
-"""In the place of a checksum that is not known yet."""
+"""Placeholder for a checksum that is not known yet."""
 
 _encoder = json.JSONEncoder(separators=(",", ":"), check_circular=False)
 
 
 class NotOurs(ValueError):
-    """No journal at all: it is to be left as it is."""
+    """The file is no journal, and must be left as it is."""
 
 
 class Refused(ValueError):
-    """A journal that cannot be obeyed, in words: of another version, or one that makes no sense."""
+    """The journal cannot be used, for the reason given in words: it is of another version, or makes no sense."""
 
 
 @attrs.frozen
 class Content:
-    """What a file says."""
+    """The content of a file."""
 
     boot: str
-    """Of which boot of the machine; empty where it is not said."""
+    """Boot ID of the machine that it is of; empty where it names none."""
     state: State
-    """What was true when its last whole line was written."""
+    """The state when its last whole line was written."""
     end: int
-    """Bytes of it that were understood."""
+    """Number of bytes that were understood."""
     checksum: int
-    """Of the last line, from which the next goes on."""
+    """Checksum of the last line, which the next continues."""
     left_out: int = 0
-    """Operations of a later version that mean nothing here."""
+    """Number of operations of a later version that were left out."""
 
 
 def begin(boot: str, state: State) -> tuple[bytes, int]:
-    """The text of a whole new journal, and the checksum that the next line goes on from."""
+    """Return the text of a whole new journal, and the checksum that the next line continues."""
     first, checksum = head(boot)
     text, checksum = line(state.operations(), checksum)
     return first + text, checksum
 
 
 def head(boot: str) -> tuple[bytes, int]:
-    """The first line, and its checksum."""
+    """Return the first line, and its checksum."""
     words = MAGIC + f"{VERSION} {boot}".encode()
     checksum = zlib.crc32(words)
     return words + b" %08x\n" % checksum, checksum
 
 
 def pieces(operations: Iterable[Operation]) -> Iterator[bytes]:
-    """The text of one change behind its checksum, in pieces that take no time worth a word."""
+    """Yield the text of one change, without its checksum, in pieces that each take little time."""
     left, before = written(operations), b"["
     while piece := list(itertools.islice(left, PIECE)):
         yield before + _encoder.encode(piece)[1:-1].encode()
@@ -85,21 +85,21 @@ def pieces(operations: Iterable[Operation]) -> Iterator[bytes]:
 
 
 def line(operations: Iterable[Operation], before: int) -> tuple[bytes, int]:
-    """The text of one change, and its checksum."""
+    """Return the line of one change, and its checksum."""
     body = b"".join(pieces(operations))
     checksum = zlib.crc32(body, before)
     return b"%08x %b\n" % (checksum, body), checksum
 
 
 def read(data: bytes) -> Content:
-    """What a file says. NotOurs; Refused."""
+    """Return the content of a file. NotOurs; Refused."""
     if not data.startswith(MAGIC):
         if not MAGIC.startswith(data):
             raise NotOurs("it does not begin as a journal does")
         return Content("", State(), 0, 0)
     first, newline, _ = data.partition(b"\n")
     if not newline:
-        return Content("", State(), 0, 0)  # cut off before it said anything
+        return Content("", State(), 0, 0)  # cut off within the first line
     boot, checksum = _first(first)
     state, at, left_out = State(), len(first) + 1, 0
     while (end := data.find(b"\n", at)) >= 0:
@@ -131,7 +131,7 @@ def _first(words: bytes) -> tuple[str, int]:
 
 
 def _is_taken(state: State, operation: Operation) -> bool:
-    """Has one thing happen that 0.1 did not know, as far as it is known here. Whether that is all of it."""
+    """Apply an operation that 0.1 did not know, as far as this version knows it. Return whether that is all of it."""
     try:
         match operation:
             case ["put", str(uuid), node, dict(fields)]:

@@ -1,12 +1,13 @@
-"""A SoftLedger that outlives its daemon: what changes in the books is in a journal before a listener is told of it.
+"""A SoftLedger that outlives its daemon: changes of the books are in a journal before listeners are told of them.
 
-What is asked for, and the tree, are written with the call that changes them. Figures that the hardware changes all the
-time (peaks, counts of what moved) are collected, and written before they are read, or soon: they are as many as pages
-that move.
+Settings and the tree are written with the call that changes them. Figures that the hardware changes all the time
+(peaks, counts of what moved) are collected, and written before they are read, or soon: there are as many changes as
+pages that move.
 
-Why a process is off the runlist is written with what its lever is about to do (:mod:`backend.ledgers.journal.levers`):
-before the hardware has more of it, and one write for both. Where it has less of it, or no lever moves, that comes with
-the next write: the next daemon fits reasons to the hardware (:meth:`backend.core.reasons.Off.held_in`).
+Why a process is off the runlist is written together with what its lever is about to do
+(:mod:`backend.ledgers.journal.levers`): before the hardware takes more of it off, in one write for both. Where the
+hardware puts some back, or no lever moves, it comes with the next write: the next daemon fits reasons to the hardware
+(:meth:`backend.core.reasons.Off.held_in`).
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from backend.process.identity import ROOT, Group, SliceOn, group_on
 _kept = attrgetter(*FIELDS)
 
 SOON_S = 0.05
-"""Seconds after which figures that were not asked for are written, too."""
+"""Seconds after which figures are written that were not read before."""
 
 
 class Watched(Account):
-    """A page in the books that says when it changes."""
+    """An account that reports its changes."""
 
     __slots__ = ("_changed", "written")
 
@@ -43,7 +44,7 @@ class Watched(Account):
         super().__init__(group, parent, granule)
         self._changed = changed
         self.written = Books()
-        """As the journal has it."""
+        """The books, as the journal has them."""
 
     def update(self, **changes: object) -> None:
         super().update(**changes)
@@ -51,7 +52,7 @@ class Watched(Account):
 
 
 class JournaledLedger(SoftLedger):
-    """See :class:`backend.core.protocols.Ledger`, which it implements, and the module."""
+    """A :class:`backend.core.protocols.Ledger` in memory and in a journal. See the module."""
 
     def __init__(self, journal: Journal, names: Mapping[int, str]) -> None:
         """`names` has the UUID of each GPU, by index."""
@@ -122,7 +123,7 @@ class JournaledLedger(SoftLedger):
         super().reset_peak(group, peak)
         self._write()
 
-    # The small parts
+    # Helpers
 
     def _open(self, group: Group, parent: Account | None, granule: int = 1) -> Account:
         return Watched(self._note, group, parent, granule)
@@ -135,13 +136,13 @@ class JournaledLedger(SoftLedger):
         return self._names[group.gpu], group.node
 
     def _write(self, *operations: Operation) -> None:
-        """Everything that changed since the last time is in the journal, whole or not at all."""
+        """Write everything that changed since the last time into the journal, whole or not at all."""
         told = [*operations, *self._collected()]
         if told:
             self._journal.commit(*told)
 
     def _collected(self) -> Sequence[Operation]:
-        """What changed since the last time."""
+        """Return the operations for what changed since the last time."""
         told = []
         for account in self._changed:
             assert isinstance(account, Watched)
@@ -156,7 +157,8 @@ class JournaledLedger(SoftLedger):
         return told
 
     def _take_over(self, index: int, uuid: str) -> None:
-        """The books are as the daemon before us left them, but for what is held: that is said again."""
+        """Take over the books as the former daemon left them, except what is held, which programs and hardware report
+        anew."""
         found = self._journal.state
         root = self._accounts[SliceOn(ROOT, index)]
         high = root.figures.high
@@ -183,7 +185,8 @@ class JournaledLedger(SoftLedger):
 
 
 def _reset_by_nobody(account: Account) -> None:
-    """Undo all resets: they were asked of the daemon before. The journal of an earlier version has no peak ever."""
+    """Undo all resets, which were made with the former daemon. The journal of an earlier version has no peak of all
+    time."""
     books = account.figures
     peak, swap_peak = max(books.peak, books.peak_ever), max(books.swap_peak, books.swap_peak_ever)
     account.update(peak=peak, peak_ever=peak, swap_peak=swap_peak, swap_peak_ever=swap_peak)

@@ -1,7 +1,7 @@
 """A Gpu that notes what its levers are about to do and what holds, as the kernel does where it has the books.
 
-So the next daemon knows which processes were off the runlist, and of which that is unknown. And the timeslices that
-TSGs had of their own: once they were given others, the driver does not know them any more.
+So the next daemon knows which processes were off the runlist, and for which that is unknown. It also knows the
+timeslices that TSGs had of their own: the driver forgets these once others are set.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from backend.process.identity import Process
 
 
 class JournaledGpu(ForwardingGpu):
-    """See :class:`backend.core.protocols.Gpu`, which it implements, and the module."""
+    """A :class:`backend.core.protocols.Gpu` that forwards to another and writes into a journal. See the module."""
 
     def __init__(self, inner: Gpu, journal: Journal) -> None:
         super().__init__(inner)
@@ -45,7 +45,7 @@ class JournaledGpu(ForwardingGpu):
     def _note(self, process: Process, change: Callable[[Held], Held]) -> None:
         key: Key = self.info.uuid, process
         if key not in self._journal.state.groups:
-            return  # it is gone, and what was known of its levers with its books: the lever returned later
+            return  # gone with its books before the lever returned
         before = self._journal.state.levers.get(key, UNTOUCHED)
         now = change(before)
         if now != before:
@@ -57,17 +57,18 @@ def _moving(held: Held) -> Held:
 
 
 class Timeslices:
-    """What the TSGs of programs on one GPU had of their own (:class:`backend.nvidia.notes.Notes`). For any thread."""
+    """The timeslices that the TSGs of programs on one GPU had of their own (:class:`backend.nvidia.notes.Notes`). For
+    any thread."""
 
     def __init__(self, journal: Journal, uuid: str) -> None:
         self._journal = journal
         self._uuid = uuid
 
     def known(self, process: Process) -> Mapping[str, int]:
-        """Microseconds, by the names under which they were noted."""
+        """Return the noted timeslices of a process, in microseconds, by the names under which they were noted."""
         return self._journal.state.own.get((self._uuid, process), {})
 
     def note(self, process: Process, timeslices: Mapping[str, int]) -> None:
-        """From now on these are to be given back, and no others."""
+        """Note the timeslices that are to be given back, in place of earlier ones."""
         if timeslices != self.known(process):
             self._journal.commit(state.own((self._uuid, process), timeslices))

@@ -1,5 +1,5 @@
-"""How long slices stay that were made, over the death of a daemon: with any ledger, as the kernel's books say only that
-they do."""
+"""The lives of slices, kept over the death of a daemon: with any ledger, as the kernel's books only say that slices
+stay."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from backend.process.identity import Slice
 
 
 class WrittenLives:
-    """See :class:`backend.core.lives.Memory`, which it implements, and the module."""
+    """A :class:`backend.core.lives.Memory` in a journal. See the module."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal

@@ -1,5 +1,8 @@
-"""Who is on the way from one GPU to another, over the death of a daemon: with any ledger, the kernel's too, which has
-both groups of such a process and does not say which of them is to stay."""
+"""The moves between GPUs in progress, kept over the death of a daemon.
+
+They are kept with any ledger, the kernel's too, which has both groups of such a process and does not say which of them
+is to stay.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from backend.process.identity import Process
 
 
 class WrittenMoves:
-    """See :class:`backend.core.protocols.Moves`, which it implements, and the module."""
+    """A :class:`backend.core.protocols.Moves` in a journal. See the module."""
 
     def __init__(self, journal: Journal, names: Mapping[int, str]) -> None:
         """`names` has the UUID of each GPU, by index."""

@@ -1,7 +1,8 @@
-"""What a journal says at one moment, and the operations that change it. Pure; strict, since it is read from a file.
+"""The content of a journal at one moment, and the operations that change it. Pure; strict, since it is read from a
+file.
 
-An operation is a list as JSON has it; the functions here make them, and :meth:`State.apply` understands them. A GPU is
-known by its UUID, since NVML's numbering may be another for the next daemon.
+An operation is a list as JSON has it; the functions here make them, and :meth:`State.apply` applies them. A GPU is
+known by its UUID, since NVML may number it otherwise for the next daemon.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ Key = tuple[str, Node]
 """A group: the UUID of its GPU, and its node."""
 
 Subject = str | Node | Key
-"""What a directory is of: ``root`` or ``gpus``, a process, a slice, or a group."""
+"""The subject of a directory: ``root`` or ``gpus``, a process, a slice, or a group."""
 
 FIELDS = tuple(field.name for field in attrs.fields(Books) if field.name not in ("current", "swap"))
-"""What is kept of a group. What it holds the hardware and the programs say again."""
+"""Fields that are kept of a group. What it holds, hardware and programs report anew."""
 
 FLAGS = {setting.field for setting in BY_FIELD.values() if setting.kind is Kind.SWITCH}
 
@@ -40,7 +41,7 @@ _BOOKS = Books()
 
 
 class Nonsense(ValueError):
-    """An operation that cannot be: of a journal that is not ours, or not whole."""
+    """An operation is impossible: the journal is not ggroupfs's, or not whole."""
 
 
 @attrs.frozen
@@ -50,32 +51,32 @@ class Entry:
     above: Slice | None
     """The slice that it is in; None for a GPU's root."""
     fields: dict[str, int] = attrs.field(factory=dict)
-    """What is not as in a new group, by the names of :class:`Books`."""
+    """Figures that differ from a new group's, by the names of :class:`Books`."""
     later: dict[str, int | str] = attrs.field(factory=dict)
-    """What a later version noted of it besides: kept for that, and gone with the group."""
+    """Fields that a later version added: kept for it, and gone with the group."""
 
 
 @attrs.frozen
 class Lever:
-    """What holds for a process on a GPU."""
+    """The state of a process's levers on a GPU."""
 
     detached: bool = False
-    """Its TSGs are off the runlist, those of every engine."""
+    """Whether the TSGs of every engine are off the runlist."""
     timeslice_us: int = 0
-    """Its timeslice, microseconds; 0 is the driver's default."""
+    """Its timeslice in microseconds; 0 for the driver's default."""
     moving: bool = False
-    """They were about to be taken off, or put back, and what came of it is unknown."""
+    """Whether TSGs were about to be taken off or put back, with an unknown result."""
     gr: bool = False
-    """Those of the GR engine alone are off the runlist."""
+    """Whether the TSGs of the GR engine alone are off the runlist."""
     others: Mapping[str, int] = attrs.field(factory=dict)
-    """Its levers that came after 0.1, by the field of their setting; none that is at 0."""
+    """Values of the levers that came after 0.1, by the field of their setting; without those at 0."""
 
     def at(self, lever: settings.Lever) -> int:
-        """The value of a lever."""
+        """Return the value of a lever."""
         return self.timeslice_us if lever is settings.TIMESLICE else self.others.get(lever.field, 0)
 
     def with_(self, lever: settings.Lever, value: int) -> Lever:
-        """The same with a lever at another value."""
+        """Return the same state with a lever at another value."""
         if lever is settings.TIMESLICE:
             return attrs.evolve(self, timeslice_us=value)
         others = dict(self.others)
@@ -83,7 +84,7 @@ class Lever:
         return attrs.evolve(self, others=others)
 
     def without(self, engines: Engines) -> Lever:
-        """The same where the TSGs of these engines are off the runlist, the others on it, and that holds."""
+        """Return the same state with the TSGs of exactly these engines off the runlist, and that certain."""
         return attrs.evolve(self, detached=engines is Engines.ALL, gr=engines is Engines.GR, moving=False)
 
     @property
@@ -94,7 +95,7 @@ class Lever:
 
 @attrs.frozen
 class Owned:
-    """What chown(2) and chmod(2) set on one file; None where they did not."""
+    """The owner and mode that chown(2) and chmod(2) set on one file; None for what they did not set."""
 
     uid: int | None = None
     """Owner."""
@@ -103,54 +104,55 @@ class Owned:
     permissions: int | None = None
     """Permission bits."""
     lent: int | None = None
-    """The user that had it by delegation and set this: it holds while that user has it. None: it holds in any case."""
+    """The user that had the file by delegation and set this, which holds while that user has it. None: it holds in any
+    case."""
 
 
 @attrs.frozen
 class Moving:
-    """A program that was to go to another GPU, and the end of it was not seen."""
+    """A move of a program to another GPU whose end was not seen."""
 
     source: str
     """UUID of the GPU that it was on."""
     target: str
-    """UUID of the one that it was to go to."""
+    """UUID of the GPU that it was to go to."""
     before: Mapping[str, int] | None
-    """What was asked for it there before, by the names of :class:`Books`; None where it had no group there."""
+    """Settings of its group on the target before, by the names of :class:`Books`; None where it had none there."""
 
 
 UNTOUCHED = Lever()
 
 
-# What can happen
+# The operations
 
 
 def gpu(uuid: str) -> Operation:
-    """The books of a GPU were opened."""
+    """Return the operation that opens the books of a GPU."""
     return ["gpu", uuid]
 
 
 def add(key: Key, above: Slice) -> Operation:
-    """A group is below a slice of the same GPU."""
+    """Return the operation that adds a group below a slice of the same GPU."""
     return ["add", key[0], _raw(key[1]), above.path]
 
 
 def move(key: Key, above: Slice) -> Operation:
-    """It is below another one."""
+    """Return the operation that moves a group below another slice."""
     return ["move", key[0], _raw(key[1]), above.path]
 
 
 def remove(key: Key) -> Operation:
-    """It is gone, with all that was known of it on this GPU."""
+    """Return the operation that removes a group, with all that was known of it on this GPU."""
     return ["remove", key[0], _raw(key[1])]
 
 
 def put(key: Key, fields: Mapping[str, int | str]) -> Operation:
-    """Some of its figures are others."""
+    """Return the operation that changes some figures of a group."""
     return ["put", key[0], _raw(key[1]), dict(fields)]
 
 
 def lever(key: Key, state: Lever) -> Operation:
-    """What holds of its levers."""
+    """Return the operation that notes the state of a process's levers."""
     found = ["lever", key[0], _raw(key[1]), state.detached, state.timeslice_us, state.moving]
     if state.others:
         return [*found, state.engines.name, dict(state.others)]
@@ -158,79 +160,82 @@ def lever(key: Key, state: Lever) -> Operation:
 
 
 def reasons(key: Key, off: Off) -> Operation:
-    """Why a process is off the runlist, as two masks of :class:`backend.core.reasons.Reason`: for which reasons every
-    engine is, and for which the GR engine alone."""
+    """Return the operation that notes why a process is off the runlist, as two masks of
+    :class:`backend.core.reasons.Reason`: the reasons that take every engine, and those that take the GR engine alone.
+    """
     return ["reasons", key[0], _raw(key[1]), off.all.value, off.gr.value]
 
 
 def own(key: Key, timeslices: Mapping[str, int]) -> Operation:
-    """The timeslices that TSGs of a process had before they were given others, microseconds, by client and handle
-    (``c1d00019:5c000003``)."""
+    """Return the operation that notes the timeslices that TSGs of a process had before others were set, in
+    microseconds, by client and handle (``c1d00019:5c000003``)."""
     return ["own", key[0], _raw(key[1]), dict(timeslices)]
 
 
 def moving(process: Process, move: Moving) -> Operation:
-    """A process is about to go to another GPU."""
+    """Return the operation that notes that a process is about to move to another GPU."""
     before = None if move.before is None else dict(move.before)
     return ["moving", _raw(process), move.source, move.target, before]
 
 
 def moved(process: Process) -> Operation:
-    """It is there, or has stayed, and the books say so."""
+    """Return the operation that notes that a move has ended, one way or the other, and is in the books."""
     return ["moved", _raw(process)]
 
 
 def done(key: Key, figures: Mapping[str, int]) -> Operation:
-    """What was done in a group, ever, by figure; none: nothing is known of it."""
+    """Return the operation that notes what was done in a group, ever, by figure; an empty mapping drops it."""
     return ["done", key[0], _raw(key[1]), dict(figures)]
 
 
 def give(subject: Subject, file: str, owned: Owned | None) -> Operation:
-    """A file in a directory, or (empty) the directory itself, has an owner; None: as it was at first."""
+    """Return the operation that sets the owner of a file in a directory, or, with an empty name, of the directory
+    itself; None for the owner that it had at first."""
     value = None if owned is None else [*attrs.astuple(owned)]
     return ["give", _raw_subject(subject), file, value]
 
 
 def forget(subject: Subject) -> Operation:
-    """The directory is gone: nothing in it has an owner."""
+    """Return the operation that drops a directory, with the owners of everything in it."""
     return ["forget", _raw_subject(subject)]
 
 
 def live(slice_: Slice, life: Life | None) -> Operation:
-    """How long a slice stays that was made; None: it is gone, or was not made."""
+    """Return the operation that notes the life of a slice; None for one that is gone, or was not made."""
     return ["live", slice_.path, None] if life is None else ["live", slice_.path, *attrs.astuple(life)]
 
 
 @attrs.define
 class State:
-    """See the module."""
+    """The content of a journal. See the module."""
 
     groups: dict[Key, Entry] = attrs.field(factory=dict)
     """The books."""
     levers: dict[Key, Lever] = attrs.field(factory=dict)
-    """What holds, where it is not as it always was."""
+    """States of levers, where they are not untouched."""
     reasons: dict[Key, Off] = attrs.field(factory=dict)
-    """Why processes are off the runlist."""
+    """Reasons for which processes are off the runlist."""
     own: dict[Key, dict[str, int]] = attrs.field(factory=dict)
-    """Timeslices that are to be given back."""
+    """Timeslices that are to be given back, in microseconds, by TSG."""
     moves: dict[Process, Moving] = attrs.field(factory=dict)
-    """The processes on the way from one GPU to another."""
+    """Moves whose end was not seen."""
     given: dict[Subject, dict[str, Owned]] = attrs.field(factory=dict)
     """Owners and modes, by directory and file."""
     done: dict[Key, dict[str, int]] = attrs.field(factory=dict)
-    """What was done in a group, by figure; also where another ledger has the books."""
+    """What was done in each group, by figure; kept also where another ledger has the books."""
     lives: dict[Slice, Life] = attrs.field(factory=dict)
-    """How long slices stay that were made; also where another ledger has the books."""
+    """The lives of slices; kept also where another ledger has the books."""
     _below: dict[Key, int] = attrs.field(factory=dict, init=False, eq=False)
-    """How many groups are directly in one, where any are."""
+    """Number of groups directly in a group, where there are any."""
 
     def copy(self) -> State:
-        """What it says now. Quick, however much that is: what is in the tables is replaced, never changed."""
+        """Return a copy of the current state. Quick, whatever the size: what is in the tables is replaced, never
+        changed."""
         tables = self.groups, self.levers, self.reasons, self.own, self.moves, self.given, self.done, self.lives
         return State(*(dict(table) for table in tables))  # type: ignore[arg-type]
 
     def apply(self, operation: Operation) -> None:
-        """Has one thing happen. Nonsense where it cannot."""
+        """Apply an operation. Nonsense where it is impossible."""
         match operation:
             case ["gpu", str(uuid)]:
                 self.groups.setdefault((uuid, ROOT), Entry(None))
@@ -286,7 +291,7 @@ class State:
                 raise Nonsense(f"unknown operation {str(operation)[:80]}")
 
     def keep(self, uuid: str, node: object, later: Mapping[str, int | str]) -> None:
-        """Notes of a group what a later version did. Nonsense."""
+        """Keep fields of a group that a later version wrote. Nonsense."""
         key = uuid, _node(node)
         _expect(key in self.groups)
         self.groups[key] = attrs.evolve(self.groups[key], later={**self.groups[key].later, **later})
@@ -299,7 +304,7 @@ class State:
         return not (books or any(tables))
 
     def operations(self) -> Iterator[Operation]:
-        """What makes this state of an empty one."""
+        """Yield operations that make this state from an empty one."""
         for uuid in [uuid for (uuid, _), entry in self.groups.items() if entry.above is None]:
             yield gpu(uuid)
         for key in self._in_order():
@@ -326,11 +331,12 @@ class State:
                 yield give(subject, file, owned)
 
     def ordered(self, uuid: str) -> list[Key]:
-        """The groups of a GPU but its root, each after the one above."""
+        """Return the groups of a GPU, except its root, each after the one above it."""
         return [key for key in self._in_order() if key[0] == uuid]
 
     def _in_order(self) -> Iterator[Key]:
-        """All groups but the roots, each after the one above: a move can have put it the other way."""
+        """Yield all groups except the roots, each after the one above it: a move may have left them in another
+        order."""
         found: set[Key] = set()
         for key in self.groups:
             chain: list[Key] = []
@@ -343,7 +349,7 @@ class State:
             yield from reversed(chain)
 
     def drop(self, gone: Iterable[Key]) -> None:
-        """Processes that are no more, wherever they were."""
+        """Drop processes that are gone, wherever they were."""
         for key in gone:
             entry = self.groups.get(key)
             if entry is not None and entry.above is not None:
@@ -355,7 +361,7 @@ class State:
                 self.moves.pop(key[1], None)
 
     def forget_gpu(self, uuid: str) -> None:
-        """A GPU is gone, with its books."""
+        """Drop a GPU, with its books."""
         for table in (self.groups, self._below, self.levers, self.reasons, self.own, self.given, self.done):
             for key in [key for key in table if isinstance(key, tuple) and key[0] == uuid]:
                 del table[key]
@@ -367,7 +373,7 @@ class State:
             if not nodes or (isinstance(subject, (Process, Slice)) and subject not in nodes):
                 del self.given[subject]
 
-    # The small parts
+    # Helpers
 
     def _lever(self, key: Key, found: Lever) -> None:
         _within(found.timeslice_us, range(1 << 63))
@@ -430,7 +436,7 @@ def _range(name: str) -> range:
 
 
 _RANGES = {name: _range(name) for name in FIELDS}
-"""Of each field. Figures that cannot be set are counts."""
+"""Values that each field can have. Figures that cannot be set are counts."""
 
 
 def _enter(table: dict[Any, Any], key: Any, value: Any, wanted: bool) -> None:

@@ -1,4 +1,4 @@
-"""What was done in each group, over the death of a daemon: with any ledger, as the kernel's counts memory alone."""
+"""The totals of each group, kept over the death of a daemon: with any ledger, as the kernel's counts only memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from backend.process.identity import Group, Node
 
 
 class WrittenTotals:
-    """See :class:`backend.core.totals.Memory`, which it implements, and the module."""
+    """A :class:`backend.core.totals.Memory` in a journal. See the module."""
 
     def __init__(self, journal: Journal, names: Mapping[int, str]) -> None:
         """`names` has the UUID of each GPU, by index."""

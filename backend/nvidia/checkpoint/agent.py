@@ -1,11 +1,13 @@
-"""The process that acts: a request on stdin, a line on stdout for each step that begins and ends, the outcome last.
+"""The agent: a process that carries out one request on one program.
 
-Where the request says that it asks first, another line comes on stdin once the program may be acted on, or the end of
-it where it may not; an argument is the descriptor of the page of one that stands by then (:mod:`backend.cuda.page`).
+It reads the request from stdin and writes a line to stdout for each step that begins or ends, the outcome last. If
+the request says that the agent asks first, another line comes on stdin once the program may be acted on, or end of
+file if it may not. An optional argument is the descriptor of the page of a program that stands by then
+(:mod:`backend.cuda.page`).
 
-It is a process of its own because calls of libcuda can hang, because nothing of CUDA is to live in the daemon, and
-because the daemon may end: a program that is locked or checkpointed is helpless, so once a request is read nothing but
-SIGKILL keeps it from going on to the end.
+It is a process of its own because calls of libcuda can hang, because no part of CUDA may live in the daemon, and
+because the daemon may end: a locked or checkpointed program is helpless, so once a request is read only SIGKILL keeps
+the agent from finishing it.
 """
 
 from __future__ import annotations
@@ -31,12 +33,14 @@ from backend.nvidia.checkpoint.records import Action, Driver, Outcome, Progress,
 IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE, signal.SIGQUIT)
 LINE = 1 << 16
 LANDED = {Step.RESERVE: False, Step.LOCK: False, Step.RETURN: False, Step.RESTORE: True}
-"""Steps from which on a program that is locked is at the destination, or is not. A restore goes on in the program when
-its agent dies, so one that began counts. The first two are those by which an action begins to have an effect."""
+"""Steps from which on a locked program is at the destination (True), or is not (False). A restore goes on in the
+program when its agent dies, so a restore that began counts. The first two are those with which an action begins to
+have an effect.
+"""
 
 
 class Agent:
-    """One request."""
+    """One request, and the journal of its steps."""
 
     def __init__(self, request: Request, driver: Driver, page: int | None = None) -> None:
         self._request = request
@@ -45,7 +49,7 @@ class Agent:
         self._journal: Journal | None = None
 
     def run(self) -> Outcome:
-        """Does it. Raises only what is a bug."""
+        """Carry out the request and return its outcome. Raises only on a bug."""
         try:
             return self._run()
         except OSError as error:
@@ -69,7 +73,7 @@ class Agent:
         before = journal.before
         place = "" if self._request.action is Action.RESUME else self._request.source
         if self._request.action is Action.RECOVER:
-            # What the dead agent knew is better than what a caller believes.
+            # What the dead agent knew is more reliable than what the caller believes.
             place = "" if before is None else before.place
             self._request = self._request if before is None else attrs.evolve(before.request, action=Action.RECOVER)
         outcome = None
@@ -77,7 +81,7 @@ class Agent:
             outcome = self._machine(pinned).run(self._request, place)
             return outcome
         finally:
-            # It is kept in mind while the program waits for another process, which is not one that has locked it.
+            # The file is kept while the program waits for another agent; not if another process has locked the program.
             journal.close(keep=journal.written and not (outcome is not None and _settled(outcome)))
 
     def _machine(self, pinned: Pinned) -> Machine:
@@ -105,13 +109,13 @@ def _settled(outcome: Outcome) -> bool:
 
 
 def _say(what: Progress | Outcome) -> None:
-    """Some thirty lines in all, which a pipe has room for: it goes on though they are not read."""
+    """Write a line to stdout, even if it is not read: a pipe has room for the thirty or so lines of a request."""
     with contextlib.suppress(OSError):
         os.write(sys.stdout.fileno(), what.line())
 
 
 def main() -> int:
-    """Reads a request and does it."""
+    """Read a request and carry it out."""
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
     line = sys.stdin.buffer.readline(LINE)

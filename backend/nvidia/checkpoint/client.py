@@ -1,8 +1,9 @@
-"""The daemon's side: starts an agent for each thing to do, hears how it goes, and sees to it that it is finished.
+"""The daemon's side of checkpoints: start an agent for each request, follow its steps, and make sure that it
+finishes.
 
-An agent is left alone whatever becomes of who asked: one that is given up goes on, unless it has yet to ask whether it
-may; it is waited for by a task of its own, and what came of it is logged. One that is killed is followed at once by
-another that makes the program run again.
+An agent goes on whatever becomes of its caller: one that was abandoned goes on too, unless it has yet to ask whether
+it may. A task of its own waits for it and logs the outcome. An agent that is killed is followed at once by another
+one, which makes the program run again.
 """
 
 from __future__ import annotations
@@ -26,50 +27,50 @@ from backend.process.identity import Process
 log = logging.getLogger(__name__)
 
 START_S = 30.0
-"""For an agent to start, initialise the driver (2.7 s with eight GPUs), and make a context."""
+"""Seconds for an agent to start, initialise the driver (2.7 s with eight GPUs), and make a context."""
 BYTES_A_SECOND = 500_000_000
-"""Checkpoint and restore together, at the slowest: 1.3 GB/s measured on an H200, 0.7 GB/s told of slow hosts."""
+"""Slowest rate of checkpoint and restore together: 1.3 GB/s measured on an H200, 0.7 GB/s reported of slow hosts."""
 RECOVERIES = 3
 """Agents that try to make a program run, one after the other."""
 Ready = Callable[[], Awaitable[None]]
-"""Returns once a program may be acted on. OSError: it may not, and is left as it is."""
+"""Returns once a program may be acted on. Raises OSError if it may not; then it is left as it is."""
 CLEAN = ("CUDA_", "LD_PRELOAD")
-"""Begin the names of what agents do not inherit: they see all GPUs, and are no program of ours."""
+"""Prefixes of the variables that agents do not inherit: an agent sees all GPUs, and does not load our library."""
 
 
 @attrs.frozen
 class Done:
-    """What was asked for holds."""
+    """The result of a request that succeeded."""
 
     state: State
-    """How the program is: running, or checkpointed where it was suspended."""
+    """State of the program: running, or checkpointed where it was suspended."""
     place: str
     """UUID of the GPU that it is on; empty for none, or where that is not known."""
     milliseconds: Mapping[Step, float]
-    """How long each step took, those that were done more than once together."""
+    """Duration of each step, repeated steps added up."""
     stall_ms: float | None
-    """Milliseconds from when the lock was asked for until the program was unlocked; None where it was not both."""
+    """Milliseconds from the request for the lock to the unlock of the program; None unless both happened."""
     trouble: str = ""
-    """What failed on the way, and was made good."""
+    """What failed on the way and was repaired; empty for nothing."""
 
 
 class CheckpointError(OSError):
-    """What was asked for does not hold. The errno is of the step that failed; the words say which, and why."""
+    """A request that failed. The errno is that of the failed step; the message names the step and the reason."""
 
     def __init__(self, outcome: Outcome, steps: Sequence[Progress]) -> None:
         super().__init__(outcome.errno, outcome.words)
         self.state = outcome.state
-        """How the program is now; None where that is not known, or it has ended."""
+        """State of the program now; None where that is not known, or it has ended."""
         self.place = outcome.place
         """UUID of the GPU that it is on; empty for none, or where that is not known."""
         self.step = outcome.step
-        """What failed."""
+        """The step that failed."""
         self.milliseconds = _milliseconds(steps)
         """As :attr:`Done.milliseconds`."""
         self.stall_ms = _stall(steps)
         """As :attr:`Done.stall_ms`."""
         self.was_away = any(step.step is Step.CHECKPOINT and step.ms is not None and not step.errno for step in steps)
-        """Whether it was off its GPUs, and what it has there is not what it had, wherever it is now."""
+        """Whether the program was off its GPUs, so that its GPU objects are new wherever it is now."""
 
 
 async def move(
@@ -81,16 +82,17 @@ async def move(
     standby: Standby | None = None,
     carried: int = 0,
 ) -> Done:
-    """Has a program that runs go from one GPU to another of the same model. `room` is what it needs there, in bytes,
-    its context included. What else it may have on `target` changes places with it. One with the library is had to
-    stand by, at the last moment, and `carried` are the bytes that it needs to be restored at all then; whoever asked
-    lets it go on afterwards, whatever came of it. OSError:
+    """Move a running program from one GPU to another of the same model; whatever it has on `target` changes places.
 
-    ENOSPC the target has not as much room; ETIMEDOUT the lock did not come in `lock_s` seconds, or the agent does not
-    come back and is left to it; EOPNOTSUPP the driver cannot, or the GPUs differ; EBUSY it is stopped, frozen, or being
-    moved or suspended; ENODEV there is no such GPU; EINVAL `room` is none, or it is on `target`; ESRCH it has ended;
-    EIO anything else. Unless `state` of the :class:`CheckpointError` says something else the program runs on where it
-    was.
+    `room` is what it needs there, in bytes, its context included. A program with the library is made to stand by at
+    the last moment (`standby`); `carried` are the bytes that the driver then needs to restore it, and the caller lets
+    it go on afterwards, whatever the result. Raises OSError, usually as :class:`CheckpointError`:
+
+    ENOSPC: the target has less room than that. ETIMEDOUT: the lock did not come within `lock_s` seconds, or the agent
+    does not return and is left to itself. EOPNOTSUPP: the driver cannot do it, or the GPUs differ. EBUSY: the program
+    is stopped, frozen, or being moved or suspended. ENODEV: there is no such GPU. EINVAL: `room` is 0, or the program
+    is on `target`. ESRCH: the program has ended. EIO: anything else. Unless `state` of the error says otherwise, the
+    program runs on where it was.
     """
     lock_ms, asks = round(lock_s * 1e3), standby is not None
     request = Request(Action.MOVE, process, source, target, room, lock_ms, carried, asks)
@@ -98,56 +100,65 @@ async def move(
 
 
 async def suspend(process: Process, source: str, room: int, lock_s: float, ready: Ready) -> Done:
-    """Has a program give up its GPU: its memory goes into the host, and it waits in its next call of CUDA. `room` is
-    what it needs when that fails midway. `ready` is called at the last moment: on its return what the program has
-    submitted comes to an end, which that of a frozen one does not. OSError as for :func:`move`, or from `ready`."""
+    """Suspend a program: its memory goes from its GPU into the host, and it waits in its next call of CUDA.
+
+    `room` is what it needs, in bytes, to go back if this fails midway. `ready` is called at the last moment; after
+    its return the program's submitted work has to come to an end, which it does not while the program is frozen.
+    Raises OSError as :func:`move`, or from `ready`.
+    """
     request = Request(Action.SUSPEND, process, source, "", room, round(lock_s * 1e3), asks=True)
     return await _ask(request, ready)
 
 
 async def resume(process: Process, source: str, room: int, target: str = "") -> Done:
-    """Has one that was suspended on `source` run there again, or on `target`. OSError as for :func:`move`; where there
-    is no room (ENOSPC) it stays suspended."""
+    """Resume a program that was suspended on `source`, there or on `target`. Raises OSError as :func:`move`;
+    without room (ENOSPC) it stays suspended.
+    """
     return await _ask(Request(Action.RESUME, process, source, target, room))
 
 
 async def recover(process: Process, source: str = "", target: str = "", room: int = 0) -> Done:
-    """Has a program run that something was begun with, and nobody acts on any more: unlocked, or restored on `source`
-    if it has room, else on `target`. What a dead agent has noted goes before these; without either, a program that is
-    checkpointed stays so (EINVAL). Waits for an agent that lives. A program that was suspended is resumed by it."""
+    """Make a program run that an action was begun on and that no agent acts on any more.
+
+    It is unlocked, or restored on `source` if there is room, else on `target`. The notes of a dead agent take
+    precedence over these; without either, a checkpointed program stays so (EINVAL). Waits for an agent that is still
+    alive. A suspended program is resumed. Raises OSError as :func:`move`.
+    """
     return await _ask(Request(Action.RECOVER, process, source, target, room))
 
 
 async def state(process: Process) -> State:
-    """How the driver has it. OSError where it does not know the process."""
+    """Return the state of a program according to the driver. Raises OSError where the driver does not
+    know the process.
+    """
     return (await _ask(Request(Action.STATE, process))).state
 
 
 @attrs.define(eq=False)
 class Job:
-    """A request, and what was heard of it."""
+    """A request, with all that was heard about it."""
 
     request: Request
-    """What was asked for."""
+    """The request."""
     ready: Ready | None = None
-    """What is done before the program is acted on, where the request asks."""
+    """Called before the program is acted on, if the request asks first."""
     standby: Standby | None = None
-    """How the program is had to stand by."""
+    """The means by which the program is made to stand by."""
     refused: OSError | None = None
-    """Why it is not ready."""
+    """The reason why the program is not ready."""
     steps: list[Progress] = attrs.field(factory=list)
-    """Of all agents that worked on it."""
+    """Steps of all agents that worked on the request."""
     first: Outcome | None = None
-    """What came of it, but for recoveries."""
+    """Outcome of the first agent, before any recovery."""
     last: Outcome | None = None
-    """What came of it in the end."""
+    """Outcome of the last agent."""
     abandoned: bool = False
-    """Nobody waits for it any more."""
+    """Whether the caller no longer waits."""
     finished: trio.Event = attrs.field(factory=trio.Event)
-    """Set at the end."""
+    """Set once the request is finished."""
 
     def result(self) -> Done:
-        """What whoever asked is told. CheckpointError for a failure."""
+        """Return the result for the caller. Raises CheckpointError for a failure."""
         assert self.first is not None
         assert self.last is not None
         if self.refused is not None and (self.last.state is State.RUNNING or self.last.step is Step.READY):
@@ -164,7 +175,7 @@ class Job:
 
     @property
     def at(self) -> str:
-        """The step that it is in, or was in last."""
+        """The current or last step."""
         return self.steps[-1].step.value if self.steps else "start"
 
 
@@ -184,8 +195,9 @@ async def _ask(request: Request, ready: Ready | None = None, standby: Standby | 
 
 
 async def _attend(job: Job) -> None:
-    """Stays with a request until it is finished, whoever waits for that. A system task: ends with the daemon, and the
-    agent then goes on without it."""
+    """Attend to a request until it is finished, whether or not a caller waits. This is a system task: it ends with
+    the daemon, and the agent then goes on without it.
+    """
     pid = job.request.process.pid
     try:
         job.first = job.last = await _agent(job, job.request)
@@ -211,7 +223,7 @@ async def _attend(job: Job) -> None:
 
 
 def _helpless(action: Action, outcome: Outcome) -> bool:
-    """Whether a program may have been left so that it waits for somebody."""
+    """Return whether a program may have been left waiting for help."""
     if action is Action.STATE:
         return False
     if outcome.step is None and outcome.state is None:
@@ -223,7 +235,7 @@ def _helpless(action: Action, outcome: Outcome) -> bool:
 
 
 async def _agent(job: Job, request: Request) -> Outcome:
-    """Runs one agent to its end; its outcome, or one in its place."""
+    """Run one agent to its end; return its outcome, or a substitute if it gave none."""
     environment = {name: value for name, value in interpreter.environment().items() if not name.startswith(CLEAN)}
     page = [job.standby.page] if job.standby is not None and request.asks else []
     try:
@@ -245,7 +257,7 @@ async def _agent(job: Job, request: Request) -> Outcome:
         if not request.asks:
             await process.stdin.aclose()
         outcome = await _hear(job, process.stdout, process.stdin)
-    status = await process.wait()  # also where it has answered: as long as it gives up its context the driver is slow
+    status = await process.wait()  # even after its outcome: while it gives up its context the driver is slow
     if outcome is not None:
         return outcome
     how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
@@ -253,14 +265,14 @@ async def _agent(job: Job, request: Request) -> Outcome:
 
 
 async def _hear(job: Job, answers: trio.abc.ReceiveStream, agent: trio.abc.SendStream) -> Outcome | None:
-    """What an agent says, up to the outcome; None for one that ends without."""
+    """Record the steps that an agent reports, and return its outcome; None if it ends without one."""
     rest = b""
     async for some in answers:
         *lines, rest = (rest + some).split(b"\n")
         for line in lines:
             try:
                 answer = read_answer(line)
-            except ValueError as error:  # it is not listened to any more, and followed by another once it has ended
+            except ValueError as error:  # this agent is ignored from now on, and replaced once it has ended
                 log.error("process %d: the agent says %r: %s", job.request.process.pid, line[:256], error)
                 return None
             if isinstance(answer, Outcome):
@@ -274,8 +286,9 @@ async def _hear(job: Job, answers: trio.abc.ReceiveStream, agent: trio.abc.SendS
 
 
 async def _be_ready(job: Job, agent: trio.abc.SendStream) -> None:
-    """Lets an agent go on, once it may act on the program. It may not where nobody waits for that any more: whoever
-    asked has been told that it failed, and goes by that."""
+    """Let an agent go on once it may act on the program. It may not if the caller no longer waits: the caller was
+    told that the request failed, and acts on that.
+    """
     assert job.ready is not None
     try:
         if not job.abandoned:

@@ -1,7 +1,7 @@
-"""Which programs are being acted on, by whom, and how far that went: one small file each, gone when all is well.
+"""The journal of checkpoints: a small file for each program that is acted on, removed when all is well.
 
-The agent holds a lock on the file (flock(2)) as long as it lives, so that there is never more than one for a program,
-and whoever finds the file without the lock knows that an agent died, and what it was doing.
+The agent holds a lock on the file (flock(2)) as long as it lives, so there is never more than one agent for a
+program. A file without a lock shows that an agent died, and what it was doing.
 """
 
 from __future__ import annotations
@@ -20,29 +20,30 @@ from backend.nvidia.checkpoint.records import Request, Step
 from backend.process.identity import Process, is_borne
 
 VARIABLE = "GGROUP_CHECKPOINTS"
-"""Environment: another directory."""
+"""Environment variable that names another directory."""
 DIRECTORY = "/run/ggroupfs/checkpoints"
 SIZE = 4096
-"""Bytes of a file at most."""
+"""Maximum size of a file, bytes."""
 
 
 @attrs.frozen
 class Left:
-    """What an agent, alive or dead, was asked for, and what came of it so far."""
+    """A request that was begun, by an agent that is alive or dead, and how far it got."""
 
     request: Request
-    """What."""
+    """The request."""
     step: Step
-    """The last that it began of those that tell where the program is."""
+    """The last step that was begun, of the steps that tell where the program is."""
     place: str
-    """UUID of the GPU that the program is on when it is locked now."""
+    """UUID of the GPU that the program is on if it is locked now."""
     busy: bool
-    """Whether the agent lives. If not, the program waits for :func:`~backend.nvidia.checkpoint.client.recover`, or,
-    where it was suspended, for `resume`."""
+    """Whether the agent lives. If not, the program waits for :func:`~backend.nvidia.checkpoint.client.recover`,
+    or, if it was suspended, for `resume`.
+    """
 
 
 def directory() -> Path:
-    """Where the files are."""
+    """Return the directory of the files."""
     return Path(os.environ.get(VARIABLE) or DIRECTORY)
 
 
@@ -50,7 +51,9 @@ class Journal:
     """The file of one program, locked."""
 
     def __init__(self, process: Process, *, wait: bool) -> None:
-        """Takes it. BlockingIOError where another agent has it and this one shall not `wait` for its end."""
+        """Open and lock the file. Raises BlockingIOError where another agent has it, unless this one is to
+        `wait` for its end.
+        """
         directory().mkdir(mode=0o700, parents=True, exist_ok=True)
         self._path = directory() / _name(process)
         how = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
@@ -65,27 +68,30 @@ class Journal:
                 break
             os.close(self._fd)  # it was removed by the agent that had it
         self.before = _read(self._fd, process)
-        """What a dead agent has left."""
+        """The entry of a dead agent; None if there is none."""
         self.written = self.before is not None
-        """Whether it says anything."""
+        """Whether the file has an entry."""
 
     def write(self, request: Request, step: Step, place: str) -> None:
-        """Notes a step that begins: one write(2), so that it is there whole or not at all."""
+        """Record a step that begins. It is one write(2), so the entry is there whole or not at all."""
         fields = {"request": request.line().decode(), "step": step.value, "place": place}
         self.written = True
         os.pwrite(self._fd, json.dumps(fields).encode().ljust(SIZE), 0)
 
     def close(self, *, keep: bool) -> None:
-        """Lets go of it, and removes it unless somebody is to `keep` in mind how the program was left."""
+        """Close the file, and remove it unless its entry has to be kept for another agent."""
         if not keep:
             self._path.unlink(missing_ok=True)
         os.close(self._fd)
 
 
 def left() -> Sequence[Left]:
-    """Every living program that something is being done to, or was not finished. Files of the dead are removed, but for
-    one whose pid another bears by now: who acts on it hears that it has ended, and has its file :func:`removed`. Waits
-    for nobody (:mod:`backend.process.looks`)."""
+    """Return the entry of every living program whose request is under way or was not finished.
+
+    Files of dead programs are removed, except where another process has the pid by now: an agent that acts on that
+    program learns that it has ended, and then its file is :func:`removed`. Does not wait for any program
+    (:mod:`backend.process.looks`).
+    """
     found = []
     for path in sorted(directory().glob("[0-9]*.[0-9]*")):
         pid, _, start = path.name.partition(".")
@@ -107,7 +113,7 @@ def left() -> Sequence[Left]:
 
 
 def removed(process: Process) -> None:
-    """It has ended: its file goes, if no agent has it."""
+    """Remove the file of a process that has ended, if no agent has it."""
     path = directory() / _name(process)
     with contextlib.suppress(FileNotFoundError):
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)

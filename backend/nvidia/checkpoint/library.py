@@ -1,6 +1,6 @@
-"""libcuda.so.1 by ctypes: checkpoints of other processes, and memory that is held so that nobody else has it.
+"""libcuda.so.1 through ctypes: checkpoints of other processes, and reservations of GPU memory.
 
-Layouts and codes are those of cuda.h, CUDA 13.0. The map of a restore needs driver 580.
+Layouts and codes are those of cuda.h, CUDA 13.0. A restore onto other GPUs needs driver 580.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from backend.nvidia.checkpoint.records import State
 
 LIBRARY = "libcuda.so.1"
 VARIABLE = "GGROUP_LIBCUDA"
-"""Environment: another library in its place."""
+"""Environment variable that names another library."""
 
 # CUresult
 SUCCESS = 0
@@ -28,7 +28,7 @@ ERRNOS = {
     800: errno.EPERM,  # NOT_PERMITTED
     801: errno.EOPNOTSUPP,  # NOT_SUPPORTED: managed memory, IPC, MPS
 }
-"""Of the codes that say more than that something went wrong (EIO)."""
+"""Errnos of the CUresult codes that have one; any other code becomes EIO."""
 
 # CUmemAllocationType, CUmemLocationType, CUmemAllocationGranularity_flags
 MEM_ALLOCATION_TYPE_PINNED = 1
@@ -89,18 +89,18 @@ class AllocationProp(ctypes.Structure):
 
 
 class CudaError(OSError):
-    """A call of the driver failed. The errno is the nearest to the code, the text has the driver's own words."""
+    """A driver call failed. The errno is the nearest to the code; the message has the driver's own name of it."""
 
     def __init__(self, call: str, code: int, name: str, number: int | None = None) -> None:
         super().__init__(number or ERRNOS.get(code, errno.EIO), f"{call}: {name} ({code})")
         self.code = code
         """The CUresult."""
         self.name = name
-        """What cuda.h calls it."""
+        """The name of the code in cuda.h."""
 
 
 class Library:
-    """See :class:`backend.nvidia.checkpoint.records.Driver`. What it holds goes with its process."""
+    """A :class:`backend.nvidia.checkpoint.records.Driver`. Its reservations go with its process."""
 
     def __init__(self, path: str | None = None) -> None:
         self._path = path or os.environ.get(VARIABLE) or LIBRARY
@@ -109,7 +109,7 @@ class Library:
         self._cuda: ctypes.CDLL
 
     def open(self) -> None:
-        """OSError(ENODEV) where there is no driver."""
+        """Load and initialise the driver. Raises OSError(ENODEV) where there is none."""
         try:
             self._cuda = ctypes.CDLL(self._path)
         except OSError as error:
@@ -131,7 +131,7 @@ class Library:
         return name.value.decode(errors="replace")
 
     def prepare(self, gpu: str) -> None:
-        """A context; one is enough for memory of all GPUs."""
+        """Make a context; a single one is enough for memory on all GPUs."""
         if self._context is not None:
             return
         context = ctypes.c_void_p()
@@ -139,7 +139,7 @@ class Library:
         self._context = context
 
     def reserve(self, gpu: str, nbytes: int) -> int:
-        """Physical memory that is mapped nowhere: all that it does is to be taken."""
+        """Reserve physical memory that is mapped nowhere, so that no other program gets it."""
         self.prepare(gpu)
         self._call("cuCtxSetCurrent", self._context)
         location = Location(MEM_LOCATION_TYPE_DEVICE, self._device(gpu))
@@ -195,7 +195,9 @@ class Library:
         return self._devices[gpu]
 
     def _call(self, name: str, *arguments: Any, no_room: int = errno.ENOMEM) -> None:
-        """`no_room` is the errno for a lack of memory: ENOSPC where it is the GPU's for certain."""
+        """Call a function of the library; `no_room` is the errno for a lack of memory: ENOSPC where it
+        must be the GPU's.
+        """
         try:
             function = getattr(self._cuda, name)
         except AttributeError:

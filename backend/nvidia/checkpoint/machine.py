@@ -1,9 +1,11 @@
-"""The steps of one action on one program, and what is done when one fails. Pure: driver, clock and pauses are given.
+"""The steps of one action on one program, and what follows when a step fails. Pure: driver, clock and pauses are
+given.
 
-A program that is locked stands still, and one that is restored without room for it is lost for good. Hence two rules.
-Nothing is restored onto a GPU but from a reservation of ours there, given up in the instant before (what somebody else
-takes in that instant is the one race that is left). And whatever fails after the lock, the end is the same: look how
-the program is, and from there make it run (:meth:`Machine._conclude`), as for a program that a dead agent has left.
+A locked program stands still, and one that is restored without room for it is lost for good. Hence two rules. First,
+a program is restored onto a GPU only from a reservation of ours, given up in the instant before; memory that another
+program takes in that instant is the one race that remains. Second, every failure after the lock ends the same way:
+look at the state of the program, and make it run from there (:meth:`Machine._conclude`), as for a program that a dead
+agent has left.
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ from backend.common.errors import errno_of
 from backend.nvidia.checkpoint.records import Action, Driver, Outcome, Progress, Request, State, Step
 
 TRIES = 5
-"""How often the state is asked for, and an unlock is tried, before a program is left as it is."""
+"""Number of times that the state is asked for, or an unlock is tried, before a program is left as it is."""
 PAUSE_S = 0.02
-"""Seconds between the first two; twice as long each time, 0.3 s in all."""
+"""Seconds between the first two tries; the pause doubles each time, 0.3 s from the first try to the last."""
 
 
 class Failed(Exception):
@@ -33,7 +35,7 @@ class Failed(Exception):
 
     @property
     def words(self) -> str:
-        """What happened."""
+        """The message of the error."""
         return self.error.strerror or str(self.error)
 
 
@@ -42,29 +44,30 @@ class Machine:
     """One action on one program; used once."""
 
     driver: Driver
-    """Through which everything is done."""
+    """The driver, through which everything is done."""
     check: Callable[[], None]
-    """ProcessLookupError once the program is gone; asked before every call that names its pid."""
+    """Raises ProcessLookupError once the program is gone; called before every call that names its pid."""
     report: Callable[[Progress], None]
-    """Told of every step."""
+    """Called with the progress of every step."""
     clock: Callable[[], float]
-    """Seconds of CLOCK_MONOTONIC."""
+    """Returns the seconds of CLOCK_MONOTONIC."""
     pause: Callable[[float], None]
-    """Waits, for seconds."""
+    """Waits for a number of seconds."""
     ready: Callable[[], None] = lambda: None
-    """Returns once the program may be locked (:attr:`Request.asks`). OSError: it may not."""
+    """Returns once the program may be locked (:attr:`Request.asks`). Raises OSError if it may not."""
     stands: Callable[[], bool] = lambda: True
-    """Whether a program that is locked still stands by. OSError: it is not known."""
+    """Returns whether a locked program still stands by. Raises OSError where that is not known."""
 
     _request: Request = attrs.field(init=False)
     _held: dict[str, int] = attrs.field(init=False, factory=dict)  # GPU -> reservation
     _place: str = attrs.field(init=False, default="")
-    _locked: bool = attrs.field(init=False, default=False)  # by us, perhaps: it is for us to unlock
-    _assumed: State | None = attrs.field(init=False, default=None)  # where the driver does not say
+    _locked: bool = attrs.field(init=False, default=False)  # by us, perhaps: then we have to unlock it
+    _assumed: State | None = attrs.field(init=False, default=None)  # the state, where the driver does not tell
 
     def run(self, request: Request, place: str = "") -> Outcome:
-        """Does what is asked, of a program that is at `place` if it is on a GPU, as far as is known. Raises only what
-        is a bug."""
+        """Carry out a request and return its outcome. `place` is the GPU that the program is on, if on any, as far
+        as is known. Raises only on a bug.
+        """
         self._request = request
         self._place = place
         act = {
@@ -102,14 +105,14 @@ class Machine:
             # It would be lost: the driver does not restore all that it has then.
             raise Failed(Step.READY, OSError(errno.EBUSY, "it does not stand by any more"))
         self._checkpoint()
-        with suppress(Failed):  # without it the way back may close, which is no reason not to go
+        with suppress(Failed):  # without it the way back may be closed, which is no reason to stay
             self._reserve(Step.KEEP, source)
         self._release(target)
         self._restore(Step.RESTORE, target)
         self._unlock()
 
     def _suspend(self) -> None:
-        self._ask()  # before its state, too: how a program that is frozen answers to that is nowhere said
+        self._ask()  # before the state, too: it is not documented how a frozen program answers that question
         self._must_be(State.RUNNING)
         self._lock()
         self._checkpoint()
@@ -135,7 +138,7 @@ class Machine:
     def _state(self) -> None:
         self._look()
 
-    # What they are made of
+    # Steps of actions
 
     def _ask(self) -> None:
         if self._request.asks:
@@ -149,7 +152,9 @@ class Machine:
             self.driver.open()
 
     def _room_is_known(self) -> None:
-        """Nothing is restored by a reservation that means nothing."""
+        """Refuse to go on if the room that a program needs is unknown: a reservation of nothing would
+        not protect it.
+        """
         if self._request.room <= 0:
             raise OSError(errno.EINVAL, "how much room it needs is not known")
 
@@ -169,7 +174,7 @@ class Machine:
             return self._assumed
 
     def _look_again(self) -> State:
-        """The same once something has failed: what the driver says, tried hard, else what must be."""
+        """Return the state after a failure: what the driver says, after several tries, else what is assumed."""
         assumed = self._assumed
         for seconds in self._tries():
             try:
@@ -206,9 +211,9 @@ class Machine:
                 self.driver.lock(self._pid, self._request.lock_ms)
             except OSError as error:
                 if error.errno == errno.EBUSY:
-                    self._assumed = None  # somebody else was first, and it is theirs to unlock
+                    self._assumed = None  # another process was first, and has to unlock it
                 else:
-                    self._locked = True  # for all we know
+                    self._locked = True  # as far as we know
                 raise
             self._locked = True
         self._assumed = State.LOCKED
@@ -233,8 +238,9 @@ class Machine:
         self._place = gpu
 
     def _map(self, gpu: str) -> Sequence[tuple[str, str]]:
-        """Of all GPUs, each to one: what is on the source and what is on the target change places. Nothing for where
-        it was."""
+        """Return pairs of old and new GPU for a restore, one for every GPU: source and target change places. Empty
+        if the program returns to where it was.
+        """
         source = self._request.source
         if gpu == source or not gpu:
             return ()
@@ -242,7 +248,7 @@ class Machine:
         return [(old, swapped.get(old, old)) for old in self.driver.gpus()]
 
     def _unlock(self) -> None:
-        """Lets it run. One that fails is tried again: nothing else can be done for a program that is locked."""
+        """Unlock the program. A failure is tried again: nothing else helps a locked program."""
         last: Failed | None = None
         for seconds in self._tries():
             try:
@@ -265,7 +271,7 @@ class Machine:
     # What follows a failure
 
     def _after(self, failed: Failed) -> Outcome:
-        """The outcome, once the program runs again or cannot be made to."""
+        """Make the program run again, if possible, and return the outcome of a request in which a step failed."""
         words = f"{failed.step.value}: {failed.words}"
         number = errno_of(failed.error)
         try:
@@ -281,12 +287,13 @@ class Machine:
         return Outcome(self._assumed, self._where(), number, failed.step, words)
 
     def _conclude(self, failed: Step) -> None:
-        """Makes the program run, from whatever state it is in: where it was if there is room for it, else where it
-        was to be, and never without room."""
+        """Make the program run, whatever state it is in: where it was if there is room for it, else where it was
+        to be, and never without room.
+        """
         state = self._look_again()
         wanted = self._request.action
         if failed is Step.UNLOCK or (wanted is Action.RESUME and state is State.CHECKPOINTED):
-            return  # that was tried often enough; that is how it was
+            return  # unlocking was tried often enough; a suspended program stays as it was
         if failed is Step.RESTORE and state is State.LOCKED:
             self._place = self._request.destination  # the driver did it all the same
         self._to_running(state)
@@ -299,7 +306,7 @@ class Machine:
             self._unlock()
 
     def _bring_back(self) -> None:
-        """Restores it on the first GPU that it can be restored on. ENOSPC where there is room on none."""
+        """Restore the program on the first GPU that has room. Raises ENOSPC where none has."""
         source, target = self._request.source, self._request.target
         try:
             self._room_is_known()
@@ -326,7 +333,7 @@ class Machine:
                     break
         raise last or Failed(Step.RETURN, OSError(errno.ENODEV, "the GPU that it was on is not known"))
 
-    # Small parts
+    # Helpers
 
     @property
     def _pid(self) -> int:

@@ -1,4 +1,4 @@
-"""A process that is held by a pidfd, so that nothing is ever done to a later bearer of its pid."""
+"""Hold a process by a pidfd, so that nothing is ever done to a later process with its pid."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from backend.process.running import is_frozen, is_signalled
 
 
 class Pinned:
-    """One process."""
+    """A process held by its pidfd."""
 
     def __init__(self, process: Process) -> None:
-        """ProcessLookupError when it is gone already, or its pid is another's."""
+        """Raises ProcessLookupError when the process is gone already, or its pid is another's."""
         self._process = process
         self._pidfd = os.pidfd_open(process.pid)
         self._poll = select.poll()
@@ -27,19 +27,21 @@ class Pinned:
             raise
 
     def check(self) -> None:
-        """ProcessLookupError once it has ended. Between this and a call that names its pid the process would have to
-        end, be reaped and its number come round again."""
+        """Raise ProcessLookupError once the process has ended. For a later call to hit another process, this one
+        would have to end, be reaped, and have its number reused in between.
+        """
         if self._poll.poll(0) or not is_alive(self._process):
             raise fail(errno.ESRCH)
 
     def responds(self) -> None:
-        """OSError(EBUSY) for one that is stopped or frozen. Its own threads do what the driver asks of it, so calls
-        would hang until somebody lets it go on."""
+        """Raise OSError(EBUSY) for a process that is stopped or frozen. Its own threads do what the driver asks of
+        it, so calls would hang until it goes on.
+        """
         if is_signalled(self._process.pid):
             raise OSError(errno.EBUSY, "it is stopped by a signal or a debugger")
         if is_frozen(self._process.pid):
             raise OSError(errno.EBUSY, "its cgroup is frozen")
 
     def close(self) -> None:
-        """Lets go of it."""
+        """Close the pidfd."""
         os.close(self._pidfd)

@@ -1,4 +1,4 @@
-"""What is asked of the agent and what it says, a line of JSON each, and what a :class:`Driver` is to it."""
+"""The messages between the daemon and an agent, one line of JSON each, and the driver calls that an agent needs."""
 
 from __future__ import annotations
 
@@ -14,99 +14,100 @@ from backend.process.identity import Process
 
 
 class State(enum.Enum):
-    """CUprocessState of cuda.h: how far a program is from running."""
+    """The states of a program (CUprocessState of cuda.h): how far it is from running."""
 
     RUNNING = 0
-    """It runs."""
+    """The program runs."""
     LOCKED = 1
-    """It has all that it had, and its calls of CUDA wait."""
+    """The program has all its memory and objects, and its calls of CUDA wait."""
     CHECKPOINTED = 2
-    """Its GPU memory is in its host memory, and it has nothing of any GPU; its calls of CUDA wait."""
+    """The program's GPU memory is in its host memory, and it has nothing on any GPU; its calls of CUDA wait."""
     FAILED = 3
-    """The driver gave it up: nothing brings it back."""
+    """The driver gave the program up: it cannot be brought back."""
 
 
 class Action(enum.Enum):
-    """What can be asked for."""
+    """The actions that can be requested."""
 
     MOVE = "move"
-    """From `source` to `target`."""
+    """Move a program from `source` to `target`."""
     SUSPEND = "suspend"
-    """Off the GPU `source`, into its host memory."""
+    """Take a program off the GPU `source`, into its host memory."""
     RESUME = "resume"
-    """Back, onto `target`, from where it was suspended, `source`."""
+    """Bring a program back onto `target`, after it was suspended on `source`."""
     RECOVER = "recover"
-    """Make it run, wherever an agent that died has left it."""
+    """Make a program run, wherever a dead agent has left it."""
     STATE = "state"
-    """Say how it is."""
+    """Report the state of a program."""
 
 
 class Step(enum.Enum):
-    """The parts of an action, in the order in which they come."""
+    """The steps of an action, in their order."""
 
     OPEN = "open"
-    """The driver is initialised, the GPUs are looked at, a context for the reservations is made."""
+    """Initialise the driver, look at the GPUs, and make a context for the reservations."""
     STATE = "state"
-    """The driver says in which state the program is."""
+    """Ask the driver for the program's state."""
     RESERVE = "reserve"
-    """Room on the GPU where it goes is taken."""
+    """Reserve room on the GPU where the program goes."""
     READY = "ready"
-    """Whoever asked has the program stand by, or has one that was frozen run."""
+    """Wait for the caller, which makes the program stand by, or lets a frozen one run."""
     LOCK = "lock"
-    """The program is stopped at its next call of CUDA, and what it has submitted is waited for."""
+    """Stop the program at its next call of CUDA, and wait for its submitted work."""
     CHECKPOINT = "checkpoint"
-    """Its GPU memory goes into its host memory."""
+    """Move the program's GPU memory into its host memory."""
     KEEP = "keep"
-    """What it has freed where it was is taken, so that nobody closes the way back."""
+    """Reserve what the program has freed where it was, so that the way back stays open."""
     RELEASE = "release"
-    """The room is given up, for it to take."""
+    """Give the reservation up, for the program to take."""
     RESTORE = "restore"
-    """It gets its memory where it is to be."""
+    """Restore the program's memory where it has to be."""
     RETURN = "return"
-    """It gets its memory back where it was: a way out."""
+    """Restore the program's memory where it was, after a failure."""
     UNLOCK = "unlock"
-    """It runs on."""
+    """Let the program go on."""
 
 
 @attrs.frozen
 class Request:
-    """One thing to do."""
+    """A request to an agent."""
 
     action: Action
-    """What."""
+    """The action."""
     process: Process
-    """To whom."""
+    """The process of the program."""
     source: str = ""
     """UUID of the GPU that the program is on, or was on last; empty where it is not known."""
     target: str = ""
-    """UUID of the GPU that it is to be on; empty for `source`."""
+    """UUID of the GPU that the program has to be on; empty for `source`."""
     room: int = 0
-    """Bytes that it needs on a GPU, its context included."""
+    """Bytes that the program needs on a GPU, its context included."""
     lock_ms: int = 0
-    """Milliseconds that the lock may take."""
+    """Time limit of the lock, milliseconds."""
     carried: int = 0
-    """Of `room`, the bytes that it needs for the driver to restore it; 0: all of them."""
+    """Part of `room`, in bytes, that the driver needs to restore the program; 0 for all of it."""
     asks: bool = False
-    """Whether the agent asks before it acts on the program, so that somebody can have it stand by, or run. When it has
-    locked one that is to be moved, it looks whether that still stands by."""
+    """Whether the agent asks before it acts on the program, so that the caller can make it stand by, or run. In a
+    move, the agent checks after the lock that the program still stands by.
+    """
 
     @property
     def destination(self) -> str:
-        """Where the program is to be."""
+        """UUID of the GPU where the program has to be."""
         return self.target or self.source
 
     @property
     def least(self) -> int:
-        """Bytes without which nothing is to be restored."""
+        """Bytes without which the program must not be restored."""
         return self.carried or self.room
 
     def line(self) -> bytes:
-        """One line of JSON."""
+        """Return the request as one line of JSON."""
         return _line(attrs.asdict(self) | {"action": self.action.value})
 
     @staticmethod
     def read(line: bytes) -> Request:
-        """From such a line. ValueError for what is none."""
+        """Return the request in a line of JSON. Raises ValueError where there is none."""
         fields = _fields(line)
         try:
             fields["action"] = Action(fields["action"])
@@ -118,48 +119,48 @@ class Request:
 
 @attrs.frozen
 class Progress:
-    """A step began, or ended."""
+    """The begin or end of a step."""
 
     step: Step
-    """Which."""
+    """The step."""
     at: float
-    """Seconds of CLOCK_MONOTONIC, which all processes of a machine share."""
+    """Time in seconds of CLOCK_MONOTONIC, which all processes of a machine share."""
     ms: float | None = None
-    """How long it took; None where it begins."""
+    """Duration in milliseconds; None at the begin."""
     errno: int = 0
-    """How it failed, if it did."""
+    """Errno of a failed step; 0 for success."""
     words: str = ""
-    """... in words, the driver's own where it was the driver."""
+    """Reason of the failure, in the driver's own words where it was the driver."""
 
     def line(self) -> bytes:
-        """One line of JSON."""
+        """Return the progress as one line of JSON."""
         return _line({"progress": attrs.asdict(self) | {"step": self.step.value}})
 
 
 @attrs.frozen
 class Outcome:
-    """How it ended."""
+    """The end of a request."""
 
     state: State | None
-    """The state that the program was left in; None where it is not known, or the program is gone."""
+    """State that the program was left in; None where it is not known, or the program is gone."""
     place: str
-    """UUID of the GPU that it is on; empty for none, or where that is not known."""
+    """UUID of the GPU that the program is on; empty for none, or where that is not known."""
     errno: int = 0
-    """0 where what was asked for was done, else of the step that failed."""
+    """0 for success, else the errno of the step that failed."""
     step: Step | None = None
-    """Which that was."""
+    """The step that failed."""
     words: str = ""
-    """Why, the driver's own words where it was the driver."""
+    """Reason of the failure, in the driver's own words where it was the driver."""
 
     def line(self) -> bytes:
-        """One line of JSON."""
+        """Return the outcome as one line of JSON."""
         state = None if self.state is None else self.state.name
         step = None if self.step is None else self.step.value
         return _line({"outcome": attrs.asdict(self) | {"state": state, "step": step}})
 
 
 def read_answer(line: bytes) -> Progress | Outcome:
-    """What a line of the agent's says. ValueError for what is none."""
+    """Return the message in a line from an agent. Raises ValueError where there is none."""
     fields = _fields(line)
     answer: Progress | Outcome
     try:
@@ -189,38 +190,39 @@ def _fields(line: bytes) -> dict[str, Any]:
 
 
 class Driver(Protocol):
-    """What the machine needs of the driver. Every call blocks; OSError, with the driver's own words."""
+    """The driver calls that the machine needs. Every call blocks, and raises OSError with the driver's own words."""
 
     def open(self) -> None:
-        """Comes before all others."""
+        """Initialise the driver; called before all others."""
 
     def gpus(self) -> Sequence[str]:
-        """The UUIDs of all GPUs."""
+        """Return the UUIDs of all GPUs."""
 
     def model(self, gpu: str) -> str:
-        """What kind of GPU that is: programs move between equal ones."""
+        """Return the model of a GPU: programs move only between GPUs of one model."""
 
     def prepare(self, gpu: str) -> None:
-        """Does what reservations need, on any GPU, and what takes time: something on this one."""
+        """Prepare reservations on any GPU, and do on this one whatever takes time."""
 
     def reserve(self, gpu: str, nbytes: int) -> int:
-        """Takes so much of a GPU's memory; what to release it by. OSError(ENOSPC) where it is not there."""
+        """Reserve GPU memory; return what releases it. Raises OSError(ENOSPC) where there is not enough."""
 
     def release(self, reservation: int) -> None:
-        """Gives it back."""
+        """Release a reservation."""
 
     def state(self, pid: int) -> State:
-        """How a program is. Waits for what is under way in it."""
+        """Return the state of a program. Waits for what is under way in it."""
 
     def lock(self, pid: int, ms: int) -> None:
-        """Locks one that runs. OSError(ETIMEDOUT) after `ms` milliseconds; then it runs on."""
+        """Lock a running program. Raises OSError(ETIMEDOUT) after `ms` milliseconds; the program then runs on."""
 
     def checkpoint(self, pid: int) -> None:
-        """Takes one that is locked off its GPUs."""
+        """Take a locked program off its GPUs."""
 
     def restore(self, pid: int, places: Sequence[tuple[str, str]]) -> None:
-        """Brings one that is checkpointed back, locked: from each GPU to another one, or where it was for no places.
-        Without enough room there it is lost for good."""
+        """Restore a checkpointed program, which stays locked. `places` gives the new GPU of each old one; empty
+        for where it was. Without enough room there the program is lost for good.
+        """
 
     def unlock(self, pid: int) -> None:
-        """Lets one that is locked run."""
+        """Let a locked program run."""

@@ -1,5 +1,5 @@
-"""The kubelet's interfaces in protocol buffers: their messages, as it publishes them, and what protoc made of them.
+"""The kubelet's interfaces in protocol buffers: their published messages, and the modules that protoc made from them.
 
-`make interfaces` makes the modules anew from the .proto files. Services are no part of them: one implementation answers
-for every version of an interface (:mod:`ggroupfs.dra.plugin`).
+`make interfaces` rebuilds the modules from the .proto files. Services are left out: one implementation answers for
+every version of an interface (:mod:`ggroupfs.dra.plugin`).
 """

@@ -1,10 +1,12 @@
-"""Which groups are moved: the smallest that helps. Pure, over a picture.
+"""Chooses the groups to move: the cheapest that help. Pure, over a picture.
 
-What a move costs is the time for which the group stands still: its memory over the bus, out and in again, and about
-half a second besides (an H200: 4.7 GB in 4.1 s). So the cheapest is chosen of those moves after which the bounds of
-both GPUs are expected to hold; a group that has bounds itself counts several times, as its own latency is what breaks
-them while it stands still. One move is found by trying all; several are put together one after the other, each by what
-it helps for its cost, and what turns out to be needless is left out again.
+The cost of a move is the time for which the group stands still: its memory crosses the bus twice, out and in, and about
+half a second comes on top (an H200: 4.7 GB in 4.1 s). So the cheapest move is chosen of those after which the bounds of
+both GPUs are expected to hold. A group with bounds of its own counts several times, because standing still breaks its
+own latency.
+
+A single move is found by trying all. A plan of several is built step by step, each step chosen by its benefit per cost,
+and moves that turn out to be unnecessary are removed again.
 """
 
 from __future__ import annotations
@@ -16,38 +18,38 @@ import attrs
 from ggroupfs.policies.balance.picture import Load, Move, Picture
 
 FIXED = 512 << 20
-"""Bytes that could be moved in the time that a move takes without any."""
+"""Fixed cost of a move, as the bytes that could be moved in that time."""
 CRITICAL = 8
-"""A byte of a group that has bounds counts as so many."""
+"""Factor by which the cost of a group with bounds is multiplied."""
 GOAL = 0.9
-"""After a move a group that missed its bounds is to be so near to them at most: 1 is at the bound."""
+"""Largest strain allowed after a move for a group that missed its bounds; at 1 it is at its bound."""
 KEEP = 0.8
-"""Nobody is put beside a group that would be nearer to its bounds than that. Less than the goal: hysteresis."""
+"""Largest strain allowed on the target GPU for the groups there. It is below GOAL as a hysteresis."""
 BETTER = 1.25
-"""What does not reach the goal is done if it brings a group nearer to its bounds by that factor."""
+"""Factor by which a plan that does not reach GOAL has to reduce the strain in order to be worth it."""
 GAIN = 0.3
-"""Parts of a GPU by which the more loaded of two has to be less so after a move, where no bounds are missed."""
+"""Reduction of demand, in GPUs, on the more loaded of two that a move has to bring where no bounds are missed."""
 MOST = 8
-"""Moves at a time, at most."""
+"""Largest number of moves in a plan."""
 SLIGHT = 1.02
-"""What brings less is of no help."""
+"""Factor below which a reduction of the strain counts as no help."""
 
 May = Callable[[Load, int], bool]
-"""Whether a group may be moved to a GPU now."""
+"""Tells whether a group may be moved to a GPU now."""
 
 
 @attrs.frozen
 class Plan:
-    """Moves, one after the other."""
+    """Moves, made one after the other."""
 
     moves: Sequence[Move]
-    """In the order in which they are made; at least one."""
+    """The moves, in order; at least one."""
     strain: float
-    """How near to its bounds the worst of those that missed them is expected to be; 0 if that is not what it is for."""
+    """Expected strain of the worst group that missed its bounds; 0 for a plan that is not about bounds."""
 
     @property
     def cost(self) -> int:
-        """Bytes, as above."""
+        """Cost of all moves, bytes (see the module)."""
         return sum(_cost(move.load) for move in self.moves)
 
 
@@ -56,13 +58,13 @@ def _cost(load: Load) -> int:
 
 
 def relieve(picture: Picture, gpu: int, short: Collection[str], may: May) -> Plan | None:
-    """For groups on a GPU that miss their bounds there: neighbours of best effort go, or one of themselves does.
+    """Return a plan for groups that miss their bounds: best-effort neighbours leave, or one of the groups itself.
 
-    None where nothing helps.
+    None if no move helps.
     """
     now = _worst(picture, gpu, short)
     if now <= GOAL:
-        return None  # it was helped already, as far as anybody can tell
+        return None  # already helped, as far as the model can tell
     found = [*_without_neighbours(picture, gpu, short, may), *_without_one(picture, gpu, short, may)]
     enough = [plan for plan in found if plan.strain <= GOAL]
     if enough:
@@ -72,10 +74,10 @@ def relieve(picture: Picture, gpu: int, short: Collection[str], may: May) -> Pla
 
 
 def even(picture: Picture, gpu: int, may: May) -> Plan | None:
-    """For a GPU of which more is wanted than there is: groups of best effort go where less is wanted.
+    """Return a plan for a GPU with more demand than time: best-effort groups go where there is less demand.
 
-    None where nothing is gained. Every move makes the more loaded of two GPUs less so, by a fixed amount at least:
-    while wants stay as they are there is an end to it.
+    None if nothing is gained. Every move reduces the demand on the more loaded of two GPUs by at least GAIN, so the
+    moves end as long as the demand stays as it is.
     """
     moves: list[Move] = []
     while picture.demand(gpu) > 1.0 and len(moves) < MOST:
@@ -89,7 +91,7 @@ def even(picture: Picture, gpu: int, may: May) -> Plan | None:
 
 
 def _gain(picture: Picture, move: Move) -> float:
-    """Parts of a GPU by which the more loaded of two is less so after it."""
+    """Reduction of demand, in GPUs, on the more loaded of the two GPUs."""
     here, there, want = picture.demand(move.load.gpu), picture.demand(move.to), move.load.want
     return here - max(here - want, there + want)
 
@@ -106,7 +108,7 @@ def _without_neighbours(picture: Picture, gpu: int, short: Collection[str], may:
                 steps.append((then, move))
         if not steps:
             break
-        # The last one is the cheapest that will do; those before it help the most for what they cost.
+        # The last step is the cheapest that reaches GOAL; the steps before it have the best benefit per cost.
         last = [(_cost(move.load), then, index) for index, (then, move) in enumerate(steps) if then <= GOAL]
         best = [((now - then) / _cost(move.load), index) for index, (then, move) in enumerate(steps)]
         now, step = steps[min(last)[-1] if last else max(best)[-1]]
@@ -117,7 +119,7 @@ def _without_neighbours(picture: Picture, gpu: int, short: Collection[str], may:
 
 
 def _pruned(picture: Picture, gpu: int, short: Collection[str], plan: Plan) -> Plan:
-    """Without the moves that it does not need, the most expensive first."""
+    """Return the plan without the moves that it does not need; the most expensive are dropped first."""
     for move in sorted(plan.moves, key=lambda one: _cost(one.load), reverse=True):
         rest = [one for one in plan.moves if one is not move]
         then = picture
@@ -142,7 +144,7 @@ def _without_one(picture: Picture, gpu: int, short: Collection[str], may: May) -
 
 
 def _ways(picture: Picture, gpu: int, made: Iterable[Move], may: May) -> Iterator[Move]:
-    """Moves of best effort groups away from a GPU, each to where the least is wanted of those where it does no harm."""
+    """Moves of best-effort groups away from a GPU, each to the least demanded GPU where it does no harm."""
     moved = {move.load.name for move in made}
     for load in picture.on(gpu):
         if load.bound is None and load.name not in moved:
@@ -158,7 +160,7 @@ def _moves(picture: Picture, load: Load, may: May) -> Iterator[Move]:
 
 
 def _harmless(before: Picture, after: Picture, move: Move) -> bool:
-    """Whether those who have bounds where it goes keep them, or it makes no difference to them."""
+    """Whether the groups with bounds on the target GPU keep them, or are no worse off."""
     return all(
         after.fear(one.name, move.to) <= max(KEEP, before.fear(one.name, move.to) + 1e-9)
         for one in before.on(move.to)
@@ -167,5 +169,5 @@ def _harmless(before: Picture, after: Picture, move: Move) -> bool:
 
 
 def _worst(picture: Picture, gpu: int, names: Iterable[str]) -> float:
-    """How near to its bounds the worst of some groups on a GPU is; 0 where none of them is there."""
+    """Largest strain among some groups on a GPU; 0 if none of them is there."""
     return max((picture.strain(name, gpu) for name in names if picture.find(name, gpu)), default=0.0)

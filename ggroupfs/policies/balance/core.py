@@ -1,12 +1,13 @@
-"""When groups are moved: the decisions of the policy, without a clock or a file.
+"""Decides when groups are moved, without a clock or a file.
 
-Bounds come first. A group that misses its own for a whole window is relieved; only where nobody does are GPUs of which
-more is wanted than there is made even with those of which less is. Flyt (section 3.3) calls that "targeted migration":
-on sustained deviation only.
+Bounds come first: a group that misses its own for a whole window is relieved. Only if every group keeps its bounds,
+groups are moved from GPUs with more demand than time to GPUs with less. Flyt (section 3.3) calls this "targeted
+migration": only on sustained deviation.
 
-It does not swing: a window is to be full of misses, and is emptied by each move; what is expected after a move is
-better than what was missed (``choice.GOAL`` and ``choice.KEEP``, ``choice.GAIN``); two GPUs are left alone for a
-cool-down, and a group that was moved for a rest that doubles each time it is moved again soon (``history.py``).
+Several rules prevent oscillation. A window has to be full of misses, and every move empties it. The expected result of
+a move is better than what was missed (``choice.GOAL``, ``choice.KEEP`` and ``choice.GAIN``). Two GPUs are left alone
+for a cool-down after a plan, and a moved group for a rest that doubles each time it is moved again soon
+(``history.py``).
 """
 
 from __future__ import annotations
@@ -21,45 +22,45 @@ from ggroupfs.policies.balance.history import History
 from ggroupfs.policies.balance.picture import LEAST, Load, Move, Picture
 
 HOLD_S = 600.0
-"""For so long it is kept in mind how slow a group once was."""
+"""Seconds for which the worst latency of a group is remembered."""
 MISSED = 0.9
-"""Who has less than that part of its least share misses it."""
+"""Fraction of its smallest share below which a group misses that share."""
 
 
 @attrs.frozen
 class Pace:
-    """How fast things go."""
+    """The speed of the policy."""
 
     window: int = 3
-    """Samples, or looks, in a row that a decision is made on."""
+    """Consecutive samples, or looks, on which a decision is made."""
     silence: float = 60.0
-    """Seconds after which a latency that was not reported again is no longer believed."""
+    """Seconds without a report after which a latency is no longer believed."""
     rest: float = 60.0
-    """Seconds for which a group that was moved stays."""
+    """Seconds for which a moved group stays where it is."""
     cooldown: float = 5.0
     """Seconds between two plans for the same GPUs."""
     overload: float = 1.2
-    """GPUs that may be wanted of one before others are looked at."""
+    """Demand on a GPU, in GPUs, above which moves to other GPUs are considered."""
 
 
 @attrs.frozen
 class Short:
-    """A group has missed its bounds for a cool-down, and no move helps. Said once, until they hold again."""
+    """A group has missed its bounds for a cool-down, and no move helps. Emitted once, until the bounds hold again."""
 
     group: str
-    """Which."""
+    """Name of the group."""
     gpu: int
-    """Where."""
+    """Index of its GPU."""
     latency: float | None
-    """Seconds: that of the window; None where none is reported."""
+    """Mean latency of the window, seconds; None if no latency is reported."""
 
 
 @attrs.frozen
 class Met:
-    """A group of which that was said has its bounds again, or is gone."""
+    """A group that was reported as :class:`Short` keeps its bounds again, or is gone."""
 
     group: str
-    """Which."""
+    """Name of the group."""
 
 
 Decision = Plan | Short | Met
@@ -67,55 +68,58 @@ Decision = Plan | Short | Met
 
 @attrs.define
 class _Watch:
-    """A group that has bounds."""
+    """The state of a group with bounds."""
 
     samples: deque[float]
-    """Its last latencies since something was moved to or from its GPU, seconds."""
+    """Last latencies since a move to or from its GPU, seconds."""
     heard: float
-    """When there was one, seconds."""
+    """Time of the last sample, seconds."""
     alone: float | None = None
-    """Seconds: what it would be if it had a GPU for itself, by the last full window."""
+    """Latency that the group would have with a GPU to itself, by the last full window, seconds."""
     worst: float | None = None
-    """The most that this was..."""
+    """Largest value of `alone` that is remembered, seconds."""
     worst_at: float = 0.0
-    """... and when, seconds."""
+    """Time at which `worst` was measured, seconds."""
     misses: int = 0
-    """Looks in a row in which it had less than its least share."""
+    """Consecutive looks in which the group had less than its smallest share."""
     since: float | None = None
-    """Since when it misses its bounds and nothing helps, seconds; None while that is not so."""
+    """Time since which the group misses its bounds and no move helps, seconds; None while that is not so."""
     told: bool = False
-    """Whether it was said to be short."""
+    """Whether the group was reported as :class:`Short`."""
 
     @property
     def latency(self) -> float | None:
-        """The mean of a full window, seconds; None while it is not full."""
+        """The mean of a full window, seconds; None while the window is not full."""
         return sum(self.samples) / len(self.samples) if len(self.samples) == self.samples.maxlen else None
 
     def measured(self, now: float, alone: float) -> None:
-        """A full window says that it would be so fast alone."""
+        """Record the latency that the group would have alone, by a full window."""
         self.alone = alone
         if self.worst is None or alone >= self.worst or now - self.worst_at >= HOLD_S:
             self.worst, self.worst_at = alone, now
 
 
 class Core:
-    """See the module."""
+    """The decisions about all groups of a machine."""
 
     def __init__(self, pace: Pace | None = None) -> None:
         self._pace = pace or Pace()
         self._history = History(self._pace.rest, self._pace.cooldown)
         self._watched: dict[str, _Watch] = {}
-        self._overloaded: dict[int, int] = {}  # looks in a row
+        self._overloaded: dict[int, int] = {}  # consecutive overloaded looks of each GPU
 
     def sample(self, now: float, name: str, latency: float) -> None:
-        """The latency of a group in an interval, seconds."""
+        """Record the latency of a group in one interval, in seconds."""
         watch = self._watch(name)
         watch.samples.append(latency)
         watch.heard = now
 
     def decide(self, now: float, picture: Picture) -> list[Decision]:
-        """One look: what is to be done at the time `now`, seconds. One plan at most, which is to be carried out, and
-        told by :meth:`moved` and :meth:`refused`, before the next look."""
+        """Return the decisions of one look, at the time `now` in seconds.
+
+        They contain at most one plan. It has to be carried out, and its moves reported by :meth:`moved` and
+        :meth:`refused`, before the next look.
+        """
         picture = self.look(now, picture)
         short = self._short(picture)
         made: list[Decision] = list(self._met(picture, short))
@@ -132,14 +136,14 @@ class Core:
         return made
 
     def look(self, now: float, picture: Picture) -> Picture:
-        """Takes note of a picture, and answers it with what is known of latencies."""
+        """Take in a picture, and return it with the known latencies filled in."""
         names = {load.name for load in picture.loads}
         self._history.keep(names)
         for name, watch in self._watched.items():
             if now - watch.heard >= self._pace.silence or name not in names:
                 watch.samples.clear()
                 watch.alone = None
-        self._overloaded = {  # one that is lost is in no picture
+        self._overloaded = {  # a lost GPU is in no picture
             gpu: self._overloaded.get(gpu, 0) + 1 if picture.demand(gpu) > self._pace.overload else 0
             for gpu in picture.cards
         }
@@ -156,24 +160,23 @@ class Core:
         return Picture.of(picture.cards, known)
 
     def relieve(self, now: float, picture: Picture, gpu: int, short: Collection[str]) -> Plan | None:
-        """What helps groups on a GPU that miss their bounds; None if nothing does. The picture is that of
-        :meth:`look`."""
+        """Return a plan for groups on a GPU that miss their bounds, or None. `picture` comes from :meth:`look`."""
         if gpu not in picture.cards:
             return None
         return relieve(picture, gpu, short, lambda load, to: self._history.may(now, load.name, load.gpu, to))
 
     def moved(self, now: float, picture: Picture, move: Move) -> None:
-        """A move was made; `picture` is the one that it was decided on."""
+        """Record a move that was made. `picture` is the one that it was decided on."""
         self._history.moved(now, move.load.name, move.load.gpu, move.to)
         self._forget(picture, move)
 
     def refused(self, now: float, picture: Picture, move: Move, code: int) -> None:
-        """A move was refused, with this errno. The group may have stood still for it."""
+        """Record a move that was refused with an errno. The group may have stood still for it."""
         self._history.refused(now, move.load.name, move.load.gpu, move.to, code)
         self._forget(picture, move)
 
     def _forget(self, picture: Picture, move: Move) -> None:
-        """What was measured until now is of another neighbourhood."""
+        """Drop the measurements of the groups on both GPUs: their neighbours have changed."""
         for gpu in (move.load.gpu, move.to):
             self._overloaded[gpu] = 0
             for name in {move.load.name, *(load.name for load in picture.on(gpu))} & self._watched.keys():
@@ -181,7 +184,7 @@ class Core:
                 self._watched[name].misses = 0
 
     def _stuck(self, now: float, gpu: int, names: Iterable[str]) -> Iterator[Short]:
-        """Nothing helps those."""
+        """Report the groups for which nothing has helped for a cool-down."""
         for name in names:
             watch = self._watched[name]
             watch.since = now if watch.since is None else watch.since
@@ -190,7 +193,7 @@ class Core:
                 yield Short(name, gpu, watch.latency)
 
     def _met(self, picture: Picture, short: Mapping[int, Collection[str]]) -> Iterator[Met]:
-        """Who has his bounds again, clearly; or is gone, or silent."""
+        """Report the groups that clearly keep their bounds again, or are gone or silent."""
         missing = {name for names in short.values() for name in names}
         for name, watch in self._watched.items():
             strains = [picture.strain(load.name, load.gpu) for load in picture.loads if load.name == name]
@@ -202,7 +205,7 @@ class Core:
                 yield Met(name)
 
     def _short(self, picture: Picture) -> dict[int, list[str]]:
-        """Who misses his bounds, on which GPU."""
+        """Groups that miss their bounds, by the index of their GPU."""
         found: dict[int, list[str]] = {}
         for load in picture.loads:
             if load.bound is not None and self._misses(load) and self._slowest(picture, load.name) == load.gpu:
@@ -212,12 +215,12 @@ class Core:
     def _misses(self, load: Load) -> bool:
         watch, upper = self._watched[load.name], load.bound.upper if load.bound is not None else None
         latency = watch.latency
-        # The last one too: a backlog that shrinks does so by itself.
+        # The last sample counts as well: a backlog that shrinks needs no help.
         slow = upper is not None and latency is not None and min(latency, watch.samples[-1]) > upper
         return slow or watch.misses >= self._pace.window
 
     def _slowest(self, picture: Picture, name: str) -> int:
-        """Of the GPUs that a group is on, the one that its latency is thought to be of."""
+        """The GPU that is assumed to determine a group's latency: the one on which the group has the lowest rate."""
         return min((picture.rate(name, load.gpu), load.gpu) for load in picture.loads if load.name == name)[1]
 
     def _watch(self, name: str) -> _Watch:

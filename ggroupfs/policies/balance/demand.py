@@ -1,11 +1,10 @@
-"""What groups use of their GPU, and what they would use if they had it for themselves: from counters, looked at again
-and again. Pure.
+"""Estimates the GPU time that each group uses, and that it would use alone, from repeated readings. Pure.
 
-A program computes for a time s and does something else for a time z, again and again. Alone it uses s / (s + z) of the
-GPU. Beside others s takes longer, so it uses a smaller part u of it, and has work that is not done for a part p of the
-time; z is what is left. From u and p, which can be seen, it follows that alone it would use u / (u + 1 - p): all of a
-GPU if it always has work, and as much as now if it never waits for another. Where requests come by themselves that is
-an upper bound. More than its quota it has on no GPU, so it wants no more than that.
+A program alternates between computing for a time s and something else for a time z. Alone it uses s / (s + z) of the
+GPU. With competition s takes longer, so the program uses a smaller part u, and has unfinished work for a part p of the
+time; z is the rest. Both u and p can be observed, and it follows that alone the program would use u / (u + 1 - p): all
+of a GPU if it always has work, and as much as now if it never waits for another. For requests that arrive independently
+this is an upper bound. A quota limits a program on every GPU, so it wants no more than its quota.
 """
 
 from __future__ import annotations
@@ -18,39 +17,40 @@ import attrs
 from ggroupfs.policies.balance.picture import Load, parts
 
 LOOKS = 8
-"""Over so many looks use and waiting are measured."""
+"""Looks over which use and waiting are measured."""
 FULL = 0.9
-"""A GPU that is used for that part of the time has no time left that a group would have wanted."""
+"""Utilization above which a GPU has no time left that a group could have wanted."""
 FAIR = 0.8
-"""Part of what a group would get if all wanted all: using that, it wants more, where nothing tells whether it waits."""
+"""Fraction of its fair share above which a group is assumed to want more, if the machine cannot tell whether it
+waits."""
 
 
 @attrs.frozen
 class Seen:
-    """What the files say of a group on a GPU at one time."""
+    """The figures of a group on a GPU at one time, from the control files."""
 
     name: str
-    """Its name."""
+    """Name of the group."""
     gpu: int
     """Index of the GPU."""
     used_us: int
-    """gpu_usec: microseconds on the engine, ever."""
+    """Time on the engine so far, microseconds: gpu_usec."""
     waits: bool | None
-    """Whether it has work that is not done; None where the machine cannot tell."""
+    """Whether the group has unfinished work; None if the machine cannot tell."""
     throttled_us: int = 0
-    """throttled_usec: how long the scheduler kept it off the GPU, ever."""
+    """Time for which the scheduler has kept the group off the GPU so far, microseconds: throttled_usec."""
     frozen: bool = False
-    """Whether it is frozen: what it does not do then, it does not want."""
+    """Whether the group is frozen; unfinished work does not count as demand then."""
     held: int = 0
-    """gmem.current, bytes."""
+    """Memory on the GPU, bytes: gmem.current."""
     swapped: int = 0
-    """gmem.swap.current, bytes."""
+    """Memory in the host, bytes: gmem.swap.current."""
     weight: int = 100
-    """compute.weight."""
+    """Value of compute.weight."""
     priority: int = 8
-    """compute.priority."""
+    """Value of compute.priority."""
     ceiling: float = 1.0
-    """The part of the time that it may work, by its quota and those above it (compute.max)."""
+    """Fraction of the time that the group may work, by its own quota and those above it (compute.max)."""
 
 
 @attrs.frozen
@@ -62,21 +62,23 @@ class _Look:
 
 
 class Demand:
-    """Remembers what was seen for a while."""
+    """The recent figures of all groups, and the demand that follows from them."""
 
     def __init__(self, span: float) -> None:
-        """`span` are the seconds over which use is measured."""
+        """`span` is the time over which use is measured, in seconds."""
         self._span = span
         self._looks: dict[tuple[str, int], deque[_Look]] = {}
 
     def look(self, now: float, seen: list[Seen]) -> list[Load]:
-        """One look at all groups, at the time `now`, seconds. What is not in it is forgotten. The loads are without
-        bounds, and of one that has just come nothing is known yet: it wants nothing."""
+        """Take in one look at all groups at the time `now`, in seconds, and return their loads, without bounds.
+
+        Groups missing from `seen` are forgotten. A group that has just come has no known use, and so no demand yet.
+        """
         before, self._looks = self._looks, {}
         for one in seen:
             looks = before.get((one.name, one.gpu), deque())
             if looks and one.used_us < looks[-1].used_us:
-                looks = deque()  # another one of that name, or a process of the slice has ended
+                looks = deque()  # another group of that name, or a process of the slice has ended
             waits = one.waits
             if looks and one.throttled_us > looks[-1].throttled_us:
                 waits = True
@@ -96,7 +98,7 @@ class Demand:
         return loads
 
     def _wants(self, here: Mapping[str, Seen], use: Mapping[str, float]) -> dict[str, float]:
-        """Of all groups on a GPU."""
+        """Demand of each group on one GPU."""
         is_full = sum(use.values()) >= FULL
         fair = parts(Load(one.name, one.gpu, 1.0, 0, weight=one.weight, priority=one.priority) for one in here.values())
         wants = {}
@@ -111,7 +113,7 @@ class Demand:
 
 
 def want(use: float, waiting: float) -> float:
-    """See the module: of the part of the time that a group uses, and the part in which it has work."""
+    """Demand of a group that uses the part `use` of the time and has work for the part `waiting`; see the module."""
     idle = 1.0 - min(1.0, max(use, waiting))
     return min(1.0, use / (use + idle)) if idle > 0.0 else 1.0
 

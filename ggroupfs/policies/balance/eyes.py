@@ -1,4 +1,4 @@
-"""Looking: from the files of a mounted tree to what the core decides on. Every look reads all GPUs, in one thread."""
+"""Makes the pictures for the core from the files of a mounted tree. Every look reads all GPUs, in one thread."""
 
 from __future__ import annotations
 
@@ -18,43 +18,45 @@ from ggroupfs.policies.slo.reports import Place
 from ggroupfs.text.names import slice_directory
 
 ROOM = 32
-"""What is to stay free on a GPU, unless something else is said: one of so many parts."""
+"""Default free space on a GPU, as a divisor of its capacity."""
 
 
 @attrs.frozen
 class Watched:
-    """A group that is known by a name of its own."""
+    """A group with a configured name."""
 
     name: str
-    """The name."""
+    """Name of the group."""
     place: Place
-    """Which processes are in it."""
+    """Processes of the group."""
     bound: Bound | None = None
-    """None for one of best effort."""
+    """Required bounds; None for a best-effort group."""
     movable: bool = True
-    """Whether it may be moved."""
+    """Whether the group may be moved."""
     gpu: int | None = None
-    """The only GPU on which it is that group; None for all."""
+    """The only GPU on which this is the group; None for all GPUs."""
 
 
 @attrs.frozen
 class _Found:
-    """What one look has found."""
+    """The result of one look."""
 
     cards: Mapping[int, Card]
     seen: Sequence[Seen]
     fixed: frozenset[str]
-    """Names of groups that are not to be moved."""
+    """Names of groups that must not be moved."""
 
 
 class Eyes:
-    """Makes pictures. Processes that are in none of the watched groups are groups of best effort by their pid."""
+    """Makes pictures of a tree. A process in none of the watched groups is a best-effort group named by its pid."""
 
     def __init__(
         self, tree: Tree, watched: Iterable[Watched], span: float, room: int | None = None, others: bool = True
     ) -> None:
-        """`span` are the seconds over which use is measured, `room` the bytes that are to stay free on each GPU;
-        `others` says whether processes that are in no watched group may be moved."""
+        """`span` is the time over which use is measured, in seconds; `room` the bytes to keep free on each GPU.
+
+        `others` says whether processes in no watched group may be moved.
+        """
         self._mount = tree.mount
         self._watched = {one.name: one for one in watched}
         self._room = room
@@ -62,12 +64,12 @@ class Eyes:
         self._demand = Demand(span)
 
     def moved(self, name: str, gpu: int) -> None:
-        """A group that is one on a GPU only is that on another one now."""
+        """Note that a group was moved to a GPU, if it is watched on a single GPU."""
         if name in self._watched and self._watched[name].gpu is not None:
             self._watched[name] = attrs.evolve(self._watched[name], gpu=gpu)
 
     def path(self, name: str, gpu: int) -> Path:
-        """The control files of a group of a picture."""
+        """Return the directory of a group in a picture."""
         watched = self._watched.get(name)
         if watched is not None and watched.place.cgroup is not None:
             return self._mount / slice_directory(watched.place.cgroup.path) / str(gpu)
@@ -75,7 +77,7 @@ class Eyes:
         return self._mount / pid / str(gpu)
 
     async def look(self) -> Picture:
-        """What is there now. FileNotFoundError where there is no tree any more."""
+        """Return a picture of the present state. FileNotFoundError if the tree is gone."""
         found = await trio.to_thread.run_sync(self._look)
         loads = []
         for load in self._demand.look(trio.current_time(), list(found.seen)):
@@ -109,17 +111,17 @@ class Eyes:
                 name = self._name(pid, gpu)
                 if name is None:
                     if cgroup is None or any(one.contains(cgroup) for one in self._slices(gpu).values()):
-                        continue  # gone, or counted there
+                        continue  # gone, or counted with its slice
                     name = str(pid)
                     if not self._others:
                         fixed.add(name)
                 if len(paths) > 1:
-                    fixed.add(name)  # it works on all of them together
+                    fixed.add(name)  # the process uses all of these GPUs together
                 seen += _seen(name, gpu, path, () if cgroup is None else self._levels(cgroup, gpu))
         return _Found(cards, seen, frozenset(fixed))
 
     def _levels(self, slice_: Slice, gpu: int) -> Iterable[Path]:
-        """The control files of a slice and of those above it, on a GPU; the root has none."""
+        """Directories of a slice and of the slices above it on a GPU; the root slice has none."""
         parts = [part for part in slice_.path.split("/") if part]
         for count in range(len(parts), 0, -1):
             yield self._mount / slice_directory("/".join(parts[:count])) / str(gpu)
@@ -128,7 +130,7 @@ class Eyes:
         return list(self._levels(slice_, gpu))[1:]
 
     def _slices(self, gpu: int) -> dict[str, Slice]:
-        """The watched groups that are slices, on a GPU."""
+        """The watched groups on a GPU that are slices, by name."""
         return {
             name: one.place.cgroup
             for name, one in self._watched.items()
@@ -136,11 +138,11 @@ class Eyes:
         }
 
     def _name(self, pid: int, gpu: int) -> str | None:
-        """The watched group that is a process, on a GPU."""
+        """Return the name of the watched group that is this process on a GPU; None if there is none."""
         return next((n for n, one in self._watched.items() if one.place.pid == pid and one.gpu in (None, gpu)), None)
 
     def _is_present(self, gpu: int) -> bool:
-        """Whether a GPU is there. One that is lost is no place for a group, and what is on it cannot be moved."""
+        """Whether a GPU is present. A lost GPU is no target for a move, and the groups on it cannot be moved."""
         return flat(content(self._mount / "gpus" / str(gpu) / "gpu.events"))["present"] == 1
 
     def _card(self, gpu: int) -> Card:
@@ -151,7 +153,7 @@ class Eyes:
 
 
 def _cgroup(pid: int) -> Slice | None:
-    """Where a process is; None for one that is gone."""
+    """Return the cgroup of a process; None if the process is gone."""
     try:
         return cgroup_of(pid)
     except OSError:
@@ -159,8 +161,7 @@ def _cgroup(pid: int) -> Slice | None:
 
 
 def _seen(name: str, gpu: int, path: Path, above: Iterable[Path]) -> Iterator[Seen]:
-    """A group by its files, and by those of the slices above it; nothing where it is not there, or no process of it
-    is."""
+    """Yield the figures of a group, with the quotas of the slices above; nothing if no process of it is there."""
     with contextlib.suppress(OSError):
         events = flat(content(path / "compute.events"))
         if not events["populated"]:
@@ -186,9 +187,9 @@ def _number(path: Path, name: str) -> int:
 
 
 def _ceiling(path: Path) -> float:
-    """The part of the time that a group may work by its own quota; all where it has none, or is not there."""
+    """Fraction of the time that a group may work by its own quota; 1 if it has no quota or is not there."""
     try:
         us, period_us = content(path / "compute.max").split()
-    except OSError:  # also of a daemon of an earlier version
+    except OSError:  # raised by a daemon of an earlier version, too
         return 1.0
     return 1.0 if us == "max" else min(1.0, int(us) / int(period_us))

@@ -1,5 +1,7 @@
-"""Who was moved, and whom nobody should try to move: no group twice within its rest, and ever longer where that
-proves wrong; what was refused for good is not tried again. Without a clock: times are told.
+"""Remembers moves, and decides which groups may be moved again, and when. There is no clock: the caller gives the time.
+
+A group is not moved twice within its rest, and the rest grows where that proves wrong. A move that was refused for good
+is not tried again.
 """
 
 from __future__ import annotations
@@ -13,29 +15,31 @@ import attrs
 from ggroupfs.client import GONE
 
 NEVER = frozenset({errno.EOPNOTSUPP, errno.EPERM, errno.EACCES})
-"""Errors of a move that another try would have too, to whatever GPU."""
+"""Errors of a move that would be the same for every GPU and every attempt."""
 NOT_THERE = frozenset({errno.EXDEV, errno.EEXIST})
-"""... to that GPU: another chip, or work of the same process there."""
+"""Errors of a move that are permanent for one target GPU: another chip, or work of the same process there."""
 SOON = 12
-"""A move within so many rests after the one before says that one of the two was wrong."""
+"""Rests after a move within which another move shows that one of the two was wrong."""
 PATIENCE_MOST = 64
-"""A group rests for so many times its rest at most."""
+"""Largest factor by which a rest is multiplied."""
 
 
 @attrs.define
 class _Moved:
     at: float
-    """When it arrived, seconds."""
+    """Time of arrival, seconds."""
     patience: int = 1
-    """For how many times the rest it stays."""
+    """Factor by which the rest is multiplied."""
 
 
 class History:
-    """See the module."""
+    """The history of all groups."""
 
     def __init__(self, rest: float = 60.0, cooldown: float = 5.0) -> None:
-        """`rest` are the seconds for which a group that was moved stays at least, and after which a move that was
-        refused is tried again; `cooldown` those between two plans for the same two GPUs."""
+        """`rest` is the shortest stay of a moved group, and the delay before a refused move is tried again, in seconds.
+
+        `cooldown` is the time between two plans for the same two GPUs, in seconds.
+        """
         self._rest, self._cooldown = rest, cooldown
         self._moved: dict[str, _Moved] = {}
         self._refused: dict[tuple[str, int | None], float] = {}
@@ -43,7 +47,7 @@ class History:
         self._pairs: dict[frozenset[int], float] = {}
 
     def may(self, now: float, name: str, here: int, there: int) -> bool:
-        """Whether a group may be moved from a GPU to another one."""
+        """Whether a group may be moved from GPU `here` to GPU `there`."""
         moved = self._moved.get(name)
         rested = moved is None or now - moved.at >= self._rest * moved.patience
         cool = now >= self._pairs.get(frozenset((here, there)), -math.inf)
@@ -51,7 +55,7 @@ class History:
         return rested and cool and now >= barred
 
     def moved(self, now: float, name: str, here: int, there: int) -> None:
-        """It was."""
+        """Record a move that was made."""
         last = self._moved.get(name)
         patience = 1
         if last is not None and now - last.at < SOON * self._rest * last.patience:
@@ -61,7 +65,10 @@ class History:
         self._cool(now, here, there)
 
     def refused(self, now: float, name: str, here: int, there: int, code: int) -> None:
-        """It was tried, and the answer was this errno. What may be otherwise later is tried again then."""
+        """Record a move that was refused with the errno `code`.
+
+        It is tried again later, unless the error is permanent.
+        """
         if code in NEVER:
             self._refused[name, None] = math.inf
         elif code in NOT_THERE:
@@ -72,8 +79,10 @@ class History:
         self._cool(now, here, there)
 
     def keep(self, names: Collection[str]) -> None:
-        """Those are there. Who is not is forgotten, but for when it was moved: a service that is started again is
-        the same one, to whoever waits for it."""
+        """Forget the groups that are not in `names`, except for the time of their last move.
+
+        A service that is restarted is the same service to its clients.
+        """
         self._refused = {key: until for key, until in self._refused.items() if key[0] in names}
         self._tries = {name: tries for name, tries in self._tries.items() if name in names}
 

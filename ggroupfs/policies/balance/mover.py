@@ -1,4 +1,4 @@
-"""Moves: a plan is carried out, and told."""
+"""Carries out a plan and reports each move."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from ggroupfs.text.refusals import NAMES
 log = logging.getLogger(__name__)
 
 DEADLINE_S = 60.0
-"""A move takes so many seconds at most, unless something else is said."""
+"""Default deadline of a move, seconds."""
 
 
 async def carry_out(
     core: Core, picture: Picture, plan: Plan, group_of: Callable[[str, int], Group], seconds: float
 ) -> list[Move]:
-    """One move after the other, each in `seconds` at most; those that were made. The rest of a plan of which one was
-    refused would not be what it was made for."""
+    """Make the moves of a plan, each within `seconds`, and return those that succeeded.
+
+    The first refusal ends the plan, because the remaining moves were chosen to go with the refused one.
+    """
     made = []
     for move in plan.moves:
         load = move.load

@@ -1,8 +1,8 @@
-"""Who is on which GPU, what each wants, and what to expect if one were on another: a model, without clock or files.
+"""Models which group is on which GPU, what each wants, and what to expect of a move, without a clock or files.
 
-A GPU is a time of 1 that is divided: the better priority first, and in a priority by weights, but nobody has more than
-he wants; what is left goes to who wants more. That is what the daemon's scheduler does with processes that are
-siblings; of slices in slices it is an estimate. Flyt's orchestrator (section 3.3) looks for the GPU with headroom in
+A GPU is a time of 1 to be divided: the better priority comes first, and within a priority weights decide, but no group
+gets more than it wants; the rest goes to groups that want more. The daemon's scheduler does this with processes that
+are siblings; for nested slices it is an estimate. Flyt's orchestrator (section 3.3) looks for a GPU with headroom in
 the same way.
 """
 
@@ -13,17 +13,17 @@ from collections.abc import Iterable, Mapping, Sequence
 import attrs
 
 LEAST = 1e-3
-"""A part of a GPU below which nothing is divided."""
+"""Fraction of a GPU below which nothing is divided."""
 
 
 @attrs.frozen
 class Bound:
-    """What a group is to have; at least one of the two."""
+    """The bounds of a group; at least one of the two is set."""
 
     upper: float | None = None
-    """Seconds that its latency may be."""
+    """Largest latency, seconds."""
     least: float | None = None
-    """The part of a GPU that it is to have when it wants it."""
+    """Fraction of a GPU that the group should get when it wants it."""
 
 
 @attrs.frozen
@@ -31,30 +31,30 @@ class Load:
     """A group on one GPU: a process, or all processes of a slice there."""
 
     name: str
-    """Its name. A slice may be on several GPUs."""
+    """Name of the group. A slice may be on several GPUs."""
     gpu: int
     """Index of the GPU."""
     want: float
-    """The part of a GPU that it would use if it had one for itself, 0 to 1."""
+    """Fraction of a GPU that the group would use alone, 0 to 1."""
     held: int
-    """Bytes on the GPU: what a move has to copy, while the group stands still."""
+    """Memory on the GPU, bytes: what a move has to copy while the group stands still."""
     swapped: int = 0
-    """Bytes in the host, which stay there; they too want room on the GPU."""
+    """Memory in the host, bytes. A move leaves it there, but it needs room on the new GPU."""
     use: float = 0.0
-    """The part of the GPU that it uses now."""
+    """Fraction of the GPU that the group uses now."""
     weight: int = 100
-    """compute.weight."""
+    """Value of compute.weight."""
     priority: int = 8
-    """compute.priority; the smaller goes first."""
+    """Value of compute.priority; the smaller goes first."""
     bound: Bound | None = None
-    """None for one of best effort."""
+    """Required bounds; None for a best-effort group."""
     alone: float | None = None
-    """Seconds that its latency would be if it had a GPU for itself, as the model has it; None where nobody knows."""
+    """Latency with a GPU to itself by the model, seconds; None if unknown."""
     feared: float | None = None
-    """The most that this was thought to be lately: as the model is no more than one, beside others a latency may grow
-    faster than it says, and that is seen only where there were others."""
+    """Largest recent value of `alone`. On a shared GPU a latency may grow faster than the model says, and that
+    shows only while the GPU is shared."""
     movable: bool = True
-    """Whether it may be moved at all."""
+    """Whether the group may be moved at all."""
 
 
 @attrs.frozen
@@ -62,23 +62,23 @@ class Card:
     """The memory of a GPU."""
 
     capacity: int
-    """Bytes that may be used: what it has without what is to stay free."""
+    """Usable bytes: the capacity without the space to keep free."""
     used: int
-    """Bytes that are."""
+    """Used bytes."""
 
 
 @attrs.frozen
 class Move:
-    """A group goes to another GPU."""
+    """A move of a group to another GPU."""
 
     load: Load
-    """Which, and where it is."""
+    """The group, and where it is."""
     to: int
-    """Index of the other GPU."""
+    """Index of the target GPU."""
 
 
 def parts(loads: Iterable[Load]) -> dict[str, float]:
-    """What part of their GPU groups on the same one get."""
+    """Fraction of their common GPU that each of these groups gets."""
     got: dict[str, float] = {}
     left = 1.0
     strata: dict[int, list[Load]] = {}
@@ -100,13 +100,15 @@ def parts(loads: Iterable[Load]) -> dict[str, float]:
 
 
 def rate(load: Load, others: Iterable[Load]) -> float:
-    """The part of the GPU that a group has while it has work, beside the others there: how much slower it goes."""
+    """Fraction of the GPU that a group has while it has work, next to `others`: the factor of its slowdown."""
     return max(LEAST, parts([attrs.evolve(load, want=1.0), *others])[load.name])
 
 
 def strain(load: Load, others: Sequence[Load]) -> float:
-    """How near a group is to its bounds beside these others; above 1 they do not hold. 0 for one that has none, or of
-    which nobody knows the latency."""
+    """How near a group is to its bounds next to `others`: 1 is at a bound, and above 1 the bounds do not hold.
+
+    0 for a group without bounds, or whose latency is unknown.
+    """
     found, bound = 0.0, load.bound
     if bound is not None and bound.upper is not None and load.alone is not None:
         found = load.alone / rate(load, others) / bound.upper
@@ -122,13 +124,13 @@ class Picture:
     """All GPUs at one time."""
 
     cards: Mapping[int, Card]
-    """GPUs by their index."""
+    """GPUs by index."""
     groups: Mapping[int, Mapping[str, Load]]
-    """The groups on each of them, by their name."""
+    """Groups by index of the GPU and name."""
 
     @classmethod
     def of(cls, cards: Mapping[int, Card], loads: Iterable[Load]) -> Picture:
-        """Loads that are on none of the cards are left out."""
+        """Build a picture. Loads on other GPUs than these cards are left out."""
         groups: dict[int, dict[str, Load]] = {gpu: {} for gpu in cards}
         for load in loads:
             if load.gpu in groups:
@@ -141,15 +143,15 @@ class Picture:
 
     @property
     def loads(self) -> list[Load]:
-        """All groups; one that is on two GPUs twice."""
+        """All groups; a group on two GPUs appears twice."""
         return [load for gpu in self.groups for load in self.on(gpu)]
 
     def find(self, name: str, gpu: int) -> Load | None:
-        """A group on a GPU."""
+        """Return a group on a GPU; None if it is not there."""
         return self.groups.get(gpu, {}).get(name)
 
     def demand(self, gpu: int) -> float:
-        """What all groups on a GPU want together, in GPUs."""
+        """Total demand of the groups on a GPU, in GPUs."""
         return sum(load.want for load in self.groups[gpu].values())
 
     def strain(self, name: str, gpu: int) -> float:
@@ -158,7 +160,7 @@ class Picture:
         return strain(self.groups[gpu][name], others)
 
     def fear(self, name: str, gpu: int) -> float:
-        """The same by the worst that is known of the group."""
+        """The strain of a group by its worst recent latency."""
         load = self.groups[gpu][name]
         others = [other for other in self.on(gpu) if other is not load]
         return strain(attrs.evolve(load, alone=load.feared), others)
@@ -169,12 +171,12 @@ class Picture:
         return rate(self.groups[gpu][name], others)
 
     def has_room(self, load: Load, gpu: int) -> bool:
-        """Whether there is room for the group's memory on a GPU, what is in the host included: it is wanted back."""
+        """Whether a GPU has room for the group's memory, including that in the host, which will be wanted back."""
         card = self.cards[gpu]
         return card.used + load.held + load.swapped <= card.capacity
 
     def after(self, move: Move) -> Picture:
-        """As it will be. Of a slice that is on the other GPU too, both parts are one then."""
+        """Return the picture after a move. The two parts of a slice that was already on the target GPU become one."""
         load, cards = move.load, dict(self.cards)
         moved = attrs.evolve(load, gpu=move.to)
         there = self.find(load.name, move.to)

@@ -1,4 +1,4 @@
-"""The policy at work: takes reports, looks at all GPUs once an interval, asks the core, and moves whom it says."""
+"""The running policy: takes reports, looks at all GPUs once an interval, asks the core, and makes the moves."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ log = logging.getLogger(__name__)
 
 
 class Program:
-    """The state of one that runs."""
+    """A running policy."""
 
     def __init__(self, tree: Tree, settings: Settings) -> None:
         self._eyes = Eyes(tree, settings.groups, settings.span, settings.room, settings.processes)
         self._core = Core(settings.pace)
         self._deadline = settings.deadline
         self.intervals = {name: Interval(statistic) for name, statistic in settings.statistics.items()}
-        """What groups report."""
+        """Latencies that groups report."""
 
     async def step(self) -> None:
-        """One interval has passed."""
+        """Let one interval pass."""
         picture = await self._eyes.look()
         now = trio.current_time()
         for name, interval in self.intervals.items():
@@ -49,7 +49,7 @@ class Program:
         if isinstance(decision, Plan):
             await carry_out(self._core, picture, decision, self._group, self._deadline)
             for interval in self.intervals.values():
-                interval.take()  # of the time in which something stood still
+                interval.take()  # measured while a group stood still
         elif isinstance(decision, Short):
             latency = None if decision.latency is None else round(1e3 * decision.latency, 3)
             log.warning("%s: GPU %d does not keep its bounds, and no move would help", decision.group, decision.gpu)
@@ -62,19 +62,19 @@ class Program:
 
 
 async def check(tree: Tree) -> None:
-    """OSError EOPNOTSUPP where nothing can be moved, as on a machine with one GPU."""
+    """Check that groups can be moved. OSError with EOPNOTSUPP if not, as on a machine with one GPU."""
     if (await tree.capabilities())["compute.migrate"] == "unsupported":
         raise OSError(errno.EOPNOTSUPP, "compute.migrate unsupported: is there another GPU?", os.fspath(tree.mount))
 
 
 async def run(tree: Tree, config: Table) -> None:
-    """The program; see docs/policies.md."""
+    """Run the policy until it is cancelled; see docs/policies/balance.md."""
     settings = Settings.read(config)
     await check(tree)
     program = Program(tree, settings)
     places = {one.name: one.place for one in settings.groups}
     desk = Desk({name: (places[name], interval) for name, interval in program.intervals.items()})
-    # Without bounds of latencies there is nothing to be told, and the socket is left to whoever else wants it.
+    # Without bounds of latencies there are no reports to take, and the socket stays free for another policy.
     with contextlib.ExitStack() as stack:
         ours = stack.enter_context(receiving(settings.socket)) if program.intervals else None
         async with trio.open_nursery() as nursery:

@@ -1,4 +1,4 @@
-"""What the policy is told: docs/policies.md has every key."""
+"""The configuration of the policy balance; docs/policies/balance.md describes every key."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ggroupfs.policies.slo.settings import place_of, statistic_of
 from ggroupfs.text.names import is_number
 
 REST_S = 60.0
-"""No group is moved twice in this time, whatever is configured."""
+"""Smallest rest that can be configured, seconds."""
 
 
 @attrs.frozen
@@ -27,7 +27,7 @@ class Settings:
     """The configuration."""
 
     socket: Path
-    """Where programs report, if there are bounds of latencies."""
+    """Socket to which programs report, if there are bounds of latencies."""
     interval: float
     """Seconds between two looks."""
     span: float
@@ -35,19 +35,19 @@ class Settings:
     deadline: float
     """Seconds that a move may take."""
     pace: Pace
-    """Windows, rests and cool-downs."""
+    """Window, rest and cool-down."""
     room: int | None
-    """Bytes that are to stay free on each GPU; None for a part of it."""
+    """Bytes to keep free on each GPU; None for the default fraction."""
     processes: bool
-    """Whether processes may be moved that are in none of the groups."""
+    """Whether processes that are in none of the groups may be moved."""
     groups: Sequence[Watched]
-    """Those that have a name."""
+    """Groups with a name."""
     statistics: Mapping[str, Statistic]
-    """What is made of the latencies of those that have a bound of them."""
+    """Statistics that summarize the latencies of groups with a bound on them, by name."""
 
     @classmethod
     def read(cls, config: Table) -> Settings:
-        """UsageError for a mistake."""
+        """Read the configuration. UsageError if it contains a mistake."""
         tables = config.tables("group")
         groups = [_group(table) for table in tables]
         statistics = {

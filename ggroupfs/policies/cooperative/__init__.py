@@ -1,8 +1,9 @@
-"""``cooperative``: as ``dynamic``, with a program in the second group that gives memory back by itself (GhostAC).
+"""``cooperative``: the policy ``dynamic`` for a low group that gives memory back by itself (GhostAC).
 
-What it gives back it need not keep: a cache, activations that can be computed again (Ghost, section 4.2). It is asked
-through its usermemfd, as with any limit that falls below what a group has; and it has 50 ms, then the rest is moved. So
-it is asked early, since that costs no move, and for no more at a time than it frees in that time.
+The program frees what it need not keep, such as caches and activations that can be computed again (Ghost, section 4.2).
+Like any program over its limit, it is told through its usermemfd and has 50 ms; the rest is then
+moved to the host. Memory that the program frees costs no move, so this policy asks early, and each time for no more
+than the program frees within the 50 ms.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from ggroupfs.policies.dynamic.settings import Manner, read
 MIB = 1 << 20
 
 MANNER = Manner(early=True, least=64 * MIB, most=512 * MIB)
-"""Small steps, smaller still if the program does not keep up."""
+"""Small steps; :class:`~ggroupfs.policies.dynamic.pace.Pace` shrinks them further if the program does not keep up."""
 
 
 async def run(tree: Tree, config: Table) -> None:
-    """The policy, as a program."""
+    """Run the policy until it is cancelled."""
     await manage(tree, read(tree, config, MANNER))

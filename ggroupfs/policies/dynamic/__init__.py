@@ -1,5 +1,4 @@
-"""``dynamic``: memory that one group does not use goes to another one, and comes back when it is wanted (GhostFT,
-GVM-DYN)."""
+"""``dynamic``: lends memory that one group does not use to another, and takes it back on demand (GhostFT, GVM-DYN)."""
 
 from __future__ import annotations
 
@@ -11,10 +10,10 @@ from ggroupfs.policies.dynamic.settings import Manner, read
 GIB = 1 << 30
 
 MANNER = Manner(early=False, least=GIB, most=GIB)
-"""What is taken goes to the host: seldom, then, and in pieces that take some 30 ms each, so that what the first one
-waits for does not come behind what it will want later."""
+"""Memory is taken by moving it to the host. Moves are therefore rare, and made in pieces of about 30 ms each, so that
+memory the high group needs now does not queue behind memory that it will need later."""
 
 
 async def run(tree: Tree, config: Table) -> None:
-    """The policy, as a program."""
+    """Run the policy until it is cancelled."""
     await manage(tree, read(tree, config, MANNER))

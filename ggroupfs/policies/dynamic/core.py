@@ -1,8 +1,8 @@
-"""The decision of ``dynamic`` and ``cooperative``: the limit of the second one, from what the first one wants.
+"""The decision of ``dynamic`` and ``cooperative``: the limit of the low group, from the demand of the high group.
 
-No clock and no files: figures and the time passed go in, a limit comes out. The policy of GhostFT and GVM-DYN, which
-adjusts the limit of the low-priority task by the intensity of the high-priority one's work (Ghost, section 6.3.1); the
-papers do not say how.
+There is no clock and no file here: figures and elapsed time go in, a limit comes out. This is the policy of GhostFT and
+GVM-DYN, which adjusts the limit of the low-priority task to the intensity of the high-priority one's work (Ghost,
+section 6.3.1); the papers do not say how.
 """
 
 from __future__ import annotations
@@ -12,64 +12,66 @@ import attrs
 from ggroupfs.policies.dynamic.demand import Demand, Looking
 
 GRANULE = 2 << 20
-"""Limits are multiples of this: memory moves in such pieces."""
+"""Unit of limits, bytes: memory moves in pieces of this size."""
 GRAINS = 64
-"""A limit is raised by that part of the budget at least: less is not worth a write."""
+"""A limit is raised by at least the budget divided by this; a smaller raise is not worth a write."""
 RETRY_S = 1.0
-"""After a limit was refused, before less is asked for again."""
+"""Seconds after a refused limit before memory is asked for again."""
 
 
 @attrs.frozen
 class Options:
-    """What is decided by, besides how demand is told."""
+    """The settings of the decision, apart from those of the estimated demand."""
 
     looking: Looking
-    """See there."""
+    """The settings of the estimated demand."""
     floor: int = 0
-    """Bytes that the second one may always have, however much the first one wants."""
+    """Bytes that the low group may always have, whatever the high group wants."""
     early: bool = False
-    """Take memory as soon as there is less room than there should be, and not when half of it is gone."""
+    """Whether memory is taken as soon as less than the full room is free, and not only once half of it is gone."""
 
 
 @attrs.frozen
 class Figures:
-    """What was seen."""
+    """The figures of both groups at one look."""
 
     seconds: float
-    """Since the last figures."""
+    """Seconds since the previous figures."""
     budget: int
-    """Bytes that both may have together."""
+    """Bytes that both groups may have together."""
     high: int
-    """Bytes that the first one has; what of it is in the host counts, for it wants that back."""
+    """Bytes that the high group has. Its bytes in the host count too, because it wants them back."""
     low: int
-    """Bytes that the second one has on the GPU."""
+    """Bytes that the low group has on the GPU."""
     ceiling: int | None = None
-    """Bytes that the first one may have at most, by its own limit."""
+    """Bytes that the high group may have at most, by its own limit; None: no limit."""
     work: int | None = None
-    """A number that changes with whatever the first one does on the GPU, if the machine can tell."""
+    """A number that changes with any work of the high group on the GPU; None where the machine cannot tell."""
     pending: int = 0
-    """Kernels of the first one that have not ended."""
+    """Kernels of the high group that have not ended."""
 
 
 class Core:
-    """Says which gmem.limit.high the second one is to have."""
+    """Decides the gmem.limit.high of the low group."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
         self._demand: Demand | None = None
         self._now = self._retry = 0.0
-        self._aim: int | None = None  # memory is being taken until the limit is that
+        self._aim: int | None = None  # the limit down to which memory is being taken
         self.limit: int | None = None
-        """What it has now; None: no limit, or nobody knows."""
+        """Limit of the low group that is in force, bytes; None: no limit, or an unknown one."""
 
     @property
     def growth(self) -> float:
-        """Bytes a second that the first one is reckoned with to grow by."""
+        """Expected growth of the high group, bytes per second."""
         return self._demand.growth if self._demand else 0.0
 
     def decide(self, figures: Figures, step: int) -> int | None:
-        """The limit to be set now, or None to leave it as it is. At most `step` bytes are taken at a time, unless the
-        first one is at the end of what is free already."""
+        """Return the limit to set now, in bytes, or None to leave it as it is.
+
+        At most `step` bytes are taken at a time, or more if the high group already holds more than that would leave it.
+        """
         grain = max(GRANULE, figures.budget // GRAINS)
         if self._demand is None:
             self._demand = Demand(self._options.looking, grain)
@@ -95,15 +97,15 @@ class Core:
         return limit if self.limit is None or limit < self.limit else None
 
     def accepted(self, limit: int) -> None:
-        """That limit holds."""
+        """Note that a limit, in bytes, is in force."""
         self.limit = limit
 
     def refused(self) -> None:
-        """The limit could not be set; the old one holds. It is tried again, but not at once."""
+        """Note that the limit could not be set and the old one holds. The next attempt is RETRY_S seconds away."""
         self._retry = self._now + RETRY_S
 
     def forget(self) -> None:
-        """The second one has gone: whoever comes in its place has no limit."""
+        """Forget the limit of a low group that has gone; its successor has none."""
         self.limit, self._aim, self._retry = None, None, 0.0
 
     def _left(self, figures: Figures, wanted: int) -> int:

@@ -1,9 +1,9 @@
-"""How much memory the first one is going to want: what it has, how fast it grows, and how far earlier bursts went.
+"""Estimates how much memory the high group is going to want: what it holds, its growth, and its earlier bursts.
 
-What it holds now says nothing of what it will ask for in a moment, and memory that is in use elsewhere takes a moment
-to be free: it goes to the host at some 40 GB/s, once the kernels that use it have ended. So there is always some room
-ahead of it, the more the faster it grows. Two things say earlier than growth that more is needed: work that begins
-after a pause, and how much the last bursts of work came to hold.
+The memory held now does not tell what is asked for next, and memory in use elsewhere takes time to become free: it goes
+to the host at some 40 GB/s once the kernels that use it have ended. So some room is always kept free ahead of the
+group, and more of it the faster the group grows. Two signs of demand come earlier than growth: work that begins after a
+pause, and the memory that the last bursts of work came to hold.
 """
 
 from __future__ import annotations
@@ -14,75 +14,78 @@ from collections import deque
 import attrs
 
 GROWTH_S = 0.1
-"""Growth is what was gained in this time, per second: single allocations are no trend."""
+"""Seconds over which growth is measured, so that a single allocation is not taken for a trend."""
 LAG_S = 10.0
-"""The longest gap between two looks is forgotten at this rate."""
+"""Time constant, in seconds, with which the longest gap between two looks is forgotten."""
 BURSTS = 2
-"""Earlier bursts that are remembered. What all of them came to hold is expected: one that did is no habit, and a kernel
-now and then, after many requests, is not the first of as many."""
+"""Earlier bursts that are remembered. The smallest of their peaks is expected again: a single large burst is no habit,
+and an occasional kernel after many requests does not begin another large burst."""
 LONGER = 1.25
-"""A burst may take that many times as long to its peak as those before it."""
+"""Factor by which a burst may take longer to reach its peak than the earlier ones did."""
 
 
 @attrs.frozen
 class Looking:
-    """How demand is told from what is seen."""
+    """The settings of the estimate."""
 
     headroom: int
-    """Bytes that are free ahead of the first one when it does not grow."""
+    """Bytes kept free ahead of the group while it does not grow."""
     headroom_most: int
-    """... and at most, however fast it grows."""
+    """Bytes kept free ahead of the group at most, however fast it grows."""
     lead: float = 0.5
-    """Seconds of growth that are to find room, besides."""
+    """Seconds of growth that are kept free in addition to `headroom`."""
     hold: float = 0.5
-    """Seconds for which what it wanted is kept for it: the shortest time in which memory goes and comes back."""
+    """Seconds for which demand is remembered: the shortest time in which memory goes away and comes back."""
     idle: float = 0.2
-    """Seconds without work after which it is idle, and its next work is the begin of a burst."""
+    """Seconds without work after which the group is idle; its next work begins a burst."""
     expect: float = 10.0
-    """Seconds at most for which a burst is expected to grow as large as those before it."""
+    """Seconds for which a burst is expected to grow as large as the earlier ones, at most."""
 
 
 @attrs.frozen
 class Want:
-    """Bytes that the first one is to find, those that it has included."""
+    """The memory that the group should find: bytes, including those that it holds."""
 
     least: int
-    """With less than this, memory has to be taken from the other one."""
+    """Threshold: with less than this, memory is taken from the low group."""
     full: int
-    """... and then until there is so much."""
+    """Target: once memory is being taken, it is taken until this much is there."""
 
 
 class Demand:
-    """What the first one wants. Told of every look in turn."""
+    """The estimated demand of the high group. It has to be told of every look, in order."""
 
     def __init__(self, looking: Looking, grain: int) -> None:
-        """A burst is at its peak when it grows by less than `grain` bytes from there."""
+        """A burst has reached its peak once it no longer grows by `grain` bytes."""
         self._looking, self._grain = looking, grain
         self._now = 0.0
-        self._samples: deque[tuple[float, int]] = deque()  # of the last GROWTH_S, and one before
-        self._wants: deque[tuple[float, int]] = deque()  # of the last `hold`: falling, the first is the largest
+        self._samples: deque[tuple[float, int]] = deque()  # of the last GROWTH_S, and one sample before it
+        self._wants: deque[tuple[float, int]] = deque()  # of the last `hold` seconds: falling, largest first
         self._room = 0
         self._growth = self._lag = 0.0
         self._work: int | None = None
         self._quiet = math.inf  # seconds without work
-        self._began = 0.0  # when the burst did
+        self._began = 0.0  # time at which the burst began
         self._peak, self._mark, self._peak_after = 0, 0, 0.0  # of this burst
         self._bursts: deque[tuple[int, float]] = deque(maxlen=BURSTS)
         self._expected, self._until = 0, 0.0
 
     @property
     def awake(self) -> bool:
-        """Whether it works."""
+        """Whether the group works, or did so less than `idle` seconds ago."""
         return self._quiet < self._looking.idle
 
     @property
     def growth(self) -> float:
-        """Bytes a second that it is reckoned with to grow by."""
+        """Expected growth, bytes per second."""
         return self._growth
 
     def look(self, seconds: float, held: int, work: int | None, pending: int) -> None:
-        """It holds so much, `seconds` after the last look. `work` is a number that changes with whatever it does, if
-        there is one, and `pending` its kernels that have not ended."""
+        """Take in one look, `seconds` after the previous one, at a group that holds `held` bytes.
+
+        `work` is a number that changes with any work of the group, or None where there is none; `pending` is the number
+        of its kernels that have not ended.
+        """
         self._now += seconds
         self._lag = max(seconds, self._lag * math.exp(-seconds / LAG_S))
         self._grow(seconds, held)
@@ -128,7 +131,7 @@ class Demand:
             self._until = self._now + min(LONGER * longest + self._looking.hold, self._looking.expect)
 
     def want(self, ceiling: int) -> Want:
-        """What it is to find; never more than `ceiling` bytes, unless it has more."""
+        """Return the memory that the group should find: at most `ceiling` bytes, unless it already holds more."""
         held = self._samples[-1][1]
         expected = self._expected if self._now < self._until else 0
         most = max(held, ceiling)

@@ -1,7 +1,8 @@
-"""The policy at work: looks at the first group, writes the limit of the second one, and takes both back in the end.
+"""The running policy: watches the high group, sets the limit of the low group, and restores both at the end.
 
-Nothing announces that a program grows, so it is looked for, every `interval`. Events say what looking was too late for:
-if the slice above both came over its limit, and the file system itself took memory, the next look is at once.
+Nothing announces that a program grows, so the groups are looked at every `interval`. An event tells when that was too
+late: if the slice above both went over its limit, the filesystem itself has taken memory, and the next look follows at
+once.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ log = logging.getLogger(__name__)
 
 HIGH, LOW = "gmem.limit.high", "gmem.limit.low"
 WORK = ("submitted", "finished", "gpu_usec", "gpu_usec_estimate")
-"""Of gcgroup.stat: what changes while a program works, as far as the machine can tell it."""
+"""Keys of gcgroup.stat that change while a program works, as far as the machine can tell."""
 SLOW_S = 1.0
-"""Between two looks at what seldom changes: limits that others set."""
+"""Seconds between two looks at what seldom changes, such as limits set by other programs."""
 ABSENT_S = 0.1
-"""Between two looks for a group that is not there."""
+"""Seconds between two looks for a group that is missing."""
 BACK_S = 10.0
-"""Taking back what was set has this long."""
+"""Seconds within which the old settings have to be restored."""
 
 
 async def manage(tree: Tree, settings: Settings) -> None:
-    """Until cancelled. Groups may come and go."""
+    """Run the policy until it is cancelled. The groups may come and go."""
     capacity = await tree.capacity(settings.gpu)
     program = Program(settings, capacity)
     await tree.ready()
@@ -44,10 +45,10 @@ async def manage(tree: Tree, settings: Settings) -> None:
 
 
 class Program:
-    """The state of one that runs."""
+    """A running policy."""
 
     def __init__(self, settings: Settings, capacity: int) -> None:
-        """`capacity` is what the GPU has, bytes."""
+        """`capacity` is the memory of the GPU, bytes."""
         self._settings, self._capacity = settings, capacity
         self._core = Core(settings.options)
         self._pace = Pace(settings.least, settings.most)
@@ -57,11 +58,11 @@ class Program:
         self._slow_at = 0.0
         self._budget = capacity
         self._ceiling: int | None = None
-        self._away = 0  # bytes of the first one that are in the host
+        self._away = 0  # bytes of the high group that are in the host
         self._began = trio.current_time()
 
     async def watch(self, within: Group) -> None:
-        """Has the next look be at once where the limit of the slice above had to be enforced."""
+        """Trigger a look at once whenever the limit of the slice above had to be enforced."""
         while True:
             try:
                 async with within.watch("gmem.events") as events:
@@ -74,7 +75,7 @@ class Program:
                 await trio.sleep(ABSENT_S)
 
     async def work(self) -> None:
-        """Look, decide, write."""
+        """Look, decide and write, for ever."""
         last = trio.current_time()
         while True:
             try:
@@ -100,7 +101,7 @@ class Program:
                 self._wake = trio.Event()
 
     async def _lower(self) -> int:
-        """What the second one has. OSError where it is not there."""
+        """Return the bytes that the low group has. OSError if the group is missing."""
         low = self._settings.low
         if trio.current_time() >= self._slow_at:
             self._slow_at = trio.current_time() + SLOW_S
@@ -116,13 +117,13 @@ class Program:
         self._ceiling = await _of(settings.high, HIGH)
         self._away = await _of(settings.high, "gmem.swap.current") or 0
         if self._core.limit is not None and await settings.low.number(HIGH) != self._core.limit:
-            self._core.forget()  # somebody else wrote it, or this is another group by that name
+            self._core.forget()  # set by another program, or another group of the same name
             self._lent.gone()
 
     async def _figures(self, seconds: float, low: int) -> Figures:
         high, held, work, pending = self._settings.high, 0, None, 0
         try:
-            if self._away:  # what is in the host is wanted back
+            if self._away:  # memory in the host is wanted back
                 self._away = await high.number("gmem.swap.current") or 0
             held = (await high.number("gmem.current") or 0) + self._away
             stat = await high.flat("gcgroup.stat")
@@ -167,21 +168,23 @@ class Program:
         return round(now - self._began, 3)
 
     async def take_back(self) -> None:
-        """Everything as it was, as far as it is there."""
+        """Restore both groups, as far as they still exist."""
         await self._lent.restore()
         await self._kept.restore()
 
 
 class Borrowed:
-    """A control file that is ours for a while."""
+    """A control file that the policy changes for a while."""
 
     def __init__(self, group: Group, name: str) -> None:
         self._group, self._name = group, name
         self._before: str | None = None
 
     async def meet(self, value: object | None = None) -> None:
-        """Remembers what it says, when it is there for the first time, and writes `value`. OSError where it is gone;
-        a value that is refused is a warning."""
+        """Remember the value of a file that has just appeared, and write `value` to it.
+
+        OSError if the file is gone; a refused value is only a warning.
+        """
         if self._before is not None:
             return
         self._before = await self._group.read(self._name)
@@ -195,11 +198,11 @@ class Borrowed:
             log.warning("%s/%s: %s", self._group.path, self._name, error.strerror)
 
     def gone(self) -> None:
-        """Whoever comes in its place is another."""
+        """Forget the value: a group that comes in this place is another one."""
         self._before = None
 
     async def restore(self) -> None:
-        """Writes what it said."""
+        """Write back the remembered value."""
         if self._before is None:
             return
         try:
@@ -210,7 +213,7 @@ class Borrowed:
 
 
 async def _of(group: Group, name: str) -> int | None:
-    """The number there; None for no number, and for no such group."""
+    """Return the number in a file; None if there is no number, or no such group."""
     try:
         return await group.number(name)
     except OSError as error:
@@ -220,5 +223,5 @@ async def _of(group: Group, name: str) -> int | None:
 
 
 async def _moved(group: Group) -> int:
-    """Bytes of it that ever went to the host."""
+    """Bytes of a group that ever went to the host."""
     return (await group.flat("gmem.stat"))["swapout_bytes"]

@@ -1,4 +1,4 @@
-"""What the file of ``dynamic`` and ``cooperative`` says."""
+"""The configuration of ``dynamic`` and ``cooperative``."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ MIB = 1 << 20
 
 @attrs.frozen
 class Manner:
-    """In what the two policies differ: the defaults."""
+    """The defaults in which the two policies differ."""
 
     early: bool
     """See :class:`Options`."""
     least: int
-    """Bytes that are taken at a time, at least."""
+    """Smallest step, bytes."""
     most: int
-    """... and at most."""
+    """Largest step, bytes."""
 
 
 @attrs.frozen
 class Settings:
-    """See docs/policies.md for the keys."""
+    """The configuration; docs/policies/dynamic.md describes the keys."""
 
     high: Group
-    """Who comes first."""
+    """Group that is served first."""
     low: Group
-    """Who has what is left."""
+    """Group that has what is left."""
     within: Group | None
-    """A slice that both are in, whose limit holds should this be too slow."""
+    """Slice that contains both groups; its limit holds if the policy is too slow."""
     gpu: int
-    """Its index."""
+    """Index of the GPU."""
     budget: int | None
-    """Bytes for both; None: the limit of `within`, or the GPU."""
+    """Bytes for both groups together; None: the limit of `within`, or else the memory of the GPU."""
     interval: float
     """Seconds between two looks."""
     least: int
-    """Bytes that are taken at a time, at least."""
+    """Smallest step, bytes."""
     most: int
-    """... and at most."""
+    """Largest step, bytes."""
     options: Options
-    """What is decided by."""
+    """Settings of the decision."""
 
 
 def read(tree: Tree, config: Table, manner: Manner) -> Settings:
-    """UsageError for what cannot be."""
+    """Read the configuration. UsageError if it contains a mistake."""
     gpu = config.whole("gpu", 0)
 
     def group(key: str) -> Group:

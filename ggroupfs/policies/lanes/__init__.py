@@ -1,4 +1,4 @@
-"""The policy of Salus: jobs share a GPU in lanes, and in each lane one of them runs at a time."""
+"""The policy of Salus: jobs share a GPU in lanes, and in each lane one job runs at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ __all__ = ["LaneView", "Lanes", "Order", "make"]
 
 
 def make(capacity: int, options: Mapping[str, str]) -> Lanes:
-    """The policy for a GPU of so many bytes. Options: order, lanes (how many at most). ValueError for others."""
+    """Make the policy for a GPU of `capacity` bytes.
+
+    Options: ``order``, and ``lanes``, the largest number of lanes. ValueError for any other option or a bad value.
+    """
     unknown = set(options) - {"order", "lanes"}
     if unknown:
         raise ValueError(f"lanes has no option {sorted(unknown)[0]}")

@@ -1,4 +1,4 @@
-"""Where jobs come to the policy `lanes`: its socket, which job is at the other end, and what they say, line by line."""
+"""The socket of the policy `lanes`: accepting jobs, identifying the process of each, and exchanging lines with it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ CREDENTIALS = struct.Struct("iII")
 """struct ucred: pid, uid, gid (unix(7))."""
 BACKLOG = 128
 MODE = 0o666
-"""Mode of the socket. Users that it is not for are kept out by the directory that it is in."""
+"""Mode of the socket. The directory that contains it restricts which users can connect."""
 
 
 @contextlib.contextmanager
 def listening(path: Path) -> Iterator[socket.socket]:
-    """The socket of a policy, which is its file too. EADDRINUSE where another one listens."""
+    """Listen at `path` and remove the file at the end. EADDRINUSE if another program listens there."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as listener:
         try:
             listener.bind(os.fspath(path))
@@ -43,7 +43,7 @@ def listening(path: Path) -> Iterator[socket.socket]:
 
 
 def _discard_stale(path: Path) -> None:
-    """A policy that was killed leaves its socket behind."""
+    """Remove the socket that a killed policy left behind. EADDRINUSE if the file is in use, or is not a socket."""
     if not path.is_socket():
         raise OSError(errno.EADDRINUSE, "there is something already that is no socket", os.fspath(path))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -54,12 +54,12 @@ def _discard_stale(path: Path) -> None:
 
 
 async def comers(listener: socket.socket) -> AsyncIterator[socket.socket]:
-    """Every job that connects."""
+    """Yield the connection of every job that connects."""
     while True:
         await trio.lowlevel.wait_readable(listener)
         try:
             connection, _ = listener.accept()
-        except BlockingIOError:  # what came has left again
+        except BlockingIOError:  # the job that connected has left again
             continue
         connection.setblocking(False)
         yield connection
@@ -67,24 +67,24 @@ async def comers(listener: socket.socket) -> AsyncIterator[socket.socket]:
 
 @attrs.define(eq=False)
 class Speaker:
-    """The other end of a connection."""
+    """The job at the other end of a connection."""
 
     connection: socket.socket
-    """Where it is spoken to; not blocking."""
+    """The connection; not blocking."""
     _lines: Lines = attrs.field(factory=Lines, init=False)
     _said: deque[str] = attrs.field(factory=deque, init=False)
 
     @property
     def pid(self) -> int:
-        """The process that connected: its thread group, as seen from here; 0 for one that cannot be.
+        """The process that connected, a thread group, as a pid in this pid namespace; 0 if it has none here.
 
-        It is the process that called connect(2), whichever of its children writes. So a job is this one process.
+        It is the process that called connect(2), even if one of its children writes. So a job is this one process.
         """
         ucred = self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
         return int(CREDENTIALS.unpack(ucred)[0])
 
     async def hear(self) -> str | None:
-        """Its next line; None at the end. ValueError for a line that is none."""
+        """Return the next line of the job, or None at the end. ValueError for bytes that are not a line."""
         while not self._said:
             await trio.lowlevel.wait_readable(self.connection)
             try:
@@ -99,15 +99,18 @@ class Speaker:
         return self._said.popleft()
 
     def say(self, line: str) -> bool:
-        """Tells it something; whether it could be told. One that does not listen is hung up on: none waits for it."""
+        """Send a line, and return whether that worked.
+
+        A job that does not read is hung up on, so none blocks the policy.
+        """
         try:
             self.connection.send(f"{line}\n".encode())
-        except OSError:  # it is gone, or has let its buffer become full
+        except OSError:  # the job is gone, or has let its buffer become full
             self.hang_up()
             return False
         return True
 
     def hang_up(self) -> None:
-        """Nothing more is said. A job that reads it reads its end."""
+        """Shut the connection down. A job that reads from it reads the end of the stream."""
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""The levers of a tree under jobs that may be gone at any moment, for the policy `lanes` at work."""
+"""The levers of a tree for the running policy `lanes`. Its jobs may disappear at any moment."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from ggroupfs.policies.mounted import US, MountedPlatform
 log = logging.getLogger(__name__)
 
 LOST = (errno.ENOTCONN, errno.ECONNABORTED)
-"""The errnos of the files of a tree whose daemon is gone."""
+"""Errnos of the files of a tree after the end of its daemon."""
 
 
 class Levers:
-    """See :class:`ggroupfs.policies.face.Platform`, which it implements over :class:`MountedPlatform`.
+    """A :class:`ggroupfs.policies.face.Platform` over :class:`MountedPlatform` that survives the loss of jobs.
 
-    What cannot be done to one job is no reason to stop with the others: it is logged, or for who is gone passed over.
-    Only a tree that is gone is an OSError.
+    A failure with one job must not stop the others, so it is logged, or passed over if the job is gone. OSError is
+    raised only if the tree itself is gone.
     """
 
     def __init__(self, mount: Path, gpu: int, capacity: int) -> None:
-        """A GPU of that tree, of which jobs may have `capacity` bytes."""
+        """Use one GPU of a tree, of which the jobs may have `capacity` bytes."""
         self._mount = mount
         self._gpu = gpu
         self._capacity = capacity
         self._platform = MountedPlatform(mount, gpu)
         self._groups: dict[str, Path] = {}
         self.stuck: set[str] = set()
-        """Jobs that could not be thawed, and are there still."""
+        """Jobs that could not be thawed and still exist."""
 
     @property
     def capacity(self) -> int:
         return self._capacity
 
     def add(self, job: str, pid: int) -> None:
-        """A process is a job; it is frozen. It need not have used the GPU yet. OSError where that cannot be."""
+        """Take a process as a job, and freeze it. It need not have used the GPU yet. OSError if it cannot be frozen."""
         with contextlib.suppress(FileExistsError):
             (self._mount / str(pid)).mkdir()
         group = self._mount / str(pid) / str(self._gpu)
@@ -48,14 +48,14 @@ class Levers:
         self._groups[job] = group
 
     def discard(self, job: str) -> None:
-        """A job is over: it is thawed, if it lives."""
+        """Forget a job that is over, and thaw it if it still lives."""
         self.thaw(job)
         self.stuck.discard(job)
         self._platform.discard(job)
         self._groups.pop(job, None)
 
     def figures(self, job: str) -> Figures:
-        """As the protocol has it; of who is gone, zeros."""
+        """See the protocol; zeros for a job that is gone."""
         return Figures(
             resident=self._number(job, "gmem.current"),
             swapped=self._number(job, "gmem.swap.current"),
@@ -69,7 +69,10 @@ class Levers:
             self.stuck.add(job)
 
     def freeze(self, job: str) -> None:
-        """It waits for its turn anyway; so one that cannot be frozen is merely trusted."""
+        """Freeze a waiting job.
+
+        If that fails the job is trusted to wait for its turn, as the protocol asks of it anyway.
+        """
         self._try(job, "cannot be frozen", lambda: self._platform.freeze(job))
 
     def reclaim(self, job: str, nbytes: int) -> None:
@@ -79,7 +82,7 @@ class Levers:
         return int(self._read(job, name) or 0)
 
     def _read(self, job: str, name: str) -> str:
-        """Empty for who is gone."""
+        """Return the content of a job's file; empty if the job is gone."""
         try:
             return content(self._groups[job] / name)
         except OSError as error:
@@ -87,7 +90,7 @@ class Levers:
             return ""
 
     def _try(self, job: str, what: str, lever: Callable[[], None]) -> bool:
-        """Whether it was done, or needs not be."""
+        """Return whether the lever was pulled, or the job is gone."""
         try:
             lever()
         except OSError as error:
@@ -98,7 +101,7 @@ class Levers:
         return True
 
     def _pass_over(self, error: OSError) -> None:
-        """Raises it, but where a job is gone and the tree is not."""
+        """Raise the error again, unless only the job is gone and the tree is still there."""
         if error.errno not in GONE:
             raise error
         require_tree(self._mount)

@@ -1,4 +1,4 @@
-"""The orders of section 4 of Salus: whose iteration is next in a lane, and who is admitted first."""
+"""The orders of Salus, section 4: which job's iteration is next in a lane, and which job is admitted first."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from ggroupfs.policies.lanes.region import Lane, Member
 
 
 class Order(enum.StrEnum):
-    """Which of the policies of section 4."""
+    """An order of section 4."""
 
     FIFO = "fifo"
-    """In order of arrival, each to its end: what GPUs without Salus do (section 5.1)."""
+    """First come, first served, each job to its end: what GPUs do without Salus (section 5.1)."""
     SRTF = "srtf"
     """Shortest remaining time first, preemptive (4.2)."""
     PACK = "pack"
-    """As many lanes as there is memory for (4.1)."""
+    """As many lanes as fit into the memory (4.1)."""
     FAIR = "fair"
     """Equal GPU time for the jobs of a lane (4.3)."""
 
     @property
     def most_lanes(self) -> int | None:
-        """Lanes at most, if nobody says otherwise: one (section 5.1.2), but for PACK, which is about having many."""
+        """Default limit on the number of lanes: 1 (section 5.1.2), but None for PACK, which is meant to have many."""
         return None if self is Order.PACK else 1
 
     @property
@@ -31,11 +31,11 @@ class Order(enum.StrEnum):
 
     @property
     def in_line(self) -> bool:
-        """Whether nobody is admitted before who came first. Algorithm 1 goes on to those behind that do fit."""
+        """Whether jobs are admitted strictly in order of arrival. Algorithm 1 also tries later jobs, which may fit."""
         return self is Order.FIFO
 
     def urgency(self, member: Member) -> tuple[int, int]:
-        """The least of these goes first: in a lane, and among those who wait for one."""
+        """Sort key of jobs, in a lane and in the queue for admission: the smallest goes first."""
         if self is Order.SRTF:
             return member.remaining, member.arrived
         if self is Order.FAIR and member.lane is not None:
@@ -49,10 +49,10 @@ def fair_service(member: Member) -> int:
 
 
 def join_fairly(member: Member, lane: Lane) -> None:
-    """Who comes anew has had as much as those who had the least.
+    """Start a job that joins a lane level with the job there that had the least service.
 
-    Section 4.3 has total service equal. Counted from each one's birth, who comes late would run alone until it has
-    caught up; in the paper's figure 11 the shares are equal from its arrival on.
+    Section 4.3 makes total service equal. If it were counted from each job's arrival, a late job would run alone until
+    it had caught up; in the paper's figure 11 the shares are equal as soon as the job arrives.
     """
     others = [fair_service(other) for other in lane.members if other is not member]
     member.base = member.progress.service - min(others, default=0)

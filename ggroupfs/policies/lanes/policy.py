@@ -1,4 +1,7 @@
-"""Salus: Algorithm 1 (lane assignment) and who runs in each lane. Pure; the names are the paper's."""
+"""The policy of Salus: Algorithm 1 (lane assignment), and the job that runs in each lane.
+
+Pure; the names are the paper's.
+"""
 
 from __future__ import annotations
 
@@ -11,27 +14,32 @@ from ggroupfs.policies.lanes.region import Lane, LaneView, Member, Region
 
 
 class Lanes:
-    """See :class:`ggroupfs.policies.face.Policy`, which it implements, and the module.
+    """A :class:`ggroupfs.policies.face.Policy` that shares one GPU in lanes.
 
-    At every event, the persistent memory of all admitted jobs and the sizes of all lanes fit into the GPU together,
-    and each lane is as large as the most ephemeral memory of a job in it: the safety condition.
+    Safety condition: after every event, the persistent memory of all admitted jobs and the sizes of all lanes fit into
+    the GPU together, and each lane is as large as the largest ephemeral memory of its jobs.
     """
 
     def __init__(self, capacity: int, order: Order = Order.FIFO, most_lanes: int | None = None) -> None:
-        """A GPU of so many bytes; at most so many lanes, by default as the order has it. ValueError for none."""
+        """Make a policy for a GPU of `capacity` bytes.
+
+        `most_lanes` is the largest number of lanes, by default that of the order.
+
+        ValueError if `most_lanes` is below 1.
+        """
         most = order.most_lanes if most_lanes is None else most_lanes
         if most is not None and most < 1:
             raise ValueError("there is at least one lane")
         self.order = order
-        """Which of the orders of section 4."""
+        """The order of section 4 that is used."""
         self._most = most
         self._region = Region(capacity)
         self._jobs: dict[str, Member] = {}
         self._queue: list[Member] = []  # Q, most urgent first
         self._arrivals = 0
-        self._changed = False  # since ProcessRequests was last called: only then can it come to another answer
+        self._changed = False  # since the last ProcessRequests; if not, its result would be the same
 
-    # To look at
+    # Inspection
 
     @property
     def lanes(self) -> Sequence[LaneView]:
@@ -49,7 +57,7 @@ class Lanes:
 
     @property
     def pending(self) -> Sequence[str]:
-        """Who waits for admission, most urgent first."""
+        """Jobs that wait for admission, most urgent first."""
         return [member.job.name for member in self._queue]
 
     # Events
@@ -69,7 +77,7 @@ class Lanes:
         return decisions
 
     def iteration_end(self, name: str, progress: Progress) -> Sequence[Decision]:
-        """The boundary at which the lane can be moved (LaneMoved), and another job of it have its turn."""
+        """The boundary at which a lane can slide down (LaneMoved) and its next job can have a turn."""
         member = self._jobs[name]
         lane = member.lane
         if lane is None or lane.current is not member:
@@ -77,7 +85,7 @@ class Lanes:
         member.progress = progress
         again = self._region.slide(lane) or self._changed or self._is_overtaken(member)
         if not again and (lane.settled or not self.order.preemptive) and self.order is not Order.FAIR:
-            return []  # who was most urgent is so still, and has less to go
+            return []  # still the most urgent job, now with less to do
         if self.order.preemptive:
             lane.current = None
         decisions: list[Decision] = []
@@ -104,7 +112,7 @@ class Lanes:
     # Algorithm 1
 
     def _process_requests(self, decisions: list[Decision], boundary: Member | None = None) -> None:
-        """ProcessRequests: whoever fits is admitted. `boundary` is who has just ended an iteration."""
+        """ProcessRequests: admit every job that fits. `boundary` is the job that has just ended an iteration."""
         self._changed = False
         if self.order is Order.PACK:
             self._spread(decisions)
@@ -121,9 +129,9 @@ class Lanes:
                 break
 
     def _find_lane(self, persistent: int, ephemeral: int) -> Lane | None:
-        """FindLane: a new lane, else one that is large enough, else one that can be made so; the smallest of each.
+        """FindLane: a new lane, else one that is large enough, else one that can grow; the smallest of each kind.
 
-        A lane is made larger where it is, since an iteration may be under way in it: only if nothing is above it.
+        A lane grows only in place, since an iteration may be running in it: that takes free memory above it.
         """
         region = self._region
         if (lane := self._new_lane(persistent, ephemeral)) is not None:
@@ -138,20 +146,20 @@ class Lanes:
         return None
 
     def _new_lane(self, persistent: int, ephemeral: int) -> Lane | None:
-        """A lane just opened, if there may be one more and it is safe."""
+        """Open a new lane, if one more is allowed and safe."""
         region = self._region
         if self._most is not None and len(region.lanes) >= self._most:
             return None
         offset = region.gap(ephemeral, persistent)
         return None if offset is None else region.open(offset, ephemeral)
 
-    # What the orders add to it
+    # Additions of the orders to Algorithm 1
 
     def _spread(self, decisions: list[Decision]) -> None:
-        """PACK: who waits in a lane for others gets one of its own as soon as there is memory for it.
+        """PACK: give a job that shares a lane one of its own as soon as there is memory for it.
 
-        Reorganizing assignments is "an open question" in section 3.3.2; without it, a job that was put behind a long
-        one would wait for it beside free memory.
+        Section 3.3.2 calls reorganizing assignments "an open question". Without it, a job placed behind a long one
+        would wait for it next to free memory.
         """
         waiting = [m for lane in self._region.lanes for m in lane.members if len(lane.members) > 1]
         for member in sorted(waiting, key=self.order.urgency):
@@ -166,16 +174,17 @@ class Lanes:
                 decisions.append(Move(member.job.name, lane.number))
 
     def _is_overtaken(self, member: Member) -> bool:
-        """SRTF: whether somebody waits for admission who would go before this one."""
+        """SRTF: whether a job waits for admission that is more urgent than this one."""
         urgency = self.order.urgency
         return self.order is Order.SRTF and bool(self._queue) and urgency(self._queue[0]) < urgency(member)
 
     def _preempt(self, member: Member, decisions: list[Decision], boundary: Member | None) -> Lane | None:
-        """SRTF: a lane for a job that goes before others, whose persistent memory goes to the host for it.
+        """SRTF: find a lane for a job by moving the persistent memory of less urgent jobs to the host.
 
         "The higher priority job is admitted as long as its own safety condition is met, i.e., at least, it can run
-        alone on the GPU, regardless of other already-running jobs" (section 4.2). Those with the longest time to go
-        make room, but nobody in the middle of an iteration, and nobody does for one who would not run next.
+        alone on the GPU, regardless of other already-running jobs" (section 4.2). The jobs with the longest remaining
+        time leave first. A job in the middle of an iteration never leaves, and no job leaves for one that would not run
+        next.
         """
         region, urgency = self._region, self.order.urgency
         first = [min(lane.members, key=urgency) for lane in region.lanes]
@@ -200,7 +209,10 @@ class Lanes:
         return lane
 
     def _elect(self, decisions: list[Decision], before: Member | None = None) -> None:
-        """Has somebody run in each lane where nobody does. `before` is who ran up to now, and is not told so again."""
+        """Pick a job for each lane in which none runs.
+
+        `before` is the job that ran until now; it is not told to run again.
+        """
         chosen = list[Member]()
         for lane in self._region.lanes:
             if lane.current is None:

@@ -1,12 +1,14 @@
-"""``ggroupfs policy lanes``: the policy of Salus over a tree, with programs that say where their iterations end.
+"""``ggroupfs policy lanes``: the policy of Salus over a tree, for programs that announce the end of each iteration.
 
-Who runs is decided by :class:`ggroupfs.policies.lanes.Lanes`, the object that the simulator runs. Here is the rest:
-jobs come by a Unix socket (:mod:`ggroupfs.client.protocol`), one waits for the other, and who waits is frozen besides.
+:class:`ggroupfs.policies.lanes.Lanes`, the object that the simulator runs as well, decides which job runs. This module
+does the rest: jobs connect to a Unix socket (:mod:`ggroupfs.client.protocol`) and wait there for permission, and a
+waiting job is frozen as well.
 
-In a switch, the next job is thawed, and told as soon as that holds; then the one that ended an iteration is frozen,
-which nobody has to wait for: it does nothing before it is told, and the freeze is for one that does all the same. But
-where memory is withdrawn, one thing is done after the other: it has to be free before anybody may use it. Nothing is
-lost by the freeze, as the iteration is over; what a job has on the GPU all the same goes on at its next turn.
+In a switch, the next job is thawed, and told to go as soon as the thaw holds; only then is the job that ended its
+iteration frozen. Nothing waits for that freeze: a job does nothing before it is told to, and the freeze is for one that
+does so all the same. Where memory is withdrawn the steps run one after the other, because the memory has to be free
+before another job uses it. The freeze loses no work, as the iteration is over; anything the job still has on the GPU
+continues in its next turn.
 """
 
 from __future__ import annotations
@@ -39,11 +41,11 @@ T = TypeVar("T")
 NS = 1_000_000_000
 MS = 1_000_000
 ANNOUNCE_S = 5.0
-"""How long a program may be connected without having said what it is."""
+"""Seconds for which a program may be connected before it announces itself."""
 TAKE_BACK_S = 10.0
-"""How long it may take to thaw everybody at the end."""
+"""Seconds within which all jobs have to be thawed at the end."""
 MOST = 256
-"""Connections at a time. Each has a pidfd besides, and 1024 descriptors are what a process may have."""
+"""Connections at a time. Each also needs a pidfd, and a process may have 1024 descriptors by default."""
 
 
 @attrs.frozen
@@ -51,21 +53,21 @@ class Settings:
     """The configuration."""
 
     socket: Path
-    """Where jobs come."""
+    """Socket to which jobs connect."""
     gpu: int
-    """Index of the GPU that they share."""
+    """Index of the GPU that the jobs share."""
     order: Order
-    """Whose iteration is next."""
+    """Order in which the jobs run."""
     lanes: int | None
-    """How many lanes at most; None: as the order has it."""
+    """Largest number of lanes; None: the default of the order."""
     capacity: int | None
     """Bytes of GPU memory for jobs; None: all."""
     report: bool
-    """Whether each switch is told."""
+    """Whether an event is emitted for each switch."""
 
     @classmethod
     def of(cls, config: Table) -> Settings:
-        """UsageError for what is none."""
+        """Read the configuration. UsageError if it contains a mistake."""
         settings = cls(
             Path(config.text("socket", str(DEFAULT_SOCKET))),
             config.whole("gpu", 0),
@@ -80,23 +82,23 @@ class Settings:
 
 @attrs.define(eq=False)
 class Guest:
-    """A job that has come."""
+    """A connected job."""
 
     name: str
-    """Unlike any other's: what it calls itself, and its pid."""
+    """Unique name: the name that the job announced, and its pid."""
     pid: int
     speaker: Speaker
     runs: bool = False
-    """It was told to go, and has not ended its iteration since."""
+    """Whether the job was told to go and has not ended its iteration since."""
     since: int = 0
-    """When it was told so, time.monotonic_ns()."""
+    """Time at which the job was told to go, time.monotonic_ns()."""
     ran: int = 0
-    """Nanoseconds in which an iteration of it was under way."""
+    """Time during which an iteration of the job was under way, nanoseconds."""
     iterations: int = 0
-    """How many ended."""
+    """Number of iterations that ended."""
 
     def go(self) -> None:
-        """It has the GPU."""
+        """Tell the job to run its next iteration."""
         if self.speaker.say(GO):
             self.runs, self.since = True, time.monotonic_ns()
 
@@ -106,41 +108,41 @@ class Ended:
     """The end of an iteration, or of a job."""
 
     guest: Guest
-    """Whose."""
+    """Job that ended it, or ended."""
     at: int
-    """When, time.monotonic_ns()."""
+    """Time of the end, time.monotonic_ns()."""
 
 
 @attrs.define
 class Switches:
-    """How long it took from one's end, of an iteration or altogether, to another's permission to begin."""
+    """Durations of switches: from the end of one job or iteration until another job may begin."""
 
     count: int = 0
     total_ms: float = 0.0
     longest_ms: float = 0.0
 
     def add(self, ms: float) -> None:
-        """One more."""
+        """Add one switch."""
         self.count += 1
         self.total_ms += ms
         self.longest_ms = max(self.longest_ms, ms)
 
 
 class Hall:
-    """All jobs, and the policy that decides among them: one event at a time, in the order in which they came."""
+    """All connected jobs, and the policy that decides among them, one event at a time in order of arrival."""
 
     def __init__(self, levers: Levers, policy: Policy, *, report: bool) -> None:
         self._levers = levers
         self._policy = policy
         self._report = report
         self._guests: dict[str, Guest] = {}
-        self._lock = trio.Lock()  # of all that is here, the levers and the policy too
+        self._lock = trio.Lock()  # protects all state here, including the levers and the policy
         self.connected = 0
-        """How many connections there are."""
+        """Number of connections."""
         self._switches = Switches()
 
     async def serve(self, connection: socket.socket) -> None:
-        """One connection, to its end. If it is cancelled, a job that has come is left for :meth:`close`."""
+        """Serve one connection to its end. When cancelled, an admitted job is left for :meth:`close`."""
         speaker, guest = Speaker(connection), None
         self.connected += 1
         try:
@@ -160,11 +162,11 @@ class Hall:
             log.info("hung up on %s: %s", guest.name if guest else "somebody", error)
         finally:
             self.connected -= 1
-            if guest is None or self._guests.get(guest.name) is not guest:  # else :meth:`close` does
+            if guest is None or self._guests.get(guest.name) is not guest:  # otherwise :meth:`close` closes it
                 connection.close()
 
     async def close(self) -> None:
-        """Thaws everybody, and says so to those who wait."""
+        """Thaw all jobs, and tell those that wait."""
         for guest in list(self._guests.values()):
             await _in_thread(partial(self._levers.discard, guest.name))
             guest.speaker.say(BYE)
@@ -174,13 +176,13 @@ class Hall:
             mean = self._switches.total_ms / switches
             emit("switches", count=switches, mean_ms=round(mean, 3), longest_ms=round(self._switches.longest_ms, 3))
 
-    # A job, from its arrival to its end
+    # The life of a job, from its arrival to its end
 
     async def _stay(self, guest: Guest, announcement: Announcement) -> None:
-        """ValueError for one that does not keep to the protocol; it is over, as if it had hung up."""
+        """Serve a job until it ends. A job that violates the protocol is treated as if it had hung up."""
         try:
             pidfd = os.pidfd_open(guest.pid)
-        except OSError:  # 0, or it was gone before we looked
+        except OSError:  # pid 0, or the process ended before this call
             guest.speaker.say(f"{REFUSED}there is no process {guest.pid} in this pid namespace")
             return
         try:
@@ -199,7 +201,7 @@ class Hall:
             os.close(pidfd)
 
     async def _arrive(self, guest: Guest, announcement: Announcement) -> bool:
-        """Whether it was taken in."""
+        """Freeze a job and announce it to the policy; return whether it was accepted."""
         job = Job(guest.name, announcement.persistent, announcement.ephemeral, announcement.duration)
         async with self._lock:
             if any(other.pid == guest.pid for other in self._guests.values()):
@@ -222,7 +224,7 @@ class Hall:
             return False
 
     async def _iterate(self, guest: Guest) -> None:
-        """What it says, until it says nothing any more."""
+        """Read the job's messages until it hangs up. ValueError for a message that the protocol does not allow."""
         while (line := await guest.speaker.hear()) is not None:
             at = time.monotonic_ns()
             if line != END or not guest.runs:
@@ -231,7 +233,8 @@ class Hall:
             guest.ran += at - guest.since
             guest.iterations += 1
             async with self._lock:
-                # What FAIR makes equal is the time in which a job had its lane, used or not: it kept others out of it.
+                # FAIR equalizes the time for which a job held its lane, used or not, because it kept others out of the
+                # lane.
                 progress = Progress(guest.ran, guest.ran)
                 event = partial(self._policy.iteration_end, guest.name, progress)
                 if Pause(guest.name) not in await self._decide(event, Ended(guest, at)):
@@ -253,8 +256,10 @@ class Hall:
     # Events
 
     async def _decide(self, event: Callable[[], Sequence[Decision]], ended: Ended | None = None) -> Sequence[Decision]:
-        """Tells the policy, does what it says, and tells those who may go. Returns what it said. Who goes in place of
-        one that `ended` something is a switch."""
+        """Pass an event to the policy, carry out its decisions, tell the jobs that may go, and return the decisions.
+
+        A job that goes in place of the one that `ended` an iteration, or ended, counts as a switch.
+        """
         decisions = event()
         turns = [one for one in decisions if isinstance(one, Run | Pause)]
         if any(isinstance(one, Withdraw) for one in decisions) or len({one.job for one in turns}) < len(turns):
@@ -265,7 +270,7 @@ class Hall:
                 elif isinstance(decision, Run):
                     self._let(decision.job, ended)
         else:
-            # First who is to run: in the driver he would be behind the freeze of the other.
+            # The next job first: in the driver its thaw would queue behind the freeze of the other.
             for kind in (Run, Pause):
                 async with trio.open_nursery() as nursery:
                     for turn in turns:
@@ -279,10 +284,10 @@ class Hall:
             self._let(decision.job, ended)
 
     def _let(self, job: str, ended: Ended | None) -> None:
-        """It was thawed, and may go."""
+        """Tell a job that has been thawed to go."""
         guest = self._guests[job]
         if job in self._levers.stuck:
-            guest.speaker.hang_up()  # the others go on without it
+            guest.speaker.hang_up()  # the other jobs continue without this one
             return
         guest.go()
         if ended is not None and guest.runs:
@@ -296,13 +301,13 @@ class Hall:
 
 
 async def run(tree: Tree, config: Table) -> None:
-    """The policy, until it is cancelled."""
+    """Run the policy until it is cancelled."""
     settings = Settings.of(config)
     capacity = await tree.capacity(settings.gpu) if settings.capacity is None else settings.capacity
     levers = await _in_thread(partial(Levers, tree.mount, settings.gpu, capacity))
     hall = Hall(levers, Lanes(capacity, settings.order, settings.lanes), report=settings.report)
     try:
-        with listening(settings.socket) as listener:  # closed first: who is let go is not to come back
+        with listening(settings.socket) as listener:  # closed first, so that released jobs do not connect again
             async with trio.open_nursery() as nursery:
                 await tree.ready()
                 async for connection in comers(listener):
@@ -313,7 +318,7 @@ async def run(tree: Tree, config: Table) -> None:
 
 
 async def _at_death(pidfd: int, speaker: Speaker) -> None:
-    """Hangs up on a process that has ended: its children may have the socket still."""
+    """Hang up on a process that has ended; its children may still hold the socket."""
     await trio.lowlevel.wait_readable(pidfd)
     speaker.hang_up()
 

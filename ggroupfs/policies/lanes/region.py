@@ -1,12 +1,12 @@
-"""The ephemeral region: where the lanes are, and the safety condition (Salus, sections 3.3 to 3.3.2).
+"""The ephemeral region: the layout of the lanes in GPU memory, and the safety condition (Salus, sections 3.3 to 3.3.2).
 
-GPU memory is divided in two (figure 7): lanes grow from one end, from address 0 here, and persistent memory from the
-other. A lane is contiguous. Between two iterations there is nothing in it, so that it can be moved for nothing: that is
-the auto defragmentation of section 3.3.1.
+GPU memory is divided in two (figure 7): lanes grow from one end, here from address 0, and persistent memory from the
+other. A lane is contiguous. Between two iterations it is empty, so it can be moved at no cost: the auto defragmentation
+of section 3.3.1.
 
-The safety condition is that the sum of P over all jobs and the sum of L over all lanes are at most C. What is asked
-here is a little more: that the two regions do not meet as they are now, with the holes between lanes that have not slid
-down yet. Without holes it is the same.
+The safety condition is that the sum of P over all jobs and the sum of L over all lanes together are at most C. This
+module requires slightly more: that the two regions do not meet in their present layout, which may have holes between
+lanes that have not slid down yet. Without holes the two conditions are the same.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ class Member:
     """A job, from its arrival to its end."""
 
     job: Job
-    """What was said of it when it came."""
+    """The job as announced on arrival."""
     arrived: int
-    """How many came before it."""
+    """Number of jobs that arrived earlier."""
     progress: Progress = NOTHING
-    """As of its last boundary."""
+    """Progress at the last boundary."""
     lane: Lane | None = None
-    """Where it was admitted; None while it waits for that."""
+    """Lane to which the job is admitted; None while it waits for admission."""
     base: int = 0
-    """FAIR: service that it is taken to have missed when it joined, subtracted from its own; may be negative."""
+    """FAIR: service that the job counts as having missed when it joined, subtracted from its own; may be negative."""
 
     @property
     def remaining(self) -> int:
-        """How long it takes yet, alone, nanoseconds; below 0 for one that takes longer than was said."""
+        """Remaining run time alone, nanoseconds; negative once the job takes longer than announced."""
         return self.job.duration - self.progress.ran
 
 
@@ -44,46 +44,46 @@ class Lane:
     """A contiguous part of the ephemeral region, in which one iteration runs at a time."""
 
     number: int
-    """Never used again."""
+    """Number of the lane; never used again."""
     offset: int
-    """Where it begins, bytes."""
+    """Start address, bytes."""
     size: int
-    """L, bytes: the most ephemeral memory of any of its jobs."""
+    """L, bytes: the largest ephemeral memory of its jobs."""
     members: list[Member] = attrs.field(factory=list)
-    """Who shares it; its ref of Algorithm 1 is their number."""
+    """Jobs that share the lane; their number is its ref in Algorithm 1."""
     current: Member | None = None
-    """Who runs in it; None only between an event and the decision that answers it."""
+    """Job that runs in the lane; None only between an event and the decisions that answer it."""
     settled: bool = False
-    """Whether nobody joined since it was last decided who runs in it."""
+    """Whether no job has joined since the running job was chosen."""
 
     @property
     def end(self) -> int:
-        """Where the next one can begin, bytes."""
+        """First address above the lane, bytes."""
         return self.offset + self.size
 
 
 @attrs.frozen
 class LaneView:
-    """A lane, to look at."""
+    """A lane, as an immutable record."""
 
     number: int
     offset: int
-    """Bytes from the begin of the ephemeral region."""
+    """Start address from the beginning of the ephemeral region, bytes."""
     size: int
-    """Bytes."""
+    """Size, bytes."""
     jobs: tuple[str, ...]
-    """Who shares it."""
+    """Names of the jobs that share the lane."""
     current: str | None
-    """Who runs in it."""
+    """Name of the job that runs in the lane."""
 
 
 @attrs.frozen
 class Snapshot:
-    """All that an attempt to admit may have changed."""
+    """Everything that an attempt to admit a job may change."""
 
     persistent: int
     lanes: tuple[tuple[Lane, int, int, tuple[Member, ...]], ...]
-    """Each with its offset, its size and its members."""
+    """The lanes, each with its offset, its size and its members."""
 
 
 class Region:
@@ -95,17 +95,18 @@ class Region:
         self.persistent = 0
         """The sum of P over all admitted jobs, bytes."""
         self.lanes: list[Lane] = []
-        """By address."""
+        """The lanes, by address."""
         self._numbers = 0
 
     def clear(self, persistent: int) -> bool:
-        """Whether no lane, where it is now, is in the way of so much more persistent memory."""
+        """Whether `persistent` more bytes of persistent memory fit without touching a lane in its present place."""
         return self._top <= self.capacity - self.persistent - persistent
 
     def gap(self, size: int, persistent: int) -> int | None:
-        """Where a lane of that size could begin, with so much more persistent memory; None for nowhere, as it is now.
+        """Return an address for a lane of `size` bytes next to `persistent` more bytes of persistent memory, or None.
 
-        Lanes that are still to slide down leave holes, so there can be none though the safety condition is met.
+        Lanes that have not slid down yet leave holes, so there may be no such address although the safety condition
+        holds.
         """
         if not self.clear(persistent):
             return None
@@ -117,7 +118,7 @@ class Region:
         return begin if begin + size <= self.capacity - self.persistent - persistent else None
 
     def room_above(self, lane: Lane, persistent: int) -> int:
-        """How large a lane can become where it is, with so much more persistent memory; bytes."""
+        """Bytes to which a lane can grow in place, next to `persistent` more bytes of persistent memory."""
         if not self.clear(persistent):
             return 0
         index = self.lanes.index(lane)
@@ -125,7 +126,7 @@ class Region:
         return (self.lanes[index + 1].offset if index + 1 < len(self.lanes) else limit) - lane.offset
 
     def open(self, offset: int, size: int) -> Lane:
-        """A new lane, in a gap."""
+        """Open a new lane in a gap."""
         self._numbers += 1
         lane = Lane(self._numbers, offset, size)
         self.lanes.append(lane)
@@ -133,7 +134,7 @@ class Region:
         return lane
 
     def join(self, member: Member, lane: Lane) -> None:
-        """A job gets a place in a lane that is large enough, or grows to be so, and its persistent memory."""
+        """Give a job a place in a lane, which grows if it is too small, and its persistent memory."""
         lane.members.append(member)
         lane.settled = False
         lane.size = max(lane.size, member.job.ephemeral)
@@ -141,7 +142,7 @@ class Region:
         self.persistent += member.job.persistent
 
     def leave(self, member: Member) -> None:
-        """A job gives up its place. The lane shrinks to what the others need, and with the last one it is deleted."""
+        """Take a job out of its lane. The lane shrinks to what the remaining jobs need; the last job takes it along."""
         lane = member.lane
         assert lane is not None
         lane.members.remove(member)
@@ -155,7 +156,7 @@ class Region:
             self.lanes.remove(lane)
 
     def slide(self, lane: Lane) -> bool:
-        """A lane with nothing in it moves down to the one below it; whether it moved (section 3.3.1)."""
+        """Move a lane between two iterations down to the lane below; return whether it moved (section 3.3.1)."""
         index = self.lanes.index(lane)
         offset = self.lanes[index - 1].end if index else 0
         moved = offset != lane.offset
@@ -163,11 +164,11 @@ class Region:
         return moved
 
     def save(self) -> Snapshot:
-        """What :meth:`restore` takes."""
+        """Return the state for :meth:`restore`."""
         return Snapshot(self.persistent, tuple((o, o.offset, o.size, tuple(o.members)) for o in self.lanes))
 
     def restore(self, snapshot: Snapshot) -> None:
-        """As it was. Who runs where is not touched: an attempt takes only those away who do not."""
+        """Return to a saved state. The running jobs stay as they are: an attempt removes only jobs that do not run."""
         self.persistent = snapshot.persistent
         self.lanes = [lane for lane, *_ in snapshot.lanes]
         for lane, offset, size, members in snapshot.lanes:

@@ -1,4 +1,4 @@
-"""Control files that are the policy's for a while: written when they change, in the end taken back."""
+"""The control files that the policy sets for a while: written when a value changes, and restored at the end."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ log = logging.getLogger(__name__)
 
 
 class By(enum.Enum):
-    """What shares are."""
+    """The control files that carry the shares."""
 
     WEIGHT = "weight"
-    """Weights: what a group does not use the others have."""
+    """Weights: other groups may use what a group leaves idle."""
     QUOTA = "quota"
-    """Quotas, of those without bounds as well: none has more than its share, also on an idle GPU."""
+    """Quotas, also for groups without bounds: no group gets more than its share, even on an idle GPU."""
     BOTH = "both"
-    """Weights, and for those with bounds quotas besides: the others have what these leave."""
+    """Weights for all, and quotas for groups with bounds; the other groups get what these leave."""
 
 
 @attrs.frozen
 class Wanted:
-    """What a group is to have; None for what it had before."""
+    """The settings of a group; None leaves or restores the group's own."""
 
     weight: int | None = None
-    """compute.weight."""
+    """Value for compute.weight."""
     priority: int | None = None
-    """compute.priority."""
+    """Value for compute.priority."""
     quota: str | None = None
-    """compute.max."""
+    """Value for compute.max."""
 
 
 def wanted(
     shares: Mapping[str, int], others: int, priority: int, by: By = By.WEIGHT, period_us: int = PERIOD.default
 ) -> tuple[Mapping[str, Wanted], Wanted]:
-    """What groups are to have that were given these points, and each of the `others`, which have none.
+    """Return the settings of the groups with shares, in points, and those of each of the `others`.
 
-    Points are weights, or parts of periods of so many microseconds, or both; what is left is for the others, in equal
-    parts. Where nothing is left no weight says so: it is `priority` then, that of the groups, and the others fill what
-    these leave; those that have quotas have the least that there is.
+    Points become weights, or parts of periods of `period_us` microseconds, or both. What is left is divided equally
+    among the others. If nothing is left, no weight can express that: the groups with shares then get `priority`, and
+    the others fill the gaps; others with quotas get the smallest quota that there is.
     """
     left = WHOLE - sum(shares.values())
     first = None if left > 0 else priority
@@ -61,13 +61,13 @@ def wanted(
 
 
 def quota(points: int, period_us: int) -> str:
-    """What compute.max takes for a share in points; ``max`` for all of a GPU."""
+    """Return the value of compute.max for a share in points; ``max`` for a whole GPU."""
     us = MAX if points >= WHOLE else max(QUOTA.least, points * period_us // WHOLE)
     return show_quota(us, period_us)
 
 
 class Levers:
-    """compute.weight, compute.priority and compute.max of one group."""
+    """The files compute.weight, compute.priority and compute.max of one group."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -76,7 +76,7 @@ class Levers:
         self._complained = False
 
     async def apply(self, what: Wanted) -> None:
-        """Writes what is not as it is to be. What fails is told once, and left for the next time."""
+        """Write the settings that differ. A failure is logged once, and tried again with the next call."""
         try:
             await self._set("compute.weight", None if what.weight is None else str(what.weight))
             await self._set("compute.priority", None if what.priority is None else str(what.priority))
@@ -88,16 +88,16 @@ class Levers:
                 self._complained = True
 
     def follow(self, group: Group) -> None:
-        """The group, and what was written, is there now."""
+        """Continue with a group that has moved to another directory together with its settings."""
         self._group = group
 
     def forget(self) -> None:
-        """The group is gone, and what was written with it."""
+        """Forget all settings: the group is gone, and they went with it."""
         self._before.clear()
         self._ours.clear()
 
     async def release(self) -> None:
-        """Takes back what was written, unless another program has written something else since."""
+        """Restore the old values, except where another program has written since."""
         await self.apply(Wanted())
 
     async def _set(self, name: str, value: str | None) -> None:

@@ -1,6 +1,6 @@
-"""What becomes of groups that are to go to another GPU: they are moved, or a neighbour of best effort is.
+"""Makes room for groups that should go to another GPU: moves them, or a best-effort neighbour.
 
-Which of them is decided by the core of the policy balance, and so is who was moved too lately for it.
+The core of the policy balance chooses the move, and decides which groups were moved too recently.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class Moves:
-    """See the module. Processes that the configuration does not name are counted, and never moved."""
+    """The moves of the policy slo. Processes that the configuration does not name are counted, and never moved."""
 
     def __init__(self, tree: Tree, settings: Settings) -> None:
         places = Counter(target.place for target in settings.targets)
@@ -37,11 +37,14 @@ class Moves:
         self._told: set[str] = set()
 
     def sample(self, now: float, name: str, latency: float) -> None:
-        """The latency of a group, seconds."""
+        """Record a latency of a group, in seconds."""
         self._core.sample(now, name, latency)
 
     async def step(self, asking: Mapping[int, Collection[str]]) -> list[Move]:
-        """One interval has passed, and those groups, by their GPU, are to go. The moves that were made."""
+        """Let one interval pass, and return the moves that were made.
+
+        `asking` gives the names of the groups that should go, by the index of their GPU.
+        """
         picture = await self._eyes.look()
         now = trio.current_time()
         picture = self._core.look(now, picture)
@@ -68,7 +71,7 @@ class Moves:
 
 
 def _watched(target: Target, movable: bool) -> Watched:
-    """What is the same place on two GPUs stays on both."""
+    """Describe a group to :class:`Eyes`. A place that is configured on two GPUs stays on both."""
     bounds = target.bounds
     bound = None if bounds is None else Bound(bounds.upper, bounds.least / WHOLE)
     return Watched(target.name, target.place, bound, movable, target.gpu)

@@ -1,4 +1,4 @@
-"""The policy at work: takes reports, looks what is there, asks the core once an interval, and writes what it says."""
+"""The running policy: takes reports, looks for the groups, asks the core once an interval, and acts."""
 
 from __future__ import annotations
 
@@ -22,27 +22,30 @@ from ggroupfs.policies.slo.settings import Settings, Target
 log = logging.getLogger(__name__)
 
 RELEASE_S = 10.0
-"""Seconds for taking everything back."""
+"""Seconds within which all settings have to be restored."""
 
 
 class Tenant:
-    """A group of the configuration, and whether it is there."""
+    """A configured group and its present state."""
 
     def __init__(self, tree: Tree, target: Target) -> None:
         self.target = target
-        """Which."""
+        """Configuration of the group."""
         self.interval = Interval(target.statistic)
-        """What it reports."""
+        """Latencies that the group reports."""
         self._tree = tree
         self._group = target.group(tree)
         self.levers = Levers(self._group)
-        """What is written for it."""
+        """Control files that the policy sets."""
         self.is_present = False
-        """Whether a process of it has a context on the GPU."""
+        """Whether a process of the group has a context on the GPU."""
         self._over = False
 
     async def follow(self, gpu: int) -> None:
-        """It was moved to another GPU. What was written for a process has gone with it; of a slice it is taken back."""
+        """Follow a group to another GPU.
+
+        Settings of a process have moved with it; those of a slice are restored here.
+        """
         self.target = attrs.evolve(self.target, gpu=gpu)
         self._group = self.target.group(self._tree)
         self.is_present = False
@@ -53,13 +56,16 @@ class Tenant:
             self.levers = Levers(self._group)
 
     async def look(self) -> bool:
-        """Whether it came or went. A process that has gone does not come back: what has its pid then is another one."""
+        """Look for the group, and return whether it came or went.
+
+        A process that is gone does not come back: a later process with its pid is another one.
+        """
         before = self.is_present
         try:
             populated = not self._over and (await self._group.flat("compute.events")).get("populated") == 1
         except OSError as error:
             if error.errno not in GONE:
-                return False  # it is not known
+                return False  # presence unknown
             populated = False
             self.levers.forget()
             self._over = self._over or (before and self.target.place.pid is not None)
@@ -68,7 +74,7 @@ class Tenant:
 
 
 class Card:
-    """One GPU, and its groups."""
+    """One GPU and its groups."""
 
     def __init__(self, index: int, settings: Settings, moves: Moves | None) -> None:
         self._index = index
@@ -77,10 +83,10 @@ class Card:
         self._tenants: list[Tenant] = []
         self._moves = moves
         self.asking: set[str] = set()
-        """Groups that are to go to another GPU."""
+        """Names of groups that should go to another GPU."""
 
     async def step(self, now: float) -> None:
-        """One interval has passed."""
+        """Let one interval pass."""
         made: list[Decision] = []
         for tenant in self._tenants:
             name, bounds = tenant.target.name, tenant.target.bounds
@@ -101,7 +107,7 @@ class Card:
         await self._apply(present)
 
     def leave(self, name: str) -> Tenant:
-        """A group has been moved away."""
+        """Remove a group that has been moved away, and return it."""
         (tenant,) = (one for one in self._tenants if one.target.name == name)
         self._tenants.remove(tenant)
         for decision in self._core.go(name):
@@ -109,7 +115,10 @@ class Card:
         return tenant
 
     def enter(self, tenant: Tenant) -> None:
-        """One has been moved here. What it reported meanwhile is of the time for which it stood still."""
+        """Add a group that has been moved here.
+
+        Its reports from the move itself, during which it stood still, are dropped.
+        """
         tenant.interval.take()
         self._tenants.append(tenant)
 
@@ -143,7 +152,7 @@ def _ms(seconds: float | None) -> float | None:
 
 
 class Cards:
-    """All GPUs that groups are on."""
+    """All GPUs that have a configured group."""
 
     def __init__(self, settings: Settings, tenants: Iterable[Tenant], moves: Moves | None) -> None:
         self._settings, self._moves = settings, moves
@@ -152,7 +161,7 @@ class Cards:
             self._card(tenant.target.gpu).enter(tenant)
 
     async def step(self) -> None:
-        """One interval has passed."""
+        """Let one interval pass on all GPUs, and make the moves that they ask for."""
         for _, card in sorted(self._cards.items()):
             await card.step(trio.current_time())
         if self._moves is not None:
@@ -168,8 +177,10 @@ class Cards:
 
 
 async def _check(tree: Tree, settings: Settings) -> bool:
-    """Whether groups can be moved. FileNotFoundError for a GPU that is not there; OSError EOPNOTSUPP where there are
-    no shares to be given."""
+    """Return whether groups can be moved.
+
+    FileNotFoundError for a GPU that does not exist; OSError with EOPNOTSUPP if shares cannot be given.
+    """
     for index in {one.gpu for one in settings.targets}:
         await tree.capacity(index)
     capabilities = await tree.capabilities()
@@ -181,7 +192,7 @@ async def _check(tree: Tree, settings: Settings) -> bool:
 
 
 async def run(tree: Tree, config: Table) -> None:
-    """The program; see docs/policies.md."""
+    """Run the policy until it is cancelled; see docs/policies/slo.md."""
     settings = Settings.read(config)
     can_move = await _check(tree, settings)
     tenants = [Tenant(tree, target) for target in settings.targets]

@@ -1,8 +1,8 @@
-"""What programs say of their latencies: datagrams, from the process that the kernel names (unix(7)).
+"""The reports of latencies from programs: datagrams, whose sender is identified by the kernel (unix(7)).
 
-A datagram is a JSON object, ``{"latency_ms": 12.3}``: a number, or a list of them, in milliseconds. ``group`` names one
-of the configured groups, for a proxy that serves several; without it, it is the group that the sender is in. A process
-that is root, or runs as the policy does, may speak for any group; any other for those that it is in.
+A datagram is a JSON object, ``{"latency_ms": 12.3}``: a number or a list of numbers, in milliseconds. ``group`` names
+one of the configured groups, for a proxy that serves several; by default it is the group of the sender. A process of
+root, or of the user of the policy, may report for any group, and any other process for the groups that it is in.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from ggroupfs.policies.slo.samples import Interval
 log = logging.getLogger(__name__)
 
 BYTES = 4096
-"""A longer datagram is refused."""
+"""Largest datagram that is accepted, bytes."""
 LONGEST_MS = 86_400_000.0
-"""A day: a latency above is a mistake."""
+"""Largest latency that is accepted, milliseconds: a day. A longer one is a mistake."""
 AT_ONCE = 256
-"""Datagrams read before others have their turn..."""
+"""Datagrams read before other tasks have their turn."""
 BREATH_S = 0.01
-"""Seconds before the next of them, at least: no program makes the policy busy by talking to it."""
+"""Seconds after such a batch before the next one, so that no sender can keep the policy busy."""
 TOLD_S = 60.0
-"""Between two log lines about reports that were dropped."""
+"""Seconds between two log lines about dropped reports."""
 
 CREDENTIALS = struct.Struct("3i")
-"""Pid, uid, gid: struct ucred."""
+"""struct ucred: pid, uid, gid."""
 
 
 @attrs.frozen
@@ -45,22 +45,22 @@ class Report:
     """One datagram."""
 
     latencies: Sequence[float]
-    """Seconds."""
+    """Latencies, seconds."""
     group: str | None
-    """The group that it is for; None for the sender's own group."""
+    """Group that the report is for; None for the sender's own group."""
 
 
 @attrs.frozen
 class Place:
-    """Where the processes of a group are: what a sender is measured by."""
+    """The processes of a group, against which a sender is checked."""
 
     pid: int | None
-    """The process, for a group that is one."""
+    """Pid, for a group that is one process."""
     cgroup: Slice | None
-    """The cgroup, for a slice."""
+    """Cgroup, for a group that is a slice."""
 
     def holds(self, pid: int) -> bool:
-        """Whether a process is in it; a process that is gone is nowhere."""
+        """Whether a process is in the group; False if the process is gone."""
         if self.cgroup is None:
             return pid == self.pid
         try:
@@ -70,7 +70,7 @@ class Place:
 
 
 def parse(raw: bytes) -> Report:
-    """What a datagram says. ValueError with the reason, for one that is no report."""
+    """Parse a datagram. ValueError, with the reason, if it is not a report."""
     if len(raw) > BYTES:
         raise ValueError(f"longer than {BYTES} bytes")
     try:
@@ -86,21 +86,21 @@ def parse(raw: bytes) -> Report:
 
 
 def _seconds(ms: object) -> float:
-    if isinstance(ms, bool) or not isinstance(ms, int | float) or not 0 <= ms <= LONGEST_MS:  # nor is NaN
+    if isinstance(ms, bool) or not isinstance(ms, int | float) or not 0 <= ms <= LONGEST_MS:  # false for NaN, too
         raise ValueError("latency_ms is no number of milliseconds, nor a list of them")
     return ms / 1e3
 
 
 class Desk:
-    """Takes reports for some groups."""
+    """The receiver of the reports for some groups."""
 
     def __init__(self, groups: Mapping[str, tuple[Place, Interval]], user: int | None = None) -> None:
-        """`user` may speak for all of them, as root may; by default ours."""
+        """Processes of `user`, by default the user of this process, may report for all groups, as those of root may."""
         self._groups = groups
         self._user = os.geteuid() if user is None else user
 
     def take(self, raw: bytes, pid: int, uid: int) -> None:
-        """One datagram of a process of a user. ValueError with the reason, if it is dropped."""
+        """Take one datagram from a process of a user. ValueError, with the reason, if it is dropped."""
         report = parse(raw)
         trusted = uid in (0, self._user)
         if report.group is None:
@@ -119,14 +119,17 @@ class Desk:
 
 @contextlib.contextmanager
 def receiving(path: Path) -> Iterator[trio.socket.SocketType]:
-    """A socket at `path` that any user may send to, removed in the end. EADDRINUSE where another process receives."""
+    """Bind a socket at `path` to which any user may send, and remove it at the end.
+
+    EADDRINUSE if another process receives there.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(os.fspath(path))
         except FileNotFoundError:
             path.parent.mkdir(parents=True, exist_ok=True)
         except ConnectionRefusedError:
-            path.unlink()  # of one that was killed
+            path.unlink()  # left behind by a killed policy
         else:
             raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE), os.fspath(path))
     receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -141,7 +144,10 @@ def receiving(path: Path) -> Iterator[trio.socket.SocketType]:
 
 
 async def receive(ours: trio.socket.SocketType, take: Callable[[bytes, int, int], None]) -> None:
-    """Hands over what comes, with pid and uid of the sender, until cancelled. A ValueError is told in the log."""
+    """Pass each datagram to `take`, with the sender's pid and uid, until cancelled.
+
+    A ValueError of `take` is logged.
+    """
     dropped, told = 0, -TOLD_S
     while True:
         for _ in range(AT_ONCE):

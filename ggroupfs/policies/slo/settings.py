@@ -1,4 +1,4 @@
-"""What the policy is told: docs/policies.md has every key."""
+"""The configuration of the policy slo; docs/policies/slo.md describes every key."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from ggroupfs.policies.slo.samples import Statistic
 
 @attrs.frozen
 class Target:
-    """A process or slice on a GPU, and what is asked for it."""
+    """A process or slice on a GPU, with its requirements."""
 
     name: str
-    """Its name in reports and events."""
+    """Name in reports and events."""
     gpu: int
     """Index of the GPU."""
     place: Place
-    """Which processes are in it."""
+    """Processes of the group."""
     bounds: Bounds | None = None
-    """None for one that has no bounds: it has what is left."""
+    """Required bounds; None for a best-effort group, which gets what is left."""
     statistic: Statistic = attrs.field(factory=lambda: Statistic("p99"))
-    """What is made of its latencies."""
+    """Statistic that summarizes its latencies."""
 
     def group(self, tree: Tree) -> Group:
-        """Its control files."""
+        """Return the group's control files."""
         if self.place.cgroup is not None:
             return tree.slice(self.place.cgroup.path, self.gpu)
         assert self.place.pid is not None
@@ -46,27 +46,27 @@ class Settings:
     """The configuration."""
 
     socket: Path
-    """Where programs report."""
+    """Socket to which programs report."""
     interval: float
     """Seconds between two samples."""
     pace: Pace
-    """Windows and cool-downs."""
+    """Window and cool-down."""
     reserve: int
     """Points that no group is given."""
     priority: int
-    """compute.priority of groups that have all of a GPU together."""
+    """Value of compute.priority for groups that have all of a GPU together."""
     by: By
-    """What shares are."""
+    """Control files that carry the shares."""
     period_us: int
     """Period of quotas, microseconds."""
     migrate: bool
     """Whether groups are moved to other GPUs where there are any."""
     targets: Sequence[Target]
-    """All groups, those without bounds too."""
+    """All groups, including those without bounds."""
 
     @classmethod
     def read(cls, config: Table) -> Settings:
-        """UsageError for a mistake."""
+        """Read the configuration. UsageError if it contains a mistake."""
         pace = Pace(
             window=config.whole("window", 5, low=1, high=1000),
             cooldown=config.seconds("cooldown", 5.0),
@@ -133,7 +133,7 @@ def _gpu(table: Table) -> int:
 
 
 def statistic_of(table: Table) -> Statistic:
-    """The key `statistic`."""
+    """Read the key ``statistic``."""
     try:
         return Statistic(table.text("statistic", "p99"))
     except ValueError as error:
@@ -141,7 +141,7 @@ def statistic_of(table: Table) -> Statistic:
 
 
 def place_of(table: Table) -> Place:
-    """The keys `slice` and `pid`, of which one is to be there."""
+    """Read the keys ``slice`` and ``pid``, exactly one of which is required."""
     if ("slice" in table) == ("pid" in table):
         raise table.wrong("slice", "one of slice and pid is needed")
     if "pid" in table:
@@ -154,5 +154,5 @@ def place_of(table: Table) -> Place:
 
 
 def _points(table: Table, key: str, default: int, low: int = 1) -> int:
-    """A part of a GPU, as points."""
+    """Read a part of a GPU, in points."""
     return round(WHOLE * table.number(key, default / WHOLE, low=low / WHOLE, high=1.0))

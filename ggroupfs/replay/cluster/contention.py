@@ -1,18 +1,19 @@
-"""Contention: how fast programs go that share the time of one GPU.
+"""Contention: the speed of programs that share the time of one GPU.
 
-A program computes for a part of its time, its `busy`, and needs no GPU in the rest. While it wants the GPU, it has of
-its time what its weight is among those that want it at that instant, as compute.weight gives it. So the expected rate
-of program i, where each other one j wants the GPU with the probability P(j), is
+A program computes for a fraction of its time, its `busy`, and needs no GPU in the rest. While it wants the GPU, it gets
+the fraction of its weight among the programs that want it at that instant, as compute.weight gives it. If each other
+program j wants the GPU with the probability P(j), the expected rate of program i is
 
     r(i) = E[w(i) / (w(i) + sum of w(j) over those that want it)] = integral from 0 to 1 of
            product over j of (1 - P(j) + P(j) * v ** (w(j) / w(i))) dv
 
-and it wants the GPU itself for R(i) = busy(i) / r(i) of each R(i) + 1 - busy(i): a fixed point, of which a few rounds
-are made. Programs that always compute have their weights exactly; two programs have the exact mean as well.
+and program i itself wants the GPU for R(i) = busy(i) / r(i) of each R(i) + 1 - busy(i). This is a fixed point, which is
+approached in a few rounds. Programs that always compute get exactly their weights; for two programs the mean is exact
+as well.
 
-Nothing computes faster for being shared: the engine runs one context at a time (docs/benchmarks.md). What sharing
-itself costs is EFFICIENCY. Memory is never moved here: what is placed on a GPU fits there ("memory turns" are off), so
-no figure of memory pressure enters.
+Sharing makes nothing compute faster: the engine runs one context at a time (benchmarks/README.md). The cost of sharing
+itself is EFFICIENCY. Memory is never moved here: what is placed on a GPU fits there ("memory turns" are off), so no
+figure of memory pressure enters.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ import math
 from collections.abc import Sequence
 
 EFFICIENCY = 1162 / 1173
-"""Rate that programs which share a GPU have in all, of one alone: batch of three by weight over batch alone, both in
-docs/benchmarks.md (shares by weight; decoding, exclusive)."""
+"""Total rate of programs that share a GPU, relative to one alone: batch of three by weight over batch alone, both in
+benchmarks/README.md (shares by weight; decoding, exclusive)."""
 ROUNDS = 5
-"""Rounds of the fixed point: another one moves no pace by a hundredth."""
+"""Rounds towards the fixed point; another round changes no pace by a hundredth."""
 NODES: Sequence[tuple[float, float]] = (
     (0.046910077, 0.118463443),
     (0.230765345, 0.239314335),
@@ -36,14 +37,14 @@ NODES: Sequence[tuple[float, float]] = (
 
 
 def paces(programs: Sequence[tuple[float, float]]) -> list[float]:
-    """Return how fast each program goes, 1 as if alone: programs are pairs of `busy` and weight."""
+    """Return the pace of each program, 1 as if alone; programs are pairs of `busy` and weight."""
     contend = [number for number, (busy, _) in enumerate(programs) if busy > 0]
     found = [1.0] * len(programs)
     if len(contend) < 2:
         return found
     busy = [programs[number][0] for number in contend]
     weight = [programs[number][1] for number in contend]
-    # By program i and point: the part of the point, and the power of it for each other program.
+    # By program i and point: the weight of the point, and its power for each other program.
     points = [[(part, [point ** (other / own) for other in weight]) for point, part in NODES] for own in weight]
     wants = list(busy)
     pace = [1.0] * len(contend)
@@ -54,7 +55,7 @@ def paces(programs: Sequence[tuple[float, float]]) -> list[float]:
             wants[i] = min(1.0, time * pace[i])
     used = math.fsum(b * p for b, p in zip(busy, pace, strict=True))
     for number, one in zip(contend, pace, strict=True):
-        found[number] = one / max(1.0, used)  # what the fixed point gives too much, no engine does
+        found[number] = one / max(1.0, used)  # removes the excess of the fixed point, which no engine can deliver
     return found
 
 

@@ -1,8 +1,8 @@
-"""The fleet: nodes of GPUs, and the search for the GPU on which a job goes.
+"""The fleet: nodes of GPUs, and the search for the GPU on which a job is placed.
 
-A job of one GPU goes where it fits on the fullest GPU that has jobs, and only else on an empty one; a job of several
-goes on empty ones of one node. Of nodes with empty GPUs the one with the fewest is taken. So what is empty stays
-together, whatever the policy.
+A job of one GPU goes to the fullest GPU with jobs on which it fits, and only otherwise to an empty one. A job of
+several goes to empty ones of one node. Of the nodes with empty GPUs the one with the fewest is taken, so empty GPUs
+stay together, whatever the policy.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from ggroupfs.replay.cluster.placement import Placement, State
 
 @attrs.frozen
 class Spot:
-    """Where a job is."""
+    """The place of a job."""
 
     gpus: Sequence[int]
     """Numbers of its GPUs, counted through all nodes."""
     place: int
-    """See :class:`~ggroupfs.replay.cluster.placement.Taken`."""
+    """Place on each GPU; see :class:`~ggroupfs.replay.cluster.placement.Taken`."""
 
 
 class Fleet:
-    """See the module."""
+    """The GPUs of all nodes, and the jobs on them."""
 
     def __init__(self, placement: Placement, nodes: int, per_node: int, grows: bool = False) -> None:
-        """`grows`: a node is added where no GPU has room, so no job waits."""
+        """`grows` adds a node whenever no GPU has room, so that no job waits."""
         self._placement = placement
         self._per_node = per_node
         self._grows = grows
         self._states: list[State] = []
-        self._free: list[list[int]] = []  # of each node, a heap of its empty GPUs
+        self._free: list[list[int]] = []  # for each node, a heap of its empty GPUs
         self._by_free: list[list[int]] = [[] for _ in range(per_node + 1)]  # nodes; an entry may be out of date
         self._by_state: dict[State, list[int]] = {}  # GPUs with jobs; an entry may be out of date
-        self._order: list[tuple[int, State]] = []  # those states, the fullest first
+        self._order: list[tuple[int, State]] = []  # the keys of _by_state, fullest first
         self.in_use = 0
         for _ in range(nodes):
             self._add_node()
@@ -50,11 +50,11 @@ class Fleet:
         return len(self._states)
 
     def holds(self, job: ClusterJob) -> bool:
-        """Return whether the job fits where no other is."""
+        """Return whether the job fits on an empty fleet."""
         return job.gpus <= self._per_node and self._placement.take(self._placement.empty, job) is not None
 
     def place(self, job: ClusterJob) -> Spot | None:
-        """Put a job where it fits, or return None."""
+        """Place a job where it fits, or return None."""
         if job.gpus == 1:
             for state, gpu in self._shared(job):
                 taken = self._placement.take(state, job)
@@ -74,13 +74,13 @@ class Fleet:
         return Spot(gpus, taken.place)
 
     def room(self, job: ClusterJob, gpu: int) -> bool:
-        """Return whether the job fits on that GPU, or, where it needs several, on its node."""
+        """Return whether the job fits on that GPU, or if it needs several, on its node."""
         if job.gpus > 1:
             return len(self._free[gpu // self._per_node]) >= job.gpus
         return self._placement.take(self._states[gpu], job) is not None
 
     def leave(self, job: ClusterJob, spot: Spot) -> None:
-        """Take a job from where it is."""
+        """Remove a job from its place."""
         for gpu in spot.gpus:
             state = self._placement.give(self._states[gpu], job, spot.place)
             if state != self._placement.empty:
@@ -108,7 +108,7 @@ class Fleet:
                 yield state, heap[0]
                 return
             vacant = entry
-        if vacant is not None:  # one at a time: the search goes over the list
+        if vacant is not None:  # one at a time, as the loop iterates over the list
             self._order.remove(vacant)
             del self._by_state[vacant[1]]
 

@@ -1,8 +1,8 @@
-"""Fixed fractions: each GPU is cut into equal slots of memory and time, and a job has some slots of one GPU.
+"""Fixed fractions: each GPU is cut into equal slots of memory and time, and a job gets some slots of one GPU.
 
-Use it when limits have to be simple to explain and are never changed: replicas of a device plugin with limits in each,
-or a percentage for a container. A job never has more time than its slots, though the rest of the GPU be idle, and it
-waits for its turn besides: what it has is the lesser of both. It loses what slots have more than their job needs.
+Use it when limits have to be simple to explain and never change: a limit for each replica of a device plugin, or a
+percentage for a container. A job never gets more time than its slots, even if the rest of the GPU is idle, and it also
+waits for its turn: it gets the lesser of both. The excess of the slots over the job's needs is lost.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from ggroupfs.replay.cluster.jobs import WHOLE, ClusterJob
 from ggroupfs.replay.cluster.placement import State, Taken
 
 SLOTS = 4
-"""Slots of a GPU: a replica for each in the examples of device plugins."""
+"""Slots of a GPU; device plugins use four replicas in their examples."""
 
 
 class Fractions:
-    """See the module. The state is the number of slots that are taken; the place, that of the job."""
+    """Placement by slots.
+
+    The state of a GPU is the number of its taken slots; the place of a job is the number of its own.
+    """
 
     name = "fractions"
     empty: State = 0
@@ -35,12 +38,12 @@ class Fractions:
         return state - place
 
     def full(self, state: State) -> int:
-        """Return the part of the slots that are taken, percent."""
+        """Return the fraction of the slots that are taken, percent."""
         assert isinstance(state, int)
         return state * WHOLE // SLOTS
 
     def need(self, job: ClusterJob) -> int:
-        """Return the part of the slots that the job needs, percent."""
+        """Return the fraction of the slots that the job needs, percent."""
         return self._slots(job) * WHOLE // SLOTS
 
     @staticmethod
@@ -48,7 +51,7 @@ class Fractions:
         return -(-max(job.share, job.memory) * SLOTS // WHOLE)
 
     def paces(self, jobs: Sequence[tuple[ClusterJob, int]]) -> Sequence[float]:
-        """Return the pace of each job: that of turns by slots, and no more time than its slots are."""
+        """Return the pace of each job: that of turns by slots, limited to the time of its slots."""
         turns = paces([(job.busy, slots) for job, slots in jobs])
         return [
             min(pace, slots / SLOTS / job.busy) if job.busy else pace

@@ -1,4 +1,4 @@
-"""Jobs of a cluster's trace, as text and as objects: a JSON object a line, as the traces of one GPU."""
+"""Jobs of a cluster's trace, as text and as objects: one JSON object per line, as in the traces of one GPU."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import Any
 import attrs
 
 WHOLE = 100
-"""All of a GPU: shares and memory are in percent of one."""
+"""A whole GPU; shares and memory are percentages of one."""
 
 
 @attrs.frozen
 class ClusterJob:
-    """What one job asks for, and what it does."""
+    """The request of one job, and its behaviour."""
 
     job: str
-    """Name, unlike any other job's."""
+    """Unique name."""
     arrival_s: float
-    """Seconds from the begin of the trace."""
+    """Seconds from the start of the trace."""
     duration_s: float
-    """Seconds that it takes with its GPUs to itself."""
+    """Run time with its GPUs to itself, seconds."""
     gpus: int
-    """GPUs of one node that it needs at the same time. A job of several has them whole."""
+    """GPUs of one node that it needs at the same time. A job with several has them whole."""
     share: int
-    """Share of a GPU that it asks for, percent."""
+    """Requested share of a GPU, percent."""
     memory: int
     """GPU memory that it holds, percent of a GPU."""
     busy: float
-    """Part of its duration in which it has its GPU at work, where no other job is there."""
+    """Fraction of its run time alone during which it uses its GPU."""
 
 
 NUMBERS: Mapping[str, tuple[float, float]] = {
@@ -41,13 +41,13 @@ NUMBERS: Mapping[str, tuple[float, float]] = {
     "memory": (1, WHOLE),
     "busy": (0, 1),
 }
-"""Least and greatest value of each key that is a number."""
+"""Smallest and largest value of each numeric key."""
 WHOLE_NUMBERS = frozenset({"gpus", "share", "memory"})
-"""Keys of them that have no fraction."""
+"""Numeric keys without a fraction."""
 
 
 def parse(lines: Iterable[str]) -> list[ClusterJob]:
-    """Return the jobs of a trace, by arrival. ValueError, with the number of the line, for what is none."""
+    """Parse the jobs of a trace, by arrival. ValueError, with the number of the line, for an invalid one."""
     found: dict[str, ClusterJob] = {}
     for number, line in enumerate(lines, 1):
         text = line.strip()

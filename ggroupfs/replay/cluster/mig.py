@@ -1,12 +1,12 @@
-"""MIG: a job has the smallest profile of a card of 80 GB that holds it.
+"""MIG: a job gets the smallest profile of an 80 GB card that holds it.
 
-Use it when programs are strangers to each other, fill a seventh or more of the SMs for most of the time, and fit a
-profile: an instance has its own SMs and its own memory, and no neighbour slows it. It loses what a profile has more
-than its job needs, and what is left between profiles: one of four sevenths has place at the begin of a card only.
+Use it when programs do not trust each other, fill a seventh or more of the SMs for most of the time, and fit a profile:
+an instance has its own SMs and its own memory, and no neighbour slows it down. The excess of a profile over the job's
+needs is lost, and so is what remains between profiles: one of four sevenths fits only at the start of a card.
 
-The simulation is kind to it: instances are made and removed in no time, a profile may have a tenth less than what a
-job asks for, and a job has no more use for SMs than the share that it asks for, so an instance of that size slows it
-by that tenth at most. NVIDIA's MIG user guide has the profiles and where they begin.
+The simulation favours MIG: instances are made and removed instantly, a profile may be a tenth smaller than the
+requested share, and a job cannot use more SMs than that share, so an instance of that size slows it down by that tenth
+at most. NVIDIA's MIG user guide lists the profiles and their start positions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ggroupfs.replay.cluster.placement import State, Taken
 MEMORY_SLICES, COMPUTE_SLICES = 8, 7
 """Slices of a card."""
 LENIENCE = 0.1
-"""Part of the share that is asked for which a profile may lack."""
+"""Fraction of the requested share by which a profile may fall short."""
 
 
 @attrs.frozen
@@ -35,15 +35,15 @@ class Profile:
     memory: int
     """Memory slices."""
     begins: Sequence[int]
-    """Memory slices at which it may begin, the one that leaves most first."""
+    """Memory slices at which it may begin; the one that leaves most comes first."""
 
     def holds(self, share: int, memory: int) -> bool:
-        """Return whether a job of that many percent fits: its memory whole, its share but for the lenience."""
+        """Return whether a job of that size, in percent, fits: its whole memory, and its share but for LENIENCE."""
         enough = self.compute / COMPUTE_SLICES >= share / WHOLE * (1 - LENIENCE)
         return enough and self.memory / MEMORY_SLICES >= memory / WHOLE
 
     def mask(self, begin: int) -> int:
-        """Return the memory slices of an instance that begins there, a bit each."""
+        """Return the memory slices of an instance that begins there, one bit each."""
         return ((1 << self.memory) - 1) << begin
 
 
@@ -55,11 +55,14 @@ PROFILES = (
     Profile("4g.40gb", 4, 4, (0,)),
     Profile("7g.80gb", 7, 8, (0,)),
 )
-"""Profiles of an H100 with 80 GB, the smallest first."""
+"""Profiles of an H100 with 80 GB, smallest first."""
 
 
 class Mig:
-    """See the module. The state is the memory slices that are taken, a bit each; the place, profile and begin."""
+    """Placement by MIG.
+
+    The state of a card is a bit for each taken memory slice; the place encodes profile and begin.
+    """
 
     name = "mig"
     empty: State = 0
@@ -81,16 +84,16 @@ class Mig:
         return state & ~PROFILES[number].mask(begin)
 
     def full(self, state: State) -> int:
-        """Return the part of the memory slices that are taken, percent."""
+        """Return the fraction of the memory slices that are taken, percent."""
         assert isinstance(state, int)
         return state.bit_count() * WHOLE // MEMORY_SLICES
 
     def need(self, job: ClusterJob) -> int:
-        """Return the part of the memory slices that the job's profile has, percent."""
+        """Return the fraction of the memory slices that the job's profile has, percent."""
         return self.profile(job)[1].memory * WHOLE // MEMORY_SLICES
 
     def paces(self, jobs: Sequence[tuple[ClusterJob, int]]) -> Sequence[float]:
-        """Return the pace of each job: its busy time is longer where its instance is smaller than its share."""
+        """Return the pace of each job: its busy time is longer if its instance is smaller than its share."""
         found = []
         for job, place in jobs:
             part = PROFILES[place // MEMORY_SLICES].compute / COMPUTE_SLICES

@@ -1,4 +1,7 @@
-"""Placement: what a policy says of one GPU. The search over all GPUs is the same for each (`fleet.py`)."""
+"""Placement: the decisions of a policy about one GPU.
+
+The search over all GPUs is the same for all policies (`fleet.py`).
+"""
 
 from __future__ import annotations
 
@@ -10,21 +13,21 @@ import attrs
 from ggroupfs.replay.cluster.jobs import ClusterJob
 
 State = Hashable
-"""What a policy knows of one GPU: equal for GPUs that are equal to it."""
+"""Knowledge of a policy about one GPU; equal for GPUs that it treats alike."""
 
 
 @attrs.frozen
 class Taken:
-    """A place that a job has on one GPU."""
+    """The place of a job on one GPU."""
 
     state: State
     """State of the GPU with the job on it."""
     place: int
-    """What the policy needs to know to give it back, and for its pace."""
+    """Information with which the policy frees the place, and computes the pace."""
 
 
 class Placement(Protocol):
-    """A policy."""
+    """A policy of placement."""
 
     name: str
     """Name in the table and on the command line."""
@@ -32,7 +35,7 @@ class Placement(Protocol):
     """State of a GPU without a job."""
 
     def take(self, state: State, job: ClusterJob) -> Taken | None:
-        """Return where the job goes on a GPU of that state, or None where it has no room."""
+        """Return the job's place on a GPU of that state, or None if it does not fit."""
 
     def give(self, state: State, job: ClusterJob, place: int) -> State:
         """Return the state of that GPU once the job has left."""
@@ -41,7 +44,7 @@ class Placement(Protocol):
         """Return how full such a GPU is, percent: the fullest one that has room is taken."""
 
     def need(self, job: ClusterJob) -> int:
-        """Return what a job adds to that, at least: where it is more than what is left to 100 there is no room."""
+        """Return a lower bound of what a job adds to `full`, percent; the job does not fit if that would exceed 100."""
 
     def paces(self, jobs: Sequence[tuple[ClusterJob, int]]) -> Sequence[float]:
-        """Return how fast each job of one GPU goes, with its place; 1 as if alone."""
+        """Return the pace of each job on one GPU, given its place; 1 as if alone."""

@@ -1,4 +1,4 @@
-"""The report: what each policy needs, and what jobs pay for it, as a table."""
+"""The report: the GPUs that each policy needs, and the cost to jobs, as a table."""
 
 from __future__ import annotations
 
@@ -26,39 +26,39 @@ POLICIES: Mapping[str, Callable[[], Placement]] = {
 """Policies by name, in the order of the table."""
 MINUTE_S = 60
 SLOWED = 1.1
-"""Time of a job, from its begin to its end, by which it counts as slowed: part of its duration alone."""
+"""Factor on the run time alone above which a job counts as slowed down."""
 WAITED_S = 60.0
-"""Wait above which a job counts as one that waited, seconds."""
+"""Wait above which a job counts as having waited, seconds."""
 
 
 @attrs.frozen
 class Row:
-    """What came of one policy; times in minutes."""
+    """The results of one policy; times in minutes."""
 
     policy: str
     needed: int
-    """GPUs with which no job waits: the most in use on a fleet that grows."""
+    """GPUs with which no job waits: the largest number in use on a fleet that grows."""
     in_use: float
-    """GPUs with a job on the fleet as it is, mean over the day."""
+    """GPUs with a job on the given fleet, mean over the day."""
     asked: float
-    """Shares that its jobs asked for, part of those."""
+    """Shares requested by its jobs, as a fraction of those."""
     busy: float
-    """Time in which GPUs with a job were at work, part of those."""
+    """Time at work of GPUs with a job, as a fraction of those."""
     waited: float
-    """Part of the jobs that waited for more than a minute."""
+    """Fraction of the jobs that waited for more than a minute."""
     wait_mean_min: float
     wait_p99_min: float
     slowed: float
-    """Part of the jobs that took more than a tenth longer than alone."""
+    """Fraction of the jobs that took more than a tenth longer than alone."""
     slowdown_mean: float
-    """From begin to end, times the duration alone: mean."""
+    """Time from start to end relative to the run time alone: mean."""
     slowdown_p99: float
     completion_mean_min: float
-    """From arrival to end."""
+    """Time from arrival to end."""
 
 
 def row(trace: Sequence[ClusterJob], policy: str, nodes: int, per_node: int) -> Row:
-    """Return the figures of one policy: one run on a fleet that grows, and one on so many nodes."""
+    """Return the results of one policy: from one run on a fleet that grows, and one on `nodes` nodes."""
     placement = POLICIES[policy]()
     _, unbounded = Simulation(trace, placement, Fleet(placement, 0, per_node, grows=True), DAY_S).run()
     runs, use = Simulation(trace, placement, Fleet(placement, nodes, per_node), DAY_S).run()
@@ -81,7 +81,7 @@ def row(trace: Sequence[ClusterJob], policy: str, nodes: int, per_node: int) -> 
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """Return the nearest-rank percentile of what is sorted."""
+    """Return the nearest-rank percentile of sorted values."""
     return values[-(-len(values) * percent // 100) - 1]
 
 

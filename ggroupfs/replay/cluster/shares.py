@@ -1,11 +1,11 @@
-"""Shares: what ggroupfs does. A job has the memory that it holds, to the percent, and time by its weight.
+"""Shares, as in ggroupfs: a job gets the memory that it holds, to the percent, and time by its weight.
 
-Use `shares` when jobs say what they need and are to have it: a GPU is full once its shares or its memory are. What a
-job leaves of its time the others have. Use `memory` when most jobs compute seldom: shares are weights alone, and a GPU
-is full once its memory is. That needs the fewest GPUs, and slows those jobs that do compute; jobs of several GPUs have
-theirs whole in both. Neither isolates faults, and neither runs two kernels at the same time, as MIG does.
+Use `shares` when jobs state their needs and should get them: a GPU is full once its shares or its memory are. The other
+jobs get the time that a job leaves unused. Use `memory` when most jobs compute rarely: shares are only weights, and a
+GPU is full once its memory is. That needs the fewest GPUs, and slows down the jobs that do compute. In both, jobs of
+several GPUs have theirs whole. Neither isolates faults, and neither runs two kernels at the same time, as MIG does.
 
-Memory is a limit (`gmem.limit.high`) that a job keeps to: none is moved out to make room.
+Memory is a limit (`gmem.limit.high`) that a job respects: none is moved out to make room.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ggroupfs.replay.cluster.placement import State, Taken
 
 
 class Shares:
-    """See the module. The state is the share and the memory that are taken, percent."""
+    """Placement by share and memory; the state of a GPU is what is taken of both, percent."""
 
     name = "shares"
     empty: State = (0, 0)
 
     def take(self, state: State, job: ClusterJob) -> Taken | None:
-        """Return the room for the job, by share and memory."""
+        """Return room for the job, by share and memory."""
         assert isinstance(state, tuple)
         share, memory = state[0] + self.counted(job), state[1] + job.memory
         return Taken((share, memory), 0) if share <= WHOLE and memory <= WHOLE else None
@@ -35,12 +35,12 @@ class Shares:
         return (state[0] - self.counted(job), state[1] - job.memory)
 
     def full(self, state: State) -> int:
-        """Return the share that is taken."""
+        """Return the share that is taken, percent."""
         assert isinstance(state, tuple)
         return int(state[0])
 
     def need(self, job: ClusterJob) -> int:
-        """Return its share."""
+        """Return the share that the job needs, percent."""
         return self.counted(job)
 
     def paces(self, jobs: Sequence[tuple[ClusterJob, int]]) -> Sequence[float]:
@@ -53,12 +53,12 @@ class Shares:
 
 
 class Memory(Shares):
-    """See the module: shares are weights, and book nothing."""
+    """Placement by memory alone; shares are weights, and book nothing."""
 
     name = "memory"
 
     def counted(self, job: ClusterJob) -> int:
-        """Return the least there is, so that none joins a job of several GPUs, which has them whole."""
+        """Return the smallest share, or all for a job of several GPUs, so that no other joins it."""
         return WHOLE if job.gpus > 1 else 1
 
     def full(self, state: State) -> int:
@@ -67,5 +67,5 @@ class Memory(Shares):
         return int(state[1])
 
     def need(self, job: ClusterJob) -> int:
-        """Return its memory, percent."""
+        """Return the memory that the job needs, percent."""
         return job.memory

@@ -1,8 +1,8 @@
-"""The simulation: jobs come, wait, run at the pace that their neighbours leave them, and go.
+"""The simulation: jobs arrive, wait, run at the pace that their neighbours leave them, and end.
 
-Jobs wait in a line for each number of GPUs, in order of arrival, the widest line first: a job of one GPU may go before
-one of eight that has no room, and never before another of one. A job stays where it was placed to its end. Nothing is
-random: the same trace gives the same figures.
+There is one queue for each number of GPUs, in order of arrival, and the widest is served first. So a job of one GPU may
+overtake one of eight for which there is no room, but never another of one. A job stays in its place to its end. Nothing
+is random: the same trace gives the same figures.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ class Run:
 
     job: ClusterJob
     number: int
-    """Place in the trace."""
+    """Index in the trace."""
     spot: Spot
     started_s: float
     left_s: float
-    """Seconds of its duration that are yet to be done."""
+    """Seconds of its run time that remain at `since_s`."""
     pace: float = 0.0
     since_s: float = 0.0
-    """When `left_s` was true."""
+    """Time to which `left_s` refers."""
     ended_s: float | None = None
 
 
 @attrs.frozen
 class Use:
-    """GPUs over the time that was measured."""
+    """The use of the GPUs over the measured time."""
 
     peak: int
-    """The most GPUs with a job at any time."""
+    """Largest number of GPUs with a job."""
     mean: float
     """GPUs with a job, mean over the day."""
     asked: float
-    """Shares that running jobs asked for, mean over the day, in GPUs."""
+    """Shares requested by running jobs, mean over the day, in GPUs."""
     busy: float
     """GPUs at work, mean over the day."""
 
 
 Watch = Callable[[float, int, Sequence[Run]], None]
-"""What is told the time, a GPU, and all that runs on it, after each change."""
+"""Called after each change with the time, a GPU, and all jobs on it."""
 
 
 class Simulation:
-    """See the module."""
+    """The simulation of one trace on one fleet."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Simulation:
         until_s: float,
         watch: Watch | None = None,
     ) -> None:
-        """`until_s`: use is measured until then. ValueError for a job that fits on no GPU."""
+        """Use is measured until `until_s`. ValueError for a job that fits on no node."""
         for job in trace:
             if not fleet.holds(job):
                 raise ValueError(f"{job.job} fits on no node: {job.gpus} GPUs, {job.memory} % of memory")
@@ -74,7 +74,7 @@ class Simulation:
         self._until = until_s
         self._watch = watch
         self._on: dict[int, list[Run]] = {}
-        self._ends: list[tuple[float, int, float]] = []  # (when, number of the job, its pace then)
+        self._ends: list[tuple[float, int, float]] = []  # (time, number of the job, its pace at that time)
         self._lines: dict[int, deque[int]] = {}
         self._runs: dict[int, Run] = {}
         self._now = 0.0
@@ -83,7 +83,7 @@ class Simulation:
         self._integrals = [0.0, 0.0, 0.0]
 
     def run(self) -> tuple[list[Run], Use]:
-        """Return what became of each job, by arrival, and the use of the GPUs."""
+        """Run the trace; return the run of each job, by arrival, and the use of the GPUs."""
         arrivals, number = self._trace, 0
         while number < len(arrivals) or self._ends:
             if number < len(arrivals) and (not self._ends or arrivals[number].arrival_s <= self._ends[0][0]):
@@ -137,12 +137,12 @@ class Simulation:
         self._repace(run.spot.gpus)
         for width in sorted(self._lines, reverse=True):
             line = self._lines[width]
-            # The first in a line found no room before, and there is more of it now on these GPUs alone.
+            # The first job of a queue had no room before, and only these GPUs have more now.
             if line and self._fleet.room(self._trace[line[0]], run.spot.gpus[0]):
                 self._serve(line)
 
     def _repace(self, gpus: Sequence[int]) -> None:
-        """Have all jobs of a GPU go at the pace that they have there; a job of several is alone on each of them."""
+        """Update the pace of all jobs on some GPUs. A job of several is alone on each of them."""
         runs = self._on[gpus[0]]
         paces = self._placement.paces([(run.job, run.spot.place) for run in runs])
         for run, pace in zip(runs, paces, strict=True):

@@ -1,7 +1,7 @@
-"""Whole GPUs: each job has its GPUs to itself, whatever it asks for.
+"""Whole GPUs: each job has its GPUs to itself, whatever it requests.
 
-Use it when jobs fill their GPUs, when a fault of one program may touch no other, or when nothing else is there. It is
-the reference of the table: no job is slowed, and every part of a GPU that a job leaves is lost.
+Use it when jobs fill their GPUs, when a fault of one program must not affect another, or when there is nothing else. It
+is the reference of the table: no job is slowed down, and whatever a job leaves unused of a GPU is lost.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from ggroupfs.replay.cluster.placement import State, Taken
 
 
 class Whole:
-    """See the module. The state is whether a job is there."""
+    """Placement of one job per GPU; the state of a GPU is whether it has one."""
 
     name = "whole"
     empty: State = False
 
     def take(self, state: State, job: ClusterJob) -> Taken | None:
-        """Return the GPU, where it is free."""
+        """Return the GPU if it is free."""
         return None if state else Taken(True, 0)
 
     def give(self, state: State, job: ClusterJob, place: int) -> State:
@@ -27,13 +27,13 @@ class Whole:
         return False
 
     def full(self, state: State) -> int:
-        """Return 100 for one that has a job."""
+        """Return 100 for a GPU with a job."""
         return WHOLE if state else 0
 
     def need(self, job: ClusterJob) -> int:
-        """Return all of it."""
+        """Return 100: the whole GPU."""
         return WHOLE
 
     def paces(self, jobs: Sequence[tuple[ClusterJob, int]]) -> Sequence[float]:
-        """Return 1: a job is alone."""
+        """Return 1 for each job: it is alone."""
         return [1.0] * len(jobs)

@@ -1,7 +1,7 @@
 """Salus' trace of 100 jobs (its table 2) and its searches of 300 equal jobs (5.2), in virtual time.
 
 A repetition is another trace, by its seed. ggroupfs/replay/workloads.py says what of a trace was published, and
-docs/policies.md what is simulated.
+docs/policies/replay.md what is simulated.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""docs/benchmarks.md, its plots, and the README's part: what a record says, and no more."""
+"""benchmarks/README.md, its plots, and the README's part: what a record says, and no more."""

@@ -141,7 +141,7 @@ SECTIONS = {
     "salus": Section(
         "Traces of Salus, in virtual time",
         "The trace of its table 2 and its searches, replayed by `ggroupfs replay`; repetitions are other seeds. What "
-        "was published of it, and the paper's figures: [policies.md](policies.md#the-papers-workloads).",
+        "was published of it, and the paper's figures: [replay](../docs/policies/replay.md#the-papers-workloads).",
         ("makespan_min", "completion_min", "completion_p95_min"),
     ),
     "flyt": Section(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -28,6 +28,8 @@ CASES: Mapping[str, Callable[[Any], str]] = {
     "turn_s": lambda value: f"turns of {value:g} s",
 }
 """How a case is told, by what was varied."""
+WIDTH = 120
+"""Most columns of a line of the page."""
 
 
 def number(value: float) -> str:
@@ -92,29 +94,53 @@ def only(run: Run, case: Case) -> Run:
     return attrs.evolve(run, cells=cells)
 
 
-def everything(run: Run, figures: Sequence[str]) -> str:
-    """A row for each case and system, a column for each figure that any cell has."""
+def everything(run: Run, figures: Sequence[str], medians: bool = False) -> str:
+    """A row for each case and system, a column for each figure that any cell has; without the spread for `medians`.
+
+    Where a table would be too wide there are several, each with some of the figures.
+    """
     there = [name for name in figures if any(cell.values(name) for cell in run.cells)]
     rows: list[list[str]] = []
     for case in cases(run):
         for system in run.systems():
             cell = run.cell(system, case)
             if cell is not None and any(cell.values(name) for name in there):
-                rows.append([case_of(case), system, *(_told(run, cell, name) for name in there)])
-    heads = ["", "system", *map(heading, there)]
+                rows.append([case_of(case), system, *(_told(run, cell, name, medians) for name in there)])
+    heads, keys = ["", "system", *map(heading, there)], 2
     if not any(row[0] for row in rows):  # only one case
-        heads, rows = heads[1:], [row[1:] for row in rows]
-    return table(heads, rows)
+        heads, rows, keys = heads[1:], [row[1:] for row in rows], 1
+    return "\n\n".join(_narrow(heads, rows, keys))
 
 
-def _told(run: Run, cell: Cell, figure: str) -> str:
+def _narrow(heads: Sequence[str], rows: Sequence[Sequence[str]], keys: int) -> Iterator[str]:
+    """Yield tables that are not too wide, each with the first `keys` columns and as many others as fit."""
+    first = keys
+    while first < len(heads):
+        last = first + 1
+        while last < len(heads) and _width(_columns([heads, *rows], keys, first, last + 1)) <= WIDTH:
+            last += 1
+        some = _columns(rows, keys, first, last)
+        yield table([*heads[:keys], *heads[first:last]], [one for one in some if any(one[keys:])])
+        first = last
+
+
+def _columns(rows: Sequence[Sequence[str]], keys: int, first: int, last: int) -> list[list[str]]:
+    return [[*one[:keys], *one[first:last]] for one in rows]
+
+
+def _width(rows: Sequence[Sequence[str]]) -> int:
+    return max(len(row(*one)) for one in rows)
+
+
+def _told(run: Run, cell: Cell, figure: str, medians: bool) -> str:
     """A figure, and how it stands to the reference's."""
     values = cell.values(figure)
     if not values:
         return ""
     ratios = run.ratios(cell, figure) if cell.system != run.reference and KINDS[figure].lower is not None else []
     least = "≥ " if figure.startswith(("p99", "mean")) and any(cell.values("given_up")) else ""
-    return least + spread(values) + (f", {Spread.of(ratios).median:.4g} x" if ratios else "")
+    told = number(Spread.of(values).median) if medians else spread(values)
+    return least + told + (f", {Spread.of(ratios).median:.4g} x" if ratios else "")
 
 
 def machine(run: Run) -> str:

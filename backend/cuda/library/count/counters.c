@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The streams whose kernels are counted, and when to look what they have finished (marker.h).
+ * The streams whose kernels are counted, and the times to look at what they have finished (marker.h).
  *
- * Each has a lock, taken on every launch by the thread that launches there: it also keeps the
- * stream and its context alive for the listening thread, since the thread that destroys them takes it
- * first. All that is given a `struct counted` here has its lock.
+ * Each stream has a lock, taken on every launch by the thread that launches there. The lock also keeps the stream and
+ * its context alive for the listening thread, since a thread that destroys them takes it first. A `struct counted` that
+ * is passed to a function here is locked.
  */
 
 #include "counters.h"
@@ -18,16 +18,16 @@
 #include "ours.h"
 #include "totals.h"
 
-#define SLOWEST_MS 16		/* between looks at markers, none of which passes */
+#define SLOWEST_MS 16		/* milliseconds between looks at markers none of which passes */
 
 void (*counters_wake)(void);
 
 static struct counted *all;	/* atomically; prepended under `lock` */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static bool asleep = true;	/* atomically: the listening thread will not look unless woken */
+static bool asleep = true;	/* atomically: the listening thread does not look until it is woken */
 static bool quick;		/* atomically: something was launched since the last tick */
 
-/* By the stream's handle: where a thread's last launches went. */
+/* By stream handle: the streams of a thread's last launches. */
 static __thread struct counted *recent[8];
 
 static struct counted *first(void)
@@ -40,7 +40,7 @@ static bool is_for(const struct counted *counted, const struct stream_key *key)
 	return counted->live && !counted->gone && stream_same(&counted->key, key);
 }
 
-/* Finds what stands for a stream and locks it; NULL: nothing does. No lock held. */
+/* Find and lock the entry of a stream; NULL for none. No lock held. */
 static struct counted *find(const struct stream_key *key)
 {
 	for (struct counted *counted = first(); counted; counted = counted->next) {
@@ -52,7 +52,7 @@ static struct counted *find(const struct stream_key *key)
 	return NULL;
 }
 
-/* One that stands for nothing, locked. */
+/* Return an unused entry, locked. */
 static struct counted *unused(void)
 {
 	struct counted *counted;
@@ -77,7 +77,7 @@ static struct counted *find_or_make(struct device *device, const struct stream_k
 {
 	struct counted *counted;
 
-	/* One maker at a time, so that no stream has two. */
+	/* One maker at a time, so that no stream gets two entries. */
 	pthread_mutex_lock(&lock);
 	counted = find(key);
 	if (!counted)
@@ -111,7 +111,7 @@ static struct counted *of_stream(struct device *device, const struct stream_key 
 	return *slot;
 }
 
-/* Without a lock: the listening thread may hold some, and wakes by itself. */
+/* Without a lock: the listening thread may hold some, and needs no wake-up then. */
 static void wake(void)
 {
 	void (*wake_up)(void) = __atomic_load_n(&counters_wake, __ATOMIC_ACQUIRE);
@@ -130,7 +130,7 @@ void counters_launched(struct device *device, CUstream stream, bool per_thread, 
 	if (!kernels)
 		return;
 	if (!__atomic_load_n(&counters_wake, __ATOMIC_ACQUIRE)) {
-		/* No thread, as there is no daemon: no thread would look at markers. */
+		/* There is no daemon and so no thread that would look at markers. */
 		totals_add(device, kernels, kernels);
 		return;
 	}
@@ -138,7 +138,7 @@ void counters_launched(struct device *device, CUstream stream, bool per_thread, 
 	key = stream_key(stream, per_thread);
 	counted = of_stream(device, &key);
 	if (!counted) {
-		/* No memory for the books: not to be waited for. */
+		/* No memory to count in: it counts as finished at once. */
 		totals_add(device, kernels, kernels);
 		ours_leave();
 		return;
@@ -150,7 +150,7 @@ void counters_launched(struct device *device, CUstream stream, bool per_thread, 
 	ours_leave();
 }
 
-/* Pushes the context of the stream; false: there is none that can be used. */
+/* Push the context of the stream; false where none can be used. */
 static bool enter_context(struct counted *counted)
 {
 	return counted->context && !real.cuCtxPushCurrent_v2(counted->context);
@@ -207,7 +207,7 @@ static void unhold(struct counted *counted)
 	counted->held = false;
 }
 
-/* It stands for nothing any more; `destroyed`: the context is. */
+/* Free an entry; `destroyed`: its context is. */
 static void retire(struct counted *counted, bool destroyed)
 {
 	marker_drop(counted, destroyed);
@@ -263,20 +263,20 @@ void counters_capture_ended(CUstream stream, bool per_thread)
 	wake();
 }
 
-/* True: there is something to come back for. `over`: nothing is launched there any more. */
+/* Return whether there is a reason to come back. `over`: nothing more is launched there. */
 static bool tick(struct counted *counted, bool over, bool *passed)
 {
 	bool more = true;
 
 	if (!counted->live)
 		return false;
-	/* The thread that holds or captures it wakes this one afterwards. */
+	/* The thread that holds or captures the stream wakes this one afterwards. */
 	if (counted->held || counted->captured)
 		return false;
 	if (!counted->first && !counted->launches && !counted->gone && !counted->key.thread)
 		return false;
 	if (!enter_context(counted)) {
-		/* A context of which no call told us that it is gone. */
+		/* A context that was destroyed without a call that was caught. */
 		end(counted);
 		return false;
 	}
@@ -340,7 +340,7 @@ void counters_mark(CUstream stream, bool per_thread)
 	struct stream_key key;
 	struct counted *counted;
 
-	/* Other streams may join a capture at any time; the caller's own does not while it launches there. */
+	/* Another stream may join a capture at any time; the caller's own does not while the caller launches there. */
 	if (stream_capturing_any())
 		return;
 	mode = driver_enter();
@@ -362,10 +362,10 @@ int counters_tick(void)
 	bool more = false, passed = false;
 
 	ours_enter();
-	/* This thread's calls must not end a capture of the program. */
+	/* Calls of this thread must not end a capture of the program. */
 	if (!relaxed && real.cuThreadExchangeStreamCaptureMode)
 		relaxed = !real.cuThreadExchangeStreamCaptureMode(&mode);
-	/* Before the look: what is launched meanwhile wakes. */
+	/* Before the look: a launch during it wakes this thread. */
 	__atomic_store_n(&asleep, true, __ATOMIC_SEQ_CST);
 	for (struct counted *counted = first(); counted; counted = counted->next) {
 		pthread_mutex_lock(&counted->lock);

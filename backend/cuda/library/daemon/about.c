@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the library says of itself in its file: `ggroupfs doctor` reads that without having it loaded. */
+/* The mark in the library's file, which `ggroupfs doctor` reads without loading the library. */
 #include "link.h"
 
-/* As backend/cuda/about.py has it. Integers are little-endian, as in messages. */
+/* Layout as in backend/cuda/about.py. Integers are little-endian, as in messages. */
 struct about {
 	char magic[16];
 	uint64_t version;

@@ -11,7 +11,7 @@
 #include "moment.h"
 #include "session.h"
 
-/* Milliseconds: a daemon that went away may be back by then, and nothing moves back until it is over. */
+/* Milliseconds that a lost daemon has to come back; until then nothing moves back to the GPU. */
 #define RESTART 5000
 
 void daemon_manage(struct device *device)
@@ -45,7 +45,7 @@ int daemon_charge(struct device *device, uint64_t bytes)
 		return 0;
 	pthread_mutex_lock(&session.lock);
 	waiter.managed = session_find(device);
-	/* It is being told of what is there: to be added to that afterwards. */
+	/* The daemon is being told what is there: a charge is added to that afterwards. */
 	while (waiter.managed && session.socket.fd >= 0 && !waiter.managed->ours && !waiter.managed->strange &&
 	       waiter.managed->device->index >= 0 && session_wait(until))
 		;
@@ -101,7 +101,7 @@ int daemon_move_in(struct device *device, uint64_t bytes)
 	if (managed && managed->ours && !session.broken) {
 		waiter.managed = managed;
 		waiter.message = session_about(OP_MOVE_IN, managed, bytes, session.moved_in_us);
-		/* Without an answer, or with one that makes no sense, it stays where it is. */
+		/* Without a valid answer the memory stays where it is. */
 		answered = session_listening ? session_ask_listening(&waiter, GREETING, NULL) : session_ask(&waiter);
 		error = answered && !waiter.message.status ? 0 : EAGAIN;
 		session.moved_in_us = error ? session.moved_in_us : 0;

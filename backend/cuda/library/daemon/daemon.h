@@ -1,32 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The other end of the socket: backend/cuda/server.py, by the messages of backend/door/wire.py.
+ * The library's end of the daemon's socket. The other end is backend/cuda/server.py, with the messages of
+ * backend/door/wire.py.
  *
- * One thread listens: it carries out what the daemon asks (RECLAIM, ROOM), hands replies to the threads that wait,
- * and looks after the counters. It sleeps in poll(2). Requests may come from any thread. When the daemon goes
- * away everything is granted; when one is there again it is told what is resident and what is swapped.
+ * One thread listens: it carries out the daemon's requests (RECLAIM, ROOM), hands replies to the threads that wait for
+ * them, and looks after the counters. It sleeps in poll(2). Requests to the daemon may come from any thread. While
+ * there is no daemon everything is granted; a daemon that comes is told what is resident and what is swapped.
  */
 #ifndef GGROUP_CUDA_DAEMON_H
 #define GGROUP_CUDA_DAEMON_H
 
 #include "device.h"
 
-/* Tells the daemon of a device; sets device->index, or leaves it -1. */
+/* Tell the daemon of a device; sets device->index, or leaves it -1. */
 void daemon_manage(struct device *device);
 
-/* Charges `bytes`; 0 once every level is under its high, ENOMEM where it is refused. Waits: not inside the gate. */
+/* Charge `bytes`: 0 once every level is under its high, ENOMEM where it is refused. Waits: not inside the gate. */
 int daemon_charge(struct device *device, uint64_t bytes);
-/* They were freed: those on the GPU, those in the host. Does not wait. */
+/* Uncharge freed bytes: those on the GPU, those in the host. Does not wait. */
 void daemon_uncharge(struct device *device, uint64_t resident, uint64_t swapped);
-/* Whether `bytes` may come back to the GPU: 0 and booked, or EAGAIN. Called by the listening thread. */
+/* Ask whether `bytes` may come back to the GPU: 0, and they are booked, or EAGAIN. Called by the listening thread. */
 int daemon_move_in(struct device *device, uint64_t bytes);
-/* The lowest limit above the program now, and what is free under all of them; false: there is none. What it is to see as
- * the size of its GPU is sight.h's. */
+/* Get the lowest limit above the program now, and the bytes that are free under all limits; false where there is none.
+ * sight.h has the size of the GPU that the program is shown. */
 bool daemon_limits(struct device *device, uint64_t *total, uint64_t *free);
-/* What cannot be moved changed (device->foreign), or memory changes places (away), or has (exchanged). What a checkpoint
- * carries (intact) is told with it, and in seconds anyhow. */
+/* Report that unmovable memory changed (device->foreign), or that memory changes places (away), or has (exchanged).
+ * What a checkpoint carries (intact) is reported with it, and every few seconds in any case. */
 void daemon_report(struct device *device);
 
-void daemon_forget(void);	/* in the child of fork(): closes the socket, which is the parent's */
+void daemon_forget(void);	/* in the child of fork(): closes the child's copy of the parent's socket */
 
 #endif

@@ -14,11 +14,11 @@
 #define VARIABLE "GGROUP_FAMILY"
 #define LENIENT "GGROUP_LENIENT"
 
-/* Families in one another: FAMILIES_MOST of backend/core/families.py. */
+/* Most families in one another: FAMILIES_MOST of backend/core/families.py. */
 #define LEVELS 8
-/* Digits of a number. */
+/* Most digits of a number. */
 #define DIGITS 19
-/* Bytes of GGROUP_FAMILY, and of a line. */
+/* Most bytes of GGROUP_FAMILY, and of a line. */
 #define TEXT 2048
 #define LINE 512
 
@@ -39,20 +39,20 @@ static const struct setting {
 
 struct level {
 	uint64_t id;
-	bool wanted[SETTINGS], strange;		/* strange: something of a later version */
+	bool wanted[SETTINGS], strange;		/* strange: it has a field of a later version */
 	uint64_t values[SETTINGS];
 };
 
 static struct level levels[LEVELS];
 static unsigned int level_count;
-static char complaint[LINE];	/* of what the environment asks for; empty: none */
+static char complaint[LINE];	/* about what the environment asks for; empty for none */
 static bool lenient;
-/* Atomically: a thread that asks (sight.c) and the one that listens may be told at once. */
+/* Atomically: the thread that asks (sight.c) and the listening one may be told at the same time. */
 static bool judged, answered;
 
 extern char **environ;
 
-/* Not getenv(3), and not setenv(3): some programs, as bash, have their own, which are not ready yet. */
+/* Not getenv(3) and setenv(3): programs such as bash have their own, which are not ready yet. */
 static char **find(const char *name)
 {
 	const size_t length = strlen(name);
@@ -88,12 +88,12 @@ static void put(char *entry)
 		memcpy(all, environ, count * sizeof(*all));
 	all[count] = entry;
 	all[count + 1] = NULL;
-	environ = all;		/* it stays: a reader of the one before may go on */
+	environ = all;		/* the former one stays: a reader of it may go on */
 }
 
 /* Values */
 
-/* The number at `*text`, which is moved behind it; false for none, or one that is too long. */
+/* Read the number at `*text`, and move that behind it; false for no number, or one that is too long. */
 static bool number_at(const char **text, uint64_t *value)
 {
 	const char *at = *text;
@@ -152,7 +152,7 @@ static void complain(const struct setting *setting, const char *text)
 
 /* GGROUP_FAMILY */
 
-/* A pair behind a colon, `field=value`. */
+/* Read a pair behind a colon, `field=value`. */
 static bool pair_at(const char **text, struct level *level)
 {
 	const char *field = *text, *at = field;
@@ -215,7 +215,7 @@ static bool is_same(const struct level *one, const struct level *other)
 	return !one->strange;
 }
 
-/* A family that is new: it has a number, and the children read of it. */
+/* Begin a new family: it gets a number, and the children inherit it by the environment. */
 static void begin_level(const struct level *asked, const char *before)
 {
 	struct level *level = &levels[level_count];
@@ -243,7 +243,7 @@ static void begin_level(const struct level *asked, const char *before)
 		put(entry);
 }
 
-/* As the library is loaded, in the only thread that there is. */
+/* Runs as the library is loaded, in the only thread that exists then. */
 __attribute__((constructor)) static void look(void)
 {
 	const char *before = look_up(VARIABLE), *text;
@@ -274,9 +274,9 @@ __attribute__((constructor)) static void look(void)
 		begin_level(&asked, before);
 }
 
-/* Telling */
+/* Reporting */
 
-/* One write(2): lines of several threads and processes do not mix. */
+/* One write(2), so that lines of several threads and processes do not mix. */
 static void say(const char *words, const char *end)
 {
 	char line[LINE + 64];

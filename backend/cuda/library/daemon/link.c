@@ -12,13 +12,13 @@
 
 #include "glibc.h"
 
-/* Out of the way of programs that use small numbers without asking (dup2). */
+/* First number for descriptors of the library, above those that programs take without asking (dup2). */
 #define OUT_OF_THE_WAY 512
 
-/* What the kernel says of a user that has no number in this user namespace (fs.overflowuid). */
+/* Uid that the kernel shows for a user without a number in this user namespace (fs.overflowuid). */
 #define UNNAMED 65534
 
-/* Descriptors that a message has room for: no fewer than two, since CMSG_SPACE() rounds up. */
+/* Descriptors that a message has room for: at least two, since CMSG_SPACE() rounds up. */
 #define ROOM 2
 
 _Static_assert(sizeof(struct message) == 64, "backend/door/wire.py");
@@ -55,7 +55,8 @@ void link_drop(struct descriptor *descriptor)
 	descriptor->fd = -1;
 }
 
-/* Whether there are users that have no number here: not in the initial user namespace, which maps all to themselves. */
+/* Return whether some users have no number here. In the initial user namespace, which maps all to themselves, none
+ * has. */
 static bool some_unnamed(void)
 {
 	FILE *file = fopen("/proc/self/uid_map", "re");
@@ -69,8 +70,8 @@ static bool some_unnamed(void)
 	return some;
 }
 
-/* Whether the listener there is root's or of this very user. In a container with a user namespace root outside has no
- * number, nor has any other user outside: none but those can be what was put at the path from there. */
+/* Return whether the listener is root's or of the program's own user. In a container with a user namespace, root
+ * outside has no number, nor has any other user outside; only those can have put the socket at the path from there. */
 static bool may_be_daemon(int fd)
 {
 	struct ucred peer;
@@ -92,8 +93,7 @@ int link_open(struct descriptor *link, const char *path)
 	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (fd < 0)
 		return errno;
-	/* unix(7): a full queue of connections is EAGAIN, and there is no connection that
-	 * goes on being made. */
+	/* unix(7): a full queue of connections gives EAGAIN; no connection stays in progress. */
 	if (connect(fd, (struct sockaddr *)&address, sizeof(address))) {
 		int error = errno;
 

@@ -14,18 +14,18 @@
 #include "session.h"
 
 /* Milliseconds. */
-#define RESTART 5000		/* for a daemon that goes away while it is asked, and its successor */
+#define RESTART 5000		/* for a daemon that is replaced while it is asked */
 #define AGAIN 50		/* between two tries */
-/* Connections that end unanswered: a daemon that does so each time serves others. */
+/* Connections that may end without an answer: a daemon that does so each time serves other programs. */
 #define LOST_MOST 3
 
 enum answer {
-	ANSWERED,	/* or there is no answer for this device, and will be none */
-	OLDER,		/* it does not know the question */
+	ANSWERED,	/* or this device has no answer, and will have none */
+	OLDER,		/* the daemon does not know the question */
 	ABSENT,		/* nothing listens there */
-	LOST,		/* it went away, or is short of something: another try may do */
-	BUSY,		/* many are before us */
-	SILENT,		/* it takes too long */
+	LOST,		/* the daemon went away, or is short of something: another try may work */
+	BUSY,		/* many connections wait already */
+	SILENT,		/* the daemon takes too long */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;	/* one question at a time */
@@ -58,7 +58,7 @@ static void nap(void)
 	nanosleep(&time, NULL);
 }
 
-/* Sends a message, and puts its answer in its place. The program waits, so no message is in the way of it. */
+/* Send a message, and replace it by its answer. The program waits, so no other message comes between. */
 static enum answer ask(struct message *message, int64_t ms)
 {
 	static uint64_t seq;
@@ -89,7 +89,7 @@ static enum answer ask(struct message *message, int64_t ms)
 	}
 }
 
-/* As the listening thread does it (listener.c): in a family the program may be limited by that. */
+/* As the listening thread does (listener.c): the limits of a family may bound the program. */
 static enum answer tell_families(void)
 {
 	struct message message;
@@ -154,7 +154,8 @@ static enum answer try(const char *path, const CUuuid *uuid, uint64_t *most)
 	return answer;
 }
 
-/* Where none listens, as without a daemon. One that did, and is gone, is waited for: it may be replaced just now. */
+/* Where nothing listens, there is no daemon. One that listened and went away is waited for, as it may be being
+ * replaced. */
 static enum answer find(const char *path, const CUuuid *uuid, uint64_t *most)
 {
 	const int64_t until = session_now_ms() + RESTART;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How large a GPU looks to the program: frameworks ask before their first context, and keep the figure. So the daemon is
- * asked once, at the first question, and the answer holds until the program ends (exec is an end), whatever becomes of
- * limits, of the slice and of the daemon.
+ * The size that a GPU appears to have. Frameworks ask for it before their first context, and keep the figure. So the
+ * daemon is asked once, at the first question, and the answer holds until the program ends (exec is an end), whatever
+ * becomes of limits, of the slice and of the daemon.
  *
- * The question goes by a connection of its own, in the thread that asks: the program is not managed, nor in the tree, by
- * looking at a GPU, and no thread of ours is begun, nor waited for.
+ * The question goes over a connection of its own, in the thread that asks. Merely looking at a GPU neither puts the
+ * program into the tree nor has its memory managed, and it neither starts a thread of the library nor waits for one.
  */
 #ifndef GGROUP_CUDA_SIGHT_H
 #define GGROUP_CUDA_SIGHT_H
@@ -15,15 +15,15 @@
 
 #include "api.h"
 
-/* The most bytes that a device is to look as if it had: UINT64_MAX, what the driver says. false: nothing is kept, since
- * it was not asked for, or an older daemon cannot tell: what it says of its limits holds (daemon_limits). */
+/* Get the most bytes that a device appears to have: UINT64_MAX for as much as the driver says. False where no figure is
+ * kept, as the daemon was not asked, or is older and cannot tell: then its limits count (daemon_limits). */
 bool sight_kept(CUdevice ordinal, uint64_t *most);
-/* Asks for it, once; waits for the daemon as a first allocation does. `uuid` is the device's: the caller asks the
- * driver for it, and holds no lock meanwhile, since another thread may be in cuInit and ask from inside that. */
+/* Ask the daemon, once; waits for it as a first allocation does. `uuid` is the device's: the caller asks the driver for
+ * it, and holds no lock meanwhile, since another thread may be in cuInit and ask from inside that. */
 void sight_look(CUdevice ordinal, const CUuuid *uuid);
-/* Whether it was asked. */
+/* Return whether the daemon was asked. */
 bool sight_looked(CUdevice ordinal);
 
-void sight_forget(void);	/* in the child of fork(): closes what the parent asks by */
+void sight_forget(void);	/* in the child of fork(): closes the child's copy of the parent's connection */
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The driver's own header: every version of every entry point, under its own name. */
+/* The driver's own header, with every version of every entry point under its own name. */
 #ifndef GGROUP_CUDA_API_H
 #define GGROUP_CUDA_API_H
 

@@ -10,14 +10,13 @@
 #include "log.h"
 #include "ours.h"
 
-/* Seen by the listening thread as soon as it is made, by the program's threads once it is set up. */
+/* The listening thread sees a device as soon as it is made, the program's threads once it is set up. */
 static struct device *devices[GG_ORDINALS];	/* atomically; never freed */
 static bool set_up[GG_ORDINALS];			/* atomically; written under setup_lock */
 static pthread_mutex_t setup_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t ending = PTHREAD_MUTEX_INITIALIZER; /* from device_context_ends to device_context_ended */
 
-/* Of which device a context is: asked for on every launch, so each thread keeps its last answer, until a
- * context ends. */
+/* The device of a context, needed on every launch: each thread keeps its last answer, until a context ends. */
 static uint64_t epoch = 1;	/* atomically */
 static __thread struct {
 	CUcontext context;
@@ -36,7 +35,7 @@ static int attribute(CUdevice ordinal, CUdevice_attribute which)
 
 bool device_uuid(CUdevice ordinal, CUuuid *uuid)
 {
-	/* _v2 differs for a MIG slice only: its own UUID, not that of the GPU it is part of. */
+	/* _v2 differs only for a MIG slice: it gives the slice's UUID, not that of the GPU. */
 	if (real.cuDeviceGetUuid_v2 && !real.cuDeviceGetUuid_v2(uuid, ordinal))
 		return true;
 	return real.cuDeviceGetUuid && !real.cuDeviceGetUuid(uuid, ordinal);
@@ -78,8 +77,8 @@ static void set_up_parts(struct device *device)
 	}
 }
 
-/* The first use of a device, by the thread whose context is current, if it has one. Others wait for it: MANAGE is the arrival in the
- * tree, and a frozen slice holds a newcomer there. */
+/* Set up a device at its first use, in the thread whose context is current, if there is one. Other threads wait: MANAGE
+ * is the arrival in the tree, and a frozen slice holds a newcomer there. */
 static struct device *set_up_device(CUdevice ordinal, CUcontext context)
 {
 	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -120,7 +119,7 @@ void device_let_all(void)
 	pthread_mutex_unlock(&setup_lock);
 }
 
-/* A context is needed, and the one that was used has been destroyed: take this. */
+/* Take `context` for a device whose former one was destroyed, as one is needed. */
 static void adopt(struct device *device, CUcontext context)
 {
 	pthread_rwlock_wrlock(&device->in_use);
@@ -158,14 +157,14 @@ struct device *device_current(void)
 	if (real.cuCtxGetDevice(&ordinal))
 		return NULL;
 	known.device = device_with(ordinal, context);
-	if (known.device)	/* what it runs is waited for */
+	if (known.device)	/* its work is waited for */
 		life_context_used(known.device, context);
 	known.context = known.device ? context : NULL;
 	known.epoch = now;
 	return known.device;
 }
 
-/* The current context, if it is one of `ordinal`. */
+/* Return the current context, if it is one of `ordinal`. */
 static CUcontext context_on(CUdevice ordinal)
 {
 	CUcontext context = NULL;
@@ -189,7 +188,7 @@ struct device *device_for_memory(CUdevice ordinal)
 
 	if (device || ordinal < 0 || ordinal >= GG_ORDINALS)
 		return device;
-	/* A program that was not initialised, or names a GPU that is not there, hears so from the driver. */
+	/* For a program that was not initialised, or names a GPU that does not exist, the driver reports the error. */
 	if (!real.cuDeviceGetCount || real.cuDeviceGetCount(&count) || ordinal >= count)
 		return NULL;
 	return set_up_device(ordinal, NULL);
@@ -223,9 +222,9 @@ void device_return(struct device *device)
 	pthread_rwlock_unlock(&device->in_use);
 }
 
-/* Two threads may destroy contexts at once; which devices are held must not change in between. */
-static uint64_t held;	/* a bit an ordinal; under `ending` */
-static CUcontext ends;	/* the one that does; atomically */
+/* Two threads may destroy contexts at once; the set of held devices must not change in between. */
+static uint64_t held;	/* one bit per ordinal; under `ending` */
+static CUcontext ends;	/* the context that is being destroyed; atomically */
 
 void device_context_ends(CUcontext context)
 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Finds libcuda.so.1 and its entry points. */
+/* Finding libcuda.so.1 and its entry points. */
 
 #include "driver.h"
 
@@ -23,7 +23,7 @@ static const struct row rows[] = {
 };
 #define ROWS (sizeof(rows) / sizeof(rows[0]))
 
-/* The first and the last byte of the object that this is linked into, the library or a test: by the linker. */
+/* The first and the last byte of the object that this is linked into, the library or a test; set by the linker. */
 extern const char __ehdr_start[] __attribute__((visibility("hidden")));
 extern const char _end[] __attribute__((visibility("hidden")));
 
@@ -31,7 +31,8 @@ static void *libcuda;
 static bool opened; /* atomically; `real` does not change afterwards */
 static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* Whether what was found is a wrapper of ours: a library that is not the driver may resolve to us. */
+/* Return whether a symbol is one of the library's wrappers: a lookup in something that is not the driver may find
+ * those. */
 static bool is_ours(const void *pointer)
 {
 	return (const char *)pointer >= __ehdr_start && (const char *)pointer < _end;
@@ -52,8 +53,7 @@ static bool open_with(int flags)
 
 	if (__atomic_load_n(&opened, __ATOMIC_ACQUIRE))
 		return libcuda != NULL;
-	/* Before the lock: the constructors of libcuda run in dlopen, and may call
-	 * dlsym, which is ours. */
+	/* Before the lock: the constructors of libcuda run in dlopen, and may call dlsym, which is wrapped here. */
 	void *handle = dlopen("libcuda.so.1", flags);
 
 	pthread_mutex_lock(&open_lock);
@@ -83,9 +83,8 @@ bool driver_loaded(void)
 }
 
 /*
- * libc's own dlsym, which ours hides. dlvsym is left alone by us and finds it under the version of
- * this architecture; glibc 2.34 moved it from libdl to libc and kept the old version beside the new
- * one.
+ * libc's own dlsym, which the library's hides. dlvsym is not wrapped, and finds dlsym under the version of this
+ * architecture; glibc 2.34 moved it from libdl to libc and kept the old version beside the new one.
  */
 EARLY void *driver_libc_dlsym(void)
 {

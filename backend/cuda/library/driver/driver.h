@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The real driver. `real.cuMemAlloc_v2(...)` calls libcuda.so.1's own; every entry point that we
- * call or catch is here.
+ * The real driver. `real.cuMemAlloc_v2(...)` calls libcuda.so.1's own function; every entry point that the library
+ * calls or catches is here.
  */
 #ifndef GGROUP_CUDA_DRIVER_H
 #define GGROUP_CUDA_DRIVER_H
@@ -11,8 +11,8 @@
 #include "api.h"
 #include "ours.h"
 
-/* A row ENTRY(name, ...) gives a pointer of that name; so does one of OURS(name), which we call and
- * do not catch. NULL where this driver has no such entry point. */
+/* A row ENTRY(name, ...) gives a pointer of that name; so does OURS(name), for an entry point that is called here but
+ * not caught. NULL where this driver has no such entry point. */
 struct driver {
 #define ENTRY(name, ...) __typeof__(&name) name;
 #define OURS(name) __typeof__(&name) name;
@@ -22,22 +22,22 @@ struct driver {
 
 extern struct driver real;
 
-/* Resolves them all, once; false where there is no libcuda. */
+/* Resolve all of them, once; false where there is no libcuda. */
 bool driver_open(void);
-/* The same, but only if the program has loaded libcuda itself. */
+/* Do the same, but only if the program has loaded libcuda itself. */
 bool driver_loaded(void);
-/* libc's own dlsym, under ours. */
+/* Call libc's own dlsym. */
 void *driver_dlsym(void *handle, const char *name);
 
 void driver_forget(void);	/* in the child of fork(): only its lock; libcuda is still mapped */
 
-/* libc's dlsym itself. */
+/* Return libc's own dlsym. */
 void *driver_libc_dlsym(void);
 
 /* Not instrumented by -fsanitize. */
 #define EARLY __attribute__((no_sanitize("address", "thread", "undefined")))
 
-/* Calls the real one, so that what libcuda calls in turn passes straight through. */
+/* Call the driver's function, with calls that libcuda makes in turn passing straight through. */
 #define CALL_REAL(result, name, args)		\
 	do {					\
 		ours_enter();			\
@@ -46,9 +46,9 @@ void *driver_libc_dlsym(void);
 	} while (0)
 
 /*
- * Our calls into the driver while the program may be capturing: allowed, since nothing of them is
- * in a stream of the program (cuThreadExchangeStreamCaptureMode). A capture in global mode, in any
- * thread, would be ended by a call that is not safe in it.
+ * Begin calls of the library into the driver while the program may be capturing. They are allowed, since nothing of
+ * them is in a stream of the program (cuThreadExchangeStreamCaptureMode). A capture in global mode, in any thread,
+ * would otherwise be ended by a call that is unsafe in it.
  */
 static inline CUstreamCaptureMode driver_enter(void)
 {
@@ -59,14 +59,14 @@ static inline CUstreamCaptureMode driver_enter(void)
 	return mode;
 }
 
-/* `mode`: as driver_enter gave it. */
+/* End them; `mode` is what driver_enter returned. */
 static inline void driver_leave(CUstreamCaptureMode mode)
 {
 	real.cuThreadExchangeStreamCaptureMode(&mode);
 	ours_leave();
 }
 
-/* The current context; NULL: there is none. */
+/* Return the current context; NULL for none. */
 static inline CUcontext driver_context(void)
 {
 	CUcontext context = NULL;

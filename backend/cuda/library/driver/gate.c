@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Each thread says in a slot of its own that it is inside, and then looks whether the gate is
- * closed; the closer says so, and then looks at the slots. One of the two sees the other, if
- * neither's look is done before its word is out: the closer sees to that for all threads by
- * membarrier(2), so that entering needs no fence. Where the kernel has no membarrier, or a sandbox
- * forbids it, entering has one.
+ * The gate is an asymmetric Dekker lock. A thread publishes `inside` in a slot of its own, then reads `closed`; the
+ * closer publishes `closed`, then reads every slot. With both stores visible before the reads, at least one side sees
+ * the other. The closer orders all threads by membarrier(2), so that entering needs no fence. Where the kernel has no
+ * membarrier, or a sandbox forbids it, entering has one.
  */
 
 #include "gate.h"
@@ -21,20 +20,20 @@
 #include "life.h"
 #include "moment.h"
 
-/* Nanoseconds between two looks whether the threads that were inside have left. */
+/* Nanoseconds between two looks whether the noted threads have left the gate: at first, and at most. */
 #define PAUSE_LEAST_NS 10000
 #define PAUSE_MOST_NS 500000
-/* Milliseconds between two questions whether those inside are waited for still. */
+/* Milliseconds between two calls of `patient`, which says whether to go on waiting for threads inside. */
 #define LOOK_MS 5
 
 struct slot {
 	bool inside;		/* atomically */
 	bool waits;		/* atomically: in a call that waits for work */
-	bool begs;		/* under `lock`: inside, and waits for the one that closes it */
-	bool taken;		/* under `lock`: a thread has it */
-	unsigned int depth;	/* of that thread alone */
-	uint64_t entered;	/* atomically; written by that thread: how often it came inside */
-	uint64_t noted;		/* under `lock`: that of a thread that is waited for to leave; 0: of none */
+	bool begs;		/* under `lock`: inside, and waits for the closing thread */
+	bool taken;		/* under `lock`: belongs to a thread */
+	unsigned int depth;	/* for that thread alone */
+	uint64_t entered;	/* atomically; written by that thread: times that it came inside */
+	uint64_t noted;		/* under `lock`: `entered` when the thread was noted by gate_pass; 0: not noted */
 	struct slot *next;
 } __attribute__((aligned(64)));
 
@@ -43,18 +42,17 @@ static bool standing;		/* atomically; written under `lock`: no thread may wait f
 /* Whether entering must fence; set before the first slot is given out. */
 static bool fenced = true;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t changed;	/* a thread left while it is closed; it opened; a capture ended; all may go on */
-static struct slot *slots;	/* under `lock`; never freed, used again */
+static pthread_cond_t changed;	/* a thread left a closed gate; it opened; a capture ended; waits may go on */
+static struct slot *slots;	/* under `lock`; never freed, but used again */
 static int captures;		/* under `lock` */
-static bool closing;		/* under `lock`: a thread has it, from gate_close to gate_open */
+static bool closing;		/* under `lock`: from gate_close to gate_open, by one thread */
 static pthread_key_t key;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static __thread struct slot *mine;
 
 static void word_is_out(bool *flag)
 {
-	/* ThreadSanitizer knows no fences; an exchange is one, on the machines that CUDA runs
-	 * on. */
+	/* ThreadSanitizer does not understand fences; an exchange is one, on the machines that CUDA runs on. */
 	if (fenced)
 		(void)__atomic_exchange_n(flag, __atomic_load_n(flag, __ATOMIC_RELAXED),
 					  __ATOMIC_SEQ_CST);
@@ -78,7 +76,7 @@ static void register_barrier(void)
 #endif
 }
 
-/* A thread ended, perhaps cancelled inside. */
+/* The thread ended, perhaps by cancellation inside the gate. */
 static void thread_ended(void *argument)
 {
 	struct slot *slot = argument;
@@ -101,7 +99,7 @@ static void prepare(void)
 	register_barrier();
 }
 
-/* Its first time inside. */
+/* Give a thread its slot, as it comes inside for the first time. */
 static struct slot *join(void)
 {
 	struct slot *slot;
@@ -113,7 +111,7 @@ static struct slot *join(void)
 	if (!slot) {
 		slot = aligned_alloc(_Alignof(struct slot), sizeof(*slot));
 		if (!slot)
-			abort(); /* 64 bytes; and no way to keep this thread out */
+			abort(); /* 64 bytes; and this thread cannot be kept out otherwise */
 		*slot = (struct slot){ .next = slots };
 		slots = slot;
 	}
@@ -137,7 +135,8 @@ static void unlock(void *unused)
 	pthread_mutex_unlock(&lock);
 }
 
-/* Until `barred` is not. A thread may be cancelled here: its slot is cleared as it ends, which takes the lock. */
+/* Wait until `barred` is false. A thread may be cancelled here: its slot is cleared as it ends, which takes the
+ * lock. */
 static __attribute__((noinline)) void stay_outside(const bool *barred)
 {
 	pthread_mutex_lock(&lock);
@@ -148,7 +147,7 @@ static __attribute__((noinline)) void stay_outside(const bool *barred)
 	pthread_cleanup_pop(1);
 }
 
-/* Says `word`, of this thread's slot, and returns once `barred` is not; with the word taken back meanwhile. */
+/* Set `word`, in this thread's slot, and return once `barred` is false; the word is cleared while waiting for that. */
 static inline void enter(bool *word, const bool *barred)
 {
 	for (;;) {
@@ -205,7 +204,7 @@ void gate_wait_leave(void)
 		leave(&mine->waits, &standing);
 }
 
-/* The caller may be inside itself; it does not wait for itself. */
+/* Return whether no thread but the caller, which does not wait for itself, is inside. */
 static bool empty(void)
 {
 	for (struct slot *slot = slots; slot; slot = slot->next)
@@ -214,7 +213,7 @@ static bool empty(void)
 	return true;
 }
 
-/* The same threads. With `lock` held. */
+/* Count the threads inside, except the caller. With `lock` held. */
 static unsigned int count_inside(void)
 {
 	unsigned int inside = 0;
@@ -268,7 +267,7 @@ static struct timespec in_ms(unsigned int ms)
 	return then;
 }
 
-/* False: the time is up. With `lock` held. */
+/* Return false once the time is up. With `lock` held. */
 static bool wait_until(const struct timespec *deadline)
 {
 	return pthread_cond_timedwait(&changed, &lock, deadline) != ETIMEDOUT;
@@ -294,13 +293,14 @@ void gate_beg_no_more(void)
 	beg(false);
 }
 
-/* Until it is empty. False: the time is up, or a thread that is inside waits for this one. With `lock` held. */
+/* Wait until the gate is empty. False: the time is up, or a thread inside waits for this one. With `lock` held. */
 static bool wait_empty(const struct timespec *deadline, bool (*patient)(unsigned int, void *), void *argument)
 {
 	struct timespec until = *deadline;
 	bool time_left = true;
 
-	/* A newcomer says that it is inside before it sees that it cannot be: so one look says it, and no second. */
+	/* A newcomer sets `inside` before it sees the gate closed, and clears it then. So one look that finds the gate
+	 * empty is enough. */
 	while (time_left && !empty()) {
 		unsigned int inside;
 
@@ -337,15 +337,14 @@ bool gate_close_patiently(unsigned int timeout_ms, bool (*patient)(unsigned int 
 	}
 	closing = true;
 	while (time_left && !done) {
-		/* While a stream is captured the program must get on, so that
-		 * the capture can end. */
+		/* While a stream is captured the program must get on, so that the capture can end. */
 		while (captures && time_left)
 			time_left = wait_until(&deadline);
 		if (captures)
 			break;
 		set_closed(true);
 		time_left = wait_empty(&deadline, patient, argument);
-		/* A thread that was still inside may have begun one; now none can. */
+		/* A thread that was still inside may have begun a capture; now none can. */
 		done = empty() && !captures;
 		if (!done)
 			set_closed(false);
@@ -366,7 +365,7 @@ void gate_open(void)
 	pthread_mutex_unlock(&lock);
 }
 
-/* Whether a thread that was inside when it was noted is inside still. With `lock` held. */
+/* Return whether some thread has been inside ever since it was noted. With `lock` held. */
 static bool any_noted(void)
 {
 	for (struct slot *slot = slots; slot; slot = slot->next)
@@ -390,7 +389,7 @@ bool gate_pass(uint64_t timeout_us)
 
 		slot->noted = inside ? __atomic_load_n(&slot->entered, __ATOMIC_RELAXED) : 0;
 	}
-	/* A thread that leaves an open gate does not say so. */
+	/* A thread that leaves an open gate does not notify. */
 	while ((any = any_noted()) && moment_us() < until) {
 		pthread_mutex_unlock(&lock);
 		nanosleep(&pause, NULL);
@@ -458,7 +457,7 @@ static void forget(void)
 	closed = standing = false;
 	closing = false;
 	captures = 0;
-	/* What was registered is of the parent's memory, by the letter of membarrier(2). */
+	/* By the letter of membarrier(2), the registration was of the parent's memory. */
 	register_barrier();
 }
 

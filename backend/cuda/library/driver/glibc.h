@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a program's glibc is at least: 2.17, of 2012 (MOST of tests/t1_formats/t1_symbols.py). The library is built with a
- * later one and goes into the images of containers, which bring their own. What that one has not by the name that this
- * one knows is asked for by its older name, or of the kernel. The compiler reads this before each file (-include).
+ * The oldest glibc of a program: 2.17, of 2012 (MOST of tests/t1_formats/t1_symbols.py). The library is built with a
+ * later one, and goes into images of containers, which bring their own. A function that the old glibc lacks by its new
+ * name is asked for by its older name, or of the kernel. The compiler reads this before each file (-include).
  */
 #ifndef GGROUP_CUDA_GLIBC_H
 #define GGROUP_CUDA_GLIBC_H
@@ -13,14 +13,14 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* From 2.38 on strtoul(3) and sscanf(3) of _GNU_SOURCE are others, which read 0b11, too (features.h). */
+/* Since 2.38, strtoul(3) and sscanf(3) of _GNU_SOURCE are functions that also read 0b11 (features.h). */
 #undef __GLIBC_USE_C2X_STRTOL
 #define __GLIBC_USE_C2X_STRTOL 0
 #undef __GLIBC_USE_C23_STRTOL
 #define __GLIBC_USE_C23_STRTOL 0
 
-/* 2.34 has the threads and dlopen(3) in libc; under their older versions they are in libpthread and libdl before that,
- * and in libc after. A sanitizer has its own, under none. */
+/* glibc 2.34 has the threads and dlopen(3) in libc. Under their older versions they are in libpthread and libdl before
+ * that, and in libc since. A sanitizer has its own, without a version. */
 #ifdef OLD_GLIBC
 #if defined(__x86_64__)
 #define GLIBC_FIRST "GLIBC_2.2.5"
@@ -58,7 +58,7 @@ GLIBC_OLD(pthread_setspecific, GLIBC_FIRST);
 GLIBC_OLD(pthread_sigmask, GLIBC_FIRST);
 #endif
 
-/* fstat(2) and stat(2), which 2.33 made functions of libc: the kernel's structure is that of glibc on 64 bits. */
+/* fstat(2) and stat(2), which became functions of libc in 2.33: the kernel's structure is glibc's on 64 bits. */
 static inline int glibc_fstat(int fd, struct stat *status)
 {
 	return (int)syscall(SYS_fstat, fd, status);
@@ -69,7 +69,7 @@ static inline int glibc_stat(const char *path, struct stat *status)
 	return (int)syscall(SYS_newfstatat, AT_FDCWD, path, status, 0);
 }
 
-/* getrandom(2), of 2.25. */
+/* getrandom(2), which glibc has since 2.25. */
 static inline ssize_t glibc_random(void *bytes, size_t count, unsigned int flags)
 {
 	return syscall(SYS_getrandom, bytes, count, flags);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "life.h"
 
-/* The section, by the linker. */
+/* The section of parts; set by the linker. */
 extern const struct life *const __start_ggroup_life[] __attribute__((visibility("hidden")));
 extern const struct life *const __stop_ggroup_life[] __attribute__((visibility("hidden")));
 
-/* Each part that does something at an event, stage by stage: a loop's head. */
+/* Head of a loop over the parts that handle an event, stage by stage. */
 #define EACH(part, event)										\
 	for (enum life_stage stage = 0; stage < LIFE_STAGES; stage++)					\
 		for (const struct life *const *part = __start_ggroup_life; part < __stop_ggroup_life; part++)	\

@@ -21,7 +21,7 @@ void log_line(const char *format, ...)
 	if (used > (int)sizeof(line) - 2)
 		used = sizeof(line) - 2;
 	line[used++] = '\n';
-	/* One write(2): lines of several threads and processes do not mix. */
+	/* One write(2), so that lines of several threads and processes do not mix. */
 	if (write(STDERR_FILENO, line, (size_t)used) < 0)
 		return;
 }

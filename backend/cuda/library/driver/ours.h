@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Whether the calling thread is one of ours, or in a call of ours into the driver: entry points that libcuda
- * calls on its own, and those that we call, pass straight through.
+ * The mark of the library's own threads and calls. Entry points that the driver calls on its own, and those that the
+ * library calls, pass straight through the wrappers.
  */
 #ifndef GGROUP_CUDA_OURS_H
 #define GGROUP_CUDA_OURS_H

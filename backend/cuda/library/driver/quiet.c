@@ -13,10 +13,10 @@
 #include <time.h>
 
 #define CONTEXTS 64
-/* An error that is answered so often stays. */
+/* Times that a call is tried before its error counts as one that stays. */
 #define TRIES 3
 
-/* A thread of ours is in a context, which must not be destroyed meanwhile. */
+/* A thread of the library works in a context, which must not be destroyed meanwhile. */
 struct visit {
 	struct visit *next;
 	CUcontext context;
@@ -24,15 +24,15 @@ struct visit {
 
 struct quiet {
 	pthread_mutex_t lock;
-	pthread_cond_t ask, answer, over;	/* over: a visit, or the end of a context */
-	bool waiter;			/* there is the thread that waits */
-	unsigned int callers;		/* that wait for it, and see to it that no capture begins */
+	pthread_cond_t ask, answer, over;	/* over: a visit or the end of a context is over */
+	bool waiter;			/* the waiting thread runs */
+	unsigned int callers;		/* callers that wait for that thread, and ensure that no capture begins */
 	uint64_t asked, done;
 	bool failed;
 	CUcontext context[CONTEXTS];	/* atomically read */
 	size_t contexts;
 	struct visit *visits;
-	CUcontext ending;		/* may be destroyed just now; NULL: none */
+	CUcontext ending;		/* the context that may be being destroyed; NULL: none */
 };
 
 static CUresult set_up(struct device *device)
@@ -51,7 +51,7 @@ static CUresult set_up(struct device *device)
 	return CUDA_SUCCESS;
 }
 
-/* False: there are too many. */
+/* Return false where there are too many. */
 static bool add(struct quiet *quiet, CUcontext context)
 {
 	bool known = false;
@@ -73,7 +73,7 @@ static bool add(struct quiet *quiet, CUcontext context)
 
 void quiet_context(struct device *device, CUcontext context)
 {
-	/* No program has that many; what runs there cannot be waited for. */
+	/* No program has that many; the work in this one could not be waited for. */
 	if (device->quiet && context && !add(device->quiet, context))
 		device->elastic = false;
 }
@@ -140,7 +140,7 @@ static bool is_answer(CUresult result)
 	return result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_READY;
 }
 
-/* `call`, until it is no error, or one that stays. */
+/* Repeat `call` until it gives no error, or one that stays. */
 #define ASK(result, call)								\
 	do {										\
 		for (int try_ = 0; try_ < TRIES && !is_answer((result) = (call)); try_++)	\
@@ -171,7 +171,7 @@ void quiet_await(CUevent event)
 	(void)ignored;
 }
 
-/* Waits for everything that was submitted to one context. */
+/* Wait for everything that was submitted to one context. */
 static bool synchronize(CUcontext context)
 {
 	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -187,7 +187,8 @@ static bool synchronize(CUcontext context)
 	return result == CUDA_SUCCESS;
 }
 
-/* The same, of a context that was known a moment ago and is not about to be destroyed. With the lock held, but while it waits. */
+/* Do the same for a context that was known a moment ago and is not being destroyed. With the lock held, except while
+ * waiting. */
 static bool visit(struct quiet *quiet, CUcontext context)
 {
 	struct visit visit = { quiet->visits, context }, **at = &quiet->visits;
@@ -196,7 +197,7 @@ static bool visit(struct quiet *quiet, CUcontext context)
 	for (size_t i = 0; i < quiet->contexts && !known; i++)
 		known = quiet->context[i] == context;
 	if (!known)
-		return true;	/* it was destroyed, and with it what ran there */
+		return true;	/* it was destroyed, with its work */
 	quiet->visits = &visit;
 	pthread_mutex_unlock(&quiet->lock);
 	done = synchronize(context);
@@ -222,9 +223,9 @@ CUresult quiet_drain(struct device *device)
 	for (size_t i = 0; i < count; i++) {
 		if (contexts[i] == current)
 			continue;
-		while (quiet->ending == contexts[i])	/* or it stays, with what runs there */
+		while (quiet->ending == contexts[i])	/* unless it stays, with its work */
 			pthread_cond_wait(&quiet->over, &quiet->lock);
-		visit(quiet, contexts[i]);	/* an error there is for the threads that work there */
+		visit(quiet, contexts[i]);	/* its errors are for the threads that work there */
 	}
 	pthread_mutex_unlock(&quiet->lock);
 	if (current)
@@ -233,8 +234,8 @@ CUresult quiet_drain(struct device *device)
 }
 
 /*
- * cuCtxSynchronize knows no deadline, so that a thread of its own waits in it. It begins none that no caller waits for:
- * the program may capture a stream again by then, and the capture would end.
+ * cuCtxSynchronize has no deadline, so a separate thread waits in it. That thread begins no wait without a caller: by
+ * then the program may be capturing a stream again, and the capture would end.
  */
 static void *wait_for_contexts(void *argument)
 {
@@ -254,7 +255,7 @@ static void *wait_for_contexts(void *argument)
 		}
 		memcpy(contexts, quiet->context, sizeof(contexts));
 		for (size_t i = 0; i < count && !failed; i++) {
-			/* What runs in one that may be destroyed is known a moment later. */
+			/* Whether work runs in a context that is being destroyed is known a moment later. */
 			failed = contexts[i] == quiet->ending || !visit(quiet, contexts[i]);
 			failed |= !quiet->callers;
 		}

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Which stream a call means, and which streams are captured.
+ * The stream that a call means, and the streams that are being captured.
  *
- * The captures are kept as a list, not as a number: one whose stream or context is destroyed is
- * over, and must not keep the gate open for ever.
+ * Captures are kept as a list rather than a number: one whose stream or context is destroyed is over, and must not keep
+ * the gate open for ever.
  */
 
 #include "stream.h"
@@ -60,9 +60,9 @@ bool stream_captured(CUstream stream, bool per_thread)
 		CALL_REAL(result, cuStreamIsCapturing_ptsz, (stream, &status));
 	else
 		CALL_REAL(result, cuStreamIsCapturing, (stream, &status));
-	/* The legacy stream, while one that waits for it is captured: what is launched there now
-	 * will fail, and for the rest the driver is to say what it thinks of it. Where nothing is captured
-	 * an error is of something else: what is allocated is charged all the same. */
+	/* An error of the legacy stream, while a stream that waits for it is captured: a launch there will fail, and
+	 * the driver's own answer reaches the program. Where nothing is captured the error is about something else: an
+	 * allocation is charged all the same. */
 	if (result)
 		return stream_capturing_any();
 	return status != CU_STREAM_CAPTURE_STATUS_NONE;
@@ -98,7 +98,7 @@ static bool matches(const struct capture *capture, const struct stream_key *key,
 	return key ? stream_same(&capture->key, key) : capture->context == context;
 }
 
-/* Takes those of one stream, or of one context, off the list. */
+/* Take the captures of one stream, or of one context, off the list. */
 static void drop(const struct stream_key *key, CUcontext context)
 {
 	int dropped = 0;

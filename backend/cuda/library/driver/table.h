@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What is known about addresses and handles that the driver gave out as numbers: a map whose keys
- * are 64 bits. Whoever has one has a lock for it.
+ * A map from 64-bit keys, for addresses and handles that the driver gives out as numbers. Each user of one has a lock
+ * for it.
  */
 #ifndef GGROUP_CUDA_TABLE_H
 #define GGROUP_CUDA_TABLE_H
@@ -16,25 +16,25 @@ struct table {
 
 _Static_assert(sizeof(void *) == sizeof(uint64_t), "CUDA is for 64-bit machines");
 
-/* False without memory. Replaces what the key had. Keys are not 0; values are not NULL. */
+/* Set the value of a key, in place of a former one; false without memory. Keys are not 0; values are not NULL. */
 static inline bool table_put(struct table *table, uint64_t key, void *value)
 {
 	return map_put(&table->map, (const void *)key, value);
 }
 
-/* NULL: not there. */
+/* Return the value of a key; NULL for none. */
 static inline void *table_get(const struct table *table, uint64_t key)
 {
 	return map_get(&table->map, (const void *)key);
 }
 
-/* Removes it, and returns what it had. */
+/* Remove a key, and return its value. */
 static inline void *table_take(struct table *table, uint64_t key)
 {
 	return map_take(&table->map, (const void *)key);
 }
 
-/* Calls `visit` for every key; it may take that key out. */
+/* Call `visit` for every key; it may remove that key. */
 static inline void table_each(struct table *table, void (*visit)(uint64_t key, void *value, void *),
 			      void *argument)
 {

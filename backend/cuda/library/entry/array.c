@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Arrays: opaque, so that they stay the driver's own, charged and named; and sparse ones, to which the program maps memory of
- * its own, where no address is. */
+/* Arrays: opaque, so they stay the driver's own, charged and named. And sparse arrays, to which the program maps its
+ * own memory at no address. */
 
 #include <stdlib.h>
 
@@ -27,14 +27,14 @@ static uint64_t bytes_of(CUarray_format format, unsigned int channels, size_t wi
 		element = 4;
 		break;
 	default:
-		/* 8 bits, and the compressed ones, of which this is about what a texel takes. */
+		/* 8 bits, and the compressed formats, which take about that much per texel. */
 		element = 1;
 	}
 	return element * (channels ? channels : 1) * (width ? width : 1) * (height ? height : 1) *
 	       (depth ? depth : 1);
 }
 
-/* `bytes` is looked at once the description is known to be there. */
+/* `bytes` is evaluated once the description is known to exist. */
 #define ARRAY(name, parameters, arguments, description, bytes, own)				\
 	WRAPPER name parameters									\
 	{											\
@@ -53,7 +53,7 @@ static uint64_t bytes_of(CUarray_format format, unsigned int channels, size_t wi
 		return result;									\
 	}
 
-/* Of sparse and deferred ones the program maps the memory itself. */
+/* For sparse and deferred arrays the program maps the memory itself. */
 #define OWN(array) (!((array)->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING)))
 
 #define BYTES_3D(array)										\
@@ -74,7 +74,7 @@ ARRAY(cuMipmappedArrayCreate,
       (pHandle, pMipmappedArrayDesc, numMipmapLevels), pMipmappedArrayDesc,
       BYTES_3D(pMipmappedArrayDesc) * 4 / 3, OWN(pMipmappedArrayDesc))
 
-/* Its handle may be another's as soon as it is gone. */
+/* Its handle may be given to another array as soon as it is gone. */
 #define DESTROY(name, type)								\
 	WRAPPER name(type array)							\
 	{										\
@@ -94,7 +94,8 @@ ARRAY(cuMipmappedArrayCreate,
 DESTROY(cuArrayDestroy, CUarray)
 DESTROY(cuMipmappedArrayDestroy, CUmipmappedArray)
 
-/* Maps, of which the driver does all or none. What is mapped stays, and is charged as long as it is mapped (binding.h). */
+/* Maps, of which the driver does all or none. Mapped memory stays in place, and is charged as long as it is mapped
+ * (binding.h). */
 struct maps {
 	unsigned int count;
 	CUarrayMapInfo *list;		/* as the driver has it */
@@ -142,7 +143,7 @@ static struct binding_box box_of(const CUarrayMapInfo *info)
 	};
 }
 
-/* What was mapped where something is mapped, or unmapped, is so no more. */
+/* End the earlier mappings where something is mapped or unmapped now. */
 static void settle(struct maps *maps, CUresult result)
 {
 	for (unsigned int i = 0; maps->bindings && i < maps->count; i++) {
@@ -160,7 +161,7 @@ static void settle(struct maps *maps, CUresult result)
 	free(maps->bindings);
 }
 
-/* It has its place in a stream, behind other work: it waits for the turn, once what it needs has come back. */
+/* A map has its place in a stream, behind other work: it waits for the turn, once what it needs has come back. */
 #define MAP_IN_TURN(result, name, list, count, stream)					\
 	do {										\
 		turn_enter(TURN_OTHER, stream, PER_THREAD(name));			\

@@ -17,8 +17,8 @@ static void over(CUstream stream, bool per_thread)
 	counters_capture_ended(stream, per_thread);
 }
 
-/* The gate is entered, so that it is not closed between the beginning and our knowing of it. Without a turn none
- * begins: it would keep memory from being moved. */
+/* Enter the gate, so that it is not closed between the beginning of a capture and the note of it. Without a turn none
+ * begins, as it would keep memory from being moved. */
 static bool begin(CUstream stream, bool per_thread)
 {
 	bool added;
@@ -34,7 +34,7 @@ static bool begin(CUstream stream, bool per_thread)
 
 static CUresult begun(CUstream stream, bool per_thread, CUresult result)
 {
-	/* A second beginning in a stream that is captured fails, and the first goes on. */
+	/* A second begin in a stream that is captured fails, and the first capture goes on. */
 	if (result && !stream_captured(stream, per_thread))
 		over(stream, per_thread);
 	ours_leave();
@@ -68,7 +68,7 @@ BEGIN(cuStreamBeginCapture_v2_ptsz, (CUstream hStream, CUstreamCaptureMode mode)
 BEGIN(cuStreamBeginCaptureToGraph, TO_GRAPH, TO_GRAPH_ARGUMENTS, false)
 BEGIN(cuStreamBeginCaptureToGraph_ptsz, TO_GRAPH, TO_GRAPH_ARGUMENTS, true)
 
-/* Whatever it answers, an invalidated capture is over too; the wrong thread's call ends nothing. */
+/* Whatever the driver answers, an invalidated capture is over too; a call of the wrong thread ends nothing. */
 static CUresult ended(CUstream stream, bool per_thread, CUresult result)
 {
 	if (result == CUDA_SUCCESS || !stream_captured(stream, per_thread))
@@ -88,7 +88,7 @@ static CUresult ended(CUstream stream, bool per_thread, CUresult result)
 END(cuStreamEndCapture, false)
 END(cuStreamEndCapture_ptsz, true)
 
-/* Inside the gate, so that the mover's look at what runs, and the end of a stream, do not meet. */
+/* Inside the gate, so that the mover's look at running work cannot coincide with the end of a stream. */
 #define DESTROY(name)							\
 	WRAPPER name(CUstream hStream)					\
 	{								\

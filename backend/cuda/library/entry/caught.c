@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The table of the wrappers: the way to each from its name, and from what libcuda has under it. */
+/* The table of the wrappers, found by name, or by the function that libcuda has under that name. */
 
 #include "caught.h"
 
@@ -12,7 +12,7 @@
 
 struct row {
 	const char *name;
-	void *wrapper;		/* ours, under the same name */
+	void *wrapper;		/* the library's, under the same name */
 	size_t offset;		/* of the driver's pointer in struct driver */
 	int since;
 };
@@ -40,7 +40,7 @@ static size_t slot_of(const void *pointer)
 	return ((uintptr_t)pointer >> 4) * UINT64_C(0x9e3779b97f4a7c15) >> 54;
 }
 
-/* Two names of one function (an alias in libcuda) lead to the first of them that is caught. */
+/* For two names of one function (an alias in libcuda), keep the first that is caught. */
 static void remember(const struct row *row)
 {
 	size_t slot = slot_of(*pointer_of(row));
@@ -101,7 +101,7 @@ void *caught_wrapper(const char *name)
 	return row && *pointer_of(row) ? row->wrapper : NULL;
 }
 
-/* "cuMemcpyHtoD_v2_ptds" is of "cuMemcpyHtoD", and a per-thread one. */
+/* "cuMemcpyHtoD_v2_ptds" is of "cuMemcpyHtoD", and per-thread. */
 static bool of_family(const char *name, const char *base, bool *per_thread)
 {
 	size_t length = strlen(base);

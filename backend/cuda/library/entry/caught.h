@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which entry points of the driver are caught, and the wrapper of each. */
+/* The entry points of the driver that are caught, with their wrappers. */
 #ifndef GGROUP_CUDA_CAUGHT_H
 #define GGROUP_CUDA_CAUGHT_H
 
 #include <stdbool.h>
 
-/* Whether a name, with its suffix, is one that is caught. */
+/* Return whether an entry point of this name, with its suffix, is caught. */
 bool caught_is(const char *name);
-/* The wrapper of what is at `pointer` in libcuda; NULL: not one that is caught. */
+/* Return the wrapper of the function at `pointer` in libcuda; NULL for one that is not caught. */
 void *caught_at(const void *pointer);
-/* The wrapper of a name; NULL where the driver lacks it. */
+/* Return the wrapper of a name; NULL where the driver lacks it. */
 void *caught_wrapper(const char *name);
-/* The wrapper of a name in any case: what our library exports under it. */
+/* Return the wrapper that the library exports under a name, whether or not the driver has it. */
 void *caught_exported(const char *name);
-/* The wrapper that cuGetProcAddress is to give for a name without suffix; NULL: not one that is caught. */
+/* Return the wrapper that cuGetProcAddress gives for a name without suffix; NULL for one that is not caught. */
 void *caught_named(const char *base, int version, bool per_thread);
 
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Code that is loaded and unloaded: which handles are of kernels, and when nothing is known of any (heat.h). */
+/* Loading and unloading of code: tells heat.h which handles are kernels, and when handles become unknown. */
 
 #include <string.h>
 
@@ -23,7 +23,7 @@ WRAPPER cuLibraryEnumerateKernels(CUkernel *handles, unsigned int numKernels, CU
 	CUresult result;
 
 	PASS_INSIDE(cuLibraryEnumerateKernels, (handles, numKernels, lib));
-	/* Fewer may be there: the rest is left as it was, so it is cleared first where it is ours to read. */
+	/* There may be fewer: the driver leaves the rest as it was, so the array is cleared first. */
 	if (handles)
 		memset(handles, 0, numKernels * sizeof(*handles));
 	CALL_REAL(result, cuLibraryEnumerateKernels, (handles, numKernels, lib));

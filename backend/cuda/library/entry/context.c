@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Contexts that come and go. Much of what we keep is in one: markers, streams of the mover, the
- * program's allocations. So a call that may be about to destroy one says so first, and afterwards
- * whether it did.
+ * Contexts that come and go. Much of the library's state is in one: markers, streams of the mover, the program's
+ * allocations. So a call that may be about to destroy a context is announced first, and its result noted afterwards.
  */
 
 #include "counters.h"
@@ -40,7 +39,7 @@ static struct ending begin(CUcontext context)
 	return ending;
 }
 
-/* Where each device is told of: one may have memory that was allocated in the context. */
+/* Called for each device, as any may have memory that was allocated in the context. */
 static void tell_parts(struct device *device, void *context)
 {
 	const CUstreamCaptureMode mode = driver_enter();
@@ -69,7 +68,7 @@ static void end(const struct ending *ending, bool gone)
 	}
 }
 
-/* cuCtxDestroy: the context is destroyed whatever is left in it. */
+/* cuCtxDestroy destroys the context whatever is left in it. */
 #define DESTROY(name)						\
 	WRAPPER name(CUcontext ctx)				\
 	{							\
@@ -86,7 +85,7 @@ static void end(const struct ending *ending, bool gone)
 DESTROY(cuCtxDestroy)
 DESTROY(cuCtxDestroy_v2)
 
-/* An error that is answered so often stays. */
+/* Times that a call is tried before its error counts as one that stays. */
 #define TRIES 3
 
 static CUresult is_active(CUdevice device, int *active)
@@ -105,8 +104,8 @@ static CUresult is_active(CUdevice device, int *active)
 	return result;
 }
 
-/* The primary context of a device; NULL: it has none now. Where that is not known it is not to go: what is in it would stay
- * in the books for good. */
+/* Get the primary context of a device; NULL where it has none now. After an error the caller destroys none: what is in
+ * it would stay in the books for good. */
 static CUresult primary_of(CUdevice device, CUcontext *context)
 {
 	int active;
@@ -125,7 +124,7 @@ static CUresult primary_of(CUdevice device, CUcontext *context)
 	return result;
 }
 
-/* After a call that went well: whether it has gone. */
+/* Return whether the context is gone, after a call that succeeded. */
 static bool has_gone(CUdevice device)
 {
 	int active;
@@ -133,8 +132,8 @@ static bool has_gone(CUdevice device)
 	return is_active(device, &active) != CUDA_SUCCESS || !active;
 }
 
-/* Destroyed when it is released as often as it was retained; a reset destroys it at once. An error of the driver
- * about the device is the program's, as it would be without us. */
+/* A primary context is destroyed when it has been released as often as retained; a reset destroys it at once. An error
+ * of the driver about the device is passed to the program, as without the library. */
 #define PRIMARY(name)								\
 	WRAPPER name(CUdevice dev)						\
 	{									\
@@ -159,8 +158,8 @@ PRIMARY(cuDevicePrimaryCtxRelease_v2)
 PRIMARY(cuDevicePrimaryCtxReset)
 PRIMARY(cuDevicePrimaryCtxReset_v2)
 
-/* The old pair of cuCtxAttach and cuCtxDetach: the last detach destroys. Nothing says which it was
- * but that the handle is no longer good. */
+/* The old pair of cuCtxAttach and cuCtxDetach: the last detach destroys. Only a handle that is no longer valid tells
+ * which detach that was. */
 WRAPPER cuCtxDetach(CUcontext ctx)
 {
 	struct ending ending;
@@ -185,7 +184,7 @@ WRAPPER cuGreenCtxDestroy(CUgreenCtx hCtx)
 	PASS_INSIDE(cuGreenCtxDestroy, (hCtx));
 	if (real.cuCtxFromGreenCtx && hCtx)
 		CALL_REAL(result, cuCtxFromGreenCtx, (&context, hCtx));
-	if (result != CUDA_SUCCESS)	/* what is in it would stay in the books */
+	if (result != CUDA_SUCCESS)	/* else its memory would stay in the books */
 		return result;
 	ending = begin(context);
 	result = real.cuGreenCtxDestroy(hCtx);
@@ -194,9 +193,9 @@ WRAPPER cuGreenCtxDestroy(CUgreenCtx hCtx)
 }
 
 /*
- * New ones. cuCtxCreate makes its context current: the device is in use from here on, and the
- * process arrives in the tree before it has allocated anything else. A primary context is set up
- * lazily; the first allocation or launch finds it.
+ * New contexts. cuCtxCreate makes its context current: the device is in use from here on, and the process arrives in
+ * the tree before it has allocated anything else. A primary context is set up lazily; the first allocation or launch
+ * finds it.
  */
 #define CREATE(name, parameters, arguments)	\
 	FORWARD_THEN(name, parameters, arguments, device_context_made(*pctx); device_current())

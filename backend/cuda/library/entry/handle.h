@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Handles of physical memory that go from the driver to the program, and back. */
+/* Handles of physical memory on their way between the driver and the program. */
 #ifndef GGROUP_CUDA_HANDLE_H
 #define GGROUP_CUDA_HANDLE_H
 
 #include "binding.h"
 
-/* The name of a handle that the driver has just given (names.h); without memory for it, it is given back. */
+/* Replace a handle that the driver has just given by its name (names.h); without memory for that, release it. */
 CUresult handle_give(CUmemGenericAllocationHandle *handle, bool again);
-/* Makes one handle of the driver's stand for an object for good, since it goes where we do not see; `real` is what the driver
- * calls it, or any other handle. What it stands for is held by `binding`, if there is one. */
+/* Have one handle of the driver's stand for an object for good, since it leaves the library's sight. `real` is set to
+ * the driver's handle, also for a handle that is no object's. `binding`, if there is one, holds the memory. */
 CUresult handle_fix(CUmemGenericAllocationHandle handle, CUmemGenericAllocationHandle *real, struct binding *binding);
 
 #endif

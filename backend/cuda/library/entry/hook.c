@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The ways in which a program finds an entry point of the driver, each of which leads to our
- * wrapper:
+ * The ways in which a program finds an entry point of the driver, each of which leads to the wrapper:
  *
- * - linking: we come first in the search order, by LD_PRELOAD;
- * - dlsym: ours. It asks libc's, and gives our wrapper for what is at the pointer that comes back;
- *   so handles of other libraries that have functions of these names keep their meaning. What it
- *   has no wrapper for is a jump to libc's dlsym, as RTLD_NEXT and RTLD_DEFAULT mean something by
- *   the caller's address. dlvsym is left alone: libcuda has no versions;
- * - cuGetProcAddress, which cudart uses for everything: likewise, by the pointer that the driver
- *   gives, so that versions and the flags for the per-thread default stream are the driver's
- *   business.
+ * - linking: the library comes first in the search order, by LD_PRELOAD;
+ * - dlsym: the library's own. It asks libc's, and returns the wrapper for the function at the resulting pointer; so
+ *   handles of other libraries with functions of these names keep their meaning. For names without a wrapper it jumps
+ *   to libc's dlsym, since RTLD_NEXT and RTLD_DEFAULT depend on the caller's address. dlvsym is left alone: libcuda has
+ *   no versions;
+ * - cuGetProcAddress, which cudart uses for everything: likewise, by the pointer that the driver returns, so that
+ *   versions and the flags for the per-thread default stream are the driver's business.
  */
 
 #include <dlfcn.h>
@@ -21,10 +19,10 @@
 #include "ours.h"
 #include "wrapper.h"
 
-/* In two registers, on x86-64 and arm64. */
+/* Returned in two registers, on x86-64 and arm64. */
 struct found {
 	void *symbol;		/* the answer, if `elsewhere` is NULL */
-	void *elsewhere;	/* libc's dlsym: to jump to */
+	void *elsewhere;	/* libc's dlsym, to jump to */
 };
 
 struct found hook_find(void *handle, const char *name);
@@ -84,9 +82,9 @@ __asm__(".text\n"
 #endif
 
 /*
- * By the two special handles. libc would find our own wrapper under RTLD_DEFAULT whether libcuda is
- * there or not; a program that looks is told that it is not there until it has loaded it. A
- * definition that comes before ours, the program's own, is left to it.
+ * Look up by the two special handles. libc would find the library's wrapper under RTLD_DEFAULT whether libcuda is there
+ * or not; the program is told that the symbol is missing until it has loaded libcuda. A definition that comes before
+ * the library's, such as the program's own, is returned as it is.
  */
 static void *in_scope(void *handle, const char *name)
 {
@@ -95,7 +93,7 @@ static void *in_scope(void *handle, const char *name)
 
 	if (first && first != caught_exported(name))
 		return caught_at(first) ? caught_at(first) : first;
-	/* Sets dlerror() where there is nothing: what we export, the rest of the scope lacks. */
+	/* Sets dlerror() where there is nothing: no other object in the scope has what the library exports. */
 	return wrapper ? wrapper : driver_dlsym(RTLD_NEXT, name);
 }
 
@@ -104,8 +102,8 @@ static void *by_handle(void *handle, const char *name)
 	void *symbol = driver_dlsym(handle, name);
 	void *wrapper;
 
-	/* Ours already (the handle of the program, or one of us): the same
-	 * question as RTLD_DEFAULT's. */
+	/* The library's own symbol (by the handle of the program, or of the library): the same question as with
+	 * RTLD_DEFAULT. */
 	if (symbol && symbol == caught_exported(name))
 		return in_scope(RTLD_NEXT, name);
 	if (!symbol || !driver_loaded())
@@ -118,7 +116,7 @@ static __attribute__((noinline)) struct found find(void *handle, const char *nam
 {
 	struct found found = { NULL, NULL };
 
-	/* A constructor of libcuda asks for something: nothing of ours is ready. */
+	/* A constructor of libcuda looks something up, before the library is ready. */
 	if (ours_inside() || !caught_is(name)) {
 		found.elsewhere = driver_libc_dlsym();
 		return found;
@@ -130,7 +128,7 @@ static __attribute__((noinline)) struct found find(void *handle, const char *nam
 	return found;
 }
 
-/* The runtime of a sanitizer calls dlsym before it is ready for code that it instruments. */
+/* The runtime of a sanitizer calls dlsym before it is ready for instrumented code. */
 EARLY __attribute__((visibility("hidden"), used))
 struct found hook_find(void *handle, const char *name)
 {
@@ -142,7 +140,7 @@ struct found hook_find(void *handle, const char *name)
 	return found;
 }
 
-/* The wrapper for what the driver gave. */
+/* Replace the driver's pointer by the wrapper's. */
 static void replace(const char *symbol, void **pointer, int version, cuuint64_t flags)
 {
 	const bool per_thread = flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
@@ -151,9 +149,8 @@ static void replace(const char *symbol, void **pointer, int version, cuuint64_t 
 	if (!symbol || !pointer || !*pointer)
 		return;
 	wrapper = caught_at(*pointer);
-	/* Not the pointer that dlsym gives for any entry point that is caught: it is one that is
-	 * not, or the driver keeps another way in for this purpose. Then the names and versions of
-	 * cudaTypedefs.h decide. */
+	/* The pointer differs from dlsym's for every entry point that is caught. Either the entry point is not caught,
+	 * or the driver keeps another way in for this purpose. Then the names and versions of cudaTypedefs.h decide. */
 	if (!wrapper)
 		wrapper = caught_named(symbol, version, per_thread);
 	if (wrapper)
@@ -168,8 +165,8 @@ FORWARD_THEN(cuGetProcAddress_v2,
 	     (symbol, pfn, cudaVersion, flags, symbolStatus),
 	     replace(symbol, pfn, cudaVersion, flags))
 
-/* What cuInit calls in the library that CUDA_INJECTION64_PATH names. Naming this one too does no
- * harm; alone it catches nothing, as the program's symbols are bound by then (README.md). */
+/* The function that cuInit calls in the library that CUDA_INJECTION64_PATH names. Naming this library there as well
+ * does no harm; alone it catches nothing, as the program's symbols are bound by then (README.md). */
 __attribute__((visibility("default"))) int InitializeInjection(void)
 {
 	return 1;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Launches: through the gates, and counted where they are run, not captured. Graphs are in graph.c. What has a place in a
- * stream behind them, as events have, goes through the gates alone.
+ * Launches: they go through the gates, and are counted where they run rather than being captured. Graphs are in
+ * graph.c. Work that has its place in a stream behind launches, such as events, only goes through the gates.
  */
 
 #include <stdlib.h>
@@ -76,15 +76,15 @@ LAUNCH(cuLaunchCooperativeKernel_ptsz, COOPERATIVE, COOPERATIVE_ARGUMENTS, f, hS
 LAUNCH(cuLaunchKernelEx, EX, EX_ARGUMENTS, f, EX_STREAM, false, kernelParams, extra)
 LAUNCH(cuLaunchKernelEx_ptsz, EX, EX_ARGUMENTS, f, EX_STREAM, true, kernelParams, extra)
 
-/* Those of CUDA 2, still there, always in the legacy stream or a given one; their parameters were
- * set one by one before. */
+/* Launches of CUDA 2, which still exist, always in the legacy stream or a given one; their parameters were set one by
+ * one before. */
 LAUNCH(cuLaunch, (CUfunction f), (f), f, NULL, false, NULL, NULL)
 LAUNCH(cuLaunchGrid, (CUfunction f, int grid_width, int grid_height), (f, grid_width, grid_height),
        f, NULL, false, NULL, NULL)
 LAUNCH(cuLaunchGridAsync, (CUfunction f, int grid_width, int grid_height, CUstream hStream),
        (f, grid_width, grid_height, hStream), f, hStream, false, NULL, NULL)
 
-/* One launch a device, each in a stream of its own, whose context need not be the current one. */
+/* One launch per device, each in a stream of its own, whose context need not be the current one. */
 static void count_one(const CUDA_LAUNCH_PARAMS *launch)
 {
 	CUcontext context;
@@ -112,10 +112,10 @@ WRAPPER cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launchParamsLis
 	PASS_INSIDE(cuLaunchCooperativeKernelMultiDevice, (launchParamsList, numDevices, flags));
 	device_current();
 	turn_enter(TURN_OTHER, NULL, false);
-	/* On all of them it has a turn, or it launches on none. */
+	/* The launch needs a turn on every device at once. */
 	for (unsigned int i = 0; launchParamsList && __atomic_load_n(&turn_any, __ATOMIC_RELAXED) && i < numDevices;)
 		i = turn_hold(TURN_OTHER, launchParamsList[i].hStream, false) ? 0 : i + 1;
-	/* It cannot be captured (CUDA_ERROR_NOT_SUPPORTED), in none of the streams. */
+	/* It cannot be captured in any of the streams (CUDA_ERROR_NOT_SUPPORTED). */
 	runs = launchParamsList != NULL;
 	for (unsigned int i = 0; runs && heat_is_wanted() && i < numDevices; i++)
 		heat_launch(launchParamsList[i].function, launchParamsList[i].kernelParams, NULL);
@@ -127,7 +127,7 @@ WRAPPER cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launchParamsLis
 	return result;
 }
 
-/* Events of all streams of a context; none of them is captured, or the driver refuses. */
+/* Events for all streams of a context; the driver refuses where one of them is captured. */
 #define OF_CONTEXT(name, type, context)		\
 	WRAPPER name(type hCtx, CUevent hEvent)		\
 	{						\
@@ -143,7 +143,7 @@ WRAPPER cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launchParamsLis
 OF_CONTEXT(cuCtxRecordEvent, CUcontext, hCtx)
 OF_CONTEXT(cuCtxWaitEvent, CUcontext, hCtx)
 
-/* A green context is a context too, by cuCtxFromGreenCtx; NULL: it has none. */
+/* Return a green context's context, by cuCtxFromGreenCtx; NULL for none. */
 static CUcontext of_green(CUgreenCtx green)
 {
 	CUcontext context = NULL;
@@ -157,7 +157,7 @@ static CUcontext of_green(CUgreenCtx green)
 OF_CONTEXT(cuGreenCtxRecordEvent, CUgreenCtx, of_green(hCtx))
 OF_CONTEXT(cuGreenCtxWaitEvent, CUgreenCtx, of_green(hCtx))
 
-/* What is only gated, from the table. */
+/* Wrappers that only pass the gates, made from the table. */
 #define MAKE_ONLY(name, parameters, arguments, work)			\
 	WRAPPER name parameters						\
 	{								\

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Allocation: what can be moved comes from region.c, at the driver's terms; what cannot is the
- * driver's, charged and named.
+ * Allocation: movable memory comes from region.c, at the driver's terms; other memory is the driver's, charged and
+ * named.
  *
  * cuMemAlloc in a capture is more lenient than the driver's, which refuses it in the strict modes
- * (cuStreamBeginCapture). What streams allocate and free is in mempool.c.
+ * (cuStreamBeginCapture). Stream-ordered allocations are in mempool.c.
  */
 
 #include "lent.h"
@@ -26,11 +26,10 @@
 #include "sight.h"
 #include "wrapper.h"
 
-/* The pitch of the driver on every GPU so far: CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT's 512. */
+/* The driver's pitch on every GPU so far: CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT, 512. */
 #define PITCH 512
 
-/* With GGROUP_CUDA_IPC=1 nothing moves: legacy IPC (cuIpcGetMemHandle) is for the driver's
- * own allocations only. */
+/* With GGROUP_CUDA_IPC=1 nothing moves: legacy IPC (cuIpcGetMemHandle) takes only the driver's own allocations. */
 static bool by_driver(void)
 {
 	const char *ipc = getenv("GGROUP_CUDA_IPC");
@@ -68,7 +67,7 @@ WRAPPER cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)
 
 	PASS_INSIDE(cuMemAlloc_v2, (dptr, bytesize));
 	device = device_current();
-	if (!dptr || !bytesize || !device) {	/* the driver knows the error */
+	if (!dptr || !bytesize || !device) {	/* the driver reports the error */
 		CALL_REAL(result, cuMemAlloc_v2, (dptr, bytesize));
 		return result;
 	}
@@ -127,7 +126,7 @@ WRAPPER cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flags
 	return result;
 }
 
-/* As cuMemFree does: what uses it has ended before it goes. */
+/* Free a region as cuMemFree does, once work that uses it has ended. */
 static CUresult free_elastic(const struct region_about *about)
 {
 	CUstreamCaptureMode mode = driver_enter();
@@ -135,7 +134,7 @@ static CUresult free_elastic(const struct region_about *about)
 
 	parked_sweep(false);
 	if (!async_take(about->start)) {
-		result = CUDA_ERROR_INVALID_VALUE;	/* cuMemFreeAsync was first */
+		result = CUDA_ERROR_INVALID_VALUE;	/* cuMemFreeAsync came first */
 	} else if (gate_capturing()) {
 		/* A context with a capture cannot be waited for. */
 		result = async_later(about->device, about->start) ?
@@ -164,9 +163,10 @@ WRAPPER cuMemFree_v2(CUdeviceptr dptr)
 	return result;
 }
 
-/* How much there is. In all, as much as at the first question (sight.h); what is free follows the limits of the moment. */
+/* The amount of memory. The total is the one at the first question (sight.h); the free amount follows the current
+ * limits. */
 
-/* At the first question of a device the daemon is asked. */
+/* Ask the daemon, at the first question about a device. */
 static void look(CUdevice ordinal)
 {
 	CUstreamCaptureMode mode;
@@ -182,7 +182,7 @@ static void look(CUdevice ordinal)
 		sight_look(ordinal, &uuid);
 }
 
-/* What a device is to look as if it had at most; UINT64_MAX: as the driver says. */
+/* Return the most bytes that a device appears to have; UINT64_MAX for as much as the driver says. */
 static uint64_t total_of(CUdevice ordinal)
 {
 	uint64_t most = UINT64_MAX, left;
@@ -201,7 +201,7 @@ struct amount {
 	uint64_t total, free;	/* at most */
 };
 
-/* In the context that is current. */
+/* Return the amounts of the current context's device. */
 static struct amount amount_here(void)
 {
 	struct amount amount = { UINT64_MAX, UINT64_MAX };
@@ -217,7 +217,7 @@ static struct amount amount_here(void)
 	return amount;
 }
 
-/* Before CUDA 3.2 figures had 32 bits: what does not fit in them is the driver's business. */
+/* Before CUDA 3.2 figures had 32 bits; larger ones are left as the driver gives them. */
 WRAPPER cuMemGetInfo(unsigned int *free, unsigned int *total)
 {
 	struct amount amount;
@@ -246,7 +246,7 @@ WRAPPER cuMemGetInfo_v2(size_t *free, size_t *total)
 	CALL_REAL(result, cuMemGetInfo_v2, (free, total));
 	if (result != CUDA_SUCCESS || !device)
 		return result;
-	if (device->pool) {	/* what is kept for the next allocation is free */
+	if (device->pool) {	/* memory kept for the next allocation counts as free */
 		uint64_t kept = pool_kept(device);
 
 		if (free && *free + kept > *free)
@@ -287,7 +287,7 @@ WRAPPER cuMemGetAddressRange_v2(CUdeviceptr *pbase, size_t *psize, CUdeviceptr d
 
 	PASS_INSIDE(cuMemGetAddressRange_v2, (pbase, psize, dptr));
 	if (!region_about(dptr, &about)) {
-		if (object_mapped(dptr, &mapped)) {	/* the driver would tell of one chunk, or of nothing while it moves */
+		if (object_mapped(dptr, &mapped)) {	/* the driver knows a single chunk, or nothing during a move */
 			about.start = mapped.start;
 			about.bytes = mapped.bytes;
 		} else {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Allocation: who places it. */
+/* The choice of what places an allocation: the library or the driver. */
 #ifndef GGROUP_CUDA_MEMORY_H
 #define GGROUP_CUDA_MEMORY_H
 
 #include "device.h"
 
-/* Whether allocations on it are ours to place, and not the driver's. NULL: no device of ours. */
+/* Return whether the library, and not the driver, places allocations on `device`; false for NULL. */
 bool memory_elastic(const struct device *device);
 
 #endif

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Copies and fills: each goes through the gates, and what is at its ends has been used. A
- * synchronous one stays inside until it is done; the mover waits a moment for it, and comes again.
+ * Copies and fills: each goes through the gates, and notes that the memory at its ends has been used. A synchronous one
+ * stays inside until it is done; the mover waits a moment for it, and comes again.
  */
 
 #include "driver.h"
@@ -10,7 +10,7 @@
 #include "heat.h"
 #include "turn.h"
 
-/* The stream of those that have no parameter of that name. */
+/* The stream of entry points without a parameter of that name. */
 static const CUstream hStream = NULL;
 
 static void touch(CUdeviceptr pointer, size_t bytes)
@@ -19,7 +19,7 @@ static void touch(CUdeviceptr pointer, size_t bytes)
 		heat_touch(pointer, bytes);
 }
 
-/* `rows` of `width` bytes, `pitch` apart, from `pointer` on. */
+/* Touch `rows` of `width` bytes, `pitch` apart, from `pointer` on. */
 static void touch_rows(CUdeviceptr pointer, size_t pitch, size_t width, size_t rows)
 {
 	if (rows)
@@ -80,8 +80,8 @@ static void touch_batch(const CUdeviceptr *dsts, const CUdeviceptr *srcs, const 
 	}
 }
 
-/* Rows of rowLength elements, whose size is not told: a byte each is too little, which
- * costs nothing but heat. */
+/* Rows of rowLength elements of unknown size: one byte for each is too little, which costs only precision of the
+ * heat. */
 static void touch_operand(const CUmemcpy3DOperand *operand, const CUextent3D *extent)
 {
 	if (operand->type == CU_MEMCPY_OPERAND_TYPE_POINTER)
@@ -96,7 +96,7 @@ static void touch_3d_batch(size_t count, const CUDA_MEMCPY3D_BATCH_OP *list)
 	}
 }
 
-/* A wrapper that looks at its ends with `touches` while that is of interest. */
+/* Make a wrapper that evaluates `touches`, for its ends, while heat is wanted. */
 #define TRANSFER(name, parameters, arguments, touches)			\
 	WRAPPER name parameters						\
 	{								\
@@ -114,8 +114,7 @@ static void touch_3d_batch(size_t count, const CUDA_MEMCPY3D_BATCH_OP *list)
 		return result;						\
 	}
 
-/* The same in the form for the legacy default stream and the one for a default stream per
- * thread. */
+/* Make it for the legacy default stream and for a default stream per thread. */
 #define TRANSFERS(name, suffix, parameters, arguments, touches)	\
 	TRANSFER(name, parameters, arguments, touches)		\
 	TRANSFER(name##suffix, parameters, arguments, touches)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Calls that ask whether work is done, or wait for it. They are none of the gate's business, but while the program
- * stands by: in one that is checkpointed the driver reads memory that is not there, and the process is ended by SIGSEGV
- * (measured: docs/nvidia.md). Calls that bring work, or memory, wait in the driver by themselves.
+ * Calls that ask whether work is done, or wait for it. They pass the gate even when it is closed, except while the
+ * program stands by: in a checkpointed program the driver reads memory that is not there, and the process dies of
+ * SIGSEGV (measured: docs/nvidia.md). Calls that bring work, or memory, wait in the driver by themselves.
  */
 
 #include "burst.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What every wrapper is made of. For the files of entry/ alone: nothing below them calls a wrapper. */
+/* The parts of every wrapper. For the files of entry/ alone: nothing below them calls a wrapper. */
 #ifndef GGROUP_CUDA_WRAPPER_H
 #define GGROUP_CUDA_WRAPPER_H
 
@@ -13,9 +13,9 @@
 #define WRAPPER __attribute__((visibility("default"))) CUresult
 
 /*
- * The first line of every wrapper: gets ready, and passes on what the library has no part in: calls
- * made by ourselves, or by libcuda within a call of ours. A program that links to an entry point
- * that its driver lacks would not have started without us; it is told so here.
+ * The first line of every wrapper: gets the library ready, and passes on calls that the library has no part in, which
+ * it made itself, or libcuda within one of those. A program that links to an entry point that its driver lacks would
+ * not have started without the library; here it gets the error.
  */
 #define PASS_INSIDE(name, args)					\
 	do {							\
@@ -26,10 +26,10 @@
 			return real.name args;			\
 	} while (0)
 
-/* Whether stream 0 of an entry point is the thread's own, as its name says: ..._ptsz, ..._ptds. */
+/* Whether stream 0 of an entry point is the thread's own, as its name tells: ..._ptsz, ..._ptds. */
 #define PER_THREAD(name) (!strncmp(#name + sizeof(#name) - sizeof("_ptsz"), "_pt", 3))
 
-/* A wrapper that does `then` where the driver has succeeded. */
+/* A wrapper that does `then` where the driver succeeded. */
 #define FORWARD_THEN(name, parameters, arguments, then)	\
 	WRAPPER name parameters				\
 	{						\
@@ -43,7 +43,7 @@
 		return result;				\
 	}
 
-/* A wrapper that needs only its way to the driver. */
+/* A wrapper that does nothing else. */
 #define FORWARD(name, parameters, arguments) FORWARD_THEN(name, parameters, arguments, )
 
 #endif

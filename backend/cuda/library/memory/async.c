@@ -17,8 +17,7 @@ static size_t round_bytes(size_t bytes)
 	return (bytes + unit - 1) & ~(unit - 1);
 }
 
-/* The number of a stream, which no other stream of the process ever gets (CUDA
- * 12.0); 0: not known. */
+/* Return the number of a stream, which no other stream of the process ever gets (CUDA 12.0); 0 where it is unknown. */
 static uint64_t number_of(CUstream stream, bool per_thread)
 {
 	unsigned long long number = 0;
@@ -30,7 +29,7 @@ static uint64_t number_of(CUstream stream, bool per_thread)
 	return 0;
 }
 
-/* Of the default pools, by ordinal; under the lock. */
+/* Use of the default pools, by ordinal; under the lock. */
 static struct usage defaults[GG_ORDINALS];
 
 struct wish {
@@ -105,7 +104,7 @@ CUresult async_alloc(struct device *device, struct usage *usage, size_t bytes, C
 	return result;
 }
 
-/* An event in `stream`, in the context of that. */
+/* Record an event in `stream`, in that stream's context. */
 static CUresult mark(struct block *block, CUstream stream, bool per_thread)
 {
 	CUcontext context = NULL, current = NULL;
@@ -242,7 +241,7 @@ void async_usage_gone(struct usage *usage)
 {
 	pthread_mutex_lock(&parked_lock);
 	usage->gone = true;
-	usage->pool = NULL;	/* another may have that value */
+	usage->pool = NULL;	/* another pool may get that value */
 	const bool empty = !usage->blocks;
 	pthread_mutex_unlock(&parked_lock);
 	if (empty)
@@ -289,7 +288,7 @@ static bool is_this(const struct block *block, const void *argument)
 	return block == argument;
 }
 
-/* The regions went by themselves (region_context_gone), the events with their context. */
+/* The regions went already (region_context_gone), the events with their context. */
 static void forget_gone(uint64_t key, void *value, void *argument)
 {
 	struct block *block = value;

@@ -1,21 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is behind a region: reserved addresses, and chunks of the GPU that are mapped there. */
+/* The backing of a region: reserved addresses, and chunks of the GPU that are mapped there. */
 #ifndef GGROUP_CUDA_BACKING_H
 #define GGROUP_CUDA_BACKING_H
 
 #include "chunk.h"
 
-/* A region that no thread can find yet, backed, charged, in the current context; all or nothing. Waits in the daemon. */
+/* Make a region that no thread can find yet: backed, charged, in the current context; all or nothing. Waits for the
+ * daemon. */
 CUresult backing_make(struct device *device, size_t bytes, size_t alignment, struct region **made);
-/* A region with the chunks for `bytes`, and nothing behind them; NULL without memory. */
+/* Return a region with the chunks for `bytes`, and nothing behind them; NULL without memory. */
 struct region *backing_plan(struct device *device, size_t bytes);
-/* Unmaps all of it; false: it is still mapped. */
+/* Unmap all of a region; false: it is still mapped. */
 bool backing_unmap(const struct region *region);
-/* Gives back the addresses of a region that is mapped nowhere, and that no thread can find any more. */
+/* Give back the addresses of a region that is mapped nowhere, and that no thread can find any more. */
 void backing_unreserve(const struct region *region);
-/* ... and what is behind it; frees it. */
+/* Give back the addresses and the chunks of such a region, and free it. */
 void backing_return(struct region *region);
-/* ... of one that has no addresses. */
+/* Give back the chunks of a region without addresses, and free it. */
 void backing_give(struct region *region);
 
 #endif

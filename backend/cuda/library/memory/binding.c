@@ -18,8 +18,8 @@ struct binding {
 	uint64_t holder;
 	CUcontext context;
 	struct binding_box box;
-	struct region *region;		/* what is bound: memory of ours, or an object; */
-	struct foreign *memory;		/* ... of the driver's; neither: of another process */
+	struct region *region;		/* the bound memory: the library's, or an object */
+	struct foreign *memory;		/* or the driver's; neither: another process's */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -98,14 +98,15 @@ void binding_drop(struct binding *binding)
 	free(binding);
 }
 
-/* Which are unbound: those of a holder, in a box, if there is one; or of a context. */
+/* The bindings to end: those of a holder, within a box if there is one; or those of a context. */
 struct unbound {
 	uint64_t holder;
 	const struct binding_box *box;
 	CUcontext context;
 };
 
-/* Along one side. Where boxes have none, as that of a range of bytes has no height, they are as wide there. */
+/* Return whether two boxes meet along one side. Sides that a kind of box lacks, such as the height of a range of bytes,
+ * are equal in both. */
 static bool meets_along(const struct binding_box *one, const struct binding_box *other, int i)
 {
 	return (one->from[i] < other->to[i] && other->from[i] < one->to[i]) ||
@@ -118,7 +119,7 @@ static bool meets(const struct binding_box *one, const struct binding_box *other
 	       meets_along(one, other, 0) && meets_along(one, other, 1) && meets_along(one, other, 2);
 }
 
-/* What is in both of two boxes that meet. */
+/* Return what is common to two boxes that meet. */
 static struct binding_box common(const struct binding_box *one, const struct binding_box *other)
 {
 	struct binding_box both = *one;
@@ -130,7 +131,7 @@ static struct binding_box common(const struct binding_box *one, const struct bin
 	return both;
 }
 
-/* What of a box lies beside another that it meets: so many boxes, none for all of it. */
+/* Most boxes that the rest of a box makes beside one that it meets; none where nothing is left. */
 #define BESIDE_MOST 6
 static size_t beside(struct binding_box box, const struct binding_box *other, struct binding_box *rest)
 {
@@ -170,7 +171,7 @@ bool binding_find(uint64_t holder, const struct binding_box *box, struct binding
 	return binding;
 }
 
-/* What is bound is so in one more place. */
+/* Hold bound memory once more, for one more place. */
 static void hold_again(const struct binding *binding)
 {
 	if (binding->region) {
@@ -182,7 +183,8 @@ static void hold_again(const struct binding *binding)
 		foreign_bind_again(binding->memory);
 }
 
-/* Has what lies beside a box stay, as bindings of its own; they are returned. Without memory all of it stays: `whole`. */
+/* Return new bindings for the parts of one that lie beside a box. Without memory for these, `whole` is set, and all of
+ * it stays. */
 static struct binding *keep_beside(const struct binding *binding, const struct binding_box *box, bool *whole)
 {
 	struct binding_box rest[BESIDE_MOST];
@@ -209,7 +211,7 @@ static struct binding *keep_beside(const struct binding *binding, const struct b
 	return kept;
 }
 
-/* With the lock. */
+/* With the lock held. */
 static void enter_all(struct binding *kept)
 {
 	for (struct binding *binding; (binding = kept);) {

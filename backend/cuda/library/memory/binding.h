@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What multicast objects and sparse arrays have of the memory that is charged here: it lives until it is unbound, or they are
- * gone, whether the program has a handle of it, or has mapped it, or not. So long it is charged, and stays (pin.h).
+ * Memory charged here that is bound in multicast objects and sparse arrays. It lives until it is unbound, or they are
+ * gone, whether or not the program still has a handle of it or a mapping. Until then it is charged, and stays in place
+ * (pin.h).
  */
 #ifndef GGROUP_CUDA_BINDING_H
 #define GGROUP_CUDA_BINDING_H
@@ -10,7 +11,7 @@
 
 struct binding;
 
-/* Where in its holder something is bound. */
+/* The place of bound memory in its holder. */
 enum binding_kind { BINDING_MULTICAST, BINDING_LEVEL, BINDING_MIPTAIL };
 struct binding_box {
 	enum binding_kind kind;
@@ -18,29 +19,30 @@ struct binding_box {
 	uint64_t from[3], to[3];
 };
 
-/* One that holds nothing yet; NULL without memory. */
+/* Return a binding that holds nothing yet; NULL without memory. */
 struct binding *binding_new(void);
-/* It is to hold an object that the caller has claimed; what else has a handle; what is at an address. Once. */
+/* Have a binding hold an object that the caller has claimed; other memory by its handle; or memory at an address. Once
+ * each. */
 void binding_hold_object(struct binding *binding, struct region *object);
 void binding_hold_handle(struct binding *binding, CUmemGenericAllocationHandle name);
 void binding_hold_address(struct binding *binding, CUdeviceptr address);
-/* The driver has bound it. `context`: the holder goes with that; or NULL. */
+/* Note that the driver has bound it. `context`: the one that the holder goes with; or NULL. */
 void binding_enter(struct binding *binding, uint64_t holder, CUcontext context, const struct binding_box *box);
-/* ... or has not. */
+/* Drop a binding that the driver refused. */
 void binding_drop(struct binding *binding);
 
-/* The GPU that its memory is on, by its ordinal; -1: it is not known here. */
+/* Return the ordinal of the GPU that the memory is on; -1 where it is unknown here. */
 int binding_ordinal(const struct binding *binding);
 
-/* What of one lies in a box of a holder. False: there is none. */
+/* Find a bound part within a box of a holder. False for none. */
 bool binding_find(uint64_t holder, const struct binding_box *box, struct binding_box *found);
-/* Nothing that lies in a box of a holder is bound there any more; what lies beside it is. */
+/* End all bindings within a box of a holder; parts beside it stay bound. */
 void binding_clear(uint64_t holder, const struct binding_box *box);
-/* The holder is gone, and none is called so again. */
+/* End all bindings of a holder that is gone, with a handle that is not used again. */
 void binding_clear_all(uint64_t holder);
-/* All of a holder that the driver is about to destroy: as soon as it has, another may be called so. */
+/* Take all bindings of a holder that the driver is about to destroy: after that, another holder may get its handle. */
 struct binding *binding_take_all(uint64_t holder);
-/* It is destroyed; or is not, and has them again. */
+/* End them, if it was destroyed; else give them back. */
 void binding_taken(struct binding *taken, bool destroyed);
 
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The side of legacy IPC that has the memory: a thread that hands out descriptors of its chunks. */
+/* The exporting side of legacy IPC: a thread that hands out descriptors of the chunks. */
 #include "exporter.h"
 
 #include <signal.h>
@@ -17,7 +17,7 @@
 #include "pick.h"
 #include "tree.h"
 
-/* Seconds for a process that asks; there may be another. */
+/* Seconds that one importing process has; others may wait behind it. */
 #define PATIENCE 2
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -46,7 +46,7 @@ static bool send_part(int socket, const struct ipc_part *part, const int *fds)
 	return sendmsg(socket, &header, MSG_NOSIGNAL) == sizeof(*part);
 }
 
-/* The chunks of a region from an offset on; the bytes that were handed out, 0 for none. */
+/* Hand out the chunks of a region from an offset on. Returns the bytes handed out, 0 for none. */
 static uint64_t hand_out(int socket, const struct ipc_handle *asked, uint64_t offset)
 {
 	struct pick picks[IPC_CHUNKS];
@@ -56,12 +56,12 @@ static uint64_t hand_out(int socket, const struct ipc_handle *asked, uint64_t of
 	size_t count = pick_shareable(asked->address + offset, asked->bytes - offset, asked->serial, true, picks,
 					     IPC_CHUNKS);
 
-	/* While they are busy they are not freed. */
+	/* Busy chunks are not freed. */
 	while (part.count < count) {
 		const struct pick *pick = &picks[part.count];
 		int fd = -1;
 
-		/* One that is missing in between: another thread is at it. */
+		/* A chunk is missing in between: another thread has it. */
 		if (chunk_offset(pick->region, pick->index) != offset + bytes ||
 		    real.cuMemExportToShareableHandle(&fd, pick->region->chunk[pick->index].memory,
 						      CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0))
@@ -115,7 +115,7 @@ static void *serve(void *argument)
 
 	ours_enter();
 	pthread_setname_np(pthread_self(), "ggroup-ipc");
-	/* Until the program closes what it does not know. */
+	/* Until the program closes a descriptor that it does not know. */
 	while ((socket = accept4(listener, NULL, NULL, SOCK_CLOEXEC)) >= 0) {
 		answer(socket);
 		close(socket);
@@ -126,7 +126,7 @@ static void *serve(void *argument)
 	return NULL;
 }
 
-/* With the lock. */
+/* With the lock held. */
 static bool start(void)
 {
 	struct sockaddr_un address;
@@ -180,7 +180,7 @@ bool exporter_own(uint64_t of)
 static void forget(void)
 {
 	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-	token = secret = 0;	/* the parent's; its socket is its own, and ours a copy that no thread listens at */
+	token = secret = 0;	/* the parent's, as is the socket, of which no thread here accepts */
 	serving = false;
 }
 

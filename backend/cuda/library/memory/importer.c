@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The side of legacy IPC that opens what another process has (ipc.h). */
+/* The importing side of legacy IPC, which opens memory of another process (ipc.h). */
 #include "importer.h"
 
 #include <errno.h>
@@ -17,22 +17,22 @@
 #include "life.h"
 #include "log.h"
 
-/* Seconds for the other process: for each message, and in all for those of the first GiB and of each one more. One that
- * is not stopped needs milliseconds, but may have others to answer first. */
+/* Seconds that the exporting process has: for each message, and in all for those of the first GiB and of each further
+ * one. A running process needs milliseconds, but may have to answer other importers first. */
 #define PATIENCE 5
 
-/* What was opened. */
+/* Opened memory. */
 struct import {
 	struct import *next;
 	struct ipc_handle handle;
 	CUcontext context;
 	CUdeviceptr address;
-	uint64_t mapped;	/* bytes of it */
-	int held;		/* one of its descriptors, so that the other process is charged for it; -1: none */
-	unsigned int opened;	/* times */
+	uint64_t mapped;	/* bytes mapped so far */
+	int held;		/* one of its descriptors, so that the exporting process is charged for it; -1: none */
+	unsigned int opened;	/* times that it was opened */
 };
 
-/* Held while one is opened: over calls of the driver, and to the other process. */
+/* Held while memory is opened: across calls of the driver, and to the other process. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct import *imports;
 
@@ -44,13 +44,13 @@ static time_t now(void)
 	return time.tv_sec;
 }
 
-/* A signal of the program came in between. */
+/* Return whether to try again after a signal of the program. */
 static bool again(time_t until)
 {
 	return errno == EINTR && now() <= until;
 }
 
-/* Whether the process that listens there is the one that the handle names (ipc.h). */
+/* Return whether the listening process is the one that the handle names (ipc.h). */
 static bool is_exporter(int socket, const struct ipc_handle *handle)
 {
 	const uint32_t here = ipc_pid_namespace();
@@ -89,8 +89,8 @@ static bool ask(int socket, const struct ipc_handle *handle, time_t until)
 	return done == sizeof(*handle);
 }
 
-/* The descriptors that came with a message; how many. Unless it is a whole one with a descriptor for each of its chunks,
- * and no other, the part has no chunks. */
+/* Receive the descriptors of one message; returns their number. The part has no chunks unless the message is whole,
+ * with exactly one descriptor for each chunk. */
 static size_t receive(int socket, struct ipc_part *part, int *fds, time_t until)
 {
 	struct iovec vector = { .iov_base = part, .iov_len = sizeof(*part) };
@@ -116,13 +116,13 @@ static size_t receive(int socket, struct ipc_part *part, int *fds, time_t until)
 		count = (rights->cmsg_len - CMSG_LEN(0)) / sizeof(int);
 		memcpy(fds, CMSG_DATA(rights), count * sizeof(int));
 	}
-	/* There is no room for more than IPC_CHUNKS: of others the kernel opens none, and says so. */
+	/* The room is for IPC_CHUNKS: the kernel drops further descriptors, and sets MSG_CTRUNC. */
 	if (got != sizeof(*part) || header.msg_flags & (MSG_TRUNC | MSG_CTRUNC) || part->count != count)
 		part->count = 0;
 	return count;
 }
 
-/* Maps one chunk behind those that are; false: it cannot be. */
+/* Map one chunk behind the mapped ones; false where that fails. */
 static bool map_chunk(struct import *import, int fd, uint64_t bytes)
 {
 	CUmemGenericAllocationHandle memory;
@@ -250,7 +250,7 @@ bool importer_close(CUdeviceptr address)
 		return false;
 	if (found->opened)
 		return true;
-	/* As the driver does: what is under way there comes to its end first. */
+	/* As the driver does: work that uses the memory ends first. */
 	mode = driver_enter();
 	real.cuCtxSynchronize();
 	drop(found);

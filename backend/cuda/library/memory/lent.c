@@ -22,15 +22,15 @@
 /* Milliseconds between two looks. */
 #define LOOK_MS 250
 
-/* Memory that the program has let go of. */
+/* Memory that the program has freed, and that lives on by a descriptor. */
 struct lent {
 	struct lent *next;
 	struct device *device;
 	uint64_t name, bytes;
-	bool only;		/* by descriptors: none was imported here; in device->lent */
+	bool only;		/* reachable only by descriptors, as none was imported here; in device->lent */
 };
 
-/* Memory of which the program has imported a descriptor of its own. */
+/* Memory of which the program imported a descriptor that it had exported. */
 struct import {
 	struct import *next;
 	uint64_t name;
@@ -38,24 +38,24 @@ struct import {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct lent *lents;	/* under the lock */
-static struct import *imports;	/* under the lock: one for each that lives */
-static bool any;		/* atomically: there are some */
-static uint64_t looked;		/* by the thread that ticks, us */
+static struct import *imports;	/* under the lock: one for each import that lives */
+static bool any;		/* atomically: there are some in `lents` */
+static uint64_t looked;		/* us; for the thread that ticks */
 
-/* The set, and a file in it that we never close: without that it is not ours, as the program closes what it does not know.
- * Under the lock. */
+/* The set, and a file in it that is never closed: a set without it is not the library's, since programs close
+ * descriptors that they do not know. Under the lock. */
 static int set = -1, mark = -1;
-static uint64_t base;		/* so much is added to names: no other set has such numbers */
+static uint64_t base;		/* added to names: no other set has such numbers */
 
-/* What the set was found to have. */
+/* The content found in the set. */
 struct found {
 	struct entry {
 		uint64_t name;
-		int fd;		/* under which number it was given */
+		int fd;		/* the descriptor's number when it was given */
 	} *entries;
 	size_t count;
-	bool ours;		/* it is the set that we have made */
-	bool known;		/* that could be found out */
+	bool ours;		/* it is the set that the library made */
+	bool known;		/* the content could be read */
 };
 
 static bool add_entry(struct found *found, uint64_t name, int fd)
@@ -70,7 +70,8 @@ static bool add_entry(struct found *found, uint64_t name, int fd)
 	return true;
 }
 
-/* With the lock. A line of an entry: "tfd: 5 events: 19 data: 1f pos:0 ino:3d sdev:9" (fs/eventpoll.c, ep_show_fdinfo()). */
+/* Read the set, with the lock held. A line of an entry: "tfd: 5 events: 19 data: 1f pos:0 ino:3d sdev:9"
+ * (fs/eventpoll.c, ep_show_fdinfo()). */
 static struct found look(void)
 {
 	struct found found = { .known = set < 0 };
@@ -80,10 +81,10 @@ static struct found look(void)
 
 	if (set < 0)
 		return found;
-	/* The thread's own: of a main thread that has ended there is none in /proc/self. */
+	/* The thread's own: /proc/self shows none where the main thread has ended. */
 	snprintf(path, sizeof(path), "/proc/thread-self/fdinfo/%d", set);
 	file = fopen(path, "re");
-	found.known = file || errno == ENOENT;	/* it was closed */
+	found.known = file || errno == ENOENT;	/* the set was closed */
 	while (file && getline(&line, &room, file) >= 0) {
 		const char *data = strncmp(line, "tfd:", 4) ? NULL : strstr(line, "data:");
 		const uint64_t number = data ? strtoull(data + strlen("data:"), NULL, 16) : 0;
@@ -108,7 +109,7 @@ static bool has(const struct found *found, uint64_t name)
 	return false;
 }
 
-/* With the lock. */
+/* With the lock held. */
 static bool is_imported(uint64_t name)
 {
 	const struct import *import = imports;
@@ -118,8 +119,8 @@ static bool is_imported(uint64_t name)
 	return import;
 }
 
-/* Whether a descriptor is of the file of an entry: the `nth` of those under that number, in the order of the set (kcmp(2);
- * get_epoll_tfile_raw_ptr() of fs/eventpoll.c). */
+/* Return whether a descriptor is of an entry's file: of the `nth` entry under that number, in the order of the set
+ * (kcmp(2); get_epoll_tfile_raw_ptr() of fs/eventpoll.c). */
 static bool is_same(int fd, const struct entry *entry, unsigned int nth)
 {
 	struct kcmp_epoll_slot slot = { .efd = (__u32)set, .tfd = (__u32)entry->fd, .toff = nth };
@@ -127,7 +128,8 @@ static bool is_same(int fd, const struct entry *entry, unsigned int nth)
 	return !syscall(SYS_kcmp, getpid(), getpid(), KCMP_EPOLL_TFD, fd, &slot);
 }
 
-/* Whether there is an entry of that number, and of the very file that is under it now: it is changed to what it is. */
+/* Return whether an entry of that number exists for exactly the file that has it now: it is set to its current
+ * value. */
 static bool is_there(const struct entry *entry)
 {
 	struct epoll_event event = { .events = 0, .data.u64 = base + entry->name };
@@ -135,7 +137,7 @@ static bool is_there(const struct entry *entry)
 	return !epoll_ctl(set, EPOLL_CTL_MOD, entry->fd, &event);
 }
 
-/* The name under which a descriptor was given; 0: none. With the lock. */
+/* Return the name under which a descriptor was given; 0 for none. With the lock held. */
 static uint64_t name_of(const struct found *found, int fd)
 {
 	const struct entry *only = NULL;
@@ -152,20 +154,21 @@ static uint64_t name_of(const struct found *found, int fd)
 		under += entry->fd == fd;
 		only = entry->fd == fd ? entry : only;
 	}
-	/* Where the kernel does not tell which, one under that number is the one. */
+	/* Where the kernel does not tell, the only entry under that number is taken. */
 	return under == 1 && only->name != LENT_HELD && is_there(only) ? only->name : 0;
 }
 
 static bool enter(int fd, uint64_t name)
 {
-	/* Nothing waits for it, and no event is asked for. */
+	/* Nothing waits for it, and no event is requested. */
 	struct epoll_event event = { .events = 0, .data.u64 = base + name };
 	bool entered = !epoll_ctl(set, EPOLL_CTL_ADD, fd, &event);
 	int other;
 
 	if (entered || errno != EEXIST)
 		return entered;
-	/* It is of several pieces of memory. An entry is a file and a number, which may be closed by then. */
+	/* The descriptor is of several pieces of memory. An entry is a file and a number, which may be closed
+	 * afterwards. */
 	other = fcntl(fd, F_DUPFD_CLOEXEC, 0);
 	entered = other >= 0 && enter(other, name);
 	if (other >= 0)
@@ -173,7 +176,7 @@ static bool enter(int fd, uint64_t name)
 	return entered;
 }
 
-/* With the lock. */
+/* With the lock held. */
 static bool make_set(void)
 {
 	if (glibc_random(&base, sizeof(base), 0) != sizeof(base))
@@ -224,14 +227,15 @@ void lent_let(int fd)
 	pthread_mutex_lock(&lock);
 	found = look();
 	event.data.u64 = base + LENT_HELD;
-	/* There is such an entry only if the very file is under that number still. */
+	/* The change works only if exactly that file still has the number. */
 	if (found.ours && !epoll_ctl(set, EPOLL_CTL_MOD, fd, &event))
 		close(fd);
 	pthread_mutex_unlock(&lock);
 	free(found.entries);
 }
 
-/* Whether others alone may have some has changed, perhaps. With the lock; the device that is to be reported, or NULL. */
+/* Update whether only other processes can reach the memory. Returns the device to report, or NULL. With the lock
+ * held. */
 static struct device *note(struct lent *lent)
 {
 	const bool only = !is_imported(lent->name);
@@ -243,7 +247,7 @@ static struct device *note(struct lent *lent)
 	return lent->device;
 }
 
-/* The same of all that has a name. Several pieces of memory may, of one device. With the lock. */
+/* Do so for all memory of a name; several pieces of one device may have it. With the lock held. */
 static struct device *note_all(uint64_t name)
 {
 	struct device *device = NULL, *changed;
@@ -310,7 +314,7 @@ bool lent_keep(struct device *device, uint64_t name, uint64_t bytes)
 	*lent = (struct lent){ .device = device, .name = name, .bytes = bytes };
 	pthread_mutex_lock(&lock);
 	found = look();
-	kept = !found.known || has(&found, name) || is_imported(name);	/* what cannot be seen now is looked at again */
+	kept = !found.known || has(&found, name) || is_imported(name);	/* an unreadable set is read again later */
 	if (kept) {
 		lent->next = lents;
 		lents = lent;
@@ -327,8 +331,8 @@ bool lent_keep(struct device *device, uint64_t name, uint64_t bytes)
 	return kept;
 }
 
-/* Those that no descriptor is open of any more. They are off our books by then: a sweep of another thread that finds none
- * left may be what an allocation waits for. */
+/* Take the memory of which no descriptor is open any more. It is out of the library's books by then: an allocation may
+ * be waiting for another thread's sweep to find none left. */
 static struct lent *take_gone(void)
 {
 	struct lent *gone = NULL, *lent;
@@ -391,7 +395,7 @@ int64_t lent_tick(void)
 	return LOOK_MS;
 }
 
-/* Descriptors of the parent's are no matter of the child's, which has none of the memory. */
+/* The parent's descriptors are of no concern to the child, which has none of the memory. */
 static void forget(void)
 {
 	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;

@@ -9,13 +9,13 @@
 #include "object.h"
 #include "table.h"
 
-/* Names that we make: no address of a program begins like this. */
+/* The library's names: no address of a program begins like this. */
 #define OURS UINT64_C(0x6767000000000000)
 #define STEP 16
 
 struct name {
 	CUmemGenericAllocationHandle name, real;
-	uint64_t held;	/* by the program */
+	uint64_t held;	/* number of holds of the program */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -27,7 +27,7 @@ CUmemGenericAllocationHandle names_next(void)
 	return OURS | __atomic_add_fetch(&last, STEP, __ATOMIC_RELAXED);
 }
 
-/* With the lock. */
+/* With the lock held. */
 static struct name *add(CUmemGenericAllocationHandle real)
 {
 	struct name *name = calloc(1, sizeof(*name));
@@ -52,7 +52,7 @@ CUmemGenericAllocationHandle names_give(CUmemGenericAllocationHandle real, bool 
 
 	pthread_mutex_lock(&lock);
 	name = table_get(&by_real, real);
-	if (name && !name->held && !again) {	/* of memory that is gone */
+	if (name && !name->held && !again) {	/* the memory of that name is gone */
 		table_take(&by_name, name->name);
 		table_take(&by_real, real);
 		free(name);
@@ -85,7 +85,7 @@ bool names_released(CUmemGenericAllocationHandle of)
 	struct name *name = table_get(&by_name, of);
 	const bool held = name && name->held;
 
-	/* While it is mapped the program may have it again, by the same name. */
+	/* While the memory is mapped, the program may get it again, by the same name. */
 	if (held)
 		name->held--;
 	pthread_mutex_unlock(&lock);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the program calls the handles of the driver that it has: by their values, but where an object has such a value
- * for its name (object.h). Then it is given another, which every entry point that takes a handle leads back to the driver's.
+ * Names of the driver's handles, as the program has them: their values, unless an object has such a value for its name
+ * (object.h). Then the handle gets another name, which every entry point that takes a handle translates back to the
+ * driver's.
  */
 #ifndef GGROUP_CUDA_NAMES_H
 #define GGROUP_CUDA_NAMES_H
@@ -10,17 +11,17 @@
 
 #include "api.h"
 
-/* A name that no handle of the driver has: those are addresses. With the lock of the tree. */
+/* Return a name that no handle of the driver has, as those are addresses. With the lock of the tree held. */
 CUmemGenericAllocationHandle names_next(void);
 
-/* The driver has given the program a handle, of memory that has, or had, one (`again`), or of other memory: what to call it.
- * 0: without memory. */
+/* Return the name for a handle that the driver has just given: of memory that has, or had, one (`again`), or of new
+ * memory. 0 without memory for it. */
 CUmemGenericAllocationHandle names_give(CUmemGenericAllocationHandle real, bool again);
-/* What the driver calls it. */
+/* Return the driver's handle of a name. */
 CUmemGenericAllocationHandle names_real(CUmemGenericAllocationHandle name);
-/* The program releases it, once. False: that changes nothing here. */
+/* Note that the program releases a name, once. False: that changes nothing here. */
 bool names_released(CUmemGenericAllocationHandle name);
-/* ... or has not, after all. */
+/* Undo that, where the driver refused. */
 void names_kept(CUmemGenericAllocationHandle name);
 
 #endif

@@ -16,7 +16,7 @@
 #include "tree.h"
 #include "view.h"
 
-static struct table objects;	/* to their regions, by name; under the lock of the tree */
+static struct table objects;	/* regions of objects, by name; under the lock of the tree */
 
 bool object_can_move(const struct device *device, size_t bytes, const CUmemAllocationProp *prop, unsigned long long flags)
 {
@@ -42,7 +42,7 @@ static bool trim(struct device *device)
 	return any;
 }
 
-/* Made by the driver, and charged. */
+/* Have the driver make physical memory, charged. */
 static CUresult make(struct device *device, size_t bytes, const CUmemAllocationProp *prop,
 		     CUmemGenericAllocationHandle *whole)
 {
@@ -52,7 +52,7 @@ static CUresult make(struct device *device, size_t bytes, const CUmemAllocationP
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	__atomic_add_fetch(&device->resident, bytes, __ATOMIC_RELAXED);
 	CALL_REAL(result, cuMemCreate, (whole, bytes, prop, 0));
-	/* What is kept for the next cuMemAlloc is in the way. */
+	/* Memory kept for the next cuMemAlloc is in the way. */
 	if (result == CUDA_ERROR_OUT_OF_MEMORY && trim(device))
 		CALL_REAL(result, cuMemCreate, (whole, bytes, prop, 0));
 	if (result != CUDA_SUCCESS)
@@ -60,7 +60,7 @@ static CUresult make(struct device *device, size_t bytes, const CUmemAllocationP
 	return result;
 }
 
-/* What the driver's handle is behind, and can move, is counted. With the lock. */
+/* Count the movable memory of an object that is whole. With the lock held. */
 static void count_intact(const struct region *region, int sign)
 {
 	uint64_t bytes = 0;
@@ -76,7 +76,7 @@ static bool enter(struct region *region)
 	bool entered;
 
 	pthread_mutex_lock(&tree_lock);
-	/* One that has moved may have this value for its name. */
+	/* An object that has moved may have this value for its name. */
 	if (table_get(&objects, object->name))
 		object->name = names_next();
 	entered = table_put(&objects, object->name, region);
@@ -122,7 +122,7 @@ CUresult object_create(struct device *device, size_t bytes, const CUmemAllocatio
 	return result;
 }
 
-/* Claiming. With the lock. */
+/* Claiming. With the lock held. */
 
 static bool is_idle(const struct region *region)
 {
@@ -151,7 +151,7 @@ static struct region *of_address(uint64_t address)
 	return view ? view->region : NULL;
 }
 
-/* It may be gone, or another, after each wait. */
+/* After each wait the object may be gone, or another one. */
 static struct region *claim(struct region *(*find)(uint64_t), uint64_t key)
 {
 	struct region *region;
@@ -182,7 +182,7 @@ void object_claim_again(struct region *region)
 	pthread_mutex_unlock(&tree_lock);
 }
 
-/* No thread can find it any more: it is claimed, without a handle or a view, and not bound. */
+/* Destroy an object that no thread can find any more: it is claimed, without a handle or a view, and not bound. */
 static void destroy(struct region *region)
 {
 	const CUstreamCaptureMode mode = driver_enter();
@@ -236,7 +236,8 @@ void object_unbind(struct region *region)
 	object_put(region);
 }
 
-/* The views there, in `range`, if there is room for `most` of them; one that is not idle, or NULL. With the lock. */
+/* Collect the views in a range, into `range` if there is room for `most` of them. Returns a region that is not idle, or
+ * NULL. With the lock held. */
 static struct region *look(struct object_range *range, size_t most, CUdeviceptr address, size_t bytes)
 {
 	const CUdeviceptr end = address + bytes;
@@ -289,7 +290,7 @@ static void put_range(struct object_range *range, bool unmapped)
 	struct region *region;
 	bool again;
 
-	/* Once each: it is let go of, and may be gone then. */
+	/* Once for each region: it may be gone after that. */
 	for (size_t i = 0; i < range->count; i++) {
 		region = range->views[i]->region;
 		again = false;
@@ -344,7 +345,7 @@ bool object_mapped(CUdeviceptr address, struct mapped *mapped)
 	return view;
 }
 
-/* Staying. With the lock; returns the bytes of which that is new. */
+/* Pinning. With the lock held; returns the bytes that were not pinned before. */
 static uint64_t pin(struct region *region)
 {
 	uint64_t change = 0;

@@ -24,12 +24,12 @@ static bool is_one(const char *path)
 	return false;
 }
 
-/* What a look at the descriptors of the process has come to. */
+/* The result of a look at the process's descriptors. */
 enum look { NONE_OPEN, ONE_OPEN, NOT_KNOWN };
 
 static enum look look(void)
 {
-	/* The thread's own: of a main thread that has ended /proc/self/fd shows none. */
+	/* The thread's own: /proc/self/fd shows none where the main thread has ended. */
 	DIR *directory = opendir("/proc/thread-self/fd");
 	enum look look = directory ? NONE_OPEN : NOT_KNOWN;
 	const struct dirent *entry;
@@ -40,7 +40,8 @@ static enum look look(void)
 		errno = 0;
 		entry = readdir(directory);
 		if (!entry) {
-			/* What does not show the descriptor by which it is read shows others neither. */
+			/* A directory without the descriptor by which it is read does not show other descriptors
+			 * either. */
 			if (errno || !itself)
 				look = NOT_KNOWN;
 			break;

@@ -6,7 +6,7 @@
 #include "small.h"
 #include "tree.h"
 
-/* With the lock. */
+/* With the lock held. */
 static bool take_small(struct device *device, CUcontext context, size_t bytes, size_t alignment, CUdeviceptr *address)
 {
 	const int order = (int)small_order(bytes, alignment);
@@ -58,7 +58,7 @@ CUresult packed_alloc(struct device *device, size_t bytes, size_t alignment, CUd
 	return found ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* Whether another one for small allocations is all free: one is kept. With the lock. */
+/* Return whether another region for small allocations is entirely free, as one is kept. With the lock held. */
 static bool another_empty(const struct region *region)
 {
 	for (struct region *at = region->device->regions->small; at; at = at->next_small)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What streams have freed: when its turn comes to be freed for good, and what cannot be waited for
- * until no stream is being captured.
+ * Memory that streams have freed: finds what can be freed for good, and keeps what cannot be waited for until no stream
+ * is being captured.
  */
 
 #include "parked.h"
@@ -80,7 +80,7 @@ void parked_put(struct block *block)
 	__atomic_add_fetch(&count, 1, __ATOMIC_RELAXED);
 }
 
-/* It is in no list. Frees the memory; the block stays where that fails. */
+/* Free the memory of a block that is in no list; the block stays where that fails. */
 static void finish(struct block *block)
 {
 	if (block->event)

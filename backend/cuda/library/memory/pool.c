@@ -13,9 +13,9 @@
 
 #include <stdlib.h>
 
-/* What the GPU keeps for no allocation: at most the larger of these, for at most KEPT_MS. */
+/* Most memory that is kept on the GPU for no allocation: the larger of these, for at most KEPT_MS. */
 #define KEEP_BYTES (64 * GG_MIB)
-#define KEEP_PART 50		/* 2 % */
+#define KEEP_PART 50		/* a fiftieth, 2 % */
 
 static CUresult set_up(struct device *device)
 {
@@ -75,7 +75,7 @@ uint64_t pool_credited(struct device *device)
 
 void pool_uncharge_swapped(struct device *device, uint64_t bytes)
 {
-	/* What the daemon let back and did not come is in the books as resident. */
+	/* Memory that the daemon allowed back, and that has not come yet, is resident in the books. */
 	uint64_t resident = pool_spend(device, bytes);
 
 	if (!bytes)
@@ -110,7 +110,7 @@ CUresult pool_create(struct device *device, enum chunk_class class, CUmemGeneric
 	const uint64_t bytes = class_bytes[class];
 	CUresult result = kept_make(device, type, device->ordinal, bytes, memory);
 
-	/* What is kept of other sizes is in the way. */
+	/* Kept chunks of other sizes are in the way. */
 	if (result == CUDA_ERROR_OUT_OF_MEMORY && pool_trim(device, 0))
 		result = kept_make(device, type, device->ordinal, bytes, memory);
 	return result;
@@ -123,7 +123,7 @@ void pool_give(struct device *device, enum chunk_class class, CUmemGenericAlloca
 	uint64_t most = resident / KEEP_PART > KEEP_BYTES ? resident / KEEP_PART : KEEP_BYTES;
 	bool kept = false;
 
-	/* While something of this program had to go to the host, what it frees is for that. */
+	/* While some memory of this program is in the host, freed chunks are for that. */
 	if (!__atomic_load_n(&device->swapped, __ATOMIC_RELAXED)) {
 		pthread_mutex_lock(&pool->lock);
 		if (pool->gpu_bytes + class_bytes[class] <= most)
@@ -145,8 +145,8 @@ void pool_drop(struct device *device, enum chunk_class class, CUmemGenericAlloca
 	pool_uncharge(device, class_bytes[class]);
 }
 
-/* One that has been kept since `before` (ms) or earlier: the oldest of each list are at its
- * end. With the lock. */
+/* Take a chunk that has been kept since `before` (ms) or earlier: the oldest of each list are at its end. With the lock
+ * held. */
 static struct kept *oldest(struct pool *pool, uint64_t before, enum chunk_class *class)
 {
 	for (*class = 0; *class < CLASSES; (*class)++) {

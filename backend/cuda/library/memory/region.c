@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Below it, allocations share a chunk. */
+/* Size below which allocations share a chunk, bytes. */
 #define SMALL_BELOW GG_MIB
 
 bool region_about(CUdeviceptr address, struct region_about *about)
@@ -45,7 +45,7 @@ bool region_about(CUdeviceptr address, struct region_about *about)
 	return found;
 }
 
-/* With the lock: no other memory takes its place any more, as for another process (ipc.h). */
+/* Fix the memory of chunks that another process knows (ipc.h): no other memory may replace it. With the lock held. */
 static void name_chunks(struct region *region, size_t offset, size_t bytes)
 {
 	const size_t last = chunk_at(region, offset + bytes - 1);
@@ -103,14 +103,14 @@ bool region_find(CUdeviceptr address, CUdeviceptr *start, size_t *bytes, struct 
 	return true;
 }
 
-/* It is to be freed. With the lock. */
+/* Mark a region that is about to be freed. With the lock held. */
 static void begin_to_free(struct region *region)
 {
 	region->freeing = true;
 	region->device->regions->frees++;
 }
 
-/* Unmaps and frees one that is marked as `freeing`. An error leaves it as it was. */
+/* Unmap and free a region marked as `freeing`. An error leaves it as it was. */
 static CUresult destroy(struct region *region)
 {
 	struct region_tree *tree = region->device->regions;
@@ -168,8 +168,8 @@ static bool any_busy(const struct region *region)
 	return false;
 }
 
-/* Waits until the mover is done with it. With the lock, which is let go meanwhile: `region` may only be
- * one that cannot be freed by another thread. */
+/* Wait until the mover is done with a region. With the lock held, which is released meanwhile: no other thread may be
+ * able to free `region`. */
 static void wait_idle(struct region *region)
 {
 	while (any_busy(region))
@@ -209,7 +209,7 @@ CUresult region_free(CUdeviceptr address)
 		return result;
 	result = destroy(region);
 	if (result != CUDA_SUCCESS && region->small) {
-		/* It is empty and stays, to be used again. */
+		/* It stays, empty, to be used again. */
 		pthread_mutex_lock(&tree_lock);
 		packed_enter(region);
 		pthread_mutex_unlock(&tree_lock);
@@ -218,7 +218,7 @@ CUresult region_free(CUdeviceptr address)
 	return result;
 }
 
-/* The next region of a context that is gone, to be freed. */
+/* Return the next region of a context that is gone, marked to be freed. */
 static struct region *next_gone(struct device *device, CUcontext context)
 {
 	struct region *first, *region, *found = NULL;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Elastic allocations: a reserved range of addresses, backed by chunks that are on the GPU or in pinned host
- * memory, at the same address. Chunks have the sizes of pool.h, the large ones first; what is smaller than
- * one shares it (small.h).
+ * Elastic allocations: a reserved range of addresses, backed by chunks that are on the GPU or in pinned host memory, at
+ * the same address. Chunks have the sizes of pool.h, the large ones first; allocations smaller than a chunk share one
+ * (small.h).
  */
 #ifndef GGROUP_CUDA_REGION_H
 #define GGROUP_CUDA_REGION_H
@@ -10,35 +10,36 @@
 #include "device.h"
 #include "pool.h"
 
-/* What is known about an allocation. */
+/* The description of an allocation. */
 struct region_about {
 	CUdeviceptr start;
 	size_t bytes;		/* as asked for */
 	uint64_t serial;
 	struct device *device;
 	CUcontext context;
-	struct {		/* what holds it: other allocations may be there too */
+	struct {		/* the region around it, which may hold other allocations too */
 		CUdeviceptr address;
 		size_t bytes;
 		uint64_t serial;
 	} region;
 };
 
-/* Memory on `device` in the current context, charged. CUDA_ERROR_OUT_OF_MEMORY where the books or the
- * driver refuse it. `alignment`: 0 or a power of 2. Waits in the daemon: not inside the gate. */
+/* Allocate memory on `device` in the current context, charged. CUDA_ERROR_OUT_OF_MEMORY where the books or the driver
+ * refuse it. `alignment`: 0 or a power of 2. Waits for the daemon: not inside the gate. */
 CUresult region_alloc(struct device *device, size_t bytes, size_t alignment, CUdeviceptr *address);
-/* CUDA_ERROR_INVALID_VALUE for an address that is not the start of one of ours (the caller then asks the driver). The
- * caller has made sure that nothing in flight uses it (cuMemFree waits; see memory.c). */
+/* Free the allocation that starts at an address. CUDA_ERROR_INVALID_VALUE where none of the library's does (the caller
+ * then asks the driver). The caller has made sure that no work in flight uses it (cuMemFree waits; see memory.c). */
 CUresult region_free(CUdeviceptr address);
-/* One is bound once less (binding.h): what is behind one that was freed meanwhile is given back then. */
+/* Unbind a region once (binding.h): memory of a region that was freed meanwhile is given back with the last binding. */
 void region_unbind(struct region *region);
 
-/* The allocation that holds `address`, as cuMemGetAddressRange tells it. */
+/* Find the allocation that contains `address`, as cuMemGetAddressRange returns it. */
 bool region_find(CUdeviceptr address, CUdeviceptr *start, size_t *bytes, struct device **device);
 bool region_about(CUdeviceptr address, struct region_about *about);
-/* The program was given a descriptor of a range in one of ours (lent.h): false, nothing of ours is there. */
+/* Note that the program was given a descriptor of a range (lent.h); false where no region is there. */
 bool region_given(CUdeviceptr address, size_t bytes, int fd);
-/* How many bytes from an address on are of the same memory to the driver; 0: none of ours is there. */
+/* Return the number of bytes from an address on that are one piece of memory to the driver; 0 where no region is
+ * there. */
 size_t region_piece(CUdeviceptr address);
 
 #endif

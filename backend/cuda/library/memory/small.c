@@ -3,24 +3,22 @@
 
 #include <stdlib.h>
 
-/* A block in use is the word at its first unit: the bytes asked for, and above
- * them its serial number. */
+/* A block in use is the word at its first unit: the size asked for in bytes, and above that its serial number. */
 #define ASKED_BITS 21
 #define ASKED_MASK ((UINT64_C(1) << ASKED_BITS) - 1)
 
 #define WORDS(order) ((SMALL_UNITS >> (order)) / 64 ? (SMALL_UNITS >> (order)) / 64 : 1)
 
 struct small {
-	/* One bit a free block, one map an order; the last order is the whole chunk.
-	 * SMALL_UNITS / 64 words hold order 0, half of that order 1, ...; those with less than
-	 * 64 blocks take a word each. */
+	/* One bit per free block, one map per order; the last order is the whole chunk. SMALL_UNITS / 64 words hold
+	 * order 0, half of that order 1, and so on; orders with less than 64 blocks take a word each. */
 	uint64_t *map[SMALL_ORDERS + 1];
 	unsigned int free[SMALL_ORDERS + 1];
 	uint64_t words[SMALL_UNITS / 64 * 2 + SMALL_ORDERS];
-	/* 0: nothing starts here. */
+	/* 0: no block starts here. */
 	uint64_t block[SMALL_UNITS];
-	/* The order of what starts here, while block is not 0: alignment may have made it larger
-	 * than the bytes ask. */
+	/* The order of the block that starts here, where there is one: alignment may have made it larger than its size
+	 * needs. */
 	uint8_t order[SMALL_UNITS];
 };
 
@@ -74,8 +72,8 @@ unsigned int small_order(uint64_t bytes, uint64_t alignment)
 	return order;
 }
 
-/* The lowest free block of an order that has one: low addresses fill up first, so that
- * high ones become empty. */
+/* Return the lowest free block of an order that has one: low addresses fill up first, so that high ones become
+ * empty. */
 static uint64_t lowest(const struct small *small, unsigned int order)
 {
 	uint64_t word = 0;
@@ -140,7 +138,7 @@ bool small_find(const struct small *small, uint64_t offset, uint64_t *start, uin
 	for (unsigned int order = 0; order < SMALL_ORDERS; order++) {
 		uint64_t at = unit >> order << order;
 
-		/* What starts nearest below is what holds it, if it reaches that far. */
+		/* The block that starts nearest below contains the offset, if it reaches that far. */
 		if (!small->block[at])
 			continue;
 		if (offset - at * SMALL_UNIT >= (small->block[at] & ASKED_MASK))

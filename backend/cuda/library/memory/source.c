@@ -10,7 +10,7 @@
 #include "table.h"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct table sources;	/* by their pools; under the lock */
+static struct table sources;	/* sources by their pools; under the lock */
 
 void source_give_back(CUmemoryPool pool, struct source *source)
 {

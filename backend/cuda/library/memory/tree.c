@@ -14,7 +14,7 @@
 #include "moment.h"
 #include "pages.h"
 
-/* How often to look whether the GPU has come to an old copy. */
+/* Nanoseconds between two looks whether the GPU has reached an old copy. */
 #define LOOK_NS 5000000
 
 pthread_mutex_t tree_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -70,14 +70,15 @@ size_t tree_access(const struct region *region, CUmemAccessDesc *access)
 
 void tree_await(struct device *device)
 {
-	static bool made;	/* with the lock: what is woken before the first wait is nothing */
+	static bool made;	/* with the lock: a wake-up before the first wait is lost without harm */
 	const struct region_tree *tree = device->regions;
 	struct timespec until;
 
 	pthread_mutex_unlock(&tree_lock);
-	/* What a thread inside waits for may be on its way, and that way is closed by it. */
+	/* The awaited chunk may be moving, and the move may wait for this thread, which is inside the gate, to
+	 * leave. */
 	gate_beg();
-	/* What the mover left for later, because the GPU did not come to it, may be done by now. */
+	/* Work that the mover postponed, as the GPU had not come to it, may be done by now. */
 	if (tree->reap)
 		tree->reap(device);
 	pthread_mutex_lock(&tree_lock);
@@ -94,7 +95,7 @@ void tree_await(struct device *device)
 	gate_beg_no_more();
 }
 
-/* With the lock. */
+/* With the lock held. */
 static void count(const struct region *region, int sign)
 {
 	struct region_tree *tree = region->device->regions;
@@ -117,14 +118,14 @@ bool tree_insert(struct region *region)
 
 	pthread_mutex_lock(&tree_lock);
 	inserted = region->object || pages_ready(region->address, region->reserved);
-	pinned = !region->object && tree->peer_count != 0;	/* which GPUs may use an object, its views say */
+	pinned = !region->object && tree->peer_count != 0;	/* the views of an object say which GPUs may use it */
 	if (inserted) {
 		region->serial = ++tree_serials;
 		for (size_t i = 0; i < region->chunks; i++) {
 			region->chunk[i].pinned = pinned;
 			region->chunk[i].heat = tree->usual;
 		}
-		if (tree->ring) {	/* just behind the hand: its turn comes last */
+		if (tree->ring) {	/* just behind the hand, so that its turn comes last */
 			region->next = tree->ring;
 			region->previous = tree->ring->previous;
 		} else {

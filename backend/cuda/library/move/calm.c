@@ -11,10 +11,12 @@
 #include "totals.h"
 #include "turn.h"
 
-/* Times that a wait in vain took, for which the gate is open then; doubled with each more of them, so often at most. */
+/* Length of the rest after a wait in vain, during which the gate is open: in multiples of that wait. It doubles with
+ * each further wait in vain, RESTS_MOST times at most. */
 #define REST 3
 #define RESTS_MOST 1
-/* Kernels that may be pending where a long queue was waited for in vain, and for how long that is so; us. */
+/* Microseconds of work that may be queued after a long queue was waited for in vain, and microseconds for which that
+ * bound lasts. */
 #define RUN_AHEAD_US 250000
 #define BOUND_US 10000000
 
@@ -23,7 +25,7 @@ static struct calm *calm_of(const struct device *device)
 	return &device->mover->calm;
 }
 
-/* For how long nothing may end. */
+/* Return the microseconds for which no kernel has to end before the wait is given up. */
 static uint64_t patience(const struct device *device)
 {
 	const uint64_t least = device->mover->work_us, needs = calm_of(device)->needs_us;
@@ -31,7 +33,7 @@ static uint64_t patience(const struct device *device)
 	return calm_rests(device) || needs < least ? least : needs;
 }
 
-/* When the gate is opened at the latest, but for what is asked of the driver then. */
+/* Return the time at which the gate is opened at the latest, apart from calls of the driver in progress then. */
 static uint64_t deadline(const struct device *device)
 {
 	const uint64_t least = device->mover->work_us;
@@ -48,7 +50,7 @@ static void look(struct device *device, void *sum)
 	*(uint64_t *)sum += finished;
 }
 
-/* Whether any kernel ended since the last look; whichever thread has seen it first. */
+/* Return whether any kernel ended since the last look, whichever thread saw it first. */
 static bool any_ended(struct calm *calm)
 {
 	const uint64_t before = calm->finished;
@@ -58,7 +60,7 @@ static bool any_ended(struct calm *calm)
 	return calm->finished > before;
 }
 
-/* Whether those inside are waited for: what they wait for may be running on any GPU. */
+/* Return whether to go on waiting for threads inside: what they wait for may be running on any GPU. */
 static bool is_patient(unsigned int inside, void *argument)
 {
 	struct device *device = argument;
@@ -87,7 +89,7 @@ bool calm_close(struct device *device, unsigned int timeout_ms)
 	calm->short_of_time = false;
 	any_ended(calm);
 	closed = gate_close_patiently(timeout_ms, is_patient, device);
-	/* Before it was asked the gate may have been open, for the end of a capture. */
+	/* Before this was asked, the gate may have been open for the end of a capture. */
 	if (calm->closed)
 		__atomic_add_fetch(&calm->held_us, moment_us() - calm->closed, __ATOMIC_RELAXED);
 	else if (closed)
@@ -103,7 +105,7 @@ uint64_t calm_held(const struct device *device)
 bool calm_quiet(struct device *device, struct device *of)
 {
 	struct calm *calm = calm_of(device);
-	/* What threads inside have waited for is nearly over. */
+	/* The work that threads inside waited for is nearly over. */
 	const uint64_t least = moment_us() + device->mover->work_us;
 	const uint64_t until = deadline(device) > least ? deadline(device) : least;
 
@@ -158,7 +160,7 @@ void calm_tick(struct device *device)
 {
 	struct calm *calm;
 
-	/* Another thread that has the lock is at it, or this one comes again. */
+	/* Another thread has the lock and is at work, or this one comes again. */
 	if (!device->mover || pthread_mutex_trylock(&device->mover->lock))
 		return;
 	calm = calm_of(device);

@@ -1,51 +1,52 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Calm: the gate is closed, and nothing runs. What it takes is waited for with the gate closed: threads that are inside, as a
- * synchronous copy is until what is queued before it has run, and then what was submitted.
+ * Calm: the gate is closed, and nothing runs. Reaching it means waiting with the gate closed: for threads that are
+ * inside, as a synchronous copy is until the work queued before it has run, and then for the submitted work.
  *
- * For how long: CALM_MOST_US for both, while kernels end or threads leave. Where none does, for work_us of the device's
- * mover, and after each time in vain twice as long, up to CALM_MOST_US: a kernel that reads over the bus takes many times as
- * long as one in memory of the GPU. The program has the gate open for REST times as long after that, and longer after each
- * more that is in vain: what it asks for itself is not begun then, and what the daemon asks for is waited for as at first.
- * Where the queue is what takes long, its run-ahead is bounded for a while (turn.h).
+ * The wait lasts up to CALM_MOST_US for both, while kernels end or threads leave. While none does, it lasts work_us of
+ * the device's mover, and after each wait in vain twice as long, up to CALM_MOST_US: a kernel that reads over the bus
+ * takes many times as long as one in memory of the GPU. After a wait in vain the program has the gate open for REST
+ * times as long, and longer after each further one. Meanwhile moves that the program itself needs are not begun, and
+ * those for the daemon wait as long as at first. Where the queue is what takes long, the program's run-ahead is bounded
+ * for a while (turn.h).
  *
- * By the holder of mover->lock; a departure has those of all devices.
+ * For the holder of mover->lock; a departure has those of all devices.
  */
 #ifndef GGROUP_CUDA_CALM_H
 #define GGROUP_CUDA_CALM_H
 
 #include "device.h"
 
-/* Microseconds for which the gate is closed at most, for what runs. */
+/* Most microseconds for which the gate is closed to wait for running work. */
 #define CALM_MOST_US 2000000
 
-/* Of a device, in its mover. */
+/* The state of a device, in its mover. */
 struct calm {
-	uint64_t needs_us;	/* for how long what runs is waited for while nothing ends; less than work_us: for that */
-	unsigned int vain;	/* waits of that time in vain, since the last that was not */
+	uint64_t needs_us;	/* patience while nothing ends; work_us where that is more */
+	unsigned int vain;	/* number of waits in vain since the last success */
 	uint64_t rest_until;	/* by moment_us; atomically */
-	uint64_t held_us;	/* for which newcomers waited, ever, while threads were inside; atomically */
-	uint64_t bound_until;	/* its run-ahead is bounded until then; 0: it is not */
-	/* Of the attempt that is under way. */
-	uint64_t begun, closed;	/* when; and since when the gate is, 0: never */
-	uint64_t since;		/* when something last ended, or a thread left */
-	unsigned int inside;	/* threads, then */
-	uint64_t finished;	/* kernels of all GPUs, then */
-	bool short_of_time;	/* something ended all the time */
+	uint64_t held_us;	/* time that newcomers have waited, ever, while threads were inside; atomically */
+	uint64_t bound_until;	/* end of the bound on run-ahead; 0: none */
+	/* The attempt in progress. Times are by moment_us. */
+	uint64_t begun, closed;	/* start; time since when the gate is closed, 0: never */
+	uint64_t since;		/* time when a kernel last ended, or a thread left */
+	unsigned int inside;	/* threads inside at that time */
+	uint64_t finished;	/* kernels finished on all GPUs at that time */
+	bool short_of_time;	/* kernels kept ending until the time was up */
 };
 
-/* Closes the gate; false: it is open. `timeout_ms`: for the end of captures, and of what another thread has it closed for. */
+/* Close the gate; false leaves it open. `timeout_ms`: for the end of captures, and of another thread's closing. */
 bool calm_close(struct device *device, unsigned int timeout_ms);
-/* With the gate closed: waits until nothing runs on `of`, as a part of the attempt of `device`. */
+/* With the gate closed: wait until nothing runs on `of`, as a part of the attempt of `device`. */
 bool calm_quiet(struct device *device, struct device *of);
-/* That attempt is over: whether all was calm. Before the gate is opened. */
+/* End the attempt; `calm`: whether it succeeded. Before the gate is opened. */
 void calm_over(struct device *device, bool calm);
 
-/* Whether the program is to have the gate open now. In any thread, without the lock; as what follows. */
+/* Return whether the program is to have the gate open now. In any thread, without the lock; likewise the next. */
 bool calm_rests(const struct device *device);
-/* For how long threads of the program were kept outside, ever, for others that were inside; us. */
+/* Return the microseconds for which threads of the program were kept outside, ever, for others that were inside. */
 uint64_t calm_held(const struct device *device);
-/* What was bounded may not be any more: to be called from time to time. */
+/* End a bound whose time is up; to be called from time to time. */
 void calm_tick(struct device *device);
 
 #endif

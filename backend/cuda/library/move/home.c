@@ -14,20 +14,20 @@
 #include "pool.h"
 #include "tree.h"
 
-/* For how long all of it may come, us. */
+/* Microseconds in which all of it may come home. */
 #define ALL_US 3000000
-/* A driver that makes a chunk and lets go of it within this, us, is not busy with others (docs/nvidia.md). */
+/* Microseconds in which a driver that is not busy with other calls makes and releases a chunk (docs/nvidia.md). */
 #define QUICK_US 500
-/* ... and is asked again so much later, ms, but for no longer than that, us: then it is as slow as this always. */
+/* Milliseconds until a busy driver is tried again; and the microseconds after which it counts as always that slow. */
 #define LATER_MS 50
 #define PATIENCE_US 3000000
-/* Of the same GPU, or of the host, at a time: as much is there twice meanwhile. */
+/* Bytes brought home at a time from the same GPU, or the host: so much memory exists twice meanwhile. */
 #define NEAR_BYTES (64 * GG_MIB)
 
-/* By ordinal; of whoever is at departures. */
+/* By ordinal; for the thread that handles departures. */
 static struct {
 	bool far;
-	uint64_t since;		/* when it was made known, us */
+	uint64_t since;		/* time when it was set, us */
 } away[GG_ORDINALS];
 
 void home_awaits(struct device *device, bool far)
@@ -38,7 +38,7 @@ void home_awaits(struct device *device, bool far)
 		device->mover->batch_bytes = BATCH_LEAST;
 }
 
-/* Whether the driver answers as fast as it can. With the mover's lock. */
+/* Return whether the driver answers as fast as it can. With the mover's lock held. */
 static bool is_quick(struct device *device)
 {
 	const uint64_t start = moment_us();
@@ -52,7 +52,7 @@ static bool is_quick(struct device *device)
 	return moment_us() - start < QUICK_US;
 }
 
-/* With the mover's lock. */
+/* Return the next batch to bring home. With the mover's lock held. */
 static struct batch *ready(struct device *device)
 {
 	const size_t bytes = away[device->ordinal].far ? device->mover->batch_bytes : NEAR_BYTES;

@@ -11,9 +11,9 @@
 #include "ours.h"
 #include "pool.h"
 
-/* For how long it is tried, us: the driver never refuses because something of the program runs. */
+/* Microseconds for which a join is tried: the driver never refuses because work of the program runs. */
 #define JOIN_US 5000000
-/* Until it is tried again, or looked at whether the GPU has come to the copies, ns. */
+/* Nanoseconds until the next try, or the next look whether the GPU has come to the copies. */
 #define PAUSE_NS 5000000
 
 static void pause_for_a_moment(void)
@@ -30,8 +30,8 @@ static CUresult make(struct region *region, CUmemGenericAllocationHandle *whole)
 	return result;
 }
 
-/* With the mover's lock. A copy that does not end has chunks of ours, or of others: what it leaves is waited for; false: it
- * is there still. */
+/* Wait for the copies that did not end, which have chunks of this object or others. False: one is still there. With the
+ * mover's lock held. */
 static bool await_stuck(struct device *device, uint64_t until)
 {
 	while (!batch_reap(device)) {
@@ -44,7 +44,7 @@ static bool await_stuck(struct device *device, uint64_t until)
 	return true;
 }
 
-/* With the mover's lock. `began`: the batch has what was charged, and will settle that. */
+/* Join a region once. `began`: the batch has the charge, and will settle it. With the mover's lock held. */
 static CUresult join(struct region *region, uint64_t until, bool *began)
 {
 	struct device *device = region->device;
@@ -70,11 +70,11 @@ static CUresult join(struct region *region, uint64_t until, bool *began)
 	object_claim_again(region);
 	*began = true;
 	batch_move(device, batch);
-	/* Where it is stuck still it has its claim, and comes to its end without us. */
+	/* A batch that is still stuck has its own claim, and ends without this thread. */
 	return await_stuck(device, until) && object_is_whole(region) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
-/* There are two of it until it has come to its end: both are charged. */
+/* Two copies exist until the end: both are charged. */
 static CUresult join_once(struct region *region, uint64_t until)
 {
 	struct device *device = region->device;

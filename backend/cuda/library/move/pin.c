@@ -10,7 +10,7 @@
 #include "tree.h"
 #include "view.h"
 
-/* `reached`: by what is outside of the program. */
+/* Pin a range. `reached`: something outside of the program can reach it. */
 static CUresult stay(CUdeviceptr address, size_t bytes, bool reached)
 {
 	struct region *region;
@@ -76,7 +76,7 @@ CUresult pin_objects(CUdeviceptr address, size_t bytes)
 	return result;
 }
 
-/* The first region with a serial above `after`: a walk that survives regions that come and go. */
+/* Find the first region with a serial above `after`: a walk that survives regions that come and go. */
 static bool next_region(struct device *device, uint64_t after, uint64_t *serial, CUdeviceptr *address, size_t *bytes)
 {
 	struct region *first, *region, *found = NULL;
@@ -119,7 +119,7 @@ CUresult pin_peer(struct device *device, CUdevice peer)
 	size_t bytes, number = 0;
 	bool done;
 
-	/* Said first: what is allocated meanwhile is given to it as well. */
+	/* Listed first: allocations made meanwhile are opened to it as well. */
 	pthread_mutex_lock(&tree_lock);
 	while (number < tree->peer_count && tree->peers[number] != peer)
 		number++;
@@ -137,7 +137,7 @@ CUresult pin_peer(struct device *device, CUdevice peer)
 		if (result == CUDA_ERROR_INVALID_VALUE && !still(address, serial))
 			result = CUDA_SUCCESS;
 	}
-	/* After an error it is done again by the next call, and not taken for done. */
+	/* After an error the next call does it again. */
 	pthread_mutex_lock(&tree_lock);
 	if (result == CUDA_SUCCESS && number < tree->peer_count)
 		tree->peers_done |= UINT64_C(1) << number;

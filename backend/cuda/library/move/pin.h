@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What stays where it is: exported, or used by another GPU. */
+/* Pinning: memory that stays where it is, as it is exported, or used by another GPU. */
 #ifndef GGROUP_CUDA_PIN_H
 #define GGROUP_CUDA_PIN_H
 
 #include "chunk.h"
 
-/* Keeps what holds [address, address + bytes) where it is from now on, on the GPU, as something outside of the program
- * reaches it: a network adapter, another process. That may do so after it is freed, as long as the driver has it: no
- * other allocation gets it. */
+/* Keep the memory of [address, address + bytes) on the GPU where it is from now on, as something outside of the program
+ * reaches it: a network adapter, another process. That may do so even after it is freed, as long as the driver has it,
+ * so no other allocation gets it. */
 CUresult pin_range(CUdeviceptr address, size_t bytes);
-/* The same for what the program has made itself (object.h) and mapped there. CUDA_SUCCESS where that is nothing. */
+/* Do the same for objects mapped there (object.h). CUDA_SUCCESS where there are none. */
 CUresult pin_objects(CUdeviceptr address, size_t bytes);
-/* One that is claimed stays, with one handle of the driver's behind it. */
+/* Pin a claimed object, behind one handle of the driver's. */
 CUresult pin_whole(struct region *region);
-/* From now on everything on `device` can be used by `peer` too, and stays on the GPU. */
+/* Let `peer` use everything on `device` from now on, and keep it on the GPU. */
 CUresult pin_peer(struct device *device, CUdevice peer);
 
 #endif

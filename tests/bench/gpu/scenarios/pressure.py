@@ -2,8 +2,8 @@
 
 It goes over all of its memory in one pass of eight, and over half of it in the others. The card itself has far more
 free and is never oversubscribed with unified memory, which can hang it. So unified memory has the budget as a rule that
-the program keeps by itself, as docs/nvidia.md says (elastic.cu): the least recently used parts are sent to the host
-before others come back, by the kernel's page faults or by a prefetch; or its author decides for good (advice).
+the program keeps by itself (elastic.cu; docs/notes/measurements.md): the least recently used parts are sent to the
+host before others come back, by the kernel's page faults or by a prefetch; or its author decides for good (advice).
 """
 
 from __future__ import annotations
