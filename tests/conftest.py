@@ -1,4 +1,4 @@
-"""What every test has: real processes to work on, and the rule that nothing is logged that was not expected."""
+"""Fixtures of every test: real processes to work on, and a check that nothing unexpected is logged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import settings
 
 from tests.support.mounted import Mounted, mounted, mountpoint
 
-# As with CI's own profile: what an example takes says how busy the machine is, and no more.
+# As with CI's own profile: the time of an example depends on how busy the machine is, so it is no criterion.
 settings.register_profile("unhurried", settings.get_profile(settings.get_current_profile_name()), deadline=None)
 settings.load_profile("unhurried")
 
@@ -63,28 +63,28 @@ LONGEST = (
     "t3_next_use",
     "t4_usher",
 )
-"""Files whose tests take half a minute or more together, the longest first (`make test-unit` with --durations 0)."""
+"""Files whose tests take half a minute or more in total, longest first (`make test-unit` with --durations 0)."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "logs(*patterns): log lines that this test is about (regular expressions)")
-    # A shell starts what is in its background with SIGINT ignored, which tenants, ended by it, would inherit.
+    # A shell starts background jobs with SIGINT ignored, and tenants, which SIGINT is to end, would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first: workers, each of which has a file at a time, come to their ends together."""
+    """Put long files first: a worker takes a whole file at a time, so this lets all workers finish together."""
     ranks = {name: rank for rank, name in enumerate(LONGEST)}
     items.sort(key=lambda item: ranks.get(item.path.stem, len(ranks)))
 
 
 def pytest_collection() -> None:
-    """What a collection makes stays until the end: to look for garbage meanwhile takes a third of its time."""
+    """Disable garbage collection: what pytest collects is kept anyway, and scanning it takes a third of the time."""
     gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """Modules and items stay until the end: no collection, of which each harness asks one, walks them again."""
+    """Freeze modules and items, which are kept to the end, so that the collection of each harness skips them."""
     gc.enable()
     gc.collect()
     gc.freeze()
@@ -92,7 +92,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def log_purity(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """An unexpected warning or error in the log fails the test; so does an expected one that does not come."""
+    """Fail a test for an unexpected warning or error in the log, and for an expected one that is not logged."""
     caplog.set_level(logging.WARNING)
     yield
     marker = request.node.get_closest_marker("logs")
@@ -106,7 +106,7 @@ def log_purity(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture)
 
 @pytest.fixture
 def spawn() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Makes idle processes, ended after the test."""
+    """Return a function that starts idle processes; they are ended after the test."""
     processes: list[subprocess.Popen[bytes]] = []
 
     def start(*words: str) -> subprocess.Popen[bytes]:
@@ -121,13 +121,13 @@ def spawn() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
 
 @pytest.fixture(scope="module")
 def module_mount() -> Iterator[Mounted]:
-    """One mounted tree for the tests of a module; use `mount`."""
+    """One mounted tree for all tests of a module; tests use `mount`."""
     with mountpoint() as path, mounted(path) as mount:
         yield mount
 
 
 @pytest.fixture
 def mount(module_mount: Mounted) -> Iterator[Mounted]:
-    """A mounted tree with a software GPU, whose books are checked after the test."""
+    """A mounted tree with a software GPU; its books are checked after the test."""
     yield module_mount
     module_mount.check()

@@ -17,27 +17,27 @@ from pathlib import Path, PurePosixPath
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("ggroupfs", "backend")
 C_FOLDERS = ("kmod", "backend/cuda/library", "backend/cuda")
-"""Folders of C sources; of the last two the one that the tree has."""
+"""Folders of C sources; a tree has only one of the last two."""
 
 Graph = Mapping[str, frozenset[str]]
-"""Files by their path in the tree, without suffix; each with those that it uses."""
+"""Files by path in the tree, without suffix; each maps to the files that it uses."""
 
-# A file is read as text: what a macro makes is not seen.
+# Files are read as text, so definitions that macros generate are not seen.
 DEFINED = re.compile(r"^(?!static|typedef|struct [^(]*\{)[A-Za-z_][\w \t*]*?[ \t*](\w+)\([^;{}]*\)\s*\{", re.M)
-"""Definition of a function that other files see, by its name: from the first column on, as the kernel style has it."""
+"""Definition of a function with external linkage, by its name: in the first column, as the kernel style has it."""
 STATIC = re.compile(r"^static\b[^;{}()=]*?(\w+)\(", re.M)
-"""Head of a function that no other file sees."""
+"""Head of a static function."""
 CALLED = re.compile(r"(?<![\w.>])(?<!struct )(?<!enum )(\w+)(?=\s*\()|(?<=[=,(&])\s*(\w+)(?=\s*[,;)}])")
-"""Word before a parenthesis, or one that is given away by itself: a call, or a pointer to a function."""
+"""Word before a parenthesis (a call), or a word that is passed on its own (a pointer to a function)."""
 DRIVERS = re.compile(r"cu[A-Z]")
-"""How the name of an entry point of CUDA's driver begins."""
+"""Prefix of the names of entry points of CUDA's driver."""
 INCLUDED = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)
 NOISE = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\bTRACE_EVENT\(\w+', re.S)
 """Comments and strings of C, and the name of a tracepoint, which may be that of a function."""
 
 
 def python_graph(tree: Path) -> Graph:
-    """The modules of both packages, by path, each with those that it imports."""
+    """Return the modules of both packages, by path, each with the modules that it imports."""
     paths = [path for package in PACKAGES for path in sorted((tree / package).rglob("*.py"))]
     known = {dotted(path.relative_to(tree)): _key(path.relative_to(tree)) for path in paths}
     uses = {}
@@ -49,7 +49,8 @@ def python_graph(tree: Path) -> Graph:
 
 
 def c_graph(tree: Path, folder: str, includes: bool = True) -> Graph:
-    """The C files below a folder, a source and its header as one, each with those that it calls and maybe includes."""
+    """Return the C files below a folder, each with the files whose functions it calls and, with `includes`, the files
+    that it includes. A source and its header count as one file."""
     texts: dict[str, str] = defaultdict(str)
     for path in sorted((tree / folder).rglob("*.[ch]")):
         texts[_key(path.relative_to(tree))] += path.read_text(encoding="utf-8") + "\n"
@@ -67,7 +68,7 @@ def c_graph(tree: Path, folder: str, includes: bool = True) -> Graph:
 
 
 def arrows(graph: Graph, folder: str) -> set[tuple[str, str]]:
-    """The arrows between the rooms of a folder."""
+    """Return the arrows between the rooms of a folder."""
     found = set()
     for one, others in graph.items():
         for other in others:
@@ -78,17 +79,17 @@ def arrows(graph: Graph, folder: str) -> set[tuple[str, str]]:
 
 
 def rooms(graph: Graph, folder: str) -> set[str]:
-    """The rooms of a folder: its modules, and the folders in it."""
+    """Return the rooms of a folder: its modules and subfolders."""
     return {room for one in graph if (room := _room(one, folder))}
 
 
 def folders(graph: Graph) -> list[str]:
-    """Every folder that has a file of the graph, or a folder, in it."""
+    """Return every folder that contains a file of the graph, or another such folder."""
     return sorted({str(parent) for one in graph for parent in PurePosixPath(one).parents} - {"."})
 
 
 def circles(graph: Graph) -> list[list[str]]:
-    """The strongly connected components of more than one file, the largest first (Tarjan's algorithm)."""
+    """Return the strongly connected components of more than one file, largest first (Tarjan's algorithm)."""
     number: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -115,7 +116,7 @@ def circles(graph: Graph) -> list[list[str]]:
 
 
 def report(graph: Graph) -> Iterator[str]:
-    """The lines of a graph: folders, arrows between folders, circles."""
+    """Yield the lines of a graph: folders, arrows between folders, circles."""
     for folder in folders(graph):
         yield f"{folder + '/':32} {len(rooms(graph, folder)):4} rooms {len(arrows(graph, folder)):5} arrows"
     between = {(_folder(one), _folder(other)) for one, others in graph.items() for other in others}
@@ -124,14 +125,14 @@ def report(graph: Graph) -> Iterator[str]:
 
 
 def listed(title: str, graph: Graph) -> Iterator[str]:
-    """The lines of the circles of a graph."""
+    """Yield the lines of the circles of a graph."""
     knots = circles(graph)
     yield f"{title}: {len(knots)}"
     yield from (f"    of {len(knot)}: {' '.join(knot)}" for knot in knots)
 
 
 def imports(path: Path, known: Iterable[str]) -> Iterator[str]:
-    """The modules that one imports, wherever in it."""
+    """Yield the modules that a module imports, at any level of nesting."""
     known = set(known)
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -142,14 +143,14 @@ def imports(path: Path, known: Iterable[str]) -> Iterator[str]:
 
 
 def dotted(path: Path) -> str:
-    """The name of a module; that of a package for its `__init__`."""
+    """Return the dotted name of a module; for `__init__`, the name of the package."""
     return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
 
 
 def _called(text: str) -> set[str]:
-    """The words of a C file that may name a function: before a parenthesis, or given away as a pointer.
+    """Return the words of a C file that may name a function: words before a parenthesis, or passed as a pointer.
 
-    What is called like an entry point of CUDA and is given to a macro is the driver's own, and no wrapper of it."""
+    A word that looks like an entry point of CUDA and is passed to a macro is the driver's function, not a wrapper."""
     found = CALLED.findall(text)
     return {call for call, _ in found} | {pointer for _, pointer in found if not DRIVERS.match(pointer)}
 
@@ -163,7 +164,7 @@ def _folder(key: str) -> str:
 
 
 def _room(key: str, folder: str) -> str | None:
-    """The room of a folder in which a file is; None for a file that is not below it, and for the folder's own
+    """Return the room of a folder that holds a file; None for a file outside the folder, and for the folder's own
     `__init__`, which stands for the folder."""
     if not key.startswith(f"{folder}/"):
         return None

@@ -2,10 +2,10 @@
 /*
  * baseline - the yardstick of the file benchmark: the least a libfuse3 server can cost.
  *
- * One thread, the low-level API, files with direct_io, attributes and entries valid for 300 s, no
- * flush and no xattr handler, so a client sends it exactly the requests that it sends to ggroupfs. Every path
- * of the shape /<pid>/<n>/<file> exists: any two numbers, and the files named in files[]. Reads give "max\n";
- * writes are taken and forgotten. The root lists NR_LISTED of the numbers. Nothing is allocated per request.
+ * One thread, the low-level API, files with direct_io, attributes and entries valid for 300 s, no flush and no xattr
+ * handler, so a client sends it exactly the requests that it sends to ggroupfs. Every path of the shape
+ * /<pid>/<n>/<file> exists, for any two numbers and the files named in files[]. Reads give "max\n"; writes are
+ * accepted and forgotten. The root lists NR_LISTED of the numbers. Nothing is allocated per request.
  *
  * usage: baseline MOUNTPOINT        prints "ready" once mounted; SIGTERM unmounts
  */
@@ -22,7 +22,7 @@ static const char value[] = "max\n";
 static const char *const files[] = { "gmem.limit.high", "gmem.limit.low", "gmem.current", "compute.freeze" };
 enum { NR_FILES = sizeof(files) / sizeof(files[0]), FIRST_LISTED = 100000, NR_LISTED = 1000 };
 
-/* An inode number is a path: bits 16.. the pid, bits 8..15 the GPU + 1, bits 0..7 the file + 1; root is 1. */
+/* An inode number encodes a path: bits 16.. the pid, bits 8..15 the GPU + 1, bits 0..7 the file + 1; the root is 1. */
 #define INO(pid, gpu, file) ((fuse_ino_t)(pid) << 16 | (gpu) << 8 | (file))
 #define IS_FILE(ino) ((ino) != FUSE_ROOT_ID && ((ino) & 0xff))
 
@@ -37,7 +37,7 @@ static struct stat attributes(fuse_ino_t ino)
 	};
 }
 
-/* Returns the number of the child called @name, 0 when there is none. */
+/* Return the number of the child called @name, or 0 if there is none. */
 static fuse_ino_t child(fuse_ino_t parent, const char *name)
 {
 	char *end;

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * client - times the things that users do to a control file, one at a time, from outside.
+ * client - times, from outside and one at a time, what users do to a control file.
  *
  *   pread   pread(4096) at 0 on an open file                   READ
  *   cat     open, one read, close                              OPEN READ RELEASE
  *   stat    stat of the path                                   nothing while attributes are cached
  *   pwrite  pwrite of VALUE at 0 on an open file               WRITE
  *   echo    open with O_TRUNC, write VALUE, close              OPEN WRITE RELEASE
- *   other   as pwrite, VALUE and one byte less in turn         WRITE
- *   list    all of a directory, which FILE is                  OPENDIR READDIRPLUS* RELEASEDIR
+ *   other   as pwrite, VALUE and VALUE less one byte in turn   WRITE
+ *   list    all of the directory FILE                          OPENDIR READDIRPLUS* RELEASEDIR
  *
  * usage: client FILE VALUE N OPERATION...
- * Prints a line "OPERATION p50 p99 min CPU" in microseconds for each; CPU is the client's own, a call. The first
- * N/10 + 1 calls are not counted but for that. The whole of it can run against any file system. A failing call ends it with status 1.
+ * Prints a line "OPERATION p50 p99 min CPU" in microseconds for each; CPU is the client's own time per call. The first
+ * N/10 + 1 calls count only for that. Everything works on any file system. A failing call ends it with status 1.
  */
 #include <dirent.h>
 #include <err.h>

@@ -2,16 +2,16 @@
 /*
  * clients - N processes that read, or write, all files of a tree as fast as they are answered.
  *
- *   read    the whole tree, again and again: lists every directory, and opens, reads and closes every readable file
- *   write   a control of a process picked at random, again and again: values that the process has room for
+ *   read    the whole tree, again and again: list every directory, and open, read and close every readable file
+ *   write   a control of a random process, again and again: values that the process has room for
  *
  * usage: clients read|write N MOUNT
- * Prints "ready" once they are at it. At the end of its standard input it ends them and prints lines
- *   count C          calls of open, read or write, and close together
- *   p50 US, p99 US, p999 US, worst US     how long one took, microseconds (within 3 %)
- *   read(2) p99 US, or write(2) p99 US    the same of that system call alone
- *   error NAME COUNT for each errno that one of them met: nobody comes or goes, so one that has gone is an error
- * They die with it.
+ * Prints "ready" once all are at work. At the end of its standard input it ends them and prints lines
+ *   count C          calls, each an open, a read or write, and a close
+ *   p50 US, p99 US, p999 US, worst US     duration of a call, microseconds (within 3 %)
+ *   read(2) p99 US, or write(2) p99 US    the same for that system call alone
+ *   error NAME COUNT for each errno met: no process comes or goes, so even a vanished one is an error
+ * The processes die with it.
  */
 #include <dirent.h>
 #include <err.h>
@@ -30,7 +30,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define STEPS 32 /* of the histogram, to twice the time */
+#define STEPS 32 /* of the histogram per doubling of the time */
 #define BUCKETS (STEPS * 32)
 #define ERRNOS 256
 #define DEEPEST 8
@@ -41,8 +41,8 @@ struct times {
 };
 
 struct results {
-	struct times whole; /* of open, the call, and close together */
-	struct times call; /* of read(2) or write(2) */
+	struct times whole; /* open, the call, and close together */
+	struct times call; /* read(2) or write(2) alone */
 	uint64_t errors[ERRNOS];
 };
 
@@ -56,7 +56,7 @@ static uint64_t now(void)
 	return t.tv_sec * UINT64_C(1000000000) + t.tv_nsec;
 }
 
-/* Logarithmic from 256 ns on, in steps of a 32nd. */
+/* Return the bucket of a time: logarithmic from 256 ns on, 32 buckets per doubling. */
 static unsigned int bucket(uint64_t ns)
 {
 	unsigned int power = ns < 256 ? 8 : 63 - __builtin_clzll(ns);
@@ -103,7 +103,7 @@ static void read_file(int directory, const char *name)
 	took(&results->whole, start);
 }
 
-/* Whether files of that name can be read: looked at once, since a look at each would be one more request. */
+/* Return whether files of that name are readable, from a single check: one per file would be another request. */
 static bool readable(int directory, const char *name)
 {
 	static struct known {
@@ -167,7 +167,7 @@ static void reader(const char *mount)
 	}
 }
 
-/* What is written, one after the other: it ends as it began. */
+/* The writes, one after another; the last ones restore the initial state. */
 static const struct action {
 	const char *file;
 	const char *values[2];
@@ -306,7 +306,7 @@ int main(int argc, char **argv)
 		;
 	for (int i = 0; i < made; i++)
 		kill(pids[i], SIGKILL);
-	/* One that ended by itself had something to say. */
+	/* A process that ended by itself has printed why. */
 	while (wait(&status) > 0)
 		code |= !WIFSIGNALED(status);
 	print_sum(all, n, argv[1]);

@@ -1,15 +1,15 @@
-"""Many programs of the software GPU, as children of one: those that stay, and those that come and go.
+"""Many programs of the software GPU, as children of one process: those that stay, and those that come and go.
 
     python -m tests.bench.crowd stay N MOUNT
 
-N programs with a context and memory, that work a little now and then.
+N programs with a context and memory, which work a little now and then.
 
     python -m tests.bench.crowd pass N SECONDS MOUNT
 
 N programs a second, each with a context, memory and one kernel; every other one is killed, the others end.
 
-`stay` prints "ready" once all are there, and goes on to the end of its standard input. `pass` prints how many came to
-their end, how many seconds that took, and how many failed. Their children die with them.
+`stay` prints "ready" once all are there, and runs to the end of its standard input. `pass` prints how many came to
+their end, how many seconds that took, and how many failed. The children die with their parent.
 """
 
 import ctypes
@@ -27,12 +27,12 @@ from backend.soft.client import Device
 MEMORY = 8 << 20
 KERNEL_US = 200
 REST = 5.0
-"""Seconds that one that stays does nothing, between two kernels."""
+"""Seconds of rest between two kernels of a program that stays."""
 PR_SET_PDEATHSIG = 1
 
 
 def child(work: Callable[[], None]) -> int:
-    """Forks; returns the pid. Exit status 1 for a failure, told on standard error."""
+    """Fork; return the pid. The exit status is 1 for a failure, which is reported on standard error."""
     parent = os.getpid()
     if pid := os.fork():
         return pid
@@ -114,7 +114,7 @@ def traffic(rate: int, seconds: float, mount: str) -> int:
 
 
 def main() -> int:
-    gc.freeze()  # what children share with us stays shared
+    gc.freeze()  # memory that children share with this process stays shared
     match sys.argv[1:]:
         case ["stay", count, mount]:
             return crowd(int(count), mount)

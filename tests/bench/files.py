@@ -1,22 +1,22 @@
-"""The file benchmark: what a control file costs, held against budgets. Run by `make bench-files`.
+"""The file benchmark: the cost of a control file, compared with budgets. Run by `make bench-files`.
 
     python -m tests.bench.files [--json FILE] [--quick] [--only PART] [--command CMD]
 
 Five parts, all against real mounts on this machine:
 
 latency   pread, cat (open+read+close), stat, pwrite and echo, by a C client, on ggroupfs and on a minimal C
-          low-level libfuse server (baseline.c); besides, pwrite of two values in turn, which is a line of the journal
-          each ("other"). Servers and client share one CPU, as wake-ups across CPUs would hide everything else. The two
-          servers are measured in turn, many short rounds; a figure is the median over the rounds, a ratio is the median
-          of each round's own ratio, so slow drift cancels out. The notes have the CPU time of server and client
-          together as well, which other work on the machine moves less than the clock.
+          low-level libfuse server (baseline.c); also pwrite of two values in turn, each of which is a line of the
+          journal ("other"). Servers and client share one CPU, as wake-ups across CPUs would hide everything else. The
+          two servers are measured in turn, in many short rounds; a figure is the median over the rounds, a ratio is the
+          median of each round's own ratio, so slow drift cancels out. The notes also have the CPU time of server and
+          client together, which other work on the machine affects less than the clock.
 listing   opendir, readdir and closedir of 1000 processes, on both, in the same way.
 requests  FUSE requests of one `cat` and one `echo`, from libfuse's debug log. Exact.
 thousand  1000 processes: `ls -l` of the root (median of 9 runs after the first), the idle daemon's CPU time over 10 s.
 many      10,000 processes: the daemon's resident memory after one `ls -l`; idle again.
 
 Budgets are ratios or counts where they can be: absolute times move twofold between machines.
-Exit status: 0 all budgets hold, 1 one does not, 2 it could not be measured.
+Exit status: 0 all budgets hold, 1 one does not, 2 measuring failed.
 """
 
 import argparse
@@ -47,8 +47,8 @@ WRITE = "8589934592"
 
 @dataclass(frozen=True)
 class Timed:
-    us: list[float]  # p50, p99, the least
-    cpu_us: float  # of server and client together, a call
+    us: list[float]  # p50, p99, minimum
+    cpu_us: float  # of server and client together, per call
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Bench:
     idle_seconds: float
 
     def latency(self, report: Report) -> None:
-        """Runs in a process of its own (see part()), because it pins itself to one CPU."""
+        """Run in a process of its own (see part()), because it pins itself to one CPU."""
         pin(self.cpu)
         with ExitStack() as stack:
             ours = stack.enter_context(mount(self.command))
@@ -72,7 +72,7 @@ class Bench:
                 self.compare(report, op, (ours, ours.file(pid)), (theirs, theirs.file(pid)), calls=self.calls)
 
     def listing(self, report: Report) -> None:
-        """In a process of its own as well."""
+        """Run in a process of its own as well."""
         pin(self.cpu)
         with ExitStack() as stack:
             pids = stack.enter_context(processes(self.programs["processes"], 1000))
@@ -132,7 +132,7 @@ class Bench:
             report.add("idle daemon, 10,000 processes", self.idle(server), "% CPU")
 
     def ls(self, server: Server, entries: int) -> float:
-        """Milliseconds of one `ls -l` of the root, which must list `entries` processes; the start of ls included."""
+        """Return the milliseconds, from its start, of one `ls -l` of the root, which must list `entries` processes."""
         start = time.perf_counter()
         listing = subprocess.run(["ls", "-l", server.mountpoint], capture_output=True, text=True, check=True).stdout
         took = (time.perf_counter() - start) * 1e3
@@ -142,7 +142,7 @@ class Bench:
         return took
 
     def idle(self, server: Server) -> float:
-        """Percent of one CPU that the daemon uses while nobody asks it anything, after one second to settle."""
+        """Return the percent of one CPU that the daemon uses without requests, after one second to settle."""
         time.sleep(1)
         start, cpu = time.monotonic(), server.cpu_seconds()
         time.sleep(self.idle_seconds)
@@ -172,7 +172,7 @@ def options() -> argparse.Namespace:
 
 def main() -> int:
     args = options()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception: everything is unwound
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception, so that everything is unwound
     every_cpu = os.sched_getaffinity(0)
 
     def parts(report: Report) -> None:

@@ -1,4 +1,4 @@
-"""Whether memory grows: the trend of samples, and how sure it is. Pure."""
+"""Memory growth: the trend of samples, and its standard error. Pure."""
 
 import itertools
 import statistics
@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 WARM_UP = 0.25
-"""The part of the time, at its beginning, of which nothing is said: caches fill."""
+"""Fraction of the time at the start that is ignored, since caches fill."""
 BLOCK = 10.0
-"""Seconds. What a sample has of the ones just before it is in the same block, mostly."""
+"""Seconds of a block: neighbouring samples depend on each other mostly within one."""
 BLOCKS = 12
-"""At least; of less than two minutes, they are shorter."""
+"""Least number of blocks; for less than two minutes they are shorter."""
 
 
 @dataclass(frozen=True)
@@ -18,13 +18,13 @@ class Trend:
     """A straight line through samples."""
 
     slope: float
-    """What they grow by, a second."""
+    """Growth per second."""
     error: float
-    """The slope's standard error."""
+    """Standard error of the slope."""
 
 
 def blocks(samples: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The median moment and value of each `BLOCK`, after the warm-up."""
+    """Return the median time and value of each `BLOCK`, after the warm-up."""
     samples = sorted(samples)
     first, last = samples[0][0], samples[-1][0]
     start = first + (last - first) * WARM_UP
@@ -40,11 +40,11 @@ def blocks(samples: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def trend(samples: Iterable[tuple[float, float]]) -> Trend:
-    """Of samples ``(second, value)``.
+    """Return the trend of samples ``(second, value)``.
 
-    The slope is that of Theil (1950) and Sen (1968), the median over all pairs, to which single leaps are nothing. Its
-    error is that of least squares, from what is left when the line is taken away, with the blocks counted as so many
-    fewer as each is like the one before it (Bayley and Hammersley 1946, to the first order).
+    The slope is that of Theil (1950) and Sen (1968), the median over all pairs, on which single jumps have no effect.
+    Its error is that of least squares, from the residuals of the line, with the number of blocks reduced by the
+    correlation of each with the one before it (Bayley and Hammersley 1946, to the first order).
 
     Raises ValueError if there are too few.
     """
@@ -64,7 +64,7 @@ def trend(samples: Iterable[tuple[float, float]]) -> Trend:
 
 
 def likeness(values: Sequence[float]) -> float:
-    """The correlation of each value with the next; 0 if they are all the same."""
+    """Return the correlation of each value with the next; 0 if they are all the same."""
     middle = statistics.fmean(values)
     apart = [value - middle for value in values]
     whole = sum(value**2 for value in apart)

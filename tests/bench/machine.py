@@ -1,4 +1,4 @@
-"""What measurements are made on, and with what: written into the record beside them."""
+"""The machine and the software of measurements, which are written into the record beside them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GIB = 1 << 30
 
 
 def described(command: Sequence[str], gpu: bool) -> Mapping[str, Value]:
-    """This machine, now. What cannot be found out is left out."""
+    """Describe this machine now. Facts that cannot be found out are left out."""
     found: dict[str, Value] = {
         "cpu": _cpu(),
         "cpus": len(os.sched_getaffinity(0)),
@@ -30,7 +30,7 @@ def described(command: Sequence[str], gpu: bool) -> Mapping[str, Value]:
         "python": platform.python_version(),
         "pyfuse3": _version("pyfuse3"),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M"),
-        # A copy of the tree may be without its history: then who made it can say.
+        # A copy of the tree may lack its history: then its maker can name the commit.
         "commit": os.environ.get("GGROUP_COMMIT")
         or _said("git", "-C", os.fspath(ROOT), "describe", "--always", "--dirty"),
         "command": shlex.join(command),
@@ -73,7 +73,7 @@ def _cpu() -> str:
 
 
 def _said(*words: str) -> str:
-    """What a command prints; nothing where it is not there or fails."""
+    """Return what a command prints; nothing if it is missing or fails."""
     if shutil.which(words[0]) is None:
         return ""
     done = subprocess.run(words, capture_output=True, text=True)
@@ -81,5 +81,5 @@ def _said(*words: str) -> str:
 
 
 def command() -> list[str]:
-    """What this process was started as, to be repeated."""
+    """Return the command line of this process, for repeating it."""
     return [Path(sys.executable).name, "-m", "tests.bench", *sys.argv[1:]]

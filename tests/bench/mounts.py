@@ -1,4 +1,4 @@
-"""What the file benchmark runs on: the C programs built, the two servers mounted, real processes made.
+"""The set-up of the file benchmark: the C programs built, the two servers mounted, real processes made.
 
 Everything here is a context manager, so that a failure anywhere leaves no mount, no process and no directory behind.
 Only processes started here are ended, by their own handle; only mountpoints made here are unmounted, by their path.
@@ -33,32 +33,32 @@ class Server:
     mountpoint: Path
     process: subprocess.Popen[bytes]
     log: Path
-    """What the server printed on stderr so far."""
+    """Standard error of the server so far."""
 
     def file(self, pid: int, name: str = "gmem.limit.high") -> Path:
         return self.mountpoint / str(pid) / "0" / name
 
     def add(self, pids: list[int]) -> float:
-        """Makes the directories of the live processes `pids`; returns the seconds that it took."""
+        """Make the directories of the live processes `pids`; return the seconds that it took."""
         start = time.perf_counter()
         for pid in pids:
             os.mkdir(self.mountpoint / str(pid))
         return time.perf_counter() - start
 
     def rss_mb(self) -> float:
-        """VmRSS in MB (10^6 bytes)."""
+        """Return VmRSS in MB (10^6 bytes)."""
         for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) * 1024 / 1e6
         raise BenchError("the server has no VmRSS: it is gone")
 
     def cpu_seconds(self) -> float:
-        """utime + stime of all its threads so far, in steps of one clock tick."""
+        """Return utime + stime of all its threads so far, in steps of one clock tick."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / TICK
 
     def cpu_ns(self) -> int:
-        """Nanoseconds that its main thread was on a CPU so far (proc_pid_schedstat): what serves requests."""
+        """Return the nanoseconds of its main thread, which serves requests, on a CPU so far (proc_pid_schedstat)."""
         return int(Path(f"/proc/{self.process.pid}/schedstat").read_text().split()[0])
 
     def check(self) -> None:
@@ -67,7 +67,7 @@ class Server:
 
 
 def build(into: Path) -> dict[str, Path]:
-    """Compiles the C programs of this directory; returns their paths by name."""
+    """Compile the C programs of this directory; return their paths by name."""
     flags = subprocess.run(["pkg-config", "--cflags", "--libs", "fuse3"], capture_output=True, text=True, check=True)
     compiler = ["cc", "-std=gnu11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra"]
     built = {name: into / name for name in PROGRAMS}
@@ -77,12 +77,12 @@ def build(into: Path) -> dict[str, Path]:
 
 
 def pin(cpu: int) -> None:
-    """Pins this process, and so all that it starts from now on, to one CPU."""
+    """Pin this process, and so all that it starts from now on, to one CPU."""
     os.sched_setaffinity(0, {cpu})
 
 
 def first_line(process: subprocess.Popen[bytes], deadline: float) -> bytes:
-    """The first line of its stdout; b"" when it closed it or `deadline` seconds passed."""
+    """Return the first line of its stdout; b"" when it closed it or `deadline` seconds passed."""
     lines: list[bytes] = []
     assert process.stdout
     reader = threading.Thread(target=lambda out: lines.append(out.readline()), args=(process.stdout,), daemon=True)
@@ -108,7 +108,7 @@ def unmount(mountpoint: Path) -> None:
 
 @contextmanager
 def mount(command: list[str], options: str = "") -> Iterator[Server]:
-    """Runs `command [-o options] MOUNTPOINT` and yields once it has printed "ready"."""
+    """Run `command [-o options] MOUNTPOINT` and yield once it has printed "ready"."""
     with ExitStack() as stack:
         top = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ggroupfs-bench-")))
         mountpoint = top / "mnt"
@@ -131,7 +131,7 @@ def mount(command: list[str], options: str = "") -> Iterator[Server]:
 
 @contextmanager
 def processes(program: Path, number: int) -> Iterator[list[int]]:
-    """Yields the pids of `number` new idle processes."""
+    """Yield the pids of `number` new idle processes."""
     with subprocess.Popen([program, str(number)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
         try:
             assert parent.stdout

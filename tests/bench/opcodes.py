@@ -1,4 +1,4 @@
-"""How many FUSE requests a command costs, read from libfuse's own debug log (`-o debug`).
+"""The number of FUSE requests that a command costs, read from libfuse's own debug log (`-o debug`).
 
 The count is exact and does not depend on the machine. RELEASE comes after close() has returned, so a count is taken
 when the log has been quiet for a while.
@@ -19,13 +19,13 @@ DEADLINE = 10.0
 
 
 class Trace:
-    """The requests that a server mounted with `-o debug` was sent."""
+    """The requests that were sent to a server mounted with `-o debug`."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
 
     def _settled(self) -> int:
-        """Waits until the log stops growing; returns its size."""
+        """Wait until the log stops growing; return its size."""
         size, since, end = -1, 0.0, time.monotonic() + DEADLINE
         while time.monotonic() < end:
             now = self.server.log.stat().st_size
@@ -37,7 +37,7 @@ class Trace:
         raise BenchError("requests keep coming to an idle mount")
 
     def of(self, command: str, file: Path) -> Counter[str]:
-        """The requests that the shell command, with "$f" for the file, made the kernel send."""
+        """Return the requests that the kernel sent for the shell command, with "$f" for the file."""
         before = self._settled()
         subprocess.run(
             ["/bin/sh", "-c", command],
@@ -52,7 +52,7 @@ class Trace:
 
 
 def count(server: Server, pid: int, write: str) -> dict[str, Counter[str]]:
-    """Requests of a `cat` and an `echo` in the fresh mount `server`, which has the directory of `pid`.
+    """Return the requests of a `cat` and an `echo` in the fresh mount `server`, which has the directory of `pid`.
 
     A first cat and echo of *another* file take the FLUSH and GETXATTR probes that the kernel sends once per mount, as
     well as the lookups of the directories; a stat then looks the measured file up.
@@ -67,6 +67,6 @@ def count(server: Server, pid: int, write: str) -> dict[str, Counter[str]]:
         "later cat": trace.of('cat "$f"', file),
         "echo": trace.of(f'echo {write} > "$f"', file),
     }
-    trace.of('stat "$f"', file)  # the write made the kernel distrust its attributes; this renews them
+    trace.of('stat "$f"', file)  # the write invalidated the cached attributes; this renews them
     counts["stat again"] = trace.of('stat "$f"; stat "$f"', file)
     return counts

@@ -4,7 +4,7 @@
  *
  * usage: processes N
  * Prints their pids, one a line, then an empty line. At the end of its standard input it ends and reaps them all; they
- * die with it as well, whatever ends it.
+ * also die with it, whatever ends it.
  */
 #include <err.h>
 #include <signal.h>
@@ -18,7 +18,7 @@ static void child(pid_t parent)
 {
 	prctl(PR_SET_NAME, "bench-idle");
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	if (getppid() != parent) /* it died before the line above */
+	if (getppid() != parent) /* the parent died before the line above */
 		_exit(0);
 	for (;;)
 		pause();

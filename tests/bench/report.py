@@ -1,4 +1,4 @@
-"""Figures that a benchmark found, each with what it may be at most."""
+"""Figures of a benchmark, each with its budget."""
 
 import json
 import subprocess
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class BenchError(Exception):
-    """The benchmark could not measure; says nothing about the budgets."""
+    """Measuring failed; this says nothing about the budgets."""
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,10 @@ class Figure:
     value: float
     unit: str
     budget: float | None = None
-    """The most it may be; None for a figure that is only reported."""
+    """Largest allowed value; None for a figure that is only reported."""
     note: str = ""
     least: float | None = None
-    """The least it may be, of a figure without a budget."""
+    """Smallest allowed value, for a figure without a budget."""
 
     @property
     def judged(self) -> bool:
@@ -55,8 +55,8 @@ class Report:
         return [figure for figure in self.figures if figure.verdict == "FAIL"]
 
     def fill(self, measure: Callable[["Report"], None], file: Path | None) -> int:
-        """Measures, and writes what was found by then, to a file too. Returns the exit status: 0 all budgets hold, 1
-        one does not, 2 it could not be measured."""
+        """Measure, and write what was found by then, also to a file. Return the exit status: 0 all budgets hold, 1 one
+        does not, 2 measuring failed."""
         try:
             measure(self)
         except (BenchError, OSError, subprocess.CalledProcessError) as error:

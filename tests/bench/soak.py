@@ -1,19 +1,18 @@
-"""The soak: what holds of a mount that a crowd has used for a while. Run by `make soak`.
+"""The soak: checks of a mount that a crowd has used for a while. Run by `make soak`.
 
     python -m tests.bench.soak [--minutes M] [--processes N] [--only PART] [--json FILE]
 
-Three parts, each on a mount of its own with the software GPU; everything together is given two CPUs:
+Three parts, each on a mount of its own with the software GPU; everything together gets two CPUs:
 
 load    1000 programs with a context and memory, 100 clients that read every file in a loop and 50 that write limits,
-        timeslices, weights and freezes in a loop, for ten minutes: no error, the time of a read (open, read, close;
-        that of read(2) alone is in the note), whether the daemon's memory and descriptors grow, and in the end,
-        whether every program is there and sums add up.
-sysfs   `stress-ng --sysfs` takes the tree for /sys: in a mount namespace, bound over it.
-churn   100 programs a second come, allocate, run a kernel and end or are killed: how many a second it were, whether one
-        failed, and whether they left anything.
+timeslices, weights and freezes in a loop, for ten minutes. Checked: there is no error, the time of a read (open, read,
+close; that of read(2) alone is in the note), whether the daemon's memory and descriptors grow, and at the end, whether
+every program is there and sums add up. sysfs   `stress-ng --sysfs` takes the tree for /sys: in a mount namespace, bound
+over it. churn   100 programs a second come, allocate, run a kernel and end or are killed. Checked: how many a second
+there were, whether one failed, and whether they left anything.
 
 A read has to be answered within 20 ms in 99 of 100 cases; memory and descriptors may not grow.
-Exit status: 0 all of it holds, 1 something does not, 2 it could not be measured.
+Exit status: 0 all of it holds, 1 something does not, 2 measuring failed.
 """
 
 import argparse
@@ -39,25 +38,25 @@ CPUS = 2
 READERS, WRITERS = 100, 50
 READ_BUDGET_MS = 20.0
 RATE = 100
-"""Programs that come and go in a second."""
+"""Programs per second that come and go."""
 PATIENCE = 180.0
 """Seconds until a crowd is there."""
 QUIET = 10.0
-"""Seconds after the last write until all that it asked for is done."""
+"""Seconds after the last write until all of its effects have settled."""
 TREND, LEAK_MB = 600.0, 0.5
-"""Memory may not grow by so many MB in so many seconds."""
+"""Period in seconds, and MB by which memory may not grow in it."""
 ROUNDS = 1
-"""Of stress-ng, at least: in one, it opens, reads, maps and polls every file of the tree."""
+"""Least number of stress-ng's rounds, each of which opens, reads, maps and polls every file of the tree."""
 ROOT = Path(__file__).parents[2]
 CROWD = [sys.executable, "-m", "tests.bench.crowd"]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The daemon, at one moment."""
+    """The daemon at one moment."""
 
     at: float
-    """time.monotonic()."""
+    """Value of time.monotonic()."""
     rss_mb: float
     descriptors: int
 
@@ -67,8 +66,8 @@ def sample(server: Server) -> Sample:
 
 
 def growth(samples: list[Sample]) -> tuple[float, float]:
-    """By how many MB the memory grows in `TREND` seconds, and by how much of that it has to grow for it to be a leak:
-    three standard errors, or `LEAK_MB`."""
+    """Return the growth of memory in MB over `TREND` seconds, and the growth that counts as a leak: three standard
+    errors, or `LEAK_MB`."""
     try:
         line = trend((one.at, one.rss_mb) for one in samples)
     except ValueError as error:
@@ -77,7 +76,7 @@ def growth(samples: list[Sample]) -> tuple[float, float]:
 
 
 def unlike(server: Server) -> str:
-    """What does not hold of the tree, `QUIET` seconds after the last client has ended; nothing, if all does."""
+    """Return what is wrong with the tree, `QUIET` seconds after the last client has ended; nothing if all is well."""
     mounted = Mounted(server.mountpoint, server.process, [])
     end = time.monotonic() + QUIET
     while True:
@@ -93,7 +92,7 @@ def unlike(server: Server) -> str:
 
 @contextlib.contextmanager
 def started(words: Sequence[str | Path]) -> Iterator[subprocess.Popen[bytes]]:
-    """A program that says when it is ready, and ends with its standard input."""
+    """Run a program that says when it is ready, and ends with its standard input."""
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as process:
         try:
             if first_line(process, PATIENCE).strip() != b"ready":
@@ -148,7 +147,7 @@ class Soak:
             self.silent(report, server)
 
     def answers(self, clients: subprocess.Popen[bytes]) -> dict[str, float]:
-        """What they say in the end."""
+        """Return the clients' figures at the end."""
         assert clients.stdin
         assert clients.stdout
         clients.stdin.close()
@@ -206,7 +205,7 @@ class Soak:
                 done.set()
                 watcher.join()
             ended, took, failed = int(found[0]), float(found[1]), int(found[2])
-            # 1 % late, since the last ones have to end first.
+            # 1 % late, since the last programs have to end first.
             report.add("programs come and gone", 1e3 * took / ended, "ms each", 1010 / RATE, f"{ended} in {took:.1f} s")
             report.add("... that failed", failed, "", 0)
             end = time.monotonic() + 5
@@ -234,7 +233,7 @@ def options() -> argparse.Namespace:
 
 def main() -> int:
     args = options()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception: everything is unwound
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception, so that everything is unwound
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CPUS])
 
     def parts(report: Report) -> None:

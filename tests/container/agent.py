@@ -1,4 +1,4 @@
-"""Runs in the container: takes commands from a socket, one a line, and answers with what came of each."""
+"""Runs in the container: reads commands from a socket, one on each line, and answers each with its result."""
 
 import json
 import os
@@ -9,11 +9,11 @@ import sys
 from typing import Any
 
 MISSED = 124
-"""The exit status of a command that took too long, as of timeout(1)."""
+"""The exit status of a command that took too long, as that of timeout(1)."""
 
 
 def run(command: str, seconds: float) -> dict[str, Any]:
-    """By a shell. What it leaves running keeps neither of its outputs open, or we wait for that."""
+    """Run a command with a shell. A process that it leaves behind must close its outputs: they are read to the end."""
     process = subprocess.Popen(
         ["/bin/sh", "-c", command],
         stdin=subprocess.DEVNULL,

@@ -1,12 +1,12 @@
 #!/bin/bash
-# enter.sh CGROUP ARCHIVE DIRECTORY SHARED: process 1 of namespaces of its own (mount, pid, net, uts, ipc) becomes the
-# systemd of the system in that archive, which is unpacked into memory. tests/container/keeper.py starts it. What it
-# mounts goes with the last process in here.
+# enter.sh CGROUP ARCHIVE DIRECTORY SHARED: becomes the systemd of the system in this archive, as process 1 of
+# namespaces of its own (mount, pid, net, uts, ipc). The archive is unpacked into memory. tests/container/keeper.py
+# starts this script. The mounts made here end with the last process in the container.
 set -eu
 
 cgroup=$1 archive=$2 directory=$3 shared=$4
 
-# Itself and nobody else, so that systemd can give the controllers in it away. Then that is the root of what it sees.
+# Join the cgroup, alone, so that systemd can delegate the controllers in it. It becomes the root of the cgroup tree.
 if [ "$cgroup" != / ]; then
 	echo 0 >"$cgroup/cgroup.procs"
 	exec unshare --cgroup -- "$0" / "$archive" "$directory" "$shared"
@@ -16,7 +16,7 @@ root=$directory/root
 mount -t tmpfs -o mode=755,size=2G root "$root"
 tar -xf "$archive" -C "$root"
 mount -t proc -o nosuid,nodev,noexec proc "$root/proc"
-# They are the host's.
+# These belong to the host.
 for path in sys sysrq-trigger; do
 	[ ! -e "$root/proc/$path" ] || mount --bind -o ro,nosuid,nodev,noexec "$root/proc/$path" "$root/proc/$path"
 done
@@ -41,19 +41,19 @@ ln -s fd/2 "$root/dev/stderr"
 mount --bind "$directory/console" "$root/dev/console"
 mount -t tmpfs -o mode=755,nosuid,nodev tmpfs "$root/run"
 mount -t tmpfs -o mode=1777,nosuid,nodev tmpfs "$root/tmp"
-# Where programs of the host and of a container meet.
+# The directory of the socket that connects the host's programs with the container's.
 mkdir -p "$root/run/host/socket"
 mount --bind "$directory/socket" "$root/run/host/socket"
 mount --bind -o ro "$shared" "$root/mnt"
 
-# What systemd gives to everybody on a machine, if this one may: root of some containers has no CAP_SYS_RESOURCE.
+# The limits that systemd sets on a machine, where that is allowed: root in some containers has no CAP_SYS_RESOURCE.
 ulimit -Hn 524288 2>/dev/null || :
 ulimit -Sn 1024
 cd "$root"
 mkdir old
 pivot_root . old
-# Mounts propagate as on a machine: in a container systemd leaves that to who made it, which it is told by the variable.
-# What is dropped are rights to the modules, the clock and the hardware of the host.
+# Mounts propagate as on a machine: in a container (the variable tells it so) systemd leaves that to the one that made
+# it. The rights to load modules, set the clock and access the host's hardware are dropped.
 exec chroot . /bin/sh -c 'umount --lazy /old && rmdir /old && mount --make-rshared / && exec env -i container=other \
 	PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
 	setpriv --bounding-set -sys_module,-sys_time,-sys_rawio /sbin/init systemd.show_status=no'

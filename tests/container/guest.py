@@ -1,11 +1,11 @@
-"""A container in which systemd is process 1, which runs one command after another.
+"""A container in which systemd is process 1 and which runs one command after another.
 
-It is a Debian of its own on the kernel of this machine: nothing is emulated, so it is as quick as the machine, and
-systemd has booted within seconds. What it writes is in memory, and gone when it ends.
+It has a Debian of its own on the kernel of this machine. Nothing is emulated, so it is as quick as the machine, and
+systemd boots within seconds. The files that it writes are in memory and vanish when it ends.
 
-It has no kernel of its own: no module can be loaded, no clock set, and /proc/sys is read-only. What the kernel says of
-it is in the log of this machine, among what it says of others, so no test fails by a warning of the kernel. Tests for
-which a kernel is the subject run in the machines of tests/vm.
+It has no kernel of its own: no module can be loaded, no clock set, and /proc/sys is read-only. Kernel messages about it
+are mixed with the others in this machine's log, so a kernel warning makes no test fail here. The tests whose subject is
+a kernel run in the machines of tests/vm.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ import attrs
 KEEPER = "tests.container.keeper"
 BOOT_S = 300.0
 COMMAND_S = 300.0
-"""What a command, or what is waited for, may take: one that reaches it hangs, however busy the machine is."""
+"""The limit for a command or a condition to wait for. One that reaches it hangs, however busy the machine is."""
 PATIENCE_S = 180.0
-"""How much longer than a command the answer may take, and what a container may take to end."""
+"""The time that an answer may take beyond its command's limit, and that a container may take to end."""
 POLL_S = 0.1
 TAKES = "it takes root with CAP_SYS_ADMIN and a cgroup2 that can be written to: inside a container, a privileged one"
 
@@ -40,15 +40,15 @@ class Completed:
     """A command that has ended."""
 
     code: int
-    """Its exit status; 124 if it took too long."""
+    """The exit status; 124 if the command took too long."""
     out: str
-    """Its standard output."""
+    """The text on standard output."""
     err: str
-    """Its standard error."""
+    """The text on standard error."""
 
 
 class Guest:
-    """A container that is running."""
+    """A running container."""
 
     def __init__(self, agent: socket.socket, console: IO[bytes]) -> None:
         self._agent = agent
@@ -56,7 +56,7 @@ class Guest:
         self._console = console
 
     def run(self, command: str, seconds: float = COMMAND_S) -> Completed:
-        """Runs it by a shell, as root. AssertionError where the container itself does not answer."""
+        """Run a command with a shell, as root. AssertionError if the container itself does not answer."""
         try:
             self._agent.settimeout(seconds + PATIENCE_S)
             self._agent.sendall(json.dumps({"command": command, "seconds": seconds}).encode() + b"\n")
@@ -68,13 +68,13 @@ class Guest:
         return Completed(**json.loads(line))
 
     def ok(self, command: str, seconds: float = COMMAND_S) -> str:
-        """Runs it, which has to succeed; what it printed."""
+        """Run a command that has to succeed, and return its output."""
         done = self.run(command, seconds)
         assert done.code == 0, f"{command}: {done}"
         return done.out
 
     def until(self, command: str, what: str, seconds: float = COMMAND_S) -> str:
-        """Runs it again and again until it succeeds; what it printed then. The one place that waits."""
+        """Repeat a command until it succeeds, and return its output. All waiting in these tests is done here."""
         deadline = time.monotonic() + seconds
         while (done := self.run(command)).code:
             if time.monotonic() > deadline:
@@ -83,24 +83,26 @@ class Guest:
         return done.out
 
     def write(self, path: str, text: str) -> None:
-        """A file there, and the directories on the way to it."""
+        """Write a file in the container, making the directories above it."""
         self.ok(f"mkdir -p '{os.path.dirname(path)}' && cat >'{path}' <<'END-OF-FILE'\n{text}END-OF-FILE\n")
 
     def close(self) -> None:
-        """Nothing can be run any more."""
+        """Close the connection; no more commands can be run."""
         self._stream.close()
 
     def hello(self) -> None:
-        """Returns when the agent has started."""
+        """Return when the agent has started."""
         line = self._stream.readline()
         assert line == '"hello"\n', f"no agent: {line!r}; {said(self._console)}"
 
 
 @contextlib.contextmanager
 def booted(archive: Path, shared: Path) -> Iterator[Guest]:
-    """Boots what is in the archive, until systemd has nothing left to do. A directory of this machine is there as /mnt,
-    read-only. AssertionError where that cannot be; and in the end, where anything of it is left."""
-    # The keeper removes it as well, and outlives this process where that is killed.
+    """Boot the system in the archive, until systemd has nothing left to do. `shared` is there as /mnt, read-only.
+
+    AssertionError if that is impossible, and at the end if anything of the container is left.
+    """
+    # The keeper removes the directory as well, and outlives this process if it is killed.
     with tempfile.TemporaryDirectory(prefix="ggroup-container-", ignore_cleanup_errors=True) as name:
         os.mkdir(f"{name}/socket")
         with (
@@ -115,14 +117,14 @@ def booted(archive: Path, shared: Path) -> Iterator[Guest]:
                 contextlib.closing(Guest(agent, console)) as guest,
             ):
                 guest.hello()
-                # Degraded is for the tests to find.
+                # A degraded system counts as booted: finding out why is for the tests.
                 guest.run("systemctl is-system-running --wait", BOOT_S)
                 yield guest
 
 
 @contextlib.contextmanager
 def kept(words: Sequence[str], console: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    """A keeper, which in the end is told that it is the end."""
+    """A keeper, which is told at the end to end its container."""
     command = [sys.executable, "-m", KEEPER, *words]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=console, start_new_session=True
@@ -140,7 +142,7 @@ def kept(words: Sequence[str], console: IO[bytes]) -> Iterator[subprocess.Popen[
 
 
 def accepted(listening: socket.socket, keeper: subprocess.Popen[bytes], console: IO[bytes]) -> socket.socket:
-    """The agent, which connects once it has started; AssertionError where the container ends before that."""
+    """The agent's connection, made once it has started. AssertionError if the container ends before that."""
     assert keeper.stdout is not None
     ready, _, _ = select.select([listening.fileno(), keeper.stdout.fileno()], [], [], BOOT_S)
     assert listening.fileno() in ready, f"no container has booted, and {TAKES}; {said(console)}"
@@ -150,6 +152,6 @@ def accepted(listening: socket.socket, keeper: subprocess.Popen[bytes], console:
 
 
 def said(console: IO[bytes], lines: int = 40) -> str:
-    """The end of what the container, and what made it, has written."""
+    """The last lines that the container, or the programs that made it, wrote to the console."""
     console.seek(0)
     return "\n".join(["console:", *console.read().decode(errors="replace").splitlines()[-lines:]])

@@ -1,14 +1,14 @@
-"""Starts a container, and ends all of it: when it is told to, or when the process that started this one is gone.
+"""Starts a container, and ends all of it when told to, or when the process that started the keeper is gone.
 
     python -m tests.container.keeper ARCHIVE SHARED DIRECTORY
 
-The container has namespaces and a cgroup of its own, and its root is in memory. So nothing is left once its processes
-are gone but the directories of the cgroup, which are removed here. Where this process is killed itself, the kernel
-kills process 1 of the container, and with that all the others; the next keeper removes the directories.
+The container has namespaces and a cgroup of its own, and its root is in memory. So once its processes are gone, only
+the directories of the cgroup are left, and the keeper removes them. If the keeper itself is killed, the kernel kills
+process 1 of the container, and with it all the others; the next keeper removes the directories.
 
-The process that starts this one holds the other end of its standard input: where that is closed, be it because that
-process was killed, the container ends. The end of standard output says that it has ended by itself before. At last
-DIRECTORY is removed, in which are `console`, what the container writes, and `socket`, which it has as /run/host/socket.
+The process that starts the keeper holds the other end of its standard input. When that is closed, which also happens if
+the process is killed, the container ends. If standard output ends first, the container has ended by itself. At the end
+the keeper removes DIRECTORY, which holds `console`, the container's output, and `socket`, its /run/host/socket.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from backend.process import procfs
 
 ENTER = Path(__file__).with_name("enter.sh")
 PREFIX = "ggroup-container-"
-"""Of the names of the cgroups."""
+"""The prefix of the cgroups' names."""
 END_S = 60.0
-"""Seconds that killed processes have to be gone: one that is not hangs in the kernel."""
+"""Seconds that killed processes may take to vanish: one that takes longer hangs in the kernel."""
 UNSHARED = ("--mount", "--pid", "--net", "--uts", "--ipc", "--fork", "--kill-child")
-"""enter.sh adds the cgroup's, once it is in the cgroup."""
+"""The namespaces that unshare makes. enter.sh adds that of cgroups, once it is in the cgroup."""
 
 
 def main() -> int:
     archive, shared, directory = (Path(word).absolute() for word in sys.argv[1:])
-    # Ctrl-C is for the process at the other end. What ends this process has it end the container first.
+    # Ctrl-C is meant for the process at the other end. The signals that end the keeper make it end the container first.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
@@ -51,7 +51,7 @@ def main() -> int:
         except OSError as error:
             print(f"keeper: {error}", file=sys.stderr)
             code = 1
-        # The other end is told, and uses the directory until it says that it does not.
+        # This tells the other end, which may use the directory until it closes standard input.
         os.close(1)
         select.select([0], [], [])
         return code
@@ -60,12 +60,12 @@ def main() -> int:
 
 
 def keep(archive: Path, shared: Path, directory: Path) -> None:
-    """From the first process to the last one. OSError."""
+    """Run a container from its first process to its last. OSError."""
     for name in ("root", "socket"):
         (directory / name).mkdir(exist_ok=True)
     with cgroup() as path:
         words = ["unshare", *UNSHARED, "--", *map(os.fspath, (ENTER, path, archive, directory, shared))]
-        # With this process goes unshare, however that ends, and with unshare goes process 1 of the namespace.
+        # unshare is killed when this process ends for any reason, and with unshare goes process 1 of the namespace.
         words = ["setpriv", "--pdeathsig", "KILL", *words]
         process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=sys.stderr)
         try:
@@ -75,7 +75,7 @@ def keep(archive: Path, shared: Path, directory: Path) -> None:
 
 
 def watch(process: subprocess.Popen[bytes]) -> None:
-    """Returns when the container is not wanted any more."""
+    """Return when the container is not wanted any more, or has ended."""
     pidfd = os.pidfd_open(process.pid)
     try:
         ready, _, _ = select.select([0, pidfd], [], [])
@@ -86,19 +86,19 @@ def watch(process: subprocess.Popen[bytes]) -> None:
 
 
 def end(process: subprocess.Popen[bytes], path: Path) -> None:
-    """Kills what is in the cgroup. With the first process of a pid namespace the kernel kills all in it, and ends that
-    one last, so all are gone when it is."""
+    """Kill all processes in the cgroup. With the first process of a pid namespace the kernel kills all of them, and it
+    reports that one as ended last; so they are all gone when this returns."""
     deadline = time.monotonic() + END_S
     while process.poll() is None:
         if time.monotonic() >= deadline:
             raise TimeoutError(f"{path}: what was killed has not ended within {END_S:g} s")
-        # Again, since it may not have entered yet.
+        # Repeated, because the process may not have entered the cgroup yet.
         (path / "cgroup.kill").write_text("1")
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(0.1)
 
 
-# Its cgroup
+# The cgroup of the container
 
 
 def above() -> Path:
@@ -112,13 +112,13 @@ def above() -> Path:
 
 @contextlib.contextmanager
 def cgroup() -> Iterator[Path]:
-    """An empty one below that of this process. In the end it is removed, as are those whose keeper was killed.
+    """An empty cgroup below that of this process, which is removed at the end, with those whose keepers were killed.
 
-    A keeper has a lock on its own. So one that can be locked has no keeper any more.
+    Each keeper holds a lock on its cgroup. So a cgroup that can be locked has no keeper any more.
     """
     parent = above()
     with contextlib.ExitStack() as stack:
-        # Between making one and locking it another keeper does not look.
+        # The lock on the parent keeps other keepers from looking at a cgroup that is made but not locked yet.
         with locked(parent, 0):
             for left in parent.glob(f"{PREFIX}*"):
                 with contextlib.suppress(OSError), locked(left, fcntl.LOCK_NB):
@@ -131,7 +131,7 @@ def cgroup() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def locked(path: Path, flags: int) -> Iterator[None]:
-    """flock(2) with those flags: with LOCK_NB BlockingIOError where another process has it."""
+    """Hold flock(2) with these flags. With LOCK_NB, BlockingIOError if another process holds it."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | flags)
@@ -141,7 +141,7 @@ def locked(path: Path, flags: int) -> Iterator[None]:
 
 
 def remove(path: Path, seconds: float) -> None:
-    """With those below it. OSError if it is in use for longer than that."""
+    """Remove a cgroup and those below it. OSError if it is still in use after that many seconds."""
     deadline = time.monotonic() + seconds
     for top, _, _ in os.walk(path, topdown=False):
         while True:
@@ -151,7 +151,7 @@ def remove(path: Path, seconds: float) -> None:
             except OSError as error:
                 if error.errno != errno.EBUSY or time.monotonic() >= deadline:
                     raise
-                # A process that was killed has not left yet.
+                # A killed process may not have left the cgroup yet.
                 time.sleep(0.01)
 
 

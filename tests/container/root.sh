@@ -1,5 +1,5 @@
 #!/bin/sh
-# root.sh SUITE PACKAGES ARCHIVE: a Debian with these packages that talks to tests/container/guest.py, as an archive.
+# root.sh SUITE PACKAGES ARCHIVE: makes an archive of a Debian with these packages and with the agent of guest.py.
 set -eu
 
 suite=$1 packages=$2 archive=$3
@@ -7,7 +7,7 @@ here=$(dirname "$0")
 
 work=$(mktemp -d "$archive.XXXXXX")
 trap 'rm -rf --one-file-system "$work"' EXIT
-# That of a system, not of a temporary directory.
+# The permissions of a root directory, not of a temporary one.
 chmod 755 "$work"
 root=$work/root
 mmdebstrap --quiet --variant=essential --include="$(echo "$packages" | tr ' ' ,)" "$suite" "$root"
@@ -18,13 +18,13 @@ ln -s ../agent.service "$root/etc/systemd/system/multi-user.target.wants/agent.s
 : >"$root/etc/fstab"
 echo guest >"$root/etc/hostname"
 : >"$root/etc/machine-id"
-# What takes time and is of no use to anybody here.
+# Units that take time and are of no use in the tests.
 for unit in getty@tty1.service console-getty.service dpkg-db-backup.timer e2scrub_all.timer e2scrub_reap.service \
 	fstrim.timer systemd-timesyncd.service systemd-logind.service systemd-update-utmp.service systemd-binfmt.service \
 	proc-sys-fs-binfmt_misc.automount; do
 	ln -sf /dev/null "$root/etc/systemd/system/$unit"
 done
-# Nobody unplugs it.
+# No power failure can damage this system, so dpkg need not sync.
 echo force-unsafe-io >"$root/etc/dpkg/dpkg.cfg.d/guest"
 tar -C "$root" --exclude='./dev/*' -cf "$work/archive" .
 mv "$work/archive" "$archive"

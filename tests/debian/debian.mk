@@ -1,4 +1,4 @@
-# Both commands of the README, and the package, in a fresh Debian. Included by the Makefile at the top; all runs there.
+# Tests both commands of the README, and the package, in a fresh Debian. Included by the top Makefile; runs there.
 
 DEBIAN ?= 12
 PARTS ?= run test deb

@@ -1,5 +1,5 @@
 #!/bin/sh
-# enter.sh ROOT [NAME=VALUE...] COMMAND...: runs it in that system, in the namespaces that this has been started in.
+# enter.sh ROOT [NAME=VALUE...] COMMAND...: runs a command in the system in ROOT, in this script's namespaces.
 set -eu
 
 root=$1
@@ -7,7 +7,7 @@ shift
 mount --make-rprivate /
 mount --bind "$root" "$root"
 mount -t proc proc "$root/proc"
-# With the hierarchies of cgroups below it, as this machine has them.
+# Including the cgroup hierarchies below it, as they are on this machine.
 mount --rbind /sys "$root/sys"
 mount -t tmpfs -o mode=755 tmpfs "$root/dev"
 for device in null:1:3 zero:1:5 full:1:7 random:1:8 urandom:1:9 tty:5:0 fuse:10:229; do

@@ -1,9 +1,9 @@
 #!/bin/sh
-# inside.sh PART...: runs in the fresh system; see fresh.sh.
+# inside.sh PART...: runs the parts in the fresh system; see fresh.sh.
 set -eu
 cd /src/ggroupfs
 
-# The package by itself: no compiler, no tree of sources and no systemd take part.
+# Tests the package by itself, without a compiler, the source tree or systemd.
 installed() {
 	mount=$(mktemp -d)
 	apt-get install -y -q --no-install-recommends ./build/deb/ggroupfs_*.deb

@@ -15,16 +15,16 @@ from backend.process.identity import cgroup_of
 from ggroupfs.client.reading import branches, content, flat, members
 
 FIGURES_MOST = 1 << 53
-"""What no count of events, bytes or microseconds of a run reaches."""
+"""Bound that no count of events, bytes or microseconds of a run reaches."""
 READINGS = 4
-"""Equal ones in a row, after which what is wrong does not come right by itself."""
+"""Number of equal readings in a row after which a wrong sum will not come right by itself."""
 PAUSE_S = 0.02
-"""Between two of them."""
+"""Seconds between two of them."""
 
 
 @attrs.frozen
 class Figures:
-    """What files of a group say."""
+    """The contents of a group's files."""
 
     where: str
     current: int
@@ -32,21 +32,21 @@ class Figures:
 
 
 class Books:
-    """Those of one mount."""
+    """The books of one mount."""
 
     def __init__(self, mount: Path, processes: int) -> None:
-        """`processes` is how many may be in the tree."""
+        """`processes` is the number that may be in the tree."""
         self._mount = mount
         self._gpus = [int(entry.name) for entry in (mount / "gpus").iterdir() if not entry.is_symlink()]
         self._capacities = {gpu: int((mount / f"gpus/{gpu}/gmem.capacity").read_text()) for gpu in self._gpus}
         self._processes = processes
 
     def check(self, what: str, looked: Callable[[], None]) -> None:
-        """The sums, of programs that do nothing, once they are right; AssertionError where they are not to be.
-        Impossible figures are none, ever.
+        """Wait until the sums are right, with programs that do nothing; AssertionError where they stay wrong, and at
+        once for impossible figures.
 
-        A program that was moved is counted where it was until the daemon has looked at it, which takes as long as it
-        takes. So it is a failure only where nothing has changed after it has `looked` at everybody, whenever that is.
+        A program that was moved is counted in its old place until the daemon has looked at it, which may take any time.
+        So wrong sums are a failure only if nothing has changed after the daemon has `looked` at every process.
         """
         before: Sequence[str] = ()
         while wrong := self._lasting():
@@ -55,7 +55,7 @@ class Books:
             looked()
 
     def _lasting(self) -> Sequence[str]:
-        """What does not add up, several times in a row; nothing as soon as all does."""
+        """Return what is wrong several times in a row; nothing as soon as everything adds up."""
         wrong: Sequence[str] = ()
         equal = 0
         while equal < READINGS:
@@ -63,7 +63,7 @@ class Books:
             try:
                 wrong = self._wrong()
             except OSError as error:
-                wrong = [f"{error}"]  # it went meanwhile
+                wrong = [f"{error}"]  # the group went meanwhile
             if not wrong:
                 return ()
             equal = equal + 1 if wrong == before else 1
@@ -71,7 +71,7 @@ class Books:
         return wrong
 
     def _wrong(self) -> Sequence[str]:
-        """What does not add up."""
+        """Return what does not add up."""
         wrong: list[str] = []
         below: dict[tuple[str, int], list[Figures]] = defaultdict(list)
         known: dict[tuple[str, int], Figures] = {}
@@ -98,7 +98,7 @@ class Books:
         return wrong
 
     def _read(self, group: str, gpu: int, processes: int) -> Figures:
-        """What a group has. AssertionError for what nobody can have."""
+        """Return the figures of a group. AssertionError for impossible ones."""
         current, swap = int(content(f"{group}/gmem.current")), int(content(f"{group}/gmem.swap.current"))
         most = OVERCOMMIT * self._capacities[gpu] * processes
         assert 0 <= current <= most, f"{group}: gmem.current {current}"
@@ -110,5 +110,5 @@ class Books:
     @staticmethod
     def _possible(group: str, name: str, figures: Mapping[str, int]) -> None:
         for key, value in figures.items():
-            most = MAX if key == "exchanged_bytes" else FIGURES_MOST  # a program's own word
+            most = MAX if key == "exchanged_bytes" else FIGURES_MOST  # reported by a program itself
             assert 0 <= value <= most, f"{group}/{name}: {key} {value}"

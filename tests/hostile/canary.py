@@ -1,8 +1,8 @@
-"""A process of root's that is moved between two cgroups, to know when the daemon has looked where everybody is.
+"""A process of root's that is moved between two cgroups, to find out when the daemon has looked at every process.
 
 Nothing tells the daemon that a process was moved: it looks at each one in turn (:mod:`backend.core.membership`), which
-takes as long as there are processes, and longer on a machine that is busy. When it has found the canary to be elsewhere
-twice, it has looked at all others in between.
+takes longer with more processes, and on a busy machine. When it has found the canary in a new place twice, it has
+looked at all others in between.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ NAME = "canary.service"
 
 
 def everybody_is_looked_at(mount: Path, top: Path, patience: Patience, seconds: float) -> None:
-    """Returns once that is so. `top` is a cgroup of ours; it takes so many `seconds`, and as many more, at most."""
+    """Wait, for twice `seconds` at most, until the daemon has looked at every process. `top` is a cgroup of ours."""
     places = [top / NAME / name for name in ("a", "b", "c")]
     for place in places:
         place.mkdir(parents=True, exist_ok=True)
     with subprocess.Popen(["sleep", "infinity"], preexec_fn=lambda: enter(0, places[0])) as canary:
         try:
             directory = mount / str(canary.pid)
-            directory.mkdir()  # the last one that is looked at: it came last
+            directory.mkdir()  # looked at last, since it came last
             for place in places[1:]:
                 enter(canary.pid, place)
                 there = mount / "slice" / slice_path(place)

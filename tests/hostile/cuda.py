@@ -1,4 +1,4 @@
-"""What hostile programs say in the place of the library in CUDA programs: of memory that they have, or have not."""
+"""Messages of hostile programs in place of the CUDA library: about memory that they have, or do not have."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def amount(random: random.Random) -> int:
 
 @kind("be managed", CUDA)
 def managed(tenant: Tenant, random: random.Random) -> None:
-    """It says what it has: on one connection, on two at once, and anew."""
+    """Report memory: on one connection, on two at once, and anew."""
     if random.random() < 0.5:
         say(tenant, Op.MANAGE, amount(random), random.choice((0, amount(random))), gpu=random.choice((0, 0, 1, 7)))
         return
@@ -29,7 +29,7 @@ def managed(tenant: Tenant, random: random.Random) -> None:
 
 
 def begun(tenant: Tenant) -> None:
-    """It is managed, if it was not."""
+    """Become managed, if not managed yet."""
     if tenant.line is None:
         say(tenant, Op.MANAGE, 64 * MIB, 0)
 
@@ -42,7 +42,7 @@ def charge(tenant: Tenant, random: random.Random) -> None:
 
 @kind("uncharge", CUDA)
 def uncharge(tenant: Tenant, random: random.Random) -> None:
-    """What another thread is about to charge, and what was never charged."""
+    """Uncharge memory that another thread is about to charge, or that was never charged."""
     begun(tenant)
     say(tenant, Op.UNCHARGE, amount(random), random.choice((0, amount(random))))
 
@@ -58,7 +58,7 @@ def report(tenant: Tenant, random: random.Random) -> None:
 
 @kind("give memory, and lie about it", CUDA)
 def give(tenant: Tenant, random: random.Random) -> None:
-    """A program that answers what it is asked for: right, late, too much, with another status, twice."""
+    """Answer requests for memory: right, late, with too much, with another status, twice."""
     with tenant.connect() as connection:
         ask(tenant, connection, Op.HELLO, *tenant.greeting).check()
         ask(tenant, connection, Op.MANAGE, GIB, 0).check()
@@ -73,7 +73,7 @@ def give(tenant: Tenant, random: random.Random) -> None:
 
 @kind("stand by, and refuse it", CUDA)
 def depart(tenant: Tenant, random: random.Random) -> None:
-    """A program that is to be moved: it agrees, and is not moved; or it refuses, with any status; or never answers."""
+    """Answer a request to stand by: agree, and not be moved; refuse, with any status; or never answer."""
     with tenant.connect() as connection:
         ask(tenant, connection, Op.HELLO, *tenant.greeting).check()
         ask(tenant, connection, Op.MANAGE, GIB, 0).check()
@@ -90,7 +90,7 @@ def depart(tenant: Tenant, random: random.Random) -> None:
 
 
 def next_request(connection: socket.socket) -> Message:
-    """What the daemon asks for next. TimeoutError where that is nothing."""
+    """Return the daemon's next request. TimeoutError if none comes."""
     for _ in range(RECEIVED):
         raw = connection.recv(SIZE)
         if not raw:
@@ -99,5 +99,5 @@ def next_request(connection: socket.socket) -> Message:
         if not message.reply and message.op in (Op.RECLAIM, Op.DEPART):
             return message
         if not message.reply and message.op in ASKED:
-            answer(connection, message, 0, 1)  # it is drained, it says
+            answer(connection, message, 0, 1)  # claims to be drained
     raise TimeoutError

@@ -1,4 +1,4 @@
-"""The daemon of a run, looked at from outside: what it says, what it holds, and how it ends."""
+"""The daemon of a run, looked at from outside: its log, its files, and its end."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from tests.hostile.page import Page
 from tests.support.proc import stat_of
 
 DESCRIPTORS = 4096
-"""What the daemon may have open: more than the tenants of a round have it want. 300 is fewer."""
+"""Descriptors that the daemon may have: more than the tenants of a round make it want, which is over 300."""
 READY_S = 60.0
 EXIT_S = 60.0
-"""Until it is gone once it was told to end: it gives everything back first, and levers have a deadline of 5 s."""
+"""Seconds from the order to end until it is gone: it thaws everything first, and levers have a deadline of 5 s."""
 
 EXPECTED = (
     r"process \d+: (not a message|an answer to nothing|an answer that)",
     r"\d+ more lines like the next one were left out",
     r"no room for another program: Too many open files",
-    # A user that sets something of a program on its way to another GPU waits for that; its tenant can have it take 5 s.
-    # So can two that are asked for memory and do not answer, 3 s each (backend.cuda.managed.RECLAIM_S).
+    # A user's setting for a program that is being moved waits for the move, which the tenant can drag out for 5 s. So
+    # do two programs that are asked for memory and do not answer, 3 s each (backend.cuda.managed.RECLAIM_S).
     r"GPU \d+ does not follow for Process\(.*\) \((compute|reclaim)\): \[Errno 110\]",
-    # What the driver counts for a program, and what it says that it has besides, may be more than the GPU: told once.
+    # The driver's figure for a program, plus what it claims besides, may exceed the GPU: logged once.
     r"GPU \d+: (Slice|Process)\(.*\) holds \d+, over its gmem\.limit\.high: ",
-    r"pid \d+ .*: \[Errno 24\] Too many open files",  # told once, and tried again
-    # A program that waits as the daemon ends may have locked what a message to the kernel is about.
+    r"pid \d+ .*: \[Errno 24\] Too many open files",  # logged once, and retried
+    # A program that waits as the daemon ends may hold the lock that a message to the kernel needs.
     r"a message to the kernel does not come to its end",
-    r"process \d+: its library is older than this daemon and lacks",  # so it said
+    r"process \d+: its library is older than this daemon and lacks",  # as it claimed
     r"user 65534: more than \d+ connections: dropped",
 )
-"""What may be said of tenants that break the rules."""
+"""Log lines that tenants which break the rules may cause."""
 
 
 class Daemon:
@@ -60,7 +60,7 @@ class Daemon:
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS)),
         )
         self.lines: list[str] = []
-        """What it wrote to standard error."""
+        """Lines that it wrote to standard error."""
         assert self.process.stdout is not None
         assert self.process.stderr is not None
         self._collector = threading.Thread(target=self.lines.extend, args=(self.process.stderr,))
@@ -75,14 +75,14 @@ class Daemon:
         self.door = dict(line.split(" ", 1) for line in facts)["socket"]
 
     def descriptors(self) -> int:
-        """How many it has open."""
+        """Return the number of its open descriptors."""
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
     def threads(self) -> int:
         return len(os.listdir(f"/proc/{self.process.pid}/task"))
 
     def open_files(self) -> Sequence[str]:
-        """What its descriptors are, for a reader of a test that failed."""
+        """Return the targets of its descriptors, for the report of a failed test."""
         found = []
         with contextlib.suppress(OSError):
             for name in os.listdir(f"/proc/{self.process.pid}/fd"):
@@ -91,11 +91,11 @@ class Daemon:
         return [f"{found.count(name)} {name}" for name in sorted(set(found))]
 
     def unexpected(self) -> Sequence[str]:
-        """Lines that it must not have written."""
+        """Return lines that it must not have written."""
         return [line.rstrip() for line in self.lines if not any(re.search(pattern, line) for pattern in EXPECTED)]
 
     def state(self) -> str:
-        """What its threads are at."""
+        """Return what its threads are doing."""
         found = []
         with contextlib.suppress(OSError):
             for tid in os.listdir(f"/proc/{self.process.pid}/task"):
@@ -104,22 +104,22 @@ class Daemon:
         return ", ".join(found)
 
     def abort(self) -> None:
-        """Every request to it ends, now and from now on: what waits for it comes back."""
-        with contextlib.suppress(ValueError):  # it was cleaned up meanwhile
+        """Abort the mount: every request to it ends, now and later, and what waits for it comes back."""
+        with contextlib.suppress(ValueError):  # it may have been cleaned up meanwhile
             self._connection.abort()
 
     def tell_to_end(self) -> None:
-        """As an operator does."""
+        """Tell it to end as an operator does."""
         self.process.send_signal(signal.SIGTERM)
 
     def gone(self) -> int | None:
-        """How it ended; None where it does not come to its end."""
+        """Return its exit status; None if it does not end."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self.process.wait(EXIT_S)
         return None
 
     def clean_up(self) -> None:
-        """Whatever has become of it, it is gone, and its mount."""
+        """Remove it and its mount, whatever has become of it."""
         if self.process.poll() is None:
             self.abort()
             self.process.kill()
@@ -135,23 +135,23 @@ class Daemon:
 
 
 class Watch:
-    """Ends what never ends: where something takes too long, the mount is aborted, and it is said what that was."""
+    """Ends what never ends: where a step takes too long, the mount is aborted, and the step is reported."""
 
     def __init__(self, daemon: Daemon, seconds: float) -> None:
         self._daemon = daemon
         self._seconds = seconds
         self._since: dict[str, float] = {}
         self.found: str | None = None
-        """What took too long."""
+        """The step that took too long."""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         self.ages: list[tuple[str, object]] = []
-        """Names, and callables that say since when each is at something, in seconds."""
+        """Names, and functions that return the seconds since each began its present call."""
 
     @contextlib.contextmanager
     def step(self, what: str) -> Iterator[None]:
-        """Something that ends, or is ended."""
+        """Enclose a step that must end, or is ended."""
         self._since[what] = time.monotonic()
         try:
             yield
@@ -164,7 +164,7 @@ class Watch:
         assert self.found is None, self.found
 
     def goes_on(self) -> None:
-        """Something of what is under way was done: it takes as long as it takes."""
+        """Note progress of the present step, which may then take longer."""
         for what in self._since:
             self._since[what] = time.monotonic()
 

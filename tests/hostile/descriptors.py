@@ -1,4 +1,4 @@
-"""What hostile programs do with descriptors: use them up, hand them on, and have ones that are not what they seem."""
+"""Kinds about descriptors: using them up, passing them on, and having ones that are not what they seem."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.hostile.registry import Tenant, child, kind
 
 @kind("use up descriptors")
 def exhaust(tenant: Tenant, random: random.Random) -> None:
-    """None is left for a moment, in which the other half has its calls."""
+    """Use up all descriptors for a moment, in which the other half makes its calls."""
     taken: list[int] = []
     try:
         while len(taken) < 600:
@@ -43,7 +43,7 @@ def limits(tenant: Tenant, random: random.Random) -> None:
 
 @kind("pass descriptors")
 def passes(tenant: Tenant, random: random.Random) -> None:
-    """With each message as many as there can be: of a tree's files, of the connection itself, of pipes and sockets."""
+    """Send as many with each message as possible: of a tree's files, of the connection itself, of pipes and sockets."""
     ends = os.pipe()
     try:
         with tenant.connect() as connection:
@@ -60,7 +60,7 @@ def passes(tenant: Tenant, random: random.Random) -> None:
 
 @kind("hand over connections")
 def hand_over(tenant: Tenant, random: random.Random) -> None:
-    """A process connects and dies, or is about to, when another one speaks."""
+    """Connect in a process that dies, or is about to, while another one speaks."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
 
@@ -82,7 +82,7 @@ def hand_over(tenant: Tenant, random: random.Random) -> None:
 
 @kind("queue sockets in themselves")
 def loops(tenant: Tenant, random: random.Random) -> None:
-    """Descriptors in flight that no process receives: what the kernel has to collect."""
+    """Put descriptors in flight that no process receives, for the kernel to collect."""
     one, other = socket.socketpair()
     with one, other, tenant.connect() as connection:
         for _ in range(20):

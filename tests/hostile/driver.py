@@ -1,7 +1,7 @@
-"""The daemon with NVIDIA GPUs that exist only in memory, on a real mount: which programs have a context is in the page.
+"""The daemon with NVIDIA GPUs that exist only in memory, on a real mount; the page says which programs have a context.
 
-Programs are real. The descriptors of the driver's file that they have are those of the driver in memory, and those
-that the kernel says are called so: what a tenant calls so itself is met as on a real machine.
+Programs are real. Their descriptors of the driver's file are those of the driver in memory, and those that the kernel
+says have that name: a false one of a tenant is met as on a real machine.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ from tests.support.fake_nvidia import FakeNvml, FakeSystem, Program
 
 GPUS = 2
 RUN = 32
-"""Unused handles in a row after which a search ends."""
+"""Number of unused handles in a row after which a search ends."""
 PATIENCE_S = 60.0
-"""For another thread's call: however busy this machine is."""
+"""Seconds for another thread's call, however busy this machine is."""
 FIRST_FAKE = 1 << 20
-"""Numbers of descriptors from here on are the driver's in memory."""
+"""First descriptor number of the driver in memory."""
 
 
 class Programs:
-    """The programs that have a context, by the page."""
+    """The programs that have a context, according to the page."""
 
     def __init__(self, page: Page) -> None:
         self._page = page
         self._places = [Word.NEIGHBOUR_PLACE, *(page.place(t, n) for t in range(TENANTS) for n in range(PLACES))]
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        """Pid and place of each."""
+        """Yield pid and place of each."""
         for place in self._places:
             if pid := int(self._page.words[place]):
                 yield pid, place
 
     def held(self, gpu: int) -> list[tuple[int, int]]:
-        """Pid and bytes of each that has some."""
+        """Return pid and bytes of each that has memory on a GPU."""
         found = {pid: int(self._page.words[place + 1 + gpu]) for pid, place in self}
         return [(pid, nbytes) for pid, nbytes in found.items() if nbytes and _lives(pid)]
 
     def move(self, pid: int, source: int, target: int) -> None:
-        """It is on another GPU."""
+        """Move a program to another GPU."""
         for found, place in self:
             if found == pid:
                 words = self._page.words
@@ -71,18 +71,18 @@ def _lives(pid: int) -> bool:
 
 
 class Driver(FakeSystem):
-    """The system calls: real ones about real processes, those of the driver in memory."""
+    """System calls: real ones about real processes, and those of the driver in memory."""
 
     def __init__(self, programs: Programs) -> None:
         super().__init__(trace=None)
         self._known = programs
         self._real = LinuxSystem()
         self._lock = threading.RLock()
-        self._pids: dict[int, int] = {}  # by pidfd
+        self._pids: dict[int, int] = {}  # pid by pidfd
         self._next = FIRST_FAKE
 
     def _program(self, pid: int) -> Program | None:
-        """The context of a process, made when it is looked at first."""
+        """Return the context of a process, made at the first look."""
         with self._lock:
             start = self._real.start_time(pid)
             program = self.programs.get(pid)
@@ -98,7 +98,7 @@ class Driver(FakeSystem):
             return program
 
     def forget_the_dead(self) -> None:
-        """As when their last descriptors are closed."""
+        """Drop contexts of dead processes, as when their last descriptors are closed."""
         with self._lock:
             for pid in [pid for pid in self.programs if not _lives(pid)]:
                 self.kill(pid)
@@ -166,7 +166,7 @@ class Counted(FakeNvml):
 
 
 async def open_gpus(page: Page) -> list[NvidiaGpu]:
-    """In the place of :func:`backend.nvidia.opening.open_gpus`."""
+    """Stand in for :func:`backend.nvidia.opening.open_gpus`."""
     programs = Programs(page)
     driver = Driver(programs)
     gpus = await _open_gpus(system=driver, nvml=Nvml(Counted(programs, driver)), selftest=False)  # type: ignore[arg-type]
@@ -179,7 +179,7 @@ async def open_gpus(page: Page) -> list[NvidiaGpu]:
         carried: int | None = None,
         standby: Standby | None = None,
     ) -> None:
-        """What the agent does, as far as the daemon sees it."""
+        """Act as the agent, as far as the daemon sees it."""
         if standby is None:
             await trio.sleep(0.01)
             programs.move(process.pid, source.index, target.index)
@@ -200,7 +200,7 @@ _open_gpus = backend.nvidia.opening.open_gpus
 
 
 def main() -> int:
-    """As ``ggroupfs``, with the descriptor of the page before its words."""
+    """Run as ``ggroupfs``, with the descriptor of the page before its words."""
     page = Page(int(sys.argv[1]))
     os.set_inheritable(page.descriptor, False)
 
@@ -208,7 +208,7 @@ def main() -> int:
         return await open_gpus(page)
 
     backend.nvidia.opening.open_gpus = ours  # type: ignore[assignment]
-    # A call costs four times as much of the CPU here as of the driver; and here numbers have no gaps.
+    # A call costs the CPU four times as much here as with the driver; and handles have no gaps here.
     discover.FIRST_RUN = discover.WIDE_RUN = RUN
     discover.WAIT_S = PATIENCE_S
     return cli.main(sys.argv[2:])

@@ -1,4 +1,4 @@
-"""What hostile programs do to the files of a tree: all that there is a system call for."""
+"""Kinds about the files of a tree: every system call that exists for them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VALUES = (b"0", b"1", b"max", b"64M", b"1G", b"-1", b"\0", b"", b"default", b"2m
 
 
 def directory(tenant: Tenant, random: random.Random) -> str:
-    """A directory of the tree: its own, somebody else's, a slice, or one that there is not."""
+    """Return a directory of the tree: its own, another's, a slice, or one that does not exist."""
     neighbour = int(tenant.page.words[Word.NEIGHBOUR_PID])
     return tenant.mount + random.choice(
         (
@@ -43,7 +43,7 @@ def directory(tenant: Tenant, random: random.Random) -> str:
 
 
 def file(tenant: Tenant, random: random.Random) -> str:
-    """A control file, mostly."""
+    """Return a control file, mostly."""
     name = random.choice(("gmem.current", "gmem.events", "ggroup.backend", "usermemfd", *NAMES))
     if random.random() < 0.3:
         return f"{tenant.own}/0/{name}"
@@ -67,14 +67,14 @@ def read(tenant: Tenant, random: random.Random) -> None:
 
 @kind("write files")
 def write(tenant: Tenant, random: random.Random) -> None:
-    """Most are refused; in its own slice it sets limits, and freezes itself."""
+    """Write; most writes are refused, but in its own slice it sets limits, and freezes itself."""
     with opened(file(tenant, random), random.choice((os.O_WRONLY, os.O_RDWR))) as descriptor:
         os.pwrite(descriptor, random.choice(VALUES), random.choice((0, 0, 7)))
 
 
 @kind("poll files")
 def poll(tenant: Tenant, random: random.Random) -> None:
-    """Some are closed while somebody polls them, some are held."""
+    """Poll files; some are closed during a poll, some are kept open."""
     names = random.choice(("gmem.events", "compute.events", "usermemfd", "gmem.current"))
     descriptor = os.open(f"{tenant.mount}/self/0/{names}", os.O_RDONLY)
     try:
@@ -100,7 +100,7 @@ def lists(tenant: Tenant, random: random.Random) -> None:
 
 @kind("make slices")
 def make(tenant: Tenant, random: random.Random) -> None:
-    """In its own slice as many, and as deep, as it is let."""
+    """Make as many slices in its own, and as deep, as is allowed."""
     name = random.choice(("a", "b", "_0", "0", "é", "x" * 255, "..a", "\udcff", str(random.randrange(400))))
     below = random.choice(("", "", "/a", "/a/b", "/a/b/a", f"/{random.randrange(40)}"))
     if random.random() < 0.2:
@@ -158,7 +158,7 @@ def maps(tenant: Tenant, random: random.Random) -> None:
         flags = random.choice((mmap.MAP_SHARED, mmap.MAP_PRIVATE, mmap.MAP_PRIVATE | 0x8000))  # MAP_POPULATE
         area = mmap.mmap(descriptor, 4096, flags=flags, prot=mmap.PROT_READ)
         with contextlib.suppress(ValueError):
-            area.madvise(mmap.MADV_WILLNEED)  # it is not touched: what is not there is SIGBUS
+            area.madvise(mmap.MADV_WILLNEED)  # not touched, since a missing page is SIGBUS
         area.close()
 
 
@@ -201,7 +201,7 @@ def odd(tenant: Tenant, random: random.Random) -> None:
 
 @kind("hold files")
 def hold(tenant: Tenant, random: random.Random) -> None:
-    """A hundred at a time, read once, over whatever becomes of whose they are."""
+    """Hold a hundred files at a time, read once, whatever becomes of their groups."""
     for _ in range(50):
         try:
             tenant.hold(os.open(file(tenant, random), os.O_RDONLY))

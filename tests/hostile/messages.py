@@ -1,4 +1,4 @@
-"""What hostile programs say at a door, whatever is spoken there: half messages, wrong ones, and none."""
+"""Kinds about messages at a door, in any protocol: half messages, wrong ones, and none."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tests.hostile.registry import Tenant, kind
 
 EDGES = (0, 1, 2, 5, 64, 1 << 20, 1 << 31, (1 << 31) - 1, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)
 STATUSES = (-1, -5, -11, -19, -107, -511, -512, -513, -600, -4095, -4096, -200000, -(1 << 31), 1, 5, 600, (1 << 31) - 1)
-"""What an answer may carry: 0 or a negated errno is what it is to."""
+"""Statuses that an answer may carry: a valid one is 0 or a negated errno."""
 OPS = [*Op, 0, 3, 99, REPLY - 1]
 ASKED = (Op.RECLAIM, Op.DEPART, Op.END_TURN, Op.BEGIN_TURN)
-"""What the daemon asks of a program."""
+"""Requests of the daemon to a program."""
 RECEIVED = 16
-"""Messages that are looked through for the answer to one."""
+"""Number of messages among which the answer to a request is looked for."""
 
 
 def word(random: random.Random) -> int:
-    """Any word, those at the edges more often."""
+    """Return any word, those at the edges more often."""
     return random.choice((random.choice(EDGES), random.getrandbits(64), random.randrange(100)))
 
 
@@ -30,7 +30,7 @@ def arguments(random: random.Random) -> tuple[int, ...]:
 
 
 def ask(tenant: Tenant, connection: socket.socket, op: int, *args: int, gpu: int = 0) -> Message:
-    """The answer to a request. ConnectionResetError where it does not come, TimeoutError where it is late."""
+    """Return the answer to a request. ConnectionResetError if it does not come, TimeoutError if it is late."""
     seq = next(tenant.seq)
     connection.send(Message(op, seq, gpu, args).encode())
     for _ in range(RECEIVED):
@@ -46,12 +46,12 @@ def ask(tenant: Tenant, connection: socket.socket, op: int, *args: int, gpu: int
 
 
 def answer(connection: socket.socket, request: Message, status: int = 0, *args: int) -> None:
-    """What the program says to what it was asked; by default that it did nothing of it."""
+    """Answer a request of the daemon; by default, that nothing of it was done."""
     connection.send(FORMAT.pack(request.op | REPLY, status, request.seq, request.gpu, 0, *(*args, 0, 0, 0, 0, 0)[:5]))
 
 
 def greeted(tenant: Tenant) -> socket.socket:
-    """The shared connection, on which there was a greeting."""
+    """Return the shared connection, with the greeting done."""
     line, new = tenant.shared()
     try:
         if new:
@@ -63,7 +63,7 @@ def greeted(tenant: Tenant) -> socket.socket:
 
 
 def say(tenant: Tenant, op: int, *args: int, gpu: int = 0) -> Message:
-    """One request on the shared connection."""
+    """Send one request on the shared connection."""
     line = greeted(tenant)
     try:
         return ask(tenant, line, op, *args, gpu=gpu).check()
@@ -83,7 +83,7 @@ def leave(tenant: Tenant, random: random.Random) -> None:
 
 @kind("connect and say nothing")
 def silence(tenant: Tenant, random: random.Random) -> None:
-    """Connections that are held, more than the daemon has descriptors for, if all tenants do so."""
+    """Hold connections: more than the daemon has descriptors for, if all tenants do so."""
     for _ in range(20):
         tenant.hold(tenant.connect().detach())
     time.sleep(0.002)
@@ -101,7 +101,7 @@ def halves(tenant: Tenant, random: random.Random) -> None:
 
 @kind("send anything")
 def anything(tenant: Tenant, random: random.Random) -> None:
-    """Any operation of any protocol with any arguments, on the shared connection."""
+    """Send any operation of any protocol with any arguments, on the shared connection."""
     line = greeted(tenant)
     raw = FORMAT.pack(
         int(random.choice(OPS)) | random.choice((0, 0, 0, REPLY)),
@@ -130,7 +130,7 @@ def unasked(tenant: Tenant, random: random.Random) -> None:
 
 @kind("never read answers")
 def deaf(tenant: Tenant, random: random.Random) -> None:
-    """Requests until there is room for no more of them; the connection is held."""
+    """Send requests until there is no room for more; the connection is kept."""
     connection = tenant.connect()
     try:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
@@ -146,7 +146,7 @@ def deaf(tenant: Tenant, random: random.Random) -> None:
 
 @kind("speak oddly")
 def odd(tenant: Tenant, random: random.Random) -> None:
-    """Sockets of another type, halves shut down, answers peeked at, urgent data, options that change the peer."""
+    """Use sockets of another type, shut down halves, peek at answers, send urgent data, change the peer by options."""
     if random.random() < 0.3:
         with socket.socket(socket.AF_UNIX, random.choice((socket.SOCK_STREAM, socket.SOCK_DGRAM))) as other:
             other.connect(tenant.door)

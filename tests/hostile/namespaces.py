@@ -1,4 +1,4 @@
-"""What hostile programs do in namespaces of their own: there they are root, mount what they like, and serve files."""
+"""Kinds in namespaces of the tenant's own, where it is root, mounts what it likes, and serves files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONTROL = "/dev/nvidiactl"
 INIT, GETATTR, OPEN, READ, STATFS, RELEASE, FLUSH, FORGET, ACCESS = 26, 3, 14, 15, 17, 18, 25, 2, 34
 BATCH_FORGET = 42
 SERVED_S = 3.0
-"""How long a tenant serves its file system, if it is not killed before."""
+"""Seconds for which a tenant serves its file system, unless it is killed before."""
 
 
 def check(result: int) -> None:
@@ -32,7 +32,7 @@ def check(result: int) -> None:
 
 
 def unshare(flags: int) -> None:
-    """unshare(2), and root in the user namespace."""
+    """Call unshare(2), and become root in the user namespace."""
     check(LIBC.unshare(flags | CLONE_NEWUSER))
     for name, text in (("setgroups", "deny"), ("uid_map", "0 65534 1"), ("gid_map", "0 65534 1")):
         with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
@@ -40,7 +40,7 @@ def unshare(flags: int) -> None:
 
 
 def mount(source: str, target: str, type_: str, flags: int, words: str = "") -> None:
-    """mount(2)."""
+    """Call mount(2)."""
     raw = [os.fsencode(text) for text in (source, target, type_)]
     check(LIBC.mount(*raw, ctypes.c_ulong(flags), os.fsencode(words)))
 
@@ -60,7 +60,7 @@ def users(tenant: Tenant, random: random.Random) -> None:
 
 @kind("mount and unmount")
 def mounts(tenant: Tenant, random: random.Random) -> None:
-    """The tree, bound elsewhere, read-only, moved and detached; and other things over it, the socket included."""
+    """Bind the tree elsewhere, make it read-only, move or detach it, or mount other things over it or the socket."""
 
     def act() -> None:
         unshare(CLONE_NEWNS)
@@ -81,7 +81,7 @@ def mounts(tenant: Tenant, random: random.Random) -> None:
 
 @kind("be in a pid namespace")
 def pids(tenant: Tenant, random: random.Random) -> None:
-    """Pid 1 there connects, and ends with all of it."""
+    """Connect as pid 1 of a pid namespace, and end with all of it."""
 
     def act() -> None:
         unshare(CLONE_NEWPID)
@@ -96,10 +96,10 @@ def pids(tenant: Tenant, random: random.Random) -> None:
 
 
 def impersonate(tenant: Tenant, make: Callable[[int], int], seconds: float) -> None:
-    """Is a program of the driver with an open file that is called as the driver's is, and is not that. `make` is given
-    a descriptor of the FUSE device."""
+    """Become a program of the driver with an open file that only has the name of the driver's. `make` gets a descriptor
+    of the FUSE device."""
     unshare(CLONE_NEWNS)
-    device = os.open("/dev/fuse", os.O_RDWR)  # which belongs to the namespace that it was opened in
+    device = os.open("/dev/fuse", os.O_RDWR)  # belongs to the namespace in which it is opened
     mount("none", "/", "", MS_REC | MS_PRIVATE)
     mount("none", "/dev", "tmpfs", 0)
     descriptor = make(device)
@@ -109,12 +109,12 @@ def impersonate(tenant: Tenant, make: Callable[[int], int], seconds: float) -> N
     with contextlib.suppress(OSError):
         join(tenant)
     time.sleep(seconds)
-    os.dup2(2, descriptor)  # the number means something else now; that a file was closed its server may never answer
+    os.dup2(2, descriptor)  # reuses the number; the server may never answer the close
 
 
 @kind("own file as the driver's")
 def impostor(tenant: Tenant, random: random.Random) -> None:
-    """A file, a fifo, a socket, an O_PATH descriptor by that name."""
+    """Use a file, a fifo, a socket, or an O_PATH descriptor of that name."""
 
     def make(_: int) -> int:
         what = random.choice(("file", "fifo", "path", "directory"))
@@ -131,7 +131,7 @@ def impostor(tenant: Tenant, random: random.Random) -> None:
 
 @kind("own file system as the driver's")
 def fuse(tenant: Tenant, random: random.Random) -> None:
-    """A FUSE that it serves itself: it answers what is needed to open a file there, and never a close."""
+    """Serve a FUSE of its own, which answers what is needed to open a file there, and never a close."""
     silent = random.choice(((), (FLUSH,), (FLUSH, GETATTR), (FLUSH, RELEASE)))
 
     def make(device: int) -> int:
@@ -146,7 +146,7 @@ def fuse(tenant: Tenant, random: random.Random) -> None:
 
 
 def serve(device: int, silent: tuple[int, ...]) -> None:
-    """The server of a file system that is one file."""
+    """Serve a file system that is one file."""
     attributes = struct.pack("<QQQQQQIIIIIIIIII", 1, 0, 0, 0, 0, 0, 0, 0, 0, 0o100666, 1, 0, 0, 0, 4096, 0)
     opened = False
     until = time.monotonic() + SERVED_S

@@ -26,13 +26,13 @@ USER = 1000
 MIB = 1 << 20
 PIECE = 4 * MIB
 MOST = 16
-"""Pieces that it has at most."""
+"""Largest number of pieces that it has."""
 CONTEXT = 256 * MIB
 GRANTED_S = 20.0
-"""Within which a charge is granted: where programs say that they have memory which they have not, the driver's figure
-wins within a second, and those asked to give are waited for 3 s (docs/security.md)."""
+"""Seconds within which a charge is granted: against false claims of memory the driver's figure wins within a second,
+and programs that are asked to give are waited for 3 s (docs/security.md)."""
 GREETED_S = 30
-"""Within which a new connection is greeted: one waits while the daemon has no descriptor."""
+"""Seconds within which a new connection is greeted: it waits while the daemon has no descriptor."""
 PAUSE_S = 0.002
 
 CALLS = ("read current", "read gcgroup.stat", "list its directory", "stat the tree", "write a weight", "poll")
@@ -40,17 +40,17 @@ HUNG_UP = errno.ECONNRESET
 
 
 class Memory(Protocol):
-    """What it has on the GPU."""
+    """Its memory on the GPU."""
 
     def take(self) -> None:
-        """One piece more. OSError(ENOMEM)."""
+        """Take one more piece. OSError(ENOMEM)."""
 
     def give(self) -> None:
-        """One piece less."""
+        """Give one piece back."""
 
 
 class Soft:
-    """On the software GPU."""
+    """Memory on the software GPU."""
 
     def __init__(self, mount: str, page: Page) -> None:
         self._device = Device(mount)
@@ -69,7 +69,7 @@ class Soft:
 
 
 class Cuda:
-    """As a CUDA program with the library: the driver in memory counts what it has."""
+    """Memory as a CUDA program with the library; the driver in memory counts it."""
 
     def __init__(self, door: str, page: Page) -> None:
         self._words = page.words
@@ -117,7 +117,7 @@ class Cuda:
                 self._swapped += nbytes
                 self._count()
                 self._answer(message, nbytes, 100)
-            elif message.op in (Op.END_TURN, Op.BEGIN_TURN):  # nothing of it runs
+            elif message.op in (Op.END_TURN, Op.BEGIN_TURN):  # it runs no kernels
                 self._answer(message, 1)
 
     def _answer(self, request: Message, *args: int) -> None:
@@ -126,7 +126,7 @@ class Cuda:
 
 
 def main() -> None:
-    """The program: descriptor of the page, mountpoint, door, protocol."""
+    """Run the program; arguments are the descriptor of the page, the mountpoint, the door and the protocol."""
     page, mount, door, protocol = Page(int(sys.argv[1])), sys.argv[2], sys.argv[3], sys.argv[4]
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     os.setgroups([])
@@ -159,7 +159,7 @@ def main() -> None:
 
 
 def _turns(page: Page) -> Iterator[int]:
-    """Numbers, one whenever it may go on."""
+    """Yield numbers, one whenever it may go on."""
     turn = 0
     while True:
         if quiet := int(page.words[Word.QUIET]):
@@ -193,7 +193,7 @@ def _call(mount: str, own: str, at: int, turn: int) -> None:
 
 
 def _granted(memory: Memory, charges: object) -> None:
-    """Charges until it is let."""
+    """Charge until it is granted."""
     until = time.monotonic() + GRANTED_S
     while True:
         try:
@@ -205,7 +205,7 @@ def _granted(memory: Memory, charges: object) -> None:
 
 
 def _newcomers(page: Page, door: str) -> None:
-    """Connects anew, all the time. The daemon hangs up on no program that has said nothing wrong."""
+    """Connect anew, all the time. The daemon drops no program that has said nothing wrong."""
     meter = page.meter(Timed.NEWCOMERS)
     while True:
         try:
@@ -213,7 +213,7 @@ def _newcomers(page: Page, door: str) -> None:
                 meter.call(0),
                 contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) as connection,
             ):
-                for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):  # with a timeout of Python's it would not wait
+                for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):  # Python's own would not block
                     connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", GREETED_S, 0))
                 connection.connect(door)
                 connection.send(Message(Op.HELLO, 1, 0, (VERSION,)).encode())

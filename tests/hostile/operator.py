@@ -1,4 +1,4 @@
-"""Root beside hostile tenants: it sets, freezes, moves and takes away what is theirs, all the time, at random."""
+"""Root beside hostile tenants: it sets, freezes, moves and removes what is theirs, all the time, at random."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.hostile.page import TENANTS, Meter, Page, Timed, Word
 from tests.hostile.processes import LIBC, PR_SET_PDEATHSIG
 
 BUG = (errno.EIO, errno.ENOTCONN, errno.ECONNABORTED, errno.ENOSYS, errno.EFAULT, errno.ELOOP)
-"""What root is never told, but by the words of a tenant that it moves."""
+"""Errnos that root must never get, except from a tenant that it moves."""
 PAUSE_S = 0.003
 
 SETTINGS = {
@@ -46,10 +46,10 @@ ACTS = ("sets", "freezes and thaws", "reads", "makes and removes slices", "moves
 
 
 class Operator:
-    """See the module."""
+    """The operator; see the module."""
 
     def __init__(self, mount: str, slices: Sequence[str], cgroups: Sequence[str], page: Page, seed: str) -> None:
-        """`slices` are the tenants' directories, `cgroups` theirs."""
+        """`slices` are the tenants' slice directories, `cgroups` their cgroups."""
         self._mount = mount
         self._slices = slices
         self._cgroups = cgroups
@@ -57,7 +57,7 @@ class Operator:
         self._seed = seed
 
     def run(self) -> None:
-        """Starts its threads; the last of them is this one."""
+        """Start its threads; the last of them is this one."""
         for timed, act in ((Timed.MOVES, self._move), (Timed.KEEPER, self._keep)):
             threading.Thread(target=self._go_on, args=(timed, act), daemon=True).start()
         self._go_on(Timed.OPERATOR, self._set)
@@ -80,7 +80,7 @@ class Operator:
                 meter.failed(at, error.errno or 0)
 
     def _group(self, chance: random.Random) -> str:
-        """A directory of control files of a tenant: of a process, or of its slice."""
+        """Return a directory of control files of a tenant: of a process, or of its slice."""
         gpu = chance.choice((0, 0, 0, 1))
         pids = self._pids() if chance.random() < 0.6 else []
         return f"{self._mount}/{chance.choice(pids)}/{gpu}" if pids else f"{chance.choice(self._slices)}/{gpu}"
@@ -115,7 +115,7 @@ class Operator:
             self._call(meter, 4, lambda: write(f"{self._mount}/{pid}/{gpu}/compute.migrate", str(1 - gpu)))
 
     def _keep(self, chance: random.Random, meter: Meter) -> None:
-        """Slices come, go and are given away; processes are moved between cgroups and entered by hand."""
+        """Make, remove and give away slices; move processes between cgroups, and make their directories."""
         slice_ = chance.choice(self._slices)
         what = chance.randrange(5)
         if what == 0:
@@ -139,7 +139,7 @@ class Operator:
 
 
 def write(path: str, text: str) -> None:
-    """One write(2)."""
+    """Write with one write(2)."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(descriptor, text.encode())
@@ -148,7 +148,7 @@ def write(path: str, text: str) -> None:
 
 
 def read(path: str) -> bytes:
-    """One read(2)."""
+    """Read with one read(2)."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(descriptor, 4096)
@@ -157,7 +157,8 @@ def read(path: str) -> bytes:
 
 
 def main() -> None:
-    """The program: descriptor of the page, mountpoint, seed; then slices and as many cgroups."""
+    """Run the program. Its arguments: the page's descriptor, the mountpoint, the seed, then slices and as many
+    cgroups."""
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     places = sys.argv[4:]
     half = len(places) // 2

@@ -1,4 +1,4 @@
-"""The page of memory that all programs of a run have mapped: what each counts, is at, and has on the driver's GPUs."""
+"""The page of memory that all programs of a run map: counts, present calls, and memory on the driver's GPUs."""
 
 from __future__ import annotations
 
@@ -12,85 +12,85 @@ from typing import Any
 
 SIZE = 1 << 15
 TENANTS = 12
-"""Tenants of one round, each of which does two things."""
+"""Number of tenants of a round, each of which does two things."""
 PLACES = 4
-"""Processes of one tenant that may have a context on the driver in memory; the first is the tenant itself."""
+"""Processes of a tenant that may have a context on the driver in memory; the first is the tenant itself."""
 
 
 class Word(enum.IntEnum):
-    """The single words, by number."""
+    """Numbers of the single words."""
 
     QUIET = 0
-    """Who counts things waits for those that do not: neighbour and operator pause while this is not 0."""
+    """Not 0 while neighbour and operator have to pause, so that the books can be counted."""
     NEIGHBOUR_QUIET = 1
-    """What QUIET was when the neighbour paused."""
+    """Value of QUIET when the neighbour paused."""
     NEIGHBOUR_PID = 3
     NEIGHBOUR_HOLDS = 4
-    """Bytes that it has charged."""
+    """Bytes that the neighbour has charged."""
     NEIGHBOUR_PLACE = 8
     """Its place at the driver: pid, bytes on GPU 0, bytes on GPU 1."""
     OPERATORS_QUIET = 80
-    """The same of each thread of the operator, by what is timed there."""
+    """Value of QUIET when each thread of the operator paused, by what is timed there."""
     METERS = 16
-    """Of eight words each."""
+    """First of the meters, of eight words each."""
     HALVES = 128
-    """Of four words each, two for each tenant."""
+    """First of the halves, of four words each, two for each tenant."""
     PLACES = 256
-    """Of four words each: pid, bytes on GPU 0, bytes on GPU 1, whether it waits to be moved."""
+    """First of the places, of four words each: pid, bytes on GPU 0, bytes on GPU 1, whether it waits to be moved."""
 
 
 class Timed(enum.IntEnum):
     """What is timed: calls of one program, of one sort."""
 
     CALLS = 0
-    """Of the neighbour, to files."""
+    """Calls of the neighbour to files."""
     CHARGES = 1
-    """... for memory, until one is granted."""
+    """Calls of the neighbour for memory, until one is granted."""
     NEWCOMERS = 2
-    """... connections that it makes anew, until they are greeted."""
+    """New connections of the neighbour, until they are greeted."""
     OPERATOR = 3
-    """Of root: what it sets and reads."""
+    """Root's settings and reads."""
     MOVES = 4
-    """... moves of programs to another GPU, which wait for what they say."""
+    """Root's moves of programs to another GPU, which wait for the programs."""
     KEEPER = 5
-    """... slices that it makes, removes and gives away."""
+    """Root's slices: made, removed and given away."""
 
 
 SINCE, AT, DONE, WORST_US, WORST_AT, FAILED, FAILED_AT, FAILED_CODE = range(8)
 
 
 class Page:
-    """See the module. Words of 64 bits, each written by one program."""
+    """The page; see the module. Words have 64 bits, and each is written by one program."""
 
     def __init__(self, descriptor: int | None = None) -> None:
-        """One of its own, or that of the program which handed on the descriptor."""
+        """Make a page, or map the one whose descriptor another program has passed on."""
         self.descriptor = os.memfd_create("hostile", 0) if descriptor is None else descriptor
         if descriptor is None:
             os.ftruncate(self.descriptor, SIZE)
         self.words: Any = memoryview(mmap.mmap(self.descriptor, SIZE)).cast("Q")
 
     def half(self, tenant: int, half: int) -> int:
-        """Where the words of half a tenant are: operations, those refused, lives, whether its program broke."""
+        """Return the index of the words of half a tenant: operations, refusals, lives, whether its program broke."""
         return Word.HALVES + 4 * (2 * tenant + half)
 
     def place(self, tenant: int, number: int) -> int:
-        """Where the words of a process of a tenant at the driver are."""
+        """Return the index of the words of a tenant's process at the driver."""
         return Word.PLACES + 4 * (PLACES * tenant + number)
 
     def clear_tenants(self) -> None:
-        """Before a round: nobody has done anything, and nobody has a context."""
+        """Clear the tenants' words before a round."""
         for at in range(self.half(0, 0), self.half(TENANTS, 0)):
             self.words[at] = 0
         for at in range(self.place(0, 0), self.place(TENANTS, 0)):
             self.words[at] = 0
 
     def meter(self, timed: Timed) -> Meter:
-        """How long calls of one sort take."""
+        """Return the meter of one sort of calls."""
         return Meter(self.words, Word.METERS + 8 * timed)
 
 
 class Meter:
-    """The words of one sort of calls; at most one is under way."""
+    """The words of one sort of calls; at most one is in progress."""
 
     def __init__(self, words: Any, base: int) -> None:
         self._words = words
@@ -98,8 +98,8 @@ class Meter:
 
     @contextlib.contextmanager
     def call(self, at: int, *, judged: bool = True) -> Iterator[None]:
-        """One call of the sort; `at` says which, for who reads it. Of one that is not `judged`, since it is not for the
-        daemon, it is only told that it is under way."""
+        """Enclose a call; `at` identifies it for a reader. A call that is not `judged`, since it is not for the daemon,
+        is only marked as in progress."""
         began = time.monotonic_ns() // 1000
         self._words[self._base + AT] = at
         self._words[self._base + SINCE] = began
@@ -113,12 +113,12 @@ class Meter:
                 self._words[self._base + WORST_US], self._words[self._base + WORST_AT] = took, at
 
     def failed(self, at: int, code: int) -> None:
-        """A call had an end that it must not have."""
+        """Note that a call had an end that it must not have."""
         self._words[self._base + FAILED] += 1
         self._words[self._base + FAILED_AT], self._words[self._base + FAILED_CODE] = at, code
 
     def reset(self) -> None:
-        """The worst is forgotten."""
+        """Forget the longest call."""
         self._words[self._base + WORST_US] = 0
 
     def __getitem__(self, word: int) -> int:
@@ -126,11 +126,11 @@ class Meter:
 
     @property
     def worst(self) -> float:
-        """Seconds of the longest call, that under way included."""
+        """Return the seconds of the longest call, including the present one."""
         return max(self[WORST_US] / 1e6, self.under_way)
 
     @property
     def under_way(self) -> float:
-        """Seconds since the call that is under way began; 0 where there is none."""
+        """Return the seconds since the present call began; 0 if there is none."""
         since = self[SINCE]
         return time.monotonic() - since / 1e6 if since else 0.0

@@ -1,4 +1,4 @@
-"""Waits for what a busy machine may be slow to do, and not for what does not come."""
+"""Waits that allow for a busy machine, and end for events that do not come."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Callable
 from tests.hostile.daemon import Watch
 
 LATE_S = 1.0
-"""Calls that take longer are named where something was waited for in vain."""
+"""Seconds after which a call is named when a wait was in vain."""
 
 
 class Patience:
-    """See the module."""
+    """A waiter; see the module."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
         self.late = 0.0
-        """By how many seconds a sleep was too long, at most."""
+        """Largest number of seconds by which a sleep was too long."""
 
     def sleep(self, seconds: float) -> None:
-        """A while."""
+        """Sleep a while."""
         began = time.monotonic()
         time.sleep(seconds)
         self.late = max(self.late, time.monotonic() - began - seconds)
@@ -32,8 +32,8 @@ class Patience:
         seconds: float,
         sign: Callable[[], object] = lambda: None,
     ) -> None:
-        """Returns once it is so. It is waited for as long as a `sign` of what is done changes, and for some `seconds`
-        more; AssertionError."""
+        """Wait for a condition, as long as a `sign` of progress changes, and some `seconds` more; then
+        AssertionError."""
         give_up, before = time.monotonic() + seconds, sign()
         while not condition():
             if (now := sign()) != before:

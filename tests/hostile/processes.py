@@ -1,4 +1,4 @@
-"""What hostile programs do with processes and threads: they come, go, stop, become others, and hand things on."""
+"""Kinds about processes and threads: they come, go, stop, become others, and pass things on."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ PTRACE_TRACEME = 0
 
 
 def join(tenant: Tenant) -> None:
-    """A process of its own that comes into the tree: it connects, and says as much as makes it known."""
+    """Have a process of its own come into the tree: it connects, and sends as much as makes it known."""
     with tenant.connect() as connection:
         place = tenant.place()
         tenant.page.words[place + 1] = 32 << 20
-        tenant.page.words[place] = int(os.readlink("/proc/self"))  # as the driver knows it, in a pid namespace too
+        tenant.page.words[place] = int(os.readlink("/proc/self"))  # as the driver knows it, also from a pid namespace
         for op, words in ((Op.HELLO, tenant.greeting), (Op.JOIN if tenant.protocol == "soft" else Op.MANAGE, (8,))):
             connection.send(Message(op, 1, 0, words).encode())
             connection.recv(SIZE)
@@ -32,15 +32,15 @@ def join(tenant: Tenant) -> None:
 
 @kind("fork")
 def fork(tenant: Tenant, random: random.Random) -> None:
-    """Children that come into the tree, and are gone again before, or after."""
+    """Fork children that come into the tree, and are gone before that, or after."""
     for _ in range(4):
         child(lambda: join(tenant), random.choice((0, 0.001, 0.02)))
 
 
 @kind("execute")
 def execute(tenant: Tenant, random: random.Random) -> None:
-    """Another program in its place: in a child, or in the tenant itself, whose other half ends by that; with all
-    descriptors, or none."""
+    """Execute another program, in a child or in the tenant itself, which ends its other half; with all descriptors or
+    none."""
 
     def run() -> None:
         if tenant.line is not None and random.random() < 0.5:
@@ -56,7 +56,7 @@ def execute(tenant: Tenant, random: random.Random) -> None:
 
 @kind("kill itself")
 def kill(tenant: Tenant, random: random.Random) -> None:
-    """SIGKILL, at any point of what the other half does; or another signal that ends it."""
+    """Kill itself at any point of what the other half does, by SIGKILL or another signal."""
     time.sleep(random.uniform(0, 0.04))
     os.kill(os.getpid(), random.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1)))
     time.sleep(1)
@@ -64,7 +64,7 @@ def kill(tenant: Tenant, random: random.Random) -> None:
 
 @kind("stop itself")
 def stop(tenant: Tenant, random: random.Random) -> None:
-    """A child stops it, and has it go on after some time."""
+    """Be stopped by a child, and resumed after some time."""
     parent, seconds = os.getpid(), random.uniform(0, 0.03)
 
     def act() -> None:
@@ -78,7 +78,7 @@ def stop(tenant: Tenant, random: random.Random) -> None:
 
 @kind("be traced")
 def traced(tenant: Tenant, random: random.Random) -> None:
-    """A child that stops for its tracer with a connection open; killed while it does."""
+    """Have a child stop for its tracer with a connection open, and kill it meanwhile."""
 
     def act() -> None:
         with tenant.connect() as connection:
@@ -92,7 +92,7 @@ def traced(tenant: Tenant, random: random.Random) -> None:
 
 @kind("start threads")
 def threads(tenant: Tenant, random: random.Random) -> None:
-    """Many that live for a moment, each of which makes a call."""
+    """Start many threads that live for a moment, each of which makes a call."""
 
     def call() -> None:
         with contextlib.suppress(OSError), tenant.connect() as connection:
@@ -107,7 +107,7 @@ def threads(tenant: Tenant, random: random.Random) -> None:
 
 @kind("end the main thread")
 def headless(tenant: Tenant, random: random.Random) -> None:
-    """A child whose first thread ends: a zombie by its state, and yet it lives, and speaks."""
+    """Start a child whose first thread ends: its state is that of a zombie, and yet it lives, and speaks."""
 
     def speak() -> None:
         with contextlib.suppress(OSError):
@@ -116,14 +116,14 @@ def headless(tenant: Tenant, random: random.Random) -> None:
 
     def act() -> None:
         threading.Thread(target=speak, daemon=True).start()
-        LIBC.syscall(60 if os.uname().machine == "x86_64" else 93, 0)  # exit, of one thread
+        LIBC.syscall(60 if os.uname().machine == "x86_64" else 93, 0)  # exit(2), which ends one thread
 
     child(act)
 
 
 @kind("be called oddly")
 def named(tenant: Tenant, random: random.Random) -> None:
-    """Its name is what a parser of /proc trips over."""
+    """Take a name that may confuse a parser of /proc."""
     name = random.choice((b") Z 1 (", b"\n0::/\n", b"a\rb\x0b", b"\xff\xfe", b"(deleted)", b"", b"State:\tZ"))
     LIBC.prctl(PR_SET_NAME, name, 0, 0, 0)
     with contextlib.suppress(OSError):
@@ -132,7 +132,7 @@ def named(tenant: Tenant, random: random.Random) -> None:
 
 @kind("move between cgroups")
 def move(tenant: Tenant, random: random.Random) -> None:
-    """Itself, or a child; to where it was lent, and where it was not."""
+    """Move itself, or a child, between cgroups, also to one that it may not use."""
     target = random.choice((*tenant.cgroups, *tenant.cgroups, os.path.dirname(os.path.dirname(tenant.cgroups[0]))))
 
     def enter() -> None:
@@ -147,7 +147,7 @@ def move(tenant: Tenant, random: random.Random) -> None:
 
 @kind("lead sessions")
 def sessions(tenant: Tenant, random: random.Random) -> None:
-    """Daemons that fork twice and lose their parents, and live on for a moment."""
+    """Start daemons that fork twice, lose their parents, and live on for a moment."""
 
     def first() -> None:
         os.setsid()
@@ -161,7 +161,7 @@ def sessions(tenant: Tenant, random: random.Random) -> None:
 
 @kind("change priorities")
 def priorities(tenant: Tenant, random: random.Random) -> None:
-    """All that a scheduler may be asked for without rights."""
+    """Ask for everything that a scheduler may be asked for without rights."""
     random.choice(
         (
             lambda: os.setpriority(os.PRIO_PROCESS, 0, random.choice((0, 5, 10))),
@@ -177,7 +177,7 @@ def priorities(tenant: Tenant, random: random.Random) -> None:
 
 @kind("compute")
 def spin(tenant: Tenant, random: random.Random) -> None:
-    """What any program does; the rounds that others are compared with are of these."""
+    """Compute, as any program does; the rounds for comparison consist of this."""
     until = time.monotonic() + 0.002
     while time.monotonic() < until:
         pass

@@ -1,4 +1,4 @@
-"""Rounds: in each, tenants do a pair of kinds each at the same moment; after each, all that must hold is looked at."""
+"""Rounds: in each, tenants do a pair of kinds at the same moment; after each, everything that must hold is checked."""
 
 from __future__ import annotations
 
@@ -29,28 +29,27 @@ from tests.support.cgroups import OURS, cgroup, enter, slice_path
 from tests.support.proc import stat_of
 
 ROUND_S = 0.2
-"""How long a pair goes on."""
+"""Seconds for which a pair goes on."""
 BEGUN_S = 3.0
-"""How much longer at most, until both halves of all have begun: on a busy machine. With each attempt so much more."""
+"""Further seconds at most until both halves of all have begun, on a busy machine; each attempt adds as many."""
 CALM = 3
-"""Rounds of programs that only compute, which the others are compared with."""
+"""Number of rounds of programs that only compute, with which the others are compared."""
 AGAIN = 4
-"""How often a pair is tried, one half of which ended the tenant before the other began."""
+"""Tries of a pair, one half of which ended the tenant before the other began."""
 HANG_S = 60.0
-"""A single step that takes so long never ends: the mount is given up."""
+"""Seconds after which a single step counts as endless, and the mount is given up."""
 RETURNED_S = 20.0
-"""In which something of what tenants had, in the daemon and as processes, is given back after they were killed; until
-all of it is."""
+"""Seconds within which the killed tenants' processes, or their things in the daemon, get fewer, until none is left."""
 
 DESCRIPTORS = 8
-"""How many more the daemon may have between rounds than before the first."""
+"""Descriptors that the daemon may have between rounds beyond those before the first."""
 THREADS = 96
-"""... and threads at any time: those of what blocks, which are idle for 10 s before they end."""
+"""Threads that it may have at any time beyond those: blocking calls' threads are idle for 10 s before they end."""
 
 SLOWER, CALLS_S, ROOT_S = 25.0, 2.0, 15.0
-"""How many times longer a call may take than among programs that compute, and what is always allowed: of the
-neighbour; and of root, who may wait for the deadline of the hardware, of 5 s, once for each of two tenants. Of how much
-longer a sleep of ours took than it was to, in that round, too: nobody is slower for what the machine is."""
+"""Factor by which a call may be slower than among programs that compute, and seconds that are always allowed: for the
+neighbour; and for root, which may wait for the hardware's deadline of 5 s, once for each of two tenants. The excess of
+the longest sleep in that round is allowed as well, so that no failure is due to the machine."""
 
 SETTLED = (Timed.OPERATOR, Timed.KEEPER)
 """Threads of the operator that pause; a move may wait for its tenant, and is waited for where something is wrong."""
@@ -59,13 +58,13 @@ Pair = tuple[str, str]
 
 
 def pairs_of(protocol: str) -> Sequence[Pair]:
-    """All of them, a kind with itself included."""
+    """Return all pairs, a kind with itself included."""
     return list(itertools.combinations_with_replacement(kinds_of(protocol), 2))
 
 
 @attrs.define
 class Outcome:
-    """What came of a run."""
+    """Result of a run."""
 
     rounds: int = 0
     operations: int = 0
@@ -94,7 +93,7 @@ class Run:
         self._quiet = 0
         self._programs: dict[str, subprocess.Popen[str]] = {}
 
-    # What is beside the tenants
+    # Programs beside the tenants
 
     @property
     def _tenants(self) -> Path:
@@ -108,7 +107,7 @@ class Run:
         return self._mount / "slice" / slice_path(self._tenants / f"t{number}.slice")
 
     def begin(self) -> None:
-        """Everything that stays for the whole run."""
+        """Start everything that stays for the whole run."""
         for number in range(TENANTS):
             base = self._tenants / f"t{number}.slice"
             for path in (base, base / "a", base / "b"):
@@ -152,7 +151,7 @@ class Run:
         )
 
     def _line(self, name: str, expected: str) -> bool:
-        """Whether a program writes that line soon."""
+        """Return whether a program soon writes that line."""
         stream = self._programs[name].stdout
         assert stream is not None
         if not select.select([stream], [], [], HANG_S)[0]:
@@ -162,7 +161,7 @@ class Run:
         return True
 
     def _lend(self) -> None:
-        """Each tenant's slice is there, and its own."""
+        """Make each tenant's slice, and give it to the tenant."""
         for number in range(TENANTS):
             own = self._own(number)
             own.mkdir(parents=True, exist_ok=True)
@@ -171,7 +170,7 @@ class Run:
     # Rounds
 
     def pairs(self, pairs: Sequence[Pair], again: int = AGAIN) -> None:
-        """Rounds of these pairs in an order that the seed makes; those that were not met are tried again."""
+        """Run rounds of these pairs in an order from the seed; pairs that were not met are retried."""
         left = list(pairs)
         for attempt in range(again):
             random.Random(f"{self.seed}/{attempt}").shuffle(left)
@@ -221,7 +220,7 @@ class Run:
         self._line("tenant", "begun\n")
 
     def _go_on(self, seconds: float) -> None:
-        """Meanwhile."""
+        """Let time pass."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             self.patience.sleep(min(left, 0.05))
@@ -229,18 +228,18 @@ class Run:
             assert self.daemon.process.poll() is None, f"the daemon has ended: {self.daemon.lines[-5:]}"
 
     def _stand_still(self, what: str) -> None:
-        """The sums, of programs that live and do nothing."""
+        """Check the sums, with programs that live and do nothing."""
         self._quiet += 1
         self.page.words[Word.QUIET] = self._quiet
         self._all_pause(SETTLED)
         (self._tenants / "cgroup.freeze").write_text("1")
-        # One in the middle of a call to a file system that is its own does not stop; neither does it do anything.
+        # A program in a call to its own file system does not stop, but does nothing either.
         with contextlib.suppress(AssertionError):
             self.patience.until(self._frozen, "tenants stand still", 0.2)
         Books(self._mount, processes=2000).check(what, self._everybody_is_looked_at)
 
     def _all_pause(self, threads: Collection[Timed]) -> None:
-        """The neighbour, and threads of the operator, have ended what was under way. As long as calls of theirs end,
+        """Wait until the neighbour and threads of the operator have ended their calls. As long as calls of theirs end,
         they are only slow."""
         words = [int(Word.NEIGHBOUR_QUIET), *(Word.OPERATORS_QUIET + timed for timed in threads)]
         meters = [self._meters[timed] for timed in (Timed.CALLS, Timed.CHARGES, *threads)]
@@ -252,7 +251,7 @@ class Run:
         self.patience.until(paused, "all pause", HANG_S, lambda: [meter[DONE] for meter in meters])
 
     def _everybody_is_looked_at(self) -> None:
-        """The daemon has done all that it was asked for, and knows where each program is."""
+        """Wait until the daemon has done all that it was asked for, and knows where each program is."""
         self._all_pause((*SETTLED, Timed.MOVES))
         everybody_is_looked_at(self._mount, self._top, self.patience, HANG_S)
         self.watch.goes_on()
@@ -261,7 +260,7 @@ class Run:
         return "frozen 1" in (self._tenants / "cgroup.events").read_text()
 
     def _take_away(self) -> None:
-        """Ends the tenants, wherever they are."""
+        """End the tenants, wherever they are."""
         (self._tenants / "cgroup.kill").write_text("1")
         (self._tenants / "cgroup.freeze").write_text("0")
         if not self._line("tenant", "gone\n"):
@@ -280,7 +279,7 @@ class Run:
         self.page.words[Word.QUIET] = 0
 
     def _returned(self) -> None:
-        """What the daemon had for the tenants of the round it has no more."""
+        """Check that the daemon has nothing left for the tenants of the round."""
         if not self._descriptors:
             return
         most = self._descriptors + DESCRIPTORS
@@ -291,7 +290,7 @@ class Run:
             raise AssertionError(f"{found}: {self.daemon.open_files()}") from None
 
     def _look(self) -> None:
-        """What everybody else met meanwhile, and what the daemon said."""
+        """Check what neighbour and operator met meanwhile, and the daemon's log."""
         self._all_live()
         for timed, meter in self._meters.items():
             acts = {Timed.CALLS: CALLS, Timed.CHARGES: ("charge",), Timed.NEWCOMERS: ("connect",)}.get(
@@ -329,13 +328,13 @@ class Run:
                 self.outcome.met.add(pair)
 
     def _met(self, number: int) -> bool:
-        """Whether both halves of a tenant have done something."""
+        """Return whether both halves of a tenant have done something."""
         return all(self.page.words[self.page.half(number, half)] for half in (0, 1))
 
     # The end
 
     def end(self) -> None:
-        """The daemon ends in the middle of a round, within its time and without a word."""
+        """End the daemon in the middle of a round: it must end in time and log nothing."""
         odd = "own file system as the driver's"
         hold = "allocate" if self.protocol == SOFT else "charge"
         pairs = [(odd, odd), ("connect and say nothing", hold), ("stop itself", hold), ("never read answers", "fork")]
@@ -355,7 +354,7 @@ class Run:
         assert not (lines := self.daemon.unexpected()), lines
 
     def clean_up(self) -> None:
-        """Nothing is left, whatever has become of it."""
+        """Remove everything, whatever has become of it."""
         self.watch.end()
         self.daemon.abort()
         with contextlib.suppress(OSError):
@@ -378,7 +377,7 @@ class Run:
 
 @contextlib.contextmanager
 def running(protocol: str, seed: int, mount: Path) -> Iterator[Run]:
-    """A run that has begun; at the end of the block it ends, and nothing of it is left."""
+    """Yield a run that has begun; at the end of the block it ends, and nothing of it is left."""
     with cgroup(f"hostile{OURS}") as top:
         run = Run(protocol, seed, mount, top, Page())
         try:

@@ -1,4 +1,4 @@
-"""What hostile programs do with the software GPU."""
+"""Kinds about the software GPU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def contexts(tenant: Tenant, random: random.Random) -> None:
 
 @kind("allocate", SOFT)
 def allocate(tenant: Tenant, random: random.Random) -> None:
-    """More than there is, nothing, and what another thread frees meanwhile."""
+    """Allocate more than there is, nothing, and memory that another thread frees meanwhile."""
     if not tenant.tsgs:
         tenant.tsgs.append(say(tenant, Op.JOIN, 8).args[0])
     nbytes = random.choice((2, 64, 256, 1024, 3072)) * MIB if random.random() < 0.8 else random.choice(EDGES)
@@ -35,7 +35,7 @@ def allocate(tenant: Tenant, random: random.Random) -> None:
 
 @kind("free", SOFT)
 def free(tenant: Tenant, random: random.Random) -> None:
-    """Once, twice, half, and what was never allocated."""
+    """Free memory once, twice, by half, and memory that was never allocated."""
     if not tenant.allocated:
         allocate(tenant, random)
     first, count = random.choice(tenant.allocated)

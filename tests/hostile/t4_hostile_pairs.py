@@ -12,11 +12,11 @@ from tests.hostile.rounds import TENANTS, pairs_of, running
 from tests.support.mounted import mountpoint
 
 SEED = 1
-"""That of the run in which every pair is met."""
+"""Seed of the run in which every pair is met."""
 FRESH = 6
-"""Rounds of another seed each time, where this is not CI."""
+"""Number of rounds with a fresh seed each time, outside CI."""
 LONG = int(os.environ.get("GGROUP_FUZZ", "0"))
-"""How many times all pairs are tried with a fresh seed, and not with :data:`SEED`; 0 for what `make test` does."""
+"""Number of times that all pairs are tried with a fresh seed instead of :data:`SEED`; 0 in `make test`."""
 
 NAMES = {SOFT: "soft", CUDA: "nvidia"}
 
@@ -24,7 +24,7 @@ NAMES = {SOFT: "soft", CUDA: "nvidia"}
 @pytest.mark.timeout(1800 * max(1, LONG))
 @pytest.mark.parametrize("protocol", [SOFT, CUDA], ids=NAMES.values())
 def test_every_pair_of_what_a_tenant_can_do(protocol: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The sums of the books, the daemon's descriptors, threads and log, and how long others wait, after each round."""
+    """After each round: the sums of the books, the daemon's descriptors, threads and log, and the others' waits."""
     fresh, pairs = random.SystemRandom().randrange(1 << 32), pairs_of(protocol)
     seeds = [fresh] if LONG else [SEED] if os.environ.get("CI") else [SEED, fresh]
     for seed in seeds:

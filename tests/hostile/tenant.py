@@ -1,6 +1,6 @@
-"""Hostile programs of one round: for each pair of kinds a process that does both at the same time, in two threads.
+"""Hostile programs of one round: for each pair of kinds, a process that does both at the same time, in two threads.
 
-The program reads rounds from standard input, a line of JSON each. It writes `begun` when the processes of one are
+The program reads rounds from standard input, a line of JSON each. It writes `begun` when the processes of a round are
 there, and `gone` when nothing of them is left. A tenant that ends, or becomes another program, is started again until
 its time is over. Then it stays, with all that it holds, until it is killed.
 """
@@ -23,17 +23,17 @@ from tests.hostile import cuda, descriptors, files, messages, namespaces, proces
 from tests.hostile.page import Page
 from tests.hostile.registry import KINDS, Tenant
 
-__all__ = ["cuda", "descriptors", "files", "messages", "namespaces", "soft"]  # they enter their kinds
+__all__ = ["cuda", "descriptors", "files", "messages", "namespaces", "soft"]  # they register their kinds
 
 USER = 65534
 DESCRIPTORS, PROCESSES = 512, 600
-"""What one tenant may have open, and how many processes and threads all of them may be."""
+"""Descriptors that one tenant may have, and number of processes and threads of all tenants together."""
 BEGIN_S = 0.03
-"""From when a round is told of until it begins: all of its tenants have started."""
+"""Seconds between the announcement of a round and its start, in which all of its tenants start."""
 
 
 def main() -> None:
-    """The program."""
+    """Run the program."""
     libc = ctypes.CDLL(None)
     libc.prctl(processes.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     libc.prctl(processes.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def _supervise(told: dict[str, Any], page: Page, begin: float, until: float) -> None:
-    """Starts a tenant, again and again."""
+    """Start a tenant, again and again."""
     with open(f"{told['cgroups'][0]}/cgroup.procs", "w", encoding="ascii") as file:
         file.write("0")
     null = os.open(os.devnull, os.O_RDWR)
@@ -68,7 +68,7 @@ def _supervise(told: dict[str, Any], page: Page, begin: float, until: float) -> 
     os.setgroups([])
     os.setgid(USER)
     os.setuid(USER)
-    processes.LIBC.prctl(processes.PR_SET_DUMPABLE, 1, 0, 0, 0)  # as a program that was executed
+    processes.LIBC.prctl(processes.PR_SET_DUMPABLE, 1, 0, 0, 0)  # as after an exec
     resource.setrlimit(resource.RLIMIT_NPROC, (PROCESSES, PROCESSES))
     resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -90,7 +90,7 @@ def _supervise(told: dict[str, Any], page: Page, begin: float, until: float) -> 
 
 
 def _live(told: dict[str, Any], page: Page, begin: float, until: float, life: int) -> None:
-    """One life of a tenant."""
+    """Live one life of a tenant."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     place = page.place(told["number"], 0)
     page.words[place + 1] = 256 << 20
@@ -112,14 +112,14 @@ def _live(told: dict[str, Any], page: Page, begin: float, until: float, life: in
         at = page.half(told["number"], number)
         time.sleep(max(0.0, begin - time.monotonic()))
         barrier.wait()
-        while not page.words[at] or time.monotonic() < until:  # once, however late the machine lets it begin
+        while not page.words[at] or time.monotonic() < until:  # at least once, however late the machine lets it begin
             page.words[at] += 1
             try:
                 kind.act(tenant, chance)
             except (OSError, MemoryError):
                 page.words[at + 1] += 1
             except (RuntimeError, ValueError) as error:
-                # No thread to be had; a descriptor that the other half has closed.
+                # No thread is available, or the other half has closed a descriptor.
                 if "thread" not in str(error) and "descriptor" not in str(error):
                     traceback.print_exc()
                     page.words[at + 3] = 1

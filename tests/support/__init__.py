@@ -2,7 +2,7 @@
 
 The program around a test:
     harness.py         the whole program in one process and in virtual time (level 3)
-    levers.py          what can be asked of a process, for tests of every lever
+        levers.py          what can be asked of a process, for tests of every lever
     cuda_session.py    the program, and CUDA programs at its socket
     turns.py           CUDA programs whose library has a gate of turns
     restarted.py       books and GPUs that outlive a daemon, in one process
@@ -23,7 +23,7 @@ Doubles:
     faults.py          a driver or an NVML that fails on a plan
     fake_systemd.py    a bus with a systemd on it
     units.py           a manager of units in the process of the test
-    lanes.py           levers of the policy `lanes` that are only noted
+        lanes.py           levers of the policy `lanes` that only record calls
     scheduled.py       a GPU shared by the scheduler, in simulated time
     balanced.py        GPUs among which `balance` moves programs, in simulated time
     served.py          a GPU on which `slo` keeps latencies, in simulated time

@@ -1,4 +1,4 @@
-"""Trees of accounts, generated and built directly: whatever figures they have, the rules of reclaim have an answer."""
+"""Generated trees of accounts, built directly: the rules of reclaim must have an answer for any figures."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from backend.process.identity import ROOT, Member, Process, Slice, SliceOn
 
 
 def below(account: Account) -> Iterator[Account]:
-    """An account and everything below it."""
+    """Yield an account and every account below it."""
     yield account
     for child in account.children.values():
         yield from below(child)
 
 
 def settle(account: Account) -> tuple[int, int]:
-    """Sets the figures of every slice to the sums of what is below it; returns those of `account`."""
+    """Set the figures of every slice to the sums of what is below it; return those of `account`."""
     if account.children:
         sums = [settle(child) for child in account.children.values()]
         account.update(current=sum(held for held, _ in sums), swap=sum(swap for _, swap in sums))
@@ -29,7 +29,7 @@ def settle(account: Account) -> tuple[int, int]:
 
 @st.composite
 def trees(draw: st.DrawFn, most: int = 40, leaves: int = 5, granule: int = 1) -> Account:
-    """The root of a GPU with slices, three levels of them at most, and processes."""
+    """Draw the root of a GPU with processes and up to three levels of slices."""
     amounts = st.integers(0, most)
     root = Account(SliceOn(ROOT, 0), None, granule)
     slices, depth = [root], {root: 0}
@@ -50,5 +50,5 @@ def trees(draw: st.DrawFn, most: int = 40, leaves: int = 5, granule: int = 1) ->
 
 
 def processes(top: Account) -> list[Account]:
-    """The processes at or below an account."""
+    """Return the processes at or below an account."""
     return [account for account in below(top) if isinstance(account.group.node, Process)]

@@ -1,7 +1,8 @@
-"""GPUs among which the policy balance moves programs, in simulated time.
+"""GPUs among which the policy `balance` moves programs, in simulated time.
 
-Engines, schedulers and policy are the real ones: runlists of the software GPU, the daemon's scheduler core, and the
-policy's core with what makes pictures of counters. A move takes what it takes on an H200; the program stands still.
+Engines, schedulers and policy are the real ones: the runlists of the software GPU, the daemon's scheduler core, and the
+policy's core with the code that turns counters into pictures. A move takes as long as on an H200, during which the
+program stands still.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ GIB = 1 << 30
 INTERVAL_S = 0.5
 FIXED_S = 0.5
 BYTES_PER_S = 1.3 * GIB
-"""4.7 GB in 4.1 s."""
+"""Rate of a move: 4.7 GB in 4.1 s were measured."""
 
 
 class Balanced:
-    """See the module."""
+    """Simulated GPUs with the policy's core; see the module."""
 
     def __init__(
         self,
@@ -39,15 +40,15 @@ class Balanced:
         pace: Pace | None = None,
         blind: bool = False,
     ) -> None:
-        """By pid: `memory` in bytes, `bounds`, and the errno of `refusals`. `blind`: nobody can tell who waits."""
+        """`memory` (bytes), `bounds` and `refusals` (errnos) are by pid. `blind`: loads do not say if they wait."""
         self.machines = [Machine(*programs) for programs in gpus]
         self.core = Core(pace)
         self.moves: list[tuple[float, Move]] = []
-        """Made, with the time at which each ended, seconds."""
+        """Moves that were made, each with the time in seconds at which it ended."""
         self.refused: list[tuple[float, Move]] = []
-        """Tried, and the time."""
+        """Moves that were refused, each with its time in seconds."""
         self.told: list[Decision] = []
-        """What was decided besides plans."""
+        """Decisions other than plans."""
         self._memory, self._bounds, self._refusals = memory or {}, bounds or {}, refusals or {}
         self._capacity = capacity
         self._demand = Demand(LOOKS * INTERVAL_S)
@@ -57,15 +58,15 @@ class Balanced:
 
     @property
     def now(self) -> float:
-        """Seconds."""
+        """Simulated time in seconds."""
         return self.machines[0].runlist.now / 1e9
 
     def pids(self, gpu: int) -> set[int]:
-        """Who is there."""
+        """Return the pids of the programs on a GPU."""
         return {program.pid for program in self.machines[gpu].programs}
 
     def run(self, until: float) -> Balanced:
-        """To the time `until`, seconds."""
+        """Advance the simulation to the time `until`, in seconds."""
         while self.now < until:
             self._pass(INTERVAL_S)
             picture = self._look()

@@ -1,4 +1,4 @@
-"""Real cgroups of this machine, to put real processes into."""
+"""Real cgroups of this machine, for tests that put real processes into them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.mounted import eventually
 
 
 def cgroup2() -> Path:
-    """Where cgroup2 is mounted (cgroups(7)); AssertionError on a machine without it, or where it cannot be written."""
+    """Return the mountpoint of cgroup2 (cgroups(7)); AssertionError on a machine where it is missing or read-only."""
     mount = procfs.cgroup2()
     assert mount is not None, "this machine has no cgroup2 mount: slices cannot be tested on it"
     assert os.access(mount.point, os.W_OK), "run these tests as root where cgroup2 is writable"
@@ -22,12 +22,12 @@ def cgroup2() -> Path:
 
 
 OURS = f"ggrouptest{os.getpid()}.slice"
-"""Tests of several processes run at once."""
+"""Name of the cgroup of this process: several test processes run at once."""
 
 
 @contextlib.contextmanager
 def cgroup(name: str = OURS) -> Iterator[Path]:
-    """A cgroup below our own; the processes in it at the end are moved out."""
+    """Yield a cgroup below our own; the processes left in it at the end are moved out."""
     above = cgroup2() / cgroup_of(os.getpid()).path.lstrip("/")
     path = above / name
     path.mkdir()
@@ -42,7 +42,7 @@ def cgroup(name: str = OURS) -> Iterator[Path]:
 
 
 def evacuate(path: Path, to: Path) -> None:
-    """Moves every process of a cgroup to another."""
+    """Move every process of a cgroup to another."""
     for pid in (path / "cgroup.procs").read_text().split():
         with contextlib.suppress(ProcessLookupError):
             enter(int(pid), to)
@@ -50,7 +50,7 @@ def evacuate(path: Path, to: Path) -> None:
 
 @contextlib.contextmanager
 def frozen(path: Path) -> Iterator[None]:
-    """The processes of a cgroup are stopped, as ``docker pause`` does it."""
+    """Stop the processes of a cgroup, as ``docker pause`` does."""
     (path / "cgroup.freeze").write_text("1")
     try:
         eventually(lambda: "frozen 1\n" in (path / "cgroup.events").read_text(), f"{path} is frozen")
@@ -60,17 +60,17 @@ def frozen(path: Path) -> Iterator[None]:
 
 
 def enter(pid: int, path: Path) -> None:
-    """Puts a process into a cgroup."""
+    """Put a process into a cgroup."""
     (path / "cgroup.procs").write_text(str(pid))
 
 
 def slice_path(path: Path) -> str:
-    """A cgroup's path as /proc/<pid>/cgroup has it, without the first slash."""
+    """Return a cgroup's path as in /proc/<pid>/cgroup, without the leading slash."""
     return os.fspath(path.relative_to(cgroup2()))
 
 
 def answer(call: Callable[[], object]) -> object:
-    """What a call returns, or the name of its errno."""
+    """Return the result of a call, or the name of its errno."""
     try:
         return call()
     except OSError as error:

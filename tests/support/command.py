@@ -1,4 +1,4 @@
-"""The command, run to its end as a user runs it: what it prints, and its one line of complaint."""
+"""The command, run to its end as a user runs it: its output, and its one line of complaint."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import sys
 MIB = 1 << 20
 
 ENDS_S = 300
-"""Seconds in which a command has ended that does not hang, however busy the machine is."""
+"""Seconds after which a command counts as hung, however busy the machine is."""
 
 
 def ggroupfs(*words: object, user: int | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs the command to its end."""
+    """Run the command to its end."""
     return subprocess.run(
         [sys.executable, "-m", "ggroupfs", *map(str, words)],
         capture_output=True,
@@ -27,14 +27,14 @@ def ggroupfs(*words: object, user: int | None = None, **environment: str) -> sub
 
 
 def ok(*words: object) -> str:
-    """Runs the command, which succeeds and has nothing to complain of; what it printed."""
+    """Run the command, which must succeed without a complaint; return its output."""
     result = ggroupfs(*words)
     assert (result.returncode, result.stderr) == (0, ""), result
     return result.stdout
 
 
 def complaint(*words: object, code: int, user: int | None = None) -> str:
-    """Runs the command, which fails with one line on standard error and nothing else; the line."""
+    """Run the command, which must fail with exactly one line on standard error; return the line."""
     result = ggroupfs(*words, user=user)
     assert result.returncode == code, result
     assert result.stdout == ""

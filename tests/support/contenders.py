@@ -21,22 +21,22 @@ from tests.support.harness import MIB, Harness
 Spawn = Callable[..., subprocess.Popen[bytes]]
 
 REQUEST_US = 8600
-"""Microseconds of the engine that one request of a service takes."""
+"""Engine time of one request of a service, in microseconds."""
 LOOK_S = 0.0005
-"""Seconds by which the end of a request may be seen late."""
+"""Seconds by which the end of a request may be noticed late."""
 
 
 class Bench(SoftGpu):
-    """A software GPU that counts how often its levers are moved."""
+    """A software GPU that records each move of a lever."""
 
     def __init__(self) -> None:
         super().__init__(0, SoftConfig(capacity=64 * MIB))
         self.moved: list[float] = []
-        """When, seconds."""
+        """Times of the moves, in seconds."""
         self.broken: set[Process] = set()
-        """Whose TSGs cannot be detached."""
+        """Processes whose TSGs cannot be detached."""
         self.ranks: list[tuple[Mapping[Process, Sequence[Process]], int]] = []
-        """What was said of which programs go behind which, and for how long they are held."""
+        """Arguments of each `rank`: which programs follow which, and how long they are held."""
 
     def rank(self, behind: Mapping[Process, Sequence[Process]], hold_us: int) -> None:
         self.ranks.append((behind, hold_us))
@@ -56,21 +56,21 @@ class Bench(SoftGpu):
         await super().attach(process)
 
     def calls(self, since: float) -> int:
-        """How many from then on."""
+        """Return how many moves were made at or after `since`."""
         return sum(at >= since for at in self.moved)
 
     def used(self, process: Process) -> int:
-        """Microseconds on the engine."""
+        """Return the engine time that a process has used, in microseconds."""
         used = self.activity(process).gpu_usec
         assert used is not None
         return used
 
     def timeslices(self, process: Process) -> int:
-        """Of its TSGs together, microseconds."""
+        """Return the sum of the timeslices of a process's TSGs, in microseconds."""
         return sum(tsg.timeslice for tsg in self._tenants[process].tsgs.values()) // 1000
 
     def is_attached(self, process: Process) -> bool:
-        """Whether its TSGs are on the runlist."""
+        """Return whether a process's TSGs are on the runlist."""
         return self.activity(process).attached > 0
 
 
@@ -84,7 +84,7 @@ class Programs:
     nursery: trio.Nursery
 
     async def batch(self, cgroup: str = "/", *, contexts: int = 1, kernel_us: int = 500, idle: bool = False) -> Process:
-        """One that has always something to do, unless it is `idle`."""
+        """Start a program that always has work, unless it is `idle`."""
         process = await self.h.arrive(self.spawn().pid, cgroup)
         for _ in range(contexts):
             number = await self.gpu.open_context(process, 8, lambda finished: None)
@@ -101,7 +101,7 @@ class Programs:
                 await trio.sleep(0.05)
 
     async def service(self, cgroup: str = "/", *, load: float = 0.35) -> tuple[Process, list[float]]:
-        """One that gets requests of 8.6 ms at random, and how long each took, seconds."""
+        """Start a program that gets requests of 8.6 ms at random; return it, and a list of their latencies, seconds."""
         process = await self.h.arrive(self.spawn().pid, cgroup)
         waiting: list[float] = []
         latencies: list[float] = []
@@ -122,8 +122,8 @@ class Programs:
                     await self.gpu.launch(process, number, 1, REQUEST_US, range(0))
 
         async def look() -> None:
-            """A look whenever a request may be done, which is not before the engine has had time for what is left of
-            it: completions are reported at a look, and up to 10 ms late beside long kernels."""
+            """Look whenever a request may be done, which is not before the engine has had time for the rest of it.
+            Completions are reported at a look, and up to 10 ms late beside long kernels."""
             while True:
                 left_s = queue[0] / 1e9 if queue else REQUEST_US / 1e6
                 await trio.sleep(max(LOOK_S, left_s))
@@ -134,7 +134,7 @@ class Programs:
         return process, latencies
 
     async def shares(self, processes: Sequence[Process], seconds: float) -> list[float]:
-        """What each uses of the time."""
+        """Return the share of the time that each process uses."""
         before = [self.gpu.used(process) for process in processes]
         await trio.sleep(seconds)
         return [(self.gpu.used(p) - b) / seconds / 1e6 for p, b in zip(processes, before, strict=True)]

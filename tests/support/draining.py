@@ -16,18 +16,18 @@ from tests.support.contenders import Bench, Programs
 from tests.support.harness import MIB, Spawn, running
 
 KERNEL_US = 5_000
-"""Microseconds of a kernel of a program that fills."""
+"""Length of a filler's kernel, in microseconds."""
 AHEAD = 4
-"""Kernels that it is ahead: 20 ms, which is its run-ahead and one kernel."""
+"""Kernels that a filler launches ahead: 20 ms, its run-ahead and one kernel."""
 SIZE = 8 * MIB
-"""Bytes that each of them holds."""
+"""Bytes that each filler holds."""
 
 
 class Fillers(Programs):
-    """Programs whose gate holds them."""
+    """Programs that a gate holds back."""
 
     async def filler(self, cgroup: str = "/jobs", *, kernel_us: int = KERNEL_US, ahead: int = AHEAD) -> Process:
-        """One that always has something to do, with all of its memory, and waits until it may launch that."""
+        """Start a program that always has work, uses all of its memory, and waits until it may launch."""
         process = await self.h.arrive(self.spawn().pid, cgroup)
         number = await self.gpu.open_context(process, 8, lambda finished: None, gated=True)
         pages = await self.gpu.allocate(process, SIZE)
@@ -46,27 +46,27 @@ class Fillers(Programs):
                     self.gpu.activity(process)
 
     async def lead(self) -> Process:
-        """One of better priority that is always busy."""
+        """Start a program of better priority that is always busy."""
         process = await self.batch(kernel_us=20_000)
         await self.h.write(f"{process.pid}/0/compute.priority", 0)
         return process
 
     def is_off(self, process: Process) -> bool:
-        """Whether it is off the runlist for its turn."""
+        """Return whether a process is off the runlist for its turn."""
         return self.gpu._tenants[process].engines is Engines.GR
 
     def record(self, process: Process) -> Record:
-        """What the daemon knows of it."""
+        """Return the daemon's record of a process."""
         return self.h.controller.population.record(Member(process, 0))
 
     async def stat(self, process: Process, name: str) -> int:
-        """A word of its gmem.stat; 0 where it is not told."""
+        """Return a figure of a process's gmem.stat; 0 where it is absent."""
         said = dict(line.split() for line in (await self.h.read(f"{process.pid}/0/gmem.stat")).splitlines())
         return int(said.get(name, 0))
 
 
 class Lagging(Bench):
-    """A software GPU whose figures are LAG_S old when they are read, ten times a second, as those of a trace."""
+    """A software GPU whose figures are LAG_S old when read, ten times a second, as those of a trace are."""
 
     LAG_S = 0.2
 
@@ -85,7 +85,7 @@ class Lagging(Bench):
         return attrs.evolve(found, gpu_usec=heard[0][1])
 
     async def follow(self) -> None:
-        """Writes the trace, for ever: whatever programs do, what is read is no older."""
+        """Write the trace for ever; so the figures are never older, whatever programs do."""
         while True:
             for process in self._tenants:
                 self._heard.setdefault(process, [(0.0, 0)]).append((trio.current_time(), self.used(process)))
@@ -98,7 +98,7 @@ class Lagging(Bench):
 
 
 class Untold(Bench):
-    """A software GPU whose driver refuses the trace: nothing tells what a process uses."""
+    """A software GPU whose driver refuses the trace: the time that a process uses is unknown."""
 
     is_traced = False
     """Whether there is a trace all the same."""
@@ -118,7 +118,7 @@ class Sampled(Untold):
 
     def __init__(self) -> None:
         super().__init__()
-        self._estimates: dict[Process, tuple[int, int]] = {}  # the second, and the estimate
+        self._estimates: dict[Process, tuple[int, int]] = {}  # by process: the second, and the estimate
 
     def activity(self, process: Process) -> Activity:
         second, (at, estimate) = int(trio.current_time()), self._estimates.get(process, (-1, 0))

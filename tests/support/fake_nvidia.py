@@ -42,7 +42,7 @@ class Object:
 
 @attrs.define(eq=False)
 class File:
-    """An open file of /dev/nvidiactl: what RM takes for the identity."""
+    """An open file of /dev/nvidiactl, which is the identity that RM goes by."""
 
     clients: dict[int, dict[int, Object]] = attrs.field(factory=dict)
     references: int = 1
@@ -82,7 +82,7 @@ class Program:
         return self.devices[gpu]
 
     def tsg(self, gpu: int = 0, channels: int = 8, gr: bool = True, skip: int = 0) -> int:
-        """Makes a TSG as libcuda does: with a memory object and the engine's objects for each channel."""
+        """Make a TSG as libcuda does: with a memory object, and the engine's objects for each channel."""
         device = self.device(gpu)
         tsg = self.add(0xA06C, device, skip, timeslice=2048 if gr else 1024)
         if gr:
@@ -96,14 +96,14 @@ class Program:
         return tsg
 
     def context(self, gpu: int = 0) -> int:
-        """One CUDA context: a GR TSG of 8 channels and three copy TSGs of 4. Returns the GR TSG."""
+        """Make a CUDA context, a GR TSG of 8 channels and three copy TSGs of 4; return the GR TSG."""
         gr = self.tsg(gpu)
         for _ in range(3):
             self.tsg(gpu, channels=4, gr=False)
         return gr
 
     def destroy(self) -> None:
-        """Its contexts, on every GPU; it lives on."""
+        """Destroy the contexts on every GPU; the process lives on."""
         kept = {handle: one for handle, one in self.objects.items() if one.class_ in (0x41, 0x80, 0x2080)}
         self.files[self.ctl].clients[self.client] = kept
 
@@ -111,14 +111,14 @@ class Program:
         return [h for h, o in self.objects.items() if o.class_ == 0xC86F and tsg in (None, o.parent)]
 
     def checkpointed(self, *, keeps_file: bool) -> None:
-        """Its clients are gone, and its files closed, or at least empty."""
+        """Drop the clients, as a checkpoint does; the files are closed or, with `keeps_file`, kept empty."""
         for file in self.files.values():
             self.system._drop(file)
         self.files = {self.ctl: File()} if keeps_file else {}
         self.devices.clear()
 
     def restored(self, gpu: int, ctl: int) -> None:
-        """A context again, in a client that has the number of the one before, perhaps in another file."""
+        """Make a context again, in a client with the former number, perhaps in another file."""
         if ctl != self.ctl:
             self.files.clear()
         self.ctl = ctl
@@ -127,7 +127,7 @@ class Program:
         self.context(gpu)
 
     def running(self) -> list[bool]:
-        """For each channel whether it is on the runlist."""
+        """Return for each channel whether it is on the runlist."""
         return [self.objects[channel].disabled == 0 for channel in self.channels()]
 
 
@@ -142,21 +142,21 @@ class Reader:
     """A client that reads what the firmware logs."""
 
     memory: dict[int, bytearray] = attrs.field(factory=dict)
-    """By the handle of the memory object."""
+    """Contents of each memory object, by handle."""
     buffers: dict[int, tuple[int, int]] = attrs.field(factory=dict)
-    """Header and ring of each event buffer."""
+    """Header and ring of each event buffer, by handle."""
     bound: tuple[int, int] | None = None
-    """Those of the one that is bound and enabled."""
+    """Header and ring of the buffer that is bound and enabled."""
     binds: int = 0
     read: int = 0
-    """What it said that it has read."""
+    """Index up to which the client says that it has read."""
 
     def take(self, record: bytes) -> None:
         if self.bound is None:
             return
         header, ring = (self.memory[handle] for handle in self.bound)
         put = struct.unpack_from("<I", header, 4)[0]
-        if (put + 1) % RECORDS == self.read:  # keep the oldest
+        if (put + 1) % RECORDS == self.read:  # full: keep the oldest
             struct.pack_into("<Q", header, 16, struct.unpack_from("<Q", header, 16)[0] + 1)
         else:
             ring[put * 32 : put * 32 + 32] = record
@@ -165,21 +165,21 @@ class Reader:
 
 @attrs.define(eq=False)
 class FakeTrace:
-    """What the firmware logs: one log for all GPUs."""
+    """The firmware's log, one for all GPUs."""
 
     clock: Callable[[], int] = time.time_ns
     readers: dict[int, Reader] = attrs.field(factory=dict)
-    """By client."""
+    """Readers by client."""
     number: int = 0xFFF0  # wraps soon
 
     def log(self, tag: int, pid: int, ns: int, lost: int = 0) -> None:
-        """A record, before which `lost` others were lost."""
+        """Write a record, before which `lost` others were lost."""
         self.number = (self.number + 1 + lost) & 0xFFFF
         for reader in self.readers.values():
             reader.take(struct.pack("<HHIBBHIIHBBQ", 2, 0, 0, tag, 0, self.number, 7, pid, 0, 0, 0, ns))
 
     def stay(self, pid: int, begin: int, end: int) -> None:
-        """A process was on the engine."""
+        """Log that a process was on the engine."""
         self.log(6, pid, begin)
         self.log(7, pid, end)
 
@@ -211,10 +211,10 @@ class FakeSystem:
     _next: int = 1000
 
     def begin(self) -> None:
-        """Nothing has to be there before programs are looked at."""
+        """Do nothing: the fake needs no preparation before programs are looked at."""
 
     def program(self, pid: int, *gpus: int, start: int | None = None) -> Program:
-        """Starts a CUDA program with a context on each of `gpus`."""
+        """Start a CUDA program with a context on each of `gpus`."""
         if start is None:
             start = int(time.clock_gettime(time.CLOCK_BOOTTIME) * TICK)
         file = File()
@@ -238,7 +238,7 @@ class FakeSystem:
 
     @property
     def resources(self) -> int:
-        """Objects that the host has, those of the kernel's own among them."""
+        """Count the objects of the host, those of the kernel's own clients included."""
         opened = (what[0] if isinstance(what, tuple) else what for what in list(self.open.values()))
         files = {id(file): file for program in self.programs.values() for file in program.files.values()}
         files |= {id(file): file for file in opened if isinstance(file, File)}
@@ -371,7 +371,7 @@ class FakeSystem:
             size, count = struct.unpack_from("<II", params, 16)
             assert (size, count, struct.unpack_from("<Q", params, 40)[0]) == (32, RECORDS, 0)
             subdevice, _flags, header, ring = struct.unpack_from("<IIII", params, 52)
-            assert file.clients[client][subdevice].class_ == 0x2080  # else the real one follows a null pointer
+            assert file.clients[client][subdevice].class_ == 0x2080  # otherwise the real driver follows a null pointer
             self._reader(client).buffers[handle] = (header, ring)
         file.clients[client][handle] = Object(class_, client)
         return 0
@@ -473,7 +473,7 @@ class FakeSystem:
             channel = struct.unpack_from("<I", data, 280 + 4 * n)[0]
             found = self._find(client, channel)
             if found is None or found.class_ & 0xFF != 0x6F:
-                status = 0x21  # and the others are served: measured
+                status = 0x21  # the other channels are served: measured
             else:
                 found.disabled = found.disabled + 1 if disable else max(0, found.disabled - 1)
         return status
@@ -526,11 +526,11 @@ class FakeNvmlError(Exception):
 
 @attrs.define(eq=False)
 class FakeNvml:
-    """Stands in for the module pynvml."""
+    """Double of the module pynvml."""
 
     count: int = 2
     compute: dict[int, list[tuple[int, int | None]]] = attrs.field(factory=dict)
-    """GPU index to (pid, bytes)."""
+    """Lists of (pid, bytes) by GPU index."""
     graphics: dict[int, list[tuple[int, int | None]]] = attrs.field(factory=dict)
     samples: list[tuple[int, int, int]] = attrs.field(factory=list)
     """(pid, microseconds, percent)."""
@@ -540,7 +540,7 @@ class FakeNvml:
     calls: int = 0
     stuck: int = 0
     p2p: int = 0
-    """NVML_P2P_STATUS_..."""
+    """A value of NVML_P2P_STATUS_*."""
 
     NVMLError = FakeNvmlError
     NVML_P2P_STATUS_NOT_SUPPORTED = 5
@@ -619,7 +619,7 @@ class FakeNvml:
 
 @attrs.define(eq=False)
 class FakeBookkeeper:
-    """Stands in for the Controller."""
+    """Double of the Controller."""
 
     arrived: list[tuple[Process, int]] = attrs.field(factory=list)
     seen: dict[tuple[Process, int], int] = attrs.field(factory=dict)
@@ -628,9 +628,9 @@ class FakeBookkeeper:
     presences: list[int] = attrs.field(factory=list)
     """GPUs that were lost, or came back."""
     taken: list[Process] = attrs.field(factory=list)
-    """Whose work was taken down, as the GPU was about to tell less of it."""
+    """Processes whose work was recorded, as the GPU was about to report less of it."""
     told_late: list[tuple[Process, Mapping[str, int]]] = attrs.field(factory=list)
-    """What was told of those that had ended."""
+    """Figures that were reported for processes that had ended."""
 
     def presence(self, gpu: int) -> None:
         self.presences.append(gpu)
@@ -673,8 +673,8 @@ class FakeBookkeeper:
 
 @contextlib.contextmanager
 def patient(clock: MockClock, hung: Callable[[], bool], rest_s: float = 0.005) -> Iterator[None]:
-    """Keeps `clock` from jumping while a thread is at work, however slow the machine: only for one that hangs. Where
-    none is, it jumps once all tasks have been blocked for `rest_s` seconds."""
+    """Keep `clock` from jumping while a thread is at work, however slow the machine; it jumps only if the thread hangs.
+    While no thread works, it jumps once all tasks have been blocked for `rest_s` seconds."""
     real = trio.to_thread.run_sync
     flying = 0
 

@@ -1,4 +1,4 @@
-"""A bus of its own, and a program on it that answers as systemd does (org.freedesktop.systemd1(5))."""
+"""A private bus, and a program on it that answers as systemd does (org.freedesktop.systemd1(5))."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONFIG = """<busconfig><type>session</type><listen>unix:path={socket}</listen><a
 
 @contextlib.contextmanager
 def bus(directory: Path) -> Iterator[str]:
-    """The address of a bus in `directory`, which ends with it."""
+    """Yield the address of a bus in `directory`; the bus ends with the context."""
     config, socket = directory / "bus.conf", directory / "bus"
     config.write_text(CONFIG.format(socket=socket))
     words = ["dbus-daemon", f"--config-file={config}", "--nofork", "--nopidfile", "--print-address"]
@@ -43,42 +43,42 @@ def bus(directory: Path) -> Iterator[str]:
 
 @attrs.define
 class Unit:
-    """A unit that is loaded."""
+    """A loaded unit."""
 
     files: list[Path]
     """Fragment and drop-ins."""
     cgroup: str
-    """Where it is while it is active."""
+    """Its cgroup while it is active."""
     active: str = "active"
-    """ActiveState."""
+    """Its ActiveState."""
     run: int = 1
-    """How often it was started: its InvocationID."""
+    """Number of times that it was started: its InvocationID."""
     slice: str = "system.slice"
-    """The slice that it is, or will be, in."""
+    """Its slice, now or once it is started."""
     load: str = "loaded"
-    """LoadState."""
+    """Its LoadState."""
 
 
 @attrs.define(eq=False)
 class FakeSystemd:
-    """Has units and no processes; what it is asked for is noted."""
+    """A systemd with units and without processes, which records the calls that it gets."""
 
     connection: DBusConnection
     units: dict[str, Unit] = attrs.field(factory=dict)
-    """By name."""
+    """Loaded units by name."""
     installed: dict[str, Unit] = attrs.field(factory=dict)
-    """Those that are not loaded, and can be."""
+    """Units by name that are not loaded, and can be."""
     aliases: dict[str, str] = attrs.field(factory=dict)
     """Other names of units."""
     calls: list[tuple[str, Any]] = attrs.field(factory=list)
-    """Methods of the manager that were called, and with what."""
+    """Methods of the manager that were called, with their arguments."""
     gets: list[tuple[str, str]] = attrs.field(factory=list)
-    """Properties that were asked for: of which object, and by which name."""
+    """Properties that were read: object and name."""
     start: Callable[[str, dict[str, Any]], str] = lambda name, properties: "done"
-    """What becomes of a transient unit: the result of its job."""
+    """Return the result of the job of a transient unit."""
 
     async def serve(self) -> None:
-        """Answers until the bus is gone."""
+        """Answer until the bus is gone."""
         with contextlib.suppress(trio.EndOfChannel, trio.BrokenResourceError, trio.ClosedResourceError):
             while True:
                 message = await self.connection.receive()
@@ -86,32 +86,32 @@ class FakeSystemd:
                     await self._answer(message)
 
     async def leave(self) -> None:
-        """It is no longer on the bus."""
+        """Leave the bus."""
         await self.connection.send(message_bus.ReleaseName(NAME))
 
     async def come(self) -> None:
-        """It is on the bus, again."""
+        """Join the bus, again."""
         await self.connection.send(message_bus.RequestName(NAME))
 
     async def reload(self) -> None:
-        """daemon-reload, as all subscribers are told of it."""
+        """Send what subscribers get at a daemon-reload."""
         for begins in (True, False):
             await self._signal(MANAGER, "Reloading", "b", (begins,))
 
     async def load(self, name: str, unit: Unit) -> None:
-        """A unit is loaded, as it is."""
+        """Load a unit, in the state that it has."""
         self.units[name] = unit
         await self._signal(MANAGER, "UnitNew", "so", (name, path_of(name)))
 
     async def become(self, name: str, state: str) -> None:
-        """A unit is started, or stopped."""
+        """Have a unit start or stop."""
         unit = self.units[name]
         unit.run += unit.active in ("inactive", "failed")
         unit.active = state
         await self.change(name)
 
     async def change(self, name: str) -> None:
-        """Something about a unit has changed, as all subscribers are told of it: with a lot besides."""
+        """Send what subscribers get when something about a unit has changed, other properties included."""
         unit = self.units[name]
         emitter = DBusAddress(path_of(name), NAME, "org.freedesktop.DBus.Properties")
         changed = {
@@ -183,15 +183,15 @@ class FakeSystemd:
 
 
 async def open_systemd(address: str) -> FakeSystemd:
-    """Comes to a bus; `serve` is to be run."""
+    """Connect to a bus; the caller runs `serve`."""
     systemd = FakeSystemd(await open_dbus_connection(address))
     await systemd.come()
     while (await systemd.connection.receive()).header.message_type is not MessageType.method_return:
-        pass  # that it has the name
+        pass  # the signal that the name was acquired
     return systemd
 
 
 def path_of(unit: str) -> str:
-    """The object of a unit (sd_bus_path_encode(3))."""
+    """Return the object path of a unit (sd_bus_path_encode(3))."""
     escaped = re.sub(rb"[^A-Za-z0-9]|^[0-9]", lambda match: b"_%02x" % match[0][0], unit.encode())
     return f"/org/freedesktop/systemd1/unit/{escaped.decode()}"

@@ -1,8 +1,8 @@
-"""Makes the driver and NVML fail on a plan, so that what follows from every fault can be tried without a GPU.
+"""Have the driver and NVML fail on a plan, so that the consequences of every fault can be tried without a GPU.
 
-A plan is a list of :class:`Fault`, each of which says which calls it is about and what becomes of them.
-:class:`FaultySystem` and :class:`FaultyNvml` stand between the code and what they wrap, which may be the real ones.
-A test that wants faults puts them there (``open_gpus(system=, nvml=)``).
+A plan is a list of :class:`Fault`; each names the calls that it applies to and their outcome. :class:`FaultySystem` and
+:class:`FaultyNvml` stand between the code and what they wrap, which may be the real driver. A test that wants faults
+puts them there (``open_gpus(system=, nvml=)``).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ STATUS_AT = {
     rm.IOCTL_ALLOC: 28,
     rm.IOCTL_MAP_MEMORY: 40,
 }
-"""Where RM leaves its status in the argument of each request; card info has none."""
+"""Offset of RM's status in the argument of each request; card info has none."""
 
 REQUESTS = {
     rm.IOCTL_FREE: "free",
@@ -45,42 +45,42 @@ REQUESTS = {
     rm.IOCTL_MAP_MEMORY: "map_memory",
     rm.IOCTL_CARD_INFO: "card_info",
 }
-"""What calls of ioctl(2) are called in a plan. Others have the names of methods of :class:`System`."""
+"""Names of requests of ioctl(2) in a plan. Other calls have the names of methods of :class:`System`."""
 
 
 @attrs.define(eq=False)
 class Fault:
-    """Which calls, and what becomes of them. Where several fit a call the first of the plan does."""
+    """A set of calls, and their outcome. Where several faults of a plan fit a call, the first is used."""
 
     call: str
     """A value of REQUESTS, a method of :class:`System`, or a function of NVML."""
     number: int | None = None
-    """Of a control, or the class of an allocation; None for any."""
+    """Command of a control, or class of an allocation; None for any."""
     gpu: int | None = None
-    """Of a function of NVML: the device; None for any."""
+    """Device of a function of NVML; None for any."""
     after: int = 0
-    """Such calls that are let through first."""
+    """Number of matching calls that pass first."""
     times: int | None = None
-    """How many of them then fail; None for all."""
+    """Number of matching calls that then fail; None for all."""
     errno: int = 0
-    """The system call fails with this."""
+    """Errno with which the system call fails."""
     status: int = 0
-    """RM, or NVML, answers with this and has done nothing."""
+    """Status that RM or NVML returns without having acted."""
     late: bool = False
-    """RM, or NVML, answers with `status` after it has done what was asked."""
+    """Whether RM or NVML acts before it returns `status`."""
     nothing: bool = False
-    """It is not done, and said to be."""
+    """Whether the call reports success without having acted."""
     seconds: float = 0.0
-    """It takes so long first."""
+    """Delay before anything else, in seconds."""
     hangs: threading.Event | None = None
-    """It does not go on before this is set."""
+    """Event until which the call hangs."""
     met: int = 0
-    """Such calls until now."""
+    """Number of matching calls so far."""
     stuck: int = 0
-    """Threads that are in one that hangs."""
+    """Threads that are in a call that hangs."""
 
     def fits(self, call: str, number: int | None, gpu: int | None) -> bool:
-        """Whether a call is one of those that fail. It is counted."""
+        """Count a call if it matches; return whether it is one of those that fail."""
         if self.call != call or self.number not in (None, number) or self.gpu not in (None, gpu):
             return False
         self.met += 1
@@ -88,7 +88,7 @@ class Fault:
         return past > 0 and (self.times is None or past <= self.times)
 
     def wait(self) -> None:
-        """What comes first."""
+        """Wait for the delay, and until the call no longer hangs."""
         if self.seconds:
             time.sleep(self.seconds)
         if self.hangs is not None:
@@ -98,21 +98,21 @@ class Fault:
 
     @property
     def fails(self) -> bool:
-        """Whether there is more to it than time."""
+        """Return whether the fault is more than a delay."""
         return bool(self.errno or self.status or self.nothing)
 
 
 @attrs.define(eq=False)
 class Plan:
-    """Faults, and what was called."""
+    """Faults, and a record of all calls."""
 
     faults: list[Fault] = attrs.field(factory=list)
-    """In their order; may be changed at any time."""
+    """Faults in their order; may be changed at any time."""
     calls: list[tuple[str, int | None]] = attrs.field(factory=list)
-    """Every call: its name, and the number of a control or class."""
+    """Every call: its name, and the command of a control or the class of an allocation."""
 
     def meet(self, call: str, number: int | None = None, gpu: int | None = None) -> Fault | None:
-        """The fault that becomes of a call, once its time is over; None for none."""
+        """Return the fault of a call, once its delay is over; None if there is none."""
         self.calls.append((call, number))
         for fault in tuple(self.faults):
             if fault.fits(call, number, gpu):
@@ -121,7 +121,7 @@ class Plan:
         return None
 
     def heal(self) -> None:
-        """No more faults; what hangs goes on."""
+        """Remove all faults; calls that hang go on."""
         faults, self.faults[:] = tuple(self.faults), []
         for fault in faults:
             if fault.hangs is not None:
@@ -129,7 +129,7 @@ class Plan:
 
 
 class FaultySystem:
-    """See :class:`System`, and the module."""
+    """A :class:`System` whose calls fail as planned; see the module."""
 
     def __init__(self, inner: System, plan: Plan) -> None:
         self._inner = inner
@@ -195,7 +195,7 @@ class FaultySystem:
 
 
 def _number(request: int, argument: bytearray) -> int | None:
-    """The control that is sent, or the class that is allocated."""
+    """Return the command of a control, or the class of an allocation."""
     if request == rm.IOCTL_CONTROL:
         return int(rm.NVOS54.unpack_from(argument)[2])
     if request == rm.IOCTL_ALLOC:
@@ -204,13 +204,14 @@ def _number(request: int, argument: bytearray) -> int | None:
 
 
 class FaultyNvml:
-    """The module pynvml, or what stands for it, whose functions fail as planned. `status` of a fault is what NVML
-    returns; a device is known by the index or UUID that its handle was asked for by."""
+    """The module pynvml, or a double of it, whose functions fail as planned.
+
+    `status` of a fault is NVML's return code; a device is known by the index or UUID that its handle came from."""
 
     def __init__(self, inner: Any, plan: Plan) -> None:
         self._inner = inner
         self._plan = plan
-        self._devices: dict[Any, int] = {}  # by handle
+        self._devices: dict[Any, int] = {}  # index by handle
         self._uuids: dict[Any, int] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -251,7 +252,7 @@ class Rig:
         return self.program.pid
 
     def frozen(self) -> list[bool]:
-        """On each GPU whether none of it runs."""
+        """Return for each GPU whether nothing of the program runs there."""
         running = self.program.running()
         return [not any(running[:20]), not any(running[20:])]
 
@@ -265,7 +266,7 @@ def drive(
     scheduler: bool = False,
     readback: bool = True,
 ) -> None:
-    """Runs a test, from the beginning by a plan."""
+    """Run a test under a plan that is in force from the start."""
     fake, nvml, plan = FakeSystem(readback=readback), FakeNvml(), plan or Plan()
     if not trace:
         fake.trace = None

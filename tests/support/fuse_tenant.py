@@ -1,10 +1,9 @@
-"""A tenant with a file system of its own, which answers what it likes: FUSE in a user namespace, or as root.
+"""A tenant with a file system of its own that answers as the test likes: FUSE in a user namespace, or as root.
 
-    python fuse_tenant.py device NAME          has the real NAME open, a file of its own that is called so, and NAME
-                                               by O_PATH
+    python fuse_tenant.py device NAME          opens the real NAME, a file of its own with that name, and NAME by O_PATH
 
-FUSE in its environment names FUSE's device. It says which descriptors those are, and then what the kernel asks it, a
-word each. Needs nothing but Python.
+The variable FUSE names FUSE's device. The program prints those descriptors, and then each request of the kernel, as one
+word. It needs nothing but Python.
 """
 
 from __future__ import annotations
@@ -31,18 +30,18 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def say(*words: object) -> None:
-    """A line for the test."""
+    """Print a line for the test."""
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
 def mount(source: str, place: str, kind: str, data: str = "") -> None:
-    """mount(2)."""
+    """Call mount(2)."""
     if libc.mount(source.encode(), place.encode(), kind.encode(), 0, data.encode()):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), place)
 
 
 def serve(fuse: int, silent: set[int]) -> None:
-    """Answers the kernel, but for what is in `silent`, until it is killed: by that all that wait are let go."""
+    """Answer the kernel, except for requests in `silent`, until killed; the kill releases every waiter."""
     attributes = ATTR.pack(1, SIZE, SIZE // 512, *[0] * 6, 0o100755, 1, *[0] * 3, 4096, 0)
     while True:
         request = os.read(fuse, 1 << 21)
@@ -64,20 +63,20 @@ def serve(fuse: int, silent: set[int]) -> None:
 
 
 def with_server(place: str, silent: set[int], tenant: Callable[[], None]) -> None:
-    """Has a file that is a file system of its own at `place`, and `tenant` in another process, which ends with us."""
+    """Mount a file system at `place` that is a single file, and run `tenant` in a child that ends with this process."""
     fuse = os.open(os.environ["FUSE"], os.O_RDWR)
     mount("x", place, "fuse", f"fd={fuse},rootmode=100000,user_id=0,group_id=0")
     if os.fork():
         serve(fuse, silent)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    os.close(fuse)  # else it would wait for itself as it ends
+    os.close(fuse)  # otherwise the process would wait for itself as it ends
     tenant()
     while True:
         signal.pause()
 
 
 def device(name: str) -> None:
-    """See the module."""
+    """Open the three descriptors; see the module."""
     real, path = os.open(name, os.O_RDWR), os.open(name, os.O_PATH)
     folder = os.path.dirname(name)
     os.environ["FUSE"] = f"/proc/self/fd/{os.open(os.environ['FUSE'], os.O_PATH)}"

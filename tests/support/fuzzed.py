@@ -1,8 +1,8 @@
 """Fuzzers: bytes against a property, and corpora of bytes that are worth trying again.
 
 A :class:`Target` is a property of bytes. `make test` replays its corpus, the files of ``tests/corpus/<name>``, and
-tries some more bytes, the same each time. `make fuzz` tries many more, never the same, and adds those that break the
-property to the corpus: what was found once is tried for ever.
+tries some more bytes, the same each time. `make fuzz` tries many more, different ones each time, and adds those that
+break the property to the corpus, so that each finding is replayed for ever.
 """
 
 from __future__ import annotations
@@ -27,45 +27,45 @@ from hypothesis import strategies as st
 T = TypeVar("T")
 
 NAMES: list[str] = []
-"""Of the targets of the modules that are loaded."""
+"""Names of the targets of the loaded modules."""
 
 CONNECTIONS = 4
-"""Two of each of two processes."""
+"""Number of connections: two for each of two processes."""
 
 CORPUS = Path(__file__).parents[1] / "corpus"
 LONG = int(os.environ.get("GGROUP_FUZZ", "0"))
-"""How many times as many examples as in `make test`, and other ones each time; 0 for those of `make test`."""
+"""Factor by which `make fuzz` tries more examples than `make test`, with fresh ones each time; 0 in `make test`."""
 
 EDGES = (b"\0", b"\n", b"\xff", b"\xff" * 4, bytes(8), b"\x7f", b"\x80", b"-1", b"0x", b"max", b"9" * 20, b"=", b"\\\n")
-"""Pieces that are put into others."""
+"""Byte strings that are inserted into others."""
 
 
 @attrs.frozen
 class Target:
-    """See the module."""
+    """A property of bytes, with its corpus; see the module."""
 
     name: str
-    """Of its corpus."""
+    """Name of the corpus."""
     check: Callable[[bytes], None]
-    """The property: raises for bytes that break it, AssertionError or anything else."""
+    """The property: raises AssertionError, or anything else, for bytes that break it."""
     shaped: st.SearchStrategy[bytes] = attrs.field(repr=False)
-    """Bytes that mean something."""
+    """Strategy for bytes with a meaning."""
     examples: int = 200
-    """How many are tried in `make test`."""
+    """Number of examples in `make test`."""
 
     def __attrs_post_init__(self) -> None:
         NAMES.append(self.name)
 
     def kept(self) -> Sequence[object]:
-        """The corpus, as parameters of a test."""
+        """Return the corpus, as parameters of a test."""
         return [pytest.param(file, id=file.name) for file in self._files()]
 
     def replay(self, file: Path) -> None:
-        """Tries a file of the corpus."""
+        """Try a file of the corpus."""
         self.check(file.read_bytes())
 
     def fuzz(self) -> None:
-        """Tries fresh bytes: shaped ones, those of the corpus with something changed, and any."""
+        """Try fresh bytes: shaped ones, changed ones of the corpus, and arbitrary ones."""
         seeds = [file.read_bytes() for file in self._files()]
         assert seeds, f"the corpus {self.name} is empty"
         broke: list[bytes] = []
@@ -89,12 +89,12 @@ class Target:
         try:
             attempt()
         except BaseException:
-            if LONG and broke:  # the last one is the smallest
+            if LONG and broke:  # the last failure is the smallest
                 self.keep(broke[-1])
             raise
 
     def keep(self, raw: bytes) -> Path:
-        """Adds to the corpus."""
+        """Add bytes to the corpus; return their file."""
         file = CORPUS / self.name / hashlib.sha1(raw).hexdigest()[:12]
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(raw)
@@ -105,7 +105,7 @@ class Target:
 
 
 class Seeds(tuple[bytes, ...]):
-    """A corpus, without its bytes in a message."""
+    """A corpus whose repr leaves out its bytes."""
 
     def __repr__(self) -> str:
         return f"{len(self)} seeds"
@@ -113,7 +113,7 @@ class Seeds(tuple[bytes, ...]):
 
 @st.composite
 def changed(draw: st.DrawFn, seeds: Seeds) -> bytes:
-    """One of the seeds, changed in one to four places."""
+    """Draw one of the seeds, changed in one to four places."""
     any_seed = st.integers(0, len(seeds) - 1).map(seeds.__getitem__)
     raw = draw(any_seed)
     for _ in range(draw(st.integers(1, 4))):
@@ -125,7 +125,7 @@ def changed(draw: st.DrawFn, seeds: Seeds) -> bytes:
 
 
 def outcome(call: Callable[[], T], complaint: type[Exception]) -> tuple[T | None, str]:
-    """What a call returns and an empty string; or None and its complaint, which says something."""
+    """Return the result of a call and an empty string; or None and its complaint, which must not be empty."""
     try:
         return call(), ""
     except complaint as error:
@@ -136,7 +136,7 @@ def outcome(call: Callable[[], T], complaint: type[Exception]) -> tuple[T | None
 
 @contextlib.contextmanager
 def expected(*patterns: str) -> Iterator[None]:
-    """Lets log lines pass that may come, or not: where a program is hung up on, for example."""
+    """Allow log lines that may or may not come: where a program is hung up on, for example."""
 
     def pass_over(record: logging.LogRecord) -> bool:
         return not any(re.search(pattern, record.getMessage()) for pattern in patterns)
@@ -154,7 +154,7 @@ def expected(*patterns: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def nothing_logged() -> Iterator[None]:
-    """An error, or a warning, in the log breaks a property as an exception does."""
+    """Have an error or a warning in the log break a property, as an exception does."""
     lines: list[str] = []
 
     class Collect(logging.Handler):
@@ -172,7 +172,7 @@ def nothing_logged() -> Iterator[None]:
 
 @functools.cache
 def sleepers() -> Sequence[int]:
-    """Processes that connections belong to."""
+    """Return the processes that connections belong to."""
     processes = [subprocess.Popen(["sleep", "3600"]) for _ in range(CONNECTIONS // 2)]
     for process in processes:
         atexit.register(process.wait)

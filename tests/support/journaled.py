@@ -1,4 +1,4 @@
-"""Journals: their settings in tests, histories of calls that are noted, lines with their checksums."""
+"""Journals: their settings in tests, histories of calls that are noted, and lines with valid checksums."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from backend.process.identity import ROOT, Process, Slice
 BOOT = "this-boot"
 
 MEMORY = "/dev/shm"
-"""A tmpfs, as /run is: every change is synced."""
+"""A tmpfs, as /run is, since every change is synced."""
 
 quick = settings(max_examples=150, suppress_health_check=list(HealthCheck))
 
 
 def let_go(journal: Journal) -> None:
-    """The death of a daemon, as far as a journal sees it."""
+    """Close a journal as the death of its daemon does."""
     os.close(journal._fd)
     os.close(journal._folder)
 
@@ -43,7 +43,7 @@ names = st.sampled_from(("", "compute.freeze", "gmem.limit.high"))
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[list[state.Operation]]:
-    """Lines of operations, each of which makes sense where it comes."""
+    """Draw lines of operations, each valid at its place."""
     now, lines = State(), []
     for _ in range(draw(st.integers(1, 12))):
         line = []
@@ -84,7 +84,7 @@ def histories(draw: st.DrawFn) -> list[list[state.Operation]]:
 
 
 def signed(bodies: list[bytes]) -> bytes:
-    """Lines with the right checksums, whatever they say."""
+    """Return lines with valid checksums around arbitrary bodies."""
     words = format.MAGIC + b"1 " + BOOT.encode()
     checksum = zlib.crc32(words)
     data = words + b" %08x\n" % checksum

@@ -1,4 +1,4 @@
-"""A driver, a journal and programs that outlive the daemon, which is killed at a point of its life."""
+"""A driver, a journal and programs that outlive the daemon, which is killed at a chosen point of its life."""
 
 from __future__ import annotations
 
@@ -35,35 +35,36 @@ from tests.support.harness import MIB, REAL_S, Harness, World, running
 from tests.support.journaled import MEMORY, let_go
 
 CHANGES = (rm.SET_TIMESLICE, rm.FIFO_DISABLE_CHANNELS)
-"""Calls that leave something behind."""
+"""Controls whose effect outlives the daemon."""
 
 SECONDS = 5.0
-"""What a lever may take that goes through the kernel."""
+"""Seconds that a lever may take that goes through the kernel."""
 
 OWN_US = 777
-"""A timeslice that a program gave itself."""
+"""Timeslice that a program gave itself, in microseconds."""
 
 
 class Killed(BaseException):
-    """From here on the daemon does nothing any more."""
+    """The daemon was killed: it does nothing any more."""
 
 
 @attrs.define
 class Life:
-    """One daemon's, up to a point."""
+    """The life of one daemon, up to a point."""
 
     at: int | None = None
-    """The point at which it ends; None: it ends cleanly."""
+    """Point at which it is killed; None for a clean end."""
     points: int = 0
-    """Passed so far."""
+    """Number of points passed so far."""
     asked: list[int] = attrs.field(factory=list)
-    """Those of them at which the kernel was asked for something."""
+    """Points at which the kernel was called."""
     open: set[int] = attrs.field(factory=set)
-    """Descriptors by which it was."""
+    """Descriptors of the kernel's books."""
     dead: bool = False
 
     def point(self) -> bool:
-        """Here it may be killed. Whether it is now, for a caller that leaves something half done; Killed afterwards."""
+        """Pass a point. Return whether the daemon is killed here, for a caller that leaves something half done; Killed
+        if it is dead already."""
         if self.dead:
             raise Killed
         self.points += 1
@@ -71,27 +72,27 @@ class Life:
         return self.dead
 
     def pass_(self) -> None:
-        """Here it may be killed."""
+        """Pass a point, and raise Killed if the daemon is killed here."""
         if self.point():
             raise Killed
 
 
 class Minded(FakeSystem):
-    """A driver that notes each program that runs and is not to."""
+    """A driver that notes each program that runs and must not."""
 
     def __init__(self, readback: bool) -> None:
         super().__init__(trace=None, readback=readback)
         self.still: frozenset[int] = frozenset()
-        """Pids of those that are not to run, not for a moment."""
+        """Pids of programs that must not run, even for a moment."""
         self.ran: list[int] = []
 
     def mind(self) -> None:
-        """A lever has moved."""
+        """Look which programs run, after a lever has moved."""
         self.ran += [pid for pid in self.still if pid in self.programs and any(self.programs[pid].running())]
 
 
 class Driver:
-    """The same, as one daemon has it: a dead daemon does not reach it, in none of its threads."""
+    """The same driver as one daemon has it: a dead daemon does not reach it, in none of its threads."""
 
     def __init__(self, fake: Minded, life: Life) -> None:
         self._fake = fake
@@ -120,8 +121,8 @@ class Driver:
                 self._life.pass_()
 
     def end(self) -> None:
-        """A call that was under way comes to its end, and threads that were given up make no other; then the kernel
-        closes what is open."""
+        """Let a call in progress end, and keep abandoned threads from making another; then close all that is open, as
+        the kernel does."""
         with self._left:
             self._left.wait_for(lambda: not self._inside, REAL_S)
             self._has_ended = True
@@ -143,7 +144,7 @@ class Driver:
 
 
 class Mortal(Journal):
-    """A journal whose daemon may be killed before, in the middle of and after each write."""
+    """A journal whose daemon may be killed before, during and after each write."""
 
     def __init__(self, path: Path, life: Life) -> None:
         self._life = life
@@ -159,12 +160,12 @@ class Mortal(Journal):
 
 
 LOOKS = {abi.IOC_GET, abi.IOC_NEXT, abi.IOC_PLAN, abi.IOC_HELLO, abi.IOC_EVENTS}
-"""What changes nothing in the kernel."""
+"""Requests that change nothing in the kernel."""
 
 
 @contextlib.contextmanager
 def mortal(life: Life) -> Iterator[None]:
-    """The kernel module's books as one daemon has them: it may be killed before and after each call."""
+    """Give the kernel module's books to one daemon, which may be killed before and after each call."""
     real = kernel._ask
 
     def ask(descriptor: int, request: int, argument: ctypes.Structure) -> None:
@@ -184,7 +185,7 @@ def mortal(life: Life) -> Iterator[None]:
 
 
 def abandon(ledger: KernelLedger, life: Life) -> None:
-    """The death of a daemon, as far as the kernel sees it."""
+    """Close a ledger as the death of a daemon does, as far as the kernel notices."""
     for descriptor in {*ledger._queues.values(), *ledger._streams, ledger._control, *life.open}:
         os.close(descriptor)
     ledger._events.close()
@@ -192,7 +193,7 @@ def abandon(ledger: KernelLedger, life: Life) -> None:
 
 @attrs.define
 class Machine:
-    """What outlives daemons, and what was asked of them."""
+    """Everything that outlives daemons, and what was asked of them."""
 
     path: Path
     """The journal."""
@@ -200,35 +201,35 @@ class Machine:
     fake: Minded
     nvml: FakeNvml = attrs.field(factory=lambda: FakeNvml(count=1))
     scheduler: bool = False
-    """Whether daemons have one."""
+    """Whether daemons schedule."""
     kernel: bool = False
     """Whether the books are the kernel's."""
     world: World = attrs.field(factory=World)
     said: dict[str, str] = attrs.field(factory=dict)
-    """What was written and acknowledged, by path."""
+    """Values that were written and acknowledged, by path."""
     owned: dict[str, int] = attrs.field(factory=dict)
-    """Owners, by path."""
+    """Owners by path."""
     made: set[str] = attrs.field(factory=set)
-    """Slices that were made, and processes, by path."""
+    """Paths of slices and processes that were made."""
     doing: tuple[str, str] | None = None
-    """What was asked and not answered: path and value, of whatever kind."""
+    """Request that is not answered yet: path and value, of any kind."""
     programs: dict[str, Program] = attrs.field(factory=dict)
-    """By a name of ours."""
+    """Programs by a name that the test gives."""
     on: dict[str, int] = attrs.field(factory=dict)
-    """The GPU of each."""
+    """GPU of each program."""
     processes: dict[str, subprocess.Popen[bytes]] = attrs.field(factory=dict)
 
     @property
     def gpus(self) -> range:
-        """Their indices."""
+        """Indices of the GPUs."""
         return range(self.nvml.count)
 
     def group(self, name: str) -> Group:
-        """Of a program, on its GPU."""
+        """Return the group of a program on its GPU."""
         return Member(self.programs[name].identity, self.on[name])
 
     def start(self, name: str, cgroup: str = "/", gpu: int = 0) -> None:
-        """A program makes a context."""
+        """Start a program, which makes a context."""
         self.on[name] = gpu
         self.processes[name] = self.spawn()
         process = backend.process.identity.identify(self.processes[name].pid)
@@ -237,7 +238,7 @@ class Machine:
         self.nvml.compute.setdefault(gpu, []).append((process.pid, MIB))
 
     def end(self, name: str) -> None:
-        """A program ends."""
+        """End a program."""
         pid = self.programs.pop(name).pid
         self.processes[name].kill()
         self.processes[name].wait()
@@ -251,7 +252,7 @@ class Machine:
 
     @contextlib.asynccontextmanager
     async def daemon(self, life: Life) -> AsyncIterator[Harness]:
-        """The next one."""
+        """Start the next daemon."""
         driver = Driver(self.fake, life)
         journal = Mortal(self.path, life)
         h: Harness | None = None
@@ -284,7 +285,7 @@ class Machine:
         finally:
             driver.end()
 
-    # What a history is made of
+    # Steps of a history
 
     async def write(self, h: Harness, path: str, value: str) -> None:
         self.doing = path, value
@@ -312,9 +313,9 @@ class Machine:
 def a_machine(
     spawn: Callable[..., subprocess.Popen[bytes]], readback: bool = True, *, wide: bool = False, kernel: bool = False
 ) -> Iterator[Machine]:
-    """`wide`: with two GPUs, and a scheduler. `kernel`: with the module's books."""
+    """Yield a machine. `wide`: with two GPUs and a scheduler. `kernel`: with the module's books."""
     fake = Minded(readback)
-    small = {"FIRST_RUN": 64, "WIDE_RUN": 32}  # handles are tried in Python here
+    small = {"FIRST_RUN": 64, "WIDE_RUN": 32}  # since handles are tried in Python here
     with (
         tempfile.TemporaryDirectory(prefix="ggroup-killed-", dir=MEMORY) as folder,
         mock.patch.multiple("backend.nvidia.discover", **small),

@@ -1,18 +1,18 @@
-"""Levers of the policy `lanes` that are only noted."""
+"""Levers of the policy `lanes` that only record calls."""
 
 from __future__ import annotations
 
 
 class NoLevers:
-    """Levers that have nothing on them, and a list of what was pulled."""
+    """Levers without hardware, and a list of the calls to them."""
 
     capacity = 100
 
     def __init__(self) -> None:
         self.pulled: list[tuple[str, str]] = []
-        """In that order."""
+        """Calls in their order."""
         self.stuck: set[str] = set()
-        """Jobs that are to be thawed in vain."""
+        """Jobs whose thaw has no effect."""
 
     def add(self, job: str, pid: int) -> None:
         self.pulled.append(("add", job))

@@ -2,12 +2,12 @@
 
     lanes_job.py MOUNT SOCKET NAME --iterations N --kernel US [--duration S] [--gmem BYTES] [--held N] [--wait] [--fork]
 
-Each iteration is one kernel, which touches all of its memory. The first `--held` of them wait for a line on standard
-input first. It prints a JSON object a line, SECONDS of time.monotonic(): `{"turn": SECONDS}` when it is first told to
-go, `{"begin": SECONDS}` and `{"end": SECONDS}` around each iteration, with how many were done; `{"refused": WHY}` if it
-was; `{"left": SECONDS}` when it is no job any more, after which it waits for the end of standard input. `--wait` has it
-say that it is ready, and wait for a line, before it is a job. `--fork` has a child that lives as long as it, if it is
-not killed, and has what it has.
+Each iteration is one kernel, which touches all of the job's memory. Before each of the first `--held` iterations the
+program waits for a line on standard input. It prints one JSON object a line, with SECONDS of time.monotonic():
+`{"turn": SECONDS}` when it is first told to go, `{"begin": SECONDS}` and `{"end": SECONDS}` around each iteration, with
+the number of iterations done; `{"refused": WHY}` if it was refused; `{"left": SECONDS}` when it stops being a job,
+after which it waits for the end of standard input. With `--wait` it first reports that it is ready and waits for a
+line. With `--fork` it has a child with the same descriptors, which lives as long as the job unless it is killed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main() -> None:
                 say(turn=time.monotonic())
                 if arguments.fork and not os.fork():
                     end = select.poll()
-                    end.register(0, 0)  # hears its end only, and takes nothing away
+                    end.register(0, 0)  # reports the hangup only, and consumes nothing
                     end.poll()
                     os._exit(0)
                 work(job, device, arguments)

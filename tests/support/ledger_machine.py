@@ -1,4 +1,4 @@
-"""Ledgers against the naive model: histories of the calls that a ledger has, for each kind of ledger."""
+"""Ledgers against the naive model: histories of a ledger's calls, for each kind of ledger."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ OUT_OF_RANGE = tuple(
     for value in (setting.least - 1, setting.most + 1, 1 << 32, 1 << 64)
     if value not in setting.allowed
 )
-"""What nothing can be configured to."""
+"""Settings that are invalid everywhere."""
 
 
 def outcome(call: Callable[..., Any], *args: Any, **words: Any) -> tuple[Any, int]:
-    """What a call returns, and 0; or None, and the errno that it raises."""
+    """Return a call's result and 0, or None and the errno that it raises."""
     try:
         answer = call(*args, **words)
     except OSError as error:
@@ -58,13 +58,13 @@ def outcome(call: Callable[..., Any], *args: Any, **words: Any) -> tuple[Any, in
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """Does everything to the ledger and to the naive books, and compares all there is to see after each step."""
+    """Does everything to the ledger and to the naive books, and compares all that is visible after each step."""
 
     processes: ClassVar[Sequence[Process]] = PROCESSES
-    """Processes that may be in the books: a ledger that looks needs some that live."""
+    """Processes that may be in the books: a ledger that checks them needs live ones."""
 
     def make_ledger(self) -> Ledger:
-        """The ledger under test; another machine has another one."""
+        """Make the ledger under test; subclasses make another."""
         return SoftLedger()
 
     def __init__(self) -> None:
@@ -79,13 +79,13 @@ class LedgerMachine(RuleBasedStateMachine):
     # The small parts
 
     def ask(self, code: int, call: Callable[..., object], *args: Any, **words: Any) -> Any:
-        """Does it, and demands the errno `code`, or success for 0."""
+        """Make a call that must raise the errno `code`, or succeed for 0."""
         answer, found = outcome(call, *args, **words)
         assert found == code, f"errno {errno.errorcode.get(found)}, not {errno.errorcode.get(code)}"
         return answer
 
     def count(self, group: Group, event: str) -> None:
-        """An event, here and above."""
+        """Count an event, here and above."""
         for level in self.naive.path(group):
             self.naive.counts[level][f"events_{event}"] += 1
             self.expected.append((level, Channel.GMEM))
@@ -123,7 +123,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def add(self, index: int, gpu: int, below: int, slice_: bool) -> None:
         group = group_on(chosen(SLICES, index) if slice_ else chosen(self.processes, index), gpu)
         slices = [group for group in self.naive.above if isinstance(group.node, Slice)]
-        # One in eight may be another GPU's.
+        # One in eight may be another GPU's slice.
         above = chosen(slices if below % 8 == 0 else [slice_ for slice_ in slices if slice_.gpu == gpu], below // 8)
         code = errno.EEXIST if group in self.naive.above else errno.EXDEV if above.gpu != gpu else 0
         self.ask(code, self.ledger.add, group, above)
@@ -149,7 +149,7 @@ class LedgerMachine(RuleBasedStateMachine):
             self.naive.leave(group)
 
     def teardown(self) -> None:
-        """At the end of every history, nonsense: it changes nothing."""
+        """Ask nonsense at the end of every history; it must change nothing."""
         if self.naive.above:
             for gone in (Member(Process(99, 0), 0), SliceOn(ROOT, 7)):
                 self.ask_nonsense(gone, self.any_slice(len(self.naive.above)), len(self.naive.asked))
@@ -157,7 +157,7 @@ class LedgerMachine(RuleBasedStateMachine):
             self.books_agree()
 
     def ask_nonsense(self, gone: Group, slice_: Group, nbytes: int) -> None:
-        """What is not there is ENODEV before anything else is wrong; only processes hold anything."""
+        """Check that a missing group is ENODEV before anything else is wrong, and that only processes hold anything."""
         ledger = self.ledger
         for call in (ledger.charge, ledger.uncharge, ledger.uncharge_swap, ledger.swap_out, ledger.swap_in):
             self.ask(errno.ENODEV, call, gone, nbytes)
@@ -195,7 +195,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def configure(self, index: int, changes: dict[str, Any]) -> None:
         below = [group for group, above in self.naive.above.items() if above is not None]
         slices = [group for group in below if isinstance(group.node, Slice)]
-        # A GPU's root now and then, a slice, where limits bind several, as often as a process.
+        # Half of the picks are slices, whose limits bind several processes; one in sixteen may be a GPU's root.
         pool = slices if index % 2 else below
         group = chosen(pool, index // 2) if pool and index % 16 else self.any_group(index)
         code = 0 if changes.keys() <= CONFIGURABLE else errno.EINVAL
@@ -284,7 +284,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 self.moved(group, nbytes, usec)
 
     def moved(self, group: Group, nbytes: int, usec: int) -> None:
-        """`nbytes` are in the host now."""
+        """Record that `nbytes` are in the host now."""
         self.naive.held[group] -= nbytes
         self.naive.swapped[group] += nbytes
         for level in self.naive.path(group):
@@ -333,7 +333,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.foresee()
 
     def foresee(self) -> None:
-        """Say all classes again: a history may take longer than they hold. What has left the books is passed over."""
+        """Report all classes again, since a history may outlast them. Groups that have left the books are skipped."""
         for gpu in CAPACITIES if self.naive.next_use else ():
             classes = {group: next_use for group, next_use in self.naive.next_use.items() if group.gpu == gpu}
             self.ask(0, self.ledger.set_next_use, gpu, {**classes, Member(Process(99, 0), gpu): NEXT_USE_MOST})
@@ -347,7 +347,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(index=pick, usec=moments)
     def settle(self, index: int, usec: int) -> None:
-        """A plan is kept: each of its parts can be moved, and together they undo what they were made for."""
+        """Check that each part of a plan can be moved, and that all together end what the plan was made for."""
         self.foresee()
         top = self.any_group(index)
         excess = self.ledger.excess(top)
@@ -360,7 +360,7 @@ class LedgerMachine(RuleBasedStateMachine):
             assert self.ledger.excess(top) == 0
 
     def check_plan(self, top: Group, nbytes: int, plan: list[Target]) -> None:
-        """Everything that is promised of a plan."""
+        """Check everything that is promised of a plan."""
         naive = self.naive
         assert sum(target.nbytes for target in plan) == min(nbytes, naive.most(top))
         leaves = naive.leaves(top)
@@ -397,14 +397,14 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def everybody_was_told(self) -> None:
-        """In order, once each, and of nothing else: a refused call tells no listener."""
+        """Check that listeners heard every event once and in order, and nothing else: none for a refused call."""
         assert self.told == self.expected
         self.told.clear()
         self.expected.clear()
 
     @invariant()
     def books_agree(self) -> None:
-        """Every figure of every group; so a refused call changed none."""
+        """Compare every figure of every group, which also shows that a refused call changed none."""
         self.naive.raise_peaks()
         found = {group: self.ledger.books(group) for group in self.naive.above}
         for group, above in self.naive.above.items():
@@ -415,7 +415,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.books_add_up(found)
 
     def books_add_up(self, found: Mapping[Group, Books]) -> None:
-        """Said of the ledger alone, whatever the naive books hold."""
+        """Check that the ledger's own figures add up, whatever the naive books hold."""
         for group, books in found.items():
             assert 0 <= books.current <= books.peak <= books.peak_ever
             assert 0 <= books.swap <= books.swap_peak <= books.swap_peak_ever
@@ -426,13 +426,13 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 class Twins:
-    """Two ledgers that are asked the same and must give the same answer, value or errno."""
+    """Two ledgers that get the same calls and must give the same answers, value or errno."""
 
     def __init__(self, one: Ledger, other: Ledger) -> None:
         self._ledgers = one, other
 
     def listen(self, listener: Callable[[Group, Channel], None], configured: Callable[[Group], None]) -> None:
-        """The events of the first; those of the second are compared through its counters."""
+        """Listen to the first ledger; events of the second are compared through its counters."""
         self._ledgers[0].listen(listener, configured)
 
     def __getattr__(self, name: str) -> Any:

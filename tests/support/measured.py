@@ -11,7 +11,7 @@ Numbers = Callable[[str, Mapping[str, object], int], float]
 
 
 def measured(numbers: Numbers, scenario: str = "latency-decode", repetitions: int = 3) -> Run:
-    """A run of three systems: p99 and batch throughput by the system, the case and the repetition."""
+    """Return a run of three systems; p99 and batch throughput follow from the system, the case and the repetition."""
     cells = []
     for load in (0.1, 0.35):
         for batch in (None, 1, 3):
@@ -27,7 +27,7 @@ def measured(numbers: Numbers, scenario: str = "latency-decode", repetitions: in
 
 
 def steady(system: str, case: Mapping[str, object], repetition: int) -> float:
-    """No noise."""
+    """Figures without noise."""
     return {"exclusive": 10.0, "ggroupfs": 11.0, "time slicing": 40.0}[system]
 
 
@@ -36,7 +36,7 @@ def of(*runs: Run) -> Record:
 
 
 def noisy(seed: int, spread: float, factor: float = 1.0) -> Numbers:
-    """Chance of so large a part; `factor` on what ggroupfs has beside three."""
+    """Figures with noise of relative size `spread`; `factor` applies to ggroupfs beside three others."""
     chance = random.Random(seed)
 
     def numbers(system: str, case: Mapping[str, object], repetition: int) -> float:

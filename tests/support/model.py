@@ -1,7 +1,7 @@
-"""The books kept the naive way: what was asked of each group, what each process holds, and sums made from scratch.
+"""The books kept the naive way: settings of each group, memory of each process, and sums made from scratch.
 
 Slow, and so plain that it can be compared with the rules (docs/semantics.md) by reading. It shares no code with any
-ledger; what protects memory is transcribed from the kernel's C.
+ledger; the effective protection is transcribed from the kernel's C.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from backend.process.identity import Group, Process
 def effective_protection(
     usage: int, parent_usage: int, setting: int, parent_effective: int, siblings_protected: int
 ) -> int:
-    """effective_protection() in Linux's mm/page_counter.c, line by line, with memory_recursiveprot."""
+    """effective_protection() of Linux's mm/page_counter.c, line by line, with memory_recursiveprot."""
     protected = min(usage, setting)
     if siblings_protected > parent_effective:
         return protected * parent_effective // siblings_protected
@@ -33,7 +33,7 @@ def effective_protection(
 
 
 class NaiveLedger:
-    """What was asked of each group, what each process holds, and nothing else: the rest is worked out when asked."""
+    """Settings of each group and memory of each process, and nothing else: all other figures are computed on demand."""
 
     def __init__(self) -> None:
         self.above: dict[Group, Group | None] = {}
@@ -60,7 +60,7 @@ class NaiveLedger:
             peaks.pop(group, None)
 
     def path(self, group: Group) -> Iterator[Group]:
-        """A group and those above it."""
+        """Yield a group and those above it."""
         level: Group | None = group
         while level is not None:
             yield level
@@ -70,7 +70,7 @@ class NaiveLedger:
         return [child for child, above in self.above.items() if above == group]
 
     def leaves(self, top: Group) -> list[Group]:
-        """The processes at or below a group."""
+        """Return the processes at or below a group."""
         return [g for g in self.above if isinstance(g.node, Process) and top in self.path(g)]
 
     def current(self, group: Group) -> int:
@@ -80,11 +80,11 @@ class NaiveLedger:
         return self.sum(self.swapped, group)
 
     def sum(self, table: Counter[Group], group: Group) -> int:
-        """What the processes at or below a group have in a table."""
+        """Return the sum over a table for the processes at or below a group."""
         return sum(nbytes for leaf, nbytes in table.items() if nbytes and group in self.path(leaf))
 
     def raise_peaks(self) -> None:
-        """After every step."""
+        """Raise all peaks to the present figures; called after every step."""
         for group in self.above:
             for peak in self.peaks:
                 figure = self.figure(group, peak)
@@ -92,7 +92,7 @@ class NaiveLedger:
                     highest[group] = max(highest[group], figure)
 
     def figure(self, group: Group, peak: Peak) -> int:
-        """What it is the highest value of."""
+        """Return the present value of the figure that a peak is the maximum of."""
         return self.current(group) if peak == "peak" else self.swap(group)
 
     def reset_peak(self, group: Group, peak: Peak) -> None:
@@ -117,18 +117,18 @@ class NaiveLedger:
         )
 
     def limit(self, group: Group) -> int:
-        """The lower one of its limits."""
+        """Return the lower one of a group's limits."""
         return min(int(self.asked[group]["high"]), int(self.asked[group]["limit_max"]))
 
     def room(self, group: Group) -> int:
-        """What the swap.max of one level leaves."""
+        """Return how much more a group's own swap.max admits."""
         return max(0, int(self.asked[group]["swap_max"]) - self.swap(group))
 
     def most(self, top: Group, extra: Counter[Group] | None = None) -> int:
-        """The most that can leave the GPU below `top`, were `extra` held too.
+        """Return the most that can leave the GPU below `top` if `extra` were held too.
 
-        One process after the other gives what it can: the limits nest, so no order of giving yields more than
-        another (test_reclaimable_is_the_most_that_any_way_of_taking_takes tries all of them).
+        Processes give one after the other what they can: the limits nest, so no order yields more than another
+        (test_reclaimable_is_the_most_that_any_way_of_taking_takes tries all of them).
         """
         room = {group: self.room(group) for group in self.above}
         total = 0
@@ -140,8 +140,9 @@ class NaiveLedger:
         return total
 
     def refusal(self, group: Group, nbytes: int) -> tuple[int, Group | None]:
-        """The errno of a charge, 0 for none, and the level whose limit_max it met. The lowest level counts that it
-        would put over MAX, over its limit_max, or over its high with no way back under it."""
+        """Return the errno of a charge, 0 for none, and the level whose limit_max it met. The event counts at the
+        lowest level that the charge would put over MAX, over its limit_max, or over its high with no way back under
+        it."""
         for level in self.path(group):
             holds, asked = self.current(level) + nbytes, self.asked[level]
             if holds > MAX:
@@ -153,7 +154,7 @@ class NaiveLedger:
         return 0, None
 
     def protected(self, group: Group, top: Group) -> int:
-        """The effective low, by the kernel's words (tests.t2_parts.t2_reclaim)."""
+        """Return the effective low, as the kernel computes it (tests.t2_parts.t2_reclaim)."""
         above, held = self.above[group], self.current(group)
         if group == top or above is None:
             return 0

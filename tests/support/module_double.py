@@ -1,8 +1,8 @@
 """A double of the kernel module: its ioctls, queues and events, with the features that a test gives it.
 
-Its books are a SoftLedger, and outlive the daemon that opened it. A feature that it lacks is one that it never heard
-of: the call is ENOTTY, the field is neither read nor filled, and a field that it does not know and that is not 0 is
-E2BIG, as copy_struct_from_user() has it in kmod/ioctl.c.
+Its books are a SoftLedger, and outlive the daemon that opened it. A feature that it lacks is unknown to it: the call is
+ENOTTY, the field is neither read nor filled, and an unknown field that is not 0 is E2BIG, as with
+copy_struct_from_user() in kmod/ioctl.c.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ SINCE_LIMIT_MAX = ("events_oom_kill", "events_oom_group_kill")
 OF_THE_FIRST = frozenset(SETTINGS[: SETTINGS.index(GID) + 1])
 """Settings of the first version."""
 ON, OFF, OFF_GR = range(3)
-"""What a runlist lever says, as enum ggroup_runlist in kmod/queue.h."""
+"""Values of a runlist lever, as in enum ggroup_runlist of kmod/queue.h."""
 CHANNELS = {Channel.GMEM: abi.CHANNEL_GMEM, Channel.USERMEM: abi.CHANNEL_USERMEM}
 
 
 class Lever:
-    """One lever of a process, as struct ggroup_lever in kmod/lever.h: what holds, and what a provider is told again."""
+    """One lever of a process, as struct ggroup_lever in kmod/lever.h: what holds, and is sent to a new provider."""
 
     def __init__(self) -> None:
         self.turn = threading.Lock()
-        """Held by the caller whose command is under way; others wait, as on the lever's list."""
+        """Held by the caller whose command is in progress; others wait, as on the lever's list."""
         self.held = 0
-        """Acknowledged by a provider, and not released since."""
+        """Value that a provider acknowledged last and that was not released since."""
         self.doubtful = False
-        """A provider was told to move it, and failed, or went without an answer."""
+        """Whether the last command failed or went unanswered, so that the hardware's state is unknown."""
         self.answered = threading.Event()
-        """Not set while a command is in flight."""
+        """Cleared while a command is in flight."""
         self.answered.set()
         self.sent = 0
-        """What the command that was sent last says."""
+        """Value of the command that was sent last."""
         self.answer = Message(0, 0)
         """The provider's answer to it."""
 
@@ -79,7 +79,7 @@ class Levers:
 
     @property
     def doubtful(self) -> bool:
-        """Whether one of them is."""
+        """Whether one of the levers is doubtful."""
         return self.timeslice.doubtful or self.runlist.doubtful
 
 
@@ -94,7 +94,7 @@ class Device:
         self._last = 0
 
     def register(self, descriptor: int) -> None:
-        """Make the queue of a provider of this opened file."""
+        """Make the queue of a provider for this open file."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         theirs.setblocking(False)
         os.dup2(theirs.fileno(), descriptor, inheritable=False)
@@ -104,14 +104,14 @@ class Device:
         self._thread.start()
 
     def command(self, lever: Lever, op: int, process: Process, value: int, sent: int) -> Message:
-        """Return a provider's answer to a command, which says `sent`. ENODEV where it is gone, ETIMEDOUT."""
+        """Send `sent` and return the provider's answer. ENODEV where the provider is gone, ETIMEDOUT for none."""
         self.send(lever, op, process, value, sent)
         if not lever.answered.wait(ANSWER_S):
             raise fail(errno.ETIMEDOUT)
         return lever.answer.check()
 
     def send(self, lever: Lever, op: int, process: Process, value: int, sent: int) -> None:
-        """Queue a command, and do not wait."""
+        """Queue a command without waiting."""
         if self.provider is None:
             raise fail(errno.ENODEV)
         self._last += 1
@@ -142,20 +142,20 @@ class Device:
         self.bereave()
 
     def bereave(self) -> None:
-        """Wait until a provider whose file is closed is gone, and with it what was open for it."""
+        """Wait until a provider whose file is closed is gone, with all that was open for it."""
         if self._thread is not None:
             self._thread.join()
 
 
 class Module:
-    """See the module. `features` are the bits that its HELLO has, `settings` what it takes and keeps: of those of the
-    first version alone its HELLO says nothing."""
+    """The module; see the top of this file. `features` are the bits of its HELLO, `settings` those that it accepts
+    and keeps; with only the settings of the first version, its HELLO does not list them."""
 
     def __init__(self, features: int, settings: Collection[Setting] = SETTINGS) -> None:
         self.features = features
         self.settings = frozenset(settings)
         self.calls: list[int] = []
-        """Requests that it took."""
+        """Requests of the ioctls that it accepted."""
         self._books = SoftLedger()
         self._books.listen(self._happened, lambda group: None)
         self._indices: dict[bytes, int] = {}
@@ -193,7 +193,7 @@ class Module:
 
     @contextlib.contextmanager
     def loaded(self) -> Iterator[Module]:
-        """Have it be what backend.ledgers.kernel opens and asks."""
+        """Have backend.ledgers.kernel open and call this double."""
         with mock.patch.multiple(kernel, DEVICE="/dev/null", _ask=self.ioctl):
             try:
                 yield self
@@ -202,7 +202,7 @@ class Module:
                     device.close()
 
     def descriptors(self) -> int:
-        """Return how many descriptors it has open, beside those that it gave away."""
+        """Return how many descriptors it has open, without those that it handed out."""
         devices = self._devices.values()
         return sum((device.events is not None) + (device.provider is not None) for device in devices)
 
@@ -212,11 +212,11 @@ class Module:
             device.bereave()
 
     def has(self, feature: int) -> bool:
-        """Return whether it knows of a feature."""
+        """Return whether it knows a feature."""
         return bool(self.features & feature)
 
     def ioctl(self, descriptor: int, request: int, argument: ctypes.Structure) -> None:
-        """Answer as the module does. ENOTTY for what it does not know."""
+        """Answer as the module does; ENOTTY for an unknown request."""
         since = {abi.IOC_REASONS: abi.FEATURE_REASONS, abi.IOC_NEXT_USE: abi.FEATURE_NEXT_USE}
         if request in since and not self.has(since[request]):
             raise fail(errno.ENOTTY)
@@ -256,7 +256,7 @@ class Module:
 
     def _hello(self, _: int, argument: abi.Hello) -> None:
         argument.version, argument.features = abi.ABI_VERSION, self.features
-        if self.settings != OF_THE_FIRST:  # which said nothing of that
+        if self.settings != OF_THE_FIRST:  # the first version does not list them
             argument.settings = self._known
 
     def _register(self, descriptor: int, argument: abi.Gpu) -> None:
@@ -278,7 +278,7 @@ class Module:
         return self._levers.setdefault(group, Levers())
 
     def _command_again(self, device: Device, group: Member) -> None:
-        """Have the next provider make hold what held; what it charges it says anew."""
+        """Send a new provider what held before; its charges are reported anew by the provider."""
         books, levers = self._books.books(group), self._levers_of(group)
         self._books.uncharge(group, books.current)
         self._books.uncharge_swap(group, books.swap)
@@ -397,7 +397,7 @@ class Module:
             place.flags = abi.TARGET_BELOW_LOW if target.below_low else 0
 
     def _pull(self, op: Op, argument: abi.Command) -> None:
-        """Move a lever; what holds already is not commanded again."""
+        """Move a lever; a value that holds already is not sent again."""
         member = self._member(argument.id)
         levers, device, value = self._levers_of(member), self._devices[member.gpu], argument.value
         if op is Op.RECLAIM:
@@ -410,6 +410,6 @@ class Module:
         else:
             wanted = value if op is Op.SET_TIMESLICE else ON
         with lever.turn:
-            lever.answered.wait(ANSWER_S)  # of a command that no caller waits for
+            lever.answered.wait(ANSWER_S)  # the answer to a command without a waiting caller
             if lever.doubtful or lever.held != wanted:
                 device.command(lever, op, member.process, value, wanted)

@@ -24,16 +24,16 @@ from ggroupfs.mounts import mount_of
 from tests.support.stopwatch import Stopwatch
 
 SLOW = int(os.environ.get("GGROUP_SLOW", "1"))
-"""How many times slower than a real one this machine's processor is: an emulated one in a virtual machine."""
+"""Factor by which this machine's processor is slower than a real one: it may be emulated in a virtual machine."""
 SECONDS = 120.0
-"""How long anything here may take before the test fails, on a real processor. What reaches it hangs: on a machine that
-is busy with other things all is ten times as slow. What is promised in seconds is measured with a Stopwatch."""
+"""Seconds that anything here may take on a real processor before the test fails as hung. A busy machine is ten times
+slower. Promises in seconds are measured with a Stopwatch."""
 BUSY = ("--kernel", "2ms", "--depth", "4096", "--report", "0.1")
-"""Options of a tenant that always has work for the GPU: seconds of it, however seldom it has a processor itself."""
+"""Options of a tenant that always has work for the GPU: seconds of it, however rarely the tenant gets a processor."""
 LEFT_BEHIND = "unmounting what is left of another daemon"
 
 LEDGER = os.environ.get("GGROUP_LEDGER")
-"""Which ledger daemons are told to keep their books in; None: they are told nothing."""
+"""Ledger that daemons are told to keep their books in; None: no option is given."""
 
 
 @attrs.define
@@ -45,31 +45,31 @@ class Mounted:
     daemon: subprocess.Popen[Any]
     """The process that serves it."""
     errors: list[str]
-    """What it wrote to standard error."""
+    """Lines that the daemon wrote to standard error."""
     expected: Sequence[str] = ()
-    """Words of lines there that are no error."""
+    """Words that mark such lines as no error."""
 
     def __truediv__(self, name: object) -> Path:
         return self.path / str(name)
 
     def group(self, pid: int, gpu: int = 0) -> Path:
-        """The control files of a process."""
+        """Return the directory of a process's control files."""
         return self.path / str(pid) / str(gpu)
 
     def watch(self, *pids: int) -> Stopwatch:
-        """What the daemon takes for something, with those processes and this one, whatever else is busy."""
+        """Return a watch over the time that the daemon, this process and `pids` take, however busy the machine is."""
         return Stopwatch(self.daemon.pid, *pids)
 
     def members(self) -> list[Member]:
-        """Every process in the tree."""
+        """Return every process in the tree."""
         return list(members(self.path))
 
     def check(self) -> None:
-        """What always holds: sums add up on every GPU, and nothing is frozen that was not.
+        """Check invariants: sums add up on every GPU, and nothing is frozen unasked.
 
-        A process that was waited for is in the tree until the daemon has heard of its end, as it is for any reader,
-        and what a raised limit gives back comes a while after the write: where a process goes, or its memory moves,
-        while this looks, it looks again.
+        A process that was waited for stays in the tree until the daemon has heard of its end, and memory that a raised
+        limit gives back comes back a while after the write. So the check is repeated where a process ends, or memory
+        moves, in the middle of it.
         """
         try:
             eventually(self._adds_up, "a look during which no process goes and no memory moves")
@@ -77,14 +77,14 @@ class Mounted:
             self.check_log()
 
     def check_log(self) -> None:
-        """The daemon has told of no error since this was asked last: a line fails one test, and not those after it."""
+        """Check that the daemon has logged no error since the last check: a line fails one test, not those after it."""
         unexpected = [line for line in self.errors if not any(word in line for word in self.expected)]
         for line in unexpected:
-            self.errors.remove(line)  # one by one: others are added meanwhile
+            self.errors.remove(line)  # one by one, since others are added meanwhile
         assert not unexpected, unexpected
 
     def _adds_up(self) -> bool:
-        """False where a process or memory came or went; OSError where the process of a file that this reads is gone."""
+        """Return False where a process or memory came or went; OSError where a process that is being read has ended."""
         everybody = self.members()
         for gpu in sorted((self.path / "gpus").iterdir()):
             if gpu.is_symlink():
@@ -104,7 +104,7 @@ class Mounted:
     def _frozen_by_path(self, member: Member) -> bool:
         if member.read("compute.freeze") == "1":
             return True
-        for place, _, files in os.walk(self.path / "slice"):  # slices go meanwhile
+        for place, _, files in os.walk(self.path / "slice"):  # slices may vanish during the walk
             if os.path.basename(place) == str(member.gpu) and "compute.freeze" in files:
                 with contextlib.suppress(FileNotFoundError):
                     if Path(place, "compute.freeze").read_text() == "1\n":
@@ -114,7 +114,7 @@ class Mounted:
 
 @contextlib.contextmanager
 def mountpoint() -> Iterator[Path]:
-    """An empty directory that every user can reach (pytest's own are root's alone)."""
+    """Yield an empty directory that every user can reach (pytest's own belong to root alone)."""
     path = Path(tempfile.mkdtemp(prefix="ggroup-"))
     try:
         yield path
@@ -124,11 +124,11 @@ def mountpoint() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def mounted(path: Path, *options: str, gpu: str = "soft", expect_errors: Sequence[str] = ()) -> Iterator[Mounted]:
-    """Mounts on `path`; at the end unmounts as an operator would (SIGTERM) and demands silence and a clean place."""
+    """Mount on `path`; at the end unmount as an operator would (SIGTERM), which must be silent and leave nothing."""
     words = [sys.executable, "-m", "ggroupfs", "mount", "-f", "--gpu", gpu]
     if LEDGER is not None:
         words += ["--ledger", LEDGER]
-    # In the virtual machine with the kernel's ledger: the daemon itself may not have its turn for seconds.
+    # In the virtual machine with the kernel's ledger the daemon may not be scheduled for seconds.
     slow = [f"deadline={5 * SLOW}"] if SLOW > 1 else []
     for option in (*slow, *options):
         words += ["-o", option]
@@ -161,7 +161,7 @@ def mounted(path: Path, *options: str, gpu: str = "soft", expect_errors: Sequenc
 
 
 def alive(pid: int) -> bool:
-    """Whether there is such a process, and it is no zombie."""
+    """Return whether there is a process with that pid, and it is no zombie."""
     try:
         start_time(pid)
     except ProcessLookupError:
@@ -172,7 +172,7 @@ def alive(pid: int) -> bool:
 def eventually(
     condition: Callable[[], Any], what: str, seconds: float = SECONDS, watch: Stopwatch | None = None
 ) -> Any:
-    """Waits for something that only time brings; the time it may take, on that watch, is part of what is tested."""
+    """Wait for a condition that only time brings about; the time allowed, on that watch, is part of the test."""
     watch = watch or Stopwatch()
     while True:
         with contextlib.suppress(OSError):
@@ -184,14 +184,14 @@ def eventually(
 
 
 class Tenant:
-    """A `ggroupfs tenant` that is running, and what it reports."""
+    """A running `ggroupfs tenant`, and its reports."""
 
     def __init__(self, mount: Mounted, *options: str) -> None:
         words = [sys.executable, "-m", "ggroupfs", "tenant", "--mount", os.fspath(mount.path), *options]
         self._process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.pid = self._process.pid
         self.group = mount.group(self.pid)
-        """Its control files."""
+        """Directory of its control files."""
 
     def __enter__(self) -> Tenant:
         self.report()
@@ -205,7 +205,7 @@ class Tenant:
                 stream.close()
 
     def report(self) -> dict[str, Any]:
-        """Its next report."""
+        """Return its next report."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -216,12 +216,12 @@ class Tenant:
         return report
 
     def kill(self) -> None:
-        """SIGKILL, and waits for it to be reaped."""
+        """Kill it with SIGKILL and reap it."""
         self._process.kill()
         self._process.wait()
 
     def stop(self) -> dict[str, Any]:
-        """SIGINT: it checks all of its memory, reports once more and ends."""
+        """Send SIGINT, after which it checks all of its memory, reports once more and ends; return that report."""
         self._process.send_signal(2)
         assert self._process.stdout is not None
         lines = self._process.stdout.readlines()
@@ -233,25 +233,25 @@ class Tenant:
         return last
 
     def number(self, name: str) -> int:
-        """The number in one of its control files."""
+        """Return the number in one of its control files."""
         return int((self.group / name).read_text())
 
     def flat(self, name: str) -> dict[str, int]:
-        """The numbers in one of its flat keyed files."""
+        """Return the numbers in one of its flat keyed files."""
         return flat((self.group / name).read_text())
 
     def write(self, name: str, value: object) -> None:
-        """echo VALUE > NAME."""
+        """Write a value to one of its control files, as ``echo VALUE > NAME``."""
         (self.group / name).write_text(f"{value}\n")
 
 
 GOES_ON = r"^(frozen_usec|byte_seconds|since) .*\n"
-"""Lines of what is another in the next daemon, or with time."""
+"""Lines that differ with time, or in the next daemon."""
 
 
 def contents(directory: Path) -> dict[str, str]:
-    """Every readable control file, but for what changes while the rest is as it was: times that go on, since when they
-    are counted, which a daemon that is killed soon takes along, and the record, which promises nothing."""
+    """Return the contents of every readable control file, without what changes by itself: times that go on, the start
+    of their count, which a daemon that is killed soon does not save, and the record, which makes no promise."""
     readable = [c.name for c in CONTROLS if c.mode & 0o444 and c.name not in ("usermemfd", "gcgroup.record")]
     texts = {name: (directory / name).read_text() for name in readable}
     return {name: re.sub(GOES_ON, "", text, flags=re.M) for name, text in texts.items()}
@@ -259,14 +259,14 @@ def contents(directory: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def reborn(pid: int | None) -> Iterator[int]:
-    """A sleeping process that bears that very pid, or any."""
+    """Yield a sleeping process with that very pid, or with any."""
     for _ in range(1000):
         if pid is not None:
             Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
         child = subprocess.Popen(["sleep", "600"])
         if pid in (None, child.pid):
             break
-        child.kill()  # another process was faster
+        child.kill()  # another process took the pid
         child.wait()
     try:
         assert pid in (None, child.pid), "the pid never came back"
@@ -278,7 +278,7 @@ def reborn(pid: int | None) -> Iterator[int]:
 
 @contextlib.contextmanager
 def daemons(place: Path, *options: str, gpu: str = "soft", also: Sequence[str] = ()) -> Iterator[Callable[[], Mounted]]:
-    """One daemon after the other, each in the place of the one before. Besides that, they may say what is in `also`."""
+    """Yield a function that starts the next daemon at the same place. Logs may also contain the words of `also`."""
     with contextlib.ExitStack() as stack:
 
         def start() -> Mounted:

@@ -19,10 +19,10 @@ from tests.support.fake_nvidia import FakeBookkeeper, FakeNvml, FakeSystem, Prog
 from tests.support.mounted import eventually
 
 ON_THE_GPU = {rm.SET_TIMESLICE, rm.FIFO_DISABLE_CHANNELS, rm.FIFO_GET_CHANNEL_STATE}
-"""Calls that go there; the others ask for what the driver has in its own memory."""
+"""Controls that reach the GPU; the others only read the driver's own memory."""
 
 OWN_FILES = 5
-"""Held for good: one for the counter, two for each of the two GPUs."""
+"""Descriptors that are held for good: one for the counter, two for each of the two GPUs."""
 
 
 @attrs.define
@@ -33,7 +33,7 @@ class Rig:
     bookkeeper: FakeBookkeeper
 
     def busy(self, pid: int, *gpus: int, nbytes: int | None = 100) -> Program:
-        """A program that NVML lists."""
+        """Start a program that NVML lists."""
         program = self.fake.program(pid, *gpus)
         for gpu in gpus:
             self.nvml.compute.setdefault(gpu, []).append((pid, nbytes))
@@ -44,9 +44,9 @@ def drive(
     test: Callable[[Rig], Awaitable[None]],
     prepare: Callable[[FakeSystem, FakeNvml], object] = lambda fake, nvml: None,
 ) -> None:
-    """Runs a test with two GPUs; afterwards no descriptor may be left open.
+    """Run a test with two GPUs; afterwards no descriptor may be left open.
 
-    Threads that are no longer waited for (backend.common.threads) close theirs when they are done, maybe after us.
+    Threads that are no longer waited for (backend.common.threads) close theirs when they are done, maybe afterwards.
     """
     fake, nvml = FakeSystem(), FakeNvml()
     prepare(fake, nvml)
@@ -69,7 +69,7 @@ def drive(
 
 @contextlib.asynccontextmanager
 async def running(rig: Rig) -> AsyncIterator[None]:
-    """The first GPU finds processes and keeps up with them; otherwise it only does as it is told."""
+    """Have the first GPU find processes and follow them; otherwise it only does as it is told."""
     async with trio.open_nursery() as nursery:
         await nursery.start(rig.gpus[0].run, rig.bookkeeper)
         yield
@@ -77,7 +77,7 @@ async def running(rig: Rig) -> AsyncIterator[None]:
 
 
 class Written(NoNotes):
-    """What is noted, and of which processes for good."""
+    """Notes of timeslices by process, the latest last; an empty note removes the entry."""
 
     def __init__(self) -> None:
         self.notes: dict[Process, Mapping[str, int]] = {}
@@ -93,7 +93,7 @@ MS = 1_000_000
 
 @attrs.define
 class Clock:
-    """The GPU's, set by hand."""
+    """A GPU's clock that the test sets."""
 
     ns: int = 1_000_000 * MS
 

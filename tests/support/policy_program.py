@@ -1,4 +1,4 @@
-"""A policy at work, in a process of its own: `ggroupfs policy`, and what it tells."""
+"""A policy at work in a process of its own: `ggroupfs policy`, and the events that it prints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.mounted import SECONDS, SLOW
 
 
 class PolicyProgram:
-    """A `ggroupfs policy` that is running. It is to be silent on standard error, and to end well at SIGTERM."""
+    """A running `ggroupfs policy`, which must be silent on standard error and exit cleanly at SIGTERM."""
 
     def __init__(self, mount: Path, name: str, config: Path, **environment: str) -> None:
         words = [sys.executable, "-m", "ggroupfs", "policy", name]
@@ -28,11 +28,11 @@ class PolicyProgram:
         )
         self._buffer = b""
         self.events: list[dict[str, Any]] = []
-        """All that it told up to now."""
+        """All events so far."""
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Pid of the process."""
         return self._process.pid
 
     def __enter__(self) -> PolicyProgram:
@@ -54,7 +54,7 @@ class PolicyProgram:
             self._process.stderr.close()
 
     def until(self, event: str, seconds: float = SECONDS, **fields: object) -> dict[str, Any]:
-        """Its next event of that name with those fields. It fails if the policy ends, or nothing of it comes."""
+        """Return its next event with that name and those fields; fail if the policy ends or stays silent too long."""
         deadline = time.monotonic() + seconds * SLOW
         while True:
             one = self._next(deadline - time.monotonic())
@@ -65,7 +65,7 @@ class PolicyProgram:
                 return one
 
     def end(self, number: int = signal.SIGTERM) -> list[dict[str, Any]]:
-        """Ends it by a signal; what it told since."""
+        """End it by a signal; return the events that were not read before."""
         before = len(self.events)
         self._process.send_signal(number)
         while self._next(SECONDS * SLOW) is not None:
@@ -77,12 +77,12 @@ class PolicyProgram:
         return self.events[before:]
 
     def kill(self) -> None:
-        """SIGKILL: it takes nothing back."""
+        """Kill it with SIGKILL, so that it takes nothing back."""
         self._process.kill()
         self._process.wait()
 
     def _next(self, seconds: float) -> dict[str, Any] | None:
-        """None at the end of it; it fails if there is nothing in that time."""
+        """Return the next event, None at the end of the output; fail if none comes in time."""
         assert self._process.stdout is not None
         while b"\n" not in self._buffer:
             readable, _, _ = select.select([self._process.stdout], [], [], max(seconds, 0))

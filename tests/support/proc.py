@@ -1,4 +1,4 @@
-"""What the kernel tells of any process, in /proc (proc(5))."""
+"""Readers of /proc (proc(5)) that work for any process."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from pathlib import Path
 
 WITHOUT_MAIN_THREAD = (
     "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(600,)).start(); "
-    "ctypes.CDLL(None).syscall(60, 0)"  # exit, of one thread
+    "ctypes.CDLL(None).syscall(60, 0)"  # exit(2), which ends one thread
 )
-"""A Python program that outlives its main thread."""
+"""Words that start a Python program that outlives its main thread."""
 
 
 def stat_of(pid: int) -> Sequence[str]:
-    """The fields of ``/proc/<pid>/stat`` from the third on: the state. OSError when it is gone."""
+    """Return the fields of ``/proc/<pid>/stat`` from the third, the state, on. OSError when the process is gone."""
     return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode().split()
 
 
 def child_of(pid: int) -> int:
-    """The one child of a process."""
+    """Return the only child of a process."""
     (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return int(child)
 
 
 def children_of(pid: int, words: bytes) -> Sequence[int]:
-    """The children of a process with those words in their command line. One that goes meanwhile is none."""
+    """Return the children of a process with those words in their command line, without those that end meanwhile."""
     found = []
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):

@@ -14,14 +14,14 @@ from tests.support.harness import Harness, StubGpu, World, running
 
 
 class SurvivingLedger(SoftLedger):
-    """Books that the next daemon finds again, as those of the kernel are."""
+    """Books that the next daemon finds again, as it finds those of the kernel."""
 
     def __init__(self, *gpus: StubGpu) -> None:
         super().__init__()
         self.hardware = {gpu.info.index: gpu for gpu in gpus}
-        """What levers were acknowledged by."""
+        """GPU by index, whose levers hold what was acknowledged."""
         self.doubtful: set[Process] = set()
-        """Whose levers were told to move and did not answer."""
+        """Processes whose levers were told to move and did not answer."""
 
     def add_gpu(self, index: int, capacity: int, granule: int = 1) -> None:
         account = self._accounts.get(SliceOn(ROOT, index))
@@ -50,7 +50,7 @@ class SurvivingLedger(SoftLedger):
 
 
 class Machine:
-    """What outlives a daemon: the books, the hardware, and what runs."""
+    """Everything that outlives a daemon: the books, the hardware, and the running programs."""
 
     def __init__(self, *gpus: StubGpu) -> None:
         self.gpus = gpus
@@ -58,5 +58,5 @@ class Machine:
         self.world = World()
 
     def daemon(self, *gpus: Gpu, scheduler: bool = False) -> contextlib.AbstractAsyncContextManager[Harness]:
-        """The next one, on the same GPUs or on these."""
+        """Start the next daemon, on the same GPUs or on these."""
         return running(*(gpus or self.gpus), ledger=self.ledger, world=self.world, scheduler=scheduler)

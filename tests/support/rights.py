@@ -1,4 +1,4 @@
-"""What each user may do: docs/rights.md, its tables, and the people and namespaces that they are about."""
+"""What each user may do: the tables of docs/rights.md, and the users and namespaces that they are about."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.rights_actor import DIRECTORY, FILE, LINK
 
 ACTOR = Path(__file__).parent / "rights_actor.py"
 PYTHON = ("/usr/bin/python3", "-I")
-"""Debian's, which all users can run, and which is the same in the container."""
+"""Debian's Python, which all users can run and which is the same in the container."""
 
 PROGRAM, DELEGATE, OTHER = 1000, 1001, 65534
 
@@ -49,7 +49,7 @@ exec /usr/bin/python3 -I /program.py "$@"
 
 
 def user(uid: int, groups: str = "") -> Sequence[str]:
-    """Runs the rest as a user."""
+    """Return the words that run the rest of a command line as a user."""
     who = ("--groups", groups) if groups else ("--clear-groups",)
     return ("setpriv", f"--reuid={uid}", f"--regid={uid}", *who)
 
@@ -65,7 +65,7 @@ ACTORS: Mapping[str, Sequence[str]] = {
     "ro": ("container", "ro"),
     "rw": ("container", "rw"),
 }
-"""Users, in the order of the columns, and what makes a program run as each."""
+"""Users, in the order of the columns, each with the words that run a program as that user."""
 
 
 @attrs.frozen
@@ -73,18 +73,18 @@ class Row:
     """A row of a table."""
 
     line: int
-    """Where it is in the page."""
+    """Line of the page, from 1."""
     places: Sequence[str]
     """Files or directories."""
     operations: Sequence[str]
-    """What is done to them; all have the same answers."""
+    """Operations on those places; all have the same answers."""
     answers: Mapping[str, str]
-    """By actor."""
+    """Answers by actor."""
 
 
 def parse(page: str) -> list[Row]:
-    """The rows of the page's tables that have these actors as columns: ``| `place`: operation, ... | yes | ...``, or
-    several places. With the head "in `directory`" the places of a table are below that directory."""
+    """Return the rows of the page's tables whose columns are ACTORS: ``| `place`: operation, ... | yes | ...``, or
+    with several places. With the head "in `directory`" the places of a table are below that directory."""
     rows, columns, above = [], None, ""
     for number, line in enumerate(page.splitlines(), 1):
         cells = [cell.strip() for cell in line.split("|")[1:-1]] if line.startswith("|") else None
@@ -110,17 +110,17 @@ class Stage:
     cgroup: Path
     """The slice's cgroup."""
     container: Path
-    """Where containers have their root."""
+    """Directory in which containers have their root."""
     process: subprocess.Popen[bytes]
-    """One of PROGRAM in it."""
+    """A process of the user PROGRAM in the slice."""
 
     @property
     def slice(self) -> Path:
-        """Where it is in the tree."""
+        """The slice's directory in the tree."""
         return self.mount / "slice" / slice_path(self.cgroup)
 
     def prepare(self) -> None:
-        """Makes again what was removed."""
+        """Make again what was removed."""
         if not (self.mount / self.process.pid).exists():
             (self.mount / self.process.pid).mkdir()
         for made in (self.slice / "part", self.cgroup / "part"):
@@ -128,13 +128,13 @@ class Stage:
                 subprocess.run([*user(DELEGATE), "mkdir", made], check=True)
 
     def place(self, name: str, pid: int) -> str:
-        """A place of the page, for a user whose process is `pid`."""
+        """Return the path of a place of the page, for a user whose process is `pid`."""
         words = {"$M": self.mount.path, "$PID": pid, "$P": self.mount.group(pid), "$S": self.slice, "$CG": self.cgroup}
         words["$GPU"] = (self.mount / "gpus/0/uuid").read_text().strip()
         return re.sub(r"\$[A-Z]+", lambda match: str(words[match[0]]), name)
 
     def like(self) -> Mapping[str, str]:
-        """Every file of the tree, and the one that stands for those of its mode there."""
+        """Return every file of the tree, with the file that stands for those of its mode there."""
         self.prepare()
         found = {}
         names = {self.mount.group(self.process.pid): "$P", self.slice: "$S", self.mount.path: "$M"}
@@ -147,7 +147,7 @@ class Stage:
         return found
 
     def _stand_in(self, place: str, mode: int) -> str:
-        if place.startswith("$M/slice/"):  # around it: root's, as itself
+        if place.startswith("$M/slice/"):  # slices around the stage's are root's, as $S/0 is here
             place = "$S/0/"
         if place.startswith("$M/") and place != "$M/ggroup.slices":
             assert mode == 0o444, place
@@ -155,8 +155,8 @@ class Stage:
         return f"{os.path.dirname(place)}/{STAND_IN[mode]}"
 
     def ask(self, who: str, tried: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], str]:
-        """What a user is answered that does operations to places. A program has a directory of its own."""
-        # What is removed comes last; the process's directory after the slice, which is busy while there is one.
+        """Return the answer to each operation on a place, tried by a user. A program has a directory of its own."""
+        # Removals come last; the process's directory after the slice, which is busy while it holds a process.
         tried = sorted(
             tried, key=lambda one: (one[0] == "rmdir", one[1][:2] != "$S", -self.place(one[1], 0).count("/"))
         )
@@ -169,7 +169,7 @@ class Stage:
                     enter(pid, self.cgroup)
                     (self.mount / pid).mkdir()
                     files = self.mount.group(pid)
-                    # It may have been looked at while it was where it was started.
+                    # The daemon may have looked at the process before it was moved into the slice.
                     eventually(lambda: (files / "gmem.limit.high").stat().st_uid == DELEGATE, "it is in the slice")
                 asked = [(operation, self.place(name, pid)) for operation, name in tried]
                 said, _ = actor.communicate(json.dumps(asked) + "\n", SECONDS * SLOW)
@@ -178,7 +178,7 @@ class Stage:
         return dict(zip(tried, json.loads(said), strict=True))
 
     def become(self, who: str, program: Path = ACTOR, *arguments: str | Path) -> Sequence[str]:
-        """The words that a program of Python, a user's, is started with."""
+        """Return the words that start a Python program as a user."""
         words = ACTORS[who]
         if words[:1] != ("container",):
             return (*words, *PYTHON, os.fspath(program), *map(os.fspath, arguments))
@@ -190,7 +190,7 @@ class Stage:
 
 @contextlib.contextmanager
 def stage(mount: Mounted) -> Iterator[Stage]:
-    """A stage on a mount."""
+    """Yield a stage on a mount."""
     with (
         cgroup(f"ggrouprights-{os.getpid()}") as group,
         tempfile.TemporaryDirectory() as container,
@@ -215,7 +215,7 @@ def stage(mount: Mounted) -> Iterator[Stage]:
 
 
 STAND_IN = {0o644: "gmem.limit.high", 0o444: "gmem.current", 0o400: "gcgroup.record", 0o200: "gmem.reclaim"}
-"""Control files that stand for all with their mode."""
+"""Control file that stands for all files of its mode, by mode."""
 FILES = (
     *(f"{place}/{name}" for place in ("$P", "$S/0", "$S/part/0") for name in (*STAND_IN.values(), "usermemfd")),
     *("$M/ggroup.backend", "$M/ggroup.slices", "$M/gpus/0/gmem.current"),
@@ -227,8 +227,8 @@ TRIED = [
     *((operation, place) for place in DIRECTORIES for operation in DIRECTORY),
     *((operation, place) for place in LINKS for operation in LINK),
 ]
-"""What the page has to have an answer to: every operation on everything of some kind..."""
-for about_above in ("rename", "rmdir"):  # ... but what is a matter of the directory above the mountpoint
+"""Pairs that the page must answer: every operation on every kind of place."""
+for about_above in ("rename", "rmdir"):  # these are up to the directory above the mountpoint
     TRIED.remove((about_above, "$M"))
 
 KERNEL = {
@@ -239,4 +239,4 @@ KERNEL = {
     "$S": "$CG",
     "$S/part": "$CG/part",
 }
-"""What is what in the kernel's own cgroups."""
+"""Counterparts of the tree's files in the kernel's own cgroups."""

@@ -1,7 +1,7 @@
-"""A GPU whose programs the scheduler has share it, in simulated time.
+"""A GPU that the scheduler shares among programs, in simulated time.
 
 Engine and scheduler are the real ones: the runlist of the software GPU, and the daemon's scheduler core. Programs have
-always work, or requests that come at random.
+work at all times, or requests that arrive at random.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ SWITCH = 197 * US
 TICK = 100_000 * US
 DEFAULT = 2048
 STRIDE, LOOK = 5_000 * US, 500 * US
-"""The longest step of the simulation, nanoseconds; and by how much the end of a request may be seen late, of a program
-that did not run as the step began."""
+"""Longest step of the simulation, and time by which the end of a request may be noticed late if its program did not run
+at the start of the step. In nanoseconds."""
 
 T = TypeVar("T")
 
 
 def in_one_go(parts: Parts[T]) -> T:
-    """What comes of it, where no other task waits."""
+    """Run the parts of a piece of work without a break, as where no other task waits; return its result."""
     done = Done(parts)
     for _ in done:
         pass
@@ -40,24 +40,24 @@ def in_one_go(parts: Parts[T]) -> T:
 
 @attrs.define(eq=False)
 class Program:
-    """A program on the GPU: batch, or requests that come when they come."""
+    """A program on the GPU: batch, or a service with requests that arrive at random."""
 
     pid: int
     priority: int = 8
     weight: int = 100
     contexts: int = 1
     starts_us: int = 0
-    """When a batch program begins to work, and when it ends."""
+    """Start of a batch program's work, in microseconds; it ends at `ends_us`."""
     ends_us: int = 1 << 50
     explicit_us: int = 0
-    """compute.timeslice; 0 for none."""
+    """compute.timeslice in microseconds; 0 for none."""
     kernel_us: int = 0
-    """Of requests 500 where nothing else is said. The engine preempts, so those of a batch program are as long as the
-    simulation likes: each is a step of it."""
+    """Length of a kernel in microseconds; by default 500 for requests. The engine preempts, so a batch program's kernel
+    may be as long as is convenient: one step of the simulation."""
     request_us: int = 0
-    """Of requests that come by themselves; 0 for a batch program."""
+    """Length of a request in microseconds; 0 for a batch program."""
     load: float = 0.0
-    """Of those."""
+    """Load of the requests, as a fraction of the GPU."""
     slice: str = ""
     tsgs: list[Tsg] = attrs.field(factory=list)
     arrivals: list[int] = attrs.field(factory=list)
@@ -93,22 +93,22 @@ class Machine:
     """One engine, its programs, and the scheduler's tick."""
 
     stride = STRIDE
-    """The longest step of the simulation, nanoseconds."""
+    """Longest step of the simulation, in nanoseconds."""
 
     def __init__(self, *programs: Program, schedule: bool = True, late: int = 0) -> None:
-        """What the scheduler hears of use is so many ticks old: as the trace of a real GPU, which is 0.2 s late."""
+        """`late` is the age in ticks of the usage that the scheduler sees; a real GPU's trace is 0.2 s late."""
         self._late = [dict[Process, Sample]() for _ in range(late)]
         self.runlist = Runlist(SWITCH)
         self.programs = programs
         self.core = Core(DEFAULT) if schedule else None
         self.calls: list[int] = []
-        """When a lever was moved, nanoseconds."""
+        """Times of lever calls, in nanoseconds."""
         self._next = 0
         self._sampled = 0
         self._come(programs)
 
     def replace(self, *programs: Program) -> None:
-        """All that were there are gone, and others come."""
+        """Remove all programs and add others."""
         for program in self.programs:
             for tsg in program.tsgs:
                 self.runlist.remove(tsg)
@@ -136,7 +136,7 @@ class Machine:
             self._go_on(end)
 
     def _go_on(self, end: int) -> None:
-        """What programs do next, and the engine until they do more; at the most to that time, nanoseconds."""
+        """Let programs act and the engine run until their next act, or until `end` in nanoseconds."""
         self._feed()
         arrivals = [p.arrivals[-1] for p in self.programs if p.arrivals]
         answers = [self._answer(p) for p in self.programs if p.waiting]
@@ -145,8 +145,8 @@ class Machine:
         self._note()
 
     def _answer(self, program: Program) -> int:
-        """When to look whether the oldest request of a program is done, nanoseconds: not before the engine has had
-        time for what is left of it, and so at its very end where it runs; else it may be seen LOOK too late."""
+        """Return when to look whether a program's oldest request is done, in nanoseconds: no sooner than the engine can
+        have done the rest of it. That is its exact end if it runs now; otherwise it may be noticed LOOK late."""
         tsg, runlist = program.tsgs[0], self.runlist
         kernels = program.request_us // program.kernel_us
         left = tsg.queue[0] + (kernels - 1 - tsg.finished % kernels) * program.kernel_us * US
@@ -163,7 +163,7 @@ class Machine:
             if not program.request_us and working:
                 for tsg in program.tsgs:
                     ahead = -(-2 * STRIDE // (program.kernel_us * US))
-                    if len(tsg.queue) <= ahead:  # the first of them may be nearly done
+                    if len(tsg.queue) <= ahead:  # the first kernel may be nearly done
                         tsg.launch(ahead, program.kernel_us * US)
 
     def _note(self) -> None:
@@ -199,19 +199,19 @@ class Machine:
                 tsg.timeslice = (max(1, us // len(program.tsgs)) if us else DEFAULT) * US
 
     def rate(self, since_s: float) -> float:
-        """Calls a second from then on."""
+        """Return the lever calls per second since then."""
         return sum(at >= since_s * 1e9 for at in self.calls) / (self.runlist.now / 1e9 - since_s)
 
 
 def used_in(machine: Machine, seconds: float) -> list[int]:
-    """Microseconds on the engine in the next seconds, of each."""
+    """Return the engine time of each program in the next seconds, in microseconds."""
     before = [program.used for program in machine.programs]
     machine.run(seconds)
     return [(program.used - b) // US for program, b in zip(machine.programs, before, strict=True)]
 
 
 def shares(machine: Machine, seconds: float, settle: float = 5.0) -> list[float]:
-    """What each did, of what all did."""
+    """Return each program's fraction of the engine time that all of them use."""
     machine.run(settle)
     done = used_in(machine, seconds)
     return [one / sum(done) for one in done]

@@ -1,7 +1,7 @@
-"""Runs docs/semantics.md: every promise is followed by an example, and the example is what a shell says today.
+"""Executor of docs/semantics.md: every promise is followed by an example, whose output must match a real shell's.
 
-The notation is explained at the top of that page. Here are its parser, the shell that runs one promise's example, and
-the little server that makes tenants fast: it has Python and ggroupfs loaded and only forks.
+The notation is explained at the top of that page. Here are its parser, the shell that runs one promise's example, and a
+small server that starts tenants fast: it has Python and ggroupfs loaded and only forks.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from ggroupfs import cli
 from tests.support.mounted import SLOW, Mounted, eventually
 
 SECONDS = 120.0 * SLOW
-"""What one example may take."""
+"""Seconds that one example may take."""
 
 TENANT = ("--gmem", "64M", "--kernel", "2ms", "--depth", "512", "--report", "3600")
-"""The tenant that every example has; what `tenant` is told comes after and so wins.
+"""Options of the tenant of every example; those given to `tenant` come after them and so win.
 
-It has a second of work queued, so that a busy machine does not leave the GPU without work.
+A second of work is queued, so that a busy machine does not leave the GPU without work.
 """
 
 MARK = "\x1e"
-"""Comes after the output of each command, with its exit status."""
+"""Character that follows the output of each command, with its exit status."""
 
 PRELUDE = r"""
 tenant() { echo "$*" >&"$TENANT_ASK"; read -r OTHER <&"$TENANT_TELL"; [ "$OTHER" -gt 0 ]; }
@@ -49,21 +49,21 @@ within() {
   done
 }
 """
-"""The words that the page explains."""
+"""Shell functions that the page explains."""
 
 
 class DocumentError(Exception):
-    """The page is not written as it says it is."""
+    """A page that does not follow its own notation."""
 
 
 @attrs.frozen
 class Command:
-    """One command of an example and what it prints."""
+    """One command of an example, and its output."""
 
     text: str
-    """What bash is given, continuation lines and all."""
+    """The command as bash gets it, continuation lines included."""
     output: tuple[str, ...]
-    """The lines expected, in the page's notation."""
+    """Expected lines, in the page's notation."""
 
 
 @attrs.frozen
@@ -71,17 +71,17 @@ class Statement:
     """One promise and its example."""
 
     section: str
-    """Heading above it."""
+    """Heading above the promise."""
     text: str
     """The promise."""
     line: int
-    """Where it begins in the page."""
+    """First line in the page."""
     commands: tuple[Command, ...] = ()
-    """Its example; none is an error that the test of this statement reports."""
+    """The example; without one, the test of this statement fails."""
 
     @property
     def name(self) -> str:
-        """Section and first words, for the test's id."""
+        """Section and first words, for the id of the test."""
         words = re.sub(r"[^a-z0-9. ]", "", self.text.lower()).split()
         return f"{self.section.replace(' ', '-')}/{'-'.join(words[:7])}"
 
@@ -91,17 +91,17 @@ class Document:
     """The page."""
 
     sections: tuple[str, ...]
-    """Headings, in order."""
+    """Headings in order."""
     statements: tuple[Statement, ...]
-    """Promises, in order."""
+    """Promises in order."""
     errors: tuple[str, ...]
     """First column of the table of errors."""
 
 
 def parse(text: str) -> Document:
-    """Reads the page: below the first `##`, every paragraph promises something and an example follows it.
+    """Parse the page: below the first `##`, every paragraph is a promise and is followed by its example.
 
-    Not promises: what is quoted with `>`, and tables, of which the first column is kept.
+    Quotes with `>` and tables are no promises; the first column of tables is kept.
     """
     sections: list[str] = []
     statements: list[Statement] = []
@@ -153,7 +153,7 @@ def _commands(lines: Sequence[str], number: int) -> tuple[Command, ...]:
 
 
 def pattern(expected: Sequence[str]) -> re.Pattern[str]:
-    """What an output must match, whole: `<N>` is a number, `<W>` a word, `...` any lines."""
+    """Return the pattern of a whole output: `<N>` is a number, `<W>` a word, `...` any lines."""
     parts = []
     for line in expected:
         if line == "...":
@@ -164,7 +164,7 @@ def pattern(expected: Sequence[str]) -> re.Pattern[str]:
 
 
 def differences(statement: Statement, answers: Sequence[tuple[str, int]]) -> str:
-    """What the shell said against what the page says; empty if they agree."""
+    """Compare the answers of the shell with the page; return the differences, empty if there are none."""
     found = []
     for command, (output, status) in zip(statement.commands, answers, strict=False):
         if output and not output.endswith("\n"):
@@ -186,16 +186,16 @@ class Tenants:
     """The server that forks tenants for one mount."""
 
     process: subprocess.Popen[str]
-    """It."""
+    """Process of the server."""
 
     def start(self, *options: str) -> int:
-        """A tenant that has done its first work; returns its pid."""
+        """Start a tenant, and return its pid once its first work is done."""
         pid = int(self._ask(" ".join(options) or "--gpu 0"))
         assert pid, "the tenant did not start"
         return pid
 
     def stop(self) -> list[int]:
-        """Ends all of them; returns their pids."""
+        """End all tenants; return their pids."""
         return [int(word) for word in self._ask("stop").split()]
 
     def _ask(self, line: str) -> str:
@@ -208,7 +208,7 @@ class Tenants:
 
 @contextlib.contextmanager
 def tenants(mount: Mounted) -> Iterator[Tenants]:
-    """The server, until the end."""
+    """Yield the server; it is ended afterwards."""
     words = [sys.executable, "-m", __name__, os.fspath(mount.path)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
         yield Tenants(process)
@@ -219,21 +219,21 @@ def tenants(mount: Mounted) -> Iterator[Tenants]:
 
 @attrs.define
 class Stage:
-    """Where examples are run."""
+    """The environment in which examples run."""
 
     mount: Mounted
-    """The tree."""
+    """The mounted tree."""
     tenants: Tenants
-    """Who makes tenants."""
+    """Server that starts tenants."""
     bin: Path
-    """A directory with a `ggroupfs` and a `python3` that are the ones tested."""
+    """Directory with a `ggroupfs` and a `python3` that run the code under test."""
     cgroups: Path | None
-    """The cgroup2 tree, None where it cannot be used."""
+    """Path of the cgroup2 tree; None where it is unusable."""
     count: int = 0
-    """Examples run."""
+    """Number of examples run."""
 
     def run(self, statement: Statement) -> str:
-        """Runs an example with a fresh tenant and a fresh cgroup; returns :func:`differences`."""
+        """Run an example with a fresh tenant and a fresh cgroup; return :func:`differences`."""
         self.count += 1
         name = f"ggroupfs-{os.getpid()}-{self.count}"
         pid = self.tenants.start()
@@ -267,7 +267,7 @@ class Stage:
             "TENANT_ASK": str(ask.fileno()),
             "TENANT_TELL": str(tell.fileno()),
         }
-        # A file, not a pipe: what an example leaves in the background would hold a pipe open.
+        # A file instead of a pipe, which background processes of an example would keep open.
         with (
             tempfile.TemporaryFile() as output,
             subprocess.Popen(
@@ -285,7 +285,7 @@ class Stage:
                 shell.wait(SECONDS)
             finally:
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(shell.pid, signal.SIGKILL)  # what it left in the background
+                    os.killpg(shell.pid, signal.SIGKILL)  # background processes of the example
             output.seek(0)
             text = output.read().decode("utf-8", "backslashreplace").replace(os.fspath(self.mount.path), "$M")
         words = text.split(MARK)
@@ -296,7 +296,7 @@ class Stage:
 
 
 def _sweep(top: Path) -> bool:
-    """Removes a directory of cgroups, or of slices, from the deepest up; whether it is gone."""
+    """Remove a directory of cgroups or slices, deepest first; return whether it is gone."""
     for where, _, _ in list(os.walk(top, topdown=False)):
         with contextlib.suppress(OSError):
             os.rmdir(where)
@@ -305,7 +305,7 @@ def _sweep(top: Path) -> bool:
 
 @contextlib.contextmanager
 def stage(mount: Mounted, directory: Path) -> Iterator[Stage]:
-    """A stage on a mount; `directory` is an empty one to put programs in."""
+    """Yield a stage on a mount; `directory` is an empty one for its programs."""
     programs = directory / "bin"
     programs.mkdir()
     for name, words in (("ggroupfs", "-m ggroupfs"), ("python3", "")):
@@ -317,21 +317,21 @@ def stage(mount: Mounted, directory: Path) -> Iterator[Stage]:
 
 
 def cgroup2() -> Path | None:
-    """Where a cgroup2 tree is mounted in which groups can be made."""
+    """Return the mountpoint of a cgroup2 tree in which groups can be made; None if there is none."""
     mount = procfs.cgroup2()
     return Path(mount.point) if mount is not None and os.access(mount.point, os.W_OK) else None
 
 
-# The server of tenants, a process of its own
+# The server of tenants, in a process of its own
 
 
 def _serve(mount: Path) -> None:
-    """Answers each line of options with the pid of a tenant that works, ``0`` if it does not; `stop` ends them all."""
+    """Answer each line of options with the pid of a tenant that works, or ``0`` if it does not; `stop` ends all."""
     children: list[int] = []
     for line in sys.stdin:
         if line == "stop\n":
             for pid in children:
-                os.kill(pid, signal.SIGKILL)  # not reaped yet: nobody else can bear the number
+                os.kill(pid, signal.SIGKILL)  # not reaped yet, so the pid cannot have been reused
                 os.waitpid(pid, 0)
             print(*children, flush=True)
             children.clear()
@@ -357,7 +357,7 @@ def _become_tenant(mount: Path, words: Sequence[str]) -> None:
 
 
 def _works(stat: Path, pid: int) -> bool:
-    """Waits for the first kernel of a tenant; False if it ended instead."""
+    """Wait for a tenant's first kernel; return False if the tenant ended instead."""
     while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         with contextlib.suppress(OSError):
             if re.search(r"^finished [1-9]", stat.read_text(), re.MULTILINE):

@@ -1,7 +1,7 @@
-"""A GPU on which services of changing load have their latency kept by the policy slo, in simulated time.
+"""A GPU on which the policy `slo` keeps the latency of services with changing load, in simulated time.
 
 Engine, scheduler and policy are the real ones: the runlist of the software GPU, the daemon's scheduler core, and the
-policy's core with what turns its points into weights and priorities. Requests come at random.
+policy's core with the code that turns its points into weights and priorities. Requests arrive at random.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from ggroupfs.policies.slo.samples import Interval, Statistic
 from tests.support.scheduled import Machine, Program
 
 SETTLED_S = 30.0
-"""Six windows, each with its cool-down: a rise from the least share to what the load needs."""
+"""Seconds of six windows with their cool-downs: enough to rise from the smallest share to what the load needs."""
 
 REQUEST_US = 8_600
 PRIORITY, DEFAULT_PRIORITY = 7, 8
 
 Load = Callable[[float], float]
-"""What part of a GPU the requests need at a time, seconds."""
+"""Fraction of a GPU that the requests need, as a function of the time in seconds."""
 
 
 def service(pid: int, load: Load, seconds: float, seed: int) -> Program:
-    """A program that serves requests of 8.6 ms as they come."""
+    """Return a program that serves requests of 8.6 ms as they arrive."""
     program = Program(pid, request_us=REQUEST_US, kernel_us=REQUEST_US, load=1.0, starts_us=1 << 50)
     chance, at, most = random.Random(seed), 0.0, 1.0
     arrivals = []
@@ -36,7 +36,7 @@ def service(pid: int, load: Load, seconds: float, seed: int) -> Program:
         at += chance.expovariate(most / (REQUEST_US / 1e6))
         if chance.random() < load(at) / most:
             arrivals.append(int(at * 1e9))
-    program.arrivals = arrivals  # the machine turns it round
+    program.arrivals = arrivals  # the machine reverses the list
     return program
 
 
@@ -45,15 +45,15 @@ class Sample:
     """One interval of one service."""
 
     at: float
-    """Its end, seconds."""
+    """End of the interval, in seconds."""
     latency: float
-    """Seconds."""
+    """Latency in seconds."""
     share: int
-    """Points that it had."""
+    """Share in points."""
 
 
 class Served:
-    """See the module."""
+    """The simulation; see the module."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Served:
         self.core = Core(pace, reserve)
         self.pace = pace
         self.decisions: list[tuple[float, Decision]] = []
-        """With the time of each, seconds."""
+        """Decisions, each with its time in seconds."""
         self.samples: dict[str, list[Sample]] = {name: [] for name in services}
         self._programs = {name: program for name, (program, _) in services.items()}
         self._intervals = {name: Interval(Statistic(statistic)) for name in services}
@@ -82,11 +82,11 @@ class Served:
 
     @property
     def now(self) -> float:
-        """Seconds."""
+        """Simulated time in seconds."""
         return self.machine.runlist.now / 1e9
 
     def run(self, until: float) -> Served:
-        """To the time `until`, seconds."""
+        """Advance the simulation to the time `until`, in seconds."""
         while self.now < until:
             self.machine.run(self._interval)
             for name, program in self._programs.items():
@@ -102,7 +102,7 @@ class Served:
         return self
 
     def changes(self, name: str = "a", since: float = 0.0, until: float = 1e9) -> list[tuple[float, int]]:
-        """When the share of a service changed after it came, and by how many points."""
+        """Return each change of a service's share after the first: its time in seconds and the change in points."""
         return [
             (at, one.share - one.was)
             for at, one in self.decisions
@@ -110,12 +110,12 @@ class Served:
         ]
 
     def turns(self, name: str = "a", since: float = 0.0, until: float = 1e9) -> int:
-        """How often a change was in the other direction than the one before."""
+        """Return how many changes had the opposite direction of the change before."""
         steps = [step for _, step in self.changes(name, since, until)]
         return sum((one > 0) != (other > 0) for one, other in itertools.pairwise(steps))
 
     def mean(self, since: float, until: float, name: str = "a") -> float:
-        """The mean of the samples, seconds."""
+        """Return the mean of the samples, in seconds."""
         found = [one.latency for one in self.samples[name] if since < one.at <= until]
         return sum(found) / len(found)
 

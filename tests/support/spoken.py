@@ -1,4 +1,4 @@
-"""What the command line knows, asked of the code itself, for tests of what else has to know it."""
+"""The names that the command line knows, read from the code, for tests of other lists of them."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from ggroupfs.daemon import options
 
 
 def subcommands() -> dict[str, argparse.ArgumentParser]:
-    """The parser of each subcommand."""
+    """Return the parser of each subcommand."""
     (action,) = (a for a in cli._parser(tuple(cli.COMMANDS))._actions if isinstance(a, argparse._SubParsersAction))
     return dict(action.choices)
 
 
 def flags(parser: argparse.ArgumentParser) -> set[str]:
-    """Its options, but those that nobody is told of."""
+    """Return the options of a parser, without the hidden ones."""
     return {flag for a in parser._actions if a.help != argparse.SUPPRESS for flag in a.option_strings}
 
 
 def mount_options() -> set[str]:
-    """The names that mean something after `mount -o`: those that ggroupfs.daemon.options compares a key with."""
+    """Return the names that `mount -o` knows: those that ggroupfs.daemon.options compares a key with."""
     compared = (node for node in ast.walk(ast.parse(inspect.getsource(options))) if isinstance(node, ast.Compare))
     named = {
         node.comparators[0].value

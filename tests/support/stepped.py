@@ -1,4 +1,4 @@
-"""A daemon with software GPUs whose time a test sets by hand, and what is known of its programs."""
+"""A daemon with software GPUs whose time a test sets by hand, and a record of its programs."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.support.harness import MIB, looks_at_once, running
 T = TypeVar("T")
 
 GPUS = 2
-"""GPUs of a daemon."""
+"""Number of GPUs of a daemon."""
 CAPACITY = 32
-"""Pages of 1 MiB that each has."""
+"""Pages of 1 MiB of each GPU."""
 LONG_S = 600.0
-"""Virtual seconds after which something hangs: more than everything together that can be queued."""
+"""Virtual seconds after which a call counts as hung: more than all that can be queued takes."""
 
 
 class Daemon:
@@ -63,7 +63,7 @@ class Daemon:
             raise self._failure[0]
 
     def end(self) -> None:
-        """Ends it, with the checks that it makes then."""
+        """End the daemon, with the checks that it makes then."""
         if self._thread.is_alive():
             self._token.run_sync_soon(lambda: self._over.set())
         self._thread.join(600)
@@ -71,7 +71,7 @@ class Daemon:
         self._check()
 
     def do(self, function: Callable[..., Awaitable[T]], *args: object) -> T:
-        """Calls something in the daemon that takes no virtual time, and lets what can run do so."""
+        """Call a function in the daemon that takes no virtual time, and let every task run that can."""
 
         async def call() -> T:
             result = await function(*args)
@@ -81,7 +81,7 @@ class Daemon:
         return trio.from_thread.run(call, trio_token=self._token)
 
     def finish(self, function: Callable[..., Awaitable[T]], *args: object) -> T:
-        """Calls something in the daemon that takes as long as it does."""
+        """Call a function in the daemon, and let virtual time pass until it returns."""
         results: list[T] = []
 
         async def call() -> None:
@@ -97,7 +97,7 @@ class Daemon:
         return results[0]
 
     def sleep(self, seconds: float) -> None:
-        """Time passes."""
+        """Let virtual time pass."""
         self.do(self._pass, seconds, lambda: False)
 
     async def _pass(self, seconds: float, enough: Callable[[], bool]) -> None:
@@ -116,54 +116,54 @@ class Request:
     """A launch or a copy of a program."""
 
     pages: range = range(0)
-    """What its kernels touch."""
+    """Pages that its kernels touch."""
     kernel_us: float = 0.0
-    """Microseconds that one of them takes at most by itself."""
+    """Longest time that one of its kernels takes by itself, in microseconds."""
     is_answered: bool = False
     error: OSError | None = None
-    """What it was refused with."""
+    """Error with which it was refused."""
     excuses: set[int] = attrs.field(factory=set)
-    """Errnos that it may be answered, by what became of its program, or of its pages, meanwhile."""
+    """Errnos that it may get because of what happened to its program, or to its pages, meanwhile."""
 
     @property
     def is_excused(self) -> bool:
-        """Whether it was not refused, or there is a reason for that."""
+        """Whether it was not refused, or was refused with reason."""
         return self.error is None or self.error.errno in self.excuses
 
 
 @attrs.define
 class Program:
-    """What is known of one program."""
+    """A record of one program."""
 
     process: Process
     tsg: int
     pages: dict[range, list[int]] = attrs.field(factory=dict)
-    """Its allocations, and what stands in their pages."""
+    """Its allocations, and the contents of their pages."""
     requests: list[Request] = attrs.field(factory=list)
     """Its launches and copies."""
     looked: int = 0
-    """Those of them, from the first on, that were answered before its queue was looked at last."""
+    """Number of its first requests that were answered before the last look at its queue."""
     pending_us: float = 0.0
-    """Microseconds of work that were queued then."""
+    """Microseconds of work that were queued at that look."""
     is_off: bool = False
     """Whether it has no turn."""
     ended: TurnEnd | None = None
-    """How its last turn ended, while it has no other."""
+    """How its last turn ended; None while it has a turn."""
     work: tuple[int | None, int | None] = (0, 0)
-    """Kernels that it had launched and finished then."""
+    """Kernels that it had launched and finished at that end."""
     frozen: bool = False
     gpu: int = 0
-    """Index of the GPU that it is on."""
+    """Index of its GPU."""
     dropped: int = 0
-    """Kernels that were lost with a GPU."""
+    """Number of kernels that were lost with a GPU."""
 
     @property
     def waits(self) -> list[Request]:
-        """Its requests that are not answered."""
+        """Requests that are not answered."""
         return [request for request in self.requests if not request.is_answered]
 
     def excuse(self, errno: int, pages: range | None = None) -> None:
-        """Those that are not answered may be refused from now on, of these pages where some are named."""
+        """Allow requests that are not answered yet to fail with `errno`; with `pages`, only those for these pages."""
         for request in self.waits:
             if pages is None or request.pages == pages:
                 request.excuses.add(errno)

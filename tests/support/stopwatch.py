@@ -1,8 +1,8 @@
-"""What takes how long, whoever else wants the processors.
+"""A stopwatch that leaves out the time in which other processes kept the processors busy.
 
-A time on the clock says how busy the machine is as well. The kernel keeps for each thread how long it was ready to run
-and had no processor (the second number of /proc/<pid>/task/<tid>/schedstat). Without that, it is the time in which the
-processes that take part computed, slept and waited for each other.
+Wall-clock time also measures how busy the machine is. For each thread the kernel counts how long it was ready to run
+and had no processor (the second number of /proc/<pid>/task/<tid>/schedstat). Without that time, what remains is the
+time in which the processes that take part computed, slept and waited for each other.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from pathlib import Path
 
 
 class Stopwatch:
-    """Runs from when it is made."""
+    """A watch that runs from its creation."""
 
     def __init__(self, *pids: int) -> None:
-        """`pids` are of the processes that take part, besides this one."""
+        """`pids` are the processes that take part, besides this one."""
         self._pids = [os.getpid(), *pids]
         self._waited: dict[Path, int] = {}
-        """What each thread has waited, nanoseconds; of one that has ended the last that was seen."""
+        """Nanoseconds that each thread has waited; for a thread that has ended, the last figure read."""
         self._before = self._waits()
-        """... of that before it was made, or knew of the process."""
+        """The sum at the start of the watch, including what a process that was added later had waited by then."""
         self._began = time.monotonic()
 
     @property
     def seconds(self) -> float:
-        """Up to now. Of what a process waited before it ended that counts which was there at a look before."""
+        """Seconds up to now. A process's waiting time before its end counts as far as it was read before."""
         elapsed = time.monotonic() - self._began
         return elapsed - (self._waits() - self._before) / 1e9
 
     def add(self, pid: int) -> None:
-        """A process that takes part from now on."""
+        """Add a process that takes part from now on."""
         now = self._waits()
         self._pids.append(pid)
         self._before += self._waits() - now

@@ -1,7 +1,7 @@
-"""What the generated histories are made of: small numbers that meet limits, and the text of writes with its meaning.
+"""Parts of generated histories: small numbers that meet limits, and writes as text with their meaning.
 
-A strategy never names a thing of the system under test: it draws a :data:`pick`, and the machine takes the thing
-that this index comes to in a list of its own. So every generated step means something.
+A strategy never names a thing of the system under test: it draws a :data:`pick`, and the machine maps this index to a
+thing in a list of its own. So every generated step is meaningful.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from backend.core.settings import REASONS
 T = TypeVar("T")
 
 pick = st.integers(0, 1 << 16)
-"""Index into whatever list the machine has; see :func:`chosen`."""
+"""Index into any list of the machine; see :func:`chosen`."""
 
 
 def chosen(things: Sequence[T], index: int) -> T:
-    """The thing that a :data:`pick` means."""
+    """Return the thing that a :data:`pick` stands for."""
     return things[index % len(things)]
 
 
 def history(examples: int, steps: int = 40, *, shrink: bool = True) -> settings:
-    """The settings of a state machine: as many histories of as many steps, and a blob to replay a failure with.
+    """Return the settings of a state machine: `examples` histories of `steps` steps, and a blob to replay a failure
+    with.
 
-    Without `shrink` a failure is shown as it was found: on a live mount, to shrink it takes longer than a test may.
+    Without `shrink` a failure is shown as found: shrinking on a live mount takes longer than a test may.
     """
     phases = (Phase.explicit, Phase.reuse, Phase.generate)
     return settings(
@@ -41,46 +42,46 @@ def history(examples: int, steps: int = 40, *, shrink: bool = True) -> settings:
         max_examples=examples,
         stateful_step_count=steps,
         print_blob=True,
-        # A step on a live mount may wait for a process to exit; that is no fault of the strategies.
+        # A step on a live mount may wait for a process to exit; the strategies are not slow.
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
 
 
-# The ledger: sizes of the order of the limits, so that limits are met, and the sizes that are none
+# The ledger: sizes near the limits, so that limits are met, and invalid sizes
 
 small = st.integers(0, 40)
 limits = st.one_of(small, st.integers(0, 120), st.just(MAX))
 swap_limits = st.one_of(st.integers(0, 10), st.integers(0, 40), st.just(MAX))
 odd = st.sampled_from((-1, MAX + 1))
-"""No sizes at all."""
+"""Sizes that are invalid."""
 huge = st.sampled_from((*(7 * (-1, MAX + 1)), MAX - 20, MAX))
-"""The same, or, seldom, all that there can be: next to that no limit is met."""
+"""The same and, rarely, almost all that a figure can hold, so that no limit is met before the overflow."""
 sizes = st.one_of(small, small, small, st.integers(0, 160), huge)
 
 reasons = st.one_of(st.sampled_from((0, 1, 2, 3)), st.integers(0, REASONS), st.sampled_from((-1, REASONS + 1, 1 << 40)))
-"""Masks of reasons for which a process is off the runlist: few, so that two meet, any, and some that are none."""
+"""Masks of reasons why a process is off the runlist: few, so that two meet; any; and some invalid ones."""
 
 next_uses = st.lists(st.tuples(pick, st.integers(0, NEXT_USE_MOST)), min_size=1, max_size=4)
-"""Classes of next use, of as many processes."""
+"""Classes of next use for some processes."""
 
 
 @attrs.frozen
 class Part:
-    """Some of what there is: mostly less than all of it, now and then more."""
+    """A part of a quantity: mostly less than all of it, now and then more."""
 
     eighths: int
-    """Of what there is."""
+    """Eighths of the quantity."""
     extra: int
-    """Bytes on top."""
+    """Bytes that are added."""
 
     def of(self, nbytes: int) -> int:
-        """That much of `nbytes`; negative now and then."""
+        """Return the part of `nbytes`; negative now and then."""
         return nbytes * self.eighths // 8 + self.extra
 
 
 parts = st.builds(Part, st.integers(0, 8), st.sampled_from((0, 0, 0, 0, 1, -1)))
 moments = st.integers(0, 1000)
-"""Microseconds that a move took."""
+"""Duration of a move, in microseconds."""
 
 users = st.one_of(st.integers(0, 70_000), st.just((1 << 32) - 2))
 
@@ -102,11 +103,11 @@ policies = st.one_of(
         },
         optional={"kept": st.booleans(), "uid": users, "gid": users, "oom_group": st.booleans()},
     ),
-    st.just({"current": 0}),  # nothing that can be set
+    st.just({"current": 0}),  # a figure that cannot be set
 )
 
 
-# Writes: the text and what it means, generated together, so that no parser is asked to check a parser
+# Writes: the text and its meaning are generated together, so that no parser is checked by a parser
 
 
 @attrs.frozen
@@ -114,11 +115,11 @@ class Written:
     """One write(2) to a control file."""
 
     raw: bytes
-    """What is written."""
+    """Bytes of the write."""
     value: int
-    """What it means; 0 where it means nothing."""
+    """Value that they mean; 0 where they are invalid."""
     refused: int = 0
-    """The errno that it gets for its text alone, or 0."""
+    """Errno for the text alone, or 0."""
 
 
 def _dressed(text: str, before: str, after: str) -> bytes:
@@ -166,7 +167,7 @@ malformed = st.one_of(
     ).map(str.encode),
     st.binary(min_size=1, max_size=6).filter(lambda raw: not set(raw) & set(b"0123456789max\xa0")),
 ).map(lambda raw: Written(raw, 0, errno.EINVAL))
-"""What no control file takes."""
+"""Writes that every control file refuses."""
 
 too_long = st.integers(4097, 9000).map(lambda length: Written(b"1".ljust(length), 0, errno.E2BIG))
 
@@ -176,7 +177,7 @@ out_of_range = st.sampled_from(["-1", "18446744073709551616", "0x100000000000000
 
 
 def size_writes(values: st.SearchStrategy[int], *, unlimited: bool = True) -> st.SearchStrategy[Written]:
-    """Writes to a file that takes bytes, and ``max`` where `unlimited`."""
+    """Return writes to a file that takes bytes, and ``max`` where `unlimited`."""
     word = Written(b"max\n", MAX) if unlimited else Written(b"max\n", 0, errno.EINVAL)
     good = _spelled(values, units=True)
     return st.one_of(good, good, good, st.just(word), malformed, out_of_range, too_long)

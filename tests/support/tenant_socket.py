@@ -1,4 +1,4 @@
-"""A connection to the socket of tenants that says what a test has it say."""
+"""A raw connection to the socket of tenants, for tests of messages that the library would not send."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Raw:
         self.socket.close()
 
     def send(self, op: int, *args: int, gpu: int = 0, flags: int = 0, status: int = 0) -> None:
-        """One message."""
+        """Send one message."""
         self._seq += 1
         self.socket.sendall(FORMAT.pack(op, status, self._seq, gpu, flags, *args, *[0] * (5 - len(args))))
 
     def ask(self, op: int, *args: int, gpu: int = 0, flags: int = 0, status: int = 0) -> int | tuple[int, ...]:
-        """The errno of an answer, or what it grants. Events are passed over."""
+        """Send a message; return the errno of the answer, or the values that it grants. Events are skipped."""
         self.send(op, *args, gpu=gpu, flags=flags, status=status)
         while not (answer := Message.decode(self.socket.recv(SIZE + 1))).reply:
             assert answer.op == Op.PROGRESS
@@ -44,13 +44,13 @@ class Raw:
         return -answer.status if answer.status else answer.args
 
     def hello(self) -> Raw:
-        """Makes it a proper connection."""
+        """Send the greeting that opens a connection."""
         assert self.ask(Op.HELLO, VERSION) == (VERSION, 2 * MIB, 2048, SOFT, 0)
         return self
 
     @property
     def closed(self) -> bool:
-        """Whether the other side hangs up."""
+        """Return whether the daemon hangs up."""
         try:
             while self.socket.recv(SIZE):
                 pass
@@ -60,12 +60,12 @@ class Raw:
 
 
 def descriptors(mount: Mounted) -> int:
-    """How many the daemon has open."""
+    """Return how many descriptors the daemon has open."""
     return len(os.listdir(f"/proc/{mount.daemon.pid}/fd"))
 
 
 def open_files(mount: Mounted) -> set[str]:
-    """What the daemon has open, as the links of proc_pid_fd(5) say; but for what it closes meanwhile."""
+    """Return the targets of the daemon's descriptors (proc_pid_fd(5)), without those that it closes meanwhile."""
     found = set()
     for entry in os.scandir(f"/proc/{mount.daemon.pid}/fd"):
         with contextlib.suppress(FileNotFoundError):
@@ -74,6 +74,6 @@ def open_files(mount: Mounted) -> set[str]:
 
 
 def status(mount: Mounted, key: str) -> int:
-    """A number of the daemon's /proc/<pid>/status."""
+    """Return a number of the daemon's /proc/<pid>/status."""
     lines = Path(f"/proc/{mount.daemon.pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))

@@ -1,4 +1,4 @@
-"""A program on a real pseudo-terminal, and what a terminal would show of it (pyte)."""
+"""A program on a real pseudo-terminal, and the screen that a terminal would show (pyte)."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ UP, DOWN, LEFT, RIGHT, HOME, END, PAGE_DOWN = "\x1b[A", "\x1b[B", "\x1b[D", "\x1
 ENTER, ESCAPE = "\r", "\x1b"
 
 ALTERNATE = 1049
-"""The private mode of xterm in which a program has a screen of its own, and leaves the one before as it was."""
+"""Private mode of xterm that gives a program a screen of its own and later restores the one before."""
 
 
 class Emulated(pyte.Screen):
-    """pyte knows no other screen: it is enough to know which one is shown."""
+    """A screen that records which of the two screens is shown; pyte emulates only one."""
 
     alternate = False
-    """Whether the program has its own."""
+    """Whether the program has its own screen."""
 
     def set_mode(self, *modes: int, **keywords: bool) -> None:
         self.alternate |= keywords.get("private", False) and ALTERNATE in modes
@@ -41,45 +41,45 @@ class Emulated(pyte.Screen):
 
 
 class Terminal:
-    """The keyboard and the screen."""
+    """The keyboard and the screen of a program."""
 
     def __init__(self, process: subprocess.Popen[bytes], master: int, slave: int, columns: int, rows: int) -> None:
         self.process = process
-        """Who is in it."""
+        """Process on the terminal."""
         self._master, self._slave = master, slave
         self.screen = Emulated(columns, rows)
-        """What is shown now."""
+        """Present contents."""
         self._stream = pyte.ByteStream(self.screen)
         self.received = 0
-        """Bytes that came from the program, ever."""
+        """Number of bytes that the program has written."""
 
     @property
     def text(self) -> str:
-        """All of the screen."""
+        """Return the text of the whole screen."""
         return "\n".join(line.rstrip() for line in self.screen.display)
 
     @property
     def settings(self) -> list[object]:
-        """What tcgetattr(3) says of the terminal."""
+        """Return what tcgetattr(3) reports for the terminal."""
         return termios.tcgetattr(self._slave)
 
     def line(self, words: str) -> str:
-        """The line that has `words` in it; AssertionError if it is not exactly one."""
+        """Return the only line that contains `words`; AssertionError for none or several."""
         (found,) = [line for line in self.text.splitlines() if words in line] or [""]
         return found
 
     def press(self, keys: str) -> None:
-        """Types."""
+        """Type `keys`."""
         os.write(self._master, keys.encode())
 
     def resize(self, columns: int, rows: int) -> None:
-        """Another size, of which the program hears with SIGWINCH."""
+        """Change the size, of which SIGWINCH tells the program."""
         self.screen.resize(rows, columns)
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self.process.send_signal(signal.SIGWINCH)
 
     def until(self, condition: Callable[[], object], what: str) -> None:
-        """Takes what comes until the screen is as it should be. Not before the deadline is it known not to be."""
+        """Read output until the screen meets a condition. It fails only at the deadline."""
         deadline = time.monotonic() + SECONDS * SLOW
         while not condition():
             left = deadline - time.monotonic()
@@ -87,21 +87,21 @@ class Terminal:
                 raise AssertionError(f"never: {what}\n{self.text}")
 
     def shows(self, words: str) -> None:
-        """Waits until `words` are on the screen."""
+        """Wait until `words` are on the screen."""
         self.until(lambda: words in self.text, f"{words!r} on the screen")
 
     def take_rest(self) -> None:
-        """What the program says until it has ended."""
+        """Read the output of the program until it has ended."""
         self.until(lambda: self.process.poll() is not None, "it ends")
         while self._take(0):
             pass
 
     def _take(self, seconds: float) -> bool:
-        """Whether something came. Looks up now and then: the end of a program comes without a byte."""
+        """Return whether output came. Wakes up now and then, since a program may end without writing a byte."""
         ready, _, _ = select.select([self._master], [], [], min(seconds, 0.1))
         if not ready:
             return seconds > 0
-        with contextlib.suppress(OSError):  # EIO: everybody else closed it
+        with contextlib.suppress(OSError):  # EIO: every other process has closed it
             data = os.read(self._master, 1 << 16)
             self.received += len(data)
             self._stream.feed(data)
@@ -111,7 +111,7 @@ class Terminal:
 
 @contextlib.contextmanager
 def terminal(words: Sequence[str], columns: int = 80, rows: int = 24, **environment: str) -> Iterator[Terminal]:
-    """Starts a program in a session of its own, which has the terminal; at the end it is killed if it still runs."""
+    """Start a program in a session of its own, which has the terminal; kill it at the end if it still runs."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""What is done to programs whose turns change, to their slice and to their daemon."""
+"""Actions on programs whose turns change, on their slice and on their daemon."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.support.turns import without
 
 @attrs.define
 class Actions(Answers):
-    """See the module."""
+    """The actions; see the module."""
 
     may_run: set[str] = attrs.field(factory=set)
-    """Programs of which was said in this order that they are to run, or to be moved."""
+    """Programs that were told in this order to run, or to move."""
 
     async def act(self, acting: trio.Nursery) -> bool:
-        """Begins the actions in their order. Whether one of them ends the daemon."""
+        """Begin the actions in their order; return whether one of them ends the daemon."""
         while self.case.actions:
             action = self.case.actions.pop(0)
             if action in ("upgrade", "kill_daemon"):
@@ -39,7 +39,7 @@ class Actions(Answers):
         return False
 
     async def do(self, action: str) -> None:
-        """One action, and what it may say."""
+        """Do one action, and check its answer."""
         before, verb, name = self.begun[:-1], action.split()[0], acted_on(action)
         found = self.found(name)
         code = await getattr(self, verb)(name)
@@ -47,7 +47,7 @@ class Actions(Answers):
         assert code in allowed, (action, errno.errorcode.get(code), self.begun)
 
     async def write(self, name: str, file: str, value: object) -> int:
-        """The errno of a write to a file of a program."""
+        """Write to a file of a program; return the errno, or 0."""
         return await answers(self.h.write(f"{self.program(name).process.pid}/0/{file}", value))
 
     async def limit(self, _: str) -> int:
@@ -55,7 +55,7 @@ class Actions(Answers):
         return await answers(self.h.write("slice/job/0/gmem.limit.high", limit))
 
     async def own_limit(self, name: str) -> int:
-        """Of one program: no other gives in its stead."""
+        """Lower the limit of one program, so that no other program gives in its place."""
         code = await self.write(name, "gmem.limit.high", HELD_BYTES - GIVEN_BYTES)
         assert code or not self.lives(name) or self.program(name).resident <= HELD_BYTES - GIVEN_BYTES
         return code
@@ -70,7 +70,7 @@ class Actions(Answers):
         return await self.write(name, "gmem.reclaim", GIB)
 
     async def freeze(self, name: str) -> int:
-        """From the answer on it does not run, not for a moment."""
+        """Freeze a program; from the answer on it must not run, even for a moment."""
         code = await self.write(name, "compute.freeze", 1)
         if not code and self.is_last("freeze", name):
             assert without(self.stage.machine.programs[name]) == (True, True)
@@ -78,7 +78,7 @@ class Actions(Answers):
         return code
 
     async def thaw(self, name: str) -> int:
-        """It runs again, in its turn: what a gate holds back moves its memory, at least."""
+        """Thaw a program, which runs again in its turn; a gate that holds it back at least moves its memory."""
         self.may_run.add(name)
         self.let_run(name)
         code = await self.write(name, "compute.freeze", 0)
@@ -87,7 +87,7 @@ class Actions(Answers):
         return code
 
     async def migrate(self, name: str) -> int:
-        """It stands by, which takes that it runs, and does not come to a rest."""
+        """Move a program. It has to stand by for that, which it can only do while it runs, and stays busy."""
         before = name in self.may_run
         self.may_run.add(name)
         self.let_run(name)
@@ -97,7 +97,7 @@ class Actions(Answers):
         finally:
             self.away.discard(name)
         if code == errno.EOPNOTSUPP and not self.program(name).resident:
-            code = errno.EBUSY  # two limits have taken all that it has, and the driver moves none without
+            code = errno.EBUSY  # two limits have taken all its memory, and the driver moves no program without any
         else:
             assert name in self.moves or "kill" in self.done_to(name), "nothing moved it"
         if not before:
@@ -107,7 +107,7 @@ class Actions(Answers):
         return code
 
     async def kill(self, name: str) -> int:
-        """The program dies."""
+        """Kill the program."""
         program = self.program(name)
         self.let_run(name)
         self.stage.machine.end(name)
@@ -116,12 +116,12 @@ class Actions(Answers):
         return 0
 
     def stand_still(self) -> None:
-        """What is frozen, and is not asked to run, does not."""
+        """Forbid frozen programs to run, unless they were asked to."""
         still = filter(self.lives, set(self.case.names) - self.may_run)
         self.stage.machine.fake.still = frozenset(
             self.program(name).process.pid for name in still if self.h.ledger.books(self.member(name)).frozen
         )
 
     def let_run(self, name: str) -> None:
-        """A program may run from now on."""
+        """Allow a program to run from now on."""
         self.stage.machine.fake.still -= {self.program(name).process.pid}

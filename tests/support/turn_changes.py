@@ -18,7 +18,7 @@ from tests.support.turns import follower
 
 @attrs.define
 class Changes(Actions):
-    """See the module."""
+    """The change of turns; see the module."""
 
     async def change(self) -> None:
         """`a` ends its turn, the others have one each, and `a` begins again."""
@@ -40,10 +40,11 @@ class Changes(Actions):
             await self.apply(name)
             if follows != "a" or not kind.returns:
                 await self.start(follows)
-        self.arrived.set()  # at the latest: it has no gate that would be held
+        self.arrived.set()  # at the latest here: a program without a gate is held at no step
 
     async def change_while_it_drains(self, kind: Kind) -> None:
-        """`b` has its turn, and `a` goes off once it is drained or was waited for; or its next turn begins before."""
+        """`b` has its turn, and `a` goes off once it is drained or its wait is over; or `a` begins its next turn
+        before."""
         await self.start("b")
         found: list[TurnEnd | None] = []
 
@@ -65,17 +66,17 @@ class Changes(Actions):
         await self.arrive("off")
 
     def lengthen(self) -> None:
-        """Has `a` want the slice of what drains, if it does."""
+        """Have `a` use the slice of a draining program, if it drains."""
         if self.lives("a") and (place := follower(self.h).place(self.member("a"))).drains:
             follower(self.h).schedule(self.member("a"), attrs.evolve(place, drain_us=DRAIN_SLICE_US))
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing was begun that changes how the turn of `a` ends."""
+        """Whether no action was begun that changes how the turn of `a` ends."""
         return {"migrate", "kill", "freeze"}.isdisjoint(self.done_to("a"))
 
     async def finish(self, name: str, bound_us: int, *, stays: bool = False) -> TurnEnd | None:
-        """Ends the turn of a program that lives, unless it is frozen already."""
+        """End the turn of a program, if it lives and is not frozen."""
         if not self.lives(name) or self.h.ledger.books(self.member(name)).frozen:
             return None
         group, acting = self.member(name), follower(self.h)
@@ -85,13 +86,13 @@ class Changes(Actions):
         return None
 
     async def apply(self, name: str) -> None:
-        """What is wanted of a program holds."""
+        """Apply what is wanted of a program, if it lives."""
         if self.lives(name):
             async with self.may_be_gone(name):
                 await follower(self.h).apply(self.member(name))
 
     async def start(self, name: str) -> None:
-        """Begins the turn of a program, until it was told."""
+        """Begin the turn of a program, and wait until the program was told."""
         if self.lives(name):
             follower(self.h).schedule(self.member(name), Place())
             await self.apply(name)
@@ -99,7 +100,7 @@ class Changes(Actions):
 
     @contextlib.asynccontextmanager
     async def may_be_gone(self, name: str) -> AsyncIterator[None]:
-        """A program may have died meanwhile."""
+        """Ignore an OSError of a program that was killed meanwhile."""
         try:
             yield
         except OSError:

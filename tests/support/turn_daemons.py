@@ -1,4 +1,4 @@
-"""What a daemon of a machine is to programs whose turns change, while it lives and once it is killed."""
+"""A machine's daemon as seen by programs whose turns change: while it lives, and after it was killed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.killed import Life
 
 
 def first_gpu(h: Harness) -> NvidiaGpu:
-    """The first GPU of a daemon, behind all that stands before it."""
+    """Return the first GPU of a daemon, without its wrappers."""
     found: Gpu = h.controller.gpus[0]
     while isinstance(found, ForwardingGpu):
         found = found._inner
@@ -26,7 +26,7 @@ def first_gpu(h: Harness) -> NvidiaGpu:
 async def serve(
     session: Session, theirs: socket.socket, program: Program, life: Life, pages: list[CounterPage]
 ) -> None:
-    """Serve a program until its connection ends. The page of a killed daemon goes to `pages`: nothing closes it."""
+    """Serve a program until its connection ends. A killed daemon's page is not closed; it goes to `pages`."""
     try:
         await session.run()
     finally:

@@ -1,4 +1,4 @@
-"""Programs whose turns change, as one daemon has them: held at each step of their gates, and connected again."""
+"""Programs whose turns change, as one daemon sees them: held at each step of their gates, and reconnected."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ class Held(Gated):
     """A program with a gate that may be held before it does as it is asked."""
 
     arrive: Callable[[str], Awaitable[None]]
-    """What it tells the steps of its gate."""
+    """Called with each step of its gate; returns when the gate may go on."""
     steps: Sequence[str] = ()
-    """Names of them: before its gate closes, once it is closed, as it is asked again, before it opens."""
+    """Names of the steps: before its gate closes, once it is closed, when it is asked again, before it opens."""
 
     async def begin_turn(self, message: Message) -> Message:
-        """The gate opens."""
+        """Open the gate."""
         if message.args[0] and self.is_closed:
             await self.arrive(self.steps[3])
         return await super().begin_turn(message)
 
     async def end_turn(self, message: Message) -> Message:
-        """The gate closes."""
+        """Close the gate."""
         if self.is_closed:
             await self.arrive(self.steps[2])
         else:
@@ -67,31 +67,31 @@ class Stage:
     kind: Kind
     cases: list[Case]
     pages: list[CounterPage] = attrs.field(factory=list)
-    """Those of killed daemons, which look at them no more once their lives have ended."""
+    """Counter pages of killed daemons, which no longer read them."""
     programs: dict[str, Held] = attrs.field(factory=dict)
     life: Life = attrs.field(factory=Life)
     at: int | None = None
-    """The point of the next daemon's life at which it is killed."""
+    """Point of the next daemon's life at which it is killed; None for a clean end."""
 
 
 @attrs.define
 class Programs:
-    """See the module."""
+    """The programs; see the module."""
 
     stage: Stage
     h: Harness
     case: Case = attrs.field(factory=lambda: Case("", []))
-    """The order that is gone through."""
+    """Present order."""
     moves: set[str] = attrs.field(factory=set)
     """Programs whose move was begun in this order."""
     arrived: trio.Event = attrs.field(factory=trio.Event)
-    """The step of the order has come."""
+    """Set when the step of the order has come."""
     go: trio.Event = attrs.field(factory=trio.Event)
-    """Its actions have begun."""
+    """Set when the order's actions have begun."""
 
     @property
     def gpu(self) -> NvidiaGpu:
-        """The first one, behind all that stands before it."""
+        """The first GPU, without its wrappers."""
         return first_gpu(self.h)
 
     @property
@@ -100,26 +100,26 @@ class Programs:
         return self.stage.machine.fake
 
     def program(self, name: str) -> Held:
-        """A program that speaks to this daemon."""
+        """Return a program that is connected to this daemon."""
         return self.stage.programs[name]
 
     def member(self, name: str) -> Member:
-        """The group of a program."""
+        """Return the group of a program."""
         return Member(self.program(name).process, 0)
 
     def lives(self, name: str) -> bool:
-        """Whether a program lives, as this daemon knows."""
+        """Return whether a program lives, as far as this daemon knows."""
         known = self.h.controller.population
         return name in self.stage.machine.programs and known.holds(self.member(name))
 
     def driver_says(self, pid: int, nbytes: int, gpu: int = 0) -> None:
-        """NVML counts so much for a process."""
+        """Have NVML count `nbytes` for a process."""
         nvml = self.stage.machine.nvml
         if pid in self.fake.programs:
             nvml.compute[gpu] = [*[entry for entry in nvml.compute.get(gpu, []) if entry[0] != pid], (pid, nbytes)]
 
     async def connected(self, nursery: trio.Nursery) -> None:
-        """Returns once all programs of the order speak. Those that are new, and all with a new daemon, do so now."""
+        """Wait until all programs of the order are connected. New ones, and all after a restart, are connected here."""
         for name in self.case.names:
             found: Any = self.stage.programs.get(name)
             if found is None or name not in self.stage.machine.programs or found.rig is not self:
@@ -129,7 +129,7 @@ class Programs:
                 await trio.sleep(MOMENT_S)
 
     async def connect(self, nursery: trio.Nursery, name: str) -> None:
-        """A program that lives speaks to this daemon, and has what it had; a new one has some memory."""
+        """Connect a live program, with the memory that it had; start a new one, with some memory."""
         machine, before = self.stage.machine, self.stage.programs.get(name)
         if name not in machine.programs:
             machine.start(name, "/job")
@@ -153,7 +153,7 @@ class Programs:
         nursery.start_soon(self.connect_again, nursery, name, program)
 
     async def connect_again(self, nursery: trio.Nursery, name: str, program: Held) -> None:
-        """As the library does, once its connection has ended: after a move."""
+        """Reconnect a program once its connection has ended, which a move does; the library does the same."""
         await program.ended.wait()
         await trio.sleep(RECONNECT_S)
         found = self.stage.machine.programs.get(name)
@@ -161,7 +161,7 @@ class Programs:
             await self.connect(nursery, name)
 
     async def move(self, *words: Any) -> None:
-        """The agent of checkpoints, as the daemon sees it: it finds a program that runs and launches."""
+        """Stand in for the agent of checkpoints: the program must run and be able to launch, and then stays busy."""
         process, standby = words[0], words[-1]
         assert isinstance(standby, Standby)
         (name,) = [name for name in self.case.names if self.program(name).process == process]
@@ -169,7 +169,7 @@ class Programs:
         self.moves.add(name)
         if self.lives(name):
             assert without(self.stage.machine.programs[name]) == (False, False)
-            with trio.move_on_after(1):  # its library may be busy, or held
+            with trio.move_on_after(1):  # the library may be busy, or held
                 while program.is_closed:  # noqa: ASYNC110
                     await trio.sleep(MOMENT_S / 3)
             assert not program.is_closed, "it was not told that it is to leave its turn"
@@ -179,7 +179,7 @@ class Programs:
         raise OSError(errno.EBUSY, "it does not come to a rest")
 
     async def arrive(self, step: str) -> None:
-        """A step of the change: that of the order is held until its actions have begun."""
+        """Reach a step of the change; at the step of the order, wait until its actions have begun."""
         if step and step == self.case.step and not self.go.is_set():
             self.arrived.set()
             await self.go.wait()

@@ -1,4 +1,4 @@
-"""Orders that are gone through, one after the other, over as many daemons as they take; and what holds meanwhile."""
+"""Walks through orders, one after another, over as many daemons as they take, with checks all the time."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from tests.support.turns import follower, proven, without
 
 
 def go_through(stage: Stage) -> None:
-    """Goes through all orders of a stage, over as many daemons as they take."""
+    """Go through all orders of a stage, over as many daemons as they take."""
     while stage.cases:
         next_daemon(stage)
-    next_daemon(stage)  # the last one may have been killed, or replaced
+    next_daemon(stage)  # the last daemon may have been killed, or replaced
     for program in stage.machine.programs.values():
         assert without(program) == (False, False)
 
 
 def next_daemon(stage: Stage) -> int:
-    """Has one more daemon live, to its end; returns the points of its life."""
+    """Run one more daemon to its end; return the number of points of its life."""
     stage.life, stage.at = Life(stage.at), None
-    # A program that started in the same tick as the daemon is none that a daemon before it has known.
+    # A program that starts in the same tick as the daemon counts as unknown to any earlier daemon.
     newest = max((program.identity.start for program in stage.machine.programs.values()), default=0)
     while time.clock_gettime(time.CLOCK_BOOTTIME) * TICK < newest + 1:
         time.sleep(0.001)
@@ -53,17 +53,17 @@ def next_daemon(stage: Stage) -> int:
 
 
 async def has_the_library(pid: int) -> bool:
-    """Every program has it, whether or not it speaks."""
+    """Say that every program has the library, whether or not it is connected."""
     await trio.lowlevel.checkpoint()
     return True
 
 
 @attrs.define
 class Walk(Changes):
-    """The orders as one daemon has them."""
+    """A walk through the orders under one daemon."""
 
     async def run(self) -> None:
-        """Goes through the orders, until none is left or one of them ends this daemon."""
+        """Go through the orders, until none is left or one of them ends this daemon."""
         proven(self.gpu)
         self.gpu.mover.move = self.move  # type: ignore[method-assign, assignment]
         try:
@@ -77,7 +77,7 @@ class Walk(Changes):
             raise Killed
 
     async def one(self, nursery: trio.Nursery, case: Case) -> bool:
-        """Does one order, from a start that is the same for all. Whether the daemon is still there."""
+        """Do one order, from a start that is the same for all; return whether the daemon is still there."""
         self.case, self.may_run, self.moves, self.begun = case, set(), set(), []
         self.arrived, self.go = trio.Event(), trio.Event()
         await self.begin_anew(nursery)
@@ -95,7 +95,7 @@ class Walk(Changes):
         return True
 
     async def begin_anew(self, nursery: trio.Nursery) -> None:
-        """What the order before has left is set back; all but `a` wait for their turn, and `b` is protected."""
+        """Undo what the order before has left; have all but `a` wait for their turn, and protect `b`."""
         step, self.case.step = self.case.step, ""
         await self.connected(nursery)
         await self.settled()
@@ -113,7 +113,7 @@ class Walk(Changes):
             assert await found.alloc(HELD_BYTES) == 0
             found.reclaims.clear()
         for name in self.case.names:
-            with trio.fail_after(SETTLED_S):  # what gave less than it was asked for is not asked again for a while
+            with trio.fail_after(SETTLED_S):  # a program that gave too little is not asked again for a while
                 while self.gpu.footprint(self.program(name).process).movable < HELD_BYTES:  # noqa: ASYNC110
                     await trio.sleep(MOMENT_S)
         await self.settled()
@@ -124,10 +124,11 @@ class Walk(Changes):
             await self.apply(name)
         self.case.step, self.begun = step, []
 
-    # What holds
+    # Checks
 
     def holds(self) -> None:
-        """At each step: what waits launches nothing, what is frozen does not run, and `b` keeps what is protected."""
+        """Check what holds at each step: a waiting program launches nothing, a frozen one does not run, and `b` keeps
+        what is protected."""
         assert not self.stage.machine.fake.ran, "a frozen program ran"
         for name in filter(self.lives, self.case.names):
             compute = self.h.controller.population.record(self.member(name)).compute
@@ -138,7 +139,7 @@ class Walk(Changes):
             if compute.is_busy() or program.ended.is_set():
                 continue
             if compute.turn_end in (TurnEnd.DRAINED, TurnEnd.LATE):
-                closes = compute.place.drains and program.listens.locked()  # as soon as it can
+                closes = compute.place.drains and program.listens.locked()  # it closes as soon as it can
                 assert program.is_closed or closes, f"{name} may launch, and waits"
             if compute.turn_end is TurnEnd.DRAINED:
                 assert not program.pending, f"{name} is not drained"
@@ -148,7 +149,7 @@ class Walk(Changes):
         self.h.check()
 
     async def end(self, nursery: trio.Nursery) -> None:
-        """Every program runs in the end, has the gate open and holds its limits, and the books are the driver's."""
+        """Check that in the end all programs run with open gates and within limits, and the books match the driver."""
         self.holds()
         if self.lives("a"):
             await self.connected(nursery)
@@ -157,12 +158,12 @@ class Walk(Changes):
         if self.lives("a"):
             await self.is_told("a")
         for name in filter(self.lives, self.case.names):
-            if follower(self.h).place(self.member(name)).off:  # what has its turn is told by what began it
+            if follower(self.h).place(self.member(name)).off:  # a program in its turn was told by what began the turn
                 await self.start(name)
         await self.settled()
 
     async def is_told(self, name: str) -> None:
-        """What has its turn and is not frozen was told so, by what let it run: nothing has to come and mend that."""
+        """Check that a program in its turn, if not frozen, was told so by what let it run, with no later correction."""
         program = self.program(name)
         while program.listens.locked():  # noqa: ASYNC110
             await trio.sleep(MOMENT_S / 3)
@@ -170,7 +171,7 @@ class Walk(Changes):
         assert follower(self.h).place(self.member(name)).off or not program.is_closed, f"{name} has its turn, and waits"
 
     async def settled(self) -> None:
-        """Waits until all that holds at the end of an order does."""
+        """Wait until all that must hold at the end of an order does."""
         wrong = ["?"]
         with trio.move_on_after(SETTLED_S):
             while wrong:
@@ -179,7 +180,7 @@ class Walk(Changes):
         assert not wrong, (self.case, wrong)
 
     def wrong(self) -> Sequence[str]:
-        """What does not hold yet."""
+        """Return what does not hold yet."""
         found = []
         for name in filter(self.lives, self.case.names):
             program, books = self.program(name), self.h.ledger.books(self.member(name))

@@ -1,4 +1,4 @@
-"""CUDA programs whose library has a gate of turns, and how the scheduler's turns are given and taken in a test."""
+"""CUDA programs whose library has a gate of turns, and the scheduler's calls that give and end turns in a test."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ LOOK_S = 0.05
 """Seconds between two looks of a program at an engine that it waits for."""
 
 BOUND_US = 50_000
-"""Microseconds for a program to drain."""
+"""Microseconds that a program has to drain."""
 
 LONG_S, GIVEN_UP_S = 2.0, 0.3
-"""Seconds for which the library waits for what runs before it moves memory, as long as kernels end meanwhile, and for
-one kernel (QUEUE_US and WORK_US of ``library/move``)."""
+"""Seconds for which the library waits for running kernels before it moves memory: as long as kernels end meanwhile, and
+for a single kernel (QUEUE_US and WORK_US of ``library/move``)."""
 
 COPY_CHANNELS = 12
-"""Channels of the copy engines of a program with one context; those before them run kernels."""
+"""Channels of the copy engines of a program with one context; the channels before them run kernels."""
 
 
 def without(program: fake_nvidia.Program) -> tuple[bool, bool]:
-    """Whether a program is without its GR engine, and without its copy engines. None is off more than once."""
+    """Return whether a program is without its GR engine, and without its copy engines. None may be disabled twice."""
     objects = program.objects
     kernels = {objects[one.parent].parent for one in objects.values() if one.class_ == 0xCBC0}
     gr, copies = set[int](), set[int]()
@@ -44,31 +44,31 @@ def without(program: fake_nvidia.Program) -> tuple[bool, bool]:
 
 
 class Gated(Program):
-    """A program that does at the gate what the library does. Its memory moves only once nothing of it runs, and while
-    the engines are on that this takes: those that copy and, as long as kernels of it are pending, GR."""
+    """A program that handles its gate as the library does. Its memory moves only once none of its kernels run, and only
+    while the engines needed for that are on: the copy engines and, while its kernels are pending, GR."""
 
     def __init__(self, rig: Rig, *words: object) -> None:
         super().__init__(rig, *words)  # type: ignore[arg-type]
         self.obey = self.library
         self.is_closed = False
-        """The gate."""
+        """Whether the gate is closed."""
         self.ahead_us = 0
-        """The run-ahead that it was told last, microseconds."""
+        """Run-ahead that it was told last, in microseconds."""
         self.drain_s = 0.0
-        """Seconds from the closing of the gate until what it launched has run."""
+        """Seconds from the closing of the gate until its launched work has run."""
         self.closed_at = 0.0
-        """When it closed."""
+        """Time at which the gate closed."""
         self.listens = trio.Lock()
-        """Held while it does what it is asked, or has memory come back: the library has one thread for that."""
+        """Held while it obeys the daemon or has memory come back: the library has one thread for both."""
         self.pending = False
-        """Whether kernels of it were not done when it was asked last."""
+        """Whether its kernels were unfinished when it was last asked."""
         self.departs = False
         """Whether it stands by to be moved, up to the end of its connection."""
         self.told: list[tuple[Op, int]] = []
-        """What it was asked about its gate, and the first word of that."""
+        """Messages about its gate, each with its first argument."""
 
     async def library(self, message: Message) -> Message | None:
-        """The answer to what the daemon asks."""
+        """Answer a message of the daemon."""
         async with self.listens:
             match message.op:
                 case Op.END_TURN:
@@ -85,7 +85,7 @@ class Gated(Program):
             return await self.move(message) if await self.is_quiet() else message.answer()
 
     async def end_turn(self, message: Message) -> Message:
-        """The gate closes, and what runs drains."""
+        """Close the gate, and let running work drain."""
         if not self.is_closed:
             self.closed_at = trio.current_time()
         self.is_closed = self.pending = True
@@ -94,17 +94,17 @@ class Gated(Program):
         found = self.rig.fake.programs.get(self.process.pid)
         stands = left_s > 0 and found is not None and without(found)[0]
         self.pending = left_s > bound_s or stands
-        if stands:  # what does not run does not end
+        if stands:  # work that does not run does not end
             self.closed_at = trio.current_time()
         return message.answer(int(not self.pending), round(min(bound_s, left_s) * 1e6))
 
     async def begin_turn(self, message: Message) -> Message:
-        """The gate opens."""
+        """Open the gate."""
         self.is_closed, self.pending, self.ahead_us = False, False, message.args[0]
         return message.answer()
 
     async def is_quiet(self) -> bool:
-        """Waits, as long as the library does, until nothing of it runs. Whether its memory can move then."""
+        """Wait, as long as the library does, until none of its work runs; return whether its memory can move then."""
         drained_at = self.closed_at + self.drain_s if self.pending else 0.0
         left_s = drained_at - trio.current_time()
         given_up_at = trio.current_time() + (LONG_S if left_s <= LONG_S else GIVEN_UP_S)
@@ -119,13 +119,13 @@ class Gated(Program):
         return False
 
     async def run(self) -> None:
-        """Speaks, until the end of the connection opens the gate."""
+        """Serve the connection until it ends, which opens the gate."""
         await super().run()
         self.is_closed = False
 
 
 async def gated(rig: Rig, resident: int = 0, cgroup: str = "/", context: int = CONTEXT) -> Gated:
-    """A program with a gate that has so much, on a GPU that takes GR alone."""
+    """Start a program with a gate and `resident` bytes, on a GPU that can take GR alone off the runlist."""
     proven(rig.gpu)
     program = rig.connect(rig.process(cgroup), Gated)
     assert isinstance(program, Gated)
@@ -137,19 +137,19 @@ async def gated(rig: Rig, resident: int = 0, cgroup: str = "/", context: int = C
 
 
 def proven(gpu: NvidiaGpu) -> None:
-    """The GPU was proven to take GR alone."""
+    """Mark a GPU as proven to take GR alone off the runlist."""
     capabilities = gpu.capabilities()
     assert isinstance(capabilities, dict)
     capabilities[GR_ALONE] = Capability.ENFORCED
 
 
 def follower(h: Harness) -> Follower:
-    """What gives and takes turns."""
+    """Return the object that gives and ends turns."""
     return h.controller._follower
 
 
 async def end_turn(h: Harness, program: Program, bound_us: int = BOUND_US, *, stays: bool = False) -> TurnEnd:
-    """Has a program wait for its turn, as the scheduler does; one that is late and `stays` drains on the runlist."""
+    """Have a program wait for its turn, as the scheduler does; with `stays`, a late one drains on the runlist."""
     group = Member(program.process, program.gpu)
     end = await follower(h).turning.end(group, Place(off=True), bound_us, stays=stays)
     await follower(h).apply(group)
@@ -157,7 +157,7 @@ async def end_turn(h: Harness, program: Program, bound_us: int = BOUND_US, *, st
 
 
 async def drain(h: Harness, program: Program, bound_us: int) -> TurnEnd | None:
-    """Has a program that drains go off, as the scheduler does."""
+    """Take a draining program off the runlist, as the scheduler does."""
     group = Member(program.process, program.gpu)
     end = await follower(h).turning.drain(group, bound_us)
     await follower(h).apply(group)
@@ -165,7 +165,7 @@ async def drain(h: Harness, program: Program, bound_us: int) -> TurnEnd | None:
 
 
 async def begin_turn(h: Harness, program: Program) -> None:
-    """Has a program run again, and waits until it was told."""
+    """Have a program run again, and wait until it was told."""
     group = Member(program.process, program.gpu)
     follower(h).schedule(group, Place())
     await follower(h).apply(group)
@@ -173,7 +173,7 @@ async def begin_turn(h: Harness, program: Program) -> None:
 
 
 async def coming_back(program: Gated) -> None:
-    """Memory comes back to a program, for a while."""
+    """Move memory of a program back in, which takes a while."""
     async with program.listens:
         (await program.ask(Op.MOVE_IN, GIB, 0)).check()
         program.swapped, program.resident = program.swapped - GIB, program.resident + GIB

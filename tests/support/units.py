@@ -1,4 +1,4 @@
-"""A manager of units in this process, which does as a test says."""
+"""A manager of units in this process, which does as a test tells it."""
 
 from __future__ import annotations
 
@@ -21,45 +21,45 @@ from tests.support.harness import Harness, World, running
 
 @attrs.define
 class Unit:
-    """A unit that is loaded."""
+    """A loaded unit."""
 
     files: Sequence[Path]
     """Fragment and drop-ins."""
     cgroup: str
-    """Where it is, once it is active."""
+    """Its cgroup once it is active."""
     active: bool = True
     """Whether it was started."""
 
 
 class FakeManager:
-    """See :class:`ggroupfs.units.manager.Manager`."""
+    """Double of :class:`ggroupfs.units.manager.Manager`."""
 
     name = "systemd"
 
     def __init__(self, directory: Path) -> None:
         self.units: dict[str, Unit] = {}
-        """What is loaded."""
+        """Loaded units by name."""
         self.calls: list[tuple[str, str]] = []
-        """Every call and what it was for."""
+        """Every call, with its unit."""
         self.answers = trio.Event()
         """Set while it answers calls for files."""
         self.answers.set()
         self.seconds = 0.0
-        """How long it takes for the files of a unit, of one after the other."""
+        """Seconds that the files of a unit take; units are served one after another."""
         self.turn = trio.Lock()
-        """Held by the caller that is answered."""
+        """Held by the caller that is being answered."""
         self.refuses = False
-        """Connections are refused."""
+        """Whether connections are refused."""
         self.connected = 0
-        """How often one was made."""
+        """Number of connections made."""
         self._runs = 0
         self._directory = directory
         self._connection: FakeConnection | None = None
 
-    # What a test does
+    # Acts of a test
 
     def unit(self, cgroup: str, *lines: str, active: bool = True) -> Path:
-        """Loads a unit with a section, named as its cgroup; returns its file."""
+        """Load a unit with a section, named as its cgroup; return its file."""
         name = cgroup.rpartition("/")[2]
         path = self._directory / name
         path.write_text("\n".join(["[X-GGroup]", *lines, ""]) if lines else "[Unit]\n")
@@ -67,7 +67,7 @@ class FakeManager:
         return path
 
     def start(self, *names: str) -> None:
-        """Units are started, and told of as often as systemd does."""
+        """Start units, and announce it as often as systemd does."""
         self._runs += 1
         for name in names:
             self.units[name].active = True
@@ -76,22 +76,22 @@ class FakeManager:
                 self.tell(News(name, active=True, run=b"%d" % self._runs))
 
     def stop(self, name: str) -> None:
-        """A unit is stopped, and dropped."""
+        """Stop a unit, and drop it."""
         del self.units[name]
         self.tell(News(name, loaded=True, active=False))
 
     def reload(self) -> None:
-        """daemon-reload."""
+        """Announce a daemon-reload."""
         self.tell(News(None))
 
     def lose(self) -> None:
-        """The bus is gone."""
+        """Cut the connection to the bus."""
         assert self._connection is not None
         self._connection.lost.set()
         self._connection = None
 
     def hold(self) -> trio.Event:
-        """From now on files are not told, until what is returned is set."""
+        """Withhold files from now on, until the returned event is set."""
         self.answers = trio.Event()
         return self.answers
 
@@ -100,7 +100,7 @@ class FakeManager:
         assert self._connection.tell is not None
         self._connection.tell(news)
 
-    # What is asked of it
+    # Calls of the code under test
 
     async def connect(self) -> FakeConnection:
         await trio.lowlevel.checkpoint()
@@ -112,15 +112,15 @@ class FakeManager:
 
 
 class FakeConnection:
-    """See :class:`ggroupfs.units.manager.Connection`."""
+    """Double of :class:`ggroupfs.units.manager.Connection`."""
 
     def __init__(self, manager: FakeManager) -> None:
         self.lost = trio.Event()
-        """It is over."""
+        """Set when the connection is over."""
         self.answered = 0
-        """Calls for files that were answered."""
+        """Number of answered calls for files."""
         self.tell: Callable[[News], None] | None = None
-        """The manager, which is told."""
+        """Receiver of news; None before `run`."""
         self._manager = manager
 
     async def run(self, tell: Callable[[News], None]) -> None:
@@ -159,7 +159,7 @@ class FakeConnection:
         self._manager.calls.append((name, unit))
 
     async def _until(self, event: trio.Event) -> None:
-        """Waits for an answer, or the end."""
+        """Wait for an event; ConnectionError if the connection ends first."""
         async with trio.open_nursery() as nursery:
 
             async def watch(other: trio.Event) -> None:
@@ -180,7 +180,7 @@ async def policy(
     ledger: SoftLedger | None = None,
     world: World | None = None,
 ) -> AsyncIterator[Harness]:
-    """The program with its units, `tmp_path` being the slices.d."""
+    """Run the program with its units, `tmp_path` being the slices.d."""
     async with running(*gpus, ledger=ledger, world=world) as h, trio.open_nursery() as nursery:
         await nursery.start(Units(h.controller, tmp_path, manager).run)
         yield h

@@ -1,1 +1,4 @@
-"""Level 0: values and tables, and the pages, completions and folders that are compared with the code. Nothing runs."""
+"""Level 0: tests of values and tables in memory, and of manual pages, completions and folders against the code.
+
+Nothing is mounted and no daemon runs.
+"""

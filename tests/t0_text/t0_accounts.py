@@ -1,4 +1,4 @@
-"""Accounts of slices in each format: what is added up and what is not, the order, and names of any bytes."""
+"""The accounts of slices in each format: which figures are added up, the order of slices, and any bytes in names."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ SOME = (
     account("/batch.slice/b.service", busy_usec=500_000, gpu_usec=1_000_000, peak=2 * MIB, swap_peak=0),
     account(JOB, 1, outermost=True, busy_usec=1_000_000, peak=MIB, swap_peak=5 * MIB),
 )
-"""A slice with two in it, and a job of which less is known."""
+"""A slice with two slices below it, and a job of which fewer figures are known."""
 
 
 def test_a_table() -> None:
-    """The time is of the place."""
+    """Times are shown in the local time zone."""
     since = f"{datetime.datetime.fromtimestamp(1_800_000_000):%Y-%m-%d %H:%M}"
     assert as_text(SOME) == (
         "SLICE                                 GPU             SINCE  BUSY s  GPU s  BYTE-s  PEAK  SWAP PEAK\n"
@@ -89,7 +89,7 @@ def test_of_no_slice() -> None:
 
 @pytest.mark.parametrize("name", ['/q"uo\\te,', "/a\nb", "/\udcff", "/\x1b[31m", "/=1+1"])
 def test_names_of_any_bytes(name: str) -> None:
-    """A table has a line a slice; the others give the name back, what is no UTF-8 in it spelt out."""
+    """In a table each slice is one line. The other formats give the name back, with invalid UTF-8 as \\xNN."""
     found = [account(name, outermost=True, busy_usec=1)]
     for tell in FORMATS.values():
         tell(found).encode()
@@ -102,7 +102,7 @@ def test_names_of_any_bytes(name: str) -> None:
 
 @pytest.mark.parametrize(("order", "names"), [("busy", "bacd"), ("gpu", "cabd"), ("peak", "acbd"), ("name", "abcd")])
 def test_orders(order: str, names: str) -> None:
-    """The largest first, what is not known last, and then by name."""
+    """The largest figure comes first and an unknown one last; slices with equal figures are sorted by name."""
     some = [
         account("/d"),
         account("/c", busy_usec=1, gpu_usec=9, peak=2),

@@ -1,4 +1,4 @@
-"""Messages of D-Bus of which nothing is read that nobody asks for."""
+"""The reader of D-Bus messages, which parses only the parts of a message that are asked for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PLACE = DBusAddress("/org/example/place", "org.example", "org.example.Interface"
 @pytest.mark.parametrize("endianness", list(Endianness))
 @pytest.mark.parametrize("size", [1, 7, 64, 1000])
 def test_messages_are_those_of_the_library(endianness: Endianness, size: int) -> None:
-    """However they are cut in pieces, and wherever another reader stopped."""
+    """The reader finds the same messages as jeepney, in pieces of any size and wherever another reader stopped."""
     data = b"".join(_signal(endianness, n, "su", ("x" * n, n)) for n in range(20))
     other = Parser()
     other.add_data(data[:300])
@@ -30,7 +30,7 @@ def test_messages_are_those_of_the_library(endianness: Endianness, size: int) ->
 
 @pytest.mark.parametrize("endianness", list(Endianness))
 def test_a_value_is_found_by_its_name(endianness: Endianness) -> None:
-    """And by nothing that looks like it."""
+    """A key or a value that only resembles the name is not taken for it."""
     changed = {
         "ActiveStateX": ("s", "no"),
         "NoActiveState": ("s", "no"),
@@ -55,7 +55,7 @@ def _signal(endianness: Endianness, number: int, signature: str, body: tuple[obj
 
 @pytest.mark.parametrize("endianness", list(Endianness))
 def test_words_with_brackets_are_no_structures(endianness: Endianness) -> None:
-    """... of nothing, which there are none of."""
+    """Strings with brackets in them are read as strings. An empty structure in a signature is refused."""
     raw = _signal(endianness, 0, "ss", ("auto()", "ay()"))
     assert Unread(raw).body == ("auto()", "ay()")
     raw = _signal(endianness, 0, "v", (("(y)", (1,)),))

@@ -1,4 +1,4 @@
-"""Level 0: which control files the figures come from, and what each says of them."""
+"""Level 0: which control files the figures are read from, and what each file's text becomes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_every_figure_is_in_a_file() -> None:
 
 
 def test_what_an_entry_costs() -> None:
-    """Opens: of a frame of top, and of a scrape."""
+    """A frame of `ggroupfs top` opens 8 files for each slice, a scrape of the metrics 14."""
     assert len(files_for(FIELDS)) == 8
     assert len(collector.FILES) == 14
 
@@ -70,7 +70,7 @@ def test_what_an_entry_costs() -> None:
     ],
 )
 def test_what_a_file_says(tmp_path: Path, name: str, text: str, told: dict[str, Any]) -> None:
-    """What it leaves out is not known, and what it says besides was not asked for."""
+    """A figure that the file leaves out is unknown; a key that no figure stands for is ignored."""
     (tmp_path / name).write_text(f"{text}\n" if text else "")
     for directory in (tmp_path, os.fspath(tmp_path)):
         assert figures_of(directory, (name,)) == Figures(**told)
@@ -82,7 +82,7 @@ def test_a_group_that_is_gone(tmp_path: Path) -> None:
 
 
 def test_what_programs_say_of_themselves_adds_up_to_a_number() -> None:
-    """However many of them say as much as can be said: a reader of a slice's files reads 64 bits."""
+    """The sum stops at the largest number of 64 bits, since that is what readers of a slice's files read."""
     said = Footprint(implicit=0, unmovable=0, disputed=0, exchanged=MAX)
     assert (said + said + said).exchanged == MAX
     assert (said + Footprint()).exchanged is None

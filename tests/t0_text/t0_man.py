@@ -1,4 +1,4 @@
-"""The manual pages have every control file, key and mount option, and mandoc finds nothing to complain of."""
+"""The manual pages describe every control file, key and mount option, and mandoc finds no fault with them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAGES = sorted(MAN.glob("*.[1-9]"))
 
 
 def items(page: str, macro: str) -> set[str]:
-    """What the items of lists are about, those that are a `macro` (mdoc(7): Pa a path, Cm a word, Fl an option)."""
+    """The words that a page's lists describe in items with this `macro` (mdoc(7): Pa a path, Cm a word, Fl a flag)."""
     found: set[str] = set()
     for line in re.findall(rf"^\.It {macro} (.*)$", (MAN / page).read_text(), re.MULTILINE):
         found |= {word for word in re.split(r" Ns .*|[ ,|]+", line) if word} if macro != "Cm" else {*line.split()}
@@ -27,7 +27,7 @@ def items(page: str, macro: str) -> set[str]:
 
 
 def keys() -> set[str]:
-    """The keys of all flat keyed control files."""
+    """The keys of all control files whose lines are KEY VALUE, read from the source of controls.py."""
     calls = (node for node in ast.walk(ast.parse(inspect.getsource(controls))) if isinstance(node, ast.Call))
     tables = [c.args[0] for c in calls if isinstance(c.func, ast.Attribute) and c.func.attr == "flat_keyed"]
     found = {key.value for table in tables if isinstance(table, ast.Dict) for key in table.keys if key is not None}  # type: ignore[attr-defined]
@@ -36,7 +36,7 @@ def keys() -> set[str]:
 
 
 def test_every_control_file() -> None:
-    """Also: nothing else is said to be one."""
+    """The page describes every control file, and calls nothing else one."""
     names = {control.name for control in CONTROLS}
     told = items("ggroupfs.5", "Pa")
     assert names <= told
@@ -50,7 +50,7 @@ def test_every_key() -> None:
 
 
 def test_every_mount_option() -> None:
-    """In the page of mount(8), and in that of the command."""
+    """Both the page of mount(8) and that of the command describe each option."""
     for page in ("mount.fuse.ggroupfs.8", "ggroupfs.8"):
         assert mount_options() <= {word.strip(",") for word in items(page, "Cm")}, page
 

@@ -1,4 +1,4 @@
-"""The names of systemd's units: which cgroups they are for, in sections of slices.d, and which are for none."""
+"""Sections of slices.d that name a unit of systemd: which cgroups each one is for, and which names are for none."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_the_cgroups_of_a_section_that_is_a_name(header: str, paths: list[str], 
     ],
 )
 def test_a_section_that_is_for_no_cgroup(tmp_path: Path, header: str, told: str) -> None:
-    """It is told with its line and what is likely to be meant, and does not count."""
+    """Such a section is reported with its line and the likely intention, and its assignments do not count."""
     with pytest.raises(ValueError, match=r"^\[") as raised:
         section(header)
     assert str(raised.value) == told
@@ -133,7 +133,8 @@ def test_a_section_that_is_for_no_cgroup(tmp_path: Path, header: str, told: str)
 
 
 def test_names_and_paths_are_one_section_in_their_order(tmp_path: Path) -> None:
-    """The last assignment counts, an empty one asks for the default, and a name alone is what a unit has anywhere."""
+    """A section named after a unit is for that unit anywhere. The last assignment counts; an empty one is the
+    default."""
     (tmp_path / "a.conf").write_text(
         "[/system.slice/*]\nGMemHigh=1G\nGMemLow=1M\n[trainer.service]\nGMemHigh=2G\n[/*/trainer.service]\nGMemLow=\n"
     )

@@ -1,4 +1,4 @@
-"""What the path of a cgroup tells of its origin, and what a user cannot make it tell."""
+"""What the path of a cgroup says about its origin (job, pod, container, unit, user), and what a user cannot fake."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_what_a_path_tells(path: str, told: dict[str, str]) -> None:
 @pytest.mark.parametrize("above", [MANAGER, f"{MANAGER}/app.slice/a.service", "/system.slice/a.service/delegated"])
 @pytest.mark.parametrize("path", [f"{SLURM}/job_1/step_0", BURSTABLE, f"/kubepods/pod{UID}"])
 def test_a_user_makes_no_job_and_no_pod(above: str, path: str) -> None:
-    """Below a directory that it was given it can have any name, and is itself all the same."""
+    """Below a directory that was delegated to a user, names like those of a job or a pod are not believed."""
     found = origin(above + path)
     assert not {"job", "step", "pod"} & found.keys()
     assert found.get("user") == origin(above).get("user")

@@ -1,4 +1,4 @@
-"""The configuration of a policy: what a file may say, and the complaint about each thing that it may not."""
+"""The configuration of a policy: what a file may contain, and the complaint about everything else."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_what_it_may_not(tmp_path: Path, line: str, get: Callable[[Table], Any],
 
 
 def test_tables_in_it(tmp_path: Path) -> None:
-    """A complaint says which; and a key of one that nobody asked for is found from the top."""
+    """A complaint says which table it is about, and finish() of the whole file finds the unread keys of all tables."""
     config = table("[[job]]\npid = 1\n[[job]]\npid = 2\nname = 3\n", tmp_path)
     one, other = config.tables("job")
     assert [one.whole("pid"), other.whole("pid")] == [1, 2]

@@ -1,6 +1,6 @@
-"""Level 0: the bounds of docs/security.md are those of the code, and each has a test.
+"""Level 0: the bounds in docs/security.md are those of the code, and each bound has tests.
 
-That the tests are there is looked for in t0_pages.py, for every page.
+t0_pages.py checks, for every page that names tests, that the tests exist.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ ROOT = Path(__file__).parents[2]
 
 UNITS = {"": 1, "us": 1e-6, "ms": 1e-3, "s": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 ENDINGS = {"US": "us", "USEC": "us", "MS": "ms"}
-"""Ends of names whose constants are not in seconds."""
+"""Endings of the names of constants that are not in seconds."""
 NUMBER = re.compile(r"(?<![\w.^-])(-?\d[\d,]*(?:\.\d+)?)(?:\^(\d+) - (\d+))?(?: (us|ms|s|KiB|MiB|GiB)\b)?")
 NAMED = re.compile(r"`((?:backend|ggroupfs)(?:\.\w+)+|GGROUP_[A-Z_]+|\w+_per_user)`")
 
 
 def table() -> list[list[str]]:
-    """What a tenant does, the bound, what is beyond it, and the tests, of each item of the list."""
+    """Return what a tenant does, the bound, what is beyond it, and the tests, of each item of the list."""
     text = section("What a tenant can hold or cause", DOCS / "security.md")
     found = []
     for item in re.split(r"^- (?=\*\*)", text, flags=re.MULTILINE)[1:]:
@@ -40,7 +40,7 @@ def table() -> list[list[str]]:
 
 
 def said(text: str) -> list[float]:
-    """The numbers in a text, in bytes and seconds."""
+    """The numbers in a text, converted to bytes and seconds."""
     numbers = []
     for number, power, less, unit in NUMBER.findall(text):
         value = float(number.replace(",", ""))
@@ -49,7 +49,7 @@ def said(text: str) -> list[float]:
 
 
 def constant(name: str) -> Sequence[float]:
-    """The numbers that a constant of the daemon, or of the module, stands for."""
+    """The value of a constant of the daemon or of the kernel module: one number, or several."""
     value = in_the_daemon(name) if "." in name else in_the_module(name)
     match value:
         case range():
@@ -61,14 +61,14 @@ def constant(name: str) -> Sequence[float]:
 
 
 def in_the_daemon(name: str) -> Any:
-    """A constant of a module, or the default of a field of a class."""
+    """The value of a constant of a Python module, or the default of a class's field."""
     inside, _, last = name.rpartition(".")
     place = pkgutil.resolve_name(inside)
     return getattr(place() if isinstance(place, type) else place, last)
 
 
 def in_the_module(name: str) -> int:
-    """A number of the kernel module: a macro, or the default of a parameter."""
+    """The value of a macro of the kernel module, or the default of one of its parameters."""
     pattern = rf"^(?:#define\s+{name}\s+|static unsigned int {name} = )(0x\w+|\d+)"
     found = [
         one
@@ -80,7 +80,7 @@ def in_the_module(name: str) -> int:
 
 
 def numbered() -> list[tuple[str, str]]:
-    """Each constant that a row names, and the text from the one before to it."""
+    """Each constant that a row names, with the text of the row between the previous constant and this one."""
     found = []
     for _, bound, beyond, _ in table():
         for cell in (bound, beyond):
@@ -93,13 +93,13 @@ def numbered() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("name", "text"), numbered(), ids=[name for name, _ in numbered()])
 def test_a_number_on_the_page_is_the_constant_s(name: str, text: str) -> None:
-    """The last ones before its name."""
+    """The numbers right before a constant's name are its value."""
     wanted = constant(name)
     assert said(text)[-len(wanted) :] == pytest.approx(list(wanted), rel=0, abs=1e-9), text
 
 
 def test_there_are_as_many_as_there_were() -> None:
-    """None is passed over, because its name is written otherwise."""
+    """At least as many rows and constants are found as before: none is skipped because it is spelled differently."""
     assert len(table()) >= 80
     assert len({name for name, _ in numbered()}) >= 55
     in_ticks = {one for row in table() for cell in row[1:3] for one in re.findall(r"`([^`]*\.[A-Z]\w*[^`]*)`", cell)}
@@ -123,7 +123,7 @@ def test_each_row_has_a_bound_and_tests(row: list[str]) -> None:
     ],
 )
 def test_the_tree_refuses_what_the_kernel_s_books_refuse(ours: int, theirs: int) -> None:
-    """(That abi.py is the header is for t1_abi.py.)"""
+    """The bounds of the daemon are those of abi.py; t1_abi.py compares abi.py with the header."""
     assert ours == theirs
 
 

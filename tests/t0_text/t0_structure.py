@@ -1,4 +1,4 @@
-"""The folders: what imports what, how much crosses the top one, and that no circle is there (tests.structure)."""
+"""The structure of the folders: which imports which, how many files cross the top one, and no circles."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tests.conftest import LONGEST
 from tests.structure import ROOT
 
 ARROWS_MOST = 40
-"""Arrows between the rooms of ggroupfs/; there were 138 while all of its modules lay in that folder."""
+"""The most arrows between the folders in ggroupfs/. There were 138 while all of its modules lay in one folder."""
 CIRCLE_MOST = 3
-"""Files in a circle, of Python modules that import each other or C files that call each other."""
+"""The most files in a circle, of Python modules that import each other or C files that call each other."""
 TEST = re.compile(r"t\d_\w+\.py")
-"""Name of a module of tests."""
+"""The name of a module of tests."""
 IN_WORDS = re.compile(r"\b(?:from|import) (tests(?:\.\w+)+)")
-"""Import of a module of the tests, in a string as well: a program that a test starts."""
+"""An import of a module of the tests, also in a string: the text of a program that a test starts."""
 ELSEWHERE = {"asyncio.py"}
-"""Files that docs/architecture.md names and that are others': pyfuse3's."""
+"""Files that docs/architecture.md names and that are not of this repository: asyncio.py is pyfuse3's."""
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_every_path_of_the_architecture_is_there() -> None:
 
 
 def test_no_test_imports_another() -> None:
-    """What tests share is in tests/support, or beside them in the folder of their level."""
+    """Code that tests share is in tests/support, or in the folder of their level."""
     paths = [path for folder in ("tests", "docs", *structure.PACKAGES) for path in (ROOT / folder).rglob("*.py")]
     tests = {structure.dotted(path.relative_to(ROOT)) for path in paths if TEST.fullmatch(path.name)}
     assert len(tests) > 150
@@ -89,7 +89,7 @@ def test_no_test_imports_another() -> None:
     }
 
 
-# The program itself, on small trees
+# The tests of tests.structure itself, on small trees
 
 
 def test_imports_wherever_they_stand(tmp_path: Path) -> None:

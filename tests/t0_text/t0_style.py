@@ -1,4 +1,4 @@
-"""The checker of docs/style.md finds what it is for, and lets stand what it is to let stand."""
+"""The checker of docs/style.md finds the faults that it is for, and lets pass what it has to let pass."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FOUND = {
     "d.5": ".It Pa x\nSomebody reads it.\n",
 }
 LINES = {"a.py": [1, 5, 6], "b.c": [1, 2], "c.md": [1], "d.5": [2]}
-"""Lines of each file above that break a rule."""
+"""The lines of each file above that break a rule."""
 
 STANDS = {
     "a.py": '"""Operators who mount it."""\n\nX = "who"\n# It says `who`.\n',

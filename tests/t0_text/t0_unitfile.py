@@ -1,4 +1,4 @@
-"""Level 0: unit files and slices.d, their syntax and what they come to."""
+"""Level 0: unit files and slices.d: their syntax, and the settings that result from several files."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ keys = words.filter(lambda word: bool(word) and word[0] not in "\ufeff")
 
 @given(st.lists(st.tuples(words.filter(bool), st.lists(st.tuples(keys, words)))))
 def test_what_is_written_is_read(sections: list[tuple[str, list[tuple[str, str]]]]) -> None:
-    """With comments and continuations in between, which change nothing."""
+    """Comments and continuation lines in between change nothing."""
     text, wanted = "# first\n", []
     for name, pairs in sections:
         text += f"[{name}]\n"
@@ -142,7 +142,7 @@ def test_gpus(value: str, on: list[int], unknown: list[str]) -> None:
 
 
 def test_the_files_of_a_unit(tmp_path: Path) -> None:
-    """Other sections are systemd's, and so are their mistakes."""
+    """The sections of systemd are ignored, including the mistakes in them."""
     fragment, drop_in, gone = tmp_path / "x.service", tmp_path / "50.conf", tmp_path / "gone.conf"
     fragment.write_text("[Service]\nnonsense\nGMemHigh=1\n[X-GGroup]\nGMemHigh=1G\nGMemLow=1M\n[X-GGroup]\nnonsense\n")
     drop_in.write_text("[X-GGroup]\nGMemHigh=2G\nGMemLow=lots\n")
@@ -159,7 +159,7 @@ def test_the_files_of_a_unit(tmp_path: Path) -> None:
 
 
 def test_slices_d(tmp_path: Path) -> None:
-    """In the order of names; a star is for one component."""
+    """Files are read in the order of their names, and a star stands for one component of a path."""
     (tmp_path / "20.conf").write_text("[/batch/gpu/]\nGMemHigh=2G\n")
     (tmp_path / "10.conf").write_text(
         "GMemLow=1\n[batch]\nGMemLow=1\n[/]\nGMemLow=1\n[/../x]\nGMemLow=1\n"
@@ -186,7 +186,7 @@ def test_slices_d(tmp_path: Path) -> None:
 
 
 def test_what_is_no_regular_file_is_a_mistake_and_keeps_nobody_waiting(tmp_path: Path) -> None:
-    """The open of a FIFO waits until another process writes to it, and a read of a terminal for its user."""
+    """None of them is opened: a FIFO would block until it has a writer, and a terminal until its user types."""
     os.mkfifo(tmp_path / "10.conf")
     (tmp_path / "20.conf").mkdir()
     (tmp_path / "30.conf").symlink_to("/dev/zero")
@@ -238,7 +238,7 @@ def test_what_is_no_regular_file_is_a_mistake_and_keeps_nobody_waiting(tmp_path:
     ],
 )
 def test_a_section_that_matches_no_cgroup_of_systemd(tmp_path: Path, section: str, meant: str) -> None:
-    """It is said once, with what is likely to be meant; and counts, since a user may make a cgroup just there."""
+    """The mistake is reported once, with the likely intention. The section counts, as a user may make such a cgroup."""
     (tmp_path / "10.conf").write_text(f"[{section}]\nGMemHigh=1G\nGMemLow=1M\n")
     table = files.of_directory(tmp_path)
     told = [f"{tmp_path / '10.conf'}:2: [{section}] is likely to match nothing: {meant}"] if meant else []

@@ -1,4 +1,4 @@
-"""Text to number and back: what each parser takes, refuses, and with which errno."""
+"""Text to number and back: what each parser accepts and refuses, and with which errno."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Level 0: the version stands in few places, and they say the same."""
+"""Level 0: the version is written down in few places, and they all say the same."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ PLACES = {
     "kmod/dkms.conf": r'^PACKAGE_VERSION="(.+)"$',
     "kmod/main.c": r'^MODULE_VERSION\("(.+)"\);$',
 }
-"""Files that have it, each with the line by which."""
+"""The files that state the version, each with the pattern of the line."""
 
 
 def stated(place: str) -> str:
-    """The version that a file has; it has one."""
+    """The version that a file states, on exactly one line."""
     (found,) = re.findall(PLACES[place], (ROOT / place).read_text(encoding="utf-8"), re.MULTILINE)
     return str(found)
 
@@ -41,7 +41,7 @@ def test_the_command_says_it(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_no_other_command_line_looks_it_up() -> None:
-    """To look at packages takes as long as all else that a short command does."""
+    """Reading the metadata of packages would take as long as everything else that a short command does."""
     words = [sys.executable, "-X", "importtime", "-m", "ggroupfs", "show", "--help"]
     done = subprocess.run(words, text=True, capture_output=True, check=True)
     assert "ggroupfs.cli" in done.stderr

@@ -1,1 +1,1 @@
-"""Level 1: records, the kernel module's ABI, messages of sockets, and the fuzzers of what is parsed."""
+"""Level 1: formats of records, of the kernel module's ABI and of messages on sockets, and fuzzers for the parsers."""

@@ -1,4 +1,4 @@
-"""backend/ledgers/abi.py is the header of the kernel module: every structure, field and number is in both."""
+"""backend/ledgers/abi.py agrees with the header of the kernel module on every structure, field and number."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEADER = Path(__file__).parents[2] / "kmod/uapi/ggroup.h"
 SCALARS = {"__u32": ctypes.c_uint32, "__s32": ctypes.c_int32, "__u64": ctypes.c_uint64}
 
 Layout = dict[str, tuple[int, int]]
-"""``struct`` or ``struct.field`` to (offset, size)."""
+"""``struct`` or ``struct.field``, with its offset and size."""
 
 
 def uncommented() -> str:
@@ -26,7 +26,7 @@ def uncommented() -> str:
 
 
 def structures() -> dict[str, dict[str, str]]:
-    """Name of every structure in the header, with the C type of each of its fields."""
+    """The structures of the header by name, each with the C type of its fields."""
     found = re.findall(r"^struct (\w+) \{(.*?)^\};", uncommented(), re.DOTALL | re.MULTILINE)
     return {
         name: {field: kind for kind, field in re.findall(r"(\w+) (\w+)(?:\[\w+\])?;", body)} for name, body in found
@@ -34,19 +34,19 @@ def structures() -> dict[str, dict[str, str]]:
 
 
 def macros() -> list[str]:
-    """Name of every number in the header."""
+    """The names of all numbers that the header defines."""
     return re.findall(r"^#define (GGROUP_\w+)[ \t]", uncommented(), re.MULTILINE)
 
 
 def mirrored() -> dict[str, type[ctypes.Structure]]:
-    """Every structure of abi.py, by its name in the header."""
+    """The structures of abi.py, by their names in the header."""
     classes = [value for value in vars(abi).values() if isinstance(value, type) and issubclass(value, ctypes.Structure)]
     return {f"ggroup_{one.__name__.lower()}": one for one in classes}
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Layout, dict[str, int]]:
-    """What the C compiler makes of the header: the layouts, and the numbers."""
+    """What the C compiler makes of the header: the layout of the structures, and the values of the numbers."""
     lines = ["#include <stddef.h>", "#include <stdio.h>", f'#include "{HEADER}"', "int main(void) {"]
     for name, fields in structures().items():
         lines.append(f'printf("{name} 0 %zu\\n", sizeof(struct {name}));')
@@ -80,7 +80,7 @@ def test_every_size_and_offset(compiled: tuple[Layout, dict[str, int]]) -> None:
 
 
 def test_every_sign() -> None:
-    """What is one number in C is one of the same kind here; arrays have their size, compared above."""
+    """A scalar field has the same width and sign in Python. (Arrays are compared by their size, above.)"""
     for name, fields in structures().items():
         for field, kind, *_ in mirrored()[name]._fields_:
             if not hasattr(kind, "_length_"):
@@ -105,7 +105,7 @@ def test_the_reasons_are_those_of_the_books() -> None:
 
 
 def test_no_hole() -> None:
-    """Padding is named, so that it is checked to be zero and can mean something one day."""
+    """All padding has a name, so that the module can check that it is zero, and give it a meaning later."""
     for name, structure in mirrored().items():
         assert ctypes.sizeof(structure) == sum(getattr(structure, field).size for field, *_ in structure._fields_), name
 

@@ -1,5 +1,7 @@
-"""The kernel module's interface grows: what was built with the header of 0.1 says the same to the module of today, and
-what a module lacks, or has besides what we know, is said in words and not used."""
+"""Versions of the kernel module's interface: a program built with the header of 0.1 means the same to today's module.
+
+What a module lacks is reported in words and not used; what a newer module can do besides is ignored.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ IOCTLS = ROOT / "kmod/ioctl.c"
 FEATURES_OF_0_1 = 0x1F
 ALL = sum(kernel.WITHOUT)
 LATER = [one for one in SETTINGS if one not in abi.settings_of(abi.Hello()) and one.in_file_of is None]
-"""Settings that 0.1 does not have."""
+"""The settings that 0.1 does not have."""
 
 
 def text(header: Path) -> str:
@@ -34,7 +36,7 @@ def text(header: Path) -> str:
 
 
 def structures() -> dict[str, list[str]]:
-    """Those of 0.1, with the names of their fields."""
+    """The structures of 0.1, with the names of their fields."""
     found = re.findall(r"^struct (\w+) \{(.*?)^\};", text(OLD), re.DOTALL | re.MULTILINE)
     return {name: re.findall(r"\w+ (\w+)(?:\[\w+\])?;", body) for name, body in found}
 
@@ -44,7 +46,7 @@ def numbers(header: Path) -> list[str]:
 
 
 def layout(header: Path, folder: Path) -> dict[str, int]:
-    """Every size, offset and number of 0.1, as a compiler makes them of a header."""
+    """Every size, offset and number of 0.1, as a compiler finds them in this header."""
     lines = ["#include <stddef.h>", "#include <stdio.h>", f'#include "{header}"', "int main(void) {"]
     for name, fields in structures().items():
         lines.append(f'printf("{name} %zu\\n", sizeof(struct {name}));')
@@ -60,7 +62,7 @@ def layout(header: Path, folder: Path) -> dict[str, int]:
 
 
 def test_what_0_1_says_means_the_same(tmp_path: Path) -> None:
-    """Structures grow at their end alone, numbers stay; where one has grown, the module knows how long it was."""
+    """Structures only grow at the end and numbers stay the same. The module knows the old size of a grown structure."""
     now, before = layout(NEW, tmp_path), layout(OLD, tmp_path)
     grown = {name for name in structures() if now[name] > before[name]}
     assert not [name for name in structures() if now[name] < before[name]]
@@ -75,7 +77,7 @@ def test_what_0_1_says_means_the_same(tmp_path: Path) -> None:
 
 
 def least(call: str) -> int:
-    """Bytes that the module takes for an ioctl whose structure has grown."""
+    """The fewest bytes that the module accepts for an ioctl whose structure has grown."""
     row = rf"IOCTL\({call}, \w+, \w+, offsetof(end)?\(struct ggroup_(\w+), (\w+)\)\)"
     found = re.search(row, IOCTLS.read_text())
     assert found, f"{call}: ioctl.c is to say how long it was"
@@ -84,7 +86,7 @@ def least(call: str) -> int:
 
 
 def test_every_feature_has_its_words() -> None:
-    """And no bit is used for two."""
+    """Each feature's bit has a description, and no two features share a bit."""
     bits = [value for name, value in vars(abi).items() if name.startswith("FEATURE_")]
     assert sorted(bits) == sorted(kernel.WITHOUT)
     assert len({name for name, _ in kernel.WITHOUT.values()}) == len(bits)
@@ -105,7 +107,7 @@ def test_the_page_has_a_row_for_every_feature_and_names_tests_that_there_are() -
 
 
 class Module:
-    """/dev/ggroup that says this."""
+    """The answers of a /dev/ggroup with these features and this version."""
 
     def __init__(self, features: int, version: int = abi.ABI_VERSION) -> None:
         self._features, self._version = features, version
@@ -151,7 +153,7 @@ def test_what_a_later_module_can_besides_means_nothing(module: mock.Mock) -> Non
 
 
 def test_a_setting_that_a_module_does_not_keep(module: mock.Mock) -> None:
-    """It is refused, and said to be; at its default it is as good as kept, as where a process takes all along."""
+    """Setting it is refused and the mount reports it as lacking; setting it to its default counts as done."""
     who, asked = Member(Process(2, 3), 0), list[tuple[int, int]]()
 
     def answer(descriptor: int, request: int, argument: Any) -> None:
@@ -176,7 +178,7 @@ def test_a_setting_that_a_module_does_not_keep(module: mock.Mock) -> None:
 
 
 def test_a_module_of_before_keeps_what_was_there_then() -> None:
-    """It says nothing of settings: these are the first ten bits."""
+    """Such a module does not say which settings it has, so they are taken to be the first ten."""
     kept = abi.settings_of(abi.Hello())
     assert sum(abi.SET[setting.field] for setting in kept) == 0x3FF
 
@@ -210,7 +212,7 @@ def test_a_mount_goes_on_with_what_it_has_and_says_so_once(module: mock.Mock, mo
 
 
 def test_the_reasons_where_the_module_keeps_none(module: mock.Mock) -> None:
-    """They are in the books of this daemon all the same, with the same errors; and GR alone becomes all engines."""
+    """The daemon keeps them in its own books, with the same errors. A reason for GR alone becomes one for all."""
     who, slice_ = Member(Process(2, 3), 0), SliceOn(Slice("/a"), 0)
     asked: list[tuple[int, int]] = []
 

@@ -1,5 +1,4 @@
-"""What the DRA driver reads and writes: quantities, parameters, allocations, devices, CDI files, slices of pods,
-manifests."""
+"""What the DRA driver reads and writes: quantities, parameters, allocations, devices, CDI files, slices, manifests."""
 
 from __future__ import annotations
 
@@ -136,7 +135,7 @@ def test_quotas_of_several_shares_are_parts_of_the_time_together() -> None:
 def test_every_parameter_has_a_rule_for_several_shares() -> None:
     one = {"high": 1, "weight": 9000, "priority": 9}
     other = {"high": 2, "weight": 2000, "low": 5}
-    # What one of them leaves open is its default.
+    # A parameter that one of them does not state counts with its default.
     assert parameters.together([one, other]) == {"high": 3, "weight": 10_000, "priority": 8, "low": 5}
     for setting in parameters.ASKED.values():
         most = {setting.field: setting.most, PERIOD.field: PERIOD.default}

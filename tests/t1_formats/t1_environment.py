@@ -1,4 +1,4 @@
-"""What a program asks for by its environment, and what its children read there."""
+"""The settings that a program asks for by its environment, and what its children find there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VALUES = Path(__file__).parents[1] / "support" / "environment.values"
 
 
 def cases() -> Iterator[tuple[str, str, str]]:
-    """Variable, value and what it means."""
+    """Each variable with a value and what that means."""
     for line in VALUES.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
             words, _, meaning = line.partition(" = ")

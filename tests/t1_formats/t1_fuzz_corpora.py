@@ -1,4 +1,4 @@
-"""The corpora: none without a fuzzer that replays it, and no fuzzer without one."""
+"""Each fuzzing corpus is replayed by a fuzzer, and each fuzzer has a corpus."""
 
 from __future__ import annotations
 

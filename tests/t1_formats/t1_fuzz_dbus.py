@@ -1,4 +1,4 @@
-"""Messages of D-Bus: read late and in pieces, they are what jeepney reads; and what is none is refused in one way."""
+"""Fuzzes the D-Bus reader: in pieces and read late, a message is what jeepney reads; all else is Malformed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = ("ActiveState", "InvocationID", "State", "Active")
 
 
 def check(raw: bytes) -> None:
-    """The first byte says how large the pieces are in which the others come."""
+    """The first byte is the size of the pieces in which the reader gets the other bytes."""
     size, raw = (raw[0] or 1, raw[1:]) if raw else (1, raw)
     reader, found, malformed = Reader(Parser()), [], ""
     for at in range(0, len(raw), size):
@@ -43,12 +43,12 @@ def check(raw: bytes) -> None:
                 changed[n][1] if n in changed and changed[n][0] == k else None for n in NAMES for k in ("s", "ay")
             ]
             assert values == wanted
-    if not malformed and len(raw) >= 16:  # nothing whole is left behind
+    if not malformed and len(raw) >= 16:  # no whole message is left
         assert len(raw) < calc_msg_size(raw) <= MOST
 
 
 def proper(message: Message, raw: bytes) -> bool:
-    """Whether a bus would pass it on, with no bytes in it that could look like anything."""
+    """Whether a bus would pass this message on, and no bytes in it happen to look like a name that is searched for."""
     name, changed, others = message.body
     strings = [name, *others, *changed, *(one for _, value in changed.values() for one in flat(value))]
     return (

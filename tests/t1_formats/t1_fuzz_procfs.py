@@ -1,4 +1,4 @@
-"""What the kernel says in /proc, with any bytes in its names: each comes out as it went in, and no more of them."""
+"""Fuzzes the parsers of /proc with any bytes in names: each name comes out as it went in, and no others do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from backend.process.procfs import Membership, Mount
 from tests.support.fuzzed import Target
 
 MANGLED = {byte: f"\\{byte:03o}".encode() for byte in b" \t\n\\"}
-"""How seq_path(9) has them in names of mounts."""
+"""How seq_path(9) escapes these bytes in the names of mounts."""
 
 
 def mangled(name: bytes) -> bytes:
@@ -21,7 +21,7 @@ def mangled(name: bytes) -> bytes:
 
 
 def check(raw: bytes) -> None:
-    """Those bytes as a mountpoint, as a cgroup, as a program, and as a value."""
+    """Uses the bytes as a mountpoint, a cgroup, the name of a program, and a value."""
     name = raw.replace(b"\0", b"")
     check_mount(b"/" + name)
     check_cgroup(b"/" + name.replace(b"\n", b""))
@@ -61,14 +61,14 @@ def check_command(name: bytes) -> None:
 
 
 def check_words(raw: bytes) -> None:
-    """Of any text nothing is lost but newlines, blanks and tabs."""
+    """No byte of a text is lost but newlines, blanks and tabs."""
     words = [word for line in procfs.lines(raw) for word in procfs.words(line)]
     assert b"".join(words) == raw.translate(None, b"\n \t")
     assert set(procfs.keyed(raw)) <= {word.removesuffix(b":") for word in [*words, b""]}
 
 
 PIECES = (b"\v", b"\f", b"\r", b"\x1c", b"\x1d", b"\x1e", b"\x85", b"\xc2\x85", b"\xe2\x80\xa8", b"\xc2\xa0", b"\\040")
-"""Where Python's text has lines, words or escapes, and the kernel's has none."""
+"""Bytes that end lines, separate words or are escapes in Python's text, and are ordinary bytes to the kernel."""
 MEANT = (
     *(b" ", b"\t", b"\n", b"\\", b":", b"/"),
     b"0::/",

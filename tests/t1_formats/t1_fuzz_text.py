@@ -1,6 +1,6 @@
-"""Text that people and programs write: unit files, slices.d, the policies' TOML, traces, reports, and what jobs say.
+"""Fuzzes text that people and programs write: unit files, slices.d, the policies' TOML, traces, reports, jobs' lines.
 
-Whatever it is, there is a result or a complaint that says where, and the same one each time.
+Any text gives a result or a complaint that says where the fault is, and gives the same one each time.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from tests.support.fuzzed import Target, outcome
 CONTROL = {control.name: control for control in CONTROLS}
 GPUS = [GpuInfo(index, f"GPU-{index}a", "stub", "none", capacity, 2000) for index, capacity in enumerate((1, 80 << 30))]
 CUT = b"\x1e"
-"""Between the files of a unit, or of a directory."""
+"""Separates the files of a unit, or of a directory, in the input."""
 
 
 # Unit files and slices.d
 
 
 def check_unit(raw: bytes) -> None:
-    """Files of a unit, or of a slices.d: the later ones win, whatever is between them."""
+    """Read the input as files of a unit, and as files of a slices.d: later files win over earlier ones."""
     with tempfile.TemporaryDirectory() as directory:
         paths = [Path(directory, f"{number:02}.conf") for number in range(raw.count(CUT) + 1)]
         for path, content in zip(paths, raw.split(CUT), strict=True):
@@ -67,7 +67,7 @@ def read(path: Path) -> list[Assignment]:
 
 
 def check_settings(settings: Settings, mistakes: Sequence[Mistake], paths: Sequence[Path]) -> None:
-    """What there is, the control files take; what there is not, is somewhere."""
+    """Each setting found is one that the control files accept, and each mistake has a place in one of the files."""
     for mistake in mistakes:
         assert mistake.reason
         assert mistake.place.file in paths
@@ -85,7 +85,7 @@ def check_settings(settings: Settings, mistakes: Sequence[Mistake], paths: Seque
 
 
 def check_merge(apart: Sequence[Sequence[Assignment]], settings: Settings, mistakes: Sequence[Mistake]) -> None:
-    """All together are the first ones, with each of the next ones put over them."""
+    """Merging all parts at once gives the first part, with each of the next parts laid over it."""
     values: dict[str, Any] = {}
     gpus, chosen, found = frozenset[str](), None, []
     for part in apart:
@@ -140,7 +140,7 @@ POLICIES: Sequence[Callable[[Table], object]] = (
 
 
 def check_policy(raw: bytes) -> None:
-    """The first byte says of which policy; the others are its file."""
+    """The first byte chooses the policy; the other bytes are its file."""
     settings = POLICIES[raw[0] % len(POLICIES) if raw else 0]
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory, "policy.toml")
@@ -149,7 +149,7 @@ def check_policy(raw: bytes) -> None:
         first, why = outcome(lambda: settings(Table.load(file)), UsageError)
         assert not why or why.startswith(f"{file}: "), "it says which file"
         second = outcome(lambda: settings(Table.load(file)), UsageError)
-        # Some of it is equal to nothing but itself.
+        # Some values (NaN, for one) compare equal only to themselves.
         assert re.sub("at 0x[0-9a-f]+", "", repr((first, why))) == re.sub("at 0x[0-9a-f]+", "", repr(second))
 
 
@@ -194,7 +194,8 @@ POLICY = Target(
 
 
 def check_trace(raw: bytes) -> None:
-    """A trace as `ggroupfs replay` reads it: jobs, that can be written down and read again, or the number of a line."""
+    """A trace as `ggroupfs replay` reads it: either jobs, which survive being written and read again, or a complaint
+    with the number of a line."""
     lines = raw.decode("utf-8", "replace").splitlines(keepends=True)
     jobs, why = outcome(lambda: trace.parse(lines), UsageError)
     if jobs is None:
@@ -230,12 +231,12 @@ def traces(draw: st.DrawFn) -> bytes:
 TRACES = Target("traces", check_trace, traces(), examples=300)
 
 
-# What jobs say to lanes, and programs to slo
+# What jobs tell the lanes policy, and programs the slo policy
 
 
 def check_lines(raw: bytes) -> None:
-    """A stream of a job, in pieces of the size that its first byte says: the same lines as in one piece, each of them
-    an announcement as promised, or none."""
+    """What a job sends, in pieces of the size that the first byte says: the lines are the same as in one piece, and
+    each of them is a correct announcement or none."""
     size, raw = (raw[0] or 1, raw[1:]) if raw else (1, raw)
 
     def heard(pieces: Sequence[bytes]) -> list[str] | None:
@@ -265,7 +266,7 @@ JOBS = Target("jobs", check_lines, st.tuples(st.binary(min_size=1, max_size=1), 
 
 
 def check_report(raw: bytes) -> None:
-    """A datagram to slo: latencies of a day at most, or a reason."""
+    """A datagram for the slo policy: either latencies of at most a day, or a refusal."""
     report, _ = outcome(lambda: reports.parse(raw), ValueError)
     if report is None:
         return

@@ -1,4 +1,4 @@
-"""The settings are the same rows in Python and in the kernel module, and what is made of them is up to date."""
+"""The settings are the same rows in Python and in the kernel module, and generated files are up to date."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KMOD = Path(__file__).parents[2] / "kmod"
 
 
 def rows(folder: Path) -> dict[str, dict[str, str]]:
-    """What the C compiler makes of each row of settings.def, by field; of a lever with a row of its own as well."""
+    """What the C compiler makes of each row of settings.def, by field, including the row of a setting's lever."""
     source, program = folder / "rows.c", folder / "rows"
     source.write_text(f"""
 #include <stddef.h>
@@ -49,7 +49,7 @@ int main(void)
 
 
 def test_the_module_has_the_same_rows(tmp_path: Path) -> None:
-    """All but owners, which are no numbers there."""
+    """Every column agrees but the owners, which are no numbers in C."""
 
     def row(setting: Setting) -> dict[str, str]:
         wide = getattr(abi.Set, setting.field).size == 8
@@ -113,7 +113,7 @@ def test_each_has_its_control_file() -> None:
 
 @pytest.mark.parametrize("place", tables.PLACES, ids=lambda place: f"{place.path.name}-{place.name}")
 def test_what_is_made_of_them_is_up_to_date(place: tables.Place) -> None:
-    """`make tables` makes them anew."""
+    """`make tables` generates these parts anew."""
     assert place.found() == place.wanted()
 
 

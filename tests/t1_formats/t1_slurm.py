@@ -1,4 +1,4 @@
-"""The plugin of Slurm, but for what it asks of Slurm: options, the line of plugstack.conf, cgroups' names, texts."""
+"""The parts of the Slurm plugin that need no Slurm: options, the line of plugstack.conf, cgroups' names, texts."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ int slice_of(const char *cgroup, char *place)
 
 @pytest.fixture(scope="module")
 def plugin(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """The parts that know nothing of Slurm, as a library."""
+    """Those parts, built as a library."""
     folder = tmp_path_factory.mktemp("slurm")
     (folder / "interface.c").write_text(INTERFACE)
     parts = [SOURCES / f"{name}.c" for name in ("values", "config", "tree", "words")]
@@ -115,7 +115,7 @@ def row(option: str) -> int:
 
 
 def text_of(plugin: ctypes.CDLL, at: int, text: str, capacity: int = CAPACITY) -> str:
-    """What is written to the control file. ValueError with the reason."""
+    """What the plugin would write to the control file. ValueError, with the reason, where it refuses the text."""
     out = ctypes.create_string_buffer(PLACE)
     wrong = plugin.text_of(at, text.encode(), ctypes.c_ulong(capacity), out)
     if wrong is not None:
@@ -124,7 +124,7 @@ def text_of(plugin: ctypes.CDLL, at: int, text: str, capacity: int = CAPACITY) -
 
 
 def configure(plugin: ctypes.CDLL, *words: str) -> str:
-    """The fault, or nothing."""
+    """The plugin's complaint about these words of plugstack.conf, or an empty string."""
     return str(
         plugin.configure(len(words), (ctypes.c_char_p * len(words))(*(word.encode() for word in words))).decode()
     )
@@ -171,7 +171,7 @@ NUMBERS = ["", "-1", "x", "1.5", "1 ", "0x1", "99999999999999999999", "\u0661"]
 
 @pytest.mark.parametrize("one", OPTIONS, ids=lambda one: one.job_option)
 def test_a_value_is_what_a_unit_file_takes(plugin: ctypes.CDLL, one: Setting) -> None:
-    """Where the one takes a value the other makes the same of it; where it does not, the reason has words."""
+    """The plugin accepts a text exactly if a unit file does, with the same result; a refusal comes with a reason."""
     at = OPTIONS.index(one)
     ends = [str(one.least - 1), str(one.least), str(one.most), str(one.most + 1)]
     for text in SIZES + NO_SIZES + QUOTAS + NO_QUOTAS + NUMBERS + ([] if one.kind is Kind.SIZE else ends):
@@ -197,8 +197,8 @@ def outcome(plugin: ctypes.CDLL, at: int, text: str) -> str | None:
 
 
 def expected(one: Setting, text: str) -> str | None:
-    """What a unit file makes of it; blanks, which a unit file may have and a command line cannot mean, are no value
-    but in a quota. `max` is for those that know it from the control file."""
+    """What a unit file makes of the text, or None. Blanks are allowed in a quota only: in other values a unit
+    file may have them, but on a command line they are a mistake. `max` is allowed, as in the control file."""
     assert one.unit_key is not None
     if not text or (one.kind is not Kind.QUOTA and any(character.isspace() for character in text)):
         return None
@@ -245,7 +245,7 @@ def test_bounds_hold_for_what_is_asked(plugin: ctypes.CDLL) -> None:
     assert refused(plugin, None, "gpu-weight", "400") is None
     assert refused(plugin, None, "gpu-weight", "401") == "--gpu-weight: this cluster allows gpu-weight<=400"
     assert refused(plugin, None, "gpu-priority", "7") == "--gpu-priority: this cluster allows gpu-priority>=8"
-    # The partition and the GPU are known on the node only.
+    # The partition and the GPU are known only on the node.
     assert refused(plugin, None, "gpu-mem", "5G") is None
     assert refused(plugin, "main", "gpu-mem", "5G", CAPACITY) is None
     assert refused(plugin, "small", "gpu-mem", "4G", CAPACITY) is None

@@ -1,1 +1,1 @@
-"""Level 2: parts by themselves: the ledgers, the software GPU, the scheduler, the NVIDIA code on a fake driver."""
+"""Level 2: parts on their own: the ledgers, the software GPU, the scheduler, the NVIDIA code on a fake driver."""

@@ -1,4 +1,4 @@
-"""The policy balance, pure and in simulated time: what is moved, that it helps, that it comes to rest."""
+"""The policy `balance`, as pure code and in simulated time: which programs move, that it helps, and that it settles."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ CRITICAL_PID = 9
 
 
 def busy(*pids: int) -> list[Program]:
-    """Programs that always have work."""
+    """Return programs that always have work."""
     return [Program(pid) for pid in pids]
 
 
 def p99(program: Program, since: int = 0) -> float:
-    """Of the requests from the one of that number on, seconds."""
+    """Return the p99 of the requests from that number on, in seconds."""
     found = sorted(program.latencies[since:])
     return found[int(0.99 * len(found))] / 1e9
 
 
 def assert_rested(moves: Sequence[tuple[float, Move]]) -> None:
-    """No group twice in a minute."""
+    """Check that no group moved twice in a minute."""
     times: dict[str, float] = {}
     for at, move in moves:
         assert at - times.get(move.load.name, -math.inf) >= REST_S
@@ -49,7 +49,7 @@ def assert_rested(moves: Sequence[tuple[float, Move]]) -> None:
 
 @pytest.mark.parametrize("blind", [False, True])
 def test_four_programs_and_an_idle_gpu(blind: bool) -> None:
-    """The two that are moved fastest go, within 10 s, and then nothing moves any more."""
+    """The two that can be moved fastest go within 10 s, and then nothing moves any more."""
     memory = {1: 4 * GIB, 2: 2 * GIB, 3: GIB, 4: 3 * GIB}
     found = Balanced([busy(1, 2, 3, 4), []], memory=memory, blind=blind).run(10)
     assert [move.load.name for _, move in found.moves] == ["3", "2"]
@@ -61,8 +61,8 @@ def test_four_programs_and_an_idle_gpu(blind: bool) -> None:
 @pytest.mark.parametrize("blind", [False, True])
 @pytest.mark.parametrize("load", [0.2, 0.3])
 def test_a_critical_program_has_its_latency_back(load: float, blind: bool) -> None:
-    """Beside four that always have work its p99 is far above the bound; 10 s later it is below, and stays there, for
-    as many minutes as it takes until those that were moved could be moved again. It is not moved itself."""
+    """Beside four programs that always have work its p99 is far above the bound. 10 s later it is below, and stays
+    there for the minutes after which moved programs could be moved again. The program itself is not moved."""
     critical = service(CRITICAL_PID, lambda _: load, 300, seed=1)
     memory = {1: 4 * GIB, 2: 2 * GIB, 3: GIB, 4: GIB // 2}
     found = Balanced(
@@ -78,7 +78,7 @@ def test_a_critical_program_has_its_latency_back(load: float, blind: bool) -> No
 
 
 def test_a_load_that_steps() -> None:
-    """While there is work for one program only it is left where it is; two others begin, and one of the three goes."""
+    """A program alone with work is left where it is; two others begin to work, and one of the three goes."""
     programs = [Program(1), Program(2, starts_us=30_000_000), Program(3, starts_us=30_000_000, ends_us=90_000_000)]
     found = Balanced([programs, []]).run(30)
     assert not found.moves
@@ -90,7 +90,7 @@ def test_a_load_that_steps() -> None:
 
 
 def test_a_load_that_grows_slowly() -> None:
-    """Requests, of 5 to 60 % of a GPU in five minutes, beside a program of best effort: one move."""
+    """Requests that grow from 5 to 60 % of a GPU in five minutes, beside a best-effort program: one move."""
     ramp = [service(pid, lambda t: 0.05 + min(t, 300) / 550, 400, seed=pid) for pid in (1, 2)]
     found = Balanced([[*ramp, Program(3)], []]).run(400)
     assert 1 <= len(found.moves) <= 2
@@ -100,8 +100,8 @@ def test_a_load_that_grows_slowly() -> None:
 
 @pytest.mark.parametrize("half", [20, 60])
 def test_a_square_wave_does_not_swing(half: int) -> None:
-    """Two services that have much to do by turns, beside programs that always have: a few moves in ten minutes, ever
-    rarer, where one each half period would have been possible."""
+    """Two services have much to do by turns, beside programs that always have: there are a few moves in ten minutes,
+    ever rarer, where one in each half period would have been possible."""
     waves = [service(pid, lambda t, n=pid: 0.8 if (t // half) % 2 == n % 2 else 0.05, 600, seed=pid) for pid in (1, 2)]
     found = Balanced([[*waves, Program(3)], [Program(4)]]).run(600)
     assert_rested(found.moves)
@@ -110,7 +110,7 @@ def test_a_square_wave_does_not_swing(half: int) -> None:
 
 
 def test_without_room_nothing_moves() -> None:
-    """Nor is it tried."""
+    """No move is even tried."""
     memory = {1: 5 * GIB, 2: 5 * GIB, 3: 5 * GIB}
     found = Balanced([busy(1, 2), busy(3)], memory=memory, capacity=9 * GIB).run(30)
     assert not found.moves
@@ -128,7 +128,7 @@ def test_what_is_refused_is_not_tried_again_and_others_are() -> None:
 
 
 def test_what_is_busy_is_tried_again_later() -> None:
-    """After 60 s, and then ever later."""
+    """After 60 s, and then after ever longer times."""
     found = Balanced([busy(1, 2), []], refusals={1: errno.EBUSY, 2: errno.EOPNOTSUPP}).run(400)
     times = [at for at, move in found.refused if move.load.name == "1"]
     assert len([move for _, move in found.refused if move.load.name == "2"]) == 1
@@ -142,18 +142,18 @@ def test_what_is_busy_is_tried_again_later() -> None:
 
 
 def load(name: str, gpu: int = 0, want: float = 1.0, held: int = 1, **options: object) -> Load:
-    """A group; its memory in GiB."""
+    """Return a group; `held` is its memory in GiB."""
     return Load(name, gpu, want, held * GIB, use=want, **options)  # type: ignore[arg-type]
 
 
 def critical(name: str = "c", gpu: int = 0, held: int = 1, **options: object) -> Load:
-    """A group whose latency alone is half of its bound, and that has work for a fifth of the time."""
+    """Return a group whose latency alone is half of its bound, and that has work for a fifth of the time."""
     known: dict[str, object] = {"alone": 0.02, "feared": 0.02, "bound": Bound(upper=0.04), "want": 0.2}
     return load(name, gpu, held=held, **known | options)
 
 
 def picture(*loads: Load, gpus: int = 2, capacity: int = 100) -> Picture:
-    """With GPUs of so many GiB."""
+    """Return a picture with GPUs of `capacity` GiB."""
     used = {gpu: sum(one.held for one in loads if one.gpu == gpu) for gpu in range(gpus)}
     return Picture.of({gpu: Card(capacity * GIB, used[gpu]) for gpu in range(gpus)}, loads)
 
@@ -163,12 +163,12 @@ def anywhere(_: Load, __: int) -> bool:
 
 
 def names(plan: Plan | None) -> list[tuple[str, int]]:
-    """Which group goes where."""
+    """Return which group goes where."""
     return [] if plan is None else [(move.load.name, move.to) for move in plan.moves]
 
 
 def test_the_smallest_that_helps() -> None:
-    """One of two has to go, for the latency alone is half of the bound: not the smallest of all, which is idle."""
+    """One of two must go, since the latency alone is half of the bound: not the smallest of all, which is idle."""
     seen = picture(critical(), load("big", held=8), load("small", held=2), load("idle", want=0.0, held=0), gpus=2)
     half = attrs.evolve(seen.groups[0]["c"], bound=Bound(upper=0.05))
     seen = picture(half, *[one for one in seen.on(0) if one.name != "c"])
@@ -185,7 +185,7 @@ def test_several_where_one_is_not_enough_and_no_more_than_needed() -> None:
 
 
 def test_what_turns_out_to_be_needless_is_left_out() -> None:
-    """It helped the most for its cost, as long as the large ones were there."""
+    """It helped the most for its cost only while the large ones were there."""
     seen = picture(critical(held=90), load("a", held=40), load("b", held=20), load("little", want=0.3, held=0))
     assert sorted(names(relieve(seen, 0, ["c"], anywhere))) == [("a", 1), ("b", 1)]
 
@@ -196,7 +196,7 @@ def test_a_critical_group_goes_where_its_neighbours_cannot() -> None:
 
 
 def test_a_critical_group_goes_before_very_much_is_moved_for_it() -> None:
-    """A neighbour of as many GiB as count for more than its own one."""
+    """The neighbour has so many GiB that moving the critical group itself costs less."""
     for held, who in ((2, "n"), (CRITICAL * 2, "c")):
         seen = picture(critical(), load("n", held=held))
         assert names(relieve(seen, 0, ["c"], anywhere)) == [(who, 1)]
@@ -212,7 +212,7 @@ def test_nobody_is_moved_beside_one_who_would_miss_his_bounds() -> None:
 
 
 def test_what_does_not_suffice_is_done_if_it_helps() -> None:
-    """Alone it would be too slow, even so: then at least its neighbour goes. If that is of no help, nothing."""
+    """The group would be too slow even alone, so at least its neighbour goes. If that does not help, nothing moves."""
     slow = {"alone": 0.05, "feared": 0.05}
     assert names(relieve(picture(critical(**slow), load("n")), 0, ["c"], anywhere)) == [("n", 1)]
     assert relieve(picture(critical(**slow), load("n", want=0.0)), 0, ["c"], anywhere) is None
@@ -232,7 +232,7 @@ def test_evening_out() -> None:
     seen = picture(load("a"), load("b"), critical(gpu=1))
     assert even(seen, 0, anywhere) is None
     assert even(picture(critical(want=1.0), critical("d", want=1.0)), 0, anywhere) is None, "they have what they need"
-    # As programs are seen that seldom had a processor to make work with: what is gained by moving b is not worth it.
+    # Groups look like this if they seldom had a processor to make work with: moving b gains too little.
     seen = picture(load("a", held=4), load("b", want=0.1, held=2), load("c", held=3), load("d", want=0.6))
     assert names(even(seen, 0, anywhere)) == [("d", 1), ("c", 1)]
 
@@ -257,7 +257,7 @@ LOADS = st.lists(
 
 
 def legal(seen: Picture, move: Move) -> bool:
-    """Room, and those that have bounds there keep them."""
+    """Return whether a target has room, and groups there keep their bounds."""
     kept = all(
         strain(one, [*others(seen, one), move.load]) <= max(KEEP, strain(one, others(seen, one)) + 1e-6)
         for one in seen.on(move.to)
@@ -272,7 +272,8 @@ def others(seen: Picture, one: Load) -> list[Load]:
 @settings(max_examples=300)
 @given(loads=LOADS, capacity=st.integers(10, 60))
 def test_no_single_move_would_be_cheaper(loads: list[Load], capacity: int) -> None:
-    """Against all that there are; and every move of a plan is legal at its time, and of best effort or short itself."""
+    """The choice is compared with all possible moves; every move of a plan is legal at its time, and moves a group that
+    is best-effort or falls short itself."""
     seen = picture(*loads, gpus=3, capacity=capacity)
     for gpu in range(3):
         short = [one.name for one in seen.on(gpu) if one.bound is not None and seen.strain(one.name, gpu) > 1]
@@ -328,13 +329,13 @@ def test_how_fast_one_goes() -> None:
 
 @given(s=st.floats(0.001, 1.0), z=st.floats(0.0, 1.0), speed=st.floats(0.05, 1.0))
 def test_what_is_wanted_can_be_seen(s: float, z: float, speed: float) -> None:
-    """Of a program that computes for s and then does something else for z, however slow others make it."""
+    """The program computes for s seconds and does something else for z, however slow others make it."""
     period = s / speed + z
     assert want(s / period, (s / speed) / period) == pytest.approx(s / (s + z), rel=1e-6)
 
 
 def seen_again(seconds: int, now: Callable[[int], list[Seen]]) -> dict[str, Load]:
-    """The loads after a look each second."""
+    """Return the loads after one look per second."""
     demand, loads = Demand(4.0), []
     for at in range(seconds):
         loads = demand.look(float(at), now(at))
@@ -362,7 +363,7 @@ def test_what_is_seen_of_programs() -> None:
 
 
 def test_a_program_wants_no_more_than_its_quota() -> None:
-    """It stands most of the time, and would on any other GPU."""
+    """It is stopped most of the time, as it would be on any other GPU."""
     found = seen_again(
         10,
         lambda at: [
@@ -375,7 +376,7 @@ def test_a_program_wants_no_more_than_its_quota() -> None:
 
 
 def test_where_nobody_tells_who_waits() -> None:
-    """One that has as much as it would get if all wanted all may well want more; not on a GPU that has time left."""
+    """A program that uses as much as its part if all wanted all may well want more, unless the GPU has time left."""
     for of, wanted in ((10, [1.0, 1.0, 0.1]), (5, [0.225, 0.225, 0.05])):
         found = seen_again(
             5,
@@ -454,7 +455,7 @@ def test_a_window_of_misses_is_needed() -> None:
 
 
 def fed(core: Core, seen: Picture, since: int, until: int, latency: float | None) -> list[object]:
-    """What it decides, with a latency each second. Plans are not carried out."""
+    """Return the decisions, with a latency each second. Plans are not carried out."""
     made: list[object] = []
     for at in range(since, until):
         if latency is not None:
@@ -474,7 +475,7 @@ def test_what_nothing_helps_is_said_once_and_taken_back() -> None:
 
 
 def test_a_least_share() -> None:
-    """Of one that wants more than it has; of one that wants no more there is nothing to be had."""
+    """A program that wants more than it has gets its least share; one that wants no more has nothing to gain."""
     neighbours = [load("n", held=2), load("m", held=1)]
     for wanted, got, moved in ((1.0, 0.33, True), (0.33, 0.33, False), (1.0, 0.5, False)):
         c = attrs.evolve(load("c", want=wanted, bound=Bound(least=0.5)), use=got)
@@ -498,7 +499,7 @@ def test_what_was_measured_before_a_move_counts_no_more() -> None:
 
 
 def test_how_slow_it_was_beside_others_is_kept_in_mind() -> None:
-    """Beside a neighbour the latency grew to five times the one alone, where the model says twice."""
+    """Beside a neighbour the latency grew to five times the latency alone, where the model says twice."""
     core, seen = Core(attrs.evolve(PACE, overload=1.0)), picture(critical(want=0.1), load("n"), load("m", 1))
     (plan,) = fed(core, seen, 0, 3, 0.1)
     assert isinstance(plan, Plan)
@@ -510,7 +511,7 @@ def test_how_slow_it_was_beside_others_is_kept_in_mind() -> None:
 
 
 class World:
-    """GPUs with groups of constant or changing wants; latencies are not what the model thinks."""
+    """GPUs with groups of constant or changing demand; latencies differ from the model's."""
 
     def __init__(self, loads: list[Load], power: float, gpus: int = 3) -> None:
         self.core = Core(PACE)
@@ -544,8 +545,8 @@ class World:
 @settings(max_examples=60)
 @given(loads=LOADS, power=st.sampled_from([0.5, 1.0, 2.0]))
 def test_constant_loads_come_to_rest(loads: list[Load], power: float) -> None:
-    """No group moves twice in a minute; and in twenty minutes there are no more moves than a few for each group. Where
-    none has bounds each moves once at most."""
+    """No group moves twice in a minute, and in twenty minutes each moves only a few times. Where no group has bounds,
+    each moves once at most."""
     world = World(loads, power)
     world.run(1200)
     assert_rested(world.moves)
@@ -558,7 +559,7 @@ def test_constant_loads_come_to_rest(loads: list[Load], power: float) -> None:
 @settings(max_examples=60)
 @given(loads=LOADS, changes=st.lists(st.lists(st.sampled_from([0.0, 0.3, 1.0]), min_size=7, max_size=7), max_size=30))
 def test_whatever_loads_do_nobody_moves_twice_in_a_minute(loads: list[Load], changes: list[list[float]]) -> None:
-    """Wants change every 20 s, as they like; and what moves again and again does so ever more rarely."""
+    """Demand changes arbitrarily every 20 s; a group that moves repeatedly does so ever more rarely."""
     world = World(loads, 1.0)
     for wants in changes:
         for one, wanted in zip(list(world.loads.values()), wants, strict=False):

@@ -1,4 +1,4 @@
-"""The capacity of a node, of a tree of plain files: what counts, and the form that each engine takes."""
+"""The capacity of a node, computed from a tree of plain files: what counts, and each engine's output form."""
 
 from __future__ import annotations
 

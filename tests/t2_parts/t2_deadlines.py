@@ -1,4 +1,4 @@
-"""Who waits for memory that moves as a whole has longer, from when it is known."""
+"""Deadlines of writers: a writer that waits for memory that moves as a whole gets longer, once that is known."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def test_each_has_as_long_as_there_is_of_it() -> None:
     ended: dict[Group, float] = {}
     async with trio.open_nursery() as nursery:
         nursery.start_soon(deadlines.run)
-        for delay in (0.0, 1.0):  # wherever its turn is
+        for delay in (0.0, 1.0):  # at any point of its turn
             await trio.sleep(delay)
             began = trio.current_time()
             whole.clear()
@@ -39,7 +39,7 @@ async def test_each_has_as_long_as_there_is_of_it() -> None:
             await trio.sleep(SECONDS / 2)
             whole[LARGE] = 3 * WHOLE_BYTES
             await trio.sleep(SECONDS / 2)
-            whole[LARGE] = 0  # it is nearly there: nobody has less for that
+            whole[LARGE] = 0  # nearly done, which takes no time away
             await trio.sleep(5 * SECONDS)
             assert ended == {SMALL: pytest.approx(began + SECONDS), LARGE: pytest.approx(began + 4 * SECONDS)}
         nursery.cancel_scope.cancel()
@@ -51,7 +51,7 @@ async def test_each_has_as_long_as_there_is_of_it() -> None:
 )
 @virtual
 async def test_where_it_is_not_known_nobody_has_longer(error: Exception) -> None:
-    """And all others go on."""
+    """And all other writers go on."""
 
     def whole(group: Group) -> int:
         if group == SMALL:

@@ -1,4 +1,4 @@
-"""Kept listings: after anything that can happen to the tree, what a directory is said to have is what it has."""
+"""Cached listings of directories: after any change of the tree, a listing shows what the directory contains."""
 
 import contextlib
 from typing import Any
@@ -24,7 +24,7 @@ IDS = st.none() | st.integers(0, 2)
 
 
 class Forgets:
-    """What the Notifier has the tree do when something goes."""
+    """The calls that the Notifier makes to the tree when something goes."""
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
@@ -88,7 +88,7 @@ class KeptListings(RuleBasedStateMachine):
                 self.population.leave(here)
 
     async def migrate(self, here: Member, there: Member) -> None:
-        """In trio: the controller notes when it was."""
+        """Move a member in trio, since the controller notes the time."""
         self.population.migrated(here, there)
 
     @rule(slice_=SLICES, there=st.booleans())
@@ -105,7 +105,7 @@ class KeptListings(RuleBasedStateMachine):
         self, data: st.DataObject, uid: int | None, gid: int | None, permissions: int | None, by: int
     ) -> None:
         inodes = [inode for directory in self.everything() for _, inode in self.tree.entries(directory)]
-        with contextlib.suppress(PermissionError):  # only root gives what is its to others
+        with contextlib.suppress(PermissionError):  # only root may give its own to others
             self.tree.chown(data.draw(st.sampled_from(inodes)), uid, gid, permissions, by)
 
     @rule(data=st.data(), at=st.none() | st.just(1), modified=st.none() | st.just(2))
@@ -143,7 +143,7 @@ class KeptListings(RuleBasedStateMachine):
             assert self.told(listing) == now
 
     def everything(self) -> list[int]:
-        """The inodes of all directories."""
+        """Return the inodes of all directories."""
         found = pending = [ROOT_INODE]
         while pending:
             inside = [inode for above in pending for _, inode in self.tree.entries(above)]
@@ -153,7 +153,7 @@ class KeptListings(RuleBasedStateMachine):
         return found
 
     def told(self, listing: Listing) -> dict[int, Any]:
-        """What is read of it, two names at a time."""
+        """Return what a reader sees, two names at a time."""
         told: dict[int, Any] = {}
         at = 0
         while True:

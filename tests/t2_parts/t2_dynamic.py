@@ -1,4 +1,4 @@
-"""The pure core of the policies dynamic and cooperative, with a first program and a clock that are made up."""
+"""The pure core of the policies dynamic and cooperative, with a made-up first program and clock."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from tests.support.page import POLICIES, rows, section
 MIB, GIB = 1 << 20, 1 << 30
 BUDGET, BASE, PEAK = 14 * GIB, 1 * GIB, 7 * GIB
 WANTS = 10 * GIB
-"""What the second one would hold."""
+"""Bytes that the second program would hold."""
 GRAIN = BUDGET // GRAINS
 LOOKING = Looking(headroom=512 * MIB, headroom_most=2 * GIB)
 OPTIONS = Options(LOOKING)
 STEP = GIB
 INTERVAL = 0.02
 COPY = 33 * GIB
-"""Bytes a second to the host, and..."""
+"""Bandwidth to the host, in bytes per second."""
 PAUSE = 0.05
-"""... seconds that any move takes besides."""
+"""Fixed cost of any move, in seconds."""
 
 Load = Callable[[float], int]
-"""What the first one holds, if it finds room, at a time."""
+"""Bytes that the first program holds at a time, if it finds room."""
 
 
 @attrs.frozen
@@ -47,13 +47,13 @@ class Seen:
     time: float
     """Seconds since the start."""
     held: int
-    """Bytes of the first one."""
+    """Bytes of the first program."""
     low: int
-    """Bytes of the second one."""
+    """Bytes of the second program."""
     limit: int
-    """... and its limit."""
+    """Limit of the second program, in bytes."""
     short: int
-    """Bytes that the first one has to wait for: the two together are over the budget by so much."""
+    """Bytes that the first program waits for: the excess of both over the budget."""
 
 
 def played(
@@ -64,7 +64,7 @@ def played(
     step: int = STEP,
     works: Callable[[float], bool] | None = None,
 ) -> list[Seen]:
-    """A program that does as the load says beside one that fills whatever it may; taking memory takes time."""
+    """Simulate a program that follows `load` beside one that fills whatever it may; taking memory takes time."""
     core = core or Core(OPTIONS)
     now, last, low, work, seen = 0.0, 0.0, WANTS, 0, []
     while now < seconds:
@@ -74,7 +74,7 @@ def played(
         last = now
         if limit is not None:
             moved = max(0, low - limit)
-            for part in range(1, 9):  # what the first one asks for meanwhile finds what was free before
+            for part in range(1, 9):  # meanwhile the first program only finds what was free before
                 moment = now + part / 8 * (PAUSE + moved / COPY) if moved else now
                 seen.append(Seen(moment, load(moment), low, core.limit or BUDGET, max(0, load(moment) + low - BUDGET)))
                 if not moved:
@@ -89,7 +89,7 @@ def played(
 
 
 def square(period: float, rise: float = math.inf, peak: int = PEAK) -> Load:
-    """Half of the time idle, then busy; it grows by `rise` bytes a second, and frees at the end."""
+    """Return a load that is idle for half of the period, then grows by `rise` bytes a second, and frees at the end."""
 
     def load(now: float) -> int:
         busy = now % period - period / 2
@@ -103,18 +103,18 @@ def busy(period: float) -> Callable[[float], bool]:
 
 
 def turns(seen: list[Seen]) -> int:
-    """How often the limit changed its direction."""
+    """Return how often the limit changed its direction."""
     limits = [a.limit for a, b in itertools.pairwise(seen) if a.limit != b.limit] + [seen[-1].limit]
     ways = [b > a for a, b in itertools.pairwise(limits)]
     return sum(a != b for a, b in itertools.pairwise(ways))
 
 
 def writes(seen: list[Seen]) -> int:
-    """How often the limit was written."""
+    """Return how often the limit was written."""
     return sum(a.limit != b.limit for a, b in itertools.pairwise(seen))
 
 
-# What the second one gets
+# The second program's part
 
 
 def test_it_gets_what_is_not_used_but_the_headroom() -> None:
@@ -146,7 +146,7 @@ def test_what_it_has_in_excess_of_its_ceiling_counts() -> None:
 
 @pytest.mark.parametrize("early", [False, True])
 def test_who_grows_finds_room(early: bool) -> None:
-    """2.5 GiB a second from nothing, while each move takes 50 ms and the time of its copy."""
+    """It grows by 2.5 GiB a second from nothing, while each move takes 50 ms plus its copy."""
     core = Core(attrs.evolve(OPTIONS, early=early))
     seen = played(square(8, 2.5 * GIB), 40, core, step=STEP if not early else STEP // 2)
     assert max(one.held for one in seen) == PEAK
@@ -162,7 +162,7 @@ def test_the_second_burst_finds_all_of_it_free_at_once() -> None:
 
 
 def test_a_first_burst_that_comes_all_at_once_has_it_within_bounds() -> None:
-    """It cannot be foreseen: what is not free is there after the moves of 6 GiB, of at most a step each."""
+    """It cannot be foreseen: memory that is not free is there after the moves of 6 GiB, of at most a step each."""
     seen = played(square(8), 8)
     late = [one.time for one in seen if one.short]
     assert late
@@ -248,14 +248,15 @@ def test_a_square_wave_is_two_turns_a_period(works: bool) -> None:
 
 @pytest.mark.parametrize(("early", "most"), [(False, 16), (True, 40)])
 def test_growth_is_followed_in_few_writes(early: bool, most: int) -> None:
-    """Each costs the second one a pause: for half of the headroom, or with `early` a grain, and not at every look."""
+    """Each write costs the second program a pause: so there is one per half of the headroom, or per grain with `early`,
+    and not one per look."""
     seen = played(square(8, 2.5 * GIB), 40, Core(attrs.evolve(OPTIONS, early=early)))
     assert writes(seen) <= 5 * most
 
 
 @pytest.mark.parametrize("period", [0.05, 0.1, 0.2, 0.4])
 def test_one_faster_than_memory_moves_is_not_followed(period: float) -> None:
-    """Memory that is free for less than `hold` stays free: the second one would not have it for long enough."""
+    """Memory that is free for less than `hold` stays free: the second program could not use it for long enough."""
     seen = [one for one in played(square(period), 20) if one.time > 2]
     assert len({one.limit for one in seen}) == 1
     assert not sum(one.short for one in seen)
@@ -270,7 +271,7 @@ def test_pieces_that_come_and_go_are_no_growth() -> None:
 
 
 def test_a_burst_that_stays_small_gives_back_what_was_expected() -> None:
-    """Earlier ones went to the peak, 2.4 s after their begin; that this one does not is known 3.5 s after its own."""
+    """Earlier bursts reached the peak 2.4 s after their start; that this one does not is known 3.5 s after its own."""
 
     def load(now: float) -> int:
         return square(8, 2.5 * GIB)(now) if now < 16 else BASE
@@ -282,7 +283,7 @@ def test_a_burst_that_stays_small_gives_back_what_was_expected() -> None:
 
 
 def test_a_kernel_now_and_then_is_no_burst() -> None:
-    """After bursts that went to the peak, one every second takes nothing any more but once."""
+    """After bursts that reached the peak, a kernel every second takes memory once, and then none."""
     wave = square(8, 2.5 * GIB)
     seen = played(
         lambda now: wave(now) if now < 16 else BASE,
@@ -294,12 +295,13 @@ def test_a_kernel_now_and_then_is_no_burst() -> None:
     assert after[-1].limit >= BUDGET - BASE - LOOKING.headroom - GRAIN
 
 
-# Whatever happens
+# Any history
 
 
 @st.composite
 def loads(draw: st.DrawFn) -> list[tuple[float, int, int, int, bool]]:
-    """Looks: seconds since the last, bytes of the first, of the second below its limit, kernels done, is it refused."""
+    """Draw looks: seconds since the last, bytes of the first, of the second below its limit, kernels done, is it
+    refused."""
     return draw(
         st.lists(
             st.tuples(
@@ -342,7 +344,7 @@ def test_never_above_the_budget(
 
 @given(st.floats(0.1 * GIB, 3 * GIB), st.floats(3, 8), st.booleans())
 def test_it_is_given_what_is_unused_within_bounds(rate: float, half: float, works: bool) -> None:
-    """Once `hold` and the time in which growth is forgotten have passed, all is its but the headroom and a grain."""
+    """Once `hold` has passed, and growth is forgotten, all is its own except the headroom and a grain."""
     seen = played(square(2 * half, rate), 6 * half, works=busy(2 * half) if works else None)
     bound = LOOKING.hold * (1 + math.log(max(1.0, 1.5 * rate * LOOKING.lead / GRAIN))) + 0.2
     quiet = [one for one in seen if bound < one.time % (2 * half) < half - 0.1 and one.time > half]
@@ -394,7 +396,7 @@ def test_the_example_of_the_page_is_right() -> None:
 
 @pytest.mark.parametrize("manner", [dynamic.MANNER, cooperative.MANNER])
 def test_the_defaults_on_the_page_are_right(manner: Manner) -> None:
-    """The same comes of a file with nothing but the two groups, and of one with every default as the page has it."""
+    """A file with only the two groups means the same as one with every default of the page."""
     told = {key.strip("`"): default for key, default in rows(page())}
     groups = {"high": "/a", "low": "/b"}
     assert told.pop("high`, `low") == ""

@@ -1,4 +1,4 @@
-"""What the kernel does of what fanotify(7) says (docs/notes/measurements.md), and how it is known where it does not."""
+"""The kernel's fanotify as far as docs/nvidia.md relies on it: where it differs from fanotify(7), and how we know."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.mounted import SECONDS
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="fanotify(7) needs root")
 
 FAN_REPORT_FID, FAN_OPEN = 0x200, 0x20
-"""Of linux/fanotify.h: events without a descriptor, and that of an opening, which does not wait."""
+"""Constants of linux/fanotify.h: events without a descriptor, and the event of an opening, which does not wait."""
 
 
 def test_a_kernel_without_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +37,7 @@ def test_a_kernel_without_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", [stat.S_IFCHR, stat.S_IFIFO])
 def test_no_permission_is_asked_for_a_device_node(tmp_path: Path, kind: int) -> None:
-    """What the kernel does not do, and nvidia.md says so: if this fails, the nodes themselves can be had wait."""
+    """The kernel does not do this, as nvidia.md says: if this fails, openings of the nodes themselves could wait."""
     node = tmp_path / "node"
     os.mknod(node, 0o600 | kind, os.makedev(1, 3))
     openings = fanotify.Openings()
@@ -51,7 +51,7 @@ def test_no_permission_is_asked_for_a_device_node(tmp_path: Path, kind: int) -> 
 
 @pytest.mark.parametrize("class_", [0, fanotify.FAN_CLASS_CONTENT])
 def test_an_opening_of_a_device_node_is_told_and_does_not_wait(tmp_path: Path, class_: int) -> None:
-    """With the process that opens it; and there is no asking for both."""
+    """The event names the process that opens the node; events and permissions cannot be combined."""
     node = tmp_path / "node"
     os.mknod(node, 0o600 | stat.S_IFCHR, os.makedev(1, 3))
     flags = FAN_REPORT_FID | class_ | fanotify.FAN_CLOEXEC | fanotify.FAN_NONBLOCK

@@ -1,4 +1,4 @@
-"""Journals of arbitrary bytes, of nonsense with the right checksums, and of histories with something wrong in them."""
+"""Journals of arbitrary bytes, of nonsense with valid checksums, and of damaged histories."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.journaled import BOOT, histories, quick, signed
 
 
 def survives(data: bytes) -> None:
-    """Read, refused or not ours: nothing else comes of any bytes. What was read can be written, and is the same."""
+    """Check that bytes are read, refused or not ours, and that what was read is the same when written again."""
     try:
         found = format.read(data)
     except (format.NotOurs, format.Refused):
@@ -69,7 +69,7 @@ JOURNAL = Target("journal", survives, st.lists(LINES, max_size=4).map(signed))
 
 @pytest.mark.parametrize("file", JOURNAL.kept())
 def test_kept(file: Path) -> None:
-    """Each name that is no checksum begins with what is to come of it."""
+    """A name that is no checksum begins with the expected result."""
     JOURNAL.replay(file)
     data, outcome = file.read_bytes(), file.name.partition("-")[0]
     match outcome:

@@ -1,4 +1,4 @@
-"""The process beside a daemon: what it is told, what it is not, and what it has."""
+"""The guard, a process beside a daemon: the signals that reach it, those that do not, and its files."""
 
 from __future__ import annotations
 
@@ -35,31 +35,31 @@ class Guarded:
 
     program: subprocess.Popen[str]
     pid: int
-    """Of the guard."""
+    """Pid of the guard."""
     pidfd: int
     """The guard itself."""
     file: Path
-    """What stands for the kernel's, by which a connection is aborted."""
+    """Stand-in for the kernel's file by which a connection is aborted."""
 
     @property
     def written(self) -> str:
-        """What the guard did."""
+        """What the guard has written."""
         return self.file.read_text()
 
     def tell(self, word: str) -> None:
-        """A line for the program."""
+        """Send the program a line."""
         assert self.program.stdin is not None
         self.program.stdin.write(f"{word}\n")
         self.program.stdin.flush()
 
     def guard_ends(self, seconds: float = SECONDS) -> bool:
-        """Whether the guard is gone by then."""
+        """Return whether the guard ends within that time."""
         return bool(select.select([self.pidfd], [], [], seconds)[0])
 
 
 @pytest.fixture
 def guarded(tmp_path: Path) -> Iterator[Guarded]:
-    """Neither the program nor its guard is left in the end."""
+    """Yield a program; neither it nor its guard is left in the end."""
     file = tmp_path / "abort"
     with contextlib.ExitStack() as stack:
         abort = stack.enter_context(file.open("w"))
@@ -86,7 +86,7 @@ def test_a_program_that_is_killed(guarded: Guarded) -> None:
 
 
 def test_a_main_thread_that_ends_before_another(guarded: Guarded) -> None:
-    """As that of a killed daemon does where another thread waits in the kernel."""
+    """A killed daemon's main thread does so where another thread waits in the kernel."""
     guarded.tell("leave")
     assert guarded.guard_ends()
     assert guarded.written == "1\n"
@@ -101,7 +101,7 @@ def test_a_clean_end(guarded: Guarded) -> None:
 
 
 def test_a_signal_to_each_process_of_a_service_or_a_terminal(guarded: Guarded) -> None:
-    """What stops or ends the daemon by its group does not reach the guard, which does its work after that."""
+    """A signal that stops or ends the daemon by its group does not reach the guard, which then does its work."""
     assert os.getsid(guarded.pid) == guarded.pid
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGUSR2):
         signal.pidfd_send_signal(guarded.pidfd, number)
@@ -113,7 +113,7 @@ def test_a_signal_to_each_process_of_a_service_or_a_terminal(guarded: Guarded) -
 
 
 def test_a_guard_has_one_file_and_no_other(guarded: Guarded) -> None:
-    """One that is kept open is a lock that is held, or memory of a program that is gone."""
+    """A further open file would hold a lock, or the memory of a program that is gone."""
 
     def files() -> set[str]:
         return {os.readlink(entry) for entry in Path(f"/proc/{guarded.pid}/fd").iterdir()}
@@ -123,7 +123,7 @@ def test_a_guard_has_one_file_and_no_other(guarded: Guarded) -> None:
 
 
 def test_a_guard_that_is_gone(guarded: Guarded) -> None:
-    """The program ends as it would."""
+    """The program ends as it would without one."""
     signal.pidfd_send_signal(guarded.pidfd, signal.SIGKILL)
     guarded.tell("end")
     assert guarded.program.wait(SECONDS) == 0
@@ -132,7 +132,7 @@ def test_a_guard_that_is_gone(guarded: Guarded) -> None:
 @pytest.mark.logs("no guard: .*: `ggroupfs umount --force` ends ")
 @pytest.mark.parametrize("program", ["/nonexistent", "/bin/false"])
 def test_no_guard_to_be_had(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is said, with what to do, and the daemon serves all the same."""
+    """The log says so, and what to do, and the daemon serves all the same."""
     monkeypatch.setattr(sys, "executable", program)
     served = False
     with open(os.devnull, "w") as abort, guard.beside(abort.fileno()):

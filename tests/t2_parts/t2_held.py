@@ -30,7 +30,7 @@ ACTIONS = ("charge", "uncharge", "observe", "swap_out", "swap_in", "uncharge_swa
     )
 )
 def test_it_is_what_was_held_each_moment(steps: list[tuple[str, Member, int, int]]) -> None:
-    """Of processes and of every slice above, whatever changes it, and whatever is between two changes."""
+    """For processes and for every slice above, after any changes, at any time between two changes."""
     now = 5
     with mock.patch.object(clock, "boot_usec", side_effect=lambda: now):
         ledger = SoftLedger()
@@ -61,7 +61,7 @@ def test_it_is_what_was_held_each_moment(steps: list[tuple[str, Member, int, int
 
 @given(st.lists(st.tuples(st.integers(0, 1 << 30), st.integers(1, 1000), st.booleans()), max_size=20))
 def test_it_goes_on_over_daemons(steps: list[tuple[int, int, bool]]) -> None:
-    """A daemon that is killed after all was taken down has the next one know all, also of the time in between."""
+    """A daemon that is killed after a save passes everything on to the next one, the time in between included."""
     now, expected = 1000, 0
     with mock.patch.object(clock, "boot_usec", side_effect=lambda: now):
         books, taken = Held(at_usec=now), Taken()
@@ -76,7 +76,7 @@ def test_it_goes_on_over_daemons(steps: list[tuple[int, int, bool]]) -> None:
             now += passes
             expected += nbytes * passes
             if dies:
-                books = Held(0, nbytes, now)  # as it is said again to the next daemon, which counts from then on
+                books = Held(0, nbytes, now)  # reported again to the next daemon, which counts from then on
                 taken = Taken.of(kept)
                 taken.hold_on(books, nbytes)
             assert taken.byte_usec(books, now) == expected
@@ -89,18 +89,19 @@ def test_it_goes_on_over_daemons(steps: list[tuple[int, int, bool]]) -> None:
     )
 )
 def test_no_daemon_says_less_than_the_one_before(steps: list[tuple[int, int, str]]) -> None:
-    """Wherever a daemon is killed, and whatever ends before the next one: what was read once was not too much."""
+    """At any point of a daemon's death, and whatever ends before the next one, no figure that was read was too
+    large."""
     now, told = 1000, 0
     with mock.patch.object(clock, "boot_usec", side_effect=lambda: now):
         books, taken = Held(at_usec=now), Taken()
         kept = taken.kept()
         for nbytes, passes, what in steps:
             books = books.changed(nbytes, now)
-            for _ in range(4):  # a daemon takes down more often than that
+            for _ in range(4):  # a daemon saves more often than that
                 now += passes // 4
                 if taken.hold(books):
                     kept = taken.kept()
-            books = books.changed(nbytes // 2, now)  # which is not taken down
+            books = books.changed(nbytes // 2, now)  # which is not saved
             if what != "read":
                 now += passes
                 left = 0 if what == "ends" else nbytes // 2
@@ -115,7 +116,7 @@ def test_no_daemon_says_less_than_the_one_before(steps: list[tuple[int, int, str
 
 
 def test_one_that_says_something_and_is_killed_at_once() -> None:
-    """It had reckoned from what another kept, long ago, and the program ends meanwhile."""
+    """It had extrapolated from an old saved figure, and the program ends meanwhile."""
     now = 1000
     with mock.patch.object(clock, "boot_usec", side_effect=lambda: now):
         taken = Taken()
@@ -145,7 +146,7 @@ def test_one_whose_take_down_is_late_keeps_what_it_says() -> None:
 
 
 def test_what_ended_without_a_daemon_is_not_counted_for_long() -> None:
-    """A daemon that was killed had said what was held NOTE_USEC before, or later."""
+    """The killed daemon had reported what was held at most NOTE_USEC before."""
     now = 1000
     with mock.patch.object(clock, "boot_usec", side_effect=lambda: now):
         taken = Taken()
@@ -182,7 +183,7 @@ def test_when_counting_began_is_kept_and_an_earlier_daemon_did_not_note_it() -> 
 
 
 def test_of_the_root() -> None:
-    """The GPU itself has what all hold."""
+    """The GPU itself counts what all processes hold."""
     ledger = SoftLedger()
     ledger.add_gpu(0, CAPACITY)
     ledger.add(MEMBERS[0], SliceOn(ROOT, 0))

@@ -1,4 +1,4 @@
-"""The books of `make test-hostile`: what comes right is none of its business, and what does not is a failure."""
+"""The check of books of `make test-hostile`: sums that become right pass, and sums that do not are a failure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMES = ("gmem.current", "gmem.swap.current")
 
 
 def group(directory: Path, current: int, swap: int = 0) -> None:
-    """Its files."""
+    """Write the files of a group."""
     directory.mkdir(parents=True, exist_ok=True)
     for name, value in zip(NAMES, (current, swap), strict=True):
         (directory / name).write_text(f"{value}\n")
@@ -26,7 +26,7 @@ def group(directory: Path, current: int, swap: int = 0) -> None:
 
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """One with this process in a slice, and the slice's figures not its."""
+    """A tree with this process in a slice, and with figures of the slice that are not its."""
     monkeypatch.setattr("tests.hostile.books.cgroup_of", lambda pid: cgroup_of(pid).__class__("/a"))
     monkeypatch.setattr("tests.hostile.books.PAUSE_S", 0)
     (tmp_path / "ggroup.backend").write_text("")
@@ -38,14 +38,14 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def checked(tree: Path, *looks: Callable[[], None]) -> int:
-    """The sums, where each look at everybody does something; how often that was to be done."""
+    """Run the check with an act at each look at all processes; return the number of acts that were done."""
     left = list(looks)
     Books(tree, processes=1).check("a round", lambda: left.pop(0)() if left else None)
     return len(looks) - len(left)
 
 
 def test_sums_that_come_right_late(tree: Path) -> None:
-    """However long that takes: as soon as everybody was looked at, or everybody once more as something has changed."""
+    """However long that takes: at a first look at all processes, or at another one after a change."""
     assert checked(tree, lambda: group(tree / "slice/a/0", 5)) == 1
     group(tree / "slice/a/0", 4)
     assert checked(tree, lambda: group(tree / "slice/a/0", 3), lambda: group(tree / "slice/a/0", 5)) == 2

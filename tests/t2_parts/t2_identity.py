@@ -1,4 +1,4 @@
-"""What the kernel says of a process between its last instruction and its end."""
+"""The kernel's view of a process between its last instruction and its end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Child = subprocess.Popen[bytes]
 
 @contextmanager
 def ended(process: Child) -> Iterator[Child]:
-    """... in the end."""
+    """End a process on exit from the context."""
     with process:
         try:
             yield process
@@ -38,7 +38,7 @@ def ended(process: Child) -> Iterator[Child]:
 
 @contextmanager
 def program(*words: str) -> Iterator[Child]:
-    """One that has said that it is ready."""
+    """Start a program, and wait until it has said that it is ready."""
     with ended(subprocess.Popen(words, stdout=subprocess.PIPE)) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"\n"
@@ -47,8 +47,8 @@ def program(*words: str) -> Iterator[Child]:
 
 @contextmanager
 def lingering() -> Iterator[int]:
-    """The pid of one that ends, and is no zombie: the first of a pid namespace waits for the others, of which one is a
-    zombie that nobody waits for."""
+    """Yield the pid of a process that is ending and is no zombie: the first of a pid namespace waits for the others,
+    one of which is a zombie that is not waited for."""
     ready = ("sh", "-c", "echo; exec sleep 1000")
     with program("unshare", "--pid", "--fork", "--kill-child", *ready) as outer:
         first = child_of(outer.pid)
@@ -85,7 +85,7 @@ def test_one_without_main_thread_that_is_stopped() -> None:
 
 
 def test_one_without_main_thread_that_moves() -> None:
-    """What is told of the thread that has ended stays what it was."""
+    """Figures of the thread that has ended stay what they were."""
     with cgroup() as path, ended(subprocess.Popen([sys.executable, "-c", WITHOUT_MAIN_THREAD])) as process:
         before = cgroup_of(process.pid)
         eventually(lambda: stat_of(process.pid)[0] == "Z", "its main thread has ended")
@@ -99,7 +99,7 @@ def test_one_without_main_thread_that_moves() -> None:
 
 
 def test_one_that_has_ended_in_a_cgroup_that_is_gone() -> None:
-    """It is in no cgroup, and least of all in one that is called as the kernel calls that one."""
+    """It is in no cgroup, and least of all in one with the name that the kernel shows."""
     with cgroup(f"{OURS} (deleted)") as path, program("sh", "-c", "echo; exec sleep 1000") as process:
         enter(process.pid, path)
         assert cgroup_of(process.pid).path == f"/{slice_path(path)}", "somebody may call one so"
@@ -127,7 +127,7 @@ def test_one_whose_cgroup_is_frozen() -> None:
 
 
 def test_one_whose_cgroup_is_to_be_frozen_and_is_not_yet() -> None:
-    """As while a thread of a neighbour is in a call of the driver: a cgroup is frozen with the last of them."""
+    """A thread of a neighbour may be in a call of the driver: a cgroup is frozen with its last thread."""
     with cgroup() as path, program("sh", "-c", "echo; exec sleep 1000") as process:
         enter(process.pid, path)
         with mock.patch.object(procfs, "says", lambda level, name: b"1" if (level, name) == asked else b""):
@@ -159,7 +159,7 @@ def test_one_whose_cgroup_of_the_first_version_is_frozen() -> None:
 
 
 def test_one_that_ends() -> None:
-    """As one whose GPU memory is given back."""
+    """Its GPU memory is being given back, for example."""
     with lingering() as pid:
         eventually(lambda: is_ending(pid) and stat_of(pid)[0] in "SD", "it ends, and waits")
         assert is_alive(Process(pid, start_time(pid)))

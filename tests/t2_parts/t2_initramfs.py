@@ -1,4 +1,4 @@
-"""What the kernel of the virtual machine starts with, of modules that are packed or not."""
+"""The initramfs of the virtual machine's kernel, with compressed and uncompressed modules."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.vm import initramfs
 def test_packed_modules_are_unpacked_and_in_order(
     tmp_path: Path, suffix: str, pack: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in Debian 12 and 13: each after what it needs, by the name that the first program loads it by."""
+    """As in Debian 12 and 13: each module after those that it needs, by the name under which it is loaded."""
     modules = tmp_path / "modules"
     modules.mkdir()
     for name in ("virtio", "9pnet", "9pnet-virtio"):

@@ -1,4 +1,4 @@
-"""The journal: what is read back was true at some moment, whatever became of the file; and it is never wrong."""
+"""The journal: whatever became of the file, it is read as a state that was true at some moment, never wrongly."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ def path() -> Iterator[Path]:
 
 
 def kept(books: Books) -> dict[str, int]:
-    """What a journal is to have of a group."""
+    """Return the fields of a group that a journal must have."""
     fresh = Books()
     return {name: getattr(books, name) for name in FIELDS if getattr(books, name) != getattr(fresh, name)}
 
 
-# A ledger that is written down
+# A ledger with a journal
 
 
 class Machine(LedgerMachine):
-    """The histories of every ledger, on one with a journal: what the file says is what the books say, each time."""
+    """The histories of every ledger, on one with a journal: the file always agrees with the books."""
 
     def make_ledger(self) -> Ledger:
         self.path = Path(tempfile.mkdtemp(prefix="ggroup-journal-", dir=MEMORY)) / "one.journal"
@@ -69,7 +69,7 @@ class Machine(LedgerMachine):
 
     @invariant()
     def the_journal_agrees(self) -> None:
-        if self.journal._later:  # why a process is off the runlist, which comes with the next write
+        if self.journal._later:  # reasons to be off the runlist come with the next write
             assert {one[0] for one in self.journal._later} <= {"reasons", "put"}
             self.journal.commit()
         found = format.read(self.path.read_bytes())
@@ -110,7 +110,7 @@ MachineTest.settings = history(60, 30)
 
 
 def test_figures_are_written_before_they_are_read_and_soon(path: Path) -> None:
-    """A charge writes nothing by itself: thousands of pages move at a time."""
+    """A charge writes nothing by itself, since thousands of pages move at a time."""
     journal = Journal(path, boot=BOOT)
     ledger = JournaledLedger(journal, NAMES)
     ledger.add_gpu(0, 100)
@@ -141,11 +141,11 @@ def test_figures_are_written_before_they_are_read_and_soon(path: Path) -> None:
     let_go(journal)
 
 
-# Whatever becomes of the file
+# Damaged files
 
 
 def written(lines: list[list[state.Operation]]) -> tuple[bytes, list[tuple[int, State]]]:
-    """A journal of those lines, and what was true when it was so long."""
+    """Return a journal of those lines, and for each length the state that was true then."""
     now = State()
     data, checksum = format.begin(BOOT, now)
     truths = [(0, State()), (len(data), State())]
@@ -161,7 +161,7 @@ def written(lines: list[list[state.Operation]]) -> tuple[bytes, list[tuple[int, 
 @given(histories())
 @quick
 def test_cut_off_anywhere_it_says_what_was_true_then(lines: list[list[state.Operation]]) -> None:
-    """At every byte: what is whole counts, and nothing else does."""
+    """At every byte: lines that are whole count, and no others."""
     data, truths = written(lines)
     for cut in range(len(data) + 1):
         last = [truth for size, truth in truths if size <= cut][-1]
@@ -179,7 +179,7 @@ def test_what_is_behind_the_end_does_not_count(lines: list[list[state.Operation]
 @given(histories(), st.data())
 @quick
 def test_damaged_anywhere_it_says_what_was_true_at_some_moment(lines: list[list[state.Operation]], data: Any) -> None:
-    """Bytes that are others, are missing, are there twice: refused whole, or read up to there."""
+    """Bytes that are changed, missing or duplicated: the file is refused, or read up to there."""
     text, truths = written(lines)
     start = data.draw(st.integers(0, len(text)))
     end = data.draw(st.integers(start, len(text)))
@@ -194,7 +194,7 @@ def test_damaged_anywhere_it_says_what_was_true_at_some_moment(lines: list[list[
 @given(histories())
 @quick
 def test_what_makes_a_state_makes_it_again(lines: list[list[state.Operation]]) -> None:
-    """Written anew a journal says the same, on one line."""
+    """A rewritten journal says the same, on one line."""
     _, truths = written(lines)
     text, _ = format.begin(BOOT, truths[-1][1])
     assert text.count(b"\n") == 2
@@ -205,7 +205,7 @@ def test_what_makes_a_state_makes_it_again(lines: list[list[state.Operation]]) -
 
 
 def a_journal(path: Path, *, boot: str = BOOT) -> Journal:
-    """With something in it."""
+    """Return a journal with some content."""
     journal = Journal(path, boot=boot)
     journal.commit(
         state.gpu("GPU-a"), state.add(("GPU-a", Slice("/a")), ROOT), state.put(("GPU-a", Slice("/a")), {"high": 5})
@@ -214,7 +214,7 @@ def a_journal(path: Path, *, boot: str = BOOT) -> Journal:
 
 
 def says(journal: Journal) -> int | None:
-    """The limit that it knows, if any."""
+    """Return the limit that a journal knows, if any."""
     entry = journal.state.groups.get(("GPU-a", Slice("/a")))
     return entry.fields.get("high") if entry is not None else None
 
@@ -233,7 +233,7 @@ def test_it_is_root_s_alone_and_one_daemon_s(path: Path) -> None:
 
 
 def test_whoever_waited_for_one_that_was_replaced_begins_again(path: Path) -> None:
-    """The file that the waiter opened has no name any more when its lock is had: it says nothing that counts."""
+    """The file that the waiter opened has no name any more when its lock is granted: its content does not count."""
     journal = a_journal(path)
     real, once = os.open, []
 
@@ -330,7 +330,7 @@ def test_a_write_that_was_cut_off_is_not_worth_a_word(path: Path) -> None:
 
 
 def test_the_dead_are_dropped(path: Path, spawn: Spawn) -> None:
-    """A process that bears such a pid now has nothing of it."""
+    """A new process with such a pid inherits nothing."""
     journal = a_journal(path)
     living = identify(spawn().pid)
     recycled = attrs.evolve(living, start=living.start - 1)
@@ -364,15 +364,15 @@ def test_it_does_not_grow_for_ever(path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("meanwhile", ["changes", "fails", "is replaced"])
 def test_a_large_one_is_written_anew_in_pieces(path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: str) -> None:
-    """The event loop goes round between them, and what happens meanwhile is in the new one too, as it was in the one
-    before at each moment; one that could not be written then, or was written anew by another way, is not replaced."""
+    """The event loop runs between pieces. A change made meanwhile is in the new file, as it was in the old one at each
+    moment. If the new file could not be written, or another rewrite came first, the old one is not replaced."""
     monkeypatch.setattr("backend.ledgers.journal.file.GROWN", 0)
     monkeypatch.setattr("backend.ledgers.journal.file.AT_ONCE", 100)
     monkeypatch.setattr("backend.ledgers.journal.file.RETRY_S", 0.01)
     monkeypatch.setattr("backend.ledgers.journal.format.PIECE", 8)
     journal = a_journal(path)
     groups = [("GPU-a", Slice(f"/a/{number}")) for number in range(400)]
-    journal._runs = True  # else it would be written anew at once
+    journal._runs = True  # otherwise it would be rewritten at once
     journal.commit(*(state.add(key, Slice("/a")) for key in groups))
     for key in groups:
         journal.commit(state.put(key, {"high": 1}))
@@ -415,7 +415,7 @@ def test_a_large_one_is_written_anew_in_pieces(path: Path, monkeypatch: pytest.M
 
 
 def test_a_clean_end_leaves_what_was_asked_of_gpus_that_stay(path: Path) -> None:
-    """As a cgroup stays when its filesystem is unmounted; a GPU that ends with its daemon leaves nothing."""
+    """Like a cgroup, which survives an unmount of its filesystem; a GPU that ends with its daemon leaves nothing."""
     journal = a_journal(path)
     journal.close()
     again = Journal(path, boot=BOOT)
@@ -448,7 +448,7 @@ def test_its_name_tells_places_apart() -> None:
     assert all(one.parent == folder and len(os.fsencode(one.name)) < 256 for one in found)
 
 
-# Where it cannot be written
+# Failing disks
 
 
 @pytest.fixture
@@ -462,7 +462,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(file: IO[bytes]) -> None:
-    """Until there is no room for a byte more."""
+    """Fill a file until not a byte of room is left."""
     with contextlib.suppress(OSError):
         while True:
             file.write(bytes(512))
@@ -470,7 +470,7 @@ def fill(file: IO[bytes]) -> None:
 
 @pytest.mark.logs("No space left on device: a daemon that is killed now forgets", "is kept again")
 def test_a_full_disk(small_disk: Path) -> None:
-    """What was asked for holds all the same; what was written before stays, marked; with room it is kept again."""
+    """New settings hold all the same; the old content stays, marked as out of date; with room, writing resumes."""
     now = [0.0]
     path = small_disk / "one.journal"
     journal = Journal(path, boot=BOOT, clock=lambda: now[0])
@@ -508,7 +508,7 @@ def test_a_full_disk(small_disk: Path) -> None:
 @pytest.mark.logs("Input/output error: a daemon that is killed now forgets", "is kept again")
 @pytest.mark.parametrize("call", ["write", "fdatasync"])
 def test_a_disk_that_fails(path: Path, call: str) -> None:
-    """At once, or when what was written is to be on the disk, a moment later."""
+    """The write fails at once, or a moment later when the data is to reach the disk."""
     now = [0.0]
     journal = a_journal(path)
     journal._clock = lambda: now[0]
@@ -520,7 +520,7 @@ def test_a_disk_that_fails(path: Path, call: str) -> None:
         journal.commit(state.put(("GPU-a", Slice("/a")), {"high": 7}))
         if call == "fdatasync":
             journal.sync()
-    stays = 7 if call == "fdatasync" else 5  # which the page cache has, whatever the disk says
+    stays = 7 if call == "fdatasync" else 5  # the page cache has it, whatever the disk reports
     assert format.read(path.read_bytes()).state.groups["GPU-a", Slice("/a")].fields == {"high": stays}
     assert stat.S_IMODE(path.stat().st_mode) == STALE_MODE
     now[0] += RETRY_S
@@ -532,7 +532,7 @@ def test_a_disk_that_fails(path: Path, call: str) -> None:
 
 @pytest.mark.logs("forgets", "is kept again")
 def test_what_was_written_is_on_the_disk_within_a_second(path: Path) -> None:
-    """And only then is the disk asked; what could not be written is tried again, though nothing changes."""
+    """The disk is synced only then; data that could not be written is retried, even if nothing changes."""
     journal = a_journal(path)
     calls: list[int] = []
     real = os.fdatasync
@@ -565,8 +565,8 @@ def test_what_was_written_is_on_the_disk_within_a_second(path: Path) -> None:
 
 @pytest.mark.logs("No space left on device: a daemon that is killed now forgets", "out of date since", "is kept again")
 def test_the_next_one_goes_on_from_the_last_whole_one(small_disk: Path, spawn: Spawn) -> None:
-    """The daemon is killed while the disk is full: what was set before holds, it is said that more was set, and which
-    may be off the runlist is in doubt. With room it is kept again, and not out of date any more."""
+    """The daemon is killed while the disk is full: old settings hold, the log says that more was set, and processes
+    that may be off the runlist are in doubt. With room, writing resumes and the file is up to date again."""
     now = [0.0]
     path = small_disk / "one.journal"
     first, who = a_journal(path), identify(spawn().pid)
@@ -599,7 +599,7 @@ def test_the_next_one_goes_on_from_the_last_whole_one(small_disk: Path, spawn: S
 
 @pytest.mark.logs("forgets", "stays out of date")
 def test_a_clean_end_leaves_what_cannot_be_written_as_it_was(path: Path) -> None:
-    """But for GPUs that end with the daemon: what was asked of them is over."""
+    """Except for GPUs that end with the daemon, whose settings are over."""
     for temporary in (False, True):
         path.unlink(missing_ok=True)
         journal = a_journal(path)
@@ -615,7 +615,7 @@ def test_a_clean_end_leaves_what_cannot_be_written_as_it_was(path: Path) -> None
 
 @pytest.mark.logs("forgets", "out of date, and cannot be removed")
 def test_a_disk_that_takes_nothing_at_all(path: Path) -> None:
-    """That there is something false then is told, since nothing can be done about it."""
+    """Since nothing can be done about it, the log says that the file is false then."""
     journal = a_journal(path)
     error = OSError(errno.EIO, os.strerror(errno.EIO))
     names = ("write", "ftruncate", "unlink")
@@ -665,7 +665,7 @@ def test_a_daemon_starts_where_nothing_can_be_written(path: Path) -> None:
 
 
 def noted_by(path: Path, spawn: Spawn) -> tuple[Journal, StubGpu, JournaledGpu, Process]:
-    """A journal, a GPU, that GPU as it is noted there, and a process in its books."""
+    """Return a journal, a GPU, the same GPU with its levers noted in the journal, and a process in its books."""
     journal, inner, who = Journal(path, boot=BOOT), StubGpu(), identify(spawn().pid)
     journal.commit(state.gpu(inner.info.uuid), state.add((inner.info.uuid, who), ROOT))
     return journal, inner, JournaledGpu(inner, journal), who
@@ -702,7 +702,7 @@ async def test_a_lever_is_noted_before_it_moves_and_when_it_holds(path: Path, sp
 
 @virtual
 async def test_the_engines_that_are_off_are_noted(path: Path, spawn: Spawn) -> None:
-    """GR alone is another thing than all of them; 0.1 reads of it that nothing is off, and asks the hardware."""
+    """GR alone is distinct from all engines; 0.1 reads from it that nothing is off, and asks the hardware."""
     journal, inner, gpu, who = noted_by(path, spawn)
     key = inner.info.uuid, who
 
@@ -728,7 +728,7 @@ async def test_the_engines_that_are_off_are_noted(path: Path, spawn: Spawn) -> N
 
 @virtual
 async def test_a_lever_that_returns_too_late_is_not_noted(path: Path, spawn: Spawn) -> None:
-    """Of one that went meanwhile, nothing is kept: nothing would ever forget it."""
+    """Of a process that went meanwhile nothing is noted, as nothing would ever remove it."""
     journal, inner, gpu, who = noted_by(path, spawn)
     key = inner.info.uuid, who
 
@@ -761,7 +761,7 @@ def test_what_tsgs_had_of_their_own(path: Path) -> None:
 
 
 def test_who_is_on_the_way(path: Path, spawn: Spawn) -> None:
-    """By index here, by UUID in the file; not between GPUs that are not served; and not of the dead."""
+    """By index here and by UUID in the file; GPUs that are not served, and dead processes, are left out."""
     journal, living, child = Journal(path, boot=BOOT), identify(os.getpid()), spawn()
     dead = identify(child.pid)
     moves = WrittenMoves(journal, {0: "GPU-a", 1: "GPU-b"})
@@ -803,7 +803,7 @@ def test_a_move_that_makes_no_sense(wrong: list[Any]) -> None:
 
 
 def test_what_a_ledger_inherits(path: Path) -> None:
-    """What held and what is in doubt; of processes only."""
+    """What held and what is in doubt; only for processes."""
     journal, who = a_journal(path), identify(os.getpid())
     key = "GPU-a", who
     journal.commit(state.add(key, Slice("/a")), state.lever(key, Lever(True, 500, True)))
@@ -821,7 +821,7 @@ def test_what_a_ledger_inherits(path: Path) -> None:
     assert (process.group, process.parent) == (Member(who, 3), slice_.group)
     assert (process.applied, process.doubtful) == (Wanted(FROZEN, 500), True)
     assert ledger.books(SliceOn(ROOT, 3)).high == 100
-    again.commit()  # why it is off comes with the next write
+    again.commit()  # the reasons come with the next write
     let_go(again)
     after = JournaledLedger(third := Journal(path, boot=BOOT), {3: "GPU-a"})
     after.add_gpu(3, 100)

@@ -90,7 +90,7 @@ def test_a_lane_shrinks_with_its_largest_and_ends_with_its_last() -> None:
 
 
 def test_a_hole_is_closed_at_the_boundary_of_the_lane_above_it() -> None:
-    """Auto defragmentation: figure 7. Before it there is memory enough, but in two pieces."""
+    """Auto defragmentation, figure 7: before it there is enough memory, but in two pieces."""
     policy = Lanes(16, Order.PACK)
     policy.job_arrive(job("a", 0, 6))
     policy.job_arrive(job("b", 0, 6))
@@ -144,7 +144,7 @@ def test_srtf_goes_by_what_remains_and_not_by_the_whole() -> None:
 
 
 def test_srtf_has_the_memory_of_a_longer_one_moved_for_a_shorter_one() -> None:
-    """Section 4.2: it is admitted regardless of who runs, if it could run alone."""
+    """Section 4.2: a job is admitted whichever job runs, if it could run alone."""
     policy = Lanes(16, Order.SRTF)
     policy.job_arrive(job("long", 8, 8, seconds=100))
     assert policy.job_arrive(job("short", 1, 8, seconds=1)) == [], "long is in the middle of an iteration"
@@ -155,7 +155,7 @@ def test_srtf_has_the_memory_of_a_longer_one_moved_for_a_shorter_one() -> None:
 
 
 def test_srtf_admits_again_who_made_room_in_vain() -> None:
-    """The longest goes first; where a larger one had to go as well, it fits again."""
+    """The longest goes first; if a larger one had to go as well, the longest fits again."""
     policy = Lanes(16, Order.SRTF)
     policy.job_arrive(job("longest", 1, 1, seconds=300))
     policy.job_arrive(job("large", 9, 1, seconds=200))
@@ -251,7 +251,7 @@ def test_what_cannot_be() -> None:
 
 @attrs.define
 class Model:
-    """Who has what memory and who runs, by the decisions alone."""
+    """Which jobs hold what memory, and which run, according to the decisions alone."""
 
     capacity: int
     jobs: dict[str, Job] = attrs.field(factory=dict)
@@ -324,7 +324,7 @@ event = st.one_of(
 @settings(max_examples=150)
 @given(events=st.lists(event, max_size=60))
 def test_it_is_safe_at_every_event(order: Order, events: list[tuple[str, int, int, int]]) -> None:
-    """All orders, any history. At its end all that is left runs to its end, so nobody waits for ever."""
+    """All orders, any history. In the end all remaining jobs run to their end, so none waits for ever."""
     model, policy = Model(24), Lanes(24, order)
     for number, (kind, first, second, seconds) in enumerate(events):
         where = {view.number: view.offset for view in policy.lanes}
@@ -351,7 +351,7 @@ def test_it_is_safe_at_every_event(order: Order, events: list[tuple[str, int, in
     rounds = 0
     while model.jobs:
         name = min(model.running, key=lambda name: model.lane_of[name])
-        for running in sorted(model.running - {name}):  # lanes move at their boundaries only
+        for running in sorted(model.running - {name}):  # lanes move only at their boundaries
             if running in model.running:
                 model.obey(policy.iteration_end(running, ran(model.progress.get(running, 0))), running)
                 model.check(policy, order)

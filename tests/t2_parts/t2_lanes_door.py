@@ -1,4 +1,4 @@
-"""What jobs and the policy `lanes` say to each other, without files and in virtual time."""
+"""The protocol between jobs and the policy `lanes`, without files and in virtual time."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_lines_that_are_too_long() -> None:
 
 @pytest.fixture
 def sleeper() -> Iterator[int]:
-    """The pid of a process of ours."""
+    """Yield the pid of a child."""
     process = subprocess.Popen(["sleep", "600"])
     yield process.pid
     process.kill()
@@ -105,7 +105,7 @@ def sleeper() -> Iterator[int]:
 
 
 def ends() -> tuple[socket.socket, socket.socket]:
-    """The policy's end of a connection, and a job's."""
+    """Return the policy's end of a connection, and a job's."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     theirs.settimeout(10)
@@ -113,10 +113,10 @@ def ends() -> tuple[socket.socket, socket.socket]:
 
 
 class Turns:
-    """A policy: an iteration of each, one after the other."""
+    """A policy that gives each job an iteration in turn."""
 
     def __init__(self) -> None:
-        self._jobs: list[str] = []  # the first one runs
+        self._jobs: list[str] = []  # the first job runs
 
     def job_arrive(self, job: face.Job) -> Sequence[Decision]:
         self._jobs.append(job.name)
@@ -138,7 +138,7 @@ def hall(levers: NoLevers) -> Hall:
 
 @virtual
 async def test_who_says_nothing() -> None:
-    """Is hung up on in the end, half a line or none."""
+    """A job that does not announce itself is dropped in the end, with or without half a line."""
     for said in (b"", b"job {"):
         ours, theirs = ends()
         with theirs:
@@ -150,7 +150,8 @@ async def test_who_says_nothing() -> None:
 
 
 def test_two_in_turn(monkeypatch: pytest.MonkeyPatch, sleeper: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """When one is told, who ended is frozen and it is thawed. Who is dead is gone, open socket or not."""
+    """At a switch, the job whose iteration ended is frozen and the next is thawed and told. A dead job leaves, even if
+    its socket is still open."""
     pids = iter([os.getpid(), sleeper])
     monkeypatch.setattr(Speaker, "pid", property(lambda _: next(pids)))
     mine, other, began = f"x-{os.getpid()}", f"x-{sleeper}", time.monotonic()
@@ -194,14 +195,14 @@ def test_two_in_turn(monkeypatch: pytest.MonkeyPatch, sleeper: int, capsys: pyte
 
 
 async def said(connection: socket.socket) -> bytes:
-    """What comes next, with the policy's end in the same loop."""
+    """Return the next bytes, while the policy's end runs in the same loop."""
     await trio.lowlevel.wait_readable(connection)
     return connection.recv(100)
 
 
 @virtual
 async def test_the_end_of_the_policy() -> None:
-    """Whoever is a job is thawed, and then told; who is none yet is hung up on."""
+    """Jobs are thawed and then told; a connection that is no job yet is dropped."""
     levers, (ours, theirs), (late, nobody) = NoLevers(), ends(), ends()
     room = hall(levers)
     with theirs, nobody:
@@ -221,7 +222,7 @@ async def test_the_end_of_the_policy() -> None:
 
 @virtual
 async def test_one_that_ends_what_it_may_not_have_begun(monkeypatch: pytest.MonkeyPatch, sleeper: int) -> None:
-    """It waits for its turn: it is hung up on, and who has the turn keeps it."""
+    """A job that waits for its turn is dropped for it, and the job that has the turn keeps it."""
     pids = iter([os.getpid(), sleeper])
     monkeypatch.setattr(Speaker, "pid", property(lambda _: next(pids)))
     levers, (ours, theirs), (late, hasty) = NoLevers(), ends(), ends()
@@ -240,7 +241,7 @@ async def test_one_that_ends_what_it_may_not_have_begun(monkeypatch: pytest.Monk
 
 @virtual
 async def test_more_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Are hung up on at once; who is there already stays."""
+    """Further connections are dropped at once; the existing ones stay."""
     monkeypatch.setattr(program, "MOST", 1)
     room, (ours, theirs), (late, nobody) = hall(NoLevers()), ends(), ends()
     with theirs, nobody:
@@ -256,7 +257,7 @@ async def test_more_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> N
 
 @virtual
 async def test_one_that_cannot_be_thawed() -> None:
-    """Is hung up on: the others go on without it."""
+    """It is dropped, and the others go on without it."""
     levers = NoLevers()
     levers.stuck = {f"x-{os.getpid()}"}
     ours, theirs = ends()
@@ -271,7 +272,7 @@ async def test_one_that_cannot_be_thawed() -> None:
 
 
 class Policy(threading.Thread):
-    """A policy that does as it is told, one connection after the other: lines to say, and None to wait for one."""
+    """A policy that follows a script, one connection after another: lines to send, and None to wait for a line."""
 
     def __init__(self, place: Path, *connections: Sequence[bytes | None]) -> None:
         super().__init__()
@@ -294,7 +295,7 @@ class Policy(threading.Thread):
             for number, steps in enumerate(self._connections, 1):
                 connection, _ = self._listener.accept()
                 if number == len(self._connections):
-                    self._listener.close()  # as a policy does before it ends
+                    self._listener.close()  # a policy does so before it ends
                 with connection, connection.makefile("rb") as lines:
                     for step in steps:
                         if step is None:
@@ -308,7 +309,7 @@ def job(place: Path, **more: Any) -> Job:
 
 
 def test_a_job_waits_for_its_turn(tmp_path: Path) -> None:
-    """And says when an iteration ended, after what it had the GPU do has."""
+    """It reports the end of an iteration only after the iteration's work on the GPU is done."""
     place, order = tmp_path / "s", []
     with (
         Policy(place, [None, b"go\n", None, b"go\n", None, None]) as policy,
@@ -348,7 +349,7 @@ def test_a_job_without_a_policy(tmp_path: Path) -> None:
 
 
 def test_a_job_whose_policy_breaks_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It announces itself again, with what it has to go yet; one that says `bye` is not waited for."""
+    """The job announces itself again, with its remaining work; a policy that says `bye` is not waited for."""
     place = tmp_path / "s"
     monkeypatch.setattr(ggroupfs.client.job, "PATIENCE_S", 1000)
     with Policy(place, [None, b"go\n", None], [None, b"go\n", None, b"bye\n"]) as policy, job(place) as work:

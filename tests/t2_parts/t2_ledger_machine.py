@@ -1,4 +1,4 @@
-"""Generated histories of a ledger, against books that are kept the naive way: every sum from scratch, each time.
+"""Generated histories of a ledger, against books that are kept the naive way, with every sum made from scratch.
 
 The ledger under test comes from :meth:`LedgerMachine.make_ledger`. The same histories run on any other ledger, or on
 two at once that must give equal answers (:class:`Twins`).
@@ -26,11 +26,11 @@ SoftLedgerTest = LedgerMachine.TestCase
 SoftLedgerTest.settings = history(150)
 
 
-# A machine that finds nothing proves nothing: it must find these
+# A machine that finds nothing proves nothing: it must find these mistakes
 
 
 class ForgetsTheTop(SoftLedger):
-    """Swaps by its own limit and never looks up."""
+    """Swaps by its own limit, and ignores those above."""
 
     def swap_out(self, group: Group, nbytes: int, usec: int = 0) -> None:
         own = self._accounts.get(group)
@@ -46,7 +46,7 @@ class ForgetsTheTop(SoftLedger):
 
 
 class PlansWithoutLow(SoftLedger):
-    """Takes from all alike."""
+    """Takes from all groups alike."""
 
     def plan(self, group: Group, nbytes: int) -> list[Target]:
         return [attrs.evolve(target, below_low=False) for target in super().plan(group, nbytes)]
@@ -64,7 +64,7 @@ class KeepsWhatMoved(SoftLedger):
 
 
 class KeepsReasons(SoftLedger):
-    """Adds to the reasons, and takes none away."""
+    """Adds reasons, and removes none."""
 
     def set_reasons(self, group: Group, off_all: int, off_gr: int) -> None:
         books = self.books(group)
@@ -94,7 +94,7 @@ def test_the_machine_finds_a_planted_mistake(ledger_type: type[SoftLedger]) -> N
         run_state_machine_as_test(
             machine,
             settings=settings(
-                history(2000),  # it ends with the first one that finds it
+                history(2000),  # it ends with the first history that finds the mistake
                 phases=(Phase.generate,),
                 derandomize=True,
                 database=None,
@@ -122,7 +122,7 @@ def test_twins_agree_with_themselves_and_not_with_a_mistake() -> None:
 
 
 def test_nobody_ever_holds_more_than_there_can_be() -> None:
-    """2^63 - 1 bytes is "no limit", and no group holds more than that: the lowest level that would hold it says so."""
+    """2^63 - 1 bytes is "no limit", and no group holds more: the lowest level that would exceed it counts the event."""
     ledger = SoftLedger()
     root, slice_ = SliceOn(ROOT, 0), SliceOn(Slice("/a"), 0)
     one, other = Member(Process(1, 0), 0), Member(Process(2, 0), 0)

@@ -1,4 +1,4 @@
-"""Descriptors of programs that are not what they are called: they hide nothing, and no caller waits for them."""
+"""Descriptors of programs that are not what their names say: they hide nothing, and no caller waits for them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from backend.process.identity import identify
 from tests.support.mounted import SECONDS, eventually
 
 NULL = "/dev/null"
-"""Stands for the device."""
+"""Stand-in for the device."""
 TENANT = Path(__file__).parents[1] / "support" / "fuse_tenant.py"
 NOBODY = (
     "setpriv",
@@ -37,17 +37,17 @@ class Tenant:
     """A program that has the device open, and a file of its own under that name."""
 
     process: subprocess.Popen[str]
-    """The program that serves its file."""
+    """Process that serves its own file."""
     pid: int
     real: int
-    """A descriptor of the device."""
+    """Descriptor of the device."""
     own: int
-    """One that it serves itself."""
+    """Descriptor of the file that it serves itself."""
     path: int
-    """One of the device that was opened with O_PATH."""
+    """Descriptor of the device that was opened with O_PATH."""
 
     def asked(self) -> str:
-        """What the kernel asked it next."""
+        """Return the kernel's next request to it."""
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
@@ -59,7 +59,7 @@ def fuse() -> Iterator[str]:
     if status.st_mode & 0o006 == 0o006:
         yield made
         return
-    made = f"/dev/ggroup-fuse-{os.getpid()}"  # not in a temporary directory: those may be mounted nodev
+    made = f"/dev/ggroup-fuse-{os.getpid()}"  # not in a temporary directory, which may be mounted nodev
     os.mknod(made, stat.S_IFCHR, status.st_rdev)
     try:
         os.chmod(made, 0o666)
@@ -92,12 +92,12 @@ def system() -> Iterator[linux.LinuxSystem]:
 
 
 def ours() -> list[str]:
-    """What we have open."""
+    """Return the descriptors that this process has open."""
     return sorted(os.listdir("/proc/self/fd"))
 
 
 def swapped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each file is right until it is duplicated: the program gives the number to another one at that moment."""
+    """Have each file be the right one until it is duplicated, when the program gives the number to another file."""
     real = device.number_of
     monkeypatch.setattr(
         device, "number_of", lambda place: device.CONTROL_NUMBER if isinstance(place, str) else real(place)
@@ -122,7 +122,7 @@ def test_a_file_of_its_own_is_not_the_device_whatever_it_is_called(tenant: Tenan
 def test_a_program_that_changes_its_files_while_they_are_duplicated_keeps_no_other(
     tenant: Tenant, system: linux.LinuxSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process alone that duplicates waits for its answer to the close, for a while; others are lent theirs."""
+    """Only the process that duplicates waits, for a while, for its answer to the close; others are lent theirs."""
     swapped(monkeypatch)
     process = identify(tenant.pid)
     with rm.borrowed(system, process, [tenant.real, tenant.own]) as controls:
@@ -143,7 +143,7 @@ def test_a_program_that_changes_its_files_while_they_are_duplicated_keeps_no_oth
 def test_a_program_is_looked_at_once_however_many_descriptors_are_lent(
     tenant: Tenant, system: linux.LinuxSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each look has two threads wake each other up, of which a freeze by the file waits for every one."""
+    """Each look has two threads wake each other, each of which a freeze through the cgroup file would wait for."""
     looks: list[int] = []
 
     def look_here(pid: int, function: Callable[[], Any]) -> Any:

@@ -1,4 +1,4 @@
-"""A lever is a row: all that stands between a writer and a GPU takes one that came later."""
+"""A lever is a row: everything between a writer and a GPU also accepts a lever that is added later."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.harness import Spawn, running, virtual
 from tests.support.nvidia_rig import Rig, drive
 
 LATER = Lever(field="later", kind=Kind.NUMBER, most=10, along=max)
-"""One of a version to come."""
+"""A lever of a future version."""
 
 
 def test_what_holds_has_each_by_its_field() -> None:

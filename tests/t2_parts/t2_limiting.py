@@ -1,4 +1,4 @@
-"""How a process asks for its limits before it becomes another program, of a daemon that may be none."""
+"""How a process asks for its limits before it becomes another program; its listener may be no daemon."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Answer = Callable[[socket.socket, Message], object]
 
 @contextlib.contextmanager
 def daemon(path: Path, answer: Answer) -> Iterator[list[Message]]:
-    """What listens at a path and answers one connection; the requests that it has had."""
+    """Listen at a path and answer one connection; yield the requests that came."""
     asked: list[Message] = []
 
     def serve() -> None:
@@ -49,7 +49,7 @@ def daemon(path: Path, answer: Answer) -> Iterator[list[Message]]:
 
 
 def grant(connection: socket.socket, request: Message, features: Feature = SOFT) -> None:
-    """Answers as a daemon does."""
+    """Answer as a daemon does."""
     words = (VERSION, 4096, 2048, features) if request.op == Op.HELLO else ()
     connection.sendall(request.answer(*words).encode())
 
@@ -83,7 +83,7 @@ def test_what_is_no_answer_is_an_error_with_a_number(tmp_path: Path, raw: bytes)
 
 
 def test_all_answers_have_one_deadline(tmp_path: Path) -> None:
-    """Neither silence nor events, nor slow answers, have it wait for longer."""
+    """Neither silence, nor events, nor slow answers make it wait longer."""
 
     def dribble(connection: socket.socket, request: Message) -> None:
         if request.op == Op.HELLO:
@@ -105,7 +105,7 @@ def test_all_answers_have_one_deadline(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("uid", "unnamed", "asks"), [(0, False, True), (4242, False, False), (65534, True, True)])
 def test_nothing_is_said_to_a_listener_of_another_user(tmp_path: Path, uid: int, unnamed: bool, asks: bool) -> None:
-    """As the library decides it, in a container with a user namespace as well."""
+    """The rule is the library's, in a container with a user namespace as well."""
     maps = b"         0     100000      65536\n" if unnamed else b"         0          0 4294967295\n"
     with (
         mock.patch.object(limiting, "user_of", return_value=uid),

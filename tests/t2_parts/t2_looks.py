@@ -1,4 +1,4 @@
-"""Programs that have a look at them wait: no other one waits, nothing is said to be known, and they are few."""
+"""Looks at programs that make a reader wait: no other look waits, no answer is invented, and their threads are few."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from tests.support.mounted import eventually
 Spawn = Callable[..., subprocess.Popen[bytes]]
 
 OTHER = 65534
-"""The user of the programs that hold on."""
+"""User of the programs that hold on to readers."""
 
 
 @attrs.define
 class Held:
-    """Programs of which no read comes back, until that is to be over."""
+    """Programs from which no read returns, until released."""
 
     pids: set[int] = attrs.field(factory=set)
     go: threading.Event = attrs.field(factory=threading.Event)
     reads: int = 0
-    """How many are with one of them, or were."""
+    """Number of reads that are, or were, with one of them."""
 
     def pass_(self, pid: int) -> None:
-        """What a reader does on its way."""
+        """Hold a reader on its way."""
         if pid in self.pids:
             self.reads += 1
             self.go.wait()
@@ -80,10 +80,10 @@ ASKED = {
 def test_who_does_not_let_itself_be_looked_at_is_not_known_and_keeps_nobody(
     held: Held, spawn: Spawn, asked: Callable[[int], object]
 ) -> None:
-    """The loop goes on, others are looked at, and no more threads are with programs of one user than may be."""
+    """The loop goes on, others are looked at, and no user's programs hold more threads than allowed."""
     pids = [spawn().pid for _ in range(looks.STUCK + 3)]
     held.pids.update(pids)
-    clock = MockClock()  # which stands still: a machine that is busy makes no look late
+    clock = MockClock()  # which stands still, so a busy machine makes no look late
 
     async def ask(pid: int) -> None:
         with pytest.raises(OSError, match=f"{LATE}|{TOO_MANY}") as raised:
@@ -111,7 +111,7 @@ def test_who_does_not_let_itself_be_looked_at_is_not_known_and_keeps_nobody(
 
 
 def test_a_thread_of_somebody_else_waits_no_longer(held: Held, spawn: Spawn, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As those of levers do, and that which asks for what was undone."""
+    """Nor do the threads of levers, or the thread that checks for undone settings."""
     pid = spawn().pid
     held.pids.add(pid)
     ask = partial(looks.look_here, pid, partial(identity.start_time, pid))
@@ -127,7 +127,7 @@ def test_a_thread_of_somebody_else_waits_no_longer(held: Held, spawn: Spawn, mon
 
 
 def test_many_at_once_wait_for_each_other_and_none_is_refused(spawn: Spawn) -> None:
-    """A program that is slow because the machine is, is not one that holds on."""
+    """A program that is slow because the machine is slow does not count as holding on."""
     pid, at_once, most = spawn().pid, 0, 0
 
     def look() -> int:
@@ -174,13 +174,13 @@ def test_who_is_cancelled_before_there_is_a_thread_leaves_none() -> None:
     trio.run(test)
 
 
-# A machine that stands still, or has no processor for us
+# A machine that stands still, or has no processor for the daemon
 
 
 @pytest.fixture
 def standstill(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a thread waits for has not come by the end of the first wait, and more time has passed than there was: no
-    other thread has had a turn. They have one in the second."""
+    """Have the first wait of a thread end without a result, after more time than it had: no other thread has run
+    meanwhile. In the second wait they run."""
     waits, hours = itertools.count(), itertools.count()
 
     def turn() -> bool:
@@ -238,7 +238,7 @@ def test_nor_for_a_daemon_that_begins(held: Held, spawn: Spawn) -> None:
     assert looks.gone([later]) == {later}
 
 
-# What is short here
+# Local shortages
 
 NO_THREAD = RuntimeError("can't start new thread")
 
@@ -264,15 +264,15 @@ def test_its_own_error_is_not_that_there_is_no_thread() -> None:
     assert not looks._users
 
 
-# What a daemon before us has left
+# State left by an earlier daemon
 
 
 @pytest.mark.logs("some programs do not let themselves be looked at")
 def test_who_does_not_let_itself_be_looked_at_is_taken_for_who_it_was(
     held: Held, spawn: Spawn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The daemon begins all the same, and a process that is gone, or another by now, is told from it."""
-    times = iter([0.0, 60.0])  # the others have all the time that they take; then it is over
+    """The daemon starts all the same, and a process that is gone, or another by now, is told from a live one."""
+    times = iter([0.0, 60.0])  # the others have all the time they need; then it is over
     monkeypatch.setattr(looks, "time", SimpleNamespace(monotonic=lambda: next(times)))
     monkeypatch.setattr(looks, "START_S", 60.0)
     monkeypatch.setattr(looks, "PARTS", 1)
@@ -297,7 +297,7 @@ def test_who_does_not_let_itself_be_looked_at_is_taken_for_who_it_was(
         watch.close()
 
 
-# What is watched
+# Watched processes
 
 
 def test_two_who_watch_the_same_one_at_once(spawn: Spawn) -> None:

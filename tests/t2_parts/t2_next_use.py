@@ -1,4 +1,4 @@
-"""Classes of next use: which one a process is of, and that it changes no more often than hysteresis lets it."""
+"""Classes of next use: the class of a process, and that hysteresis bounds how often it changes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ ONE, TWIN, OTHER, LAST = (Process(pid, 0) for pid in range(1, 5))
 
 @attrs.frozen
 class Step:
-    """What a process did until one look, and what its scheduler says of it then."""
+    """The acts of a process up to a look, and what its scheduler says of it then."""
 
     seconds: float
-    """Since the look before."""
+    """Seconds since the last look."""
     busy_usec: int
     """Microseconds on the engine meanwhile."""
     charged: int
-    """How often GREW_LEAST it came by, or gave up."""
+    """Number of times that it gained or gave up GREW_LEAST."""
     turn: int | None
-    """Its place among those that wait for their turns; None where it does not."""
+    """Its place among those that wait for their turns; None if it does not wait."""
     is_leading: bool
     """Whether it goes before others."""
 
@@ -42,7 +42,7 @@ steps = st.builds(
 
 
 class Watched:
-    """A process, among others that take their turns."""
+    """A process, among others that take turns."""
 
     def __init__(self) -> None:
         self.now, self.busy_usec = 100.0, 0
@@ -66,7 +66,7 @@ class Watched:
 @SETTINGS
 @given(st.lists(steps, max_size=30))
 def test_a_class_goes_farther_no_more_than_once_in_so_many_seconds(history: list[Step]) -> None:
-    """And only where nothing was seen in the last of them that is near."""
+    """And only where the last look showed no near use."""
     watched, farther = Watched(), -HOLD_S
     for step in history:
         before = watched.next_use
@@ -93,7 +93,7 @@ def test_a_process_at_work_is_near_at_once(history: list[Step], work: Step) -> N
 def test_a_process_that_does_nothing_is_of_the_class_of_its_time(
     history: list[Step], seconds: float, looks: int
 ) -> None:
-    """However often it is looked at; from the last look that saw it at work."""
+    """However often it is looked at, counted from the last look that saw it at work."""
     watched = Watched()
     for step in [*history, Step(0.1, 1, 0, None, False)]:
         watched.step(step)
@@ -111,7 +111,7 @@ def test_a_process_that_does_nothing_is_of_the_class_of_its_time(
 @SETTINGS
 @given(st.lists(st.floats(0.05, 0.9), min_size=1, max_size=40))
 def test_turns_that_are_shorter_than_the_hold_leave_equals_equal(history: list[float]) -> None:
-    """Three take turns of less than HOLD_S: each is next, or at work, before it would be farther."""
+    """Three take turns shorter than HOLD_S: each is next, or at work, before its class would become farther."""
     outlook, now, sight = Outlook(), 0.0, Sight(1, 1)
     processes = [ONE, OTHER, LAST]
     for seconds in history:
@@ -145,7 +145,7 @@ def test_a_process_that_the_machine_cannot_tell_of_is_near() -> None:
 
 
 def test_a_process_that_is_off_without_work_waits_for_nothing() -> None:
-    """A scheduler may keep one off whose turns come seldom: it is as idle as it is."""
+    """A scheduler may keep a process off whose turns come seldom: it is as idle as it is."""
     outlook, order = Outlook(), Order([OTHER, ONE, TWIN])
     for now in (0.0, 10.0, 11.0, 12.0):
         outlook.see(now, {ONE: Sight(1, 1, has_work=False), TWIN: Sight(1, 1), OTHER: Sight(1, 1)})
@@ -182,7 +182,7 @@ IDLE_FOR = st.sampled_from((0.0, *sorted(IDLE_S.values())))
 def test_one_that_is_behind_others_is_as_far_as_the_farthest_of_them(
     idle: list[float], behind: list[tuple[set[Process], set[Process]]]
 ) -> None:
-    """Of those alone that it is behind; at several levels, of all of those."""
+    """Only those that it is behind count; with several levels, those of all levels."""
     seconds = dict(zip([ONE, TWIN, OTHER, LAST], idle, strict=True))
     outlook, order = Outlook(), Order(behind=behind)
     for now in (0.0, *(1000.0 - one for one in (*sorted(IDLE_S.values(), reverse=True), 0.0)), 1001.0):
@@ -204,7 +204,7 @@ def test_one_that_is_behind_others_is_as_far_as_the_farthest_of_them(
 
 
 def contender(pid: int, *priorities: int) -> Contender:
-    """A process below as many slices, each of its own but for the first, as there are priorities."""
+    """Return a process below one slice per priority, each its own except the first."""
     groups = [
         f"/{priority}" if level == 0 and len(priorities) > 1 else pid for level, priority in enumerate(priorities)
     ]
@@ -230,7 +230,7 @@ def test_priorities_lead_where_they_are_better_than_the_default_and_are_behind_w
 
 
 def test_a_process_is_behind_those_before_it_at_each_level_and_no_others() -> None:
-    """One that is behind a sibling in its slice is behind none in another slice of the same priority."""
+    """A process behind a sibling in its slice is behind none in another slice of the same priority."""
     first, second, other = contender(1, 8, 8), contender(2, 8, 9), contender(3, 8)
     last, worst = contender(4, 9, 8), contender(5, 9, 12)
 
@@ -248,7 +248,7 @@ def test_a_process_is_behind_those_before_it_at_each_level_and_no_others() -> No
 
 
 def test_memory_that_comes_back_from_the_host_is_no_use() -> None:
-    """A sight has what a process has anywhere: what moves is none that it came by."""
+    """A look counts the memory of a process in both places, so a move does not count as new memory."""
     outlook = Outlook()
     for now in (0.0, 10.0, 11.0):
         outlook.see(now, {ONE: Sight(100, 0)})

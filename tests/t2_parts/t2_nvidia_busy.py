@@ -1,4 +1,4 @@
-"""Busy time: of what a program had the engine, that in which it had work."""
+"""Busy time: the part of a program's engine time during which the program had work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TICK_US = 100_000.0
 
 
 def test_an_idle_program_that_has_the_engine_is_not_busy() -> None:
-    """It is alone: the trace charges it with all of the time."""
+    """It is alone, so the trace charges it with all of the time."""
     busy = BusyTime(0)
     for tick in range(1, 11):
         busy.look([(A, tick > 7)], lambda process, tick=tick: tick * 100_000, TICK_US)  # type: ignore[misc]
@@ -29,7 +29,7 @@ def test_a_program_that_waits_for_others_is_not_busy() -> None:
 
 
 def test_what_was_pending_is_matched_with_the_engine_of_that_time() -> None:
-    """The engine's time is told two looks late: a burst that is over by then counts."""
+    """The engine's time is known two looks late: a burst that is over by then counts."""
     busy = BusyTime(2)
     used = [0, 0, 0, 100_000, 100_000, 100_000]
     for pending, now in zip([False, True, False, False, False, False], used, strict=True):
@@ -38,7 +38,7 @@ def test_what_was_pending_is_matched_with_the_engine_of_that_time() -> None:
 
 
 def test_without_a_trace_it_is_the_time_in_which_kernels_were_pending() -> None:
-    """Nothing tells when it had the engine."""
+    """Without a trace it is unknown when the program had the engine."""
     busy = BusyTime(2)
     for pending in (True, False, True, True):
         busy.look([(A, pending)], lambda process: None, 1e6)
@@ -47,7 +47,7 @@ def test_without_a_trace_it_is_the_time_in_which_kernels_were_pending() -> None:
 
 @pytest.mark.parametrize(("used", "expected"), [(None, 500_000), (200_000, 200_000), (900_000, 500_000)])
 def test_samples_tell_no_more_than_the_engine(used: int | None, expected: int) -> None:
-    """They give one that is kept off it the time of others."""
+    """Samples can give a program that is kept off the engine the time of others."""
     busy = BusyTime(2)
     busy.sample([(A, None), (B, True)], lambda process: used, {A.pid: 500_000, B.pid: 1_000_000})
     assert (busy.usec(A), busy.sampled_usec(A)) == (expected, expected)
@@ -55,7 +55,7 @@ def test_samples_tell_no_more_than_the_engine(used: int | None, expected: int) -
 
 
 def test_who_is_forgotten_was_never_busy() -> None:
-    """Its pid may be another's soon."""
+    """Its pid may be another process's soon."""
     busy = BusyTime(0)
     busy.look([(A, True)], lambda process: 100, TICK_US)
     assert busy.rest(A, 150) == 50

@@ -1,4 +1,4 @@
-"""Finding the RM objects of a process by trying handles."""
+"""Discovery of a process's RM objects by trying handles."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def counter(fake: FakeSystem) -> ClientCounter:
 def found(fake: FakeSystem, counter: ClientCounter, program: Program) -> Handles:
     handles = Handles(fake, counter, program.identity, Precedence(1.0))
     handles.wide()
-    assert len(fake.open) == 1  # the counter's own
+    assert len(fake.open) == 1  # the descriptor of the counter
     return handles
 
 
@@ -72,7 +72,7 @@ def test_quick_look_finds_a_new_context(fake: FakeSystem, counter: ClientCounter
     program = fake.program(5, 0)
     handles = found(fake, counter, program)
     before = handles.tsgs()
-    assert handles.tsgs() is before  # nothing is computed again
+    assert handles.tsgs() is before  # nothing is recomputed
     program.context()
     with rm.borrowed(fake, program.identity, handles.fds()) as controls:
         handles.quick(controls)
@@ -116,7 +116,7 @@ def test_wide_look_stands_aside_before_each_handle(fake: FakeSystem, counter: Cl
 def test_wide_look_jumps_a_gap(fake: FakeSystem, counter: ClientCounter) -> None:
     program = fake.program(5, 0)
     handles = found(fake, counter, program)
-    program.tsg(skip=900)  # as many allocations came and went
+    program.tsg(skip=900)  # as if that many allocations had come and gone
     with rm.borrowed(fake, program.identity, handles.fds()) as controls:
         handles.quick(controls)
     assert len(handles.tsgs()) == 4

@@ -1,9 +1,9 @@
-"""Every call that the NVIDIA code makes, failing in every way that it can.
+"""Faults of every call that the NVIDIA code makes, in every way in which it can fail.
 
-A lever, or a look, is run once to see what it calls. Then each of these calls fails, with each status of the driver
-(nvstatuscodes.h has 0x01 to 0x8A, warnings from 0x10001, and GENERIC) or each errno that the manual page has. Whatever
-comes of it: an OSError with the right number or none, no descriptor left, no other touched; and once the fault is
-gone the same thing done again brings about what is wanted, exactly.
+A lever, or a look, is run once to see which calls it makes. Then each of these calls fails, with each status of the
+driver (nvstatuscodes.h has 0x01 to 0x8A, warnings from 0x10001, and GENERIC) or each errno of the manual page. The
+result must be an OSError with the right number or none, no descriptor left open, and no other process touched; and once
+the fault is gone, repeating the operation brings about exactly what is wanted.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from tests.support.fake_nvidia import GPU_IDS, FakeNvml, FakeNvmlError, FakeSyst
 from tests.support.faults import Fault, FaultyNvml, FaultySystem, Plan
 
 STATUSES = (*range(0x01, 0x8B), 0xFFFF, *range(0x10001, 0x10008), 0xDEAD)
-"""All that there are, and one that there is not."""
+"""All existing statuses, and one that does not exist."""
 
 CLASSES = (0x0F, 0x1B, 0x33, 0x51, 0x63, 0x65, 0xFFFF)
-"""One of each errno that they become."""
+"""One status for each errno that statuses become."""
 
 ERRNOS_OF = {
     "open_control": "EACCES EINTR EIO EMFILE ENFILE ENODEV ENOENT ENOMEM ENXIO EPERM",
@@ -46,10 +46,10 @@ ERRNOS_OF = {
     "map": "EACCES EAGAIN ENFILE ENODEV ENOMEM EPERM",
     "ioctl": "EBADF EFAULT EINVAL ENOTTY EAGAIN EINTR EIO ENODEV ENOMEM EPERM",
 }
-"""open(2), proc(5), pidfd_open(2), pidfd_getfd(2), mmap(2), ioctl(2) and what drivers answer besides."""
+"""Errnos by call: open(2), proc(5), pidfd_open(2), pidfd_getfd(2), mmap(2), ioctl(2), and those of drivers."""
 
 READ_BACK = {rm.FIFO_GET_CHANNEL_STATE}
-"""Controls that only ask: a lever does without the answer."""
+"""Controls that only read: a lever does without the answer."""
 
 
 def errnos(call: str) -> list[int]:
@@ -59,7 +59,7 @@ def errnos(call: str) -> list[int]:
 
 @attrs.define
 class World:
-    """Two programs on two GPUs, of which one is acted upon on the first."""
+    """Two programs on two GPUs; one of them is acted upon, on the first GPU."""
 
     fake: FakeSystem
     plan: Plan
@@ -76,7 +76,7 @@ class World:
         return [o.timeslice for o in self.program.objects.values() if o.class_ == rm.CLASS_TSG][:4]
 
     def holds(self) -> bool:
-        """Whether the hardware is what is wanted, to the last count."""
+        """Return whether the hardware is as wanted, to the last count."""
         wanted = self.tenant.applied
         slices = [wanted.timeslice_us or 2048, 1024, 1024, 1024]
         return set(self.mine) == {int(wanted.engines is Engines.ALL)} and self.slices == slices
@@ -104,13 +104,13 @@ def world(*, readback: bool = True, known: bool = True) -> World:
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fewer handles are tried where there are none."""
+    """Try fewer handles where there are none."""
     monkeypatch.setattr(discover, "FIRST_RUN", 32)
     monkeypatch.setattr(discover, "WIDE_RUN", 32)
 
 
 def ways(call: str, number: int | None, first: bool) -> Iterator[Fault]:
-    """What can become of a call. All statuses of each kind of call once, one of each errno wherever it is made."""
+    """Yield the faults of a call: all statuses for the first call of a kind, one for each errno for the others."""
     if call in ("control", "alloc", "free", "map_memory"):
         for status in STATUSES if first else CLASSES:
             yield Fault(call, number, status=status)
@@ -121,7 +121,7 @@ def ways(call: str, number: int | None, first: bool) -> Iterator[Fault]:
 
 
 def sites(calls: Sequence[tuple[str, int | None]]) -> Iterator[tuple[str, int | None, int]]:
-    """Each call with how many such were before it; of the many that only try handles, the first, some, the last."""
+    """Yield each call with the number of such calls before it; of the many that only try handles, a few."""
     met: dict[tuple[str, int | None], int] = {}
     for call in calls:
         met[call] = met.get(call, 0) + 1
@@ -132,7 +132,7 @@ def sites(calls: Sequence[tuple[str, int | None]]) -> Iterator[tuple[str, int | 
 
 
 def right(error: OSError, fault: Fault) -> bool:
-    """Whether an error is that of the fault."""
+    """Return whether an error is the one of the fault."""
     if isinstance(error, ProcessLookupError):
         return fault.errno == errno.ESRCH
     if fault.errno:
@@ -143,7 +143,7 @@ def right(error: OSError, fault: Fault) -> bool:
 
 
 def caught(call: Callable[[], object]) -> OSError | None:
-    """What a call raises."""
+    """Return what a call raises."""
     try:
         call()
     except OSError as error:
@@ -152,7 +152,7 @@ def caught(call: Callable[[], object]) -> OSError | None:
 
 
 def absorbed(fault: Fault) -> bool:
-    """Whether nothing needs to be told: what was named is gone, or was only asked about."""
+    """Return whether no error is due: the named object is gone, or was only read."""
     if fault.number in READ_BACK or (fault.call == "pidfd_getfd" and fault.errno == errno.EBADF):
         return True
     return bool(fault.status) and rm.RmError(fault.status, "").gone
@@ -165,7 +165,7 @@ LEVERS: dict[str, tuple[tuple[bool, int], tuple[bool, int]]] = {
     "default": ((True, 500), (True, 0)),
     "both": ((False, 0), (True, 500)),
 }
-"""Frozen and timeslice, before and after."""
+"""Frozen state and timeslice, before and after, by lever."""
 
 
 @pytest.mark.parametrize("readback", [True, False])
@@ -214,7 +214,7 @@ def _once(w: World, fault: Fault, ask: Callable[[], None]) -> None:
 
 @pytest.mark.parametrize("lever", LEVERS)
 def test_a_lever_that_is_refused_all_the_time(lever: str) -> None:
-    """Each call of it, again and again: what is told is that of the driver, and none is left half frozen."""
+    """Each of its calls fails again and again: the driver's error is passed on, and nothing is left half frozen."""
     w = world()
     before, after = LEVERS[lever]
     for status in STATUSES:
@@ -230,7 +230,7 @@ def _set(w: World, what: tuple[bool, int]) -> None:
 
 
 def test_a_lever_that_says_it_did_and_did_not() -> None:
-    """What is asked whether it holds is found out, and what is wanted is done."""
+    """Where the result can be read back the lie is found out, and what is wanted is done."""
     w = world()
     w.plan.faults = [Fault("control", rm.SET_TIMESLICE, nothing=True)]
     w.tenant.applied.timeslice_us = 500
@@ -242,7 +242,7 @@ def test_a_lever_that_says_it_did_and_did_not() -> None:
 
 
 def test_looks() -> None:
-    """After each fault the next look finds all that there is."""
+    """After each fault the next look finds everything."""
     w = world(known=False)
     w.plan.calls.clear()
     w.tenant.enforcement.look(False)
@@ -256,7 +256,7 @@ def test_looks() -> None:
         for fault in ways(call, number, first):
             fault.after, fault.times = nth, 1
             tried += 1
-            w.fake.index = index  # else there would be more numbers to be tried each time
+            w.fake.index = index  # otherwise more numbers would have to be tried each time
             del counter._samples[1:]
             w.tenant.applied.handles = Handles(w.tenant._system, counter, w.program.identity, Precedence(1.0))
             w.plan.faults = [fault]
@@ -266,7 +266,7 @@ def test_looks() -> None:
             w.plan.heal()
             w.tenant.enforcement.look(True)
             tsgs = [len(tsg.channels) for tsg in w.tenant.tsgs()]
-            if not w.tenant.applied.handles.fds():  # its client was taken for another's: what refuses so means it
+            if not w.tenant.applied.handles.fds():  # its client was taken for another's, as such a refusal says
                 assert (call, number) == ("control", rm.CLIENT_GET_HANDLE_INFO)
                 assert rm.RmError(fault.status, "").errno not in rm.PASSING
                 stranger += 1
@@ -279,7 +279,7 @@ def test_looks() -> None:
 
 @pytest.mark.parametrize("make", ["counter", "states", "trace"])
 def test_what_is_opened_for_good(make: str) -> None:
-    """All of it is there, or nothing is left open."""
+    """Either all of it is there, or nothing is left open."""
     card = rm.Card(GPU_IDS[0], "0000:01:00.0", 0)
     fake, plan = FakeSystem(), Plan()
     system = FaultySystem(fake, plan)
@@ -303,7 +303,7 @@ def test_what_is_opened_for_good(make: str) -> None:
             plan.faults = [fault]
             done: list[bool] = []
             error = caught(lambda done=done: done.append(opened()))
-            if make == "states":  # it does without
+            if make == "states":  # it works without
                 assert done == [False], (fault, error)
             else:
                 assert error is not None, fault
@@ -314,7 +314,7 @@ def test_what_is_opened_for_good(make: str) -> None:
 
 
 def test_a_trace_that_is_read() -> None:
-    """Each call of each read, each status: an OSError, and what was counted before is not lost."""
+    """Each call of each read, with each status: an OSError, and earlier counts are not lost."""
     card = rm.Card(GPU_IDS[0], "0000:01:00.0", 0)
     fake, plan = FakeSystem(), Plan()
     assert fake.trace is not None
@@ -342,12 +342,12 @@ def test_a_trace_that_is_read() -> None:
 
 
 def unhurried(main: Callable[[], Awaitable[None]]) -> None:
-    """Runs it by a clock that stands: no deadline passes, however busy the machine is."""
+    """Run by a clock that stands still: no deadline passes, however busy the machine is."""
     trio.run(main, clock=MockClock())
 
 
 RETURNS = (*range(1, 31), 999)
-"""nvmlReturn_t (nvml.h), but for success."""
+"""Values of nvmlReturn_t (nvml.h), without success."""
 
 
 @pytest.mark.parametrize(
@@ -355,7 +355,7 @@ RETURNS = (*range(1, 31), 999)
     ["nvmlDeviceGetHandleByUUID", "nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses"],
 )
 def test_nvml(function: str) -> None:
-    """An OSError with the errno of the table; the other GPU answers."""
+    """An OSError with the errno of the table; the other GPU still answers."""
     plan, fake = Plan(), FakeNvml(compute={0: [(5, 10)], 1: [(6, 20)]})
 
     async def main() -> None:
@@ -410,7 +410,7 @@ def test_nvml_that_hangs_on_one_gpu() -> None:
 
 @pytest.mark.parametrize("jump", [-10 * 365 * 86400, 10 * 365 * 86400])
 def test_samples_after_the_clock_was_set(jump: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They carry the time of day. Those from before count no more, and those from after do."""
+    """Samples carry the time of day: those from before no longer count, and those from after do."""
     clock = [1.7e9]
     monkeypatch.setattr("backend.nvidia.nvml.time.time", lambda: clock[0])
     monkeypatch.setattr("backend.nvidia.nvml.time.monotonic", lambda: clock[0] - start[0])
@@ -422,7 +422,7 @@ def test_samples_after_the_clock_was_set(jump: int, monkeypatch: pytest.MonkeyPa
         fake.samples = [(5, int(clock[0] * 1e6), 50)]
         assert await nvml.busy(0) == Samples({5: 0.5}, None)
         clock[0] += jump
-        start[0] += jump  # time itself goes on
+        start[0] += jump  # the monotonic time goes on
         await nvml.busy(0)
         clock[0] += 1
         fake.samples.append((5, int(clock[0] * 1e6), 20))
@@ -446,7 +446,7 @@ def test_one_that_hangs_in_what_all_pass_keeps_nobody_for_long() -> None:
     thread = threading.Thread(target=hang, daemon=True)
     thread.start()
     inside.wait()
-    for _ in range(1000):  # ten seconds, if each of them waited
+    for _ in range(1000):  # ten seconds in total, if each waited
         with pytest.raises(TimeoutError), narrow.passed():
             raise AssertionError("two are in it")
     go.set()
@@ -462,7 +462,7 @@ def test_who_stands_aside_goes_on_once_all_before_it_are_through() -> None:
         levers.stand_aside()
         aside.set()
 
-    levers.stand_aside()  # none is there
+    levers.stand_aside()  # no lever waits
     with levers.taken():
         with levers.taken():
             thread = threading.Thread(target=look, daemon=True)
@@ -476,7 +476,7 @@ def test_one_that_hangs_before_others_keeps_them_for_a_moment_once() -> None:
     levers = Precedence(0.01)
     with levers.taken():
         began = time.monotonic()
-        for _ in range(1000):  # ten seconds, if each of them waited
+        for _ in range(1000):  # ten seconds in total, if each waited
             levers.stand_aside()
         assert time.monotonic() - began < 5
     with levers.taken():

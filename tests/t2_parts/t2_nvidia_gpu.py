@@ -1,4 +1,4 @@
-"""The NVIDIA GPU against a driver in memory: levers, policy that outlives a look, processes that come and go."""
+"""The NVIDIA GPU against a driver in memory: levers, settings that outlive a look, processes that come and go."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def test_gpus() -> None:
         assert rig.gpus[0].info.timeslice_default_us == 2048
         capabilities = rig.gpus[0].capabilities()
         assert capabilities["compute.timeslice"] is Capability.ADVISORY  # nothing was proven
-        assert capabilities["gmem.limit.high"] is Capability.ADVISORY  # of programs with the library in them
-        # One other GPU is of the same model.
+        assert capabilities["gmem.limit.high"] is Capability.ADVISORY  # for programs with the library
+        # The other GPU is of the same model.
         assert capabilities["compute.migrate"] is (Capability.ADVISORY if len(rig.gpus) > 1 else Capability.UNSUPPORTED)
         assert rig.gpus[0].info.granule == 2 << 20
 
@@ -113,7 +113,7 @@ def test_freeze_does_not_nest() -> None:
         async with running(rig):
             for _ in range(3):
                 await rig.gpus[0].detach(program.identity)
-            await trio.sleep(2)  # rounds of re-applying
+            await trio.sleep(2)  # for a few rounds of re-applying
             assert {program.objects[channel].disabled for channel in program.channels()} == {1}
             await rig.gpus[0].attach(program.identity)
             assert all(program.running())
@@ -164,7 +164,7 @@ def test_a_tenant_that_takes_a_longer_timeslice_loses_it_again() -> None:
 
 
 def test_a_lever_does_not_ask_for_what_it_knows() -> None:
-    """One call for each GR TSG whose timeslice changes, and none for what stays."""
+    """One call for each GR TSG whose timeslice changes, and none for the others."""
 
     async def test(rig: Rig) -> None:
         program = rig.fake.program(5, 0, 0)
@@ -187,7 +187,7 @@ def test_a_lever_does_not_ask_for_what_it_knows() -> None:
 
 
 def test_who_is_let_go_waits_for_no_look() -> None:
-    """What is new is not off the runlist. Of what is known each handle is looked at, since they are reused."""
+    """New objects cannot be off the runlist. The handle of each known one is checked, since handles are reused."""
 
     async def test(rig: Rig) -> None:
         program = rig.fake.program(5, 0)
@@ -211,12 +211,12 @@ def test_who_is_let_go_waits_for_no_look() -> None:
 
 
 def on_gr_alone(rig: Rig) -> None:
-    """Has the first GPU be one on which GR alone was proven."""
+    """Mark the first GPU as one on which GR alone was proven."""
     rig.gpus[0]._capabilities = {**rig.gpus[0].capabilities(), GR_ALONE: Capability.ENFORCED}
 
 
 def test_a_turn_asks_for_what_it_acts_on_alone() -> None:
-    """The GR TSG and its 8 channels, of 4 TSGs and 20 channels: calls of the driver for each lever of a turn."""
+    """For the GR TSG with its 8 channels, out of 4 TSGs and 20 channels: driver calls for each lever of a turn."""
 
     async def test(rig: Rig) -> None:
         program, gpu = rig.fake.program(5, 0), rig.gpus[0]
@@ -234,8 +234,8 @@ def test_a_turn_asks_for_what_it_acts_on_alone() -> None:
             on = {rm.CLIENT_GET_HANDLE_INFO: 9, rm.FIFO_DISABLE_CHANNELS: 1, rm.FIFO_GET_CHANNEL_STATE: 1}
             assert await calls(gpu.attach(program.identity)) == on
         assert await calls(gpu.detach(program.identity, Engines.GR)) == off
-        # A freeze takes the others as well, and looks for what is new whatever the totals say; a thaw in the turn of
-        # another program puts them on alone.
+        # A freeze takes the other TSGs as well, and looks for new ones whatever the totals say; a thaw in another
+        # program's turn puts only those others on.
         freeze = await calls(gpu.detach(program.identity))
         assert freeze[rm.CLIENT_GET_HANDLE_INFO] > 3 + 12 + QUICK_RUN
         assert not any(program.running())
@@ -248,7 +248,7 @@ def test_a_turn_asks_for_what_it_acts_on_alone() -> None:
 
 
 def test_a_context_that_has_just_come_is_off_in_the_turn_of_another() -> None:
-    """The totals of the host tell that there may be one."""
+    """The host's totals show that there may be one."""
 
     async def test(rig: Rig) -> None:
         program, gpu = rig.fake.program(5, 0), rig.gpus[0]
@@ -266,7 +266,7 @@ def test_a_context_that_has_just_come_is_off_in_the_turn_of_another() -> None:
 
 @pytest.mark.parametrize("attaches", [True, False])
 def test_a_handle_that_is_reused_is_not_acted_on_in_a_turn(attaches: bool) -> None:
-    """What was asked for last was so a turn ago: its class is asked for each time."""
+    """It was verified a turn ago, and its class is asked for each time."""
 
     async def test(rig: Rig) -> None:
         program, gpu = rig.fake.program(5, 0), rig.gpus[0]
@@ -305,7 +305,7 @@ def test_looks_stand_aside_while_a_lever_is_pulled() -> None:
         assert other is levers, "those of all programs, on all GPUs"
         at_work: dict[int, set[int]] = {}
         rig.fake.before = lambda cmd: at_work.setdefault(cmd, set()).add(len(levers._at_work))
-        await rig.gpus[0].set_timeslice(program.identity, 3000)  # its first one, for which it is looked at
+        await rig.gpus[0].set_timeslice(program.identity, 3000)  # its first setting, for which it is looked at
         await rig.gpus[0].detach(program.identity)
         await rig.gpus[0].attach(program.identity)
         assert at_work[rm.SET_TIMESLICE] == at_work[rm.FIFO_DISABLE_CHANNELS] == {1}
@@ -361,14 +361,14 @@ def test_policy_before_the_first_context() -> None:
 
 
 def test_a_lever_without_a_tsg_to_act_on_is_refused() -> None:
-    """A program under MPS, or one that only draws: NVML lists it, and no channel group of its own can be found."""
+    """A program under MPS, or one that only draws: NVML lists it, and it has no channel group of its own."""
 
     async def test(rig: Rig) -> None:
         program = rig.fake.program(7)
         rig.nvml.compute[0] = [(7, 100)]
         async with running(rig):
             gpu, process = rig.gpus[0], program.identity
-            await gpu.detach(process)  # just come: it may be about to make some
+            await gpu.detach(process)  # new, so it may be about to make some
             await gpu.attach(process)
             await trio.sleep(3)
             for lever in (gpu.detach(process), gpu.set_timeslice(process, 500)):
@@ -382,7 +382,7 @@ def test_a_lever_without_a_tsg_to_act_on_is_refused() -> None:
 
 
 def test_one_that_ends_as_it_is_met_leaves_nothing_behind() -> None:
-    """Its files are closed, and NVML lists it yet: the driver has its memory to give back first."""
+    """Its files are closed and NVML still lists it: the driver has to return its memory first."""
 
     async def test(rig: Rig) -> None:
         ending = rig.busy(5, 0)
@@ -408,8 +408,8 @@ def test_one_that_ends_as_it_is_met_leaves_nothing_behind() -> None:
 
 
 def test_a_thaw_is_refused_to_nobody() -> None:
-    """One that was given a timeslice as it came, when it might have been about to make TSGs, and made none: a caller
-    that takes it off the runlist is told so, and one that has it back on it is not."""
+    """A program got a timeslice when it came and might still make TSGs, and it made none. A caller that takes it off
+    the runlist gets an error, and one that puts it on again does not."""
 
     async def test(rig: Rig) -> None:
         program = rig.fake.program(7)
@@ -426,8 +426,8 @@ def test_a_thaw_is_refused_to_nobody() -> None:
 
 
 def test_one_that_destroyed_its_contexts_is_refused_nothing() -> None:
-    """A program does so some time before it ends, or to make others: NVML does not list it any more, nothing of it can
-    run, and what it makes later follows."""
+    """A program does so some time before it ends, or before it makes others: NVML no longer lists it, nothing of it can
+    run, and settings are applied to what it makes later."""
 
     async def test(rig: Rig) -> None:
         program = rig.busy(5, 0)
@@ -438,7 +438,7 @@ def test_one_that_destroyed_its_contexts_is_refused_nothing() -> None:
             await gpu.detach(process)
             program.destroy()
             await trio.sleep(3)
-            with pytest.raises(OSError, match="no channel group"):  # but NVML says that it uses the GPU
+            with pytest.raises(OSError, match="no channel group"):  # NVML still says that it uses the GPU
                 await gpu.set_timeslice(process, 4000)
             rig.nvml.compute[0] = []
             await gpu.attach(process)
@@ -473,7 +473,7 @@ def test_a_reused_handle_is_not_acted_upon() -> None:
         program = rig.fake.program(5, 0)
         await rig.gpus[0].set_timeslice(program.identity, 1000)
         tsg = rig.gpus[0].tsgs(program.identity)[0]
-        program.objects[tsg.handle].class_ = 0x40  # freed, and a piece of memory now
+        program.objects[tsg.handle].class_ = 0x40  # freed, and now the handle of a piece of memory
         program.objects[tsg.handle].timeslice = 0
         program.objects[tsg.channels[0]].class_ = 0x40
         await rig.gpus[0].set_timeslice(program.identity, 3000)
@@ -487,7 +487,7 @@ def test_a_reused_handle_is_not_acted_upon() -> None:
 @pytest.mark.parametrize("readback", [True, False])
 @pytest.mark.parametrize("class_", [None, 0x40, rm.CLASS_TSG])
 def test_a_channel_that_was_freed_before_the_call(class_: int | None, readback: bool) -> None:
-    """Its number is no object's, or another's: that is named in no call, and every other channel is off, once."""
+    """Its number is no object's, or another's: no call names it, and every other channel is off exactly once."""
 
     def prepare(fake: FakeSystem, _nvml: FakeNvml) -> None:
         fake.readback = readback
@@ -592,7 +592,7 @@ def test_death_in_the_middle(when: int) -> None:
                 rig.fake.kill(5)
 
         rig.fake.before = die
-        # What we borrowed keeps its objects until the operation ends; the next one finds none.
+        # The borrowed file keeps its objects until the operation ends; the next operation finds none.
         for lever in (rig.gpus[0].set_timeslice(program.identity, 2000), rig.gpus[0].detach(program.identity)):
             with trio.move_on_after(1):
                 with contextlib.suppress(ProcessLookupError):
@@ -618,7 +618,7 @@ def test_dead_before() -> None:
 
 
 def test_a_lever_that_is_late_notes_nothing_of_the_dead() -> None:
-    """It was under way in a thread when the program was forgotten: nothing would forget its timeslices again."""
+    """It was in progress in a thread when the program was forgotten: no later step would drop its timeslices."""
 
     async def test(rig: Rig) -> None:
         gpu, program = rig.gpus[0], rig.fake.program(5, 0)
@@ -712,7 +712,7 @@ def test_arrivals_and_memory() -> None:
     async def test(rig: Rig) -> None:
         first = rig.busy(5, 0, nbytes=700)
         async with running(rig):
-            # The first look is done when run() says that it started.
+            # The first look is done by the time that run() reports its start.
             assert rig.bookkeeper.arrived == [(first.identity, 0)]
             assert rig.bookkeeper.seen == {(first.identity, 0): 700}
             start = trio.current_time()
@@ -721,7 +721,7 @@ def test_arrivals_and_memory() -> None:
                 await trio.sleep(0.01)
             assert trio.current_time() - start < 0.5
             assert rig.gpus[0].activity(second.identity).tsgs == 4
-            assert (second.identity, 0) not in rig.bookkeeper.seen  # the driver does not say
+            assert (second.identity, 0) not in rig.bookkeeper.seen  # the driver does not report it
             rig.nvml.compute[0] = [(5, 900), (6, 50), (5, 900)]  # listed twice
             rig.nvml.graphics[0] = [(5, 900)]
             await trio.sleep(0.5)
@@ -757,7 +757,7 @@ def test_arrival_may_freeze() -> None:
         program = rig.busy(5, 0)
         async with running(rig):
             assert not any(program.running())
-        assert all(program.running())  # nothing is left that would thaw it
+        assert all(program.running())  # after the end nothing would thaw it
 
     drive(test)
 
@@ -855,7 +855,7 @@ def test_no_driver(error: int) -> None:
             await open_gpus(system=FakeSystem(), nvml=Nvml(FakeNvml(error=error)))  # type: ignore[arg-type]
         assert caught.value.errno == errno.ENODEV
 
-    trio.run(main, clock=MockClock())  # which stands, however busy the machine is
+    trio.run(main, clock=MockClock())  # which stands still, however busy the machine is
 
 
 def test_memory_cannot_be_moved() -> None:
@@ -887,7 +887,7 @@ def test_a_program_that_we_may_not_look_into_arrives_all_the_same() -> None:
 
 @pytest.mark.parametrize("speaks", [False, True])
 def test_what_was_seen_of_one_before_it_was_met_is_old(monkeypatch: pytest.MonkeyPatch, *, speaks: bool) -> None:
-    """A program is looked at for a while, and allocates meanwhile: its books do not go back to what it had at first."""
+    """The program allocates while it is being looked at: its books do not go back to the first figure."""
 
     async def test(rig: Rig) -> None:
         gpu, mover = rig.gpus[0], SimpleNamespace(end=lambda: None, counts=lambda gpu: None)
@@ -914,7 +914,7 @@ def test_what_was_seen_of_one_before_it_was_met_is_old(monkeypatch: pytest.Monke
 
 
 def answering(said: Callable[[int], bool]) -> Callable[[int], Awaitable[bool]]:
-    """Whether the library is in a program, as the test has it."""
+    """Return a function that says whether the library is in a program, by `said`."""
 
     async def has_library(pid: int) -> bool:
         return said(pid)
@@ -923,8 +923,8 @@ def answering(said: Callable[[int], bool]) -> Callable[[int], Awaitable[bool]]:
 
 
 def test_one_that_was_moved_is_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the bytes that the driver counts for it; what was known of it here is forgotten, and found there."""
-    # The process with that pid on this machine may be one that may not be looked at.
+    """With the bytes that the driver counts for it; what this GPU knew of it is forgotten, and known there."""
+    # The real process with that pid may not be looked at.
     monkeypatch.setattr("backend.nvidia.memory.has_library", answering(lambda pid: False))
 
     async def test(rig: Rig) -> None:
@@ -951,8 +951,8 @@ def test_one_that_was_moved_is_the_others(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_one_that_cannot_be_moved_is_refused_before_anything_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a library in it that does not speak (what that has in the host the driver does not restore), or of unknown
-    size."""
+    """A program whose library is not connected (its memory in the host is not restored by the driver), or one of
+    unknown size."""
 
     async def test(rig: Rig) -> None:
         program = rig.busy(77, 0, nbytes=None)
@@ -973,7 +973,7 @@ def test_one_that_cannot_be_moved_is_refused_before_anything_is_done(monkeypatch
 
 
 def test_where_a_program_that_was_moved_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As NVML says at that moment, and not before it can be known that nothing is at it."""
+    """Where NVML says at that moment, once it is known that no agent is at work."""
     monkeypatch.setattr(checkpoint, "left", tuple)
 
     async def test(rig: Rig) -> None:
@@ -992,7 +992,7 @@ def test_where_a_program_that_was_moved_is(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_gpu_whose_name_is_no_text_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    """pynvml decodes what the driver calls it, and ends in an error where that is no UTF-8."""
+    """pynvml decodes the driver's name for it, and raises an error if that is not UTF-8."""
 
     def ask(device: int, buffer: Any, size: object) -> int:
         buffer.value = b"NVIDIA \xff\n9"

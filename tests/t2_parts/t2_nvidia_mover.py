@@ -1,4 +1,4 @@
-"""What is looked at before a program is moved to another NVIDIA GPU, and who is looked after behind. No driver here."""
+"""Checks before a program moves to another NVIDIA GPU, and programs left in mid-move; without a driver."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def gpu(index: int, name: str = "NVIDIA H200") -> GpuInfo:
 
 @attrs.define
 class Agents:
-    """What agents are asked for, and what comes of it."""
+    """Requests that agents get, and their outcomes."""
 
     asked: list[tuple[object, ...]] = attrs.field(factory=list)
     outcomes: list[Outcome] = attrs.field(factory=list)
@@ -67,7 +67,7 @@ def run(main: Callable[[], object]) -> None:
 
 
 def test_a_move(agents: Agents, caplog: pytest.LogCaptureFixture) -> None:
-    """With as much room reserved as it holds; how long it stood still is in the log."""
+    """As much room is reserved as it holds; the log says how long it stood still."""
     caplog.set_level(logging.INFO)
     run(lambda: Mover(0, lambda _: 8 * GIB).move(PROCESS, gpu(0), gpu(1), 8 * GIB))
     assert agents.asked == [("move", PROCESS, "GPU-0", "GPU-1", 8 * GIB, LOCK_S, None, 8 * GIB)]
@@ -75,7 +75,7 @@ def test_a_move(agents: Agents, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_what_the_library_has_placed_does_not_go_through_the_host(agents: Agents) -> None:
-    """There has to be room for it on the target, and for the rest in the host."""
+    """It needs room on the target, and only the rest needs room in the host."""
 
     async def begin() -> None:
         raise AssertionError("whoever acts asks for it")
@@ -99,7 +99,7 @@ def test_what_is_refused_before_anything_is_locked(agents: Agents, target: GpuIn
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.ETIMEDOUT, errno.EOPNOTSUPP, errno.EBUSY, errno.EIO])
 def test_a_failure_that_left_it_running(agents: Agents, code: int) -> None:
-    """Is that of the step, and nobody is looked after."""
+    """The error is that of the step, and no program needs care afterwards."""
 
     async def main() -> None:
         mover = Mover(0, lambda _: GIB)
@@ -125,7 +125,7 @@ def test_one_that_has_ended_is_gone(agents: Agents) -> None:
 
 @pytest.mark.logs("was to go from GPU 0 to 1", "is in the middle of a move", "runs again")
 def test_one_that_waits_in_the_host_is_tried_until_it_runs(agents: Agents, caplog: pytest.LogCaptureFixture) -> None:
-    """And told of once."""
+    """It is logged once."""
 
     async def main() -> None:
         mover = Mover(0, lambda _: GIB)
@@ -149,7 +149,7 @@ def test_one_that_waits_in_the_host_is_tried_until_it_runs(agents: Agents, caplo
 
 @pytest.mark.logs("was in the middle of a move, and runs again", "was to go from GPU 0 to 1")
 def test_whom_a_daemon_before_has_left(agents: Agents) -> None:
-    """Also one that it had suspended, but not one that an agent is at. Who is suspended later is so on purpose."""
+    """This includes a suspended program, but not one with an agent at work. A later suspension is on purpose."""
     busy, suspended = Process(1, 1), Process(2, 1)
     agents.entries = [
         checkpoint.Left(Request(Action.MOVE, PROCESS, "GPU-0", "GPU-1", GIB), Step.LOCK, "GPU-0", busy=False),
@@ -176,7 +176,7 @@ def test_whom_a_daemon_before_has_left(agents: Agents) -> None:
 
 @pytest.mark.logs("is in the middle of a move: .*no room", "was in the middle of a move, and runs again")
 def test_whom_a_daemon_before_had_suspended_runs_once_that_can_be(agents: Agents) -> None:
-    """There may be no room at first, or an agent may be at it still. Whoever wants to know is told, once."""
+    """There may be no room at first, or an agent may still be at work. Watchers are told once."""
     told: list[tuple[Process, str]] = []
     busy = Process(1, 1)
     agents.entries = [
@@ -207,7 +207,7 @@ def test_whom_a_daemon_before_had_suspended_runs_once_that_can_be(agents: Agents
 
 
 def test_who_may_be_moved_still(agents: Agents) -> None:
-    """An agent that the daemon before has just started has no file yet; afterwards whoever has one."""
+    """An agent that the earlier daemon has just started has no file yet; later, every agent has one."""
 
     async def main() -> None:
         mover = Mover(0, lambda _: GIB)

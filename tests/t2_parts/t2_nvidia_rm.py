@@ -134,7 +134,7 @@ def test_descriptors_are_borrowed_for_one_operation_only() -> None:
         assert sorted(controls) == [9, 30]  # 77 is closed
         assert len(fake.open) == 3
         fake.kill(5)
-        assert controls[9].class_of(program.client, program.client) == rm.CLASS_ROOT  # we keep it alive
+        assert controls[9].class_of(program.client, program.client) == rm.CLASS_ROOT  # the borrowed file keeps it alive
     assert not fake.open
 
 
@@ -150,7 +150,7 @@ def test_a_recycled_pid_is_not_the_process() -> None:
 
 
 def test_only_files_of_the_control_device_are_borrowed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A program gives the number to whatever file it likes, between our looks as well."""
+    """A program may give the number to any other file, between two looks as well."""
     monkeypatch.setattr(device, "CONTROL_NUMBER", os.stat("/dev/null").st_rdev)
     ours = tmp_path / "file"
     ours.touch()
@@ -162,7 +162,7 @@ def test_only_files_of_the_control_device_are_borrowed(monkeypatch: pytest.Monke
         stack.callback(os.close, nothing)
         system = linux.LinuxSystem()
         stack.callback(system.end)
-        for _ in range(2):  # the first time somebody is found to do so
+        for _ in range(2):  # the first time, the program is found out
             before = os.listdir("/proc/self/fd")
             with rm.borrowed(system, identify(os.getpid()), [right, wrong, plain, nothing]) as controls:
                 assert list(controls) == [right]

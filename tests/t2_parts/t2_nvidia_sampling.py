@@ -1,4 +1,4 @@
-"""NVML's samples: when they are asked for, and for how long each stands."""
+"""NVML's samples: when they are read, and for how long each one counts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_while_a_program_stands_now_and_then_all_are_asked_for() -> None:
 
 
 def test_one_that_stands_for_long_has_it_asked_no_more_often() -> None:
-    """A freeze of days, say."""
+    """For example a freeze of days."""
     sampling = Sampling()
     sampling.begin(0.0)
     assert sampling.is_due(LOOK_S, {WHO})
@@ -47,7 +47,7 @@ def test_else_the_last_one_stands_for_all_since_it_was_asked() -> None:
 @pytest.mark.parametrize("late_us", [0, 800_000])
 @pytest.mark.parametrize("look_us", [100_000, 101_300, 290_000])
 def test_they_add_up_to_what_was_worked(spacing_us: int, late_us: int, look_us: int) -> None:
-    """Of a program that works for 0.12 s of each 0.4 s; of a time in which it does not there is no sample."""
+    """For a program that works 0.12 s of each 0.4 s; there are no samples of its idle time."""
 
     def worked_us(at_us: int) -> int:
         return at_us // 400_000 * 120_000 + min(120_000, at_us % 400_000)
@@ -69,11 +69,11 @@ def test_they_add_up_to_what_was_worked(spacing_us: int, late_us: int, look_us: 
         busy.sample([(WHO, None)], lambda process, now_us=now_us: worked_us(now_us), sampled)  # type: ignore[misc]
     sampled_us = busy.sampled_usec(WHO)
     assert sampled_us is not None
-    assert 0.85 * 6_000_000 <= sampled_us <= 1.05 * 6_000_000  # what is late at the end is missing
+    assert 0.85 * 6_000_000 <= sampled_us <= 1.05 * 6_000_000  # the late samples at the end are missing
 
 
 def test_what_is_sampled_late_is_matched_with_the_engine_of_that_time() -> None:
-    """The trace tells a second before samples do."""
+    """The trace reports a second before samples do."""
     busy, used = BusyTime(2), 0
     for number in range(20):
         used += 360_000 if number % 2 else 240_000
@@ -83,7 +83,7 @@ def test_what_is_sampled_late_is_matched_with_the_engine_of_that_time() -> None:
 
 
 def test_an_engine_at_an_idle_program_is_kept_for_no_later_sample() -> None:
-    """But for those that are a second late."""
+    """Except for samples that are a second late."""
     busy = BusyTime(2)
     busy.sample([(WHO, None)], lambda process: 60_000_000, {})
     busy.sample([(WHO, None)], lambda process: 60_000_000, {WHO.pid: 5_000_000})

@@ -1,4 +1,4 @@
-"""The self-test judges by progress, not by what the driver answers."""
+"""The self-test, which judges by the progress of programs and not by the driver's answers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RATE = 9000.0
 
 @attrs.define(eq=False)
 class Machine:
-    """Two programs and a GPU that shares its time by their timeslices, or not."""
+    """Two programs and a GPU that shares its time by their timeslices, or does not."""
 
     obeys_timeslice: bool = True
     obeys_freeze: bool = True
@@ -147,7 +147,7 @@ def test_a_freeze_that_cannot_be_undone(monkeypatch: pytest.MonkeyPatch) -> None
 def test_gr_alone_is_proven_by_what_stands_and_what_goes_on(
     monkeypatch: pytest.MonkeyPatch, machine: dict[str, bool]
 ) -> None:
-    """Kernels stand, copies go on, and kernels go on afterwards; else all engines are taken."""
+    """Kernels must stop while copies go on, and go on afterwards; otherwise all engines are taken."""
     assert verdicts(Machine(), monkeypatch)[GR_ALONE].capability is Capability.ENFORCED
     found = verdicts(Machine(**machine), monkeypatch)
     assert found[GR_ALONE].capability is Capability.ADVISORY
@@ -157,7 +157,7 @@ def test_gr_alone_is_proven_by_what_stands_and_what_goes_on(
 
 
 def test_gr_alone_is_noted_where_it_was_proven(monkeypatch: pytest.MonkeyPatch, proven: Proven) -> None:
-    """Controls that were proven are not tested again for it, and what was not proven is not believed."""
+    """Proven controls are not tested again for it, and unproven ones are not believed."""
     verdicts(Machine(obeys_gr=False), monkeypatch, proven)
     found = verdicts(Machine(), monkeypatch, proven, tested=False)
     assert GR_ALONE not in found

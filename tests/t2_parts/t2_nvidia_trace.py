@@ -1,4 +1,4 @@
-"""Who used the GPU: the trace of context switches, what it adds up to, and the estimate where there is none."""
+"""GPU time of processes: the trace of context switches, the sums made of it, and the estimate where there is none."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ class Rig:
     trace: Trace
 
     def log(self, tag: int, pid: int, ms: float, lost: int = 0) -> None:
-        """A record of so many ms after the beginning."""
+        """Write a record at `ms` after the start."""
         assert self.fake.trace is not None
         self.fake.trace.log(tag, pid, 1_000_000 * MS + int(ms * MS), lost)
 
     def at(self, ms: float) -> None:
-        """It is so many ms after the beginning."""
+        """Set the clock to `ms` after the start."""
         self.clock.ns = 1_000_000 * MS + int(ms * MS)
 
     def read(self, ms: float) -> tuple[int, int]:
-        """Milliseconds of A and of B: all that is known from a look at a time."""
+        """Look at `ms`; return the milliseconds of A and of B known by then."""
         self.at(ms)
         self.trace.read()
         self.clock.ns += trace.LAG_NS - trace.LATE_NS
@@ -77,12 +77,12 @@ def test_turns() -> None:
     with bound() as rig:
         rig.log(ON, A, 1)
         rig.log(OFF, A, 3)
-        rig.log(ON, B, 3.5)  # the switch is B's
+        rig.log(ON, B, 3.5)  # the switch is charged to B
         rig.log(OFF, B, 7.5)
         assert rig.read(100) == (2, 4)
-        rig.log(0x05, A, 8)  # the tags of the full level of detail
+        rig.log(0x05, A, 8)  # tags of the full level of detail
         rig.log(0x03, A, 10)
-        rig.log(0x01, A, 10)  # and one that says nothing of that
+        rig.log(0x01, A, 10)  # and one without that information
         assert rig.read(200) == (4, 4)
         assert [rig.trace.residency.stays(pid) for pid in (A, B, 1)] == [2, 1, 0]
 
@@ -90,15 +90,15 @@ def test_turns() -> None:
 def test_who_stays_is_charged_until_now() -> None:
     with bound() as rig:
         rig.log(ON, A, 1)
-        assert rig.read(200) == (129, 0)  # but for the last 70 ms, of which there may be records on their way
+        assert rig.read(200) == (129, 0)  # without the last 70 ms, whose records may be in flight
         assert rig.read(300) == (229, 0)
         rig.log(OFF, A, 301)
         assert rig.read(400) == (300, 0)
-        assert rig.read(900) == (300, 0)  # nobody's
+        assert rig.read(900) == (300, 0)  # the rest is charged to no process
 
 
 def test_a_figure_is_as_old_whenever_somebody_read() -> None:
-    """Else a window is measured longer or shorter than it was, by up to the time between two looks."""
+    """Otherwise a window would be measured longer or shorter than it was, by up to the time between two looks."""
     with bound() as rig:
         rig.log(ON, A, 0)
         for looked in (100, 203, 303, 407, 497):
@@ -120,7 +120,7 @@ def test_a_record_that_comes_late_takes_nothing_twice() -> None:
     with bound() as rig:
         rig.log(ON, A, 0)
         assert rig.read(200) == (130, 0)
-        rig.log(OFF, A, 120)  # it was charged for 10 ms that were B's
+        rig.log(OFF, A, 120)  # A was charged for 10 ms of B's
         rig.log(ON, B, 120)
         assert rig.read(300) == (130, 100)
 
@@ -128,7 +128,7 @@ def test_a_record_that_comes_late_takes_nothing_twice() -> None:
 def test_an_engine_without_a_context_is_nobodys() -> None:
     with bound() as rig:
         rig.log(ON, A, 0)
-        rig.log(OFF, A, 10)  # and its process ends
+        rig.log(OFF, A, 10)  # then its process ends
         rig.log(ON, B, 50)
         assert rig.read(130) == (10, 10)
 
@@ -165,7 +165,7 @@ def test_a_lost_record() -> None:
     with bound() as rig:
         rig.log(ON, A, 0)
         rig.log(OFF, A, 10)
-        rig.log(ON, A, 40, lost=2)  # who was there between is not known
+        rig.log(ON, A, 40, lost=2)  # unknown which process was on the engine in between
         assert rig.read(120) == (20, 0)
 
 
@@ -178,7 +178,7 @@ def test_a_record_without_a_time() -> None:
         assert rig.read(90) == (10, 10)
         rig.log(ON, A, -2000)
         rig.log(OFF, A, 60)
-        assert rig.read(190) == (10, 10)  # since when is not known
+        assert rig.read(190) == (10, 10)  # unknown since when
 
 
 def test_an_old_record_ends_the_binding_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
@@ -187,7 +187,7 @@ def test_an_old_record_ends_the_binding_for_a_while(caplog: pytest.LogCaptureFix
         rig.log(OFF, B, 5)
         assert rig.read(100) == (0, 0)
         assert "bound again" in caplog.text
-        rig.log(ON, A, 100)  # to nobody
+        rig.log(ON, A, 100)  # to no process
         rig.read(140)
         assert rig.binds == 1
         rig.read(160)
@@ -224,8 +224,8 @@ turns = st.lists(
 
 @given(turns, st.integers(0, 100 * MS))
 def test_every_instant_is_charged_once(history: list[tuple[int, int, int, bool]], late: int) -> None:
-    """Whatever the trace says, and whenever it is asked: nobody's figure falls, and all add up to the stays and the
-    switches, except what was lost."""
+    """Whatever the trace says, and whenever it is read: no figure falls, and the sum of all is the stays and the
+    switches, without what was lost."""
     residency = Residency(0)
     now = expected = 0
     for n, (pid, gap, stay, asked) in enumerate(history):
@@ -255,7 +255,7 @@ def test_the_dead_are_forgotten() -> None:
 
 
 def estimated(fake: FakeSystem, nvml: FakeNvml, caplog: pytest.LogCaptureFixture) -> tuple[int | None, int | None]:
-    """Exact and estimated microseconds of A after three samples."""
+    """Return the exact and estimated microseconds of A after three samples."""
     process, clock = Process(A, 1), MockClock(autojump_threshold=0.005)
 
     async def main() -> tuple[int | None, int | None]:
@@ -291,7 +291,7 @@ def test_with_neither_there_is_no_figure(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_a_trace_that_comes_too_late_is_ended() -> None:
-    """The driver hangs as it is asked for, and comes back: nobody would read it."""
+    """The driver hangs in the request and comes back later: nothing would read the trace."""
     fake, clock = FakeSystem(hang={trace.FECS_BIND}), MockClock(autojump_threshold=0.005)
 
     async def main() -> None:
@@ -320,7 +320,7 @@ def test_a_trace_that_ends(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_read_that_begins_after_the_end() -> None:
-    """The GPU is lost between the order to read and the thread that does it: it does not wait for ever."""
+    """The GPU is lost between the order to read and the thread that reads: the reader does not wait for ever."""
     with bound() as rig:
         rig.trace.close()
         with pytest.raises(OSError, match="closed"):
@@ -329,8 +329,7 @@ def test_a_read_that_begins_after_the_end() -> None:
 
 @pytest.mark.parametrize("refused", [False, True])
 def test_an_end_while_it_is_read(*, refused: bool) -> None:
-    """As when the daemon ends, or the GPU is lost, and a thread is at it: its files stay until it is done, and not
-    longer."""
+    """The daemon ends, or the GPU is lost, while a thread reads: its files stay until it is done, and no longer."""
     with bound() as rig:
         opened = dict(rig.fake.open)
         assert opened
@@ -348,7 +347,7 @@ def test_an_end_while_it_is_read(*, refused: bool) -> None:
 
 @pytest.mark.parametrize("step_ms", [-500_000, 3_600_000])
 def test_the_clock_of_the_gpu_is_set(step_ms: int) -> None:
-    """As after a suspend: nobody is charged for what it jumped over, and what comes then is charged as before."""
+    """As after a suspend: no process is charged for the jump, and later time is charged as before."""
     with bound() as rig:
         host = Clock()
         with pytest.MonkeyPatch.context() as patch:

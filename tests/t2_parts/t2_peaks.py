@@ -1,6 +1,6 @@
-"""Peaks: each open file has its own, as memory.peak and memory.swap.peak since Linux 6.12.
+"""Peaks: each open file has its own, as memory.peak and memory.swap.peak do since Linux 6.12.
 
-mm/memcontrol.c: peak_write(), peak_show().
+The rules are those of peak_write() and peak_show() in mm/memcontrol.c.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ GROUP = Member(Process(2, 1), 0)
 
 
 class PeaksOfMany(RuleBasedStateMachine):
-    """Against what each would have seen, had it looked all the time."""
+    """Compares each file's peak with what it would have seen by looking all the time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class PeaksOfMany(RuleBasedStateMachine):
         self.ledger.add(GROUP, SliceOn(ROOT, 0))
         self.peaks = Peaks(self.ledger)
         self.held: dict[Peak, list[int]] = {"peak": [0], "swap_peak": [0]}
-        self.marks: list[tuple[Mark, int]] = []  # and since when
+        self.marks: list[tuple[Mark, int]] = []  # each with its time
 
     def look(self) -> None:
         books = self.ledger.books(GROUP)
@@ -99,7 +99,7 @@ TestPeaks = PeaksOfMany.TestCase
 
 
 def test_a_reset_is_of_nobody_that_comes_later(tmp_path: Path) -> None:
-    """A file was reset, and the daemon is another one since: no file is known that has reset it."""
+    """A file was reset, and then the daemon was replaced: the next one knows no file that has reset the peak."""
     group, names = SliceOn(Slice("/a"), 0), {0: "GPU-0"}
     process = Member(Process(2, 1), 0)
 
@@ -139,7 +139,7 @@ def test_the_journal_of_a_version_that_had_no_peak_ever(tmp_path: Path) -> None:
 
 
 class Module:
-    """The kernel module of 0.1, as far as peaks go: one group, whose peak is that since the last reset of anybody."""
+    """The kernel module of 0.1, as far as peaks go: one group, whose single peak any reset restarts."""
 
     def __init__(self) -> None:
         self.current = self.peak = 0
@@ -158,7 +158,7 @@ class Module:
 
 
 def test_a_module_that_knows_one_peak(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it forgets at a reset the daemon keeps; of the other peak nothing is made up."""
+    """The daemon keeps what the module forgets at a reset; the missing peak is not made up."""
     module, group = Module(), SliceOn(Slice("/a"), 0)
     monkeypatch.setattr(kernel, "DEVICE", os.devnull)
     monkeypatch.setattr(kernel, "_ask", module.ask)

@@ -1,7 +1,7 @@
-"""kmod/plan.c and backend/ledgers/reclaim.py are twins: the same plan of the same tree, to the order of its targets.
+"""kmod/plan.c and backend/ledgers/reclaim.py are twins: the same plan for the same tree, to the order of its targets.
 
-The module's file is compiled as it is, with the functions of tests/support/plan in place of the kernel's, so that this
-runs where no virtual machine does. The whole module answers the same histories in t5_ledger_machine.
+The module's file is compiled unchanged, with the functions of tests/support/plan in place of the kernel's, so that this
+runs without a virtual machine. The whole module answers the same histories in t5_ledger_machine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.support.accounts import below, processes, trees
 ROOT = Path(__file__).parents[2]
 TARGETS = 64
 NOW_USEC = 1_000_000_000
-"""Time of a plan, in microseconds of the clock of the boot."""
+"""Time of a plan by the boot clock, in microseconds."""
 SETTINGS = settings(print_blob=True, max_examples=400)
 
 
@@ -45,15 +45,15 @@ class Row(ctypes.Structure):
 
 @attrs.define
 class Twin:
-    """The module's planner, of one tree at a time."""
+    """The module's planner, for one tree at a time."""
 
     library: ctypes.CDLL
     """The compiled file."""
     places: dict[Account, int] = attrs.field(factory=dict)
-    """The place of each account in the tree, from 1: its id there."""
+    """Place of each account in the tree, from 1, which is its id there."""
 
     def make(self, root: Account) -> None:
-        """Take a tree over."""
+        """Take over a tree."""
         accounts = sorted(below(root), key=lambda account: len(list(account.path())))
         self.places = {account: place for place, account in enumerate(accounts, 1)}
         rows = (Row * len(accounts))()
@@ -66,12 +66,12 @@ class Twin:
         self.library.twin_make(rows, c_uint(len(rows)), c_uint64(root.granule))
 
     def foresee(self, at_usec: int, uses: Sequence[tuple[int, int, int]]) -> int:
-        """Say at a time what is (id, class, reserved). Return the errno, 0 for none."""
+        """Report classes of next use at a time, as (id, class, reserved); return the errno, 0 for none."""
         found = (abi.Use * len(uses))(*(abi.Use(*use) for use in uses))
         return -int(self.library.twin_foresee(c_uint64(at_usec * 1000), found, c_uint(len(found))))
 
     def come_late(self, leaf: Account) -> None:
-        """Have a process be another GPU's, and be made between two looks for its id."""
+        """Make a process another GPU's, and found only by the second of two lookups of its id."""
         self.library.twin_late(c_uint64(self.places[leaf]))
 
     def plan(self, top: Account, nbytes: int) -> list[Target]:
@@ -96,7 +96,7 @@ class Twin:
 
 @pytest.fixture(scope="module")
 def twin(tmp_path_factory: pytest.TempPathFactory) -> Twin:
-    """The module's file, compiled. What it includes of the kernel is empty: kernel.h has it all."""
+    """The compiled file of the module. The kernel headers that it includes are empty: kernel.h has everything."""
     folder = tmp_path_factory.mktemp("plan")
     for name in ("plan.c", "plan.h"):
         shutil.copy(ROOT / "kmod" / name, folder)
@@ -118,7 +118,7 @@ def twin(tmp_path_factory: pytest.TempPathFactory) -> Twin:
 @SETTINGS
 @given(st.data())
 def test_the_plans_are_the_same(twin: Twin, data: st.DataObject) -> None:
-    """Whatever was said of next use, now and before, and however large a granule is."""
+    """After any reports of next use, present and past, and for any granule."""
     root = data.draw(trees(leaves=8, granule=data.draw(st.sampled_from((1, 1, 1, 3, 7)))))
     twin.make(root)
     leaves = processes(root)
@@ -149,7 +149,7 @@ def test_what_could_leave_is_the_same(twin: Twin, root: Account, nbytes: int, da
 @SETTINGS
 @given(trees(leaves=3), st.data())
 def test_what_makes_no_sense_is_refused_and_changes_nothing(twin: Twin, root: Account, data: st.DataObject) -> None:
-    """One that is there no longer is passed over."""
+    """A group that is gone is skipped."""
     twin.make(root)
     for leaf in processes(root):
         leaf.foresee(0)
@@ -168,7 +168,7 @@ def test_what_makes_no_sense_is_refused_and_changes_nothing(twin: Twin, root: Ac
 @SETTINGS
 @given(trees(leaves=3), st.data())
 def test_what_another_gpu_makes_meanwhile_is_passed_over(twin: Twin, root: Account, data: st.DataObject) -> None:
-    """A caller may name an id that is not there yet: the lock of another GPU is not held."""
+    """A caller may name an id that does not exist yet, since the other GPU's lock is not held."""
     twin.make(root)
     for leaf in processes(root):
         leaf.foresee(0)

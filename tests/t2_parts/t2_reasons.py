@@ -1,4 +1,4 @@
-"""Reasons to be off the runlist: the hardware has their union, whatever their history, and no call too many."""
+"""Reasons to be off the runlist: the hardware has their union, for any history, with no call too many."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ CALLS = {
     (Engines.GR, Engines.NONE): (False, GR_CHANNELS),
     (Engines.ALL, Engines.NONE): (False, GR_CHANNELS + COPY_CHANNELS),
 }
-"""The one call of a program with one context, and the channels in it, for each change of what is off."""
+"""The single call, and its number of channels, for each change of what is off, for a program with one context."""
 
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fewer handles are tried where there are none."""
+    """Try fewer handles where there are none."""
     monkeypatch.setattr(discover, "FIRST_RUN", 32)
     monkeypatch.setattr(discover, "WIDE_RUN", 32)
 
 
 def tenant_of(fake: FakeSystem, program: Program, *, began: int = 0) -> Tenant:
-    """What a daemon that began then keeps of a program."""
+    """Return a program's tenant, as kept by a daemon that began at that time."""
     waits = Deadline("it", 1.0)
     handles = Handles(fake, ClientCounter(fake), program.identity, Precedence(1.0))  # type: ignore[arg-type]
     states = ChannelStates(fake, rm.Card(GPU_IDS[0], "0000:01:00.0", 0))  # type: ignore[arg-type]
@@ -67,9 +67,9 @@ def tenant_of(fake: FakeSystem, program: Program, *, began: int = 0) -> Tenant:
 
 
 def disabled(program: Program) -> Iterator[tuple[bool, int]]:
-    """Of each channel on the first GPU whether its TSG runs kernels, and how often it is disabled."""
+    """Yield for each channel on the first GPU whether its TSG runs kernels, and how often it is disabled."""
     objects = program.objects
-    kernels = {one.parent for one in objects.values() if one.class_ == 0xCBC0}  # their channels
+    kernels = {one.parent for one in objects.values() if one.class_ == 0xCBC0}  # channels of kernels
     gr = {objects[channel].parent for channel in kernels}
     for channel in program.channels():
         tsg = objects[objects[channel].parent]
@@ -78,14 +78,14 @@ def disabled(program: Program) -> Iterator[tuple[bool, int]]:
 
 
 def holds(program: Program, engines: Engines) -> bool:
-    """Whether exactly these engines are off, each channel disabled once: disabling nests."""
+    """Return whether exactly these engines are off, each channel disabled once, since disabling nests."""
     off = {True: int(engines is not Engines.NONE), False: int(engines is Engines.ALL)}
     return all(count == off[gr] for gr, count in disabled(program))
 
 
 @pytest.mark.parametrize("one", REASONS)
 def test_each_pair_of_reasons(one: Reason) -> None:
-    """What one reason holds stays off when another ends; each change of the union is one call, others are none."""
+    """Engines that one reason holds stay off when another ends; each change of the union is one call."""
     for other, first, second in itertools.product(REASONS, TAKING, TAKING):
         if other is one:
             continue
@@ -109,7 +109,7 @@ def test_each_pair_of_reasons(one: Reason) -> None:
 
 
 def test_a_set_of_reasons() -> None:
-    """A reason takes what it was last said to take, and the union is what the hardware has."""
+    """A reason takes what it was last told to take, and the hardware has the union."""
     off = FROZEN.with_(Reason.TURN, Engines.GR)
     assert (off.engines, off.without(Reason.FREEZE).engines, off.without(Reason.TURN)) == (
         Engines.ALL,
@@ -127,7 +127,7 @@ def test_a_set_of_reasons() -> None:
 @pytest.mark.parametrize("engines", Engines)
 @pytest.mark.parametrize("off", [ON, FROZEN, Off(gr=Reason.TURN), Off(Reason.FREEZE, Reason.TURN)], ids=str)
 def test_noted_reasons_are_fitted_to_the_hardware(off: Off, engines: Engines) -> None:
-    """Whatever was noted when a daemon was killed, what the next one believes has the engines that are off."""
+    """Whatever was noted when a daemon was killed, the next one's belief matches the engines that are off."""
     assert off.held_in(engines).engines is engines
     if off.engines is engines:
         assert off.held_in(engines) == off
@@ -160,7 +160,7 @@ class History(RuleBasedStateMachine):
 
     @rule()
     def makes_a_context(self) -> None:
-        """New TSGs come later: the next look finds them."""
+        """Make new TSGs, which the next look finds."""
         if len(self.program.objects) < 400:
             self.program.context(0)
             self.tenant.enforcement.look(True)
@@ -168,7 +168,7 @@ class History(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def undoes(self, data: st.DataObject) -> None:
-        """The program enables what is off: the keeper asks, and it is off again."""
+        """Have the program enable what is off: the keeper notices, and it is off again."""
         off = [h for h in self.program.channels() if self.program.objects[h].disabled]
         if off:
             channel: Object = self.program.objects[data.draw(st.sampled_from(off))]
@@ -179,7 +179,7 @@ class History(RuleBasedStateMachine):
 
     @rule()
     def killed(self) -> None:
-        """The next daemon finds what is off, and takes what it wants from there."""
+        """Kill the daemon: the next one finds what is off, and goes on from there."""
         self.tenant.enforcement._states.close()
         self.tenant = tenant_of(self.fake, self.program, began=1 << 62)
         self._enforce()
@@ -195,13 +195,13 @@ class History(RuleBasedStateMachine):
 
 
 def test_any_history() -> None:
-    """The union of the reasons is what the hardware has, after each step."""
+    """After each step the hardware has the union of the reasons."""
     few = settings(max_examples=25, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck))
     run_state_machine_as_test(History, settings=few)
 
 
 def test_a_tsg_of_which_nothing_is_known_runs_no_kernel() -> None:
-    """Nothing under its channels says yet what it runs on: without GR it is off, and on again once it is a copy TSG."""
+    """Its channels do not show yet what they run on: without GR it is off, and on again once it is a copy TSG."""
     fake = FakeSystem()
     program = fake.program(5, 0)
     tsg = program.add(0xA06C, program.device(0), timeslice=1024)
@@ -218,7 +218,7 @@ def test_a_tsg_of_which_nothing_is_known_runs_no_kernel() -> None:
 
 
 def test_counted() -> None:
-    """Each process once for each of its reasons; without the GR engine alone is one that has no other off."""
+    """Each process counts once for each of its reasons; `gr` counts those with no other engine off."""
     none = {"freeze": 0, "turn": 0, "quota": 0, "busy": 0, "gang": 0, "migration": 0, "gr": 0}
     assert counted([]) == counted([ON, Off()]) == none
     both, turn, gang = Off(Reason.FREEZE, Reason.TURN), Off(gr=Reason.TURN), Off(Reason.GANG)
@@ -228,14 +228,14 @@ def test_counted() -> None:
 
 
 async def off(h: Harness, path: str) -> dict[str, int]:
-    """What gcgroup.stat says of reasons, but for those that no process has."""
+    """Return the reasons in gcgroup.stat that any process has."""
     stat = (line.split() for line in (await h.read(f"{path}/0/gcgroup.stat")).splitlines())
     return {key: int(value) for key, value in stat if key.startswith("off_") and value != "0"}
 
 
 @virtual
 async def test_gcgroup_stat_says_why(spawn: Spawn) -> None:
-    """Of a process and of the slices above it, from the lever's move on; another daemon goes on from the books."""
+    """For a process and the slices above it, from the lever's move on; another daemon goes on from the books."""
     gpu = StubGpu()
     async with running(gpu, StubGpu(1)) as h:
         program = spawn()
@@ -265,7 +265,7 @@ async def test_gcgroup_stat_says_why(spawn: Spawn) -> None:
 
 @contextlib.contextmanager
 def journal_at(path: Path) -> Iterator[Journal]:
-    """A journal of a daemon that is killed at the end."""
+    """Yield the journal of a daemon that is killed at the end."""
     journal = Journal(path, boot="b")
     try:
         yield journal
@@ -275,7 +275,7 @@ def journal_at(path: Path) -> Iterator[Journal]:
 
 @virtual
 async def test_a_lever_of_a_turn_is_two_writes(spawn: Spawn, tmp_path: Path) -> None:
-    """Why a program is off is in the write that says what its lever is about to do, and that it is on in the next."""
+    """The reason for being off is in the write that announces the lever; being on is in the next one."""
     gpu, path = StubGpu(), tmp_path / "one.journal"
     with journal_at(path) as journal:
         seen: list[Off] = []
@@ -289,7 +289,7 @@ async def test_a_lever_of_a_turn_is_two_writes(spawn: Spawn, tmp_path: Path) -> 
             follower = h.controller._follower
 
             async def writes(group: Member, place: Place) -> int:
-                """How many there are for another place of a program."""
+                """Return the number of writes for another place of a program."""
                 journal.commit()
                 before = path.read_bytes().count(b"\n")
                 follower.schedule(group, place)
@@ -312,7 +312,7 @@ async def test_a_lever_of_a_turn_is_two_writes(spawn: Spawn, tmp_path: Path) -> 
 
 @virtual
 async def test_what_is_written_later_is_written_soon(tmp_path: Path) -> None:
-    """With the next commit, in one line and before it; a second later by itself; and at the end, but not at a death."""
+    """With the next commit, in one line and before it; by itself within a second; and at a clean end."""
     path, key = tmp_path / "one.journal", ("GPU-a", identify(os.getpid()))
     off = state.reasons(key, FROZEN)
 
@@ -349,7 +349,7 @@ async def test_what_is_written_later_is_written_soon(tmp_path: Path) -> None:
 
 @pytest.mark.logs("forgets", "is kept again")
 def test_what_is_to_be_written_is_not_written_behind_a_state_that_has_it(tmp_path: Path) -> None:
-    """The disk failed meanwhile: what was to come with the next commit is in what is written anew, or is over."""
+    """The disk failed meanwhile: a deferred record is part of the rewritten file, or is obsolete."""
     path, key, now = tmp_path / "one.journal", ("GPU-a", identify(os.getpid())), [0.0]
     with journal_at(path) as journal:
         journal._clock = lambda: now[0]
@@ -368,7 +368,7 @@ def test_what_is_to_be_written_is_not_written_behind_a_state_that_has_it(tmp_pat
 
 @virtual
 async def test_a_thaw_in_a_turn_of_another(spawn: Spawn) -> None:
-    """It puts the copy engines on and leaves GR off; compute.events tells of the freeze alone."""
+    """It puts the copy engines on and leaves GR off; compute.events reports only the freeze."""
     gpu = StubGpu()
     async with running(gpu) as h:
         who = await h.arrive(spawn().pid)
@@ -399,7 +399,7 @@ async def test_a_thaw_in_a_turn_of_another(spawn: Spawn) -> None:
 
 
 class Told:
-    """A host that takes whatever a software GPU says."""
+    """A host that accepts whatever a software GPU says."""
 
     async def arrive(self, process: object, gpu: int) -> None:
         pass
@@ -413,7 +413,7 @@ class Told:
 
 @virtual
 async def test_without_gr_copies_and_moves_go_on_in_software(spawn: Spawn) -> None:
-    """Kernels stand; without every engine copies wait, too, and go on where they were."""
+    """Kernels stop; without any engine copies wait, too, and later go on where they were."""
     gpu = SoftGpu(0, SoftConfig(capacity=64 * MIB, page=MIB))
     gpu._bookkeeper = Told()  # type: ignore[assignment]
     gpu._engine.start()
@@ -438,7 +438,7 @@ async def test_without_gr_copies_and_moves_go_on_in_software(spawn: Spawn) -> No
         assert copied > 0
         assert await gpu.reclaim(who, 2 * MIB) == 2 * MIB
         await gpu.detach(who)
-        await trio.sleep(0.1)  # what was under way
+        await trio.sleep(0.1)  # until running work has ended
         assert await progress() == (0, 0)
         await gpu.detach(who, Engines.GR)
         kernels, copied = await progress()

@@ -20,7 +20,7 @@ from tests.support.harness import virtual
 
 @pytest.fixture
 def pipe() -> Iterator[tuple[int, int]]:
-    """What is to be read, and where it is written."""
+    """Yield the end that is read, and the end that is written."""
     ends = os.pipe()
     yield ends
     for end in ends:
@@ -28,7 +28,7 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 
 class Others:
-    """The rest of the daemon: how many turns it has had."""
+    """The rest of the daemon, which counts its turns."""
 
     def __init__(self) -> None:
         self.turns = 0
@@ -39,7 +39,7 @@ class Others:
             await trio.lowlevel.checkpoint()
 
     async def have_none_in_a_row(self, requests: Requests, here: int) -> None:
-        """Takes a request, which may be waited for, and a row of ROW after it, in which the rest has no turn."""
+        """Take a request, which may be waited for, and then a row of ROW, during which the rest has no turn."""
         await requests.wait_readable(here)
         os.read(here, 1)
         before = self.turns
@@ -66,7 +66,7 @@ async def test_a_row_is_taken_without_a_turn_and_then_there_is_one(pipe: tuple[i
 async def test_what_a_program_asks_once_it_runs_belongs_to_the_row(
     pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The program that was answered waits for the daemon's CPU: it writes its next request when it has it."""
+    """The answered program waits for the daemon's CPU, and writes its next request once it has it."""
     here, there = pipe
     monkeypatch.setattr(os, "sched_yield", lambda: os.write(there, b"x"))
     requests, others = Requests(yields=True), Others()
@@ -94,7 +94,7 @@ async def test_a_daemon_that_would_pay_for_it_does_not_yield(
 
 
 def test_slices_are_short_where_the_kernel_keeps_them() -> None:
-    """Of the thread that asks, whose nice value and policy stay."""
+    """For the asking thread, whose nice value and policy stay the same."""
 
     def look() -> tuple[int, int]:
         return os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
@@ -144,7 +144,7 @@ async def test_a_row_ends_when_the_daemon_does(pipe: tuple[int, int]) -> None:
 
 @virtual
 async def test_the_task_that_lets_go_takes_it_again_first() -> None:
-    """A task that waits has the lock as soon as the one that took it again waits itself."""
+    """A waiting task gets the lock as soon as the task that took it again has to wait itself."""
     lock, had = Lock(), []
 
     async def worker(number: int, times: int) -> None:
@@ -164,7 +164,7 @@ async def test_the_task_that_lets_go_takes_it_again_first() -> None:
 
 @given(st.lists(st.lists(st.sampled_from(["take", "wait", "turn", "end"]), max_size=8), min_size=1, max_size=6))
 def test_one_at_a_time_and_each_in_the_end(workers: list[list[str]]) -> None:
-    """Whatever workers do while they have it and while they do not, and whichever ends while it waits for it."""
+    """Whatever workers do with and without the lock, and whichever ends while it waits."""
 
     @virtual
     async def run() -> None:

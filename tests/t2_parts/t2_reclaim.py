@@ -1,4 +1,4 @@
-"""What reclaim takes memory from: properties over generated trees, each against a second statement of the same rule."""
+"""The choice of reclaim: properties over generated trees, each against a second statement of the same rule."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SETTINGS = settings(print_blob=True, max_examples=300)
 
 
 def calculate_protection(counter: Account, root: Account) -> int:
-    """page_counter_calculate_protection(), down from `root`: the ``elow`` of a counter below it."""
+    """page_counter_calculate_protection() down from `root`: return the ``elow`` of a counter below it."""
     if counter is root:
         return 0
     usage, parent = counter.figures.current, counter.parent
@@ -45,7 +45,7 @@ def calculate_protection(counter: Account, root: Account) -> int:
 @SETTINGS
 @given(trees(), st.data())
 def test_effective_low_is_the_kernels(root: Account, data: st.DataObject) -> None:
-    """What the kernel protects of an account, as far as there is that much in it."""
+    """What the kernel protects of an account, up to what the account has."""
     top = data.draw(st.sampled_from(list(below(root))))
     for account in below(top):
         assert reclaim.effective_lows(top).get(account, 0) == min(
@@ -66,7 +66,7 @@ def test_what_is_protected_below_a_slice_is_no_more_than_the_slices_own(root: Ac
 
 
 def most_by_trial(top: Account, held: Mapping[Account, int]) -> int:
-    """The most that can leave below `top`, found by trying every way to take from every process."""
+    """Return the most that can leave below `top`, found by trying every way to take from every process."""
     leaves = processes(top)
     best = 0
     for taken in itertools.product(*(range(held[leaf] + 1) for leaf in leaves)):
@@ -131,7 +131,7 @@ def test_a_plan_spares_what_is_protected_while_others_have_more(root: Account, n
 @SETTINGS
 @given(trees(), st.integers(0, 200), st.data())
 def test_the_farthest_give_first(root: Account, nbytes: int, data: st.DataObject) -> None:
-    """Each time all that they can: of what is not protected, then of what is."""
+    """Each gives all that it can: first of unprotected memory, then of protected."""
     top = data.draw(st.sampled_from(list(below(root))))
     leaves, now_usec = {leaf.group: leaf for leaf in processes(top)}, clock.boot_usec()
     room = {account: max(0, account.figures.swap_max - account.figures.swap) for account in below(root)}
@@ -154,7 +154,7 @@ def test_the_farthest_give_first(root: Account, nbytes: int, data: st.DataObject
 @SETTINGS
 @given(trees(), st.integers(0, 200), st.sampled_from(NextUse))
 def test_equals_give_as_if_nothing_were_known(root: Account, nbytes: int, next_use: NextUse) -> None:
-    """So do those of which what was said is too old: it may be of a daemon that is gone."""
+    """So do processes whose report is too old: its daemon may be gone."""
     for leaf in processes(root):
         leaf.foresee(NextUse.SOON)
     unknown = reclaim.plan(root, nbytes)
@@ -169,8 +169,8 @@ def test_equals_give_as_if_nothing_were_known(root: Account, nbytes: int, next_u
 
 
 def test_an_idle_slice_gives_down_to_its_low_and_the_one_beside_it_keeps_all() -> None:
-    """The shape of the kernel's test_memcg_low (tools/testing/selftests/cgroup): P1 of three idle 50M with a low of 50M
-    for all and 75M, 25M and 0 for each, and P2, which comes to 148M beside it in a limit of 200M."""
+    """The shape of the kernel's test_memcg_low (tools/testing/selftests/cgroup): P1 has three idle processes of 50M, a
+    low of 50M in all and 75M, 25M and 0 for each; beside it P2 grows to 148M, in a limit of 200M."""
     limit = Account(SliceOn(Slice("/p0"), 0), Account(SliceOn(ROOT, 0), None))
     idle, busy = Account(SliceOn(Slice("/p0/p1"), 0), limit), Account(Member(Process(9, 0), 0), limit)
     limit.update(high=200)
@@ -192,7 +192,7 @@ def test_an_idle_slice_gives_down_to_its_low_and_the_one_beside_it_keeps_all() -
     assert first >= second > 20 > 3 >= third, "29M, 21M and 0 there"
 
 
-# Water
+# Levelling
 
 
 @SETTINGS
@@ -233,11 +233,11 @@ def test_water_fill_by_hand(amounts: list[int], nbytes: int, gives: list[int]) -
     assert reclaim.water_fill(amounts, nbytes) == gives
 
 
-# Examples to check by hand
+# Examples that can be checked by hand
 
 
 class Example:
-    """GPU (no limits) over slice S over processes 1 and 2, and process 3 beside S."""
+    """A GPU (no limits) over slice S over processes 1 and 2, and process 3 beside S."""
 
     def __init__(self, *holds: int) -> None:
         self.gpu = Account(SliceOn(ROOT, 0), None)
@@ -249,7 +249,7 @@ class Example:
         settle(self.gpu)
 
     def plan(self, top: Account, nbytes: int) -> list[tuple[int, int, bool]]:
-        """Planned: pid, bytes, below low."""
+        """Return the plan as (pid, bytes, below low)."""
 
         def pid(target: Target) -> int:
             assert isinstance(target.group.node, Process)
@@ -259,7 +259,7 @@ class Example:
 
 
 def test_a_slices_low_protects_its_processes_in_proportion() -> None:
-    """S holds 100 and is protected to 60; neither process asks for any, so each has 60 % of what it holds."""
+    """S holds 100 and is protected to 60; neither process asks for protection, so each has 60 % of what it holds."""
     example = Example(75, 25, 100)
     example.s.update(low=60)
     assert reclaim.effective_lows(example.gpu).get(example.one, 0) == 45
@@ -278,7 +278,7 @@ def test_processes_that_ask_for_more_than_their_slice_has_share_it() -> None:
 
 
 def test_what_a_process_claims_it_has_and_the_rest_is_shared() -> None:
-    """S affords 60; process 1 claims 20 of it. The other 40 go to the other 80: one half of each one's rest."""
+    """S affords 60; process 1 claims 20 of it. The other 40 go to the other 80: half of the rest of each."""
     example = Example(40, 60, 0)
     example.s.update(low=60)
     example.one.update(low=20)
@@ -287,13 +287,13 @@ def test_what_a_process_claims_it_has_and_the_rest_is_shared() -> None:
 
 
 def test_the_largest_give_first() -> None:
-    """25 from 50, 30 and 10: the first down to 30, then both by half of the other 5, the odd byte from the first."""
+    """25 from 50, 30 and 10: the first goes down to 30, then both give half of the rest, the first the odd byte."""
     example = Example(50, 30, 10)
     assert example.plan(example.gpu, 25) == [(1, 23, False), (2, 2, False)]
 
 
 def test_the_unprotected_give_first() -> None:
-    """Process 3 is protected whole, so 1 and 2 give all they have, and only then 3 what is still wanted."""
+    """Process 3 is fully protected, so 1 and 2 give all they have, and only then does 3 give the rest."""
     example = Example(20, 10, 100)
     example.three.update(low=100)
     assert example.plan(example.gpu, 15) == [(1, 13, False), (2, 2, False)]
@@ -301,7 +301,7 @@ def test_the_unprotected_give_first() -> None:
 
 
 def test_a_full_swap_passes_the_rest_on() -> None:
-    """Of 40, process 1 would give 35 and 3 give 5; S may swap 10 only, so 3 gives 30."""
+    """Of 40, process 1 would give 35 and 3 would give 5; S may swap only 10, so 3 gives 30."""
     example = Example(60, 0, 30)
     example.s.update(swap_max=10)
     assert sum(nbytes for _, nbytes, _ in example.plan(example.gpu, 40)) == 40

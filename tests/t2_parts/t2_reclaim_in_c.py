@@ -1,6 +1,6 @@
-"""kmod/reclaim.c: which of a plan are asked, what is told of them, and what the caller hears.
+"""kmod/reclaim.c: which targets of a plan are asked, what is reported of them, and what the caller gets.
 
-The module's file is compiled as it is, with tests/support/plan/worker.c in place of the plan, the levers, the events.
+The module's file is compiled unchanged, with tests/support/plan/worker.c in place of the plan, the levers, the events.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Each(ctypes.Structure):
 
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """The module's file, compiled. What it includes of the kernel is empty: worker.h has it all."""
+    """The compiled file of the module. The kernel headers that it includes are empty: worker.h has everything."""
     folder = tmp_path_factory.mktemp("reclaim")
     for name in ("reclaim.c", "reclaim.h", "plan.h"):
         shutil.copy(ROOT / "kmod" / name, folder)
@@ -49,26 +49,26 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 def reclaim(worker: ctypes.CDLL, *each: Each) -> tuple[int, int, list[Each]]:
-    """The errno that the caller hears, what it is told has moved, and what was done about each."""
+    """Return the caller's errno, the bytes reported as moved, and what was done about each target."""
     rows, moved = (Each * len(each))(*each), c_uint64()
     code = worker.worker_reclaim(rows, c_uint(len(each)), c_uint32(TIMEOUT_MS), ctypes.byref(moved))
     return -int(code), moved.value, list(rows)
 
 
 def gives(moved: int = NBYTES, took_ms: int = 0) -> Each:
-    """One that gives so much."""
+    """Return a target that gives so much."""
     return Each(nbytes=NBYTES, below_low=1, moved=moved, took_ms=took_ms)
 
 
 def fails(code: int, exits: bool = False) -> Each:
-    """One of which that is heard."""
+    """Return a target that answers with an error."""
     return Each(nbytes=NBYTES, below_low=1, err=-code, exits=exits)
 
 
 @pytest.mark.parametrize("code", [errno.EINTR, errno.ENODEV, errno.ETIMEDOUT])
 def test_nothing_is_asked_of_those_behind_an_error_that_is_of_all(worker: ctypes.CDLL, code: int) -> None:
-    """They hear nothing either, and no event says that their protection was not kept. The caller hears of it, whatever
-    has moved by then."""
+    """They are not pressed either, and no event says that their protection was not kept. The caller gets the error,
+    whatever has moved by then."""
     result, moved, each = reclaim(worker, gives(), fails(errno.EIO), fails(code), gives(), gives())
     assert (result, moved) == (code, NBYTES)
     assert [one.asked for one in each] == [NBYTES] * 3 + [0] * 2
@@ -84,7 +84,7 @@ def test_no_time_is_left_for_those_behind_one_that_took_all(worker: ctypes.CDLL)
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.EOPNOTSUPP, errno.EBUSY])
 def test_one_that_cannot_give_is_passed_over(worker: ctypes.CDLL, code: int) -> None:
-    """Its error is told where none has given: the first one."""
+    """Its error is reported only if none has given: the first such error."""
     assert reclaim(worker, fails(code), gives())[:2] == (0, NBYTES)
     assert reclaim(worker, gives(), fails(code))[:2] == (0, NBYTES)
     assert reclaim(worker, fails(code), gives(0), fails(errno.EPERM))[:2] == (code, 0)

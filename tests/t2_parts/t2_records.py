@@ -1,4 +1,4 @@
-"""Records of groups: after any history there is one of each group in the tree, and nothing is known of any other."""
+"""Records of groups: after any history each group in the tree has one, and no other group is known."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WORK = "gpu_usec"
 
 
 class Records(RuleBasedStateMachine):
-    """Processes and slices that come, go and move, by all the ways that there are."""
+    """Processes and slices that come, go and move, in every possible way."""
 
     @initialize()
     def begin(self) -> None:
@@ -38,7 +38,7 @@ class Records(RuleBasedStateMachine):
         self.population.dropped.append(lambda record, heir: self.dropped.append((record, heir)))
 
     def process(self, pid: int) -> Process:
-        """The process that has the pid now, or would."""
+        """Return the process that has the pid now, or would have it."""
         return Process(pid, self.starts.get(pid, 1))
 
     @rule(pid=PIDS, slice_=SLICES, gpus=st.sets(GPUS, min_size=1))
@@ -47,7 +47,7 @@ class Records(RuleBasedStateMachine):
 
     @rule(pid=PIDS, gpu=GPUS, usec=USEC)
     def works(self, pid: int, gpu: int, usec: int) -> None:
-        """What it did is taken down."""
+        """Save the work of a process."""
         member = Member(self.process(pid), gpu)
         if self.population.holds(member):
             total = self.population.record(member).taken.total
@@ -55,7 +55,7 @@ class Records(RuleBasedStateMachine):
 
     @rule(pid=PIDS, recycled=st.booleans())
     def ends(self, pid: int, recycled: bool) -> None:
-        """Its pid may be that of another process later."""
+        """End a process; its pid may be another process's later."""
         self.population.expel(self.process(pid))
         for gpu in (0, 1):
             self.worked.pop(Member(self.process(pid), gpu), None)
@@ -70,7 +70,7 @@ class Records(RuleBasedStateMachine):
 
     @rule(pid=PIDS, gpu=GPUS, migrates=st.booleans())
     def leaves(self, pid: int, gpu: int, migrates: bool) -> None:
-        """It goes on on the other GPU, where what it did goes on to be known; or has a directory less."""
+        """Move a process to the other GPU, along with what is known of its work; or take a directory from it."""
         resident = self.population.by_pid(pid)
         if resident is None or resident.gpus != {0, 1}:
             return
@@ -92,14 +92,14 @@ class Records(RuleBasedStateMachine):
 
     @rule(pid=PIDS, gpu=GPUS)
     def is_asked_for_when_it_is_not_there(self, pid: int, gpu: int) -> None:
-        """What is written into a record of a group that is not there is seen by none."""
+        """Write into the record of a missing group, which no reader sees."""
         stranger = Member(Process(pid, 99), gpu)
         self.population.record(stranger).taken.total[WORK] = 1
         assert not self.population.record(stranger).taken
 
     @staticmethod
     def in_trio(work: Callable[[], None]) -> None:
-        """Runs work that notes when it was done."""
+        """Run work that notes the time."""
 
         async def main() -> None:
             work()

@@ -1,4 +1,4 @@
-"""The replay of a cluster: what holds of every placement, exact cases, and the published figures of its trace."""
+"""The replay of a cluster: invariants of every placement, exact cases, and the published figures of its trace."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ggroupfs.replay.cluster.simulation import Run, Simulation, Use
 
 NAMES = [*report.POLICIES]
 NEAR = 1e-6
-"""Seconds, and parts of a GPU, by which sums of floats may differ."""
+"""Seconds, and fractions of a GPU, by which sums of floats may differ."""
 
 
 def job(
@@ -61,7 +61,7 @@ JOBS = st.lists(
 def test_no_gpu_is_overfull_no_job_is_lost_and_work_is_conserved(
     policy: str, trace: list[ClusterJob], nodes: int, grows: bool
 ) -> None:
-    """The figures are kept here apart from the policy's own: memory, share and time of each GPU at each change."""
+    """The figures are kept here independently of the policy's: memory, share and time of each GPU at each change."""
     trace = [ClusterJob(f"j{n}", *[getattr(j, key) for key in FIELDS]) for n, j in enumerate(trace)]
     done: dict[str, float] = collections.defaultdict(float)
     last: dict[int, tuple[float, list[tuple[str, float, int]]]] = {}
@@ -72,7 +72,7 @@ def test_no_gpu_is_overfull_no_job_is_lost_and_work_is_conserved(
             done[name] += (now - since) * pace / width
         last[gpu] = (now, [(run.job.job, run.pace, run.job.gpus) for run in runs])
         assert sum(run.job.memory for run in runs) <= WHOLE
-        if policy != "mig":  # whose instances compute at the same time
+        if policy != "mig":  # instances of MIG compute at the same time
             assert sum(run.job.busy * run.pace for run in runs) <= 1 + NEAR
         assert all(0 < run.pace <= 1 for run in runs)
         if policy in ("whole", "shares"):
@@ -119,7 +119,7 @@ def test_paces_are_no_more_than_one_engine_has(programs: list[tuple[float, int]]
 
 
 def test_programs_that_always_compute_have_their_weights() -> None:
-    """Those of benchmarks/README.md: 100, 200 and 400, with 1 % lost."""
+    """Weights of benchmarks/README.md: 100, 200 and 400, with 1 % lost."""
     found = contention.paces([(1, 100), (1, 200), (1, 400)])
     assert found == pytest.approx([contention.EFFICIENCY * part / 7 for part in (1, 2, 4)], rel=1e-3)
     document = (Path(__file__).resolve().parents[2] / "benchmarks/README.md").read_text()
@@ -128,7 +128,7 @@ def test_programs_that_always_compute_have_their_weights() -> None:
 
 
 def test_two_programs_of_which_one_thinks() -> None:
-    """One computes for 35 s of 100 s alone: beside one that always does it has half of those, so 70 and 65."""
+    """Alone it computes for 35 s of 100 s; beside one that always computes it gets half of those, so 70 and 65."""
     always, thinks = contention.paces([(1, 1), (0.35, 1)])
     assert thinks == pytest.approx(1 / 1.35, rel=0.02)
     assert always == pytest.approx(1 - 0.35 / 1.35, rel=0.02)
@@ -158,7 +158,7 @@ def test_memory_is_a_bound_where_shares_are_none() -> None:
 
 
 def test_a_fixed_fraction_slows_a_job_that_would_have_more() -> None:
-    """Two of four slots: half of the time, though the GPU be idle; by shares the job has all of it."""
+    """Two of four slots give half of the time, even on an idle GPU; by shares the job gets all of it."""
     trace = [job("a", share=50, busy=1.0)]
     assert ends(simulate(trace, "fractions")[0]) == {"a": 200}
     assert ends(simulate(trace, "shares")[0]) == {"a": 100}
@@ -176,7 +176,7 @@ def test_profile_of_a_job(share: int, memory: int, profile: str) -> None:
 
 
 def test_profiles_fit_on_a_card_as_nvidia_has_them() -> None:
-    """Seven of the smallest, three of two sevenths with one of one, and one of four beside one of three."""
+    """Seven of the smallest; three of two sevenths with one of one; and one of four beside one of three."""
     for sizes in ([11] * 7, [28] * 3 + [11], [50, 47], [47, 47]):
         state = mig.Mig.empty
         for number, share in enumerate(sizes):
@@ -192,12 +192,12 @@ def test_profiles_fit_on_a_card_as_nvidia_has_them() -> None:
 
 
 def test_quantiles_are_those_published() -> None:
-    """Of a day of 40,000 jobs, next to the figures that its module cites."""
+    """For a day of 40,000 jobs, next to the figures that the module cites."""
     trace = published.day(seed=7, gpus=8, jobs=40_000)
     durations = sorted(j.duration_s for j in trace)
     assert statistics.median(durations) == pytest.approx(23 * 60, rel=0.04)
     assert durations[36_000] == pytest.approx(4.5 * 3600, rel=0.06)
-    tasks = 100 - 13.3  # percent, without those that use no GPU
+    tasks = 100 - 13.3  # percent, without tasks that use no GPU
     for gpus, percent in ((1, 48.0), (2, 0.2), (4, 0.2), (8, 0.5)):
         found = sum(j.gpus == gpus and j.share == WHOLE for j in trace) / len(trace)
         assert found == pytest.approx(percent / tasks, rel=0.02, abs=0.001)

@@ -17,7 +17,7 @@ A, B, C, D = (Process(pid, 1) for pid in range(1, 5))
 
 
 def period(rota: Rota, those: Sequence[Process], us: int = 100) -> Process:
-    """A period in which the one that may works so much."""
+    """Run a period in which the program that may run works for `us`."""
     one = rota.of(those)
     assert rota.of(those) == one, "until it is over"
     rota.charge(one, us)
@@ -32,7 +32,7 @@ def test_each_has_a_period() -> None:
 
 
 def test_one_that_had_little_has_the_next_one_again() -> None:
-    """As where it was heard late that the one before had left something."""
+    """It was learnt late that its predecessor had left some time."""
     rota = Rota()
     assert [period(rota, [A, B], us) for us in (100, 10, 90, 100)] == [A, B, B, A]
 
@@ -51,7 +51,7 @@ def test_one_that_comes_owes_nothing_and_is_owed_nothing() -> None:
 
 
 def limited() -> dict[Process, Limited]:
-    """Three equals below one quota of 30 ms in 100."""
+    """Three equals under one quota of 30 ms in 100."""
     account = Account(30_000, 100_000, 0)
     return {process: Limited((account,), levers=True) for process in (A, B, C)}
 
@@ -91,14 +91,14 @@ def test_one_that_leaves_its_period_ends_the_turns_for_a_while() -> None:
     assert [process for process, one in each.items() if one.rests_us] == [A]
     rotation.look(now_us + RESTS_US + 1_000, each, there)
     assert waiting(each) == [B, C]
-    runs.clear()  # there are no calls of the driver to be had
+    runs.clear()  # no driver calls are available
     for later_us in range(now_us + RESTS_US + 1_000, now_us + RESTS_US + 1_000_000, 1_000):
         rotation.look(later_us, each, there)
         assert waiting(each) == [B, C]
 
 
 def test_one_that_has_period_after_period_is_not_taken_to_leave_them() -> None:
-    """As where it has had the least, since the others were charged too much."""
+    """It may have had the least, since the others were charged too much."""
     each, rotation = limited(), Rotation(lambda process: True, lambda process: True)
     (account,) = each[A].accounts
     for now_us in range(0, 1_000_000, 1_000):
@@ -109,7 +109,7 @@ def test_one_that_has_period_after_period_is_not_taken_to_leave_them() -> None:
 
 @given(st.lists(st.sets(st.sampled_from(range(4)), min_size=1), min_size=1, max_size=60))
 def test_it_is_one_of_those_that_are_there_and_none_has_two_more_than_another(crowds: list[set[int]]) -> None:
-    """Since the last one came or went."""
+    """Counted since the last program came or went."""
     rota, before, had = Rota(), set[int](), Counter[int]()
     for crowd in crowds:
         if crowd != before:

@@ -1,4 +1,4 @@
-"""The scheduler over the runlist of the software GPU: shares, strictness and what switches cost, in simulated time."""
+"""The scheduler over the software GPU's runlist: shares, strictness and the cost of switches, in simulated time."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def test_weights(contexts: int) -> None:
 
 
 class Charging:
-    """A runlist that charges each switch to whom it is for, as the trace of a real GPU does, to programs that always
-    have work; every stay is 2.4 % longer than its timeslice besides (measured on an H200)."""
+    """A runlist that charges each switch to the program switched to, as a real GPU's trace does; all programs always
+    have work. Besides, every stay is 2.4 % longer than its timeslice (measured on an H200)."""
 
     def __init__(self, *programs: Program) -> None:
         self.programs = programs
@@ -47,7 +47,7 @@ class Charging:
         self._samples: dict[Process, Sample] = {}
 
     def run(self, ticks: int) -> dict[Process, float]:
-        """Shares of so many windows of 100 ms."""
+        """Return the shares over so many windows of 100 ms."""
         total = dict.fromkeys(self.slices, 0.0)
         for _ in range(ticks):
             places = in_one_go(self.core.decide(100_000, [p.contender for p in self.programs], self._samples))
@@ -74,7 +74,7 @@ class Charging:
 
 @pytest.mark.parametrize("contexts", [1, 4])
 def test_switches_are_charged(contexts: int) -> None:
-    """Four contexts cost four switches a round: their slices are made shorter, and then left as they are."""
+    """Four contexts cost four switches a round: their timeslices are shortened, and then left as they are."""
     machine = Charging(Program(1, weight=100, contexts=contexts), Program(2, weight=200), Program(3, weight=400))
     machine.run(50)
     machine.changes = 0
@@ -87,8 +87,8 @@ def test_switches_are_charged(contexts: int) -> None:
 
 
 def test_who_had_more_than_his_part_has_it_no_longer() -> None:
-    """Beside one that comes and goes, and was given much of it, others have less than their parts: they are as much in
-    want as he, and are not taken for such that come and go."""
+    """Beside an intermittent program that was given a large weight, others get less than their shares. They are then as
+    short of time as that program, and do not count as intermittent."""
     machine = Machine(
         Program(1, request_us=8600, kernel_us=100, load=0.5, weight=6000),
         Program(2, weight=2000),
@@ -101,7 +101,7 @@ def test_who_had_more_than_his_part_has_it_no_longer() -> None:
 
 
 class OneWorks(Machine):
-    """Of the contexts of each program one has work, and the others have none."""
+    """Only one context of each program has work."""
 
     def _feed(self) -> None:
         for program in self.programs:
@@ -111,7 +111,7 @@ class OneWorks(Machine):
 
 
 def test_what_one_had_alone_while_the_other_was_frozen_is_not_held_against_it() -> None:
-    """The trace is 0.2 s late: after a thaw it first tells of the time in which one had the GPU for itself."""
+    """The trace is 0.2 s late: after a thaw it first reports the time in which one program had the GPU for itself."""
     one, other = Program(1), Program(2)
     core = Core(DEFAULT)
 
@@ -135,7 +135,7 @@ def test_idle_contexts_cost_nothing(contexts: int, late: int) -> None:
 
 
 def test_very_different_weights() -> None:
-    """The slice of the lightest is a switch long; where those are not charged to it it is made longer."""
+    """The timeslice of the lightest is as long as a switch; where switches are not charged to it, it is lengthened."""
     weights = (10, 1000, 5000)
     machine = Machine(*[Program(n, weight=weight) for n, weight in enumerate(weights, 1)])
     assert shares(machine, 30, settle=30) == pytest.approx([w / sum(weights) for w in weights], rel=0.05)
@@ -153,7 +153,8 @@ def test_less_is_lost_to_switches(programs: int) -> None:
 
 
 def critical(*batch: Program, seconds: float = 30) -> tuple[float, float, Machine]:
-    """p99 of a critical program beside others, by what it is alone; and their work, by what one does alone."""
+    """Return the p99 of a critical program beside others, relative to its p99 alone; and their work, relative to that
+    of one alone."""
     alone = Program(1, priority=0, request_us=8600, kernel_us=100, load=0.35)
     Machine(alone).run(seconds)
     one = Program(1, priority=0, request_us=8600, kernel_us=100, load=0.35)
@@ -172,7 +173,7 @@ def test_a_critical_program_beside_a_batch_program(kernel_us: int) -> None:
 
 
 def test_a_critical_program_beside_one_of_four_contexts() -> None:
-    """Its contexts switch among themselves: it gets half of what one would, and is no more in the way."""
+    """Its contexts switch among themselves: it gets half of what one context would get, and hinders no more."""
     slower, filled, _ = critical(Program(2, contexts=4))
     assert slower <= 1.05
     assert filled >= 0.2
@@ -188,7 +189,7 @@ def test_a_critical_program_beside_three_batch_programs() -> None:
 
 
 def test_turns_are_long_where_nobody_waits_for_less() -> None:
-    """Two batch programs take turns of 2 s. One comes that does not fill his: no turn is longer then than 0.5 s."""
+    """Two batch programs take turns of 2 s. Once a program comes that does not use its turn, no turn exceeds 0.5 s."""
     leader = Program(1, priority=0, request_us=8600, kernel_us=100, load=0.35)
     light = Program(4, request_us=5000, load=0.1, starts_us=20_000_000)
     machine = Machine(leader, Program(2), Program(3), light)
@@ -211,7 +212,7 @@ LIGHT = [
 @pytest.mark.parametrize("late", [0, 2])
 @pytest.mark.parametrize("others", LIGHT)
 def test_what_one_filler_leaves_another_has(others: list[Program], late: int) -> None:
-    """Nothing lies idle while any of them has work; and who goes before them waits no longer for it."""
+    """The GPU is never idle while a filler has work; and the program before them waits no longer for that."""
 
     def use(*fillers: Program, schedule: bool) -> tuple[Machine, float]:
         one = Program(1, priority=0, request_us=8600, kernel_us=100, load=0.1)
@@ -234,7 +235,7 @@ def copy(program: Program) -> Program:
 
 
 class Thinking(Machine):
-    """The last program works, thinks, and works again: no more is there to do after a rest than without one."""
+    """The last program works, pauses, and works again; a longer pause does not bring more work."""
 
     stride = LOOK
 
@@ -257,20 +258,20 @@ class Thinking(Machine):
 
 @pytest.mark.parametrize(("work_us", "think_us", "least"), [(5000, 1000, 0.17), (10_000, 10_000, 0.1)])
 def test_who_thinks_between_has_his_turns(work_us: int, think_us: int, least: float) -> None:
-    """In equal turns he would have half of what he works of 0.9 of the time; no less than half of that is his."""
+    """With equal turns it would get half of 0.9 times its duty cycle; it must get nearly half of that."""
     machine = Thinking(work_us, think_us)
     machine.run(5)
     assert used_in(machine, 20)[2] / 20e6 >= least
 
 
 def test_the_first_second_beside_three_batch_programs() -> None:
-    """Who comes is not slowed down until somebody has been seen to use the GPU."""
+    """A newcomer is not slowed down until another program has been seen to use the GPU."""
     slower, _, _ = critical(*[Program(n) for n in (2, 3, 4)], seconds=1)
     assert slower <= 1.05
 
 
 def test_an_idle_leader_keeps_nobody_from_sharing() -> None:
-    """Those of a worse priority share by weight, with long slices, while the better one has been idle for long."""
+    """Programs of worse priority share by weight, with long timeslices, while the better one has long been idle."""
     machine = Machine(Program(1, priority=0, ends_us=0), Program(2, weight=300), Program(3, weight=100))
     machine.run(8)
     done = used_in(machine, 5)
@@ -279,7 +280,7 @@ def test_an_idle_leader_keeps_nobody_from_sharing() -> None:
 
 
 def test_a_filler_that_has_nothing_to_do_is_seen_when_it_has() -> None:
-    """Two of three fillers stop: the third has all that is left. One comes back: it has half of that."""
+    """Two of three fillers stop, and the third gets all that is left. One comes back, and gets half of that."""
     one = Program(2)
     stops, comes_back = Program(3, ends_us=3_000_000), Program(4, starts_us=10_000_000)
     machine = Machine(Program(1, priority=0, request_us=2000, load=0.2), one, stops, comes_back)
@@ -293,7 +294,7 @@ def test_a_filler_that_has_nothing_to_do_is_seen_when_it_has() -> None:
 
 
 def test_nobody_behind_two_others_starves_or_waits_for_nothing() -> None:
-    """The last of three priorities has what the two before it leave."""
+    """The last of three priorities gets what the two before it leave."""
     bursty = Program(2, priority=4, request_us=2000, load=0.1)
     machine = Machine(Program(1, priority=0, request_us=2000, load=0.2), bursty, Program(3))
     done = shares(machine, 20)
@@ -307,7 +308,8 @@ def test_nobody_behind_two_others_starves_or_waits_for_nothing() -> None:
 
 
 def test_nobody_behind_five_others_starves() -> None:
-    """All of them would fill the GPU. Those behind the first two have the hundredth that is for them, each of it."""
+    """All of them could fill the GPU. Those behind the first two get the hundredth reserved for them, in equal
+    shares."""
     leader = Program(0, priority=0, request_us=2000, load=0.3)
     machine = Machine(leader, *[Program(n, priority=n) for n in range(1, 6)])
     machine.run(20)
@@ -333,7 +335,7 @@ def test_an_explicit_timeslice_is_set_against_those_of_the_driver() -> None:
     ids=["contexts", "children", "weights"],
 )
 def test_an_explicit_timeslice_takes_nothing_from_others(others: list[Program], due_them: list[float]) -> None:
-    """These share as if it were not there; and it is what was asked for, beside the driver's 2.048 ms."""
+    """The others share as if it were not there; it has the requested length, against 2.048 ms of the driver's."""
     machine = Machine(Program(1, explicit_us=DEFAULT), *others)
     found = shares(machine, 10)
     rest = sum(found[1:])
@@ -343,7 +345,7 @@ def test_an_explicit_timeslice_takes_nothing_from_others(others: list[Program], 
 
 
 def test_who_comes_and_goes_waits_for_short_rounds() -> None:
-    """Beside two batch programs of equal priority: 8.6 ms of work every 43 ms."""
+    """A service that works 8.6 ms every 43 ms, beside two batch programs of equal priority."""
     service = Program(1, request_us=2000, load=0.1)
     machine = Machine(service, Program(2), Program(3))
     machine.run(3)
@@ -356,14 +358,14 @@ def test_who_comes_and_goes_waits_for_short_rounds() -> None:
 
 
 def test_who_does_nothing_makes_no_rounds_short() -> None:
-    """One who is new is waited for, but nobody has seen him come and go."""
+    """A newcomer gets time to act, but an idle one was never seen to work intermittently."""
     machine = Machine(Program(1, ends_us=0), Program(2), Program(3), late=2)
     machine.run(5)
     assert [program.place.timeslice_us for program in machine.programs[1:]] == [pytest.approx(30_000, rel=0.05)] * 2
 
 
 def test_who_is_gone_makes_no_rounds_short() -> None:
-    """One came and went again and again, so rounds were to be short for long. He ends, and three come that do not."""
+    """An intermittent program had made rounds short for a long time. It ends, and three steady ones come."""
     machine = Machine(Program(1, request_us=2000, load=0.1), Program(2), Program(3))
     machine.run(60)
     machine.replace(Program(4), Program(5), Program(6))
@@ -374,7 +376,7 @@ def test_who_is_gone_makes_no_rounds_short() -> None:
 
 
 def test_rounds_are_long_again_when_who_came_and_went_has_always_something_to_do() -> None:
-    """What he did in short rounds says nothing of how he does in long ones."""
+    """Its behaviour in short rounds says nothing of its behaviour in long ones."""
     machine = Machine(Program(1, request_us=2000, load=0.1), Program(2), Program(3))
     machine.run(3)
     service = machine.programs[0]
@@ -395,12 +397,12 @@ def test_one_alone_is_left_alone() -> None:
     assert idle.programs[0].place == idle.programs[1].place == Place()
 
 
-# Any tree
+# Arbitrary trees
 
 
 @st.composite
 def trees(draw: st.DrawFn) -> list[Contender]:
-    """Contenders below up to three slices, some of these in each other."""
+    """Draw contenders below up to three slices, some nested."""
     levels = st.builds(lambda p, w: (p, w), st.integers(0, 15), st.integers(1, 10000))
     slices = {name: Level(name, *draw(levels)) for name in ("a", "b", "a/b")}
     paths = {"": (), "a": (slices["a"],), "b": (slices["b"],), "a/b": (slices["a"], slices["a/b"])}
@@ -429,7 +431,7 @@ def test_parts_of_the_active_add_up_to_one(contenders: list[Contender]) -> None:
 
 @given(trees(), st.data())
 def test_what_is_left_goes_to_siblings_first(contenders: list[Contender], data: st.DataObject) -> None:
-    """Who uses little has that, nobody has more than he wants, and a group has its part if it has use for it."""
+    """A program that uses little gets that, none gets more than it wants, and a group with demand gets its share."""
     most = {one.process: data.draw(st.floats(0, 0.3)) for one in contenders if data.draw(st.booleans())}
     parts = due(contenders, most)
     assert all(part <= most.get(process, 1) + 1e-9 for process, part in parts.items())
@@ -444,7 +446,7 @@ def test_what_is_left_goes_to_siblings_first(contenders: list[Contender], data: 
 
 @given(trees(), st.data())
 def test_siblings_of_the_best_priority_share_by_weight(contenders: list[Contender], data: st.DataObject) -> None:
-    """Of two that are next to each other, the better priority is in an earlier layer, and parts are as weights."""
+    """Of two siblings, the better priority is in an earlier layer; in one layer, shares are as the weights."""
     everybody = [attrs.evolve(one, active=True) for one in contenders]
     layers = list(strata(everybody))
     layer_of = {process: n for n, layer in enumerate(layers) for process in layer}
@@ -461,8 +463,8 @@ def test_siblings_of_the_best_priority_share_by_weight(contenders: list[Contende
 @settings(max_examples=15)
 @given(trees(), st.integers(0, 1000))
 def test_any_history(contenders: list[Contender], seed: int) -> None:
-    """Of those who fill, one that has something to do is on the runlist, with the shortest slice; of those who share,
-    everybody; and over a long time everybody is."""
+    """One filler with work is on the runlist, with the shortest timeslice; all sharers are; and over a long time every
+    program has been on it."""
     core, chance = Core(DEFAULT), random.Random(seed)
     on: dict[Process, int] = {}
     turns, slices, before = 0, 0, {one.process: Place() for one in contenders}
@@ -517,12 +519,12 @@ def test_a_bucket_gives_no_more_than_it_has(asked: list[tuple[float, int]]) -> N
 
 
 class Waiting(Machine):
-    """Programs that wait for the results of what they launched before they launch again, after 20 us."""
+    """Programs that wait for the results of a launch before the next one, 20 us later."""
 
     GAP = 20 * US
 
     def __init__(self, *launches: Callable[[float], tuple[int, int]], schedule: bool = True) -> None:
-        """Of each program, kernels and microseconds of what it launches at a time, seconds."""
+        """`launches`: for each program, the number and microseconds of kernels that it launches at a time (s)."""
         super().__init__(*[Program(n) for n in range(1, len(launches) + 1)], schedule=schedule)
         self._launches = launches
         self._again = [0] * len(launches)
@@ -544,9 +546,9 @@ class Waiting(Machine):
 
 
 def test_who_waits_for_each_result_has_his_part_beside_long_ones() -> None:
-    """In long rounds he has one result in each. The neighbour's work becomes slow after 20 s: within 3 s of that he has
-    what two of his kind have beside each other, but for the switches, and goes on to have it. By the driver's slices he
-    has less: what he does takes a bit longer than one."""
+    """In long rounds it gets one result per round. Its neighbour's work becomes slow after 20 s. From 3 s after that,
+    it steadily gets what two such programs have beside each other, without the switches. With the driver's timeslices
+    it gets less, since its work takes a bit longer than one timeslice."""
     launches = (lambda _: (2, 1100), lambda now: (2, 1100) if now < 20 else (16, 700))
     driver = Waiting(*launches, schedule=False)
     driver.run(30)
@@ -563,7 +565,7 @@ def test_who_waits_for_each_result_has_his_part_beside_long_ones() -> None:
 
 
 def test_who_waits_no_more_has_his_part_and_no_more() -> None:
-    """The slice of who never waits was fitted to one who did; then he does as the other."""
+    """Its neighbour's timeslice was fitted to it while it waited; then it behaves as the neighbour does."""
     ours = Waiting(lambda now: (2, 1100) if now < 20 else (16, 700), lambda _: (16, 700))
     ours.run(23)
     before = [program.used for program in ours.programs]

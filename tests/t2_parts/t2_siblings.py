@@ -1,4 +1,4 @@
-"""The scheduler over the runlist of the software GPU: a slice has its part, whoever in it uses that."""
+"""The scheduler over the runlist of the software GPU: a slice gets its share, whichever of its programs uses it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_a_slice_has_its_part_however_many_are_in_it() -> None:
 @pytest.mark.parametrize("late", [0, 2])
 @pytest.mark.parametrize(("services", "load"), [(1, 0.1), (3, 0.02), (3, 0.005)])
 def test_what_a_child_leaves_is_its_siblings(services: int, load: float, late: int) -> None:
-    """Not that of everybody on the runlist: the slice has its half, and nothing is done to keep it so."""
+    """The share is not passed to other groups: the slice keeps its half, with few driver calls."""
     children = [Program(n, slice="a", request_us=2000, load=load) for n in range(2, 2 + services)]
     machine = Machine(Program(1, slice="a"), *children, Program(9), late=late)
     machine.run(25)
@@ -34,7 +34,7 @@ def test_what_a_child_leaves_is_its_siblings(services: int, load: float, late: i
 def test_what_a_child_leaves_is_its_siblings_beside_an_explicit_timeslice(
     explicit_us: int, others: int, load: float, request_us: int
 ) -> None:
-    """The slice has 2.048 ms, whoever of it uses them; and so has one beside it, no more."""
+    """The slice has 2.048 ms, whichever of its programs uses them, and so has a slice beside it."""
     light = Program(3, slice="a", request_us=request_us, load=load)
     rest = [Program(n) for n in range(4, 4 + others)]
     machine = Machine(Program(1, explicit_us=explicit_us), Program(2, slice="a"), light, *rest, late=2)
@@ -48,7 +48,7 @@ def test_what_a_child_leaves_is_its_siblings_beside_an_explicit_timeslice(
 
 @pytest.mark.parametrize("explicit_us", [0, DEFAULT])
 def test_who_is_known_to_use_little_takes_nothing_from_his_siblings_when_he_comes(explicit_us: int) -> None:
-    """Two of a slice have something to do every 10 s or more rarely, and four fifths of its weight."""
+    """Two programs of a slice have work every 10 s or more rarely, and four fifths of its weight."""
     rare = [Program(n, slice="a", weight=200, request_us=2000, load=0.0002) for n in (3, 4)]
     machine = Machine(Program(1, explicit_us=explicit_us), Program(2, slice="a"), *rare, late=2)
     machine.run(20)
@@ -59,7 +59,7 @@ def test_who_is_known_to_use_little_takes_nothing_from_his_siblings_when_he_come
 
 
 def family(chance: random.Random, first: int, name: str) -> list[Program]:
-    """Programs below the root, or in a slice of that name: one at least has always something to do."""
+    """Return programs below the root, or in a slice of that name; at least one always has work."""
 
     def busy(pid: int, weights: Sequence[int], slice: str = "") -> Program:
         return Program(pid, weight=chance.choice(weights), contexts=chance.choice([1, 1, 1, 4]), slice=slice)
@@ -80,7 +80,7 @@ def family(chance: random.Random, first: int, name: str) -> list[Program]:
 @pytest.mark.parametrize("explicit_us", [0, 500, 8000])
 @pytest.mark.parametrize("seed", range(8))
 def test_whoever_is_in_it(seed: int, explicit_us: int) -> None:
-    """Families share as their weights are to each other; beside an explicit timeslice weight 100 has 2.048 ms."""
+    """Families share in the proportion of their weights; beside an explicit timeslice, weight 100 has 2.048 ms."""
     chance = random.Random(seed)
     families = [family(chance, 10 * n, f"slice {n}") for n in range(1, chance.randint(3, 4))]
     by_hand = [Program(1, explicit_us=explicit_us)] if explicit_us else []

@@ -1,4 +1,4 @@
-"""The policy slo in simulated time: shares follow loads and do not oscillate; which is asked to migrate, and when."""
+"""The policy `slo` in simulated time: shares follow loads without oscillation; which group should migrate, and when."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ SEEDS = (1, 2)
 
 
 def served(load: Load, seed: int, seconds: float = 300.0, **options: int) -> Served:
-    """One service beside two batch programs."""
+    """Return a simulation of one service beside two batch programs."""
     program = service(1, load, seconds, seed)
     return Served({"a": (program, BOUNDS)}, [Program(2), Program(3)], PACE, **options).run(seconds)
 
 
 def assert_cool(found: Served, name: str = "a") -> None:
-    """Never more than one change in a cool-down."""
+    """Check that there is never more than one change in a cool-down."""
     times = [at for at, one in found.decisions if isinstance(one, Change) and one.group == name]
     assert all(later - earlier >= PACE.cooldown for earlier, later in itertools.pairwise(times))
 
 
 def between(low: float, high: float, since: float, until: float) -> Load:
-    """A load that is `high` for a while, and `low` before and after."""
+    """Return a load that is `high` for a while, and `low` before and after."""
     return lambda t: high if since <= t < until else low
 
 
@@ -74,7 +74,7 @@ def test_a_step_up_and_down(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_ramp(seed: int) -> None:
-    """From 5 to 70 % of the GPU in 260 s: the share only rises, and the latency stays within its bound all the way."""
+    """From 5 to 70 % of the GPU in 260 s: the share only rises, and the latency always stays within its bound."""
     found = served(lambda t: min(0.7, 0.05 + t / 400), seed)
     assert_cool(found)
     assert found.turns() == 0
@@ -86,7 +86,7 @@ def test_a_ramp(seed: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("half", [60, 15])
 def test_a_square_wave(half: int, seed: int) -> None:
-    """At most one turn in each half period; slower than the policy or faster, the latency is within its bound."""
+    """At most one turn in each half period, and the latency is in bounds, be it slower or faster than the policy."""
     found = served(lambda t: 0.5 if (t // half) % 2 else 0.1, seed)
     assert_cool(found)
     assert found.turns() <= 300 / half
@@ -113,7 +113,7 @@ def test_what_is_left_is_for_the_others() -> None:
 
 
 def test_of_two_that_need_more_than_there_is_one_should_migrate() -> None:
-    """That of the worse rank, once; the other has what it needs of it."""
+    """The one of worse rank, once; the other gets what it needs of its share."""
     services = {
         "a": (service(1, lambda _: 0.6, 200, 1), BOUNDS),
         "b": (service(2, lambda _: 0.6, 200, 2), attrs.evolve(BOUNDS, rank=1)),
@@ -133,14 +133,14 @@ def test_nobody_is_asked_to_migrate_while_there_is_enough() -> None:
     assert not [one for _, one in found.decisions if isinstance(one, Migrate)]
 
 
-# The core alone
+# The core on its own
 
 
 COOLDOWNS = 1500
 
 
 def closed_loop(latency_of: Callable[[int], float], bounds: Bounds, cooldowns: int) -> list[int]:
-    """The steps of a group whose latency is a function of its share, with a sample each cool-down."""
+    """Return the changes of a group whose latency is a function of its share, with a sample each cool-down."""
     core, steps = Core(Pace(window=1, cooldown=1.0)), []
     core.come(0.0, "a", bounds)
     for at in range(cooldowns):
@@ -161,8 +161,8 @@ def closed_loop(latency_of: Callable[[int], float], bounds: Bounds, cooldowns: i
 @example(4.0, 0.005, 0.5, 1234, 1235)
 @example(3.36328125, 0.019628630403104544, 0.984375, 302, 199)
 def test_where_no_share_is_right_it_comes_to_rest(power: float, scale: float, lower: float, up: int, down: int) -> None:
-    """Latency falls steeply as the share grows, and the bounds are so near each other that no share may lie between:
-    turns become ever rarer, where a cool-down alone would have one every few seconds."""
+    """Latency falls steeply as the share grows, and the bounds are so close that no share may lie between them: turns
+    become ever rarer, where the cool-down alone would allow one every few seconds."""
     bounds = Bounds(upper=0.05, lower=0.05 * lower, up=up, down=down)
     steps = closed_loop(lambda share: scale * (WHOLE / max(1, share)) ** power, bounds, COOLDOWNS)
     turns = sum((one > 0) != (other > 0) for one, other in itertools.pairwise(steps))
@@ -192,7 +192,7 @@ def test_far_above_its_bound_more_is_given_at_once(times: float, steps: int) -> 
 
 
 def fed(core: Core, at: float, latencies: dict[str, float], seconds: int = 10) -> tuple[float, list[Decision]]:
-    """So many seconds with these samples."""
+    """Feed these samples for so many seconds; return the decisions."""
     made: list[Decision] = []
     for _ in range(seconds):
         at += 1
@@ -229,7 +229,7 @@ def test_a_group_that_may_not_have_more_takes_nothing_from_others() -> None:
 
 
 def test_what_another_does_not_need_is_taken_first() -> None:
-    """Whatever its rank, before another is asked to migrate."""
+    """Whatever the other's rank, and before any group is asked to migrate."""
     for quiet in ({"b": 0.01}, {}):
         core = Core(PACE)
         core.come(0.0, "a", attrs.evolve(BOUNDS, initial=5000, rank=1))
@@ -243,7 +243,7 @@ def test_what_another_does_not_need_is_taken_first() -> None:
 
 
 def test_who_comes_when_nothing_is_left() -> None:
-    """It has its least from those of a larger rank; where there are none it should migrate."""
+    """It gets its least share from groups of a larger rank; where there are none, it should migrate."""
     for rank, kinds in ((1, [Change, Change]), (0, [Migrate])):
         core = Core(PACE)
         core.come(0.0, "a", attrs.evolve(BOUNDS, initial=WHOLE, rank=rank))
@@ -274,7 +274,7 @@ def test_a_backlog_that_shrinks_is_waited_for() -> None:
 
 
 def test_a_share_that_would_be_too_small_is_not_tried() -> None:
-    """In inverse proportion 45 ms would be 54 ms, and 38 ms are 46 ms."""
+    """In inverse proportion to the share, 45 ms would become 54 ms, and 38 ms become 46 ms."""
     for latency, lowered in ((0.045, False), (0.038, True)):
         core = Core(PACE)
         core.come(0.0, "a", attrs.evolve(BOUNDS, lower=0.049))
@@ -293,7 +293,7 @@ def test_one_sample_speaks_against_less() -> None:
 
 
 def test_who_falls_silent_may_stay() -> None:
-    """What it said is long ago: it needs nothing now, and has less and less, down to its least."""
+    """Its reports are old: it needs nothing now, and its share falls step by step to the least."""
     core = Core(PACE)
     core.come(0.0, "a", attrs.evolve(BOUNDS, initial=WHOLE))
     at, made = fed(core, 0.0, {"a": 0.1}, 11)
@@ -307,7 +307,7 @@ def test_who_falls_silent_may_stay() -> None:
 
 
 def test_what_was_given_is_tried_before_migration_is_asked() -> None:
-    """That nothing was left before says nothing of after."""
+    """An earlier shortage does not say that there is one now."""
     core = Core(PACE)
     core.come(0.0, "a", attrs.evolve(BOUNDS, initial=9500))
     core.come(0.0, "b", attrs.evolve(BOUNDS, initial=500))
@@ -323,7 +323,7 @@ def test_what_was_given_is_tried_before_migration_is_asked() -> None:
 
 
 def test_patience_ends_with_the_load() -> None:
-    """Once it needed far less, it is not held against a group for long that it was too little before."""
+    """Once a group has needed far less, an earlier shortage is not held against it for long."""
     core, at = Core(Pace(window=1, cooldown=1.0)), 0
 
     def turns(enough: int, cooldowns: int) -> int:
@@ -345,7 +345,7 @@ def test_patience_ends_with_the_load() -> None:
 
 
 class History:
-    """What may be done to a core, and what must hold of what it answers."""
+    """Calls that may be made to a core, and invariants of its answers."""
 
     def __init__(self, reserve: int) -> None:
         self.core, self.reserve, self.now = Core(PACE, reserve), reserve, 0.0
@@ -459,7 +459,7 @@ def test_weights() -> None:
 
 
 def test_shares_as_quotas() -> None:
-    """In the place of weights, or besides; what is below the least that there is, is that."""
+    """In place of weights, or besides; a quota below the smallest possible one becomes that."""
     assert wanted({"a": 3000, "b": 2000}, 4, PRIORITY, By.QUOTA) == (
         {"a": Wanted(quota="30000 100000"), "b": Wanted(quota="20000 100000")},
         Wanted(quota="12500 100000"),
@@ -486,7 +486,7 @@ def test_what_is_no_statistic(name: str) -> None:
 
 
 def test_who_reports_without_end_is_heard_in_turns() -> None:
-    """Others have one after so many reports, however fast they come."""
+    """After a number of reports others get a turn, however fast the reports come."""
     heard = 0
 
     class Endless:
@@ -530,7 +530,7 @@ def read(group: dict[str, object], others: dict[str, object]) -> Settings:
 
 
 def test_the_defaults_on_the_page_are_right() -> None:
-    """A file with every default as the page has it says the same as one with nothing but what there has to be."""
+    """A file with every default of the page means the same as one with only the mandatory lines."""
     told: dict[str, object] = {}
     for keys, values in rows(section("Configuration", POLICIES / "slo.md")):
         if values:

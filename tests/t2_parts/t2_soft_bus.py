@@ -1,4 +1,4 @@
-"""The bus of the software GPU in virtual time: a direction is shared fairly, and takes nothing of the other."""
+"""The bus of the software GPU in virtual time: a direction is shared fairly, and does not slow the other."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.support.harness import virtual
 
 SECOND = 1_000_000 * US
 RATE = 1_000_000_000
-"""Bandwidth of a direction, bytes a second."""
+"""Bandwidth of a direction, in bytes per second."""
 NEAR_S = 1e-5
-"""Seconds that a move may be off: a few looks of the bus at how far it is."""
+"""Seconds of error allowed for a move: a few looks of the bus at its progress."""
 
 
 class Stage:
-    """A bus, an engine whose kernels reach over it, and when what was begun was over, seconds."""
+    """A bus, an engine whose kernels reach over it, and the times in seconds at which things ended."""
 
     def __init__(self, out: int = RATE, in_: int = RATE) -> None:
         self.engine = Engine(0)
@@ -45,7 +45,7 @@ class Stage:
         return sorted(end - began for end in self.ends)
 
     def kernel(self, reach_s: float, rest_s: float = 0.0) -> Tsg:
-        """A TSG with one kernel, which reaches over the bus for so long if it has the whole of it."""
+        """Return a TSG with one kernel, which uses the bus for that long if it has all of it."""
         tsg = Tsg(100 * SECOND)
         self.engine.add(tsg, lambda finished: self.ends.append(trio.current_time()))
         tsg.launch(1, int((reach_s + rest_s) * SECOND), int(reach_s * SECOND))
@@ -71,7 +71,7 @@ async def test_two_in_one_direction_have_half_each(way: Way) -> None:
 
 @virtual
 async def test_a_part_of_the_bus_is_what_is_there_at_each_moment() -> None:
-    """The second comes when half of the first has gone, and has the bus for itself once the first is over."""
+    """The second move starts when half of the first is done, and has the bus to itself once the first has ended."""
     stage = Stage()
     one = functools.partial(stage.move, Way.OUT, RATE)
     assert await stage.all(one, functools.partial(stage.move, Way.OUT, RATE, 0.5)) == pytest.approx(
@@ -107,7 +107,7 @@ async def test_what_is_expected_counts_those_who_are_there() -> None:
 async def test_a_kernel_that_reaches_over_the_bus_shares_one_direction(
     way: Way, kernel_s: float, move_s: float
 ) -> None:
-    """Its other half second of work comes after that, and slows nothing."""
+    """The other half second of its work comes after that, and slows nothing."""
     stage = Stage()
     tsg = stage.kernel(reach_s=1.0, rest_s=0.5)
     began = trio.current_time()
@@ -122,7 +122,7 @@ async def test_a_kernel_that_reaches_over_the_bus_shares_one_direction(
 
 @virtual
 async def test_a_kernel_that_comes_in_the_middle_of_a_move() -> None:
-    """It has half from then on, and all once the move is over, which is at 1.5 s."""
+    """It gets half of the bus at first, and all of it once the move has ended, at 1.5 s."""
     stage = Stage()
 
     async def launch() -> None:
@@ -141,7 +141,7 @@ async def test_a_kernel_that_comes_in_the_middle_of_a_move() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 5000), st.integers(1, 100_000)), min_size=1, max_size=8))
 def test_the_bus_is_never_idle_while_there_is_something_to_move(moves: list[tuple[int, int]]) -> None:
-    """Whatever comes when, the last one is over when one after the other would be; `moves`: milliseconds, KiB."""
+    """The last move ends when it would if they ran one after another; `moves`: milliseconds and KiB."""
     stage_ends: list[float] = []
 
     async def main() -> None:
@@ -161,7 +161,7 @@ def test_the_bus_is_never_idle_while_there_is_something_to_move(moves: list[tupl
 def test_how_often_it_is_woken_makes_no_difference_to_a_kernel_on_the_bus(
     steps: list[tuple[int, int]], reach: int
 ) -> None:
-    """As long as the moves that it shares with are the same: to the nanosecond."""
+    """As long as the bus is shared with the same moves: to the nanosecond."""
     often, once = Runlist(), Runlist()
     one, other = Tsg(50), Tsg(50)
     for runlist, tsg in ((often, one), (once, other)):

@@ -1,4 +1,4 @@
-"""The software GPU's parts, in virtual time: the runlist shares exactly, the pages lose nothing."""
+"""Parts of the software GPU, in virtual time: the runlist shares exactly, and the pages lose nothing."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ SECOND = 1_000_000 * US
 
 
 def busy(timeslice_us: int, kernel_us: int = 500) -> Tsg:
-    """A TSG that has more to do than any test lasts."""
+    """Return a TSG with more work than any test lasts."""
     tsg = Tsg(timeslice_us * US)
     tsg.launch(100_000, kernel_us * US)
     return tsg
 
 
 def run(runlist: Runlist, *tsgs: Tsg, until: int = SECOND) -> list[int]:
-    """The engine time of each after `until`."""
+    """Return the engine time of each at `until`."""
     for tsg in tsgs:
         runlist.add(tsg)
     runlist.advance(until)
@@ -97,7 +97,7 @@ def test_how_often_it_is_woken_makes_no_difference(steps: list[int]) -> None:
 
 
 def test_it_stops_where_a_kernel_ends() -> None:
-    """And says whose it was, though it is behind a longer one that began before it."""
+    """It reports whose kernel it was, even if that is behind a longer one that began earlier."""
     runlist = Runlist()
     long, short = Tsg(timeslice=10), Tsg(timeslice=10)
     for tsg, duration in ((long, 25), (short, 15)):
@@ -114,12 +114,12 @@ def test_it_stops_where_a_kernel_ends() -> None:
     st.integers(0, 4),
 )
 def test_turns_of_one_that_is_alone_pass_in_one_go(launches: list[tuple[int, int, int]], switch: int) -> None:
-    """And what comes then has its turn when it would have had it: as when each instant is looked at."""
+    """A later one gets its turn at the same time as if each instant were simulated."""
     slow, fast = Runlist(switch), Runlist(switch)
     pairs = [(Tsg(t), Tsg(t)) for t in (5, 7, 20)]
     added = set[int]()
     for wait, which, kernel in launches:
-        if which not in added:  # then it is behind the one that runs
+        if which not in added:  # a new one is behind the one that runs
             added.add(which)
             slow.add(pairs[which][0])
             fast.add(pairs[which][1])
@@ -132,7 +132,7 @@ def test_turns_of_one_that_is_alone_pass_in_one_go(launches: list[tuple[int, int
 
 
 class PagesMachine(RuleBasedStateMachine):
-    """Two processes' pages on one GPU: every page reads what was last written to it, wherever it went."""
+    """Pages of two processes on one GPU: every page reads what was last written to it, wherever it has been."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -185,7 +185,7 @@ def test_the_clock_passes_over_what_was_touched_once() -> None:
     memory = Memory(Store(), Store())
     for number in memory.reserve(3):
         memory.place(number)
-    assert memory.evict()  # clears every bit on its way, then takes the first
+    assert memory.evict()  # clears every bit on its way, and then takes the first page
     assert [memory.is_resident(number) for number in range(3)] == [False, True, True]
     memory.read(1)
     assert memory.evict()

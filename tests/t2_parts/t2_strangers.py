@@ -1,4 +1,4 @@
-"""Who disturbs what is measured on a GPU is seen: strangers who open the driver, and nobody else."""
+"""Detection of programs that disturb a measurement on a GPU: those that open the driver and are not our own."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tests.t7_nvidia.conftest import wait_for
 from tests.t7_nvidia.strangers import Strangers, Visit
 
 DEVICE, OTHER = "/dev/full", "/dev/null"
-"""Any file that nobody else opens will do."""
+"""Files that stand in for the device and for another file: any that no other process opens will do."""
 ORPHAN = "exec 3<&0; sh -c '{}' <&3 &"
-"""Runs a script that nobody of ours is the parent of."""
+"""Shell command that runs a script whose parent is none of our processes."""
 SPAWNER = """
 while read device; do
     sleep infinity 3<$device &
@@ -30,12 +30,12 @@ done
 
 @attrs.frozen
 class Spawner:
-    """Somebody who is not ours, and starts programs."""
+    """A process that is not a child of ours, and starts programs."""
 
     pipes: subprocess.Popen[str]
 
     def tell(self, line: str) -> str:
-        """Says a line; returns the answer."""
+        """Send a line; return the answer."""
         assert self.pipes.stdin is not None
         assert self.pipes.stdout is not None
         self.pipes.stdin.write(f"{line}\n")
@@ -75,7 +75,7 @@ def test_a_stranger_with_the_device_is_seen_from_its_begin_to_its_end(spawner: S
 
 
 def test_others_are_none(spawner: Spawner) -> None:
-    """A stranger without the device; one who was there before; a child of ours with it, and a child of that."""
+    """Strangers without the device, strangers from before, and our own children and grandchildren do not count."""
     spawner.tell(DEVICE)
     with Strangers(DEVICE) as strangers:
         begin = time.monotonic()

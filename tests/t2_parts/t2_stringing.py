@@ -1,4 +1,4 @@
-"""Periods of quotas that are strung together, as far as there are calls of the driver."""
+"""Periods of quotas that are joined into longer ones where driver calls are scarce."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RATE = 12
 
 
 def below(*accounts: Account, count: int = 1) -> list[Limited]:
-    """Programs without the library below these, the highest last."""
+    """Return programs without the library below these accounts, the highest account last."""
     return [Limited(accounts, levers=True) for _ in range(count)]
 
 

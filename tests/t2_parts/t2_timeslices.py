@@ -1,8 +1,7 @@
-"""Whose timeslice a TSG has: its own, which its maker may set when it has been there for some time, or the one that it
-was given.
+"""A TSG's native timeslice, which its maker may set late, against the one that ggroupfs gave it.
 
-On an H100 that was busy the GR TSG of PyTorch programs had RM's default when it was found, 1024 us, and the CUDA
-library's, 2048 us, only seconds later (docs/nvidia.md).
+On a busy H100 the GR TSG of PyTorch programs had RM's default of 1024 us when it was found, and the CUDA library's
+2048 us only seconds later (docs/nvidia.md).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ AS_MADE, BY_CUDA = 1024, 2048
 
 
 def new_contexts(rig: Rig, count: int = 1) -> tuple[Program, list[Object]]:
-    """A program whose contexts are being made, and their GR TSGs, which the CUDA library has not yet been at."""
+    """Return a program whose contexts are being made, and their GR TSGs before the CUDA library has set a timeslice."""
     program = rig.busy(5, *[0] * count)
     gr = [one for one in program.objects.values() if one.class_ == rm.CLASS_TSG and one.timeslice == BY_CUDA]
     assert len(gr) == count
@@ -29,18 +28,18 @@ def new_contexts(rig: Rig, count: int = 1) -> tuple[Program, list[Object]]:
 
 
 def give(gr: list[Object], us: int) -> None:
-    """Their maker sets this."""
+    """Set a timeslice as the maker of the TSGs does."""
     for one in gr:
         one.timeslice = us
 
 
 def has(gr: list[Object]) -> set[int]:
-    """What they have."""
+    """Return the timeslices of the TSGs."""
     return {one.timeslice for one in gr}
 
 
 def test_what_is_given_back_is_what_it_had_last() -> None:
-    """Not what it had when it was found."""
+    """Restored is the last native timeslice, not the one at discovery."""
 
     async def test(rig: Rig) -> None:
         rig.gpus[0].notes = written = Written()
@@ -59,7 +58,7 @@ def test_what_is_given_back_is_what_it_had_last() -> None:
 
 @pytest.mark.parametrize("late", [0.2, 0.8, 3.0])
 def test_what_its_maker_sets_meanwhile_is_its_own(late: float) -> None:
-    """It is set again, nobody is blamed, and it is what the TSG gets back; from a daemon that comes later, too."""
+    """Ours is set again and the program is not blamed; its own is restored, also by a later daemon."""
 
     async def test(rig: Rig) -> None:
         rig.gpus[0].notes = written = Written()
@@ -82,7 +81,7 @@ def test_what_its_maker_sets_meanwhile_is_its_own(late: float) -> None:
 
 @pytest.mark.parametrize("then", [(0,), (700, 0), (BY_CUDA, 0), (AS_MADE, 0)])
 def test_what_its_maker_set_just_before_it_is_given_another_is_its_own(then: Sequence[int]) -> None:
-    """The scheduler may change a timeslice before anybody asked whether it is still what was set."""
+    """The scheduler may change a timeslice before any check whether it still is what was set."""
 
     async def test(rig: Rig) -> None:
         program, gr = new_contexts(rig)
@@ -99,7 +98,7 @@ def test_what_its_maker_set_just_before_it_is_given_another_is_its_own(then: Seq
 
 @pytest.mark.logs(r"pid 5 undid its timeslice")
 def test_a_longer_one_is_nobodys_own() -> None:
-    """Only what the CUDA library sets is taken for that: who takes 100 ms while it has less is not given them back."""
+    """Only the CUDA library's value counts as native: a program that takes 100 ms meanwhile does not get them back."""
 
     async def test(rig: Rig) -> None:
         program, gr = new_contexts(rig)
@@ -119,7 +118,7 @@ def test_a_longer_one_is_nobodys_own() -> None:
 
 @pytest.mark.logs(r"pid 5 undid its timeslice")
 def test_who_is_given_what_it_has_is_held_to_it() -> None:
-    """As to any other."""
+    """An explicit value is enforced, even if it equals the native one."""
 
     async def test(rig: Rig) -> None:
         program = rig.busy(5, 0)
@@ -136,7 +135,7 @@ def test_who_is_given_what_it_has_is_held_to_it() -> None:
 
 
 def test_who_is_given_what_it_was_found_with_gets_it() -> None:
-    """Though its maker has set another meanwhile."""
+    """Even though its maker has set another value meanwhile."""
 
     async def test(rig: Rig) -> None:
         program, gr = new_contexts(rig)
@@ -150,7 +149,7 @@ def test_who_is_given_what_it_was_found_with_gets_it() -> None:
 
 
 def test_what_it_was_given_before_the_gpu_was_lost_is_not_its_own() -> None:
-    """It need not have been reset: a TSG may have that still."""
+    """The TSG may still have it, since it need not have been reset."""
 
     async def test(rig: Rig) -> None:
         program = rig.busy(5, 0)

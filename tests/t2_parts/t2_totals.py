@@ -1,7 +1,7 @@
-"""Totals of slices against a model: what was done in a slice is there, wherever its process is now, and if it ended.
+"""Totals of slices against a model: work done in a slice is counted there, wherever its process is now, even if ended.
 
-The model adds up every bit of work where it was done. A daemon that is killed takes along what was done since all was
-taken down last, and nothing else.
+The model adds up every bit of work where it was done. A killed daemon loses what was done since the last save, and
+nothing else.
 """
 
 from __future__ import annotations
@@ -28,36 +28,36 @@ GPUS = (0, 1)
 
 @attrs.define
 class Counting:
-    """A GPU that tells what each process has done there."""
+    """A GPU that reports what each process has done there."""
 
     told: dict[Process, Counter[str]] = attrs.field(factory=dict)
     lost: bool = False
-    """Whether it is not there."""
+    """Whether the GPU is lost."""
 
     def activity(self, process: Process) -> Activity:
-        """None of it, of one that it knows nothing of."""
+        """Return no figures for a process that it does not know."""
         if process not in self.told:
             return Activity()
         work: dict[str, Any] = {name: self.told[process][name] for name in OF_WORK}
         return Activity(**work, pending=0)
 
     def footprint(self, process: Process) -> Footprint:
-        """No memory, but what changed places."""
+        """Return no memory, only what was moved."""
         return Footprint(exchanged=self.told[process]["exchanged"] if process in self.told else None)
 
 
 @attrs.define
 class Left:
-    """What a daemon leaves to the next."""
+    """The figures that a daemon leaves to the next one."""
 
     figures: dict[tuple[int, Node], Mapping[str, int]] = attrs.field(factory=dict)
 
     def kept(self) -> Mapping[tuple[int, Node], Mapping[str, int]]:
-        """As it is now."""
+        """Return the present figures."""
         return dict(self.figures)
 
     def keep(self, figures: Mapping[Group, Mapping[str, int]]) -> None:
-        """From now on it is so."""
+        """Store figures."""
         for group, now in figures.items():
             self.figures[group.gpu, group.node] = now
             if not now:
@@ -69,11 +69,11 @@ NAMES = (*WORK, MIGRATED, UNDONE, LOST)
 
 
 class Machine(RuleBasedStateMachine):
-    """Members come, work, move, end, change GPUs; and daemons are replaced."""
+    """Members come, work, move, end, and change GPUs; and daemons are replaced."""
 
     @initialize()
     def begin(self) -> None:
-        """Slices that stay, and no process in them."""
+        """Make slices that stay, without processes."""
         self.left = Left()
         self.pids = iter(range(10, 1000))
         self.where: dict[Process, Slice] = {}
@@ -84,7 +84,7 @@ class Machine(RuleBasedStateMachine):
         self.serve()
 
     def serve(self) -> None:
-        """A daemon begins, and knows what the one before it left."""
+        """Start a daemon with what the previous one left."""
         ledger = SoftLedger()
         for gpu in GPUS:
             ledger.add_gpu(gpu, 1 << 30)
@@ -100,12 +100,12 @@ class Machine(RuleBasedStateMachine):
         self.population.dropped.append(self.totals.left)
 
     def throttled(self, member: Member) -> Throttled:
-        """As the scheduler counts."""
+        """Return a member's counts as the scheduler keeps them."""
         told = self.counting[member.gpu].told.get(member.node, Counter())
         return Throttled(told["nr_throttled"], told["throttled_usec"])
 
     def add(self, process: Process, name: str, amount: int, gpu: int, slice_: Slice) -> None:
-        """Something was done: by a process, in a slice and all above it."""
+        """Add work of a process in a slice to the slice and to all above it."""
         self.own[process, name] += amount
         level: Slice | None = slice_
         while level is not None:
@@ -113,12 +113,12 @@ class Machine(RuleBasedStateMachine):
             level = level.parent
 
     def somebody(self, data: st.DataObject) -> Process:
-        """One that lives."""
+        """Draw a live process."""
         return data.draw(st.sampled_from(sorted(self.where, key=lambda process: process.pid)))
 
     @rule(slice_=st.sampled_from(SLICES), gpu=st.sampled_from(GPUS))
     def come(self, slice_: Slice, gpu: int) -> None:
-        """A process comes."""
+        """Add a process."""
         process = Process(next(self.pids), 1)
         self.where[process], self.on[process] = slice_, gpu
         self.counting[gpu].told[process] = Counter()
@@ -127,7 +127,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.where)
     @rule(data=st.data(), name=st.sampled_from(WORK), amount=st.integers(1, 1000))
     def work(self, data: st.DataObject, name: str, amount: int) -> None:
-        """It does something."""
+        """Have a process do some work."""
         process = self.somebody(data)
         self.counting[self.on[process]].told[process][name] += amount
         self.add(process, name, amount, self.on[process], self.where[process])
@@ -135,7 +135,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.where)
     @rule(data=st.data(), slice_=st.sampled_from(SLICES))
     def move(self, data: st.DataObject, slice_: Slice) -> None:
-        """It moves to another slice: what it did stays."""
+        """Move a process to another slice; its past work stays."""
         process = self.somebody(data)
         resident = self.population.resident(process)
         assert resident is not None
@@ -146,7 +146,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.where)
     @rule(data=st.data(), late=st.integers(0, 5))
     def end(self, data: st.DataObject, late: int) -> None:
-        """It ends; something of what it did is learnt later."""
+        """End a process; some of its work is reported later."""
         process = self.somebody(data)
         gpu, slice_ = self.on.pop(process), self.where.pop(process)
         member = Member(process, gpu)
@@ -160,7 +160,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.where)
     @rule(data=st.data())
     def migrate(self, data: st.DataObject) -> None:
-        """It goes to the other GPU, and what it counts itself goes on there."""
+        """Move a process to the other GPU, where its own counts go on."""
         process = self.somebody(data)
         here, there = Member(process, self.on[process]), Member(process, 1 - self.on[process])
         self.totals.take_down([here])
@@ -179,14 +179,14 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.where)
     @rule(data=st.data())
     def undo(self, data: st.DataObject) -> None:
-        """It undoes what was set for it."""
+        """Have a process undo its settings."""
         process = self.somebody(data)
         self.totals.tally.undone(self.population.path(Member(process, self.on[process])))
         self.add(process, UNDONE, 1, self.on[process], self.where[process])
 
     @rule(gpu=st.sampled_from(GPUS), killed=st.booleans())
     def lose(self, gpu: int, killed: bool) -> None:
-        """A GPU is lost, and comes back; perhaps to another daemon, which finds it lost, too."""
+        """Lose a GPU and bring it back, perhaps under another daemon, which finds it lost, too."""
         processes = [process for process in self.on if self.on[process] == gpu]
         groups = [*(SliceOn(slice_, gpu) for slice_ in SLICES), *(Member(process, gpu) for process in processes)]
         self.totals.tally.lost(gpu, groups)
@@ -202,21 +202,21 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def upgrade(self) -> None:
-        """The daemon is another: it begins to count anew, and programs go on."""
+        """Replace the daemon: it counts from zero, and programs go on."""
         self.totals.take_all_down()
         self.begin_anew()
 
     @precondition(lambda self: self.where)
     @rule(data=st.data(), name=st.sampled_from(WORK[2:]), amount=st.integers(1, 1000))
     def kill(self, data: st.DataObject, name: str, amount: int) -> None:
-        """It is killed: what was done since everything was taken down is lost, and nothing else."""
+        """Kill the daemon: what was done since the last save is lost, and nothing else."""
         self.totals.take_all_down()
         process = self.somebody(data)
         self.counting[self.on[process]].told[process][name] += amount
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """Another daemon's GPUs have counted nothing; a program tells its own counts as they are."""
+        """Reset the counts of the GPUs, as for another daemon; a program reports its own counts unchanged."""
         for counting in self.counting.values():
             for process, told in counting.told.items():
                 kept = {name: told[name] for name in ("submitted", "finished")}
@@ -225,7 +225,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def everything_is_there(self) -> None:
-        """Of every slice on every GPU: the sum of all that was done in it."""
+        """Check for every slice on every GPU that it has the sum of all work done in it."""
         for gpu in GPUS:
             for slice_ in SLICES:
                 group = SliceOn(slice_, gpu)
@@ -248,7 +248,7 @@ TestTotals = Machine.TestCase
 
 
 def test_a_program_that_begins_anew_goes_on_in_the_slice() -> None:
-    """It called execve(2): its counts are those of another program."""
+    """It called execve(2), so its counts are another program's."""
     machine = Machine()
     machine.begin()
     machine.come(Slice("/a"), 0)
@@ -261,7 +261,7 @@ def test_a_program_that_begins_anew_goes_on_in_the_slice() -> None:
 
 
 def test_what_was_told_is_there_when_it_is_told_no_more() -> None:
-    """The library's connection is over before the process is."""
+    """The library's connection may end before the process does."""
     machine = Machine()
     machine.begin()
     machine.come(Slice("/a"), 0)
@@ -276,7 +276,7 @@ def test_what_was_told_is_there_when_it_is_told_no_more() -> None:
 
 
 def test_who_comes_late_is_dropped() -> None:
-    """A GPU that tells nothing of one that ended leaves nothing behind."""
+    """If the GPU reports nothing of a process that ended, nothing is left behind."""
     machine = Machine()
     machine.begin()
     now = 0.0

@@ -1,4 +1,4 @@
-"""What is between a daemon and the one that replaces it: its words, and signals that come in that moment."""
+"""The handover from a daemon to its replacement: the words it is started with, and signals at that moment."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_signal_in_between_is_not_lost(came: Sequence[int]) -> None:
     ],
 )
 def test_it_is_started_with_the_same_words_on_the_same_socket(words: list[str], added: list[str]) -> None:
-    """However often that is done; the signals that end it wait meanwhile."""
+    """For any number of handovers; the signals that end it wait meanwhile."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     with mock.patch.object(sys, "orig_argv", words), mock.patch.object(os, "execv") as execute:
         try:

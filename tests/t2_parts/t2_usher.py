@@ -1,7 +1,7 @@
-"""The process that has programs of frozen slices wait as they open a file: what waits, what never does, what ends it.
+"""The usher, which makes programs of frozen slices wait as they open a file: what waits, what never does, what ends it.
 
-The files are ordinary ones, of which no program but those of the test knows. All that runs here is below the root,
-which stands for the slice that is frozen.
+The files are ordinary ones that only the test's programs know. Everything here runs below the root, which stands for
+the frozen slice.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from backend.process.usher import Usher
 from tests.support.mounted import SECONDS
 
 SOON_S = 0.5
-"""Seconds in which what waits is seen to do so."""
+"""Seconds within which a waiting program is seen to wait."""
 
 LEAVE = """
 parent = os.getpid()
@@ -63,9 +63,9 @@ print(os.getpid(), flush=True)
 sys.stdin.readline()
 os.execvp("cat", ["cat"])
 """
-"""One of which a thread opens the file, and another executes a program at the first line that it reads."""
+"""A program in which one thread opens the file and another executes a program at the first line that it reads."""
 THREADS = 80
-"""More than the openings that one read(2) brings."""
+"""Number of threads: more than the openings that one read(2) brings."""
 CROWD = f"""
 import os, sys, threading
 os.setsid(){LEAVE.replace("time.sleep(0.001)", "pass")}
@@ -84,7 +84,7 @@ for thread in threads:
 print(*(answers or ["opened"]), flush=True)
 sys.stdin.read()
 """
-"""One of which many threads open the file."""
+"""A program in which many threads open the file."""
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="fanotify(7) needs root")
 
@@ -95,12 +95,12 @@ class Opener:
 
     pid: int
     answer: Any
-    """The pipe of its words."""
+    """Pipe that it writes."""
     words: Any
-    """The pipe that it reads."""
+    """Pipe that it reads."""
 
     async def has_opened(self, seconds: float = SECONDS) -> bool:
-        """Whether it has the file open by then."""
+        """Return whether it has the file open within that time."""
         with trio.move_on_after(seconds):
             await trio.lowlevel.wait_readable(self.answer)
             words = self.answer.readline().decode().strip()
@@ -109,14 +109,14 @@ class Opener:
         return False
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """Sends it a signal."""
+        """Send it a signal."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
 
 @attrs.define
 class Place:
-    """An usher, the file that it looks after, and what is frozen."""
+    """An usher, the file that it watches, and the frozen slices."""
 
     usher: Usher
     file: Path
@@ -125,13 +125,13 @@ class Place:
     openers: contextlib.ExitStack
 
     async def freeze(self, *slices: Slice) -> None:
-        """Has these frozen, and no others."""
+        """Have these slices frozen, and no others."""
         self.frozen[:] = slices
         self.usher.changed()
         await self.usher.told()
 
     def opener(self, *before: str, file: Path | None = None, daemons: bool = False, program: str = OPENER) -> Opener:
-        """Starts one, by the words before it; one that stays a child of ours with `daemons`."""
+        """Start a program by the words before it; with `daemons`, as a child that stays this process's."""
         program = program.replace(LEAVE, "\n") if daemons else program
         words = [*before, "/usr/bin/python3", "-c", program, os.fspath(file or self.file)]
         process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
@@ -145,7 +145,7 @@ class Place:
         return found
 
     async def waiting(self, count: int) -> None:
-        """Returns once so many wait, by the usher's own word."""
+        """Wait until so many wait, according to the usher."""
         with trio.fail_after(SECONDS):
             while self.facts["usher.waiting"] != str(count):
                 self.usher.changed()
@@ -155,7 +155,7 @@ class Place:
 
 @contextlib.asynccontextmanager
 async def place(path: Path, *files: str) -> AsyncIterator[Place]:
-    """An usher at work."""
+    """Run an usher."""
     file = path / "libcuda.so.1"
     file.write_bytes(b"library")
     frozen: list[Slice] = []
@@ -171,7 +171,7 @@ async def place(path: Path, *files: str) -> AsyncIterator[Place]:
 
 
 async def seen(condition: Callable[[], bool]) -> None:
-    """Returns once that is so."""
+    """Wait until a condition holds."""
     with trio.fail_after(SECONDS):
         while not condition():  # noqa: ASYNC110 - nothing tells of it
             await trio.sleep(0.01)
@@ -179,16 +179,16 @@ async def seen(condition: Callable[[], bool]) -> None:
 
 @contextlib.contextmanager
 def starter(file: Path) -> Iterator[Callable[[], object]]:
-    """What has a program read the file that is none of ours, without a wait for it."""
+    """Yield a function that has a program outside our processes read the file, without waiting for it."""
     words = ["setsid", "-f", "sh", "-c", 'while read line; do cat "$1" & done', "sh", os.fspath(file)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, bufsize=0) as process:
-        assert process.wait(SECONDS) == 0  # the shell has left us
+        assert process.wait(SECONDS) == 0  # the shell has ended
         assert process.stdin is not None
         yield functools.partial(os.write, process.stdin.fileno(), b"\n")
 
 
 def real(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Runs an async test in real time."""
+    """Run an async test in real time."""
 
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -235,7 +235,7 @@ async def test_a_program_of_another_slice_goes_on(tmp_path: Path) -> None:
 
 @real
 async def test_what_the_daemon_starts_never_waits(tmp_path: Path) -> None:
-    """Its agents and its self-test use CUDA in its own cgroup, whatever is frozen."""
+    """The daemon's agents and its self-test use CUDA in its own cgroup, whatever is frozen."""
     async with place(tmp_path) as at:
         await at.freeze(ROOT)
         assert await at.opener(daemons=True).has_opened()
@@ -253,7 +253,7 @@ async def test_another_file_and_a_copy_are_opened_at_once(tmp_path: Path) -> Non
 
 @real
 async def test_by_a_link_and_in_another_mount_namespace(tmp_path: Path) -> None:
-    """As in a container that NVIDIA's runtime gave the driver's library, by a bind mount."""
+    """As in a container to which NVIDIA's runtime gave the driver's library by a bind mount."""
     async with place(tmp_path) as at:
         link, elsewhere = tmp_path / "libcuda.so", tmp_path / "elsewhere"
         link.symlink_to(at.file)
@@ -273,7 +273,7 @@ async def test_by_a_link_and_in_another_mount_namespace(tmp_path: Path) -> None:
 async def test_one_that_is_not_gone_at_once_is_waited_for_by_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is killed ends when it has a processor; it leaves no zombie then."""
+    """A killed process ends once it has a processor; it leaves no zombie then."""
     monkeypatch.setattr(usher, "GONE_S", 0.0)
     async with place(tmp_path) as at:
         pid = at.usher.pid
@@ -323,7 +323,7 @@ trio.run(main)
 
 @contextlib.contextmanager
 def daemon_of(file: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """A daemon that has all wait which open the file, and the pid of its usher."""
+    """Yield a daemon that makes all programs wait that open the file, and the pid of its usher."""
     words = [sys.executable, "-c", DAEMON, os.fspath(file)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0) as daemon:
         try:
@@ -337,7 +337,7 @@ def daemon_of(file: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGINT])
 @real
 async def test_a_daemon_that_ends_or_stops_lets_all_go(tmp_path: Path, number: signal.Signals, stopped: bool) -> None:
-    """Killed, be the usher stopped by then or not; and stopped, which is found out by the usher alone."""
+    """Killed, whether or not the usher is stopped by then; and stopped, which the usher alone notices."""
     if number == signal.SIGSTOP and stopped:
         pytest.skip("of the two one has to run: what they are in is killed by systemd's watchdog")
     file = tmp_path / "libcuda.so.1"
@@ -373,7 +373,7 @@ async def test_a_program_that_waits_ends_by_a_signal(tmp_path: Path) -> None:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended."""
+    """Return whether a process has ended."""
     try:
         return procfs.status(pid).has_ended
     except ProcessLookupError:
@@ -403,7 +403,7 @@ async def test_too_many_go_on(tmp_path: Path) -> None:
 
 
 def limited(descriptors: int, words: list[str], **options: Any) -> subprocess.Popen[bytes]:
-    """A process that can have no more descriptors."""
+    """Start a process that can have no more descriptors."""
     return POPEN(["prlimit", f"--nofile={descriptors}:{descriptors}", *words], **options)
 
 
@@ -412,7 +412,7 @@ POPEN = subprocess.Popen
 
 @real
 async def test_files_are_marked_only_while_something_is_frozen(tmp_path: Path) -> None:
-    """Else an opening costs nothing, and waits for nothing."""
+    """Otherwise an opening costs nothing, and waits for nothing."""
     async with place(tmp_path) as at:
         assert not marks(at.usher.pid)
         await at.freeze(ROOT)
@@ -422,13 +422,13 @@ async def test_files_are_marked_only_while_something_is_frozen(tmp_path: Path) -
 
 
 def has_mark(of: Usher, words: str) -> bool:
-    """Whether that is said of one of its marks. It is told something, for it looks for files then."""
+    """Return whether its marks contain these words. It is told something first, since it then looks for files."""
     of.changed()
     return any(words in mark for mark in marks(of.pid))
 
 
 def marks(pid: int | None) -> list[str]:
-    """The inodes that a process has marked (proc_pid_fdinfo(5))."""
+    """Return the inodes that a process has marked (proc_pid_fdinfo(5))."""
     words = (path.read_text() for path in Path(f"/proc/{pid}/fdinfo").iterdir())
     return [line for text in words for line in text.splitlines() if line.startswith("fanotify ino:")]
 
@@ -446,7 +446,7 @@ async def test_a_device_node_is_no_file_that_can_be_had_wait(tmp_path: Path) -> 
 @pytest.mark.logs("none of .*/later is there: no program waits")
 @real
 async def test_a_file_that_comes_later_and_one_that_is_replaced(tmp_path: Path) -> None:
-    """As when a driver is installed."""
+    """For example when a driver is installed."""
     later = tmp_path / "later"
     with mock.patch.object(subprocess, "Popen", often):
         context = place(tmp_path, os.fspath(later))
@@ -465,7 +465,7 @@ async def test_a_file_that_comes_later_and_one_that_is_replaced(tmp_path: Path) 
 
 @real
 async def test_a_file_that_has_the_inode_of_the_one_before_it(tmp_path: Path) -> None:
-    """As filesystems give it at once: the mark went with the file."""
+    """Filesystems reuse it at once; the old mark went with the old file."""
     file = tmp_path / "libcuda.so.1"
     with mock.patch.object(subprocess, "Popen", often):
         context = place(tmp_path)
@@ -486,7 +486,7 @@ async def test_a_file_that_has_the_inode_of_the_one_before_it(tmp_path: Path) ->
 
 
 def altered(code: str, words: list[str], **options: Any) -> subprocess.Popen[bytes]:
-    """An usher that does that, too. Any other process is as usual."""
+    """Start an usher that also runs this code. Any other process is started as usual."""
     if "backend.process.ushering" not in words:
         return POPEN(words, **options)
     program = f"import signal\nfrom backend.process import fanotify, ushering\n{code}\nushering.main()"
@@ -494,10 +494,10 @@ def altered(code: str, words: list[str], **options: Any) -> subprocess.Popen[byt
 
 
 often = functools.partial(altered, "ushering.MARK_S = 0.0")
-"""One that looks for the files all the time."""
+"""An usher that looks for the files all the time."""
 
 HANGS = "ushering.Ushering._look_again = lambda self: signal.pause()"
-"""One that hangs once it has marked the files, before it answers."""
+"""Code of an usher that hangs once it has marked the files, before it answers."""
 
 
 @pytest.mark.logs("usher: no answer in time: ", "usher: no answer in time, again within 3600 s: off until")
@@ -505,7 +505,7 @@ HANGS = "ushering.Ushering._look_again = lambda self: signal.pause()"
 async def test_one_that_hangs_holds_all_for_seconds_and_the_second_is_the_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From its first mark on; and what waits then is of any slice."""
+    """From its first mark on; programs of any slice wait then."""
     monkeypatch.setattr(subprocess, "Popen", functools.partial(altered, HANGS))
     file = tmp_path / "libcuda.so.1"
     file.write_bytes(b"library")
@@ -519,12 +519,12 @@ async def test_one_that_hangs_holds_all_for_seconds_and_the_second_is_the_last(
             assert await program.has_opened(usher.START_S / 3)
             await seen(lambda: facts["usher"] == "off")
             assert one.pid is None
-            await one.told()  # no writer waits for it
+            await one.told()  # without a waiting writer
         assert await Place(one, file, facts, [], openers).opener().has_opened()
 
 
 def has_any(pid: int | None) -> bool:
-    """Whether that process has a mark."""
+    """Return whether that process has a mark."""
     try:
         return pid is not None and bool(marks(pid))
     except OSError:  # it has ended
@@ -546,7 +546,7 @@ async def test_one_that_hangs_seldom_is_replaced(tmp_path: Path, monkeypatch: py
 
 @real
 async def test_one_without_a_processor_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It answers once it has one, and until then it counts as none that hangs; the programs wait on."""
+    """It answers once it has a processor, and until then does not count as hung; the programs wait on."""
     monkeypatch.setattr(usher, "ANSWER_S", 0.2)
     monkeypatch.setattr(usher, "HANGS_S", SECONDS)
     looks = 0
@@ -592,7 +592,7 @@ async def test_one_that_gets_no_processor_is_replaced_and_none_is_the_last(
 
 @real
 async def test_a_daemon_without_a_processor_finds_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It comes to nothing else for longer than an answer may take, twice: none was late for that."""
+    """It gets to nothing else for longer than an answer may take, twice: none was late because of that."""
     monkeypatch.setattr(usher, "ANSWER_S", 0.5)
     async with place(tmp_path) as at:
         former = at.usher.pid
@@ -629,7 +629,7 @@ async def test_one_that_hangs_under_a_daemon_that_does_nothing_ends_by_itself(tm
 @pytest.mark.logs("usher: .*: programs that open CUDA's library in a frozen slice go on, 0 that waited among them")
 @real
 async def test_at_an_error_in_one_event_all_of_them_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They come by one read(2), of which the others are not answered any more."""
+    """One read(2) brings them all, and the others are not answered any more."""
     monkeypatch.setattr(usher, "ANSWER_S", SECONDS)
     fails = "fanotify.Openings.allow = lambda self, opening: (_ for _ in ()).throw(OSError(5, 'Input/output error'))"
     with mock.patch.object(subprocess, "Popen", functools.partial(altered, fails)):
@@ -652,7 +652,7 @@ async def test_at_an_error_in_one_event_all_of_them_go_on(tmp_path: Path, monkey
 
 
 def is_held(pid: int, threads: int = 1) -> bool:
-    """Whether so many threads of a process sleep in the kernel, as in an opening that waits."""
+    """Return whether so many threads of a process sleep in the kernel, as in an opening that waits."""
     return sum(procfs.status(pid, tid).state == b"D" for tid in procfs.threads(pid)) == threads
 
 
@@ -691,7 +691,7 @@ async def test_a_thread_that_ends_as_another_executes_a_program_does_not_wait(tm
 
 @contextlib.contextmanager
 def public_directory() -> Iterator[Path]:
-    """One that every user may look into."""
+    """Yield a directory that every user may look into."""
     with tempfile.TemporaryDirectory() as path:
         os.chmod(path, 0o755)
         yield Path(path)
@@ -725,9 +725,9 @@ def test_which_goes_on_where_no_more_can_wait() -> None:
         return [ushering.Waiter(mock.Mock(), int(word[0]), Slice(f"/{word[1:]}"), ROOT) for word in whose]
 
     for words, expected in (
-        ("1a 1a 1a", 2),  # the one that comes
+        ("1a 1a 1a", 2),  # the newcomer
         ("1a 1a 2a", 1),
-        ("1a 2a 1a", 2),  # the one that comes, as its user would have the most
+        ("1a 2a 1a", 2),  # the newcomer, since its user would have the most
         ("1a 2a 3a", 2),
         ("1a 1b 1a 1c", 2),
         ("1a 1a 1b 1b", 3),
@@ -746,12 +746,12 @@ def once(self, pid):
     return False
 ushering.Ushering._is_of_the_daemon = once
 """
-"""One that hangs where it looks at the parents of a program twice."""
+"""Code of an usher that hangs when it looks at the parents of a program twice."""
 
 
 @real
 async def test_the_parents_of_what_waits_are_looked_at_once(tmp_path: Path) -> None:
-    """There may be 64 of each of 1024, at every beat: one that takes too long for it is ended, and all go on."""
+    """There may be 64 of each of 1024, at every beat: an usher that takes too long for them is ended, and all go on."""
     with mock.patch.object(subprocess, "Popen", functools.partial(altered, ONCE)):
         context = place(tmp_path)
         at = await context.__aenter__()

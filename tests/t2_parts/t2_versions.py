@@ -1,5 +1,7 @@
-"""Journals of other versions: that of 0.1 is read in full, 0.1 reads what this version and later ones write, and what a
-later one noted besides is no reason not to obey it. The reader of 0.1, and a journal of it, are in tests/versions."""
+"""Journals of other versions: this version reads 0.1's in full; 0.1 reads those of this version and of later ones; and
+a later version's additions are no reason to ignore a journal. The reader of 0.1, and a journal of it, are in
+tests/versions.
+"""
 
 from __future__ import annotations
 
@@ -41,12 +43,12 @@ def path() -> Iterator[Path]:
 
 
 def facts(operations: Iterable[Sequence[Any]]) -> list[str]:
-    """Operations in an order that is no version's."""
+    """Return operations in an order that no version uses."""
     return sorted(json.dumps(one, sort_keys=True) for one in operations)
 
 
 def of(*lines: Sequence[Sequence[Any]]) -> bytes:
-    """A journal of those lines, as this version writes it."""
+    """Return a journal of those lines, as this version writes it."""
     data, checksum = format.begin(BOOT, State())
     for line in lines:
         text, checksum = format.line(line, checksum)
@@ -55,7 +57,7 @@ def of(*lines: Sequence[Sequence[Any]]) -> bytes:
 
 
 def old(data: bytes) -> list[str]:
-    """What 0.1 makes of a journal, in the end."""
+    """Return the final state that 0.1 reads."""
     found = old_format.read(data)
     assert found.end == len(data)
     return facts(found.state.operations())
@@ -90,7 +92,7 @@ def test_0_1_reads_what_this_version_writes(lines: list[list[state.Operation]]) 
 
 
 def known_to_0_1(operations: Iterable[state.Operation]) -> Iterator[state.Operation]:
-    """What it reads of what is said since: nothing of reasons and lives, and of a lever whether all engines are off."""
+    """Yield what 0.1 reads of later additions: no reasons or lives, and of a lever whether all engines are off."""
     for one in operations:
         if one[0] == "lever":
             if one[3:6] != [False, 0, False]:
@@ -110,7 +112,7 @@ later_operations = st.sampled_from(
 @given(histories(), st.data())
 @few
 def test_0_1_reads_of_later_versions_what_it_knows(lines: list[list[state.Operation]], data: st.DataObject) -> None:
-    """Whatever fields are added to a group's, whatever operations, and whatever words to those that there are."""
+    """With any added fields of a group, any added operations, and any added words of known ones."""
     later = []
     for line in lines:
         for one in line:
@@ -132,7 +134,7 @@ def test_0_1_reads_of_later_versions_what_it_knows(lines: list[list[state.Operat
 
 
 def test_a_value_that_0_1_would_not_take_is_none_for_it() -> None:
-    """It refuses a journal in which one is. So what is known since there were more of them is not written as of old."""
+    """0.1 refuses a journal with an unknown value. So a value that was added later is not written in the old form."""
     data = of([*BEGIN, ["put", "GPU-a", "/job", {"priority": 16, "weight": 7}]])
     assert old(data) == facts([state.gpu("GPU-a"), state.add(JOB, ROOT), state.put(JOB, {"high": 5, "weight": 7})])
 
@@ -153,7 +155,7 @@ def test_the_real_file_is_read_by_0_1(path: Path) -> None:
 
 
 def test_what_a_later_version_noted_of_a_group_is_kept_for_it(path: Path) -> None:
-    """Over any number of daemons of this one, while the group is there."""
+    """Over any number of daemons of this version, while the group exists."""
     path.write_bytes(of(BEGIN, [["put", "GPU-a", "/job", {"high": 6, "gmem.max": 7, "quota": "5 10"}]]))
     path.chmod(0o600)
     for daemon in range(2):
@@ -190,7 +192,7 @@ def test_what_means_nothing_here_is_left_out_and_said(path: Path) -> None:
     ],
 )
 def test_reasons_go_past_0_1(lever: Lever, off: Off, detached: bool) -> None:
-    """It reads that all engines are off, where they are; that GR alone is it finds in the hardware."""
+    """0.1 reads whether all engines are off; that GR alone is off it finds in the hardware."""
     key = ("GPU-a", state._process([5, 7]))
     operations = [*BEGIN, state.lever(key, lever), state.reasons(key, off)]
     data = of(operations)
@@ -200,7 +202,7 @@ def test_reasons_go_past_0_1(lever: Lever, off: Off, detached: bool) -> None:
 
 
 def test_reasons_of_a_later_version_are_left_out() -> None:
-    """What is known of them is read; and one of which nothing is known leaves none."""
+    """Known reasons are read; a group with only unknown ones has none."""
     key = ("GPU-a", state._process([5, 7]))
     found = format.read(of([*BEGIN, ["reasons", "GPU-a", [5, 7], 1 << 20 | 1, 1 << 21]]))
     assert (found.state.reasons, found.left_out) == ({key: FROZEN}, 0)
@@ -210,19 +212,19 @@ def test_reasons_of_a_later_version_are_left_out() -> None:
 # Levers that came later
 
 LATER = settings.Lever(field="later", kind=settings.Kind.NUMBER, most=10, along=max)
-"""One of a version to come."""
+"""A lever of a future version."""
 WHO = "GPU-a", Process(5, 7)
 
 
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The journal of the version that has it."""
+    """The journal of a version that has the lever."""
     monkeypatch.setattr(state, "_OTHERS", {LATER.field})
 
 
 @pytest.mark.parametrize("held", [Lever(), Lever(True, 5), Lever(gr=True), Lever(moving=True)])
 def test_a_later_lever_is_in_the_journal(known: None, held: Lever) -> None:
-    """With what else holds, of which 0.1 reads what it knows."""
+    """It is written with all else that holds, of which 0.1 reads what it knows."""
     with_later = held.with_(LATER, 3)
     data = of([*BEGIN, state.lever(WHO, with_later)])
     assert format.read(data).state.levers == {WHO: with_later}
@@ -247,13 +249,13 @@ def test_a_value_that_no_lever_has_is_left_out(known: None) -> None:
     assert (found.state.levers, found.left_out) == ({WHO: Lever(timeslice_us=5)}, 1)
 
 
-# Whatever is carried
+# Carried words
 
 
 @given(st.text(max_size=20), st.binary(max_size=20))
 @few
 def test_nothing_that_is_carried_is_fatal(text: str, raw: bytes) -> None:
-    """It is read, and so it is by 0.1, which looks at no more than its name's form."""
+    """It is read here and by 0.1, which checks only the form of its name."""
     carried = text.replace("/", "")
     data = of([*BEGIN, ["forget", "/\0" + carried], ["forget", "/\0" + raw.hex()]])
     assert format.read(data).left_out == 2

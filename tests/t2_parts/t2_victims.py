@@ -1,4 +1,4 @@
-"""Processes that may be killed for the memory of a GPU, what may do that, and those that are spared: real ones."""
+"""Processes that may be killed for GPU memory, those that are spared, and the right to kill; with real processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 OTHER = 65534
 """A user that is not root."""
 AS_OTHER = ("setpriv", "--reuid", str(OTHER), "--regid", str(OTHER), "--clear-groups")
-"""Words before a command that have that user run it."""
+"""Command prefix that runs a command as that user."""
 
 KILL = """
 import sys, trio
@@ -46,14 +46,14 @@ from ggroupfs.daemon.options import MountOptions
 
 mount._check(MountOptions(Path("/tree")))
 """
-"""Program that says of itself what a daemon does as it begins."""
+"""Program that checks its own rights as a daemon does at its start."""
 
 
-# What may do that
+# The right to kill
 
 
 def test_the_capabilities_of_the_service_let_it_kill_a_process_of_another_user(spawn: Spawn) -> None:
-    """What a daemon may do as the packaged unit starts it, and not only as root that has all of them."""
+    """The packaged unit's capabilities are enough, not only root's full set."""
     (line,) = (
         line
         for line in (ROOT / "systemd" / "ggroupfs.service").read_text(encoding="utf-8").splitlines()
@@ -70,19 +70,19 @@ def test_the_capabilities_of_the_service_let_it_kill_a_process_of_another_user(s
 
 @pytest.mark.parametrize(("change", "told"), [("-kill", 1), ("+kill", 0)])
 def test_a_daemon_that_may_not_kill_says_so(change: str, told: int) -> None:
-    """As one that was upgraded while it ran: what its unit lets it do is what the version before needed."""
+    """After an upgrade at run time, the unit may grant only what the previous version needed."""
     words = ["setpriv", "--bounding-set", change, sys.executable, "-c", CHECK]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     assert done.stderr.count("no CAP_KILL: gmem.limit.max ends no process of another user") == told, done.stderr
 
 
-# Those that are spared
+# Spared processes
 
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with the programs of MPS in it: a shell as the control daemon, and one that waits as the server. They
-    have names of their own, as other tests look whether there is any of that name on this machine."""
+    """A directory with the programs of MPS: a shell as the control daemon, and a waiting program as the server. They
+    have names of their own, since other tests look for the real names on this machine."""
     for name in ("CONTROL", "SERVER"):
         monkeypatch.setattr(victims, name, getattr(victims, name).replace("nvidia", "double"))
     for name, program in ((victims.CONTROL, "dash"), (victims.SERVER, "sleep")):
@@ -94,18 +94,18 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def why(pid: int) -> str | None:
-    """Why a process is spared, as the daemon sees it."""
+    """Return why the daemon spares a process."""
     return trio.run(victims.spared, identify(pid))
 
 
 def running(process: subprocess.Popen[bytes], program: Path) -> int:
-    """Pid of a process once it runs a program."""
+    """Return the pid of a process once it runs a program."""
     eventually(lambda: os.readlink(f"/proc/{process.pid}/exe") == os.fspath(program), "it has begun")
     return process.pid
 
 
 def child_of(pid: int, program: Path) -> int:
-    """Pid of the only child of a process, once it runs a program."""
+    """Return the pid of the only child of a process, once it runs a program."""
 
     def found() -> int:
         for child in procfs.content(f"/proc/{pid}/task/{pid}/children").split():
@@ -118,7 +118,8 @@ def child_of(pid: int, program: Path) -> int:
 
 
 def test_a_server_that_roots_control_daemon_runs_for_a_user_is_spared(programs: Path, spawn: Spawn) -> None:
-    """As MPS has it: one for each user, by that user. So is the control daemon itself, and a server of root."""
+    """As with MPS: one server for each user, run by that user. The control daemon and root's servers are spared,
+    too."""
     server, control = programs / victims.SERVER, programs / victims.CONTROL
     daemon = running(spawn(os.fspath(control), "-c", f"{' '.join(AS_OTHER)} {server} 600 & wait"), control)
     child = child_of(daemon, server)
@@ -137,7 +138,7 @@ def test_one_is_spared_whose_package_is_upgraded(programs: Path, spawn: Spawn) -
 
 
 def test_none_is_spared_for_its_name(programs: Path, spawn: Spawn) -> None:
-    """A user may run what NVIDIA has installed, with a library of its own in it; and be its own control daemon."""
+    """A user may run what NVIDIA has installed with a library of its own in it, and be its own control daemon."""
     server, control = programs / victims.SERVER, programs / victims.CONTROL
     alone = spawn(*AS_OTHER, os.fspath(server), "600")
     assert why(running(alone, server)) is None
@@ -150,7 +151,7 @@ def test_none_is_spared_for_its_name(programs: Path, spawn: Spawn) -> None:
 
 
 def test_root_of_a_container_is_not_spared_for_a_name(programs: Path, spawn: Spawn) -> None:
-    """It is user 0 here, too, where it has no user namespace; its programs are in another mount namespace."""
+    """Without a user namespace it is user 0 here, too; its programs are in another mount namespace."""
     server = programs / victims.SERVER
     inside = spawn("unshare", "--mount", "--propagation", "private", os.fspath(server), "600")
     assert why(running(inside, server)) is None

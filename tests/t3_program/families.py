@@ -1,4 +1,4 @@
-"""What the tests of families share: a family, how a process asks for it, and where that is then."""
+"""Shared by tests of families: a family, how a process asks for it, and the slice that the process is in afterwards."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from tests.support.harness import MIB, Harness
 
 USER = os.geteuid()
 ONE = Family(0x1234, USER, {"high": 8 * MIB})
-"""A family of this user, of 8 MiB."""
+"""A family of this user, limited to 8 MiB."""
 NAME = ONE.name
-"""What its slice is called."""
+"""Name of its slice."""
 
 
 async def ask(h: Harness, pid: int, *families: Family, everywhere: bool = False) -> Process:
-    """A process names its families."""
+    """Have a process name its families."""
     process = identify(pid)
     await h.controller.bookkeeper.ask(process, families, everywhere=everywhere)
     return process
 
 
 def where(h: Harness, process: Process) -> str:
-    """The path of the slice of a process."""
+    """Return the path of a process's slice."""
     resident = h.controller.population.resident(process)
     assert resident is not None
     return resident.slice.path

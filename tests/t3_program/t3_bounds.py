@@ -1,4 +1,4 @@
-"""What one user can have of the tree, how deep, and what that costs everybody else."""
+"""Bounds of what one user may have in the tree, in number and in depth, and of what that costs other users."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ OTHER = 1001
 UID_ALONE = SimpleNamespace(
     update_uid=True, update_gid=False, update_mode=False, update_atime=False, update_mtime=False
 )
-"""What a setattr changes: the owner."""
+"""Fields of a setattr that changes the owner alone."""
 
 
 @pytest.fixture(autouse=True)
 def few() -> Iterator[None]:
-    """A user may have 40 slices: as many as are quickly made."""
+    """Bound the slices of a user at 40, which are quickly made."""
     with mock.patch.object(bounds, "SLICES_MOST", 40):
         yield
 
 
 async def given(h: Harness, name: str, uid: int) -> int:
-    """A slice that root made and gave to a user; its inode."""
+    """Have root make a slice and give it to a user; return its inode."""
     slices = await h.inode("slice")
     entry = await h.operations.mkdir(slices, name.encode(), 0o755, h.ctx)
     attributes = SimpleNamespace(st_uid=uid, st_gid=uid)
@@ -60,12 +60,12 @@ async def given(h: Harness, name: str, uid: int) -> int:
 
 
 async def mkdir(h: Harness, inode: int, name: str) -> int:
-    """The inode of a directory that was made."""
+    """Make a directory; return its inode."""
     return int((await h.operations.mkdir(inode, name.encode(), 0o755, h.ctx)).st_ino)
 
 
 async def chain(h: Harness, inode: int, levels: int) -> int:
-    """The inode of the last of so many directories, each in the one before."""
+    """Make `levels` directories, each in the one before; return the inode of the last."""
     for _ in range(levels):
         inode = await mkdir(h, inode, "d")
     return inode
@@ -73,7 +73,8 @@ async def chain(h: Harness, inode: int, levels: int) -> int:
 
 @virtual
 async def test_slices_of_a_user_are_bounded_in_number() -> None:
-    """EAGAIN as with cgroup.max.descendants. What goes makes room; nobody else's count, and root's are not bounded."""
+    """The error is EAGAIN, as with cgroup.max.descendants. A removed slice makes room, users do not share a bound, and
+    root has none."""
     async with running() as h:
         mine, another = await given(h, "mine", USER), await given(h, "another", OTHER)
         for number in range(40):
@@ -92,7 +93,7 @@ async def test_slices_of_a_user_are_bounded_in_number() -> None:
 
 @virtual
 async def test_slices_of_a_user_are_bounded_in_depth() -> None:
-    """32 levels below the root; root has 128."""
+    """A user has 32 levels below the root; root has 128."""
     async with running() as h:
         inode = await chain(h, await given(h, "mine", USER), 31)
         assert await answers(h.operations.mkdir(inode, b"d", 0o755, h.ctx)) == errno.EAGAIN
@@ -102,7 +103,7 @@ async def test_slices_of_a_user_are_bounded_in_depth() -> None:
 
 @virtual
 async def test_a_user_gives_no_slice_to_others() -> None:
-    """Root of a user namespace has many uids, and the kernel lets it chown among them: each would have its bounds."""
+    """Root of a user namespace has many uids and may chown among them; each of them would have bounds of its own."""
     async with running() as h:
         inode = await mkdir(h, await given(h, "mine", USER), "s")
         attributes = SimpleNamespace(st_uid=OTHER, st_gid=OTHER)
@@ -114,7 +115,7 @@ async def test_a_user_gives_no_slice_to_others() -> None:
 
 @virtual
 async def test_only_another_owner_changes_what_is_below() -> None:
-    """A delegate that sets modes, or takes what it has, has nobody wait for a walk through all slices."""
+    """So a delegate that sets modes, or chowns to itself, causes no walk through all slices."""
     async with running() as h:
         inode = await given(h, "mine", USER)
         await mkdir(h, inode, "s")
@@ -127,8 +128,8 @@ async def test_only_another_owner_changes_what_is_below() -> None:
 async def test_a_program_too_deep_is_counted_above_and_followed_on(
     spawn: Spawn, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """2030 levels, as deep as a path goes. It is in the nearest slice that there is, limits hold for it there, it is
-    told once, and others are followed; back in a cgroup that is not too deep it is there."""
+    """The cgroup is 2030 levels deep, the most that a path allows. The process is in its nearest slice that exists, is
+    limited there and logged once; other processes are followed, and so is this one, once its cgroup is less deep."""
     async with running(StubGpu()) as h:
         who, other = await h.arrive(spawn().pid, gmem=4096), await h.arrive(spawn().pid)
         h.world.cgroups |= {who.pid: Slice("/d" * 2030), other.pid: Slice("/other")}
@@ -155,8 +156,8 @@ async def test_a_program_too_deep_is_counted_above_and_followed_on(
 async def test_a_program_in_cgroups_of_a_user_counts_for_that_user(
     spawn: Spawn, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Who may make cgroups has the slices that come from there; over the bound a program is counted above, and in its
-    own slice once there is room again."""
+    """Slices that come from a user's cgroups are charged to that user. Over the bound, a program is counted in a slice
+    above, and in its own once there is room again."""
     owners = lambda cgroup: USER if Slice("/user/own").contains(cgroup) else 0  # noqa: E731
     async with running(StubGpu()) as h:
         with mock.patch.object(h.controller.population, "_delegate_of", owners):
@@ -172,7 +173,7 @@ async def test_a_program_in_cgroups_of_a_user_counts_for_that_user(
             await sweep()
             await sweep()
             assert resident.slice == Slice("/user/own/late/deep/deeper")
-            # Where root makes the cgroups there is no bound: a limit there is nobody's to get out of.
+            # No bound where root makes the cgroups: no user gets out of a limit there.
             for number in range(50):
                 h.world.cgroups[late.pid] = Slice(f"/system/{number}")
                 h.controller.population.hold(Slice(f"/system/{number}"))
@@ -182,7 +183,7 @@ async def test_a_program_in_cgroups_of_a_user_counts_for_that_user(
 
 @virtual
 async def test_what_goes_wrong_with_one_process_is_no_other_s(spawn: Spawn, caplog: pytest.LogCaptureFixture) -> None:
-    """A look at a cgroup that fails, however, is told once with the pid, and the mount goes on."""
+    """A look at a cgroup that fails is logged once with the pid, and the mount goes on."""
     world = World()
     world.cgroup_of = mock.Mock(side_effect=lambda pid: World.cgroup_of(world, pid))  # type: ignore[method-assign]
     async with running(StubGpu(), world=world) as h:
@@ -204,13 +205,13 @@ async def test_what_goes_wrong_with_one_process_is_no_other_s(spawn: Spawn, capl
 
 
 async def sweep() -> None:
-    """Every process's cgroup is looked at."""
+    """Wait until every process's cgroup has been looked at."""
     await trio.sleep(2 * CGROUP_SWEEP_S)
     await settle()
 
 
 class Refusing(SoftLedger):
-    """Books that refuse a slice of one GPU, as the kernel's may."""
+    """Books that refuse a slice on one GPU, as those of the kernel may."""
 
     def add(self, group: Group, parent: Group) -> None:
         if group.gpu == 1 and group.node == Slice("/a/b/c"):
@@ -220,7 +221,7 @@ class Refusing(SoftLedger):
 
 @pytest.mark.logs("is counted in '/a/b'")
 def test_what_the_books_refuse_on_one_gpu_is_on_none() -> None:
-    """The kernel's EAGAIN comes through, and nothing of what it refused stays."""
+    """The kernel's EAGAIN reaches the caller, and no part of the refused slice stays."""
     ledger = Refusing()
     for gpu in (0, 1):
         ledger.add_gpu(gpu, 1 << 30)
@@ -236,7 +237,7 @@ def test_what_the_books_refuse_on_one_gpu_is_on_none() -> None:
 
 
 def test_what_was_there_before_is_counted_and_stays() -> None:
-    """A daemon that takes books over counts anew whose slices there are, and takes none away."""
+    """A daemon that takes over books counts the slices of each owner anew, and removes none."""
     ledger = SoftLedger()
     ledger.add_gpu(0, 1 << 30)
     slices = [Slice("/mine"), *(Slice(f"/mine/{'s' * n}") for n in range(1, 60))]
@@ -256,7 +257,7 @@ def test_what_was_there_before_is_counted_and_stays() -> None:
 
 
 def test_below_is_as_quick_as_there_are_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who looks for the processes of a slice passes none in which nobody is, before and after some were."""
+    """A search for the processes of a slice skips slices that are empty, whether or not they were before."""
     ledger = SoftLedger()
     ledger.add_gpu(0, 1 << 30)
     population = Population(ledger, (0,))
@@ -281,7 +282,7 @@ def test_below_is_as_quick_as_there_are_processes(monkeypatch: pytest.MonkeyPatc
 
 
 def test_who_shares_a_timeslice_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody counts through a slice's processes for each of them: a freeze of a thousand would keep all waiting."""
+    """The number is kept and not counted for each process, since freezing a thousand would then block all requests."""
     ledger = SoftLedger()
     ledger.add_gpu(0, 1 << 30)
     ledger.add_gpu(1, 1 << 30)
@@ -304,7 +305,7 @@ def test_who_shares_a_timeslice_is_known(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_whose_a_cgroup_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its directory; where that has gone, by the nearest above; root's where there is no hierarchy."""
+    """The owner of its directory; of the nearest existing one above if it is gone; root where there is no hierarchy."""
     trees = {"cgroup2": procfs.Mount("0:1", "/", os.fspath(tmp_path), "cgroup2", ())}
     monkeypatch.setattr(procfs.trees, "_found", trees)
     monkeypatch.setattr(delegated, "HIERARCHIES", ("cgroup2", "no such hierarchy"))
@@ -314,15 +315,15 @@ def test_whose_a_cgroup_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert delegated.delegate_of(Slice("/user/own")) == USER
     assert delegated.delegate_of(Slice("/user/own/gone/too")) == USER
     assert delegated.delegate_of(Slice("/other")) == 0
-    # Only a part of it is mounted, and elsewhere.
+    # Only a part of the hierarchy is mounted, at another place.
     trees["cgroup2"] = procfs.Mount("0:1", "/user", os.fspath(tmp_path / "user"), "cgroup2", ())
     assert delegated.delegate_of(Slice("/user/own")) == USER
     assert delegated.delegate_of(Slice("/own")) == 0
 
 
 def test_a_restart_takes_as_long_as_there_are_slices(tmp_path: Path) -> None:
-    """CPU time of reading the journal, taking the books over and building the tree: ten times as many slices take about
-    ten times as long. So it is for making and removing one: that is the same, however many there are."""
+    """CPU time of reading the journal, taking over the books and building the tree: ten times as many slices take about
+    ten times as long. Making and removing one slice takes the same time, however many there are."""
     few_, many = Restart(tmp_path, 1000), Restart(tmp_path, 10_000)
     again = Restart(tmp_path, 1000)
     assert many.begin < 20 * max(few_.begin, again.begin)
@@ -331,7 +332,7 @@ def test_a_restart_takes_as_long_as_there_are_slices(tmp_path: Path) -> None:
 
 
 class Restart:
-    """A daemon that goes on with so many slices, and makes and removes a few; seconds of CPU that this thread took."""
+    """A daemon that takes over `slices` slices, and makes and removes a few; CPU seconds of this thread for both."""
 
     def __init__(self, folder: Path, slices: int) -> None:
         found = state.State()

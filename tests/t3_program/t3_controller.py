@@ -24,7 +24,7 @@ CODES = [errno.EIO, errno.EOPNOTSUPP, errno.ETIMEDOUT, errno.EBUSY, errno.EPERM,
 
 
 async def elapsed(awaitable: Awaitable[Any]) -> float:
-    """Virtual seconds that something takes."""
+    """Return the virtual seconds that an awaitable takes."""
     began = trio.current_time()
     await awaitable
     return trio.current_time() - began
@@ -38,7 +38,7 @@ async def elapsed(awaitable: Awaitable[Any]) -> float:
 async def test_a_lever_that_hangs_is_one_etimedout(
     spawn: Spawn, name: str, lever: str, value: str, before: str
 ) -> None:
-    """The writer gets ETIMEDOUT at the deadline; until then and after it everything else works, for all others."""
+    """The writer gets ETIMEDOUT at the deadline; before and after it, everything else works for everyone else."""
     gpu = StubGpu()
     async with running(gpu) as h:
         pid, neighbour = spawn().pid, spawn().pid
@@ -68,7 +68,7 @@ async def test_a_lever_that_hangs_is_one_etimedout(
 
 @virtual
 async def test_a_write_that_times_out_leaves_a_later_one_alone(spawn: Spawn) -> None:
-    """Two writers: the first hangs and is refused. What the second wrote holds, and is what the file says."""
+    """Of two writers, the first hangs and is refused; the value of the second holds, and is what the file shows."""
     gpu = StubGpu()
     async with running(gpu) as h:
         who = await h.arrive(spawn().pid)
@@ -95,7 +95,7 @@ async def test_a_write_that_times_out_leaves_a_later_one_alone(spawn: Spawn) -> 
 async def test_a_lever_that_fails_changes_nothing(
     spawn: Spawn, code: int, name: str, lever: str, value: str, before: str
 ) -> None:
-    """The writer gets the driver's errno, the books are as before, and the next write holds."""
+    """The writer gets the driver's errno, the books are unchanged, and the next write holds."""
     gpu = StubGpu()
     async with running(gpu) as h:
         who = await h.arrive(spawn().pid, gmem=8 * MIB)
@@ -120,7 +120,7 @@ async def test_a_lever_that_fails_changes_nothing(
 
 @virtual
 async def test_a_thaw_that_acts_and_fails_is_taken_back(spawn: Spawn) -> None:
-    """Its writer was told that it is frozen as before: so it is, and runs only until the lever has moved again."""
+    """The writer was told that the process is still frozen. So it is frozen again, after it ran for a moment."""
     gpu = StubGpu()
     async with running(gpu) as h:
         who = await h.arrive(spawn().pid)
@@ -143,7 +143,7 @@ async def test_a_thaw_that_acts_and_fails_is_taken_back(spawn: Spawn) -> None:
 async def test_a_lever_with_a_bug_changes_nothing_and_ends_nothing(
     spawn: Spawn, name: str, lever: str, value: str, before: str
 ) -> None:
-    """An exception that no lever may raise is EIO and one log line; the value is the old one, the mount lives on."""
+    """An unexpected exception is EIO and one log line; the old value stays, and the mount lives on."""
     gpu = StubGpu()
     async with running(gpu) as h:
         who = await h.arrive(spawn().pid, gmem=8 * MIB)
@@ -157,7 +157,7 @@ async def test_a_lever_with_a_bug_changes_nothing_and_ends_nothing(
 @pytest.mark.logs("does not follow")
 @virtual
 async def test_a_freeze_that_failed_on_arrival_is_not_said_to_hold(spawn: Spawn) -> None:
-    """A process that comes into a frozen slice, and whose lever fails, runs; and compute.events says so."""
+    """A process that enters a frozen slice and whose lever fails keeps running, and compute.events says so."""
     gpu = StubGpu()
     async with running(gpu) as h:
         await h.operations.mkdir(await h.inode("slice"), b"strict", 0o755, h.ctx)
@@ -167,7 +167,7 @@ async def test_a_freeze_that_failed_on_arrival_is_not_said_to_hold(spawn: Spawn)
         assert gpu.detached == set()
         for file in (f"{who.pid}/0/compute.events", "slice/strict/0/compute.events"):
             assert "frozen 0" in await h.read(file)
-        await h.write("slice/strict/0/compute.freeze", "1")  # asking again pulls the lever again
+        await h.write("slice/strict/0/compute.freeze", "1")  # another write moves the lever again
         assert gpu.detached == {who}
         for file in (f"{who.pid}/0/compute.events", "slice/strict/0/compute.events"):
             assert "frozen 1" in await h.read(file)
@@ -178,7 +178,7 @@ async def test_a_freeze_that_failed_on_arrival_is_not_said_to_hold(spawn: Spawn)
 @pytest.mark.logs("the bug|does not follow")
 @virtual
 async def test_a_lever_that_fails_in_the_background_ends_nothing(spawn: Spawn, lever: str, error: Exception) -> None:
-    """What the Controller does by itself, here after a move to another slice, may fail: a log line, no unmount."""
+    """The Controller's own work, here after a move to another slice, may fail: that is a log line, and no unmount."""
     gpu = StubGpu()
     async with running(gpu) as h:
         who, neighbour = [await h.arrive(spawn().pid) for _ in range(2)]
@@ -194,7 +194,7 @@ async def test_a_lever_that_fails_in_the_background_ends_nothing(spawn: Spawn, l
 
 @virtual
 async def test_figures_that_fail_at_the_end_leave_nothing_frozen(spawn: Spawn, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last thing that a daemon does is to thaw, whatever becomes of the totals, which are taken down before."""
+    """A daemon thaws everything as its last act, even if saving the totals, which comes before, has failed."""
     gpu, found = StubGpu(), []
 
     def take_all_down() -> None:
@@ -218,7 +218,7 @@ async def test_figures_that_fail_at_the_end_leave_nothing_frozen(spawn: Spawn, m
 @pytest.mark.logs("follow|reclaim|move")
 @virtual
 async def test_a_reclaim_that_fails_after_a_move_ends_nothing(spawn: Spawn, code: int) -> None:
-    """A process that moves into a slice that is too small for it, on a GPU that refuses to reclaim: no unmount."""
+    """A process moves into a slice that is too small for it, on a GPU that refuses to reclaim: the mount stays."""
     gpu = StubGpu()
     async with running(gpu) as h:
         who = await h.arrive(spawn().pid, gmem=8 * MIB)
@@ -254,7 +254,7 @@ async def test_a_reclaim_that_hangs_after_a_move_does_not_stop_the_sweep(spawn: 
 
 @virtual
 async def test_a_slice_freezes_whole_or_not_at_all(spawn: Spawn) -> None:
-    """One of three cannot be stopped: the writer gets its errno and the other two run again."""
+    """If one of three members cannot be stopped, the writer gets its errno and the other two run again."""
     gpu = StubGpu()
     async with running(gpu) as h:
         who = [await h.arrive(spawn().pid, "/job") for _ in range(3)]
@@ -271,7 +271,7 @@ async def test_a_slice_freezes_whole_or_not_at_all(spawn: Spawn) -> None:
 
 @virtual
 async def test_arrival_in_a_frozen_slice(spawn: Spawn) -> None:
-    """A newcomer is off the runlist, with its part of the timeslice, before arrive() returns."""
+    """A new process is off the runlist, with its part of the timeslice, before arrive() returns."""
     gpu = StubGpu()
     async with running(gpu) as h:
         await h.operations.mkdir(await h.inode("slice"), b"job", 0o755, h.ctx)
@@ -309,7 +309,7 @@ async def test_a_slices_timeslice_is_split_as_they_come_and_go(spawn: Spawn) -> 
 
 @virtual
 async def test_charges_follow_a_move(spawn: Spawn) -> None:
-    """Another cgroup: what it holds is charged there, that slice's freeze holds, and its limit is kept."""
+    """After a move the memory is charged to the new slice, whose freeze and limit hold."""
     gpu = StubGpu()
     async with running(gpu) as h:
         who = await h.arrive(spawn().pid, "/a/b", gmem=8 * MIB)
@@ -331,7 +331,7 @@ async def test_charges_follow_a_move(spawn: Spawn) -> None:
 @pytest.mark.parametrize("cgroup", ["/job", "/job/deep", "/job/deep/er"])
 @virtual
 async def test_a_slice_hears_of_its_first_and_last_process(spawn: Spawn, cgroup: str) -> None:
-    """compute.events wakes its pollers at the arrival and the exit, also where the slice between goes with it."""
+    """compute.events wakes its pollers at the arrival and at the exit, also where a slice in between is removed."""
     gpu = StubGpu()
     async with running(gpu) as h:
         await h.operations.mkdir(await h.inode("slice"), b"job", 0o755, h.ctx)
@@ -353,7 +353,7 @@ async def test_a_slice_hears_of_its_first_and_last_process(spawn: Spawn, cgroup:
 
 @virtual
 async def test_who_has_just_ended_keeps_no_directory(spawn: Spawn) -> None:
-    """rmdir finds a process that ended a moment ago, of which the daemon has not heard yet, in nothing any more."""
+    """A process that has ended is in no directory at rmdir, even if the daemon has not heard of its end yet."""
     async with running(StubGpu()) as h:
         slices, population = await h.inode("slice"), h.controller.population
         await h.operations.mkdir(slices, b"job", 0o755, h.ctx)
@@ -380,7 +380,7 @@ async def test_who_has_just_ended_keeps_no_directory(spawn: Spawn) -> None:
 
 @virtual
 async def test_two_reclaims_at_once_take_no_more_than_swap_max(spawn: Spawn) -> None:
-    """Each may come short (EAGAIN), but pages and books agree and swap.max holds."""
+    """Each may fall short (EAGAIN), but pages and books agree and swap.max holds."""
     gpu = SoftGpu(0, SoftConfig(capacity=256 * MIB, batch=8 * MIB))
     async with running(gpu) as h:
         who = await h.arrive(spawn().pid)
@@ -402,7 +402,7 @@ async def test_two_reclaims_at_once_take_no_more_than_swap_max(spawn: Spawn) -> 
 
 
 class Gives(Waker):
-    """A program that frees at the very moment at which it is told."""
+    """A program that frees memory at the very moment at which it is told."""
 
     def __init__(self, free: Callable[[], None]) -> None:
         super().__init__()
@@ -434,7 +434,7 @@ async def test_who_gives_as_soon_as_it_is_told_has_nothing_moved(spawn: Spawn) -
 
 @virtual
 async def test_swap_max_lowered_while_memory_moves(spawn: Spawn) -> None:
-    """The move stops, or ends; the program's pages and the books agree."""
+    """The move stops or ends; the program's pages and the books agree."""
     gpu = SoftGpu(0, SoftConfig(capacity=256 * MIB, batch=8 * MIB))
     async with running(gpu) as h:
         who = await h.arrive(spawn().pid)
@@ -457,7 +457,7 @@ async def test_swap_max_lowered_while_memory_moves(spawn: Spawn) -> None:
 
 @virtual
 async def test_a_huge_allocation_lets_others_in(spawn: Spawn) -> None:
-    """No request is allowed to keep the others waiting until 8192 pages are booked: that takes 0.2 s."""
+    """Booking 8192 pages takes 0.2 s; other requests are served meanwhile."""
     gpu = SoftGpu(0, SoftConfig(capacity=16 << 30))
     async with running(gpu) as h:
         who = await h.arrive(spawn().pid, "/job")
@@ -479,7 +479,7 @@ async def test_a_huge_allocation_lets_others_in(spawn: Spawn) -> None:
 
 @virtual
 async def test_a_process_has_a_bounded_number_of_pages(spawn: Spawn) -> None:
-    """On the GPU or not; what it frees it may have again."""
+    """The bound counts pages on the GPU and elsewhere; freed ones are available again."""
     capacity = 16 * MIB
     gpu = SoftGpu(0, SoftConfig(capacity=capacity))
     async with running(gpu) as h:
@@ -495,7 +495,7 @@ async def test_a_process_has_a_bounded_number_of_pages(spawn: Spawn) -> None:
 
 
 def test_harness_scripts_one_process() -> None:
-    """The stub does as it is told, once, and for the process that it is told."""
+    """The stub does as scripted, once, and for the scripted process."""
     gpu = StubGpu()
     one, other = Process(1, 1), Process(2, 1)
     gpu.script("detach", refuses(errno.EIO), pid=1)

@@ -1,4 +1,4 @@
-"""Level 3: CUDA programs with the library go from one GPU to another: what they are asked, and what the books have."""
+"""Level 3: CUDA programs with the library move between GPUs: the messages that they get, and the books."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ HIGH = 3 * GIB
 
 
 async def begin(rig: Rig) -> Program:
-    """One of 4 GiB, 1 GiB and its context's worth of which is in the host."""
+    """Start a program of 4 GiB, of which 1 GiB plus the size of its context is in the host."""
     program = await rig.program(4 * GIB)
-    await trio.sleep(1)  # the driver's figure is in the books
+    await trio.sleep(1)  # until the driver's figure is in the books
     await rig.h.write(program.file + "gmem.limit.high", HIGH)
     assert program.swapped >= GIB
     program.obey = stands_by
@@ -35,14 +35,15 @@ async def begin(rig: Rig) -> Program:
 
 
 async def stands_by(request: Message) -> Message:
-    """What the library does."""
+    """Answer as the library does when it is asked to stand by."""
     return request.answer()
 
 
 def moved_by(
     rig: Rig, act: Callable[[Program, Standby], Awaitable[None]], program: Program, near: bool = True, intact: int = 0
 ) -> None:
-    """The agent, as the daemon sees it. `intact` bytes go by way of the host although the library could move them."""
+    """Have `act` be the agent, as the daemon sees it. `intact` bytes that the library could move go through the
+    host."""
 
     async def move(*words: object) -> None:
         held, standby = program.resident + CONTEXT, words[-1]
@@ -58,7 +59,7 @@ def moved_by(
 
 
 async def again(rig: Rig, program: Program, gpu: int) -> Program:
-    """It connects once more, and says what it has."""
+    """Connect a program once more, and report what it has."""
     found = rig.connect(program.process)
     found.gpu, found.context = gpu, program.context
     return await found.manage(program.resident, program.swapped)
@@ -66,8 +67,8 @@ async def again(rig: Rig, program: Program, gpu: int) -> Program:
 
 @pytest.mark.parametrize("early", [False, True])
 def test_what_the_library_has_placed_goes_along(drive: Drive, early: bool) -> None:
-    """While it stands by, nothing is asked of it and nothing granted; its books are there before it is. It may connect
-    from there before the agent has ended: then it is answered once that has."""
+    """While the program stands by, nothing is asked of it and nothing granted; its books arrive before it does. It may
+    connect on the other GPU before the agent has ended, and is then answered after the agent's end."""
 
     async def test(rig: Rig) -> None:
         program = await begin(rig)
@@ -109,8 +110,8 @@ def test_what_the_library_has_placed_goes_along(drive: Drive, early: bool) -> No
 
 @pytest.mark.parametrize("early", [False, True])
 def test_what_follows_is_not_counted_twice(drive: Drive, early: bool) -> None:
-    """The driver counts it where the program is from the first moment on, and once more while it is copied there. That
-    is nothing that the program has besides, unless it stays so; a stopped program copies nothing."""
+    """The driver counts the program's memory on the new GPU from the first moment on, and twice while it is copied
+    there. That is no additional memory, unless the count stays; and a stopped program copies nothing."""
 
     async def test(rig: Rig) -> None:
         program = await begin(rig)
@@ -156,7 +157,7 @@ def test_what_follows_is_not_counted_twice(drive: Drive, early: bool) -> None:
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EBUSY, errno.EIO])
 def test_one_that_is_not_moved_goes_on(drive: Drive, code: int) -> None:
-    """After it stood by: it connects again, and its books are what they were; nothing was moved to the host."""
+    """A program that stood by connects again, and its books are unchanged; nothing was moved to the host."""
 
     async def test(rig: Rig) -> None:
         program = await begin(rig)
@@ -179,7 +180,7 @@ def test_one_that_is_not_moved_goes_on(drive: Drive, code: int) -> None:
 
 
 def test_one_that_refuses_to_stand_by_is_let_be(drive: Drive) -> None:
-    """It says why; its connection stays."""
+    """The refusal carries a reason; the connection stays."""
 
     async def test(rig: Rig) -> None:
         program = await begin(rig)
@@ -202,7 +203,7 @@ def test_one_that_refuses_to_stand_by_is_let_be(drive: Drive) -> None:
 
 @pytest.mark.parametrize("code", [errno.ENODEV, errno.ESRCH, errno.ENOSYS, errno.ETIMEDOUT, 512, 600, 4095])
 def test_no_number_of_a_programs_choice_reaches_who_writes(drive: Drive, code: int) -> None:
-    """The kernel takes no answer with some, and others mean something else to us: it is only told that it failed."""
+    """The kernel rejects some numbers as an answer, and others have a meaning of our own: the writer gets EIO."""
 
     async def test(rig: Rig) -> None:
         program = await begin(rig)
@@ -227,7 +228,7 @@ def test_no_number_of_a_programs_choice_reaches_who_writes(drive: Drive, code: i
 @pytest.mark.parametrize("op", [Op.DEPART, Op.RECLAIM])
 @pytest.mark.parametrize("status", [1, 5, 2**31 - 1, -4096, -200_000, -(2**31)])
 def test_a_status_that_is_no_errno_ends_the_connection(drive: Drive, op: Op, status: int) -> None:
-    """A caller that waits for it is told so at once."""
+    """A caller that waits for the answer gets an error at once."""
 
     async def test(rig: Rig) -> None:
         program = await begin(rig)
@@ -269,7 +270,7 @@ def test_one_that_hangs_up_instead_of_standing_by_is_not_waited_for(drive: Drive
 
 
 def test_one_that_hangs_up_before_it_is_asked_is_not_moved(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The caller that asks for the move is told that it cannot be just now."""
+    """The caller that asked for the move gets EBUSY."""
 
     async def test(rig: Rig) -> None:
         program = await begin(rig)
@@ -287,7 +288,7 @@ def test_one_that_hangs_up_before_it_is_asked_is_not_moved(drive: Drive, monkeyp
 
 @pytest.mark.parametrize("late", [False, True])
 def test_one_that_does_not_come_to_a_rest_is_let_go(drive: Drive, late: bool) -> None:
-    """It may stand by later: the end of its connection has it go on."""
+    """The program may still stand by later; the end of its connection makes it go on."""
 
     async def test(rig: Rig) -> None:
         program = await begin(rig)
@@ -310,7 +311,7 @@ def test_one_that_does_not_come_to_a_rest_is_let_go(drive: Drive, late: bool) ->
 
 
 def test_one_that_does_not_come_back_is_one_without_the_library(drive: Drive) -> None:
-    """For some seconds it is waited for."""
+    """It is waited for only for some seconds."""
 
     async def test(rig: Rig) -> None:
         program = await begin(rig)
@@ -335,7 +336,7 @@ def test_one_that_does_not_come_back_is_one_without_the_library(drive: Drive) ->
 
 @pytest.mark.parametrize("stopped", [False, True])
 def test_one_that_does_not_come_back_does_not_keep_its_slice_from_a_limit(drive: Drive, stopped: bool) -> None:
-    """Others give in its stead: at once where it is stopped, and else once it was waited for."""
+    """Other members give memory in its place: at once if it is stopped, else after it was waited for."""
 
     async def test(rig: Rig) -> None:
         program, other = await rig.program(8 * GIB, "/job"), await rig.program(4 * GIB, "/job", 0)
@@ -366,7 +367,7 @@ def test_one_that_does_not_come_back_does_not_keep_its_slice_from_a_limit(drive:
 
 
 def test_one_that_has_more_in_the_host_than_it_may_is_moved(drive: Drive) -> None:
-    """As its limit of that goes along: it may have that much, and no more goes there."""
+    """Its swap limit goes along: it may keep what it has in the host, and no more goes there."""
 
     async def test(rig: Rig) -> None:
         program = await begin(rig)
@@ -393,8 +394,8 @@ def test_one_that_has_more_in_the_host_than_it_may_is_moved(drive: Drive) -> Non
 @pytest.mark.parametrize("near", [False, True])
 @pytest.mark.parametrize(("fixed", "said"), [(0, 2 * GIB), (GIB // 2, GIB), (0, 0), (0, 1 << 60)])
 def test_what_is_as_the_program_made_it_is_carried(drive: Drive, near: bool, fixed: int, said: int) -> None:
-    """Such memory can be moved, and the driver has it: there has to be room for it in the host. What cannot be moved is
-    counted once, and a program that says too much has all of it carried."""
+    """Such memory can be moved, and the driver moves it, so the host needs room for it. Memory that cannot be moved
+    counts once, and a program that reports too much has all of its memory carried."""
 
     async def test(rig: Rig) -> None:
         program = await begin(rig)
@@ -433,7 +434,7 @@ def test_what_the_other_gpu_could_not_use_is_carried(drive: Drive, near: bool) -
 
 
 def test_one_that_has_just_moved_is_waited_for(drive: Drive) -> None:
-    """It does not speak yet when it is to go back."""
+    """It is not connected yet when it has to go back."""
 
     async def test(rig: Rig) -> None:
         program, moves = await begin(rig), list[tuple[int, int]]()

@@ -1,4 +1,4 @@
-"""CUDA programs at the daemon's socket, in virtual time: what they say, are asked, and what the driver says."""
+"""CUDA programs at the daemon's socket, in virtual time: their messages, the daemon's, and the driver's figures."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_what_it_charges_is_in_the_books_at_once(drive: Drive) -> None:
 
 
 def test_a_first_allocation_is_granted_beside_the_context(drive: Drive) -> None:
-    """The driver counts a context before its program allocates: a limit holds, and not once the list was looked at."""
+    """The driver counts the context before the program allocates: so a limit holds at once, before the next look."""
 
     async def test(rig: Rig) -> None:
         program = await rig.program(2 * GIB, cgroup="/job")
@@ -110,7 +110,7 @@ def test_counts_come_from_the_page(drive: Drive) -> None:
         struct.pack_into("<QQ", program.page, 0, 70, 63)
         stat = await rig.stat(program.file + "gcgroup.stat")
         assert (stat["submitted"], stat["finished"], stat["pending"]) == (70, 63, 7)
-        struct.pack_into("<QQ", program.page, 0, 5, U64)  # a liar's
+        struct.pack_into("<QQ", program.page, 0, 5, U64)  # a lie: more finished than submitted
         stat = await rig.stat(program.file + "gcgroup.stat")
         assert (stat["submitted"], stat["finished"], stat["pending"]) == (5, 5, 0)
         program.socket.close()
@@ -141,7 +141,7 @@ def test_a_limit_moves_memory_in_pieces_and_holds_when_the_write_returns(drive: 
 
 
 def test_an_allocation_over_the_limit_makes_room_first(drive: Drive) -> None:
-    """It is answered when there is; what other threads say meanwhile is heard."""
+    """The allocation is answered once there is room; messages of other threads are served meanwhile."""
 
     async def test(rig: Rig) -> None:
         program = await rig.program(3 * GIB)
@@ -177,7 +177,7 @@ def test_an_allocation_that_swap_max_leaves_no_room_for_is_refused(drive: Drive)
 
 
 def test_one_allocation_larger_than_the_limit_leaves_again(drive: Drive) -> None:
-    """Nothing can be moved that is not there yet: it is asked for once it is."""
+    """Memory that does not exist yet cannot be moved: it is asked for once it does."""
 
     async def test(rig: Rig) -> None:
         program = await rig.program()
@@ -248,7 +248,7 @@ def test_a_neighbour_that_goes_makes_room(drive: Drive, how: str) -> None:
     drive(test)
 
 
-# Others
+# Other programs
 
 
 def test_limits_of_a_program_without_the_library_are_refused(drive: Drive) -> None:
@@ -267,7 +267,7 @@ def test_limits_of_a_program_without_the_library_are_refused(drive: Drive) -> No
 
 
 def test_a_limit_may_be_set_before_the_program_comes(drive: Drive) -> None:
-    """As `ggroupfs run` does; it holds from the first allocation."""
+    """`ggroupfs run` does so; the limit holds from the first allocation on."""
 
     async def test(rig: Rig) -> None:
         process = rig.process()
@@ -282,7 +282,7 @@ def test_a_limit_may_be_set_before_the_program_comes(drive: Drive) -> None:
 
 
 def test_a_slice_takes_from_those_that_can_give(drive: Drive) -> None:
-    """The largest holder cannot be moved, and is not asked; nor is the context of those that can."""
+    """The largest holder cannot be moved and is not asked; nor are the contexts of those that can be."""
 
     async def test(rig: Rig) -> None:
         plain = rig.process("/job")
@@ -303,7 +303,7 @@ def test_a_slice_takes_from_those_that_can_give(drive: Drive) -> None:
 
 @contextlib.contextmanager
 def signalled(pid: int) -> Iterator[None]:
-    """Ctrl-Z, or a debugger."""
+    """Stop a process as Ctrl-Z or a debugger does."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
@@ -313,7 +313,7 @@ def signalled(pid: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def paused(pid: int) -> Iterator[None]:
-    """``docker pause``, or ``systemctl freeze``."""
+    """Stop a process as ``docker pause`` or ``systemctl freeze`` does."""
     with cgroup() as path:
         enter(pid, path)
         with frozen(path):
@@ -344,7 +344,7 @@ def test_a_stopped_program_is_not_waited_for(
 
 
 def test_a_program_that_is_stopped_while_it_moves_is_let_go_of(drive: Drive) -> None:
-    """Its neighbour does not wait for it, and what it moves once it goes on is booked then."""
+    """Its neighbour does not wait for it; what it moves after it goes on is booked then."""
 
     async def test(rig: Rig) -> None:
         stopped = await rig.program(4 * GIB, "/job", context=0)
@@ -386,7 +386,7 @@ def test_a_frozen_program_cannot_move(drive: Drive) -> None:
 
 
 def test_a_frozen_program_holds_no_room_for_what_cannot_come(drive: Drive) -> None:
-    """Nothing of it would come before the thaw, which a neighbour need not wait for."""
+    """Its memory could not come back before the thaw, for which a neighbour need not wait."""
 
     async def test(rig: Rig) -> None:
         program = await rig.program(4 * GIB)
@@ -406,7 +406,7 @@ def test_a_frozen_program_holds_no_room_for_what_cannot_come(drive: Drive) -> No
     drive(test)
 
 
-# Answers that come late, or not
+# Answers that come late, or never
 
 
 def test_a_late_answer_is_booked_and_nobody_waits_for_it_twice(drive: Drive) -> None:
@@ -479,7 +479,7 @@ def test_a_program_that_gives_less_is_let_be_and_others_give(drive: Drive) -> No
 
 
 def test_a_program_that_has_more_to_give_later_is_asked_again(drive: Drive) -> None:
-    """What it allocates may not be there yet when it is asked, and nothing else of it is ever charged."""
+    """Its allocation may not be there yet when it is asked for memory, and it makes no other charge."""
 
     async def test(rig: Rig) -> None:
         program = await rig.program(context=0)
@@ -499,7 +499,7 @@ def test_a_program_that_has_more_to_give_later_is_asked_again(drive: Drive) -> N
 
 
 def test_what_the_library_frees_instead_counts(drive: Drive) -> None:
-    """It lets go of what it keeps without a use, and says so before it answers that it moved the rest."""
+    """The library frees memory that it keeps unused, and reports that before it answers that it moved the rest."""
 
     async def test(rig: Rig) -> None:
         program = await rig.program(4 * GIB)
@@ -535,11 +535,11 @@ def test_swap_max_that_shrinks_meanwhile_does_not_lose_what_moved(drive: Drive) 
     drive(test)
 
 
-# What the driver says
+# Figures of the driver
 
 
 def test_the_context_is_counted_and_figures_do_not_flap(drive: Drive) -> None:
-    """The driver counts later what was charged, and earlier what is still charged; the books show neither."""
+    """The driver counts charged memory later, and stops counting it before it is uncharged; the books show neither."""
 
     async def test(rig: Rig) -> None:
         program = await rig.program(GIB)
@@ -552,19 +552,19 @@ def test_the_context_is_counted_and_figures_do_not_flap(drive: Drive) -> None:
             nbytes = rng.randrange(1, 200) * 2 * MIB
             if rng.random() < 0.5 and program.resident > nbytes:
                 program.resident -= nbytes
-                program.show()  # freed at the driver, and not yet said
+                program.show()  # freed at the driver, and not reported yet
                 await trio.sleep(rng.random() * 0.1)
                 (await program.ask(Op.UNCHARGE, nbytes, 0)).check()
             else:
                 (await program.ask(Op.CHARGE, nbytes)).check()
-                await trio.sleep(rng.random() * 0.15)  # granted, and not yet allocated
+                await trio.sleep(rng.random() * 0.15)  # granted, and not allocated yet
                 program.resident += nbytes
                 program.show()
             assert await rig.number(program.file + "gmem.current") == program.resident + CONTEXT
         await rig.h.write(program.file + "gmem.limit.high", 2 * GIB)
         await trio.sleep(LOOKS)
         assert await rig.number(program.file + "gmem.current") == program.resident + CONTEXT
-        program.context = 700 * MIB  # it loaded more code
+        program.context = 700 * MIB  # as if it had loaded more code
         program.show()
         (await program.ask(Op.REPORT, 200 * MIB, 3 * GIB)).check()
         await trio.sleep(LOOKS)
@@ -577,7 +577,7 @@ def test_the_context_is_counted_and_figures_do_not_flap(drive: Drive) -> None:
 
 
 def test_what_changes_places_leaves_no_room(drive: Drive) -> None:
-    """Cold memory goes out and hot memory comes in for it. In between the driver counts less: that is no room."""
+    """Cold memory goes out in exchange for hot memory. In between, the driver counts less, which is no free room."""
 
     async def test(rig: Rig) -> None:
         program = await rig.program(3 * GIB)
@@ -599,7 +599,7 @@ def test_what_changes_places_leaves_no_room(drive: Drive) -> None:
         await trio.sleep(LOOKS)
         assert await rig.number(program.file + "gmem.current") == current
         assert program.rooms == []
-        program.context -= 100 * MIB  # but this is
+        program.context -= 100 * MIB  # but this is free room
         program.show()
         await trio.sleep(LOOKS)
         assert await rig.number(program.file + "gmem.current") == current - 100 * MIB
@@ -608,7 +608,8 @@ def test_what_changes_places_leaves_no_room(drive: Drive) -> None:
 
 
 def test_what_lives_by_descriptors_alone_stays_charged(drive: Drive) -> None:
-    """The driver counts it for no process: it is neither free nor disputed before the last of them is closed."""
+    """The driver counts such memory for no process: until its last descriptor closes it is neither free nor
+    disputed."""
 
     async def test(rig: Rig) -> None:
         program = await rig.program(3 * GIB)
@@ -633,7 +634,7 @@ def test_what_lives_by_descriptors_alone_stays_charged(drive: Drive) -> None:
 
 
 async def let_back(rig: Rig, *pieces: int) -> Program:
-    """A program of 4 GiB, of which 2 were moved out, and these many bytes were let back and have not come."""
+    """Start a program of 4 GiB, of which 2 GiB were moved out and `pieces` (bytes) were let back but have not come."""
     program = await rig.program(4 * GIB)
     await trio.sleep(LOOKS)
     await rig.h.write(program.file + "gmem.limit.high", 2 * GIB + CONTEXT)
@@ -645,8 +646,8 @@ async def let_back(rig: Rig, *pieces: int) -> Program:
 
 
 def test_what_was_let_back_counts_until_it_comes(drive: Drive) -> None:
-    """What runs in the program is off the runlist, so a batch cannot come that was granted: it comes with a later turn,
-    without a word. A limit that is written right then holds by the driver."""
+    """Work of the program is off the runlist, so a granted batch cannot come in; it comes with a later turn,
+    unannounced. A limit that is written at that time is held by the driver's figures."""
 
     async def test(rig: Rig) -> None:
         program = await let_back(rig, GIB)
@@ -667,12 +668,12 @@ def test_what_was_let_back_counts_until_it_comes(drive: Drive) -> None:
 
 
 def test_what_was_let_back_and_freed_is_due_no_more(drive: Drive) -> None:
-    """It is let back in pieces, and some of it is freed before it comes; then less is missing than was granted."""
+    """It is let back in pieces, and some of it is freed before it comes; then less is outstanding than was granted."""
 
     async def test(rig: Rig) -> None:
         program = await let_back(rig, GIB, GIB)
         await trio.sleep(LOOKS)
-        (await program.ask(Op.UNCHARGE, GIB, 0)).check()  # of what did not come
+        (await program.ask(Op.UNCHARGE, GIB, 0)).check()  # a part that did not come
         await trio.sleep(LOOKS)
         assert await rig.number(program.file + "gmem.current") == 3 * GIB + CONTEXT
         program.resident, program.swapped = 3 * GIB, 0
@@ -689,7 +690,7 @@ def test_what_was_let_back_and_freed_is_due_no_more(drive: Drive) -> None:
 
 
 def test_implicit_memory_counts_towards_the_limit(drive: Drive) -> None:
-    """What grows past the library pushes out what can be moved, without a write or an allocation."""
+    """Memory that grows past the library pushes out movable memory, without a write or an allocation."""
 
     async def test(rig: Rig) -> None:
         program = await rig.program(3 * GIB)
@@ -725,7 +726,7 @@ def test_a_charge_that_waits_is_not_taken_for_a_lie(drive: Drive) -> None:
 
 @pytest.mark.parametrize("busy", [False, True])
 def test_a_liar_is_found_out(drive: Drive, busy: bool) -> None:
-    """It charges less than it has, or more; however busy it keeps itself, the books say what the driver says."""
+    """It charges less than it has, or more; the books follow the driver, however busy the program keeps itself."""
 
     async def test(rig: Rig) -> None:
         program = await rig.program(GIB)
@@ -798,7 +799,7 @@ def test_nobody_frees_or_takes_back_more_than_he_has(drive: Drive) -> None:
 
 
 def test_a_move_that_is_said_to_take_for_ever_took_a_minute(drive: Drive) -> None:
-    """Either way: its time is added to that of every slice above."""
+    """The reported time, in either direction, is added to that of every slice above."""
 
     async def test(rig: Rig) -> None:
         program = await rig.program(2 * GIB, "/job")
@@ -861,7 +862,7 @@ def test_an_answer_that_makes_no_sense_ends_the_connection(drive: Drive, how: st
 
 
 def test_a_limit_below_what_cannot_be_moved(drive: Drive) -> None:
-    """What is exported stays on the GPU, charged as any other: tried once, and it is no use to try again."""
+    """Exported memory stays on the GPU and is charged as any other: one try is enough."""
 
     async def test(rig: Rig) -> None:
         program = await rig.program(2 * GIB)
@@ -884,7 +885,7 @@ def test_a_limit_below_what_cannot_be_moved(drive: Drive) -> None:
 
 @pytest.mark.parametrize("other", ["exports", "without the library"])
 def test_a_limit_that_could_hold_and_does_not_yet(drive: Drive, other: str) -> None:
-    """A program that moves less than it could may do so the next time, however much of the group stays where it is."""
+    """A program that moves less than it could may move the rest next time, however much of its group cannot move."""
 
     async def test(rig: Rig) -> None:
         program = await rig.program(2 * GIB, "/job")
@@ -1115,7 +1116,7 @@ def test_nobody_is_waited_for_whose_file_is_closed_or_a_strangers(drive: Drive) 
 
 @virtual
 async def test_a_gpu_that_moves_nothing_is_asked_once(spawn: Spawn) -> None:
-    """Whatever it says that could be moved: the write fails soon, and the limit is as before."""
+    """It claims to have movable memory: the write fails soon, and the limit is as before."""
 
     class Stubborn(StubGpu):
         async def reclaim(self, process: Process, nbytes: int) -> int:
@@ -1136,9 +1137,9 @@ async def test_a_gpu_that_moves_nothing_is_asked_once(spawn: Spawn) -> None:
 
 @pytest.mark.logs("GPU 0 is lost", "GPU 0 is back")
 def test_on_a_gpu_that_is_lost_all_is_granted_and_nothing_asked(drive: Drive) -> None:
-    """As without a daemon: the program hears of it from its driver, in the driver's words, and never that memory is
-    short. What it says is booked, so that its books and ours are the same afterwards; over a limit no other is
-    waited for. What is in the host stays there. A program that begins to use it meanwhile is welcome."""
+    """As without a daemon, the program hears of the loss from its driver, and never that memory is short. Its messages
+    are booked, so that its books and the daemon's agree afterwards; over a limit, no other program is waited for.
+    Memory in the host stays there. A program that connects meanwhile is accepted."""
 
     async def test(rig: Rig) -> None:
         program, other = await rig.program(4 * GIB, "/job"), await rig.program(8 * GIB, "/job")
@@ -1176,8 +1177,8 @@ def test_on_a_gpu_that_is_lost_all_is_granted_and_nothing_asked(drive: Drive) ->
 
 @pytest.mark.logs("GPU 0 is lost", "GPU 0 is back")
 def test_who_is_asked_as_the_gpu_is_lost_keeps_nobody_waiting(drive: Drive) -> None:
-    """It hangs in the driver. The charge that waited for it is granted as soon as the loss is known; what it answers in
-    the end is booked."""
+    """A program that was asked for memory hangs in the driver. The charge that waited for it is granted as soon as the
+    loss is known, and its late answer is booked."""
 
     async def test(rig: Rig) -> None:
         goes_on = trio.Event()
@@ -1215,7 +1216,7 @@ def test_who_is_asked_as_the_gpu_is_lost_keeps_nobody_waiting(drive: Drive) -> N
 
 @pytest.mark.parametrize("fails", [errno.ENOBUFS, 0])
 def test_who_cannot_be_asked_is_not_waited_for(fails: int) -> None:
-    """Neither one whose socket has no memory, nor one that is gone; and nothing stays on its way."""
+    """Neither a program whose socket has no memory, nor one that is gone; and no request stays outstanding."""
     asked: list[int] = []
 
     class Broken(tenants.Line):
@@ -1241,7 +1242,7 @@ def test_who_cannot_be_asked_is_not_waited_for(fails: int) -> None:
 
 
 def test_a_program_that_cannot_be_asked_is_asked_once(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For each time that it would have to give: the daemon does not try without a pause until there is room again."""
+    """Once for each time that it has to give: the daemon does not retry without a pause until the socket has room."""
     tried: list[Op] = []
     send = tenants.Line.send
 
@@ -1266,11 +1267,11 @@ def test_a_program_that_cannot_be_asked_is_asked_once(drive: Drive, monkeypatch:
 
 @attrs.define
 class SlowLine:
-    """A connection that has no room before it is told to."""
+    """A connection that has no room until it is told to."""
 
     room: trio.Event = attrs.field(factory=trio.Event)
     sent: list[tuple[int, list[int]]] = attrs.field(factory=list)
-    """Of each message the op, and the inodes of what came with it."""
+    """Op of each message, and the inodes of the descriptors that came with it."""
     uid: int = 0
 
     async def send(self, message: Message, descriptors: Sequence[int] = ()) -> bool:
@@ -1283,7 +1284,7 @@ class SlowLine:
 
 
 def test_a_page_that_is_given_up_while_it_is_handed_out_is_no_other_file() -> None:
-    """Its number may be that of another file by the time that there is room for the message."""
+    """Its descriptor number may be another file's by the time that there is room for the message."""
 
     async def main() -> None:
         line = SlowLine()

@@ -1,4 +1,4 @@
-"""Death in the middle of everything, pids that come back, and the end of the mount: nothing is left behind."""
+"""Deaths in the middle of everything, reused pids, and the end of the mount: nothing may be left behind."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.support.proc import WITHOUT_MAIN_THREAD, stat_of
 async def test_death_in_the_middle_of_a_write(
     spawn: Spawn, where: str, name: str, lever: str, value: str, before: str
 ) -> None:
-    """Its own write is ENODEV, its slice's is not its business; nothing of it is left anywhere."""
+    """A write to the process itself is ENODEV, one to its slice is unaffected; nothing is left of the process."""
     gpu = StubGpu()
     async with running(gpu) as h:
         survivor = await h.arrive(spawn().pid, "/job", gmem=8 * MIB)
@@ -64,7 +64,7 @@ async def test_death_in_the_middle_of_a_write(
 
 @virtual
 async def test_death_of_a_member_while_its_slice_waits_for_it(spawn: Spawn) -> None:
-    """Two writers at once: one hangs on a process that then dies, the other wants its slice frozen, and gets it."""
+    """One of two writers hangs on a process that then dies; the other freezes the slice, and succeeds."""
     gpu = StubGpu()
     async with running(gpu) as h:
         survivor, victim = await h.arrive(spawn().pid, "/job"), spawn()
@@ -103,7 +103,7 @@ async def test_death_of_a_member_while_its_slice_waits_for_it(spawn: Spawn) -> N
 
 @virtual
 async def test_crowds_that_die_leave_nothing(spawn: Spawn) -> None:
-    """Killed with limits, freezes, open files and memory: every table is as it was, on the software GPU too."""
+    """Killed with limits, freezes, open files and memory, they leave every table as it was, the software GPU's too."""
     gpu = SoftGpu(0, SoftConfig(capacity=64 * MIB))
     async with running(gpu) as h:
         start = h.leftovers()
@@ -129,7 +129,7 @@ async def test_crowds_that_die_leave_nothing(spawn: Spawn) -> None:
 @pytest.mark.parametrize("late", ["close_context", "free", "write", "set_timeslice", "attach", "launch"])
 @virtual
 async def test_what_comes_too_late_does_not_bring_a_process_back(spawn: Spawn, late: str) -> None:
-    """A connection that is closed, or used, after its process died finds nothing, and makes nothing."""
+    """A connection that is closed, or used, after its process died finds nothing and makes nothing."""
     gpu = SoftGpu(0, SoftConfig(capacity=64 * MIB))
     async with running(gpu) as h:
         process = spawn()
@@ -162,7 +162,7 @@ async def test_what_comes_too_late_does_not_bring_a_process_back(spawn: Spawn, l
 
 @virtual
 async def test_a_process_outlives_its_main_thread(spawn: Spawn) -> None:
-    """/proc/<pid>/stat says Z once the first thread has ended, but the process runs on, and counts."""
+    """/proc/<pid>/stat says Z once the first thread has ended, but the process runs on and counts."""
     gpu = StubGpu()
     async with running(gpu) as h:
         process = spawn(sys.executable, "-c", WITHOUT_MAIN_THREAD)
@@ -178,7 +178,7 @@ async def test_a_process_outlives_its_main_thread(spawn: Spawn) -> None:
 
 @virtual
 async def test_a_recycled_pid_inherits_nothing(spawn: Spawn) -> None:
-    """Same pid, another start time, before the exit was noticed: limits, freeze, owner and charges are as for any."""
+    """A new process with the same pid, before the exit was noticed, has default limits, freeze, owner and charges."""
     gpu = StubGpu()
     async with running(gpu) as h:
         pid = spawn().pid
@@ -205,7 +205,7 @@ async def test_a_recycled_pid_inherits_nothing(spawn: Spawn) -> None:
         attributes = h.tree.attributes(await h.inode(f"{pid}/0/gmem.limit.high"))
         assert (attributes.uid, attributes.gid, attributes.mode & 0o777) == (0, 0, 0o644)
         assert h.tree.attributes(await h.inode(str(pid))).uid == 0
-        # Late calls in the name of the old one change nothing of the new one's.
+        # Late calls for the old process change nothing of the new one's.
         h.controller.bookkeeper.observe(old, 0, 99)
         with pytest.raises(OSError, match="No such device"):
             await h.controller.bookkeeper.charge(old, 0, MIB)
@@ -217,7 +217,7 @@ async def test_a_recycled_pid_inherits_nothing(spawn: Spawn) -> None:
 
 @virtual
 async def test_mkdir_of_a_recycled_pid(spawn: Spawn) -> None:
-    """mkdir, too, notices that the directory that is there is a dead process's."""
+    """mkdir notices, too, that the existing directory belongs to a dead process."""
     gpu = StubGpu()
     async with running(gpu) as h:
         pid = spawn().pid
@@ -234,7 +234,7 @@ async def test_mkdir_of_a_recycled_pid(spawn: Spawn) -> None:
 
 @virtual
 async def test_the_end_thaws_everybody(spawn: Spawn) -> None:
-    """Cancelled with frozen processes: all run again, at their default timeslices, and no descriptor is left."""
+    """After cancellation, frozen processes run again with default timeslices, and no descriptor is left."""
     gpu = StubGpu()
     async with running(gpu) as h:
         for _ in range(5):
@@ -256,13 +256,13 @@ async def test_the_end_thaws_everybody(spawn: Spawn) -> None:
 async def test_the_end_thaws_everybody_but_the_one_that_cannot_be(
     spawn: Spawn, behave: Callable[[], Awaitable[None]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A process whose lever hangs or fails does not keep the others frozen, nor the mount from ending."""
+    """A process whose lever hangs or fails neither keeps others frozen nor delays the end of the mount."""
     gpu = StubGpu()
     async with running(gpu) as h:
         for _ in range(3):
             await h.arrive(spawn().pid, "/job")
         await h.write("slice/job/0/compute.freeze", 1)
-        gpu.script("attach", behave)  # for the one that comes first
+        gpu.script("attach", behave)  # applies to the first process
         began = trio.current_time()
         h.scope.cancel()
     assert trio.current_time() - began <= 2 * DEADLINE_S
@@ -272,7 +272,7 @@ async def test_the_end_thaws_everybody_but_the_one_that_cannot_be(
 
 @virtual
 async def test_the_socket_of_who_mounts_next_is_not_removed(tmp_path: Path) -> None:
-    """The path is taken again before the daemon that was unmounted has ended."""
+    """The path is taken again before the unmounted daemon has ended."""
     path = tmp_path / "tree.sock"
     with tenants.listening(path):
         path.rename(tmp_path / "ours")
@@ -286,7 +286,7 @@ async def test_the_socket_of_who_mounts_next_is_not_removed(tmp_path: Path) -> N
 
 @virtual
 async def test_a_socket_is_taken_over_once_nobody_listens_there(tmp_path: Path) -> None:
-    """That of a daemon that was killed is a leftover; that of one that lives is its own, however busy it is."""
+    """A killed daemon's socket is a leftover; a live daemon keeps its own, however busy it is."""
     path = tmp_path / "tree.sock"
     for kind in (socket.SOCK_SEQPACKET, socket.SOCK_STREAM):
         with socket.socket(socket.AF_UNIX, kind) as other, socket.socket(socket.AF_UNIX, kind) as waiting:
@@ -312,7 +312,7 @@ def test_a_path_that_is_too_long_for_a_socket(tmp_path: Path) -> None:
 
 
 def test_each_place_has_a_socket_of_its_own() -> None:
-    """Of a length that a socket can have, whatever the mountpoint is called; the same each time."""
+    """Its name is short enough for a socket, whatever the mountpoint is called, and the same each time."""
     folder = Path("/run/ggroupfs")
     places = [
         "/",

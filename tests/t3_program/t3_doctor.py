@@ -1,4 +1,4 @@
-"""Level 3: what `ggroupfs doctor` says of a host and of trees, of mounts and files as other hosts have them."""
+"""Level 3: the findings of `ggroupfs doctor` on hosts and trees, from mounts and files as other hosts have them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_whether_an_opening_can_be_had_wait(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_mps(tmp_path: Path) -> None:
-    """A program that is called as the control daemon is."""
+    """A program that has the name of the control daemon."""
     double = tmp_path / "nvidia-cuda-mps-control"
     shutil.copy(shutil.which("sleep") or "", double)
     assert host.mps().verdict == "ok"
@@ -78,13 +78,13 @@ def test_groups_over_a_limit(tmp_path: Path) -> None:
     (finding,) = trio.run(doctor.overs, [str(tmp_path)])
     assert (finding.subject, finding.verdict) == (str(tmp_path), "advisory")
     assert finding.why.startswith("over a limit, which reclaim does not change: slice/")
-    (tmp_path / "slice/a/0/gmem.events").write_text("low 0\n")  # of a daemon that does not say
+    (tmp_path / "slice/a/0/gmem.events").write_text("low 0\n")  # from a daemon without that event
     assert len(doctor.over(tmp_path)) == 2
     assert list(trio.run(doctor.overs, [str(tmp_path / "slice/a/b")])) == []
 
 
 def versions(monkeypatch: pytest.MonkeyPatch, folder: Path, **loaded: str) -> dict[str, tuple[str, str]]:
-    """Verdict and words by subject, where the kernel has modules of those versions."""
+    """Return verdict and words by subject, where the kernel has modules of those versions."""
     for name, version in loaded.items():
         (folder / name).mkdir()
         (folder / name / "version").write_text(f"{version}\n")
@@ -138,7 +138,7 @@ def test_the_library(
 def test_a_module_of_another_version(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, loaded: str | None, verdict: str
 ) -> None:
-    """One that was loaded before an upgrade, and the one that is installed."""
+    """Two modules: the one loaded before an upgrade, and the one installed."""
     from importlib.metadata import version
 
     monkeypatch.setattr(host.kernel, "features", lambda: None)
@@ -150,7 +150,7 @@ def test_a_module_of_another_version(
 
 
 def test_one_place_a_daemon() -> None:
-    """Bind mounts are of the same device; a part of a tree, as a container may have, is no place of its own."""
+    """Bind mounts share a device; a part of a tree, as a container may have, is not a place of its own."""
     found = places(
         [
             UNIFIED,
@@ -165,7 +165,7 @@ def test_one_place_a_daemon() -> None:
 
 @pytest.fixture
 def cgroup2(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A directory in the place of the cgroup2 tree, the only hierarchy."""
+    """A directory in place of the cgroup2 tree, which is the only hierarchy."""
     trees = procfs.Trees()
     here = {"cgroup2": Mount("0:26", "/", str(tmp_path / "cgroup"), "cgroup2", ())}
     monkeypatch.setattr(trees, "of", here.get)
@@ -176,7 +176,7 @@ def cgroup2(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_strays(cgroup2: Path, tmp_path: Path) -> None:
-    """Slices without a cgroup, and no others: of many some are named."""
+    """Slices without a cgroup, and no others; of many, some are named."""
     tree = tmp_path / "tree"
     (cgroup2 / "batch.slice" / "7").mkdir(parents=True)
     for path in ("0", "batch.slice/0", "batch.slice/_7/0", "batch.slice/_8/0", "gone.scope/0"):
@@ -194,7 +194,7 @@ def test_strays(cgroup2: Path, tmp_path: Path) -> None:
 def test_a_part_of_the_hierarchy_that_is_not_mounted_has_no_strays(
     cgroup2: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Where a container has its own part alone, nothing is known of the rest."""
+    """In a container that has only its own part of the tree, nothing is known of the rest."""
     part = {"cgroup2": Mount("0:26", "/kubepods", str(cgroup2), "cgroup2", ())}
     monkeypatch.setattr(procfs.trees, "of", part.get)
     for path in ("batch.slice/0", "kubepods/0", "kubepods/pod/0"):

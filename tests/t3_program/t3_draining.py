@@ -1,4 +1,4 @@
-"""Programs whose turn is over and that are not done yet: they drain on the runlist, and go off once they are."""
+"""Programs with unfinished work at the end of their turn: they drain on the runlist, and go off once they are done."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from tests.support.turns import BOUND_US, Gated, begin_turn, drain, end_turn, ga
 __all__ = ["drive", "pieces"]  # fixtures
 
 LONG_US = 2_000_000
-"""Bound of a drain in these tests, microseconds."""
+"""Bound of a drain in these tests, in microseconds."""
 
 
 def engines(rig: Rig, program: Gated) -> tuple[bool, bool]:
-    """Whether it is without GR, and without its copy engines."""
+    """Return whether a program is without GR, and without its copy engines."""
     return without(rig.fake.programs[program.process.pid])
 
 
 async def draining(rig: Rig, drain_s: float = 0.5) -> Gated:
-    """A program of 8 GiB that drains."""
+    """Start a program of 8 GiB that drains for `drain_s` seconds."""
     program = await gated(rig, 8 * GIB, "/job", 0)
     program.drain_s = drain_s
     assert await end_turn(rig.h, program, stays=True) is TurnEnd.LATE
@@ -38,7 +38,7 @@ async def draining(rig: Rig, drain_s: float = 0.5) -> Gated:
 
 
 def turn_end(rig: Rig, program: Gated) -> TurnEnd | None:
-    """What the daemon knows of its turn."""
+    """Return how a program's turn ended, as the daemon knows it; None while it has its turn."""
     return rig.h.controller.population.record(Member(program.process, 0)).compute.turn_end
 
 
@@ -79,7 +79,7 @@ def test_what_does_not_drain_goes_off_as_it_is(drive: Drive) -> None:
 
 
 def test_its_next_turn_begins_while_it_drains(drive: Drive) -> None:
-    """Without a lever: it is on the runlist. Nothing closes the gate again."""
+    """No lever is needed, since it is on the runlist, and nothing closes the gate again."""
 
     async def test(rig: Rig) -> None:
         program = await draining(rig, 60)
@@ -106,7 +106,7 @@ def test_its_next_turn_begins_while_it_drains(drive: Drive) -> None:
 
 
 def test_a_wait_that_is_given_up_and_begun_again(drive: Drive) -> None:
-    """The answer to the one before it is waited for, and no program is taken to be mute."""
+    """The earlier answer is waited for, and the program is not taken to be mute."""
 
     async def test(rig: Rig) -> None:
         program = await draining(rig, 60)
@@ -121,7 +121,7 @@ def test_a_wait_that_is_given_up_and_begun_again(drive: Drive) -> None:
 
 
 def test_a_library_that_is_busy_is_waited_for(drive: Drive) -> None:
-    """Memory that comes back takes up to 2 s in the thread that answers."""
+    """Memory that comes back occupies the thread that answers, for up to 2 s."""
 
     async def test(rig: Rig) -> None:
         program = await draining(rig, 0.3)

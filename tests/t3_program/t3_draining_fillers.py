@@ -1,4 +1,4 @@
-"""Programs that fill behind another, on the software GPU: how they drain once the scheduler has ended their turns."""
+"""Programs that fill behind another, on the software GPU: their drains after the scheduler has ended their turns."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tests.support.harness import MIB, Spawn, answers, virtual
 @pytest.mark.parametrize("ahead", [AHEAD, 200])
 @virtual
 async def test_limits_of_those_that_wait_behind_one_that_is_always_busy(spawn: Spawn, ahead: int) -> None:
-    """No write is refused, to none of them, and their slice holds its limit. What would be far ahead is held."""
+    """No write to any of them is refused, and their slice holds its limit. Work far ahead is held back."""
     async with fillers(spawn) as p:
         service, _ = await p.service(load=0.1)
         await p.h.write(f"{service.pid}/0/compute.priority", 0)
         three = [await p.filler(ahead=ahead) for _ in range(3)]
-        await trio.sleep(15)  # what each was ahead before its first turn has run
+        await trio.sleep(15)  # until the work launched ahead of the first turn has run
         lead, began, before = await p.lead(), trio.current_time(), p.gpu.used(service)
         await trio.sleep(5)
         rng, refused, waited = random.Random(1), [], 0
@@ -56,8 +56,8 @@ async def test_limits_of_those_that_wait_behind_one_that_is_always_busy(spawn: S
 @pytest.mark.parametrize("kernel_us", [3_000_000, 60_000_000])
 @virtual
 async def test_long_kernels_go_off_as_they_are_and_are_waited_for_less_and_less(spawn: Spawn, kernel_us: int) -> None:
-    """Behind one that leaves them nearly all of the engine, of which the longer slice has the most: they are given up
-    long before DRAIN_MOST_US. (One of 2 s ends in a turn of 2 s and the drain after that.)"""
+    """The leader leaves them nearly all of the engine, and the one with the longer slice gets the most: they are given
+    up long before DRAIN_MOST_US. (A kernel of 2 s ends in a turn of 2 s and the drain after it.)"""
     async with fillers(spawn) as p:
         lead, _ = await p.service(load=0.1)
         await p.h.write(f"{lead.pid}/0/compute.priority", 0)
@@ -91,7 +91,7 @@ async def test_long_kernels_go_off_as_they_are_and_are_waited_for_less_and_less(
 )
 @virtual
 async def test_long_kernels_have_no_more_than_their_share(spawn: Spawn, kernel_us: int, lags: bool) -> None:
-    """One at a time, beside a program of short ones that is to have as much: what drains is charged to what drains."""
+    """One kernel at a time, beside an equal program with short kernels: the drainer is charged for the drain."""
     async with fillers(spawn, Lagging() if lags else None) as p:
         lead, _ = await p.service(load=0.1)
         await p.h.write(f"{lead.pid}/0/compute.priority", 0)
@@ -108,7 +108,7 @@ async def test_long_kernels_have_no_more_than_their_share(spawn: Spawn, kernel_u
 async def test_where_nothing_tells_what_drains_a_long_kernel_is_late(
     spawn: Spawn, gpu: type[Bench], kernel_us: int
 ) -> None:
-    """It could not be charged, and would have what the other has not. That one gives memory whenever it waits."""
+    """Its drain could not be charged, so it would take time from the other, which gives memory whenever it waits."""
     async with fillers(spawn, gpu()) as p:
         lead, _ = await p.service(load=0.1)
         await p.h.write(f"{lead.pid}/0/compute.priority", 0)
@@ -144,7 +144,7 @@ async def test_where_nothing_tells_what_drains_a_long_kernel_is_late(
 
 @virtual
 async def test_long_kernels_of_one_of_three(spawn: Spawn) -> None:
-    """And behind one that has half of the engine."""
+    """They fill behind a program that has half of the engine."""
     async with fillers(spawn) as p:
         lead, _ = await p.service(load=0.5)
         await p.h.write(f"{lead.pid}/0/compute.priority", 0)
@@ -156,7 +156,7 @@ async def test_long_kernels_of_one_of_three(spawn: Spawn) -> None:
 
 
 async def draining_filler(p: Fillers) -> Process:
-    """One with a kernel that does not end, behind another and beside a third, as it drains."""
+    """Return a draining program whose kernel does not end; it fills behind one program and beside another."""
     lead, _ = await p.service(load=0.1)
     await p.h.write(f"{lead.pid}/0/compute.priority", 0)
     long, _ = await p.filler(kernel_us=60_000_000, ahead=1), await p.filler()
@@ -168,7 +168,7 @@ async def draining_filler(p: Fillers) -> Process:
 
 @virtual
 async def test_a_program_that_speaks_anew_is_waited_for_again(spawn: Spawn) -> None:
-    """It may be another one, after an exec."""
+    """It may be another program, after an exec."""
     async with fillers(spawn) as p:
         long = await draining_filler(p)
         while p.record(long).scheduled.undrained is None:  # noqa: ASYNC110
@@ -206,7 +206,7 @@ async def test_a_drain_is_given_up_by_what_it_used_though_a_look_had_no_sample_o
 
 @virtual
 async def test_a_drain_is_given_up_when_nothing_tells_any_more_what_it_uses(spawn: Spawn) -> None:
-    """The driver ended the trace."""
+    """The driver has ended the trace."""
     gpu = Untold()
     gpu.is_traced = True
     async with fillers(spawn, gpu) as p:
@@ -218,8 +218,8 @@ async def test_a_drain_is_given_up_when_nothing_tells_any_more_what_it_uses(spaw
 
 
 async def _latencies(spawn: Spawn) -> tuple[list[float], float, int]:
-    """Of requests before two programs that fill: how long each took, what drained, seconds, and the calls that take
-    programs off the runlist and put them on."""
+    """Measure requests that come before two fillers: their latencies and the time of drains, in seconds, and the number
+    of calls that take programs off the runlist or put them on."""
     async with fillers(spawn) as p:
         lead, latencies = await p.service(load=0.35)
         await p.h.write(f"{lead.pid}/0/compute.priority", 0)
@@ -243,7 +243,7 @@ async def _latencies(spawn: Spawn) -> tuple[list[float], float, int]:
 
 
 def p99(latencies: list[float]) -> float:
-    """The 99th percentile."""
+    """Return the 99th percentile."""
     return sorted(latencies)[int(0.99 * len(latencies))]
 
 
@@ -251,7 +251,7 @@ def p99(latencies: list[float]) -> float:
 async def test_a_better_priority_waits_for_a_slice_of_a_drain_at_most(
     spawn: Spawn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And what drains is taken off once, as what does not."""
+    """A draining program is taken off the runlist once, as any other."""
     found, drained, calls = await _latencies(spawn)
     with monkeypatch.context() as patch:
         patch.setattr(ends, "DRAIN_MOST_US", 0)

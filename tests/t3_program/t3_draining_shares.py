@@ -1,4 +1,4 @@
-"""What programs with long kernels get of the engine, by weight and by priority: as with short ones."""
+"""Shares of the engine that programs with long kernels get, by weight and by priority: the same as with short ones."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tests.support.harness import virtual
 Spawn = Callable[..., subprocess.Popen[bytes]]
 
 LEAD_LOAD = 0.1
-"""Part of the engine that the requests of the first program take."""
+"""Fraction of the engine that the requests of the first program take."""
 
 SETTLED_S, LOOKED_S = 5.0, 40.0
-"""Seconds before shares are looked at, and for which."""
+"""Seconds before shares are measured, and seconds of the measurement."""
 
 LONG_US = 300_000
-"""Microseconds of a kernel that does not end in time, at its turn's end."""
+"""Microseconds of a kernel that does not end in time at the end of its turn."""
 
 
 async def shares(p: Fillers, two: Sequence[Process]) -> list[float]:
-    """What two programs use of the time, behind one with requests."""
+    """Return the fraction of time that each of two programs uses, behind one with requests."""
     lead, _ = await p.service(load=LEAD_LOAD)
     await p.h.write(f"{lead.pid}/0/compute.priority", 0)
     await trio.sleep(SETTLED_S)
@@ -47,7 +47,7 @@ async def test_weights_hold_whichever_has_the_long_kernels(spawn: Spawn, kernels
 @pytest.mark.parametrize("kernels", [(KERNEL_US, KERNEL_US), (LONG_US, KERNEL_US), (KERNEL_US, LONG_US)])
 @virtual
 async def test_a_better_priority_loses_nothing_to_long_kernels(spawn: Spawn, kernels: tuple[int, int]) -> None:
-    """The first one fills, behind the second: what drains of it is a kernel now and then."""
+    """The first program fills behind the second, and now and then a kernel of it drains."""
     async with fillers(spawn) as p:
         two = [await p.filler(kernel_us=us, ahead=1 if us == LONG_US else 4) for us in kernels]
         await p.h.write(f"{two[1].pid}/0/compute.priority", 8)

@@ -1,4 +1,4 @@
-"""Level 3: programs that limit themselves: in which families they are, and what becomes of those."""
+"""Level 3: programs that limit themselves: the families that they are in, and what becomes of these."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ child.kill()
 
 @pytest.fixture
 def parent() -> Iterator[tuple[int, int]]:
-    """The pids of a process and of its child."""
+    """Yield the pids of a process and of its child."""
     words = [sys.executable, "-c", PARENT]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -63,7 +63,7 @@ async def test_a_family_holds_for_its_processes_together_and_goes_with_the_last(
 
 
 def identify_dead(pid: int, h: Harness) -> Process:
-    """The process that had a pid in the tree."""
+    """Return the process that had a pid in the tree."""
     found = h.controller.population.by_pid(pid)
     return found.process if found is not None else Process(pid, 0)
 
@@ -81,7 +81,7 @@ async def test_a_process_that_asks_and_never_comes_leaves_nothing(spawn: Spawn) 
 
 @virtual
 async def test_one_that_is_in_the_tree_is_brought_under_its_limit(spawn: Spawn) -> None:
-    """As one that NVML has told of before its library speaks."""
+    """NVML may have reported it before its library connects."""
     async with running(StubGpu()) as h:
         process = await h.arrive(spawn().pid, "/job", gmem=32 * MIB)
         await ask(h, process.pid, ONE)
@@ -95,7 +95,7 @@ async def test_one_that_is_in_the_tree_is_brought_under_its_limit(spawn: Spawn) 
 
 @virtual
 async def test_what_is_new_is_below_what_there_is(spawn: Spawn) -> None:
-    """Nothing leads out of a family, whatever is said next."""
+    """No later request leads out of a family."""
     async with running(StubGpu()) as h:
         process = await h.arrive(spawn().pid, "/job")
         await ask(h, process.pid, ONE)
@@ -169,7 +169,7 @@ async def test_one_that_the_books_refuse_is_nowhere(spawn: Spawn) -> None:
 
 @virtual
 async def test_it_follows_its_process_to_another_cgroup(spawn: Spawn) -> None:
-    """There it is another one of that name and those limits, and the cgroup's own hold as well."""
+    """There it is in another slice of that name with those limits, and the cgroup's own limits hold as well."""
     async with running(StubGpu()) as h:
         await ask(h, (child := spawn()).pid, ONE)
         process = await h.arrive(child.pid, "/a", gmem=4 * MIB)
@@ -183,7 +183,7 @@ async def test_it_follows_its_process_to_another_cgroup(spawn: Spawn) -> None:
 
 @virtual
 async def test_what_root_set_on_it_goes_along(spawn: Spawn) -> None:
-    """On each GPU; and so does a family in it."""
+    """On each GPU; and so does a family within it."""
     async with running(StubGpu(0), StubGpu(1)) as h:
         inner = Family(0x77, USER, {"swap_max": 64 * MIB})
         process = await h.arrive(spawn().pid, "/a", gmem=4 * MIB)
@@ -203,7 +203,7 @@ async def test_what_root_set_on_it_goes_along(spawn: Spawn) -> None:
 
 @virtual
 async def test_what_root_made_less_goes_along_into_one_that_is_there(spawn: Spawn) -> None:
-    """Another process of the family keeps its first values elsewhere; what root gave it there stays."""
+    """There, a process of the family still has the first values; what root set there stays."""
     async with running(StubGpu(), scheduler=True) as h:
         process, there = await h.arrive(spawn().pid, "/a"), await h.arrive(spawn().pid, "/b")
         inner = Family(0x77, USER, {"high": 4 * MIB})
@@ -233,7 +233,7 @@ async def test_a_gpu_that_is_new_to_the_next_daemon_has_the_limits_too(spawn: Sp
 
 
 async def until_moved(h: Harness, process: Process, path: str) -> None:
-    """Waits until a process is in a slice."""
+    """Wait until a process is in a slice."""
     with trio.fail_after(10):
         while where(h, process) != path:  # noqa: ASYNC110 - nothing tells of it
             await trio.sleep(0.1)
@@ -259,7 +259,7 @@ async def test_one_that_is_to_be_in_the_tree_has_every_gpu(spawn: Spawn) -> None
 
 @virtual
 async def test_the_next_daemon_knows_the_families(spawn: Spawn) -> None:
-    """From the books, also of one whose cgroup is another by then; and children go on to be found."""
+    """From the books, even for one whose cgroup has changed meanwhile; and children are still found."""
     machine = Machine(StubGpu())
     one, other = spawn(), spawn()
     async with machine.daemon() as h:
@@ -287,7 +287,7 @@ async def test_the_next_daemon_knows_the_families(spawn: Spawn) -> None:
 
 @virtual
 async def test_the_next_daemon_believes_no_cgroup_that_is_called_so(spawn: Spawn) -> None:
-    """A user may call its cgroups as it likes, and leave them while no daemon looks."""
+    """A user may give its cgroups any name, and leave them while no daemon looks."""
     machine = Machine(StubGpu())
     child, owned = spawn(), spawn()
     async with machine.daemon() as h:

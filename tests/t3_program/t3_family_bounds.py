@@ -1,4 +1,4 @@
-"""Level 3: how many families a user has, what is kept of those that were refused, and what a message costs."""
+"""Level 3: bounds of a user's families, what is kept of refused ones, and the cost of a message."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def deep() -> Iterator[int]:
-    """The pid of a process with 20 parents of its own."""
+    """Yield the pid of a process with 20 ancestors of its own."""
     words = [sys.executable, "-c", DEEP]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -47,7 +47,7 @@ def deep() -> Iterator[int]:
 
 
 async def refused(h: Harness, pid: int, *families: Family, everywhere: bool = False) -> int:
-    """The errno that a process is told as it asks; 0 if it has what it asks for."""
+    """Return the errno that a process gets for its request; 0 if it is granted."""
     try:
         await ask(h, pid, *families, everywhere=everywhere)
     except OSError as error:
@@ -74,7 +74,7 @@ async def test_families_of_a_user_are_bounded(spawn: Spawn) -> None:
 
 @virtual
 async def test_root_s_families_are_bounded_too(spawn: Spawn) -> None:
-    """Root in a container is uid 0, and may be anything's. Slices that root makes are not counted with them."""
+    """Root in a container is uid 0, too, and may be any tenant. Slices that root makes do not count."""
     with mock.patch.object(bounds, "FAMILIES_OF_USER", 2):
         async with running(StubGpu()) as h:
             answers = [await refused(h, spawn().pid, Family(n, 0), everywhere=True) for n in range(1, 5)]
@@ -97,7 +97,7 @@ async def test_families_of_all_users_are_bounded(spawn: Spawn) -> None:
 
 @virtual
 async def test_what_was_granted_is_there_when_its_process_comes(spawn: Spawn) -> None:
-    """A place is kept for it; and of several in one family, and of what is in the tree, one."""
+    """A place is reserved for it; only one for several processes of a family, or for a family that is in the tree."""
     with mock.patch.object(bounds, "FAMILIES_OF_USER", 3):
         async with running(StubGpu()) as h:
             before = h.leftovers()
@@ -120,7 +120,7 @@ async def test_what_was_granted_is_there_when_its_process_comes(spawn: Spawn) ->
 
 @virtual
 async def test_processes_that_asked_and_do_not_come_are_bounded(spawn: Spawn) -> None:
-    """Each has a descriptor here, be they all in one family."""
+    """Each costs the daemon a descriptor, even if all are in one family."""
     with mock.patch.object(bounds, "FAMILIES_OF_USER", 2):
         async with running(StubGpu()) as h:
             one = Family(1, USER)
@@ -142,7 +142,7 @@ async def test_nothing_of_one_that_is_refused_is_kept(spawn: Spawn) -> None:
 
 @virtual
 async def test_the_ninth_is_refused(spawn: Spawn) -> None:
-    """In the tree and out of it; what it was in before stays."""
+    """Whether or not it is in the tree; the families that it was in before stay."""
     async with running(StubGpu()) as h:
         eight = [Family(number, USER) for number in range(1, FAMILIES_MOST + 1)]
         for process in (await h.arrive(spawn().pid, "/job"), Process(0, 0)):
@@ -158,7 +158,7 @@ async def test_the_ninth_is_refused(spawn: Spawn) -> None:
 @pytest.mark.logs("too many or too deep")
 @virtual
 async def test_one_that_is_in_no_place_is_told_so(spawn: Spawn) -> None:
-    """As where the cgroup of its process has no slice of its own, being too deep."""
+    """For example where the cgroup of its process is too deep to have a slice of its own."""
     async with running(StubGpu()) as h:
         process = await h.arrive(spawn().pid, "/d" * 130)
         assert await refused(h, process.pid, Family(1, USER)) == errno.EAGAIN
@@ -168,7 +168,7 @@ async def test_one_that_is_in_no_place_is_told_so(spawn: Spawn) -> None:
 @pytest.mark.logs("too many or too deep")
 @virtual
 async def test_what_the_books_have_no_room_for_is_refused(spawn: Spawn) -> None:
-    """As the kernel's may have none, of which nothing is known before."""
+    """The kernel's books may have no room, which is not known beforehand."""
     async with running(StubGpu()) as h:
         add, process = h.ledger.add, await h.arrive(spawn().pid, "/job")
 
@@ -186,7 +186,7 @@ async def test_what_the_books_have_no_room_for_is_refused(spawn: Spawn) -> None:
 
 @virtual
 async def test_a_family_is_not_made_ahead(spawn: Spawn) -> None:
-    """It would not go with its last process."""
+    """It would not be removed with its last process."""
     async with running(StubGpu()) as h:
         family = Family(7, USER)
         await ask(h, (await h.arrive(spawn().pid, "/job")).pid, family)
@@ -201,7 +201,7 @@ async def test_a_family_is_not_made_ahead(spawn: Spawn) -> None:
         assert h.leftovers() == before
 
 
-# What a message costs
+# The cost of a message
 
 
 def test_parents_are_read_up_to_the_first_that_is_known(deep: int) -> None:
@@ -232,7 +232,7 @@ async def test_parents_are_read_at_the_first_message_alone(deep: int) -> None:
 
 
 def test_what_is_said_of_a_parent() -> None:
-    """Of the effective user; the first line is the program's own, and has its newlines escaped."""
+    """Of the effective user. The first line is under the program's control, and its newlines are escaped."""
     raw = b"Name:\tx\\nPPid:\t77\nUmask:\t0022\nPPid:\t5\nTracerPid:\t0\nUid:\t1\t2\t3\t4\nGid:\t0\t0\t0\t0\n"
     assert procfs.parse_descent(raw) == procfs.Descent(5, 2)
     assert procfs.descent(os.getpid()) == procfs.Descent(os.getppid(), os.geteuid())
@@ -240,7 +240,7 @@ def test_what_is_said_of_a_parent() -> None:
 
 @virtual
 async def test_a_connection_has_eight_tries() -> None:
-    """A refused one costs as much, and others come before it is refused."""
+    """A refused request costs as much, and other requests are served before it is refused."""
     calls: list[Families] = []
 
     async def refuse(process: Process, families: Families, *, everywhere: bool) -> None:

@@ -1,4 +1,4 @@
-"""Level 3: what the slice of a family is given, and that nothing of it is taken from a neighbour."""
+"""Level 3: the settings that the slice of a family gets, none of which may be taken from a neighbour."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def test_nothing_that_is_asked_for_takes_from_a_neighbour(spawn: Spawn) ->
 
 
 def shares(h: Harness, **processes: Process) -> list[Mapping[str, float]]:
-    """The layers of some processes on GPU 0, as the scheduler is to have them."""
+    """Return the layers of some processes on GPU 0, as the scheduler gets them."""
     contenders, names = [], {process: name for name, process in processes.items()}
     for process in processes.values():
         path = h.controller.population.path(Member(process, 0))[-2::-1]
@@ -48,7 +48,7 @@ def shares(h: Harness, **processes: Process) -> list[Mapping[str, float]]:
 
 @virtual
 async def test_what_was_set_on_a_process_is_not_undone_by_asking(spawn: Spawn) -> None:
-    """Its weight and priority are compared with its siblings', and the slice of its family stands between."""
+    """The slice of the family takes over weight and priority, which now compete with those of the siblings."""
     async with running(StubGpu(0), StubGpu(1), scheduler=True) as h:
         mine, other = await h.arrive(spawn().pid, "/job"), await h.arrive(spawn().pid, "/job")
         await h.write(f"{mine.pid}/0/compute.weight", "1")
@@ -82,7 +82,7 @@ async def test_nor_by_coming_into_a_family_that_is_there(spawn: Spawn) -> None:
 
 @virtual
 async def test_a_low_is_none_beside_another_user(spawn: Spawn) -> None:
-    """It competes within the slice above, as memory.low does among the children of a delegate; not with others."""
+    """A low competes within the slice above, as memory.low does among children of a delegate, and not between users."""
     async with running(StubGpu()) as h:
         other = Family(0x99, USER + 1000, {"low": 8 * MIB})
         for cgroup in ("/alone", "/process", "/slice"):
@@ -112,7 +112,7 @@ async def test_so_many_neighbours_are_taken_for_several_users(spawn: Spawn) -> N
 
 @virtual
 async def test_what_a_slice_cannot_be_given_leaves_none(spawn: Spawn) -> None:
-    """A family without its limits is none: what is asked for next is not told that it has them."""
+    """A family without its limits is none: the next process that asks is not told that it has them."""
     async with running(StubGpu(0), StubGpu(1)) as h:
         process, coming = await h.arrive(spawn().pid, "/job"), identify(spawn().pid)
         before = h.leftovers()
@@ -134,7 +134,7 @@ async def test_what_a_slice_cannot_be_given_leaves_none(spawn: Spawn) -> None:
 
 @virtual
 async def test_a_slice_that_is_there_by_its_name_alone_is_given_what_was_asked(spawn: Spawn) -> None:
-    """As of a cgroup that its user has called so; one that a caller made is that caller's."""
+    """For example of a cgroup to which its user gave that name; a slice that a caller made stays the caller's."""
     async with running(StubGpu()) as h:
         before = h.leftovers()
         one, other = await h.arrive(spawn().pid, f"/job/{NAME}"), await h.arrive(spawn().pid, "/job")
@@ -157,7 +157,7 @@ async def test_a_slice_that_is_there_by_its_name_alone_is_given_what_was_asked(s
 
 
 def test_what_a_slice_is_given() -> None:
-    """Root's low is its own; what is not asked for is not touched."""
+    """Root's low stays its own, and settings that are not requested are untouched."""
 
     def given(asked: dict[str, int], above: Slice = ROOT, own: Books | None = None, low: int = 9) -> dict[str, int]:
         return dict(Family(1, 0, asked).allowed(above, Books(low=low), own or Books(), shared=False))

@@ -1,4 +1,4 @@
-"""Open files: what they show, refuse and are told, and what becomes of them when their group dies."""
+"""Open files: what they show, refuse and report, and their behaviour after the death of their group."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.harness import MIB, Spawn, StubGpu, Waker, answers, running, 
 
 @virtual
 async def test_files_keep_to_their_mode(spawn: Spawn) -> None:
-    """Write to a read-only file and read of a write-only one: EINVAL, even for root; and more than 4095 bytes E2BIG."""
+    """Writing a read-only file or reading a write-only one is EINVAL, even for root; more than 4095 bytes are E2BIG."""
     async with running() as h:
         pid = spawn().pid
         await h.arrive(pid)
@@ -37,7 +37,7 @@ async def test_files_keep_to_their_mode(spawn: Spawn) -> None:
 
 
 class Open(StubGpu):
-    """A GPU that can tell everything."""
+    """A GPU that reports every figure."""
 
     def activity(self, process: Process) -> Activity:
         return Activity(4, 3, 1, 2000, 2, 16, 2, managed=True)
@@ -48,8 +48,8 @@ class Open(StubGpu):
 
 @virtual
 async def test_every_line_of_every_file_is_a_figure(spawn: Spawn) -> None:
-    """The readers of the tree know each of them by one name: a line of gmem.events is one of its events, and one of
-    gcgroup.stat that begins with off_ one of its reasons. What is for the owner alone is no figure."""
+    """The readers of the tree know each figure by one name: a line of gmem.events is an event, a line of gcgroup.stat
+    that begins with off_ is a reason. Files for the owner alone hold no figures."""
     async with running(Open()) as h:
         pid = (await h.arrive(spawn().pid)).pid
         await h.write(f"{pid}/0/compute.timeslice", "2.5")
@@ -58,14 +58,13 @@ async def test_every_line_of_every_file_is_a_figure(spawn: Spawn) -> None:
                 text = await h.read(f"{pid}/0/{control.name}")
                 told = SOURCES[control.name].parse(text.rstrip("\n"))
                 figures = sum(len(value) if isinstance(value, Mapping) else 1 for value in told.values())
-                has_two = control.name == "compute.max"  # on its one line, as in cpu.max
+                has_two = control.name == "compute.max"  # on one line, as in cpu.max
                 assert figures == text.count("\n") + has_two, control.name
 
 
 @virtual
 async def test_open_files_of_a_dead_group(spawn: Spawn) -> None:
-    """What was read stays readable to its end, until it is read from the start again; everything else is ENODEV, and
-    close works."""
+    """Text that was read stays readable to its end, until a read starts over; all else is ENODEV, and close works."""
     async with running() as h:
         process = spawn()
         who = await h.arrive(process.pid, gmem=2 * MIB)
@@ -96,7 +95,7 @@ async def test_open_files_of_a_dead_group(spawn: Spawn) -> None:
 
 @virtual
 async def test_poll_handles(spawn: Spawn) -> None:
-    """A handle is told once an event; closed files are told nothing; the end of the group tells all."""
+    """A handle is notified once per event; closed files are not notified; the end of the group notifies all."""
     async with running() as h:
         process = spawn()
         who = await h.arrive(process.pid)
@@ -127,7 +126,7 @@ async def test_poll_handles(spawn: Spawn) -> None:
 
 @virtual
 async def test_files_that_one_user_has_open_are_bounded(spawn: Spawn, monkeypatch: pytest.MonkeyPatch) -> None:
-    """ENFILE for one until it closes another; others, and root, go on."""
+    """A user with too many gets ENFILE until it closes one; others, and root, go on."""
     monkeypatch.setattr(ggroupfs.fs.operations, "FILES", 3)
     async with running() as h:
         path = f"{spawn().pid}/0/gmem.current"
@@ -177,7 +176,7 @@ async def test_nopoll_is_said_once() -> None:
 
 @virtual
 async def test_a_recycled_pid_has_new_inodes_and_old_files_stay_dead(spawn: Spawn) -> None:
-    """An open file, or a cached inode, of a dead process never shows the next process of that pid."""
+    """An open file, or a cached inode, of a dead process never shows the next process with that pid."""
     async with running() as h:
         pid = spawn().pid
         old = await h.arrive(pid, gmem=2 * MIB)

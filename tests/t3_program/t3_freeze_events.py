@@ -1,4 +1,4 @@
-"""Events of a freeze with processes: whatever compute.events says anew, its pollers are woken for."""
+"""Events of a freeze with processes: whenever compute.events changes, its pollers are woken."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def place(slice_: str) -> str:
 
 @virtual
 async def test_a_slice_whose_members_alone_are_frozen_is_not(spawn: Spawn) -> None:
-    """cgroup.events has frozen of a cgroup that was frozen, or that one above it was."""
+    """As in cgroup.events: `frozen` is of a cgroup that was frozen itself, or through one above it."""
     async with running() as h:
         who = await h.arrive(spawn().pid, cgroup="/job")
         await h.write(f"{who.pid}/0/compute.freeze", 1)
@@ -49,7 +49,7 @@ async def test_a_slice_whose_members_alone_are_frozen_is_not(spawn: Spawn) -> No
 
 @virtual
 async def test_a_freeze_wakes_everybody_below(spawn: Spawn) -> None:
-    """An empty slice, a process, and one that a daemon was not told of before: born below a frozen one."""
+    """An empty slice, a process, and a slice that was made below a frozen one."""
     async with running() as h:
         who = await h.arrive(spawn().pid, cgroup="/job/a")
         await mkdir(h, "slice/job/empty")
@@ -69,7 +69,7 @@ async def test_a_freeze_wakes_everybody_below(spawn: Spawn) -> None:
 
 @virtual
 async def test_a_process_that_is_made_in_a_frozen_slice_is_frozen(spawn: Spawn) -> None:
-    """By mkdir, before it has a context: the slice is not frozen until it is, and tells both."""
+    """It is made by mkdir, before it has a context. Until it is frozen, the slice is not; both changes are events."""
     async with running() as h:
         await mkdir(h, "slice/job")
         await h.write("slice/job/0/compute.freeze", 1)
@@ -86,7 +86,7 @@ async def test_a_process_that_is_made_in_a_frozen_slice_is_frozen(spawn: Spawn) 
 @pytest.mark.parametrize("seed", range(4))
 @virtual
 async def test_nothing_changes_without_an_event(spawn: Spawn, seed: int) -> None:
-    """Whatever happens: what compute.events says of a group is what it said at the last event of it."""
+    """After any history, compute.events of a group says what it said at the group's last event."""
     draw = random.Random(seed)
     async with running(StubGpu()) as h:
         for path in SLICES:
@@ -110,12 +110,12 @@ async def test_nothing_changes_without_an_event(spawn: Spawn, seed: int) -> None
             else:
                 name = draw.choice([*map(place, SLICES), *(str(process.pid) for process in processes)])
                 await h.write(f"{name}/0/compute.freeze", draw.choice((0, 1)))
-        await settle()  # whoever was moved is as it is to be where it is
+        await settle()  # until a moved process is in the state that its new place asks for
 
 
 @virtual
 async def test_the_time_that_a_group_was_to_be_frozen(spawn: Spawn) -> None:
-    """frozen_usec in gcgroup.stat, as cgroup.stat.local: by itself or from above, once where both ask for it."""
+    """frozen_usec in gcgroup.stat is as in cgroup.stat.local: frozen itself or from above, counted once if both."""
     async with running() as h:
         who = await h.arrive(spawn().pid, cgroup="/job/a")
         await mkdir(h, "slice/job/b")

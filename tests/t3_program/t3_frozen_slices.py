@@ -1,4 +1,4 @@
-"""In which slices programs wait that have no context yet: those that are frozen on all GPUs, at them or above them."""
+"""Slices in which new programs wait before their first context: those frozen on all GPUs, directly or from above."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SLICES = ("job", "job/a", "job/a/b", "job/c")
 
 
 async def made(h: Harness) -> None:
-    """The slices, in the tree."""
+    """Make the slices."""
     for path in SLICES:
         above, _, name = f"slice/{path}".rpartition("/")
         await h.operations.mkdir(await h.inode(above) if above else ROOT_INODE, name.encode(), 0o755, h.ctx)
@@ -28,7 +28,7 @@ def frozen(h: Harness) -> set[str]:
 
 
 def by_the_books(h: Harness) -> set[str]:
-    """The same, by the definition."""
+    """Return the same set, computed from its definition."""
     population, ledger = h.controller.population, h.controller.ledger
     found = {
         slice_
@@ -51,7 +51,7 @@ async def test_only_what_is_frozen_on_every_gpu() -> None:
             ("job", 1, (1,), {"/job"}),
             ("job/a", 1, (0, 1), {"/job"}),
             ("job", 0, (0,), {"/job/a"}),
-            ("job/a", 0, (1,), {"/job/a"}),  # the job is frozen there still
+            ("job/a", 0, (1,), {"/job/a"}),  # the job is still frozen there
             ("job", 0, (1,), set()),
             ("job/c", 1, (0, 1), {"/job/c"}),
             ("job/a/b", 1, (0, 1), {"/job/c", "/job/a/b"}),
@@ -62,7 +62,7 @@ async def test_only_what_is_frozen_on_every_gpu() -> None:
 
 @virtual
 async def test_a_gpu_that_is_lost_is_none_that_a_program_can_use() -> None:
-    """Nor can a slice be frozen there: it waits for the other one."""
+    """Nor can a slice be frozen there: the other GPU alone decides."""
     gpus = StubGpu(0), StubGpu(1)
 
     async with running(*gpus) as h:
@@ -103,7 +103,7 @@ async def test_a_slice_that_goes_is_none_of_them() -> None:
 
 @virtual
 async def test_one_that_comes_below_is_one_of_them(spawn: Spawn) -> None:
-    """By a program that comes there: it is known by the one above, whether it has a directory or not."""
+    """A slice that comes with a program is covered by the frozen one above, whether or not it has a directory."""
     async with running() as h:
         await made(h)
         await freeze(h, "job", 1, 0)
@@ -126,7 +126,7 @@ async def test_a_program_alone_is_no_slice(spawn: Spawn) -> None:
 
 @virtual
 async def test_a_writer_waits_until_it_is_announced() -> None:
-    """By then it is known: a program that starts after the write waits."""
+    """The usher knows by then, so a program that starts after the write waits."""
     async with running() as h:
         await made(h)
         known: list[set[str]] = []

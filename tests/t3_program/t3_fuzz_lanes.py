@@ -1,4 +1,4 @@
-"""Jobs that say anything at all to the policy lanes: one that breaks the protocol goes, and harms no other."""
+"""Jobs that send arbitrary bytes to the policy lanes: a job that breaks the protocol is dropped, and harms no other."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CONNECTIONS = 4
 CAPACITY = NoLevers.capacity
 LANES = 2
 IDLE_S = 0.002
-"""Real seconds of silence after which all tasks are taken to wait."""
+"""Real seconds of silence after which all tasks are taken to be waiting."""
 
 
 @attrs.define
@@ -39,7 +39,7 @@ class Job:
     ended: bool = False
 
     def say(self, data: bytes) -> None:
-        """Some bytes; of none, it hangs up."""
+        """Send some bytes; hang up if there are none."""
         if data:
             self.socket.send(data)
             self.said += data
@@ -57,7 +57,7 @@ class Job:
                 self.ended = not data
 
     def check(self) -> None:
-        """It was told whole lines that mean something, and may go once at first, and once for each end."""
+        """Check that it got whole lines that are valid, and at most one `go` at first and one after each end."""
         lines = self.heard.decode().split("\n")
         assert lines.pop() == ""
         assert all(line in (GO, BYE) or line.startswith(REFUSED) for line in lines)
@@ -65,8 +65,8 @@ class Job:
 
 
 async def play(script: bytes) -> None:
-    """Each step: on which connection (a new one, where it is over), how many bytes, and these; of none, it hangs up.
-    Besides, a second may pass."""
+    """Run a script. Each step names a connection (a new one if it is over), a number of bytes and the bytes; none hangs
+    up. A step may also let a second pass."""
     levers, owners = NoLevers(), dict[socket.socket, int]()
     policy = Lanes(CAPACITY, list(Order)[len(script) % len(Order)], LANES)
     hall = Hall(levers, policy, report=False)  # type: ignore[arg-type]
@@ -90,7 +90,7 @@ async def play(script: bytes) -> None:
                     ours, theirs = socket.socketpair()
                     ours.setblocking(False)
                     theirs.setblocking(False)
-                    owners[ours] = sleepers()[number // 2]  # two connections of each of two processes
+                    owners[ours] = sleepers()[number // 2]  # two connections for each of two processes
                     job = jobs[number] = Job(theirs)
                     everybody.append(job)
                     nursery.start_soon(hall.serve, ours)
@@ -139,7 +139,7 @@ def test_fresh() -> None:
 
 
 def test_one_alone_goes_on() -> None:
-    """The property is about something: a job that keeps to the protocol has its turns."""
+    """The property is not empty: a job that keeps to the protocol gets its turns."""
 
     async def main() -> None:
         hall = Hall(NoLevers(), Lanes(CAPACITY, Order.FIFO, LANES), report=False)  # type: ignore[arg-type]

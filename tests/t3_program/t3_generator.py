@@ -1,4 +1,4 @@
-"""The drop-ins that services with memory keys get, of trees of unit files as systemd reads them."""
+"""The drop-ins that services with memory keys get, for trees of unit files as systemd reads them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def library(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def make(tmp_path: Path, library: Path) -> Make:
-    """Generates for files of these names, in directories by their rank; the drop-ins by what they are for."""
+    """Generate for files with these names, in directories by rank; return the drop-ins by unit name."""
 
     def run(files: Mapping[str, str | None], slices: str = "", defaults: str = "") -> Mapping[str, str]:
         load_path = [os.fspath(tmp_path / rank) for rank in ("etc", "run", "usr")]
@@ -47,7 +47,7 @@ def make(tmp_path: Path, library: Path) -> Make:
 
 
 def environment(text: str) -> list[str]:
-    """What a drop-in puts there."""
+    """Return the environment that a drop-in sets."""
     return [line.removeprefix("Environment=") for line in text.splitlines() if line.startswith("Environment=")]
 
 
@@ -86,7 +86,7 @@ def test_a_service_with_a_memory_key(make: Make, library: Path) -> None:
     ],
 )
 def test_which_services_have_one(make: Make, files: Mapping[str, str | None], names: set[str]) -> None:
-    """Of files of one name the first directory's counts, be it empty; and the last assignment of a key."""
+    """Of files with one name, that of the first directory counts, even if empty; of a key, the last assignment."""
     assert make(files).keys() == names
 
 
@@ -180,7 +180,7 @@ def test_without_that_file_it_is_the_unit_s(tmp_path: Path) -> None:
 def test_without_a_library_it_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And makes nothing: a service would complain of a library that is not there at each start."""
+    """Nothing is generated: otherwise a service would complain of the missing library at each start."""
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc" / "a.service").write_text(KEYS)
     monkeypatch.setattr(
@@ -198,7 +198,7 @@ def test_a_fifo_among_unit_files_holds_up_no_boot(make: Make, tmp_path: Path) ->
 
 
 def test_nothing_is_imported_where_no_file_speaks_of_gpus() -> None:
-    """Every daemon-reload waits for it."""
+    """Every daemon-reload waits for the generator."""
     code = """
 import sys
 from pathlib import Path
@@ -206,7 +206,7 @@ from ggroupfs.units.generator import generate
 generate(Path("/nowhere"), [], Path("/nowhere"))
 print(*sorted({"attr", "trio", "pyfuse3"} & sys.modules.keys()))
 """
-    # Without site packages: an editable installation's hook imports things of its own.
+    # Without site packages, since the hook of an editable installation has imports of its own.
     words = [sys.executable, "-S", "-c", code]
     place = Path(__file__).parents[2]
     done = subprocess.run(words, cwd=place, capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""gmem.limit.max: what goes over it is refused to programs with the library, and ends others. In virtual time."""
+"""gmem.limit.max in virtual time: going over it is refused to programs with the library, and ends others."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ __all__ = ["drive", "pieces"]  # fixtures
 
 JOB = "slice/job/0/"
 SEEN_S = 1.2
-"""Seconds in which what the driver says is in the books, and reclaim has done what it can."""
+"""Seconds until the driver's figures are in the books and reclaim has done what it can."""
 
 
 OVER_MAX, OVER_HIGH, KILLED = r"over its gmem\.limit\.max: ", r"over its gmem\.limit\.high: ", "cannot be moved: killed"
 """Lines of the log."""
 SPARED_ADJ = 900
-"""Value that spares a process in these tests: less than the kernel's takes CAP_SYS_RESOURCE."""
+"""oom_score_adj that spares a process in these tests: a lower one would take CAP_SYS_RESOURCE."""
 
 
 def spare(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a process be one that is never killed."""
+    """Mark a process as one that is never killed."""
     monkeypatch.setattr(victims, "SPARED_ADJ", SPARED_ADJ)
     with open(f"/proc/{process.pid}/oom_score_adj", "w", encoding="ascii") as file:
         file.write(str(SPARED_ADJ))
 
 
 async def stranger(rig: Rig, nbytes: int, cgroup: str = "/job") -> Process:
-    """A program without the library that holds so much, and is in the tree."""
+    """Start a program without the library that holds `nbytes`, and wait until it is in the tree."""
     process = rig.process(cgroup)
     rig.driver_says(process.pid, nbytes)
     await until_then(lambda: rig.h.controller.bookkeeper.knows(process, 0))
@@ -54,7 +54,7 @@ async def stranger(rig: Rig, nbytes: int, cgroup: str = "/job") -> Process:
 
 
 async def buried(rig: Rig, process: Process) -> None:
-    """Wait until a process was killed, and have the driver and the daemon see that."""
+    """Wait until a process was killed, and have the driver and the daemon notice."""
     await until_then(lambda: has_ended(process))
     rig.fake.kill(process.pid)
     rig.nvml.compute[0] = [(pid, held) for pid, held in rig.nvml.compute[0] if pid != process.pid]
@@ -62,14 +62,14 @@ async def buried(rig: Rig, process: Process) -> None:
 
 
 class Refusing:
-    """The kernel, as far as it lets processes be signalled: some cannot be killed."""
+    """A kernel that refuses to signal some processes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *numbers: int) -> None:
         """`numbers` are the signals that are refused."""
         self.pids: set[int] = set()
-        """Pids that these are refused for."""
+        """Pids for which they are refused."""
         self.tries: list[tuple[int, int]] = []
-        """(pid, signal) of each that was."""
+        """(pid, signal) of each refusal."""
         real = signal.pidfd_send_signal
 
         def send(pidfd: int, number: int) -> None:
@@ -83,13 +83,13 @@ class Refusing:
 
 
 def has_ended(process: Process) -> bool:
-    """Whether a process was killed, as only its parent may still see."""
+    """Return whether a process was killed, even if it was not reaped yet."""
     found = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     return found is not None and found.si_status == signal.SIGKILL
 
 
 async def none_ends(level: Group, lasts: object) -> int:
-    """A killer that finds, each time, that it is not to."""
+    """Stand in for a killer that finds no process to kill."""
     del level, lasts
     return 0
 
@@ -98,7 +98,7 @@ async def none_ends(level: Group, lasts: object) -> int:
 
 
 def test_an_allocation_over_it_makes_room_before(drive: Drive) -> None:
-    """At no moment the level holds more, as with memory.max; each time that it was met is counted."""
+    """The level never holds more, as with memory.max; each time that the limit was met is counted."""
 
     async def test(rig: Rig) -> None:
         program = await rig.program(3 * GIB, "/job")
@@ -142,7 +142,7 @@ def test_where_no_swap_is_left_it_is_refused(drive: Drive) -> None:
 
 
 def test_what_does_not_leave_in_time_is_refused(drive: Drive) -> None:
-    """One that says that it moved nothing has moved nothing: the books do not say otherwise."""
+    """The program's answer that it moved nothing is believed: the books agree with it."""
 
     async def test(rig: Rig) -> None:
         program = await rig.program(3 * GIB)
@@ -171,12 +171,12 @@ def test_memory_comes_back_no_further_than_it(drive: Drive) -> None:
 
 
 async def allocated(program: Program, nbytes: int, results: list[int]) -> None:
-    """Have a program allocate, and note what came of it."""
+    """Have a program allocate, and append the errno to `results`."""
     results.append(await program.alloc(nbytes))
 
 
 def test_two_allocations_at_once_have_room_made_one_after_the_other(drive: Drive) -> None:
-    """What moves for the first cannot be moved for the second, but what it allocated can."""
+    """Memory that was moved for the first cannot be moved again for the second, but the first allocation can."""
 
     async def test(rig: Rig) -> None:
         program, results = await rig.program(3 * GIB), list[int]()
@@ -194,7 +194,7 @@ def test_two_allocations_at_once_have_room_made_one_after_the_other(drive: Drive
 def test_an_allocation_empties_no_program_for_one_that_cannot_be_moved(
     drive: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is refused, as what the programs with the library may be asked for makes no room for it, and nothing moves."""
+    """It is refused, since the part that programs with the library can be asked for makes no room; nothing moves."""
 
     async def test(rig: Rig) -> None:
         program = await rig.program(4 * GIB, "/job")
@@ -218,7 +218,7 @@ def test_an_allocation_empties_no_program_for_one_that_cannot_be_moved(
 
 
 def test_what_is_allocated_beside_one_that_cannot_be_moved_leaves_once(drive: Drive) -> None:
-    """Each program gives what it allocates itself, and what another took meanwhile of the room that was made for it."""
+    """Each program gives as much as it allocates, and what another allocated meanwhile of the room made for it."""
 
     async def test(rig: Rig) -> None:
         one, two = await rig.program(3 * GIB, "/job"), await rig.program(1 * GIB, "/job")
@@ -287,7 +287,7 @@ def test_one_that_is_under_it_again_in_time_lives(drive: Drive) -> None:
 
 
 def test_those_with_the_library_give_first_and_no_other_ends(drive: Drive) -> None:
-    """The largest could move: it does, down to its part, and then all fit."""
+    """The largest can move: it moves down to its part, and then all fit."""
 
     async def test(rig: Rig) -> None:
         program = await rig.program(3 * GIB, "/job")
@@ -306,7 +306,7 @@ def test_those_with_the_library_give_first_and_no_other_ends(drive: Drive) -> No
 
 @pytest.mark.logs(OVER_MAX, KILLED)
 def test_one_that_goes_past_its_library_counts_as_one_without(drive: Drive) -> None:
-    """To speak to the daemon spares no program."""
+    """A connection to the daemon spares no program."""
 
     async def test(rig: Rig) -> None:
         program, honest = await rig.program(0, "/job"), await rig.program(1 * GIB, "/job")
@@ -325,7 +325,7 @@ def test_one_that_goes_past_its_library_counts_as_one_without(drive: Drive) -> N
 
 @pytest.mark.logs(OVER_MAX, KILLED)
 def test_what_could_be_moved_makes_none_the_first(drive: Drive, caplog: pytest.LogCaptureFixture) -> None:
-    """Of two that hold what cannot be, the one with more of that ends, however large the other is."""
+    """Of two with unmovable memory, the one with more of that is killed, however large the other is."""
 
     async def test(rig: Rig) -> None:
         program = await rig.program(28 * GIB, "/job", context=oom.PAST_MOST + 256 * MIB)
@@ -360,13 +360,13 @@ def test_the_log_says_what_of_a_program_is_past_its_library(drive: Drive, caplog
 
 
 async def moves_nothing(request: Message) -> Message:
-    """What a program answers that is asked for what it cannot move."""
+    """Answer as a program that cannot move any of the memory."""
     return request.answer(0, 0)
 
 
 @pytest.mark.logs(OVER_HIGH)
 def test_the_log_names_at_once_what_a_library_cannot_move(drive: Drive, caplog: pytest.LogCaptureFixture) -> None:
-    """It names the program that has most of it, once."""
+    """It names the program with the most such memory, once."""
 
     async def test(rig: Rig) -> None:
         small, program = await rig.program(0, "/job"), await rig.program(0, "/job")
@@ -388,7 +388,7 @@ def test_the_log_names_at_once_what_a_library_cannot_move(drive: Drive, caplog: 
 
 @pytest.mark.logs(OVER_HIGH)
 def test_one_that_gives_nothing_is_told_of_after_a_while(drive: Drive, caplog: pytest.LogCaptureFixture) -> None:
-    """One that is stopped, or waits for its turn, gives later; one that has not by then is told of, once."""
+    """A program that is stopped, or waits for its turn, may give later; if it has not by then, it is logged, once."""
 
     def lines() -> list[str]:
         return [line for line in caplog.messages if "over its gmem.limit.high" in line]
@@ -411,7 +411,7 @@ def test_one_that_gives_nothing_is_told_of_after_a_while(drive: Drive, caplog: p
 
 
 def test_one_that_exits_is_not_said_to_be_without_the_library(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its connection is closed before it is gone: nothing is to be said of it, or the log has an error."""
+    """Its connection closes before it is gone: a line about it would be wrong."""
 
     async def test(rig: Rig) -> None:
         program = await rig.program(0, "/job")
@@ -458,8 +458,8 @@ IN_VAIN = r"no process is killed for its gmem\.limit\.max"
 def test_none_ends_where_all_together_would_not_be_enough(
     drive: Drive, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What one that is spared holds is over the limit by itself: the level is shown to be over it, and the log says so
-    once. As soon as the end of the other is enough, it ends."""
+    """A spared process alone is over the limit: the level is shown to be over it, and that is logged once. As soon as
+    the end of the other process would be enough, that one is killed."""
 
     async def test(rig: Rig) -> None:
         spared, other = await stranger(rig, 1 * GIB), await stranger(rig, 2 * GIB)
@@ -482,7 +482,7 @@ def test_none_ends_where_all_together_would_not_be_enough(
 
 @pytest.mark.logs(OVER_MAX, "killed with all of")
 def test_what_ends_with_a_slice_counts_as_enough(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A write that the end of one without the library would not make hold holds by that of its slice."""
+    """A write for which the end of one process without the library is too little succeeds by the end of its slice."""
 
     async def test(rig: Rig) -> None:
         program = await rig.program(4 * GIB, "/job/inner")
@@ -503,7 +503,7 @@ def test_what_ends_with_a_slice_counts_as_enough(drive: Drive, monkeypatch: pyte
 
 @pytest.mark.logs(OVER_MAX, "killed with all of")
 def test_a_slice_ends_as_a_whole_where_it_says_so(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The highest that says so at or below the limit, those with the library too; one that is spared stays."""
+    """The highest slice at or below the limit that asks for it ends with all members, but without spared processes."""
 
     async def test(rig: Rig) -> None:
         program = await rig.program(1 * GIB, "/job/inner")
@@ -526,7 +526,7 @@ def test_a_slice_ends_as_a_whole_where_it_says_so(drive: Drive, monkeypatch: pyt
 
 @pytest.mark.logs(OVER_MAX, "killed with all of")
 def test_files_have_a_slice_end_as_a_whole_before_they_lower_its_limit(drive: Drive, tmp_path: Path) -> None:
-    """Whatever the order of their lines: of a service whose limit comes with that none is left behind."""
+    """This holds for any order of the lines, so no process of a service is left behind when its limit arrives."""
 
     async def test(rig: Rig) -> None:
         (tmp_path / "a.conf").write_text("[/job]\nGMemMax=2G\nGMemOOMGroup=yes\n")
@@ -544,8 +544,8 @@ def test_files_have_a_slice_end_as_a_whole_before_they_lower_its_limit(drive: Dr
 
 @pytest.mark.logs(OVER_MAX)
 def test_files_have_a_limit_that_stands_and_does_not_hold_as_a_daemon_begins(drive: Drive, tmp_path: Path) -> None:
-    """As after an upgrade within the notice, when no process is killed yet: no mistake of the file, which takes the
-    limit back once it is out of it."""
+    """For example after an upgrade during the notice, when no process is killed yet. The file is not at fault, and its
+    limit is taken back once it leaves the file."""
 
     async def test(rig: Rig) -> None:
         file = tmp_path / "a.conf"
@@ -572,7 +572,7 @@ def test_files_have_a_limit_that_stands_and_does_not_hold_as_a_daemon_begins(dri
 
 @pytest.mark.logs(OVER_MAX, KILLED)
 def test_none_ends_while_programs_may_still_connect(drive: Drive) -> None:
-    """A daemon that has just begun does not know yet which programs have the library."""
+    """A daemon that has just started does not know yet which programs have the library."""
 
     async def test(rig: Rig) -> None:
         process = await stranger(rig, 2 * GIB)
@@ -586,18 +586,18 @@ def test_none_ends_while_programs_may_still_connect(drive: Drive) -> None:
     drive(test)
 
 
-# Programs with the library that do not speak
+# Programs with the library that do not connect
 
 
 def preloading(tmp_path: Path) -> tuple[str, ...]:
-    """Words that run a program with a library in it that is called as ours is, and does nothing."""
+    """Return words that run a program with a library that has our library's name and does nothing."""
     library = tmp_path / "libggroup-cuda.so"
     shutil.copy(next(Path("/lib").glob("*/libutil.so.1")), library)
     return "env", f"LD_PRELOAD={library}", "sleep", "600"
 
 
 async def silent(rig: Rig, words: tuple[str, ...], nbytes: int) -> Process:
-    """A program in the job that has it, holds so much, and does not connect."""
+    """Start a program in the job that maps it, holds `nbytes`, and does not connect."""
     process = rig.process("/job", *words)
     await until(lambda: in_maps(process.pid), "the library is in it")
     rig.driver_says(process.pid, nbytes)
@@ -632,7 +632,7 @@ def test_one_that_was_stopped_as_the_daemon_began_has_the_time_to_connect(drive:
 
 @pytest.mark.logs(OVER_MAX, KILLED)
 def test_one_that_maps_the_library_and_never_speaks_ends_after_that_time(drive: Drive, tmp_path: Path) -> None:
-    """To have a file of that name in it spares no program for good."""
+    """Mapping a file of that name spares no program for good."""
     words = preloading(tmp_path)
 
     async def test(rig: Rig) -> None:
@@ -697,12 +697,12 @@ def test_one_whose_connection_is_lost_has_the_time_to_connect_anew(
     drive(test)
 
 
-# Members alone
+# Only members are killed
 
 
 @pytest.mark.logs(OVER_MAX)
 def test_one_that_leaves_the_slice_while_it_is_looked_at_lives(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And so do all of the slice that it is in then, though that ends as a whole."""
+    """So do all processes of its new slice, although that slice ends as a whole."""
 
     async def test(rig: Rig) -> None:
         process, other = await stranger(rig, 2 * GIB), await stranger(rig, 1 * GIB, "/other")
@@ -728,7 +728,7 @@ def test_one_that_leaves_the_slice_while_it_is_looked_at_lives(drive: Drive, mon
 def test_an_event_that_cannot_be_counted_keeps_none_of_a_group_from_its_end(
     drive: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where it has gone by the books of the kernel, and not yet by ours."""
+    """The member may be gone from the kernel's books and not yet from the daemon's."""
 
     async def test(rig: Rig) -> None:
         large, small = await stranger(rig, 2 * GIB), await stranger(rig, 1 * GIB)
@@ -753,7 +753,7 @@ def test_an_event_that_cannot_be_counted_keeps_none_of_a_group_from_its_end(
 # Kills that fail
 
 NOT_KILLED = r"process \d+ cannot be killed: Operation not permitted"
-"""Line of the log, once a process."""
+"""Line of the log, once per process."""
 
 
 @pytest.mark.parametrize("numbers", [(0, signal.SIGKILL), (signal.SIGKILL,)], ids=["it is known before", "it is not"])
@@ -761,7 +761,7 @@ NOT_KILLED = r"process \d+ cannot be killed: Operation not permitted"
 def test_one_that_cannot_be_killed_is_tried_once(
     numbers: tuple[int, ...], drive: Drive, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing is counted as killed, and nothing is said to be; the slice is over its limit, and shown to be."""
+    """Nothing is counted or logged as killed; the slice is over its limit, and is shown to be."""
     refusing = Refusing(monkeypatch, *numbers)
 
     async def test(rig: Rig) -> None:
@@ -810,7 +810,7 @@ def test_the_next_one_ends_for_one_that_cannot_be_killed(drive: Drive, monkeypat
 def test_a_write_is_refused_and_none_ends_where_one_cannot_be_killed(
     drive: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That it cannot is found before another has ended for it."""
+    """The daemon finds out that it cannot before another process has ended for it."""
     refusing = Refusing(monkeypatch, 0, signal.SIGKILL)
 
     async def test(rig: Rig) -> None:
@@ -840,7 +840,7 @@ def test_a_write_below_what_is_held_moves_what_can_be(drive: Drive) -> None:
 
 @pytest.mark.logs(OVER_MAX, KILLED)
 def test_a_write_that_reclaim_cannot_make_hold_ends_the_largest(drive: Drive) -> None:
-    """As a write to memory.max; it returns once that holds."""
+    """As a write to memory.max; it returns once the limit holds."""
 
     async def test(rig: Rig) -> None:
         small, large = await stranger(rig, 1 * GIB), await stranger(rig, 3 * GIB)
@@ -857,12 +857,12 @@ def test_a_write_that_reclaim_cannot_make_hold_ends_the_largest(drive: Drive) ->
 
 
 class Lingering:
-    """Processes that have been killed, and hold what they held for some time."""
+    """Processes that were killed, and keep what they hold for some time."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, ending: bool) -> None:
-        """`ending` is whether they are seen to end."""
+        """`ending`: whether they are seen to be ending."""
         self.sent: dict[int, float] = {}
-        """When each was sent SIGKILL, by its pid."""
+        """Time of the SIGKILL of each, by pid."""
         self._monkeypatch, self._ending = monkeypatch, ending
 
     def __enter__(self) -> Lingering:
@@ -876,18 +876,18 @@ class Lingering:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Nothing is to be put back before the end of the test."""
+        """Leave the patches in place until the end of the test."""
 
     def bury(self, process: Process) -> None:
-        """It is gone after all."""
+        """End a process after all."""
         os.kill(process.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("ending", [True, False], ids=["it ends", "it does not"])
 @pytest.mark.logs(OVER_MAX, KILLED)
 def test_none_is_killed_while_another_ends(ending: bool, drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver takes its time to take down what a process held: no other one pays for that. One that does not end is
-    not waited for."""
+    """The driver takes time to free what a process held, and no other process is killed for that. A process that does
+    not end is not waited for."""
 
     async def test(rig: Rig) -> None:
         large, small = await stranger(rig, 1 * GIB), await stranger(rig, 3 * GIB)
@@ -938,7 +938,7 @@ def test_none_is_killed_for_a_slice_while_one_ends_for_the_slice_below(
 def test_a_write_waits_for_as_long_as_those_end_that_are_killed_for_it(
     drive: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It holds then; what has been killed cannot be taken back."""
+    """The limit holds then; a kill cannot be undone."""
 
     async def test(rig: Rig) -> None:
         await stranger(rig, 1 * GIB)
@@ -965,8 +965,8 @@ def test_a_write_waits_for_as_long_as_those_end_that_are_killed_for_it(
 
 
 def raised_meanwhile(raised: int, drive: Drive, caplog: pytest.LogCaptureFixture) -> None:
-    """A member that holds 3.5 GiB, a write of 2 GiB, and one of more in the second of the notice: neither fails, and
-    the member ends but for the limit that there is then."""
+    """Raise the limit during a write that kills. A member holds 3.5 GiB; a write of 2 GiB is followed by one of
+    `raised` bytes within the notice. Neither may fail, and the member is killed only if the later limit demands it."""
     holds = raised > 4 * GIB
 
     async def test(rig: Rig) -> None:
@@ -1012,8 +1012,8 @@ def test_a_raise_that_is_not_enough_is_what_is_killed_for(drive: Drive, caplog: 
     ],
 )
 def test_other_writes_go_on_while_one_kills(drive: Drive, monkeypatch: pytest.MonkeyPatch, dies: bool) -> None:
-    """They hold at once, and what is taken back if none dies is that of the one write alone. Another of the hard limit
-    waits, and is taken back on its own."""
+    """Other writes hold at once, and if no process dies only the killing write is undone. A second write of the hard
+    limit waits, and is undone by itself."""
 
     async def test(rig: Rig) -> None:
         process = await stranger(rig, 3 * GIB)
@@ -1061,7 +1061,7 @@ def test_other_writes_go_on_while_one_kills(drive: Drive, monkeypatch: pytest.Mo
 
 @pytest.mark.logs(OVER_HIGH)
 def test_none_ends_for_a_write_that_is_refused_late(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slice that is over another limit is looked at all the time, and so are its members before a write of this."""
+    """A slice over another limit is checked all the time, and so are its members before this limit is written."""
 
     async def test(rig: Rig) -> None:
         one, other = await stranger(rig, 1 * GIB), await stranger(rig, 2 * GIB)
@@ -1075,7 +1075,7 @@ def test_none_ends_for_a_write_that_is_refused_late(drive: Drive, monkeypatch: p
 
         async def spared(process: Process) -> str | None:
             looks.append(process)
-            await trio.sleep(3 * NOTICE_S if len(looks) == 1 else 0)  # the writer's
+            await trio.sleep(3 * NOTICE_S if len(looks) == 1 else 0)  # the look of the writer
             return "it is not to be" if process == one else None
 
         monkeypatch.setattr(oom, "spared", spared)
@@ -1105,7 +1105,8 @@ def test_a_write_that_no_kill_makes_hold_is_refused_and_none_ends(
 
 @pytest.mark.logs(OVER_HIGH)
 def test_a_raise_holds_at_once_in_a_slice_that_is_over_its_high(drive: Drive) -> None:
-    """As one to memory.max does: neither limit waits for the other, nor is refused for it. So does a lower one."""
+    """As a write to memory.max: neither limit waits for the other, or is refused because of it. So it is for
+    lowering."""
 
     async def test(rig: Rig) -> None:
         process = await stranger(rig, 2 * GIB)
@@ -1142,7 +1143,7 @@ def test_a_high_is_raised_in_a_slice_that_is_over_its_max(drive: Drive, monkeypa
 
 @pytest.mark.logs(OVER_MAX, KILLED)
 def test_a_raise_that_is_not_enough_holds_at_once_too(drive: Drive) -> None:
-    """No member is spared by it: what is over the limit all the time has had its notice."""
+    """It spares no member: the notice began when the slice went over the limit, and the slice still is."""
 
     async def test(rig: Rig) -> None:
         process = await stranger(rig, 2 * GIB)
@@ -1164,7 +1165,7 @@ def test_a_raise_that_is_not_enough_holds_at_once_too(drive: Drive) -> None:
 
 @pytest.mark.logs(OVER_MAX, KILLED)
 def test_a_raise_ends_the_notice(drive: Drive) -> None:
-    """One that is lower again right after it has a notice of its own."""
+    """A lower limit right after it has a notice of its own."""
 
     async def test(rig: Rig) -> None:
         process = await stranger(rig, 3 * GIB)
@@ -1207,8 +1208,8 @@ def test_a_write_that_kills_holds_though_the_slice_is_over_its_high(
 def test_a_write_that_has_killed_holds_though_that_was_not_enough(
     drive: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As memory.max stays, and is returned from: another member has grown meanwhile, and the slice is shown to be over
-    the limit."""
+    """As memory.max would: the limit stays and the write returns. Another member has grown meanwhile, and the slice is
+    shown to be over the limit."""
 
     async def test(rig: Rig) -> None:
         spared, other = await stranger(rig, 1 * GIB), await stranger(rig, 2 * GIB)
@@ -1253,7 +1254,7 @@ def test_a_writer_that_is_interrupted_takes_nothing_back_once_it_has_killed(
 
 
 def test_none_ends_for_a_write_that_reclaim_leaves_too_far_from_holding(drive: Drive) -> None:
-    """The program said that it could move what it does not: the end of the other alone is not enough, and it lives."""
+    """A program does not move what it claimed to be movable: the end of the other would not be enough, so it lives."""
 
     async def test(rig: Rig) -> None:
         program, other = await rig.program(4 * GIB, "/job"), await stranger(rig, 1 * GIB)
@@ -1279,14 +1280,14 @@ def test_a_program_alone_without_the_library_has_none(drive: Drive) -> None:
     drive(test)
 
 
-# Nothing is taken, and not held, in silence
+# Nothing is taken from a program, or left over a limit, in silence
 
 
 @pytest.mark.logs(OVER_HIGH)
 def test_a_neighbour_without_the_library_does_not_empty_one_with_it(
     drive: Drive, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It keeps its part of the limit; the slice is shown to be over it for as long as it is."""
+    """The program keeps its part of the limit; the slice is shown to be over it for as long as it is."""
 
     async def test(rig: Rig) -> None:
         program = await rig.program(4 * GIB, "/job")
@@ -1315,7 +1316,7 @@ def test_a_neighbour_without_the_library_does_not_empty_one_with_it(
 
 @pytest.mark.logs(OVER_HIGH)
 def test_what_it_allocates_itself_leaves_in_its_stead(drive: Drive) -> None:
-    """That is not for a neighbour: a program with the library brings no slice further over its limit."""
+    """This is not for a neighbour's sake: a program with the library takes no slice further over its limit."""
 
     async def test(rig: Rig) -> None:
         program = await rig.program(1 * GIB, "/job")

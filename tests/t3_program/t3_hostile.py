@@ -1,4 +1,4 @@
-"""Level 3: programs that fight what is set for them, against a driver in memory whose calls take their time."""
+"""Level 3: programs that fight their settings, against a driver in memory whose calls take realistic time."""
 
 from __future__ import annotations
 
@@ -47,36 +47,36 @@ from tests.support.nvidia_rig import drive as plain
 __all__ = ["drive", "pieces"]  # fixtures
 
 COSTS = {rm.FIFO_GET_CHANNEL_STATE: 200e-6, rm.SET_TIMESLICE: 300e-6}
-"""Seconds of a call of the driver (docs/nvidia.md)."""
+"""Seconds that a call of the driver takes (docs/nvidia.md)."""
 LOOK_UP = 5e-6
-"""It answers that from its own memory, with our part."""
+"""Seconds of any other call, which the driver answers from its own memory; our part included."""
 A_CHANNEL = 50e-6
-"""FIFO_DISABLE_CHANNELS, for each channel: 0.94 ms for 20."""
+"""Seconds of FIFO_DISABLE_CHANNELS for each channel: 0.94 ms for 20."""
 SECOND = 1.0 + 0.001
 
 
 @pytest.fixture(autouse=True)
 def patient_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thousand threads of ours wait for each other, and for the interpreter, in the time of this machine."""
+    """Extend a real-time wait: a thousand threads contend for this machine and for the interpreter."""
     monkeypatch.setattr(discover, "WAIT_S", 60.0)
 
 
 @attrs.define
 class Costly(Rig):
-    """The clock goes on by what calls cost."""
+    """A rig whose virtual clock advances by the cost of the driver's calls."""
 
     clock: MockClock
     spent: float = 0.0
-    """Seconds in the driver."""
+    """Seconds spent in the driver."""
     calls: Counter[int] = attrs.field(factory=Counter)
 
     def undo(self, program: Program, channels: Sequence[int] | None = None) -> None:
-        """What FIFO_DISABLE_CHANNELS does for a program with channels of its own."""
+        """Enable channels of a program, as its own FIFO_DISABLE_CHANNELS would."""
         for channel in program.channels() if channels is None else channels:
             program.objects[channel].disabled = 0
 
     async def until_all(self, condition: Callable[[], bool], seconds: float) -> float:
-        """How long it took, in virtual seconds."""
+        """Wait for a condition, for `seconds` at most; return how long it took, in virtual seconds."""
         began = trio.current_time()
         with trio.move_on_after(seconds):
             while not condition():  # noqa: ASYNC110 - it is found by polling
@@ -86,7 +86,7 @@ class Costly(Rig):
 
 
 def costly(test: Callable[[Costly], Awaitable[None]], trace: bool = True) -> None:
-    """Runs a test with two GPUs whose calls cost time."""
+    """Run a test with two GPUs whose calls cost time."""
     fake, nvml = FakeSystem(), FakeNvml()
     if not trace:
         fake.trace = None
@@ -123,7 +123,7 @@ def frozen(programs: Sequence[Program]) -> bool:
 @pytest.mark.logs(r"undid its freeze")
 @pytest.mark.parametrize(("many", "contexts"), [(1, 1), (1, 8), (20, 3), (100, 3)])
 def test_all_who_undo_their_freeze_at_once_are_frozen_again_within_a_second(many: int, contexts: int) -> None:
-    """No channel is disabled twice, so that each of them runs after its thaw."""
+    """No channel is disabled twice, so each program runs after its thaw."""
 
     async def test(rig: Costly) -> None:
         programs = [rig.busy(pid, *[0] * contexts) for pid in range(100, 100 + many)]
@@ -145,8 +145,8 @@ def test_all_who_undo_their_freeze_at_once_are_frozen_again_within_a_second(many
 @pytest.mark.logs(r"undid its freeze")
 @pytest.mark.parametrize("many", [1, 20])
 def test_one_channel_that_runs_kernels_is_enough(many: int) -> None:
-    """Without a trace it is found in the round: c / 200 s, where c are the channels of all. With it, within a second of
-    what is seen there."""
+    """Without a trace it is found in the round, which takes c / 200 s for c channels in total. With a trace, it is
+    found within a second after its work shows there."""
 
     async def test(rig: Costly) -> None:
         programs = [rig.busy(pid, 0) for pid in range(100, 100 + many)]
@@ -167,7 +167,7 @@ def test_one_channel_that_runs_kernels_is_enough(many: int) -> None:
 
 @pytest.mark.logs(r"undid its freeze")
 def test_who_had_the_engine_is_asked_before_the_others() -> None:
-    """A hundred frozen programs of three contexts, 6000 channels: one enables a single channel."""
+    """A hundred frozen programs with three contexts each have 6000 channels: one program enables a single channel."""
 
     async def test(rig: Costly) -> None:
         programs = [rig.busy(pid, 0, 0, 0) for pid in range(100, 200)]
@@ -179,7 +179,7 @@ def test_who_had_the_engine_is_asked_before_the_others() -> None:
             for program in programs:
                 await rig.gpus[0].detach(program.identity)
             await trio.sleep(3)
-            rig.undo(culprit, [culprit.channels()[24]])  # of its second context's kernels
+            rig.undo(culprit, [culprit.channels()[24]])  # a channel for kernels of its second context
             used[culprit.pid] += 5000
             await rig.until_all(lambda: frozen(programs), SECOND)
             await rig.until_all(lambda: rig.bookkeeper.brought_back[culprit.identity] == 1, SECOND)
@@ -211,8 +211,8 @@ def test_all_who_take_longer_timeslices_lose_them_within_a_second(many: int, con
 @pytest.mark.logs(r"undid its timeslice")
 @pytest.mark.parametrize("late", [0.0, 0.2, 0.8, 3.0])
 def test_who_sets_the_timeslice_of_a_new_context_has_undone_nothing(late: float) -> None:
-    """The CUDA library does so, some time after the TSG is there: it is set again, and no program is blamed for that.
-    One that does so once more is."""
+    """The CUDA library sets it some time after the TSG was made: ours is set again, and the program is not blamed. A
+    program that does so once more is."""
 
     async def test(rig: Costly) -> None:
         program = rig.busy(100, 0)
@@ -226,7 +226,7 @@ def test_who_sets_the_timeslice_of_a_new_context_has_undone_nothing(late: float)
             await rig.until_all(lambda: {tsg.timeslice for tsg in gr} == {600}, SECOND)
             await trio.sleep(2)
             assert rig.bookkeeper.brought_back[program.identity] == 0
-            again = [1] if late > 1 else [0, 1]  # in the first second nothing was excused for good
+            again = [1] if late > 1 else [0, 1]  # the excuse is not used up within the first second
             for count in again:
                 for tsg in gr:
                     tsg.timeslice = 2048
@@ -239,10 +239,10 @@ def test_who_sets_the_timeslice_of_a_new_context_has_undone_nothing(late: float)
 
 @pytest.mark.parametrize("many", [20, 100, 1000])
 def test_what_keeping_costs_does_not_grow_with_the_programs(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No more than 200 questions a second, 4 percent of a CPU, and a tenth of one for looks at what is new. Each
-    has its turn: every max(0.5, n / 200) s."""
+    """At most 200 questions a second are asked, 4 percent of a CPU, and looks for new objects take a tenth of a CPU.
+    Each program is checked every max(0.5, n / 200) s."""
 
-    monkeypatch.setattr(discover, "FIRST_RUN", 64)  # the first looks are not what this is about
+    monkeypatch.setattr(discover, "FIRST_RUN", 64)  # the first looks are not measured here
 
     async def test(rig: Costly) -> None:
         gpu, asked = rig.gpus[0], dict[int, list[float]]()
@@ -280,8 +280,8 @@ def test_what_keeping_costs_does_not_grow_with_the_programs(many: int, monkeypat
 
 @pytest.mark.logs(r"undid its freeze")
 def test_one_who_never_stops_costs_a_bounded_share_and_hides_nobody() -> None:
-    """Twenty that undo it in a loop, one that does once: that one is found as soon, and more than a third of the time
-    no thread is in the driver."""
+    """Twenty programs undo it in a loop, and one undoes it once: that one is found as soon as ever, and for more than a
+    third of the time no thread is in the driver."""
 
     async def test(rig: Costly) -> None:
         loop = [rig.busy(pid, *[0] * 8) for pid in range(100, 120)]
@@ -305,7 +305,7 @@ def test_one_who_never_stops_costs_a_bounded_share_and_hides_nobody() -> None:
                 await rig.until_all(lambda: frozen([once]), SECOND)
                 await trio.sleep(5)
                 elapsed = trio.current_time() - began
-                assert rig.spent - before < 2 / 3 * elapsed + 0.05  # that has its rest after the end
+                assert rig.spent - before < 2 / 3 * elapsed + 0.05  # the last round rests after the end
                 nursery.cancel_scope.cancel()
             assert min(rig.bookkeeper.brought_back[program.identity] for program in loop) > 5
 
@@ -316,7 +316,7 @@ def test_one_who_never_stops_costs_a_bounded_share_and_hides_nobody() -> None:
 
 
 def test_a_program_that_renumbers_its_files_is_frozen_all_the_same() -> None:
-    """dup2 and close: its objects are reached through the file, whatever its number."""
+    """It uses dup2 and close; its objects are reached through the file, whatever number that has."""
 
     async def test(rig: Rig) -> None:
         program = rig.busy(5, 0)
@@ -352,7 +352,7 @@ def test_a_program_that_never_stops_renumbering_is_not_said_to_be_frozen() -> No
 
 
 def test_a_client_that_outlived_its_maker_is_not_put_down_to_who_has_the_pid_now() -> None:
-    """NVML has the pid that made a client. Its file may be a child's by now, and the pid a stranger's."""
+    """NVML reports the pid that made a client. Its file may be a child's by now, and the pid another process's."""
 
     async def test(rig: Rig) -> None:
         stranger = rig.fake.program(7)
@@ -362,7 +362,7 @@ def test_a_client_that_outlived_its_maker_is_not_put_down_to_who_has_the_pid_now
             await trio.sleep(2)
             assert rig.bookkeeper.arrived == []
             assert rig.bookkeeper.seen == {}
-            stranger.files = files  # it uses the GPU itself
+            stranger.files = files  # it uses the GPU on its own
             stranger.context()
             await trio.sleep(1)
             assert rig.bookkeeper.arrived == [(stranger.identity, 0)]
@@ -371,7 +371,7 @@ def test_a_client_that_outlived_its_maker_is_not_put_down_to_who_has_the_pid_now
 
 
 STEPS = ("pidfd_open", "start_time", "pidfd_getfd", "control_fds", "ioctl")
-"""Calls between which a process can die, and another be born that has its number."""
+"""Calls between which a process can die, and another be born with its pid."""
 
 
 async def _freeze(rig: Rig, program: Program) -> None:
@@ -401,14 +401,14 @@ async def _again(rig: Rig, program: Program) -> None:
 def test_a_pid_that_is_recycled_between_any_two_steps_is_nobody_we_act_on(
     operation: Callable[[Rig, Program], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The newcomer has the pid, the same descriptors, and where RM could give them again the very same handles."""
+    """The new process has the pid, the same descriptors and, where RM could reuse them, the very same handles."""
     monkeypatch.setattr(tenant.log, "warning", lambda *words: None)
     for name in ("FIRST_RUN", "WIDE_RUN"):
         monkeypatch.setattr(discover, name, 64)
     tried = 0
 
     async def attempt(rig: Rig, at: int) -> bool:
-        """Replaces the process before step `at`; whether there is such a step."""
+        """Replace the process before step `at`; return whether there is such a step."""
         program = rig.fake.program(5, 0)
         await rig.gpus[0].set_timeslice(program.identity, 900)
         await rig.gpus[0].detach(program.identity)
@@ -424,7 +424,7 @@ def test_a_pid_that_is_recycled_between_any_two_steps_is_nobody_we_act_on(
                 return
             file, index, start = program.files[9], program.client - 0xC1D00000, program.start + 1
             rig.fake.kill(5)
-            if not file.clients:  # else RM still has it
+            if not file.clients:  # otherwise RM still has the client
                 rig.fake.index = index
             newcomer.append(rig.fake.program(5, 0, start=start))
 
@@ -456,7 +456,7 @@ def test_a_pid_that_is_recycled_between_any_two_steps_is_nobody_we_act_on(
     async def test(rig: Rig) -> None:
         nonlocal tried
         while await attempt(rig, tried):
-            # Looks at handles are many and all alike.
+            # Looks at handles are many and all alike: a sample is enough.
             tried += 1 if tried < 60 else 7
 
     plain(test)
@@ -464,7 +464,7 @@ def test_a_pid_that_is_recycled_between_any_two_steps_is_nobody_we_act_on(
 
 
 def recycled(start: Callable[[], subprocess.Popen[bytes]], pid: int) -> subprocess.Popen[bytes] | None:
-    """A process that has that very pid, if no other is faster."""
+    """Return a process with that very pid, unless another process takes it first."""
     for _ in range(200):
         Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
         process = start()
@@ -474,7 +474,7 @@ def recycled(start: Callable[[], subprocess.Popen[bytes]], pid: int) -> subproce
 
 
 def test_who_connects_and_dies_does_not_speak_for_who_has_its_pid_then(tmp_path: Path, spawn: Spawn) -> None:
-    """Its child has the connection, and waits until the pid is another's."""
+    """Its child keeps the connection, and waits until the pid is another process's."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with listener:
         listener.bind(str(tmp_path / "socket"))
@@ -494,7 +494,7 @@ def test_who_connects_and_dies_does_not_speak_for_who_has_its_pid_then(tmp_path:
             assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4) == child.pid.to_bytes(4, "little")
             with pytest.raises(ProcessLookupError):
                 trio.run(peer_of, connection)
-        # One that lives is itself.
+        # A process that lives is itself.
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs:
             assert trio.run(peer_of, ours).pid == os.getpid()
@@ -504,7 +504,7 @@ def test_who_connects_and_dies_does_not_speak_for_who_has_its_pid_then(tmp_path:
 
 
 class Echo:
-    """A session that answers."""
+    """A session that answers every request."""
 
     def __init__(self, process: Process, line: tenants.Line) -> None:
         self.process, self._line = process, line
@@ -533,7 +533,7 @@ async def connected(path: str) -> trio.socket.SocketType:
 
 
 async def answered(end: trio.socket.SocketType, seq: int = 1) -> bool:
-    """Whether there is a peer, or the connection was dropped."""
+    """Return whether the peer answers; False if the connection was dropped."""
     try:
         await end.send(Message(Op.LIMITS, seq).encode())
         raw = await end.recv(64)
@@ -546,13 +546,13 @@ async def answered(end: trio.socket.SocketType, seq: int = 1) -> bool:
 @pytest.mark.parametrize("door", [backend.soft.server.Session, backend.cuda.server.Session])
 @pytest.mark.parametrize("requests", [1, 3])
 def test_who_is_killed_leaves_no_garbage(tmp_path: Path, door: Callable[..., tenants.Session], requests: int) -> None:
-    """Thirty are killed with an answer unread (ECONNRESET), or with requests of theirs unread (EPIPE for the answer).
-    Garbage in circles would stay for hours: the daemon looks for it rarely. Eighty objects each, it was."""
+    """Thirty clients are killed with an answer unread (ECONNRESET), or with requests unread (EPIPE for the answer).
+    Cyclic garbage would stay for hours, since the daemon rarely collects it; it was eighty objects each."""
     path, many, ended = tmp_path / "socket", 30, trio.Event()
     sessions: list[tenants.Session] = []
 
     class Watched:
-        """A session, of which it is known that it has ended."""
+        """A session that records that it has ended."""
 
         def __init__(self, process: Process, line: tenants.Line) -> None:
             self.process, self._session = process, door(process, {}, line)
@@ -593,14 +593,14 @@ def test_who_is_killed_leaves_no_garbage(tmp_path: Path, door: Callable[..., ten
 
 @pytest.fixture
 def public() -> Iterator[Path]:
-    """A directory that every user can reach, and no other write to."""
+    """Yield a directory that every user can enter, and only root can write."""
     with tempfile.TemporaryDirectory(prefix="ggroup-") as name:
         os.chmod(name, 0o711)
         yield Path(name)
 
 
 async def come(path: Path, uid: int) -> trio.socket.SocketType:
-    """A connection of another user."""
+    """Return a connection of another user."""
     os.seteuid(uid)
     try:
         return await connected(str(path))
@@ -610,7 +610,7 @@ async def come(path: Path, uid: int) -> trio.socket.SocketType:
 
 @pytest.mark.logs("user 1000: more than 3 connections: dropped")
 def test_connections_of_one_user_are_bounded(public: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next one is hung up on until the user closes another. Those that are there go on, and others come in."""
+    """The next connection is dropped until the user closes another. Existing ones go on, and other users come in."""
     monkeypatch.setattr(tenants, "CONNECTIONS", 3)
 
     async def main() -> None:
@@ -629,7 +629,7 @@ def test_connections_of_one_user_are_bounded(public: Path, monkeypatch: pytest.M
                 assert [await answered(end, 2) for end in his] == [True] * 3
                 his[0].close()
                 with trio.fail_after(REAL_S):
-                    while True:  # the daemon is told of the close a moment later
+                    while True:  # the daemon hears of the close a moment later
                         with await come(path, 1000) as end:
                             if await answered(end):
                                 break
@@ -655,8 +655,8 @@ class Full:
 @pytest.mark.logs("no room for another program: ", "a program cannot be served: Too many open files", "were left out")
 @virtual
 async def test_no_room_for_another_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program that is there is served all the time. One that comes waits, or is hung up on where there is no
-    descriptor to know it by, and none asks for room all the time."""
+    """Connected programs are served all the time. A new one waits, or is dropped where no descriptor is left to
+    identify it; none of them makes the daemon retry without a pause."""
     path = tmp_path / "socket"
     with tenants.listening(path) as listener:
         door = Full(listener)
@@ -688,7 +688,7 @@ async def test_no_room_for_another_program(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.logs("no room for another program: Too many open files")
 @virtual
 async def test_who_comes_with_hardly_a_descriptor_left_is_not_hung_up_on(tmp_path: Path) -> None:
-    """It is accepted once there are as many as it takes to know it and to serve it."""
+    """It is accepted once there are enough descriptors to identify and serve it."""
     path = tmp_path / "socket"
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with tenants.listening(path) as listener, contextlib.ExitStack() as stack:
@@ -718,13 +718,13 @@ async def test_who_comes_with_hardly_a_descriptor_left_is_not_hung_up_on(tmp_pat
 
 
 def full() -> Process:
-    """What every call says that needs a descriptor."""
+    """Fail as any call does that needs a descriptor."""
     raise fail(errno.EMFILE)
 
 
 def test_a_flood_takes_one_turn_of_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three hundred connections of one user say all that they can. A neighbour's request waits for a few messages of
-    theirs, not for one of each. Others say what is no message: the log has a line a second."""
+    """Three hundred connections of one user send all they can. A neighbour's request waits for a few of their messages,
+    not for one of each. Other connections send garbage: the log has one line a second."""
     many, handled, lines = 300, [0], list[str]()
     monkeypatch.setattr(tenants.log, "warning", lambda *words: lines.append(words[0]))
     uids = itertools.chain([1000] * many, itertools.repeat(1001))
@@ -781,7 +781,7 @@ def test_a_flood_takes_one_turn_of_each(tmp_path: Path, monkeypatch: pytest.Monk
 
 @virtual
 async def test_the_socket_is_where_nobody_else_can_put_one(tmp_path: Path) -> None:
-    """Directories that another owns or may write to, on the way and at the end, through links too."""
+    """Directories that another user owns or may write to, on the way and at the end, through links too, are refused."""
 
     def refused(path: Path) -> str:
         with pytest.raises(OSError, match=r"socket|directory") as caught, tenants.listening(path):
@@ -804,12 +804,12 @@ async def test_the_socket_is_where_nobody_else_can_put_one(tmp_path: Path) -> No
         public.chmod(mode)
         assert "others may write" in refused(public / "socket")
         (public / "ours").mkdir()
-        if mode & 0o1000:  # as below /tmp
+        if mode & 0o1000:  # sticky, as /tmp
             with tenants.listening(public / "ours" / "socket"):
                 pass
         else:
             assert "others may write" in refused(public / "ours" / "socket")
-    # What is no socket is left alone, and so is what a link leads to.
+    # A path that is no socket is left alone, and so is the target of a link.
     (good / "precious").write_text("data")
     (good / "socket").symlink_to("precious")
     assert "no socket" in refused(good / "socket")
@@ -841,11 +841,11 @@ def refused(path):
 logging.basicConfig(format="%(message)s")
 place = Path(sys.argv[1])
 """
-"""Of a mount namespace of its own: what is mounted there no other sees."""
+"""Prefix of a mount namespace of its own, so that no other process sees its mounts."""
 
 
 def in_a_namespace(place: Path, program: str) -> str:
-    """Runs it; what it complains of."""
+    """Run a program in the namespace; return its complaint."""
     program = f"{IN_A_NAMESPACE}\nasync def main():\n{textwrap.indent(program, '    ')}\ntrio.run(main)\n"
     words = ["unshare", "--mount", "--propagation", "private", sys.executable, "-c", program]
     done = subprocess.run([*words, str(place)], capture_output=True, text=True, check=False)
@@ -854,8 +854,8 @@ def in_a_namespace(place: Path, program: str) -> str:
 
 
 def test_a_mount_over_the_directory_of_the_socket(tmp_path: Path) -> None:
-    """A program that is connected goes on; the end leaves alone what lies there now, though its inode has the same
-    number; and a daemon that comes later, when it is uncovered, takes what was left for a leftover."""
+    """A connected program goes on. The end of the daemon leaves alone what lies there now, although its inode has the
+    same number; a later daemon, once the directory is uncovered, treats the old socket as a leftover."""
     said = in_a_namespace(
         tmp_path,
         """
@@ -884,7 +884,7 @@ assert not path.exists()
 
 
 def test_a_bind_mount_on_the_socket(tmp_path: Path) -> None:
-    """Neither the end nor the next daemon takes it away, which says so and does not listen; the end goes on."""
+    """Neither the daemon's end nor the next daemon removes it; the next one says so and does not listen."""
     said = in_a_namespace(
         tmp_path,
         """
@@ -910,7 +910,8 @@ assert path.exists()
 
 
 def test_memory_that_is_said_to_be_away_does_not_stay_in_the_books(drive: Drive) -> None:
-    """It charges 40 GiB, has none, and says that they change places just now: NVML wins but for what can be true."""
+    """A program charges 40 GiB, holds none, and claims that memory is just being exchanged: NVML's figure wins, except
+    where the claim can be true."""
 
     async def test(session: Session) -> None:
         program = await session.program()
@@ -921,7 +922,7 @@ def test_memory_that_is_said_to_be_away_does_not_stay_in_the_books(drive: Drive)
         await trio.sleep(2)
         assert await session.number(program.file + "gmem.current") <= CONTEXT + AWAY_MOST
         (await program.ask(Op.REPORT, U64, U64, U64)).check()
-        program.lag = 60 << 30  # and as it is found out, it takes more than it said
+        program.lag = 60 << 30  # once found out, it takes more than it reported
         program.show()
         await trio.sleep(2)
         assert await session.number(program.file + "gmem.current") >= 60 << 30
@@ -930,7 +931,7 @@ def test_memory_that_is_said_to_be_away_does_not_stay_in_the_books(drive: Drive)
 
 
 def test_what_is_said_to_live_by_descriptors_is_no_more_than_was_charged(drive: Drive) -> None:
-    """It may have that, and is charged as if it had. Nothing of another is charged, and what it has besides is seen."""
+    """It may have that much, and is charged for it. No other program is charged, and any further memory is seen."""
 
     async def test(session: Session) -> None:
         program = await session.program()
@@ -954,8 +955,8 @@ def test_what_is_said_to_live_by_descriptors_is_no_more_than_was_charged(drive: 
 
 
 def test_what_a_program_says_of_its_kernels_keeps_no_place_for_it() -> None:
-    """It claims work that waits, forever, and uses nothing: then none stands back for it. One that has had its turn
-    is believed again, and so is one that could not run."""
+    """It claims for ever to have waiting work, and uses nothing: then no program yields to it. It is believed again
+    once it has had its turn, and so is a program that could not run."""
     liar, other = Process(1, 1), Process(2, 2)
     use = Use()
     window = 100_000

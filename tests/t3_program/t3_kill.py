@@ -27,7 +27,7 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def planted(tree: Path, pid: int, start: int) -> ProcessUse:
-    """What a tree of plain files has of a process, and what a screen has of it."""
+    """Plant a process in a tree of plain files; return it as a screen shows it."""
     group = tree / str(pid) / "0"
     group.mkdir(parents=True)
     (group / "gcgroup.record").write_text(f"gpu 0\nprocess {pid}\nstart {start}\n")
@@ -56,7 +56,7 @@ def test_no_answer(process: subprocess.Popen[bytes], tmp_path: Path, answer: str
 
 
 def test_a_pid_that_was_recycled_before_the_question(process: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    """The tree speaks of a process that had that pid earlier."""
+    """The tree shows an earlier process with that pid."""
     use = planted(tmp_path, process.pid, procfs.stat(process.pid).start - 1)
     with pytest.raises(RuntimeError, match="that pid is another process's now: nothing was sent"):
         send(seize(use), tmp_path, use.directory, "KILL")
@@ -114,7 +114,7 @@ except RuntimeError as error:
 
 
 def test_a_user_that_may_not(process: subprocess.Popen[bytes]) -> None:
-    """It is refused before anything is asked."""
+    """The signal is refused before the user is asked to confirm."""
     words = [sys.executable, "-c", AS_ANOTHER, str(process.pid)]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert done.stdout == f"{process.pid} sleep of root: no signal can be sent to it: Operation not permitted\n"

@@ -1,7 +1,7 @@
-"""Killed at every point where anything that outlives a daemon changes: the next one goes on from there.
+"""A daemon killed at every point where anything that outlives it changes: the next one goes on from there.
 
-What outlives it are the driver and the journal (and programs, which come and go meanwhile). Between two changes of
-those no moment differs from another, so death right before, in the middle of, and right after each of them is death at
+The driver, the journal and the programs, which come and go meanwhile, outlive a daemon. Between two changes of these no
+moment differs from another. So a kill right before, in the middle of, and right after each change covers a kill at
 every await and at every call of the driver.
 """
 
@@ -23,7 +23,7 @@ from tests.support.killed_life import again, live, obeys, one_death, past, pid_o
 
 @pytest.fixture(scope="module")
 def points() -> int:
-    """How many there are in a whole life."""
+    """Return the number of points in a whole life."""
     return whole_life().points
 
 
@@ -34,27 +34,27 @@ CUTS = 3
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_killed_at_every_point(points: int, part: int) -> None:
-    """Every write is there or, if it was under way, perhaps not; who was frozen never runs, and who was not does."""
+    """Every acknowledged write holds, one in progress may; what was frozen never runs, and what was not runs."""
     for at in range(1 + part, points + 1, PARTS):
         one_death(at)
 
 
 def test_killed_where_nothing_can_be_asked(points: int) -> None:
-    """Without the read-back of channels (a driver that refuses it): nothing is disabled twice, so that a thaw thaws."""
+    """Without the read-back of channels, which a driver may refuse: nothing is disabled twice, so a thaw thaws."""
     for at in range(1, points + 1, 25):
         one_death(at, readback=False)
 
 
 def test_killed_where_shares_are_asked_for(points: int) -> None:
-    """With two GPUs, and a scheduler that has timeslices set all the time: at some of the points."""
+    """Two GPUs and a scheduler, which sets timeslices all the time; at some of the points."""
     for at in range(1, whole_life(wide=True).points + 1, WIDE_STEP):
         one_death(at, wide=True)
 
 
 @pytest.mark.parametrize("part", range(CUTS))
 def test_a_journal_that_is_cut_off_after_a_driver_that_went_on(points: int, part: int) -> None:
-    """It says what was true at some moment, and the driver is where it was when the daemon was killed: what the next
-    daemon says that it found holds, and nobody is left off the runlist in the end."""
+    """The journal says what was true at some moment, and the driver is as it was when the daemon was killed: what the
+    next daemon reports as found holds, and in the end no program is left off the runlist."""
     rng = random.Random(part)
     for at in range(points // 4 + part, points + 1, 4 * CUTS):
         with sleepers() as spawn, a_machine(spawn) as machine:
@@ -72,7 +72,7 @@ def test_a_journal_that_is_cut_off_after_a_driver_that_went_on(points: int, part
 
 
 async def hold(machine: Machine, h: Harness) -> None:
-    """Whoever is frozen by what was left, or is frozen now, stands still; whoever is let go runs."""
+    """Check that frozen programs stand still, whichever daemon froze them, and that thawed ones run."""
     await settle()
     await trio.sleep(1.2)
     await obeys(machine, h)
@@ -83,7 +83,7 @@ async def hold(machine: Machine, h: Harness) -> None:
 
 
 def test_who_hands_over_gives_nothing_back(spawn: Callable[..., subprocess.Popen[bytes]]) -> None:
-    """A daemon that another one replaces: whoever is frozen does not run for a moment, from the one to the other."""
+    """A program that is frozen does not run for a moment while one daemon replaces another."""
 
     async def hand_over(machine: Machine, h: Harness) -> None:
         await past(machine, h)

@@ -1,5 +1,5 @@
-"""A daemon that is killed while a program waits for its turn without the GR engine: its copies go on, its kernels do
-not, and the next daemon, or `ggroupfs doctor --thaw-all`, puts back what is off and nothing else."""
+"""A daemon that is killed while a program waits for its turn without the GR engine: the program's copies go on and its
+kernels do not; the next daemon, or `ggroupfs doctor --thaw-all`, restores what is off and nothing else."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def machine() -> Iterator[Machine]:
 
 
 def disabled(program: Program) -> list[int]:
-    """Of each channel how often it is disabled: first of those that run kernels, then of those that copy."""
+    """Return how often each channel is disabled: first the channels for kernels, then those for copies."""
     objects = program.objects
     kernels = {objects[one.parent].parent for one in objects.values() if one.class_ == 0xCBC0}
     channels = [objects[channel] for channel in program.channels()]
@@ -42,13 +42,13 @@ WITH_ALL = [0] * (GR_CHANNELS + COPY_CHANNELS)
 
 
 def noted(machine: Machine) -> State:
-    """What the journal says."""
+    """Return the state that the journal records."""
     return format.read(machine.path.read_bytes()).state
 
 
 def killed_in_a_turn(machine: Machine, *, proven: bool = True, frozen: bool = False, dies: bool = True) -> None:
-    """The life of a daemon that has a program wait for its turn without GR, up to its death. `proven`: the driver does
-    take that engine alone."""
+    """Run the life of a daemon up to its death, while a program waits for its turn without GR. `proven`: the driver can
+    take that engine alone off the runlist."""
     life = Life()
 
     async def wait(machine: Machine, h: Harness) -> None:
@@ -70,14 +70,14 @@ def killed_in_a_turn(machine: Machine, *, proven: bool = True, frozen: bool = Fa
 
 
 async def off(h: Harness, machine: Machine) -> dict[str, str]:
-    """Why the program is off the runlist, as gcgroup.stat says."""
+    """Return why the program is off the runlist, as gcgroup.stat says."""
     stat = await h.read(f"{pid_of(machine, 'b')}/gcgroup.stat")
     return {key: value for key, value in map(str.split, stat.splitlines()) if key.startswith("off_") and value != "0"}
 
 
 @pytest.mark.parametrize("proven", [True, False], ids=["gr", "all"])
 def test_the_next_daemon_puts_it_on(machine: Machine, proven: bool) -> None:
-    """It has the engines again with the one call that this takes: GR, or all of them where a driver takes no less."""
+    """A single call restores its engines: GR alone, or all of them where a driver takes no less."""
     killed_in_a_turn(machine, proven=proven)
     program = machine.programs["b"]
     assert disabled(program) == (WITHOUT_GR if proven else [1] * len(WITH_ALL)), "a death takes nothing back"
@@ -100,7 +100,7 @@ def test_the_next_daemon_puts_it_on(machine: Machine, proven: bool) -> None:
 
 
 def test_the_next_daemon_takes_up_a_freeze_beside_it(machine: Machine) -> None:
-    """A program that was frozen meanwhile stays so, and runs not for a moment; the turn ended with the daemon."""
+    """A program that was frozen meanwhile stays frozen, without a moment of running; the turn ended with the daemon."""
     killed_in_a_turn(machine, frozen=True)
     program = machine.programs["b"]
     assert all(disabled(program))
@@ -129,7 +129,7 @@ def test_a_daemon_that_ends_puts_it_on(machine: Machine) -> None:
 
 
 def test_doctor_puts_it_on(machine: Machine) -> None:
-    """`ggroupfs doctor --thaw-all`, without another daemon; it says how much was off."""
+    """`ggroupfs doctor --thaw-all` works without another daemon, and says how much was off."""
     killed_in_a_turn(machine)
     program = machine.programs["b"]
     assert disabled(program) == WITHOUT_GR
@@ -142,7 +142,7 @@ def test_doctor_puts_it_on(machine: Machine) -> None:
 
 
 def test_doctor_needs_no_journal_for_it(machine: Machine) -> None:
-    """The driver says what is off."""
+    """The driver reports what is off."""
     killed_in_a_turn(machine)
     machine.path.unlink()
     run(machine, [])

@@ -1,4 +1,4 @@
-"""A bug in a task that is to last, or in what it does for one program, is logged and ends no other's: nor the mount."""
+"""A bug in a lasting task, or in its work for one program, is logged, and ends neither other work nor the mount."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BUG = RecursionError("a bug")
 
 
 async def exits(h: Harness, spawn: Spawn) -> None:
-    """The exit of one cannot be followed; that of the next is."""
+    """One process's exit cannot be followed; that of the next can."""
     one, two = spawn(), spawn()
     await h.arrive(one.pid)
     process = await h.arrive(two.pid)
@@ -40,7 +40,7 @@ async def exits(h: Harness, spawn: Spawn) -> None:
 
 
 async def offers(h: Harness, spawn: Spawn) -> None:
-    """The GPU cannot tell of room once."""
+    """The GPU fails once to report room."""
     gpu: Any = h.controller.gpus[0]
     with mock.patch.object(gpu, "offer", side_effect=BUG):
         h.controller._notices.freed(0)
@@ -51,7 +51,7 @@ async def offers(h: Harness, spawn: Spawn) -> None:
 
 
 async def sweep(h: Harness, spawn: Spawn) -> None:
-    """Not one process, but the look at all of them."""
+    """The look at all processes fails, not the look at one."""
     residents = h.controller.population.residents
     with mock.patch.object(h.controller.population, "residents", side_effect=BUG):
         await trio.sleep(2 * CGROUP_SWEEP_S)
@@ -63,7 +63,7 @@ async def sweep(h: Harness, spawn: Spawn) -> None:
 
 
 async def moves(h: Harness, spawn: Spawn) -> None:
-    """Where one is after a move."""
+    """Finding out where a moved process is fails once."""
     process = await h.arrive(spawn().pid)
     migrator: Any = h.controller._migrator
     with (
@@ -87,7 +87,7 @@ async def test_a_bug_ends_no_mount(spawn: Spawn, what: Callable[[Harness, Spawn]
 @pytest.mark.logs("the ledger failed")
 @virtual
 async def test_books_that_cannot_be_written_down_once(tmp_path: Any, spawn: Spawn) -> None:
-    """Figures that are written soon: what cannot be in the journal now is with the next change."""
+    """Figures that are written later: what cannot be written to the journal now comes with the next change."""
     gpu = StubGpu()
     journal = Journal(tmp_path / "journal", boot="boot")
     async with running(gpu, ledger=JournaledLedger(journal, {0: gpu.info.uuid})) as h:
@@ -109,7 +109,7 @@ def _group(process: Any) -> Any:
 @pytest.mark.logs("connection dropped", "cannot be served")
 @virtual
 async def test_a_session_that_ends_badly_ends_alone(tmp_path: Any) -> None:
-    """Whatever opening, running or closing it raises."""
+    """Opening, running or closing it may raise anything."""
     session = mock.Mock(process=mock.Mock(pid=7), run=mock.AsyncMock(), close=mock.Mock(side_effect=BUG))
     for open_session in (mock.Mock(return_value=session), mock.Mock(side_effect=BUG)):
         ours, theirs = trio.socket.socketpair()

@@ -1,4 +1,4 @@
-"""Slices that were made go with their cgroups: what is looked at, what outlives a daemon, and that nothing is left."""
+"""Slices that were made go with their cgroups: how cgroups are observed, what outlives a daemon, and what is left."""
 
 from __future__ import annotations
 
@@ -35,31 +35,31 @@ from tests.support.units import FakeManager, manager, policy
 __all__ = ["manager"]
 
 SOON_S = 2 * SWEEP_S
-"""Seconds in which a few cgroups have been looked at."""
+"""Seconds within which a few cgroups have been looked at."""
 
 
 @pytest.fixture
 def world() -> World:
-    """A machine without a cgroup but the root."""
+    """A machine whose only cgroup is the root."""
     world = World()
     world.ids = {}
     return world
 
 
 def there(world: World) -> dict[str, int]:
-    """The cgroups of a machine, by path."""
+    """The cgroups of a machine, as inode numbers by path."""
     assert world.ids is not None
     return world.ids
 
 
 def end_unseen(process: subprocess.Popen[bytes]) -> None:
-    """Has a process end, which its parent has not seen to."""
+    """End a process without reaping it."""
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 
 
 async def make(h: Harness, *paths: str) -> None:
-    """Has slices be made by mkdir."""
+    """Make slices by mkdir."""
     for path in paths:
         above, _, name = f"slice{path}".rpartition("/")
         await h.operations.mkdir(await h.inode(above), name.encode(), 0o755, h.ctx)
@@ -71,14 +71,14 @@ async def slices(h: Harness) -> set[str]:
 
 
 async def told(h: Harness) -> dict[str, tuple[str, int, str]]:
-    """Return what ggroup.slices says: state, age and what is left, by path."""
+    """Return ggroup.slices as (state, age, time left) by path."""
     rows = [line.split(" ", 3) for line in (await h.read("ggroup.slices")).splitlines()]
     return {path: (state, int(age), left) for state, age, left, path in rows}
 
 
 @pytest.fixture(autouse=True)
 def clock() -> Iterator[None]:
-    """The time since boot is the tests' virtual time; the machine was started an hour before."""
+    """Make the time since boot virtual; the machine was started an hour before."""
     boot = 3600 * 10**9
     now = lambda _: int(trio.current_time() * 10**9) + boot  # noqa: E731
     with mock.patch.object(backend.core.lives.time, "clock_gettime_ns", now):
@@ -122,7 +122,7 @@ async def test_a_process_proves_its_cgroup(world: World, spawn: Spawn) -> None:
 
 @virtual
 async def test_a_cgroup_that_is_made_again_at_once_has_a_slice_of_its_own(world: World, spawn: Spawn) -> None:
-    """Whether or not there was a look meanwhile; also with a process of the former whose end was not noticed yet."""
+    """With or without a look meanwhile, and with a process of the former cgroup whose end was not noticed yet."""
     async with running(StubGpu(), world=world) as h:
         there(world)["/job"] = 77
         await make(h, "/job")
@@ -159,7 +159,7 @@ async def test_one_on_which_something_is_set_has_a_cgroup(world: World, spawn: S
 
 @virtual
 async def test_one_made_ahead_again_is_for_the_next_cgroup(world: World) -> None:
-    """mkdir finds that the cgroup has gone of the slice that is there."""
+    """mkdir notices that the cgroup of the existing slice has gone."""
     async with running(StubGpu(), world=world) as h:
         there(world)["/job"] = 77
         await make(h, "/job")
@@ -173,8 +173,8 @@ async def test_one_made_ahead_again_is_for_the_next_cgroup(world: World) -> None
 
 @virtual
 async def test_what_is_below_holds_it(world: World, spawn: Spawn) -> None:
-    """What was made ahead below a cgroup that goes is not lost, nor are the limits above it until then; what was below
-    that cgroup goes with it."""
+    """Slices made ahead below a cgroup that goes are kept, and so are the limits above them until they go; what was
+    below the cgroup itself goes with it."""
     async with running(StubGpu(), world=world) as h:
         there(world).update({"/a": 5, "/a/was": 6, "/a/was/in": 7})
         await make(h, "/a", "/a/was", "/a/was/in", "/a/later")
@@ -193,7 +193,7 @@ async def test_what_is_below_holds_it(world: World, spawn: Spawn) -> None:
 
 @virtual
 async def test_a_process_that_lives_holds_it(world: World, spawn: Spawn) -> None:
-    """It was moved away, and the tree follows later."""
+    """The process was moved away, which the tree notices later."""
     async with running(StubGpu(), world=world) as h:
         there(world)["/job"] = 5
         await make(h, "/job")
@@ -211,7 +211,7 @@ async def test_a_process_that_lives_holds_it(world: World, spawn: Spawn) -> None
 
 @virtual
 async def test_a_process_that_was_moved_leaves_nothing_to_the_next_cgroup(world: World, spawn: Spawn) -> None:
-    """The tree had not followed it as its cgroup went and another was made there."""
+    """The tree had not followed the process before its cgroup went and another was made in its place."""
     async with running(StubGpu(), world=world) as h:
         there(world)["/job"] = 77
         await make(h, "/job")
@@ -229,7 +229,7 @@ async def test_a_process_that_was_moved_leaves_nothing_to_the_next_cgroup(world:
 
 @virtual
 async def test_another_cgroup_has_nothing_of_one_whose_slice_stayed(world: World, spawn: Spawn) -> None:
-    """What is awaited below it keeps it; and the files of the next one are root's."""
+    """An awaited slice below keeps it; and the files of the next cgroup's slice are root's."""
     async with running(gpu := StubGpu(), world=world) as h:
         there(world)["/job"] = 77
         await make(h, "/job", "/job/later")
@@ -253,7 +253,7 @@ async def test_another_cgroup_has_nothing_of_one_whose_slice_stayed(world: World
 
 @virtual
 async def test_what_root_made_ahead_below_a_users_slice_stays(world: World) -> None:
-    """What the user made ahead there goes with the user's cgroup: it would keep that one the user's."""
+    """What the user made ahead there goes with the user's cgroup, since it would keep that slice the user's."""
     async with running(StubGpu(), world=world) as h:
         there(world)["/u"] = 77
         await make(h, "/u")
@@ -271,7 +271,7 @@ async def test_what_root_made_ahead_below_a_users_slice_stays(world: World) -> N
 
 
 class Steps(trio.abc.Instrument):
-    """How many lives end while no other task has a turn."""
+    """Counts the lives that end while no other task has a turn."""
 
     def __init__(self, h: Harness) -> None:
         self._lives = h.controller.lives
@@ -304,7 +304,7 @@ async def test_thousands_that_go_let_others_have_turns(world: World, monkeypatch
 
 @virtual
 async def test_ggroup_slices_is_made_once_a_second(world: World) -> None:
-    """However many look; and at once where something happens."""
+    """However many readers there are; and at once when something happens."""
     async with running(StubGpu(), world=world) as h:
         await make(h, *(f"/n{number}" for number in range(100)))
         h.controller.lives.timeout_of = mock.Mock(return_value=None)
@@ -329,7 +329,7 @@ async def test_a_writer_waits_for_no_directory_that_is_kept_locked(world: World)
 
 @virtual
 async def test_units_that_are_not_known_yet_keep_theirs(world: World, spawn: Spawn) -> None:
-    """One that is active without a cgroup is not ended by a look before systemd has answered."""
+    """A slice of an active unit without a cgroup is not ended by a look before systemd has answered."""
     async with running(StubGpu(), world=world) as h:
         h.controller.lives.knows_units = lambda: False
         await h.arrive((process := spawn()).pid, "/job")
@@ -351,7 +351,7 @@ async def test_a_unit_that_is_not_known_yet_keeps_what_was_made_for_a_while(worl
         await trio.sleep(SOON_S)
         entry = h.controller.population.slice_entry(Slice("/x.service"))
         assert entry is not None
-        entry.unit = False  # as after a restart
+        entry.unit = False  # as it is after a restart
         h.controller.lives.knows_units = lambda: False
         await trio.sleep(60)
         assert await slices(h) == {"/x.service"}
@@ -359,7 +359,7 @@ async def test_a_unit_that_is_not_known_yet_keeps_what_was_made_for_a_while(worl
 
 @virtual
 async def test_one_that_has_ended_is_not_let_in_again(world: World, spawn: Spawn) -> None:
-    """A process that comes to another GPU is found to have ended, as its cgroup has gone."""
+    """A process that comes to another GPU is found to have ended when its cgroup is looked at."""
     async with running(StubGpu(0), StubGpu(1), world=world) as h:
         there(world)["/job"] = 77
         await make(h, "/job")
@@ -377,7 +377,7 @@ async def test_one_that_has_ended_is_not_let_in_again(world: World, spawn: Spawn
 async def test_one_that_is_another_cgroups_has_what_files_ask_for(
     tmp_path: Path, manager: FakeManager, world: World, spawn: Spawn
 ) -> None:
-    """Also where its process was in the tree already, and in a cgroup of that name again."""
+    """Also where its process was in the tree already, and in another cgroup of that name."""
     (tmp_path / "a.conf").write_text("[/job]\nGMemHigh=8M\n")
     async with policy(tmp_path, manager, world=world) as h:
         there(world)["/job"] = 77
@@ -444,7 +444,7 @@ async def test_what_ggroup_slices_refuses(world: World) -> None:
         assert await h.refused("ggroup.slices", f"10 {'/d' * 129}") == errno.EAGAIN
         assert await slices(h) == set()
         assert await told(h) == {}
-        name = "\N{LATIN SMALL LETTER A WITH GRAVE}"  # its last byte is a blank in Latin-1
+        name = "\N{LATIN SMALL LETTER A WITH GRAVE}"  # its last byte is a no-break space in Latin-1
         fh = await h.open("ggroup.slices")
         await h.operations.write(fh, 0, f"10 /{name}/".encode())
         await h.operations.release(fh)
@@ -453,7 +453,7 @@ async def test_what_ggroup_slices_refuses(world: World) -> None:
 
 @virtual
 async def test_slices_d_says_how_long(tmp_path: Path, manager: FakeManager, world: World) -> None:
-    """For those of which the maker said nothing. In the section of a unit the key is a mistake."""
+    """It says so for slices whose maker did not. In the section of a unit the key is a mistake."""
     (tmp_path / "a.conf").write_text("[/pods/*]\nTimeoutStartSec=1h\n[/pods/p]\nTimeoutStartSec=\n")
     async with policy(tmp_path, manager, world=world) as h:
         await make(h, "/pods", "/pods/a", "/pods/p", "/jobs")
@@ -470,7 +470,7 @@ async def test_slices_d_says_how_long(tmp_path: Path, manager: FakeManager, worl
 
 @virtual
 async def test_the_slice_of_a_unit_is_the_units(tmp_path: Path, manager: FakeManager, world: World) -> None:
-    """It is there while the unit is active, if that has a cgroup or not, and has what the file says with each start."""
+    """It exists while the unit is active, with or without a cgroup, and gets the file's settings at each start."""
     manager.unit("/x.service", "GMemHigh=8M")
     async with policy(tmp_path, manager, world=world) as h:
         assert (await told(h))["/x.service"][0] == "unit"
@@ -489,7 +489,7 @@ async def test_the_slice_of_a_unit_is_the_units(tmp_path: Path, manager: FakeMan
 async def test_the_slice_of_a_unit_that_ended_meanwhile(
     tmp_path: Path, manager: FakeManager, world: World, spawn: Spawn
 ) -> None:
-    """While no daemon ran: it goes, whether or not the unit ever had a cgroup; that of one that is active stays."""
+    """The unit ended while no daemon ran: its slice goes, with or without a cgroup before; active units keep theirs."""
     names = ("ended.service", "without.service", "active.service")
     for name in names:
         manager.unit(f"/{name}", "GMemHigh=8M")
@@ -513,7 +513,7 @@ async def test_the_slice_of_a_unit_that_ended_meanwhile(
 
 @virtual
 async def test_a_time_for_one_that_is_there_is_of_no_use(world: World, spawn: Spawn) -> None:
-    """What came by itself, and is told that it may wait, is its cgroup's all the same."""
+    """A slice that came by itself belongs to its cgroup, even if it is told that it may wait."""
     async with running(StubGpu(), world=world) as h:
         process = spawn()
         who = await h.arrive(process.pid, "/job")
@@ -527,8 +527,8 @@ async def test_a_time_for_one_that_is_there_is_of_no_use(world: World, spawn: Sp
 
 @virtual
 async def test_slices_d_is_for_every_start(tmp_path: Path, manager: FakeManager, world: World, spawn: Spawn) -> None:
-    """An operator's limits for a cgroup that comes and goes are there again with each process, from the file; what was
-    written by hand goes."""
+    """The operator's limits for a cgroup that comes and goes are set anew from the file with each process; limits
+    written by hand go."""
     (tmp_path / "a.conf").write_text("[/job]\nGMemHigh=8M\n")
     async with policy(tmp_path, manager, world=world) as h:
         for identity in range(5, 8):
@@ -561,7 +561,7 @@ async def test_nothing_goes_where_nobody_can_tell(world: World) -> None:
 
 
 class Busy(StubGpu):
-    """A GPU whose processes have done something."""
+    """A GPU whose processes have done some work."""
 
     def activity(self, process: Process) -> Activity:
         return Activity(submitted=5, finished=4, gpu_usec=1000, tsgs=1, managed=True)
@@ -590,7 +590,7 @@ async def test_what_it_had_used_goes_on_above_it(world: World, spawn: Spawn) -> 
 
 @virtual
 async def test_a_thousand_leave_nothing(tmp_path: Path, world: World, spawn: Spawn) -> None:
-    """Cgroups that come and go, each with a slice that was made ahead: every other one has a process in it."""
+    """Cgroups come and go, each with a slice that was made ahead, and every other one with a process in it."""
     journal = Journal(tmp_path / "journal", boot=BOOT)
     ledger = JournaledLedger(journal, {0: "GPU-0"})
     process = spawn()
@@ -624,7 +624,7 @@ async def test_a_thousand_leave_nothing(tmp_path: Path, world: World, spawn: Spa
 
 
 class Kept:
-    """A journal that one daemon after the other keeps."""
+    """A journal that is kept by one daemon after another."""
 
     def __init__(self, path: Path, world: World) -> None:
         self.path = path
@@ -633,7 +633,7 @@ class Kept:
 
     @asynccontextmanager
     async def daemon(self) -> AsyncIterator[tuple[Harness, Journal]]:
-        """One daemon, which is killed in the end."""
+        """Run one daemon, which is killed in the end."""
         journal = Journal(self.path, boot=BOOT)
         names = {0: "GPU-0", 1: "GPU-1"}
         ledger = JournaledLedger(journal, names)
@@ -650,7 +650,7 @@ class Kept:
 async def test_a_kill_in_each_state(
     tmp_path: Path, world: World, spawn: Spawn, state: str, after: Mapping[str, int]
 ) -> None:
-    """A removed one does not come back; one made ahead is not lost; one whose cgroup went meanwhile goes."""
+    """A removed slice does not come back; one made ahead is kept; one whose cgroup went meanwhile goes."""
     kept = Kept(tmp_path / "journal", world)
     async with kept.daemon() as (h, _):
         await make(h, "/job")
@@ -686,7 +686,7 @@ async def test_an_age_goes_on_with_the_next_daemon(tmp_path: Path, world: World)
         await h.write("ggroup.slices", "1min /job")
         await make(h, "/other")
         await trio.sleep(40)
-        journal.commit()  # as Journal.run() does within a second
+        journal.commit()  # Journal.run() does so within a second
     async with kept.daemon() as (h, _):
         assert await told(h) == {"/job": ("awaited", 40, "20"), "/other": ("awaited", 40, "-")}
         await trio.sleep(21)
@@ -696,7 +696,7 @@ async def test_an_age_goes_on_with_the_next_daemon(tmp_path: Path, world: World)
 @pytest.mark.parametrize("steps", range(12))
 @virtual
 async def test_a_kill_amid_a_removal(tmp_path: Path, world: World, steps: int) -> None:
-    """However far it came, the next daemon ends it; and one that was being made is not there for ever."""
+    """The next daemon finishes the removal at any stage; and a half-made slice does not stay for ever."""
     kept = Kept(tmp_path / "journal", world)
     text = b""
     async with kept.daemon() as (h, _):
@@ -716,7 +716,7 @@ async def test_a_kill_amid_a_removal(tmp_path: Path, world: World, steps: int) -
 
 @virtual
 async def test_a_slice_that_an_older_daemon_kept_is_awaited(tmp_path: Path, world: World, spawn: Spawn) -> None:
-    """Nothing was written of it: where its cgroup is there, or a process in it, it goes with that."""
+    """No life was recorded for it: it goes with its cgroup, once that, or a process in it, has been seen."""
     kept = Kept(tmp_path / "journal", world)
     pid = spawn().pid
     async with kept.daemon() as (h, journal):
@@ -735,7 +735,7 @@ async def test_a_slice_that_an_older_daemon_kept_is_awaited(tmp_path: Path, worl
 
 
 def test_0_1_passes_over_it(tmp_path: Path) -> None:
-    """What is written of a life is carried by what 0.1 knows."""
+    """The records of a life use only what 0.1 knows."""
     journal = Journal(tmp_path / "journal", boot=BOOT)
     journal.commit(["live", "/job", 10, 0, FOREVER, 1000, False])
     let_go(journal)
@@ -745,11 +745,11 @@ def test_0_1_passes_over_it(tmp_path: Path) -> None:
     let_go(journal)
 
 
-# What the kernel says
+# What the kernel reports
 
 
 def test_a_hybrid_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cgroup is there that is there in one of the hierarchies; where one is not to be seen, nothing is said."""
+    """A cgroup exists if it is in one of the hierarchies; where one cannot be seen, nothing is concluded."""
     found = {}
     for name in HIERARCHIES:
         place = tmp_path / name
@@ -773,7 +773,7 @@ def test_a_hybrid_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_where_a_part_of_a_hierarchy_is_mounted_nothing_is_said_of_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a container that has a part of cgroup2, and systemd's own hierarchy whole."""
+    """As in a container that has a part of cgroup2, and the whole of systemd's own hierarchy."""
     found = {}
     for name, root in zip(HIERARCHIES, ("/system.slice", "/"), strict=True):
         place = tmp_path / name

@@ -1,4 +1,4 @@
-"""The daemon beside programs that have their readers wait: it goes on, and so do all other programs."""
+"""The daemon beside programs whose files make their reader wait: it goes on, and so do all other programs."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ Spawn = Callable[..., subprocess.Popen[bytes]]
 
 ROOT = Path(__file__).parents[2]
 OTHER = 65534
-"""The user of the programs that hold on."""
+"""User of the programs that hold on to readers."""
 
 
 class Holding:
-    """Programs of a user that do not let themselves be looked at."""
+    """Programs of a user that block a reader of their files."""
 
     def __init__(self) -> None:
         self.go = threading.Event()
@@ -42,13 +42,13 @@ class Holding:
         self._real = procfs.of_process, procfs.read_stat
 
     def of_process(self, pid: int, name: str) -> bytes:
-        """As :func:`procfs.of_process`, in which the loop would stand still."""
+        """Stand in for :func:`procfs.of_process`, in which the loop would stand still."""
         if name == "stat":
             self._wait_for(pid)
         return self._real[0](pid, name)
 
     def read_stat(self, fd: int) -> procfs.Stat:
-        """As :func:`procfs.read_stat`."""
+        """Stand in for :func:`procfs.read_stat`."""
         self._wait_for(int(os.readlink(f"/proc/self/fd/{fd}").split("/")[2]))
         return self._real[1](fd)
 
@@ -70,7 +70,7 @@ def holding(monkeypatch: pytest.MonkeyPatch) -> Iterator[Holding]:
 
 @pytest.fixture
 def others() -> Iterator[Callable[[str], int]]:
-    """Makes programs of that user: each says hello at a socket and waits."""
+    """Return a function that starts programs of that user: each says hello at a socket and waits."""
     pids: list[int] = []
 
     def start(path: str = "") -> int:
@@ -78,7 +78,7 @@ def others() -> Iterator[Callable[[str], int]]:
         pids.append(pid := os.fork())
         if pid:
             os.close(became)
-            os.read(become, 1)  # its end: before that it is root's
+            os.read(become, 1)  # returns at the end of the pipe; until then the process is root's
             os.close(become)
             return pid
         try:
@@ -128,8 +128,8 @@ class Echo:
 def test_who_comes_and_does_not_let_itself_be_looked_at_keeps_nobody(
     holding: Holding, others: Callable[[str], int], place: Path
 ) -> None:
-    """A program that comes after it is served at once, and those that are there go on; it is hung up on in time."""
-    path, clock = place / "socket", MockClock()  # which stands still: a machine that is busy makes no caller late
+    """A program that comes after it is served at once, and connected ones go on; the held one is dropped in time."""
+    path, clock = place / "socket", MockClock()  # which stands still, so a busy machine makes no caller late
     Echo.known = []
 
     async def served(path: Path) -> None:
@@ -199,7 +199,7 @@ def test_mkdir_of_one_is_busy_and_everybody_else_goes_on(holding: Holding, other
 
 @virtual
 async def test_who_is_in_the_tree_is_never_looked_at_again(spawn: Spawn) -> None:
-    """That it lives, where it is and whether it runs is asked of its pidfd, and of files that never wait."""
+    """Its life, place and state come from its pidfd, and from files that never wait."""
     async with running() as h:
         child = spawn()
         process, above = await h.arrive(child.pid), await h.arrive(os.getpid())
@@ -211,7 +211,7 @@ async def test_who_is_in_the_tree_is_never_looked_at_again(spawn: Spawn) -> None
 
 
 async def everything(h: Harness, process: Process) -> None:
-    """All that is done with a program from its coming to its end."""
+    """Do all that is done with a program from its coming to its end."""
     pid = process.pid
     await h.controller.bookkeeper.arrive(process, 0)
     await h.write(f"{pid}/0/gmem.limit.high", 1 << 20)
@@ -224,7 +224,7 @@ async def everything(h: Harness, process: Process) -> None:
     await h.controller.bookkeeper.arrive(process, 0) if h.controller.population.resident(process) else None
 
 
-# Where such files are read at all
+# Code that reads such files
 
 READS = re.compile(
     r"procfs\.stat\(|(?<!thread\.)\b(?:start_time|is_alive)\b(?! =)|(?<![.\w])identify\(|"
@@ -246,7 +246,7 @@ WHERE = {
     "ggroupfs/commands/kill.py": "for `top`, in a thread, before a signal that its user asked for",
     "ggroupfs/commands/mounted.py": "of a daemon, for `doctor`, in a thread that is left after 2 s",
 }
-"""Files of the daemon, and of the commands, that read what a program can have them wait for, and why they may."""
+"""Files of the daemon and the commands that read what a program can make them wait for, with the justification."""
 
 
 def test_nothing_else_reads_what_a_program_can_have_it_wait_for() -> None:

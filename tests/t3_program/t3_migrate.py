@@ -1,4 +1,4 @@
-"""Programs move from GPU to GPU: what is asked for them follows, and what fails leaves everything as it was."""
+"""Programs that move from GPU to GPU: their settings follow, and a move that fails leaves everything as it was."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_whoever_was_given_the_files_has_them_there(spawn: Spawn) -> None:
 
 @virtual
 async def test_pollers_hear_of_it(spawn: Spawn) -> None:
-    """Of the slice, on both GPUs; and a watcher of the process where it was hears that it is gone."""
+    """Pollers of the slice on both GPUs; and a watcher of the process on the old GPU hears that it is gone."""
     async with running(*stubs()) as h:
         process = await h.arrive(spawn().pid, "/jobs")
         wakers = {}
@@ -110,7 +110,7 @@ async def test_one_that_cannot_be_moved_is_as_it_was(spawn: Spawn, code: int) ->
 @pytest.mark.parametrize("lever", ["set_timeslice", "detach"])
 @virtual
 async def test_a_lever_that_does_not_act_at_once_is_pulled_again(spawn: Spawn, lever: str) -> None:
-    """It has moved all the same, and that is what the writer is told."""
+    """The process has moved all the same, and so the writer is told."""
     one, other = stubs()
     async with running(one, other, scheduler=True) as h:
         process = await h.arrive(spawn().pid, "/jobs", gmem=16 * MIB)
@@ -126,7 +126,7 @@ async def test_a_lever_that_does_not_act_at_once_is_pulled_again(spawn: Spawn, l
 @pytest.mark.parametrize("lever", ["attach", "set_timeslice"])
 @virtual
 async def test_one_that_cannot_be_let_run_for_its_move_stands_still_again(spawn: Spawn, lever: str) -> None:
-    """Some of its levers have moved by then: none is taken to hold, and the files say what does."""
+    """Some of its levers have moved by then: none of them counts as holding, and the files say what holds."""
     one, other = stubs()
     async with running(one, other, scheduler=True) as h:
         process = await h.arrive(spawn().pid, "/jobs", gmem=16 * MIB)
@@ -142,7 +142,7 @@ async def test_one_that_cannot_be_let_run_for_its_move_stands_still_again(spawn:
 
 @virtual
 async def test_a_directory_made_before_keeps_what_it_had_where_a_move_fails(spawn: Spawn) -> None:
-    """By mkdir a process has a directory on every GPU. One that was moved has none where it was."""
+    """mkdir gives a process a directory on every GPU; a moved process has none on the GPU that it left."""
     one, other = stubs()
     async with running(one, other) as h:
         pid = spawn().pid
@@ -168,7 +168,7 @@ async def test_what_is_refused_at_once(spawn: Spawn) -> None:
         assert await h.refused(file, 2) == errno.ENODEV
         assert await h.refused(file, "GPU-2") == errno.ENODEV
         assert await h.refused(file, "elsewhere") == errno.EINVAL
-        await h.write(file, 0)  # it is there
+        await h.write(file, 0)  # it is there, so a write succeeds
         await h.arrive(process.pid, gpu=1)
         assert await h.refused(file, 1) == errno.EEXIST
         pid = spawn().pid
@@ -181,7 +181,7 @@ async def test_what_is_refused_at_once(spawn: Spawn) -> None:
 
 @virtual
 async def test_no_room_is_refused_and_nobody_gives_way(spawn: Spawn) -> None:
-    """The GPU is full, or a slice's limit there leaves no room: those that are there keep what they have."""
+    """The GPU is full, or a slice's limit there leaves no room: the programs there keep what they have."""
     one, other = StubGpu(0), StubGpu(1, capacity=64 * MIB)
     async with running(one, other) as h:
         process = await h.arrive(spawn().pid, "/jobs", gmem=16 * MIB)
@@ -200,7 +200,7 @@ async def test_no_room_is_refused_and_nobody_gives_way(spawn: Spawn) -> None:
 
 @virtual
 async def test_nobody_pulls_a_lever_of_one_on_the_way(spawn: Spawn) -> None:
-    """A slice is frozen, the scheduler schedules, and its context is seen on the other GPU: all of that waits."""
+    """A freeze of its slice, the scheduler's work, and its context's appearance on the other GPU all wait."""
     one, other = stubs()
     moving, done = trio.Event(), trio.Event()
 
@@ -259,7 +259,7 @@ async def test_a_write_meanwhile_finds_the_directory_gone(spawn: Spawn) -> None:
 
 @virtual
 async def test_one_that_dies_on_the_way(spawn: Spawn) -> None:
-    """Nothing of it is left in any table (the end of the harness looks)."""
+    """No table keeps anything of it (the end of the harness checks that)."""
     one, other = stubs()
     child = spawn()
 
@@ -280,7 +280,7 @@ async def test_one_that_dies_on_the_way(spawn: Spawn) -> None:
 
 @virtual
 async def test_moves_take_turns(spawn: Spawn) -> None:
-    """Two at once would share the bus: the second begins when the first is there."""
+    """Two at once would share the bus: the second begins when the first has ended."""
     one, other = stubs()
     at_once = most = 0
 
@@ -319,7 +319,7 @@ async def test_a_slice_moves_with_all_that_is_in_it(spawn: Spawn) -> None:
 
 @virtual
 async def test_the_software_gpu_moves_contents_and_work(spawn: Spawn) -> None:
-    """Pages on the GPU and in the host, queued kernels, and the numbers that the program knows."""
+    """Pages on the GPU and in the host, queued kernels, and the handles that the program knows."""
     one, other = two()
     async with running(one, other) as h:
         process = await h.arrive(spawn().pid)
@@ -401,7 +401,7 @@ async def test_a_call_of_the_program_waits_for_the_move(spawn: Spawn) -> None:
 
 @virtual
 async def test_a_daemon_that_ends_meanwhile(spawn: Spawn) -> None:
-    """The write is cancelled, with everything: nothing is detached, and the software GPU has one tenant, not two."""
+    """The write is cancelled with everything else: nothing is detached, and the software GPU has only one tenant."""
     one, other = two()
     async with running(one, other) as h:
         process = await h.arrive(spawn().pid)

@@ -1,7 +1,7 @@
 """A new daemon on an older kernel module: each feature missing in turn, and every set of them.
 
-What the module has acts as ever; what it lacks is done without, or refused as docs/semantics.md and docs/upgrades.md
-say. The module is a double (tests/support/module_double.py).
+Features of the module act as ever; for a missing one the daemon does without, or refuses as docs/semantics.md and
+docs/upgrades.md say. The module is a double (tests/support/module_double.py).
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from tests.support.module_double import OF_THE_FIRST, Module
 
 ALL = sum(kernel.WITHOUT)
 OPTIONAL = [bit for bit in kernel.WITHOUT if not kernel.NEEDED & bit]
-"""Features that the daemon can be without."""
+"""Features that the daemon can do without."""
 SETS = [ALL, *(ALL & ~bit for bit in OPTIONAL), kernel.NEEDED]
-"""All features; each that may be missing, missing; and none but what is needed."""
+"""Sets of features: all, all but one optional feature, and only the needed ones."""
 
 NAMES = {0: "GPU-0"}
 SLICE, WHO, OTHER = SliceOn(Slice("/a"), 0), Member(Process(101, 1), 0), Member(Process(102, 2), 0)
@@ -75,7 +75,7 @@ steps = st.one_of(
 
 
 def result(ledger: Ledger, step: tuple[Any, ...]) -> Any:
-    """Return what a step answers, or its errno."""
+    """Return the result of a step, or its errno."""
     name, group, *words = step
     try:
         if name == "configure":
@@ -88,7 +88,7 @@ def result(ledger: Ledger, step: tuple[Any, ...]) -> Any:
 
 
 def begun(ledger: Ledger) -> None:
-    """Add the groups to books that are empty."""
+    """Add the groups to empty books."""
     ledger.add_gpu(0, CAPACITY)
     for group, above in ((SLICE, SliceOn(ROOT, 0)), (WHO, SLICE), (OTHER, SliceOn(ROOT, 0))):
         ledger.add(group, above)
@@ -97,8 +97,8 @@ def begun(ledger: Ledger) -> None:
 @given(st.sets(st.sampled_from(OPTIONAL)), st.lists(steps, max_size=40))
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 def test_the_books_are_the_same_whatever_is_missing(missing: set[int], history: list[tuple[Any, ...]]) -> None:
-    """But for the peak of swap, which is refused and stays 0 where the module keeps none; and for plans, which go by
-    size alone where it knows no next use."""
+    """Except for the peak of swap, which is refused and stays 0 where the module keeps none, and for plans, which go by
+    size alone where the module knows no next use."""
     module, specified = Module(ALL & ~sum(missing)), SoftLedger()
     with module.loaded():
         ledger = KernelLedger(NAMES)
@@ -123,7 +123,7 @@ def test_the_books_are_the_same_whatever_is_missing(missing: set[int], history: 
 
 
 def test_what_one_call_cannot_say_of_next_use_several_do() -> None:
-    """And nothing of a process that has left."""
+    """Processes that have left are skipped."""
     module, gone = Module(ALL), Member(Process(103, 3), 0)
     with module.loaded(), mock.patch.object(abi, "USES_MOST", 1):
         ledger = KernelLedger(NAMES)
@@ -141,19 +141,19 @@ def test_what_one_call_cannot_say_of_next_use_several_do() -> None:
 
 @pytest.fixture
 def module(features: int) -> Iterator[Module]:
-    """The module that is loaded, with the features of a test's parameter."""
+    """The loaded module, with the features of a test's parameter."""
     with Module(features).loaded() as found:
         yield found
 
 
 @contextlib.asynccontextmanager
 async def daemon(module: Module, gpu: StubGpu) -> AsyncIterator[Harness]:
-    """A daemon whose books and levers go through the module, until it is killed."""
+    """Run a daemon whose books and levers go through the module, until it is killed."""
     ledger: Any = KernelLedger(NAMES)
     count = harness.descriptors
 
     def descriptors() -> int:
-        """Return those of the daemon, without the double's."""
+        """Return the number of the daemon's descriptors, without the double's."""
         return count() - module.descriptors()
 
     with mock.patch.object(harness, "descriptors", descriptors):
@@ -166,7 +166,7 @@ async def daemon(module: Module, gpu: StubGpu) -> AsyncIterator[Harness]:
 
 @each_set
 def test_every_control_acts_or_is_refused_as_the_pages_say(features: int, module: Module, spawn: Spawn) -> None:
-    """A value that is written is read back and reaches the GPU. gmem.swap.peak alone is EOPNOTSUPP, without `peaks`."""
+    """A written value is read back and reaches the GPU. Only gmem.swap.peak, without `peaks`, is EOPNOTSUPP."""
     gpu = StubGpu()
 
     async def test() -> None:
@@ -201,7 +201,7 @@ def test_every_control_acts_or_is_refused_as_the_pages_say(features: int, module
 
 
 def test_a_module_without_limit_max_has_none(spawn: Spawn) -> None:
-    """It is refused, never said to hold; what is asked for nothing is taken, and what was counted reads as ever."""
+    """A limit is refused and never reported to hold; its default is accepted, and counts read as ever."""
 
     async def test() -> None:
         with Module(ALL, OF_THE_FIRST).loaded() as module:
@@ -220,7 +220,7 @@ def test_a_module_without_limit_max_has_none(spawn: Spawn) -> None:
 
 
 def test_a_charge_that_meets_limit_max_waits_for_reclaim(spawn: Spawn) -> None:
-    """The module says that it met the limit, the daemon has the memory moved, and it is charged then."""
+    """The module reports that the charge met the limit; the daemon has memory moved, and then the charge succeeds."""
 
     async def test() -> None:
         with Module(ALL).loaded() as module:
@@ -241,7 +241,7 @@ def test_a_charge_that_meets_limit_max_waits_for_reclaim(spawn: Spawn) -> None:
 
 @each_set
 def test_the_farthest_give_first_where_the_module_knows_of_it(features: int, module: Module, spawn: Spawn) -> None:
-    """Elsewhere the largest does, and the module is asked nothing that it does not know."""
+    """Elsewhere the largest give first, and the module is not asked about what it does not know."""
 
     async def test() -> None:
         async with daemon(module, StubGpu()) as h:
@@ -260,7 +260,7 @@ def test_the_farthest_give_first_where_the_module_knows_of_it(features: int, mod
 def test_gr_alone_becomes_all_engines_where_the_module_knows_no_other(
     features: int, module: Module, spawn: Spawn
 ) -> None:
-    """What was to be stopped is stopped; and the reasons that hold are in the books all the same."""
+    """A program that was to stop is stopped, and the books have the reasons that hold."""
     gpu = StubGpu()
 
     async def test() -> None:
@@ -278,8 +278,8 @@ def test_gr_alone_becomes_all_engines_where_the_module_knows_no_other(
 
 @each_set
 def test_the_next_daemon_goes_on_with_what_holds(features: int, module: Module, spawn: Spawn) -> None:
-    """Limits are there, a freeze and a timeslice hold again, on any module. A reason besides is known where the module
-    keeps reasons, and the peak of before a reset where it keeps peaks."""
+    """Limits, a freeze and a timeslice hold again, on any module. Further reasons are known where the module keeps
+    reasons, and the peak before a reset where it keeps peaks."""
     pid = spawn().pid
     first, second = StubGpu(), StubGpu()
 
@@ -310,12 +310,12 @@ def test_the_next_daemon_goes_on_with_what_holds(features: int, module: Module, 
     trio.run(after, trio.run(before))
 
 
-# What cannot do
+# A module that cannot serve
 
 
 @pytest.mark.parametrize("missing", [abi.FEATURE_BOOKS, abi.FEATURE_PROVIDER, ALL], ids=["books", "provider", "all"])
 def test_a_module_that_cannot_serve_is_refused_in_words_or_left_alone(missing: int) -> None:
-    """`--ledger kmod` says which features it has; else the daemon keeps the books, and asks nothing of the module."""
+    """`--ledger kmod` names the missing features; otherwise the daemon keeps the books, and does not use the module."""
     with Module(ALL & ~missing).loaded() as module:
         for call in (kernel.check, partial(choose.backend, Choice(ledger="kmod"), [], DEADLINE_S)):
             with pytest.raises(OSError, match=f"lacks features: {ALL & ~missing:#x}") as caught:
@@ -327,7 +327,7 @@ def test_a_module_that_cannot_serve_is_refused_in_words_or_left_alone(missing: i
 
 @each_set
 def test_what_is_missing_is_named(features: int, module: Module, caplog: pytest.LogCaptureFixture) -> None:
-    """In the log, one line each, and in ledger.lacks."""
+    """The log has a line for each, and ledger.lacks lists them."""
     chosen = choose.backend(Choice(ledger="kmod"), [], DEADLINE_S)
     chosen.ledger.close()
     assert list(chosen.lacks) == [name for bit, (name, _) in kernel.WITHOUT.items() if not features & bit]
@@ -337,7 +337,7 @@ def test_what_is_missing_is_named(features: int, module: Module, caplog: pytest.
 
 
 def test_an_unknown_field_of_the_books_is_zero() -> None:
-    """What an older module does not fill reads as what nothing is: no field is left as the caller's memory had it."""
+    """A field that an older module does not fill reads as 0, and not as what the caller's memory held."""
     with Module(kernel.NEEDED, OF_THE_FIRST).loaded():
         ledger = KernelLedger(NAMES)
         begun(ledger)

@@ -1,4 +1,4 @@
-"""A program that is moved to another GPU in the middle of a turn, and gets there."""
+"""A program that is moved to another GPU in the middle of a turn, and arrives."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.support.turns import Gated, begin_turn, drain, end_turn, gated, prove
 __all__ = ["drive", "pieces"]  # fixtures
 
 HELD_BYTES = 8 * GIB
-"""What it has on the GPU."""
+"""Bytes that it has on the GPU."""
 
 
 async def in_a_turn(rig: Rig, how: str) -> Gated:
-    """A program whose turn has ended."""
+    """Start a program whose turn has ended."""
     program = await gated(rig, HELD_BYTES, "/", 0)
     program.drain_s = {"drained": 0.0, "draining": 0.3}.get(how, 3600.0)
     end = await end_turn(rig.h, program, stays=how in ("draining", "stuck"))
@@ -33,7 +33,7 @@ async def in_a_turn(rig: Rig, how: str) -> Gated:
 
 @pytest.mark.parametrize("how", ["drained", "draining", "stuck", "late"])
 def test_a_program_that_is_moved_in_a_turn_has_none_there(drive: Drive, how: str) -> None:
-    """It runs as it stands by and when it is there; its memory moves there, and its next turn ends there."""
+    """It runs while it stands by and once it is there; its memory moves there, and its next turn ends there."""
 
     async def test(rig: Rig) -> None:
         program, target = await in_a_turn(rig, how), rig.others[0]

@@ -1,4 +1,4 @@
-"""Sections of slices.d that are names of units, as the policy of a Controller: what a unit file would ask for there."""
+"""Sections of slices.d that are names of units, as the policy of a Controller: they act as the unit files would."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["manager"]  # a fixture
 
 
 async def hang_up(h: Harness) -> None:
-    """SIGHUP, as the daemon takes it."""
+    """Reload as the daemon does for SIGHUP."""
     units = h.controller.bookkeeper.policy
     assert isinstance(units, Units)
     units.reload()
@@ -24,7 +24,7 @@ async def hang_up(h: Harness) -> None:
 
 @virtual
 async def test_a_unit_that_is_named_has_its_slice_while_it_is_active(tmp_path: Path, manager: FakeManager) -> None:
-    """Made where systemd has it, at the start as with each start of the unit; and gone with it."""
+    """The slice is made where systemd has the unit, at each start of the unit, and goes with it."""
     (tmp_path / "a.conf").write_text("[batch-gpu.slice]\nGMemHigh=8M\n[trainer.service]\nGMemLow=1M\n")
     manager.unit("/batch.slice/batch-gpu.slice")
     manager.unit("/batch.slice/batch-gpu.slice/trainer.service", active=False)
@@ -53,8 +53,7 @@ async def test_a_unit_file_wins_key_by_key(tmp_path: Path, manager: FakeManager)
 
 @virtual
 async def test_a_hangup_makes_and_takes_away(tmp_path: Path, manager: FakeManager) -> None:
-    """A name that is written down is looked for among the units that are active; one that is not any more is let go.
-    An empty value is the default."""
+    """A new name is looked up among active units; a removed one is let go. An empty value is the default."""
     manager.unit("/system.slice/x.service")
     manager.unit("/system.slice/y.service", "GMemLow=2M")
     async with policy(tmp_path, manager) as h:
@@ -72,7 +71,7 @@ async def test_a_hangup_makes_and_takes_away(tmp_path: Path, manager: FakeManage
 
 @virtual
 async def test_a_hangup_without_a_manager(tmp_path: Path, manager: FakeManager, spawn: Spawn) -> None:
-    """A name is for the cgroups at which systemd would have the unit, when a process comes there."""
+    """A name then stands for the cgroups in which systemd would have the unit, once a process comes there."""
     (tmp_path / "a.conf").write_text("[trainer.service]\nGMemHigh=8M\n[batch-gpu.slice]\nGMemLow=1M\n")
     manager.refuses = True
     async with policy(tmp_path, manager) as h:
@@ -91,7 +90,7 @@ async def test_a_hangup_without_a_manager(tmp_path: Path, manager: FakeManager, 
 @pytest.mark.logs(r"/a\.conf:2: GMemHigh=: /elsewhere/x\.service is not where units are$")
 @virtual
 async def test_a_unit_where_no_units_are(tmp_path: Path, manager: FakeManager) -> None:
-    """It is told with the line of the section."""
+    """It is reported with the line of the section."""
     (tmp_path / "a.conf").write_text("[x.service]\nGMemHigh=8M\n")
     manager.unit("/elsewhere/x.service")
     async with policy(tmp_path, manager) as h:
@@ -104,7 +103,7 @@ async def test_a_unit_where_no_units_are(tmp_path: Path, manager: FakeManager) -
 )
 @virtual
 async def test_what_can_match_nothing_is_told(tmp_path: Path, manager: FakeManager) -> None:
-    """With the line, and what is likely to be meant."""
+    """With the line, and with the name that was probably meant."""
     (tmp_path / "a.conf").write_text("[/batch-gpu.slice]\nGMemHigh=8M\n[nightly.timer]\nGMemHigh=8M\n")
     manager.unit("/batch.slice/batch-gpu.slice")
     async with policy(tmp_path, manager) as h:

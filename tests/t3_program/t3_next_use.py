@@ -1,4 +1,4 @@
-"""Memory goes by next use: from what programs do on the software GPU to what reclaim takes, in virtual time."""
+"""Reclaim by next use: from the work of programs on the software GPU to the choice of reclaim, in virtual time."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ Spawn = Callable[..., subprocess.Popen[bytes]]
 
 GPU = 64 * MIB
 IDLE = IDLE_S[NextUse.IDLE] + HOLD_S + 1.5
-"""Seconds after which a program that does nothing is known to be idle: its time, the hold, and two looks."""
+"""Seconds after which an inactive program is known to be idle: its time, the hold, and two looks."""
 KERNEL_US = 20_000
-"""Microseconds of a kernel: each end of one is an event of its own."""
+"""Microseconds of a kernel; a short one would make many events, as the end of each is one."""
 LARGE = SoftConfig(capacity=GPU)
 """A GPU of 64 MiB with the bus of a large one."""
 BUS = SoftConfig().in_bytes_per_s * GPU // SoftConfig().capacity
-"""Bytes a second of each direction of the bus, as much less as the GPU has less memory."""
+"""Bytes a second in each direction of the bus, scaled down as the memory of the GPU is."""
 SMALL = SoftConfig(capacity=GPU, out_bytes_per_s=BUS, in_bytes_per_s=BUS)
-"""A GPU of 64 MiB that is to its bus as one of 16 GiB."""
+"""A GPU of 64 MiB whose memory and bus have the proportion of a GPU of 16 GiB."""
 BRIEF_US = 2650
-"""Microseconds of a kernel that is brief beside the fetch of a page of that GPU: 377 of them a second."""
+"""Microseconds of a kernel that is short beside the fetch of a page on that GPU: 377 a second."""
 
 
 @attrs.define
@@ -56,8 +56,8 @@ class Rig:
     async def program(
         self, nbytes: int, cgroup: str = "/", *, busy: bool = False, kernel_us: int = KERNEL_US, gated: bool = True
     ) -> Process:
-        """A program that holds so much; a `busy` one goes through all of it in kernel after kernel. One that is not
-        `gated` has a client that knows of no turns."""
+        """Start a program that holds `nbytes`; a `busy` one goes through all of it in kernel after kernel. Without
+        `gated` its client knows of no turns."""
         process = await self.h.arrive(self.spawn().pid, cgroup)
         number = await self.gpu.open_context(process, 8, lambda finished: None, gated=gated)
         pages = await self.gpu.allocate(process, nbytes)
@@ -66,7 +66,7 @@ class Rig:
         return process
 
     async def work(self, process: Process, number: int, pages: range, kernel_us: int) -> None:
-        """Launch kernels that touch these pages as long as the program is there, AHEAD_US ahead or one kernel."""
+        """Launch kernels that touch these pages while the program lives, AHEAD_US or one kernel ahead."""
         queue, few = self.gpu._tenants[process].tsgs[number].queue, -(-AHEAD_US // kernel_us)
         with contextlib.suppress(OSError):
             while True:
@@ -75,7 +75,7 @@ class Rig:
                 await trio.sleep(few * kernel_us / 2e6)
 
     def held(self, process: Process) -> int:
-        """Return what is on the GPU."""
+        """Return the bytes of a process on the GPU."""
         return self.h.ledger.books(Member(process, 0)).current
 
     def next_use(self, process: Process) -> NextUse | None:
@@ -83,7 +83,7 @@ class Rig:
         return self.h.controller.population.record(Member(process, 0)).memory.next_use
 
     def rank(self, process: Process) -> int:
-        """Return what the ledger knows of the next use of a process, for as long as it holds."""
+        """Return what the ledger knows of a process's next use, as long as that holds."""
         return self.h.ledger._accounts[Member(process, 0)].next_use(clock.boot_usec())
 
     def turn_end(self, process: Process) -> TurnEnd | None:
@@ -91,7 +91,7 @@ class Rig:
         return self.h.controller.population.record(Member(process, 0)).compute.turn_end
 
     async def rate(self, process: Process, seconds: float = 2.0) -> float:
-        """Return the kernels that a program does in a second."""
+        """Return the kernels per second of a program."""
         before = self.gpu.activity(process).finished
         await trio.sleep(seconds)
         after = self.gpu.activity(process).finished
@@ -102,7 +102,7 @@ class Rig:
 
 @contextlib.asynccontextmanager
 async def rig(spawn: Spawn, *, scheduler: bool, config: SoftConfig = LARGE) -> AsyncIterator[Rig]:
-    """A GPU of 64 MiB, where nothing else is said."""
+    """Run a GPU, of 64 MiB by default."""
     gpu = SoftGpu(0, config)
     async with running(gpu, scheduler=scheduler) as h, trio.open_nursery() as nursery:
         yield Rig(h, gpu, spawn, nursery)
@@ -111,7 +111,7 @@ async def rig(spawn: Spawn, *, scheduler: bool, config: SoftConfig = LARGE) -> A
 
 @contextlib.asynccontextmanager
 async def virtual_boot() -> AsyncIterator[None]:
-    """Has what holds for a time by the clock of this boot end by trio's."""
+    """Let what holds for a time by the boot clock end by trio's clock."""
     with mock.patch.object(clock, "boot_usec", side_effect=lambda: int(1e6 * trio.current_time())):
         yield
 
@@ -122,7 +122,7 @@ each_way = pytest.mark.parametrize("scheduler", [True, False], ids=["scheduled",
 @each_way
 @virtual
 async def test_a_busy_program_beside_an_idle_one_keeps_its_memory(spawn: Spawn, scheduler: bool) -> None:
-    """28 MiB that are idle and 44 MiB that are busy, on 64 MiB: the first gives the 8 MiB that are too many."""
+    """28 MiB are idle and 44 MiB busy, on 64 MiB: the idle program gives the 8 MiB that are too many."""
     async with rig(spawn, scheduler=scheduler) as r:
         idle = await r.program(28 * MIB)
         await trio.sleep(IDLE)
@@ -136,7 +136,7 @@ async def test_a_busy_program_beside_an_idle_one_keeps_its_memory(spawn: Spawn, 
 
 
 async def rate_beside(spawn: Spawn, idle: int, busy: int, limit: str, scheduler: bool) -> float:
-    """Return the kernels that a busy program does in a second in a slice with an idle one."""
+    """Return the kernels per second of a busy program in a slice with an idle one."""
     async with rig(spawn, scheduler=scheduler, config=SMALL) as r:
         if idle:
             await r.program(idle, "/job")
@@ -152,8 +152,8 @@ async def rate_beside(spawn: Spawn, idle: int, busy: int, limit: str, scheduler:
 async def test_a_busy_program_beside_an_idle_one_keeps_its_rate(
     spawn: Spawn, idle: int, busy: int, limit: str, scheduler: bool
 ) -> None:
-    """7 GiB that are idle and 11 that are busy on 16, and 4 and 6 in a slice of 8, in small; by size alone, as it was,
-    the busy one pays for all of it."""
+    """7 GiB idle and 11 busy on 16, and 4 and 6 in a slice of 8, scaled down. By size alone, as it was before, the busy
+    program pays for everything."""
     alone = await rate_beside(spawn, 0, busy * MIB, limit, scheduler)
     beside = await rate_beside(spawn, idle * MIB, busy * MIB, limit, scheduler)
     with mock.patch.object(Foresight, "_tell"):
@@ -169,9 +169,9 @@ async def test_a_busy_program_beside_an_idle_one_keeps_its_rate(
 async def test_what_a_busy_program_gave_to_one_that_rests_since_it_has_back_by_a_reclaim(
     spawn: Spawn, idle: int, busy: int, limit: str, scheduler: bool
 ) -> None:
-    """The other order: the busy one is there first, and the other is at work as it allocates, so that the larger gives.
-    None takes it from the other once that is idle: the busy one reaches over the bus for it in each kernel, until an
-    operator has the idle one give."""
+    """In the other order, the busy program is there first and the other works as it allocates, so the larger gives.
+    Once the other is idle, neither takes the memory back: the busy program reaches over the bus in each kernel, until
+    an operator has the idle one give."""
     async with rig(spawn, scheduler=scheduler, config=SMALL) as r:
         works = await r.program(busy * MIB, "/job", busy=True, kernel_us=BRIEF_US)
         await r.h.write("slice/job/0/gmem.limit.high", limit)
@@ -195,7 +195,7 @@ async def test_what_a_busy_program_gave_to_one_that_rests_since_it_has_back_by_a
 @each_way
 @virtual
 async def test_a_busy_program_with_a_low_gives_nothing_to_one_that_comes(spawn: Spawn, scheduler: bool) -> None:
-    """What comes has so much in the host as there is no room for."""
+    """The newcomer keeps in the host what does not fit."""
     async with rig(spawn, scheduler=scheduler, config=SMALL) as r:
         works = await r.program(44 * MIB, busy=True, kernel_us=BRIEF_US)
         await r.h.write(f"{works.pid}/0/gmem.limit.low", "44M")
@@ -209,7 +209,7 @@ async def test_a_busy_program_with_a_low_gives_nothing_to_one_that_comes(spawn: 
 @each_way
 @virtual
 async def test_the_shape_of_the_kernels_memory_low(spawn: Spawn, scheduler: bool) -> None:
-    """That of its test_memcg_low (tools/testing/selftests/cgroup): a limit of 200M, below it P1 with a low of 50M and
+    """The shape of test_memcg_low (tools/testing/selftests/cgroup): a limit of 200M, below it P1 with a low of 50M and
     three idle children of 50M with lows of 75M, 25M and 0, and P2, which allocates 148M. As P2 then cannot give, and
     needs 166M, P1 falls below its low, with `low` events of the children that have one."""
     async with rig(spawn, scheduler=scheduler, config=SoftConfig(capacity=512 * MIB)) as r:
@@ -222,7 +222,7 @@ async def test_the_shape_of_the_kernels_memory_low(spawn: Spawn, scheduler: bool
         busy = await r.program(148 * MIB, "/p0/p2", busy=True)
 
         async def figures() -> tuple[int, int, list[int], list[int]]:
-            """Return the MiB of P1, of P2 and of P1's children, and the `low` events of those."""
+            """Return the MiB of P1, of P2 and of P1's children, and the `low` events of the children."""
             p1, p2 = [int(await r.h.read(f"slice/p0/{name}/0/gmem.current")) // MIB for name in ("p1", "p2")]
             events = [await r.h.read(f"{child.pid}/0/gmem.events") for child in children]
             lows = [int(dict(line.split(" ", 1) for line in text.splitlines())["low"]) for text in events]
@@ -246,7 +246,7 @@ async def test_the_shape_of_the_kernels_memory_low(spawn: Spawn, scheduler: bool
 @each_way
 @virtual
 async def test_an_idle_program_is_idle_still_when_another_comes(spawn: Spawn, scheduler: bool) -> None:
-    """A scheduler begins to look as there are two, and the second takes its time before it allocates."""
+    """A scheduler starts to look when there are two programs, and the second allocates only after a while."""
     async with rig(spawn, scheduler=scheduler) as r:
         idle = await r.program(28 * MIB)
         await trio.sleep(IDLE_S[NextUse.RESTING] + IDLE)
@@ -262,7 +262,7 @@ async def test_an_idle_program_is_idle_still_when_another_comes(spawn: Spawn, sc
 @each_way
 @virtual
 async def test_a_look_that_takes_long_makes_none_idle(spawn: Spawn, scheduler: bool) -> None:
-    """On a machine so slow that one takes longer than the time after which a program is idle: those at work are not."""
+    """On a machine so slow that a look takes longer than the time until a program is idle, busy ones are not idle."""
     async with rig(spawn, scheduler=scheduler) as r:
         each = [await r.program(8 * MIB, busy=True) for _ in range(3)]
         await trio.sleep(2)
@@ -286,7 +286,7 @@ async def test_a_look_that_takes_long_makes_none_idle(spawn: Spawn, scheduler: b
 @each_way
 @virtual
 async def test_what_the_ledger_knows_outlasts_a_part_of_a_look_that_takes_long(spawn: Spawn, scheduler: bool) -> None:
-    """A daemon that was stopped in a look, or a machine that was: it rests no longer than what it said holds."""
+    """The daemon, or the machine, may be stopped in a look; the daemon rests no longer than what it reported holds."""
     async with rig(spawn, scheduler=scheduler) as r, virtual_boot():
         each = [await r.program(8 * MIB) for _ in range(3)]
         await trio.sleep(IDLE)
@@ -335,7 +335,7 @@ async def test_what_wakes_during_a_look_that_takes_long_is_near_at_the_next_rest
 async def test_a_look_asks_for_the_order_of_turns_only_where_it_is_to_tell_something(
     spawn: Spawn, scheduler: bool
 ) -> None:
-    """At its rests, which are as much longer as that takes: of a thousand programs it is some ms."""
+    """During its rests, which lengthen with the look: for a thousand programs they are some milliseconds."""
     async with rig(spawn, scheduler=scheduler) as r:
         each = [await r.program(8 * MIB) for _ in range(3)]
         await trio.sleep(IDLE)
@@ -372,7 +372,7 @@ async def test_a_look_asks_for_the_order_of_turns_only_where_it_is_to_tell_somet
 @each_way
 @virtual
 async def test_a_limit_of_a_slice_takes_from_the_idle_first(spawn: Spawn, scheduler: bool) -> None:
-    """The largest is at work, and gives only what the idle ones have not; what low protects, at last."""
+    """The largest is busy, and gives only what the idle ones cannot; memory that low protects goes last."""
     async with rig(spawn, scheduler=scheduler) as r:
         idle, other = await r.program(8 * MIB, "/job"), await r.program(8 * MIB, "/job")
         busy = await r.program(32 * MIB, "/job", busy=True)
@@ -388,7 +388,7 @@ async def test_a_limit_of_a_slice_takes_from_the_idle_first(spawn: Spawn, schedu
 @each_way
 @virtual
 async def test_equals_are_levelled_however_their_turns_go(spawn: Spawn, scheduler: bool) -> None:
-    """Two at work, and two at rest: of each pair the larger gives down to the other."""
+    """Two are busy and two idle: in each pair the larger gives until it is level with the other."""
     async with rig(spawn, scheduler=scheduler) as r:
         rest = [await r.program(nbytes * MIB, "/job") for nbytes in (12, 8)]
         work = [await r.program(nbytes * MIB, "/job", busy=True) for nbytes in (20, 16)]
@@ -401,7 +401,7 @@ async def test_equals_are_levelled_however_their_turns_go(spawn: Spawn, schedule
 
 @virtual
 async def test_a_better_priority_is_an_equal_of_those_that_run_behind_it(spawn: Spawn) -> None:
-    """Though it is idle: it goes before them as soon as it has work."""
+    """An idle program of better priority is included: it runs first as soon as it has work."""
     async with rig(spawn, scheduler=True) as r:
         service = await r.program(24 * MIB, "/job")
         batch = await r.program(24 * MIB, "/job", busy=True)
@@ -419,7 +419,7 @@ async def test_a_better_priority_is_an_equal_of_those_that_run_behind_it(spawn: 
 
 @virtual
 async def test_one_that_is_behind_gives_with_the_idle_before_it(spawn: Spawn) -> None:
-    """A job of worse priority than the default gives with the idle, and both before a neighbour at work."""
+    """A job of worse priority than the default gives with the idle ones, and both before a busy neighbour."""
     async with rig(spawn, scheduler=True) as r:
         idle = await r.program(16 * MIB, "/job")
         work, behind = [await r.program(16 * MIB, "/job", busy=True) for _ in range(2)]
@@ -433,8 +433,8 @@ async def test_one_that_is_behind_gives_with_the_idle_before_it(spawn: Spawn) ->
 @pytest.mark.parametrize("gated", [True, False], ids=["drained", "ungated"])
 @virtual
 async def test_of_those_that_take_turns_the_last_are_later(spawn: Spawn, gated: bool) -> None:
-    """One leads, and six fill in turns: the one whose turn it is, and the next, are near at all times. A program that
-    is drained has launched nothing that is not done, and has work all the same."""
+    """One leads and six fill in turns: the one whose turn it is, and the next, are near at all times. A drained program
+    has no unfinished launch, and yet has work."""
     async with rig(spawn, scheduler=True) as r:
         leader = await r.program(2 * MIB, busy=True, gated=gated)
         await r.h.write(f"{leader.pid}/0/compute.priority", 0)
@@ -456,8 +456,8 @@ async def test_of_those_that_take_turns_the_last_are_later(spawn: Spawn, gated: 
 
 @virtual
 async def test_one_that_waits_long_for_its_turn_is_not_idle(spawn: Spawn) -> None:
-    """Of ten that fill, each waits longer for its turn than the time after which a program is idle: the next one is
-    near all the same, and the limit of all of them takes from those behind it."""
+    """Of ten fillers each waits longer for its turn than the time after which a program is idle. The next one is near
+    all the same, and the limit of all of them takes from those behind it."""
     async with rig(spawn, scheduler=True) as r:
         leader = await r.program(2 * MIB, busy=True)
         await r.h.write(f"{leader.pid}/0/compute.priority", 0)
@@ -473,8 +473,8 @@ async def test_one_that_waits_long_for_its_turn_is_not_idle(spawn: Spawn) -> Non
 
 @virtual
 async def test_of_those_that_are_behind_the_idle_give_first(spawn: Spawn) -> None:
-    """A slice of worse priority with one at work and one at rest, and another anywhere that rests: the two are as far
-    as that one, and under their own limit the one at rest gives all the same."""
+    """A slice of worse priority has a busy and an idle program, and another idle program is elsewhere. The two are as
+    far as that one, and under their own limit the idle one gives all the same."""
     async with rig(spawn, scheduler=True) as r:
         rests, works = await r.program(8 * MIB, "/batch"), await r.program(16 * MIB, "/batch", busy=True)
         notebook = await r.program(2 * MIB)
@@ -488,7 +488,7 @@ async def test_of_those_that_are_behind_the_idle_give_first(spawn: Spawn) -> Non
 @virtual
 @pytest.mark.logs("the foresight of GPU 0 failed")
 async def test_what_the_ledger_could_not_be_told_is_told_with_the_next_look(spawn: Spawn) -> None:
-    """Also that one at work is near again, which is told once."""
+    """This includes that a busy program is near again, which is said only once."""
     async with rig(spawn, scheduler=False) as r:
         process = await r.program(8 * MIB)
         await r.program(8 * MIB, busy=True)
@@ -544,7 +544,7 @@ async def test_one_that_cannot_be_taken_off_waits_for_no_turn(spawn: Spawn) -> N
 
 @virtual
 async def test_a_frozen_program_is_idle_and_one_that_loads_is_not(spawn: Spawn) -> None:
-    """What is frozen runs nothing, whatever it has queued. Memory that a program comes by is about to be used."""
+    """A frozen program runs nothing, whatever it has queued. New memory of a program is about to be used."""
     async with rig(spawn, scheduler=True) as r:
         frozen, loads = await r.program(8 * MIB, busy=True), await r.program(2 * MIB)
         await r.program(2 * MIB, busy=True)

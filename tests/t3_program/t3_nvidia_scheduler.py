@@ -1,4 +1,4 @@
-"""The scheduler over the NVIDIA code and a driver in memory: how often the driver is called, whoever does it."""
+"""The scheduler over the NVIDIA code and a driver in memory: how often the driver is called, by any part."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Spawn = Callable[..., subprocess.Popen[bytes]]
 
 @pytest.mark.parametrize(("programs", "contexts"), [(20, 1), (6, 4)])
 def test_no_more_than_fifty_calls_in_any_second(spawn: Spawn, programs: int, contexts: int) -> None:
-    """Priorities change all the time, so that slices do and who fills, and each of them is to be kept as well."""
+    """Priorities change all the time, and so do timeslices and the set of fillers; and each timeslice is to be kept."""
     fake, nvml = FakeSystem(trace=None), FakeNvml(count=1)
     when: list[tuple[float, int]] = []
 
@@ -45,19 +45,20 @@ def test_no_more_than_fifty_calls_in_any_second(spawn: Spawn, programs: int, con
     clock = MockClock(autojump_threshold=0.005)
     with patient(clock, lambda: False):
         trio.run(main, clock=clock)
-    # In the first second each TSG is asked once for what it has, and at the end all of them are given that back.
+    # In the first second each TSG's timeslice is read once, and at the end all of them are restored.
     calls = [(at, cmd) for at, cmd in when if cmd in ON_THE_GPU and 1 <= at < 9.9]
     assert {cmd for _, cmd in calls} == ON_THE_GPU, "it does all that it can"
     assert max(sum(at <= other < at + 1 for other, _ in calls) for at, _ in calls) <= 50
     assert len(calls) > 100
-    # The driver answers what a timeslice is from its own memory: 4 us, and 200 programs a second at most.
+    # The driver reads a timeslice from its own memory: 4 us, and 200 programs a second at most.
     asked = [at for at, cmd in when if cmd == rm.GET_TIMESLICE and 1 <= at < 9.9]
     assert 0 < max(sum(at <= other < at + 1 for other in asked) for at in asked) <= 200 * contexts
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_who_begins_on_a_busy_gpu_has_its_own_timeslice_beside_an_explicit_one(spawn: Spawn, seed: int) -> None:
-    """The CUDA library sets that seconds after the TSG was found, while the scheduler gives it one and another."""
+    """The CUDA library sets it seconds after the TSG was found, while the scheduler gives the program other
+    timeslices."""
     fake, nvml = FakeSystem(trace=None), FakeNvml(count=1)
     chance = random.Random(seed)
 
@@ -96,7 +97,7 @@ def test_who_begins_on_a_busy_gpu_has_its_own_timeslice_beside_an_explicit_one(s
 
 
 def test_one_that_has_destroyed_its_contexts_is_not_worth_a_word(spawn: Spawn) -> None:
-    """A program does so some time before it ends. What it makes later has its part of what its slice has."""
+    """A program does so some time before it ends. A context that it makes later gets its part of the slice's time."""
     fake, nvml = FakeSystem(trace=None), FakeNvml(count=1)
 
     async def main() -> None:

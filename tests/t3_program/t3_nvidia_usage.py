@@ -1,4 +1,4 @@
-"""GPU time in the files over the NVIDIA code and a driver in memory: exact where there is a trace, else an estimate."""
+"""GPU time in the files, over the NVIDIA code and a driver in memory: exact with a trace, an estimate without."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Spawn = Callable[..., subprocess.Popen[bytes]]
 
 
 def stats(spawn: Spawn, fake: FakeSystem, act: Callable[[FakeNvml, int, int], None]) -> list[dict[str, int]]:
-    """gcgroup.stat of two programs and of the slice that they are in, after three seconds with `act` in each."""
+    """Return gcgroup.stat of two programs and of their slice, after three seconds with `act` in each."""
     nvml, world = FakeNvml(count=1), World()
 
     async def main() -> list[dict[str, int]]:
@@ -50,12 +50,12 @@ def stats(spawn: Spawn, fake: FakeSystem, act: Callable[[FakeNvml, int, int], No
 
 
 def figures(found: list[dict[str, int]]) -> list[tuple[int | None, int | None]]:
-    """What is exact, and what is estimated."""
+    """Return the exact and the estimated times."""
     return [(one.get("gpu_usec"), one.get("gpu_usec_estimate")) for one in found]
 
 
 def test_without_a_trace_it_is_an_estimate(spawn: Spawn) -> None:
-    """Of samples: a quarter of the time, and half of it."""
+    """The estimate is made of samples: a quarter of the time, and half of it."""
     seconds = iter(range(1, 4))
 
     def sample(nvml: FakeNvml, one: int, other: int) -> None:
@@ -72,7 +72,7 @@ def test_without_a_trace_it_is_an_estimate(spawn: Spawn) -> None:
 
 
 def test_with_neither_nothing_is_told(spawn: Spawn, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the time: the rest of the file is there."""
+    """GPU time is left out; the rest of the file is there."""
 
     def refuse(nvml: FakeNvml, device: int, since: int) -> None:
         raise FakeNvmlError(FakeNvml.NVML_ERROR_NOT_SUPPORTED)
@@ -84,7 +84,7 @@ def test_with_neither_nothing_is_told(spawn: Spawn, monkeypatch: pytest.MonkeyPa
 
 
 def test_with_a_trace_it_is_exact(spawn: Spawn, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever samples say: 30 ms and 50 ms a second, and what is too young to be told comes later."""
+    """Whatever samples say: 30 ms and 50 ms a second; the most recent time is added later."""
     fake, clock = FakeSystem(), Clock()
     assert fake.trace is not None
     fake.trace.clock = clock
@@ -101,7 +101,7 @@ def test_with_a_trace_it_is_exact(spawn: Spawn, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_busy_time_is_of_samples_without_the_library(spawn: Spawn) -> None:
-    """A quarter and a half of the time, and all of it from samples, which is told."""
+    """A quarter and a half of the time; that all of it comes from samples is said, too."""
     seconds = iter(range(1, 4))
 
     def sample(nvml: FakeNvml, one: int, other: int) -> None:
@@ -113,7 +113,7 @@ def test_busy_time_is_of_samples_without_the_library(spawn: Spawn) -> None:
 
 
 def test_busy_time_is_left_out_where_nothing_tells(spawn: Spawn, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the kernels: neither the library nor samples."""
+    """Neither the library nor samples tell of kernels."""
 
     def refuse(nvml: FakeNvml, device: int, since: int) -> None:
         raise FakeNvmlError(FakeNvml.NVML_ERROR_NOT_SUPPORTED)
@@ -124,7 +124,7 @@ def test_busy_time_is_left_out_where_nothing_tells(spawn: Spawn, monkeypatch: py
 
 
 def test_a_slice_keeps_what_a_killed_program_did(spawn: Spawn, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what the trace told of it after its end; and what another did that has its place."""
+    """This includes what the trace reported after its end, and the work of a program that now has its place."""
     fake, clock = FakeSystem(), Clock()
     assert fake.trace is not None
     fake.trace.clock = clock
@@ -166,7 +166,7 @@ def test_a_slice_keeps_what_a_killed_program_did(spawn: Spawn, monkeypatch: pyte
 def test_all_samples_are_asked_for_while_a_program_comes_and_goes(
     spawn: Spawn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One without the library: seen once a second it may be seen at work each time that it goes on, or never."""
+    """A program without the library, if looked at once a second, might be seen at work each time, or never."""
     fake, clock, nvml, asked = FakeSystem(), Clock(), FakeNvml(count=1), list[float]()
     assert fake.trace is not None
     fake.trace.clock = clock

@@ -1,4 +1,4 @@
-"""Frozen programs without the library go into the host whole, and come back when they are thawed. Through the files."""
+"""Programs without the library that move to the host as a whole when frozen, and back at the thaw, by control files."""
 
 from __future__ import annotations
 
@@ -32,33 +32,33 @@ Spawn = Callable[..., subprocess.Popen[bytes]]
 
 HELD = 64 * MIB
 LARGE = 4 << 30
-"""It has three times as long as a lever."""
+"""Bytes of a program that may take three times as long as a lever."""
 
 
 @attrs.define
 class Driver:
-    """What agents do to programs: NVML lists those that are on the GPU."""
+    """The effect of agents on programs: NVML lists those that are on the GPU."""
 
     nvml: FakeNvml
     system: FakeSystem
     keeps_file: bool = False
-    """Whether a program that is in the host has a file of the driver open, without a client."""
+    """Whether a program in the host keeps a file of the driver open, without a client."""
     ctl: int = 9
-    """The number of its file when it is back."""
+    """Number of its file when it is back."""
     done: list[tuple[str, int]] = attrs.field(factory=list)
     rooms: list[int] = attrs.field(factory=list)
-    """What they were told that a program needs."""
+    """Bytes that agents were told a program needs."""
     failed: Sequence[Progress] = ()
-    """What those that fail have heard of the agent."""
+    """Progress that a failing agent has reported."""
     fails: list[int] = attrs.field(factory=list)
     """Errnos of the next calls; 0 for none."""
     seconds: float = 0.0
     ends: float = 0.7
-    """Seconds that an agent is still at it when NVML says already how it will be: a few looks."""
+    """Seconds that an agent still works after NVML shows the result: a few looks."""
     ready: bool = True
-    """Agents get as far as to their question."""
+    """Whether agents get as far as their question."""
     frozen: Callable[[Process], bool] = lambda _: False
-    """Whether the work of a program is off the GPU."""
+    """Return whether the work of a program is off the GPU."""
     left: list[checkpoint.Left] = attrs.field(factory=list)
     """Programs that are in the host."""
 
@@ -112,7 +112,7 @@ class Rig:
     pids: list[int]
 
     async def seen(self) -> None:
-        """Time for a look at NVML's list, and for what follows."""
+        """Wait for a look at NVML's list, and for its consequences."""
         await trio.sleep(1)
         await settle()
 
@@ -123,14 +123,14 @@ class Rig:
         return int(await self.h.read(f"{pid}/0/{name}"))
 
     async def booked(self, pid: int) -> tuple[int, int]:
-        """Bytes on the GPU and in the host, by the files."""
+        """Return the bytes on the GPU and in the host, as the files say."""
         return await self.number(pid, "gmem.current"), await self.number(pid, "gmem.swap.current")
 
 
 def drive(
     monkeypatch: pytest.MonkeyPatch, spawn: Spawn, *tests: Callable[[Rig], object], programs: int = 1, room: int = HELD
 ) -> None:
-    """Each test has a daemon of its own, on the same machine; the books outlive it, as the kernel's do."""
+    """Run tests with a daemon each, on the same machine; the books outlive a daemon, as the kernel's do."""
     fake, nvml = FakeSystem(trace=None), FakeNvml(count=1)
     driver = Driver(nvml, fake)
     monkeypatch.setattr(checkpoint, "suspend", driver.suspend)
@@ -165,13 +165,13 @@ def drive(
 
 
 def has_been_killed(pid: int) -> bool:
-    """Whether a child was, and is not waited for yet."""
+    """Return whether a child was killed and not reaped yet."""
     found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     return found is not None and found.si_status == signal.SIGKILL
 
 
 def test_out_and_back(monkeypatch: pytest.MonkeyPatch, spawn: Spawn) -> None:
-    """By gmem.reclaim; for the thaw it is on the GPU again before anything of it runs."""
+    """gmem.reclaim moves it out; at the thaw it is on the GPU again before any of it runs."""
 
     async def test(rig: Rig) -> None:
         (pid,) = rig.pids
@@ -193,7 +193,7 @@ def test_out_and_back(monkeypatch: pytest.MonkeyPatch, spawn: Spawn) -> None:
 
 
 def test_the_books_say_where_it_was_until_it_has_moved(monkeypatch: pytest.MonkeyPatch, spawn: Spawn) -> None:
-    """The driver says so earlier, and then in parts."""
+    """The driver reports it earlier, and then in parts."""
 
     async def test(rig: Rig) -> None:
         (pid,) = rig.pids
@@ -224,7 +224,7 @@ def test_the_books_say_where_it_was_until_it_has_moved(monkeypatch: pytest.Monke
 def test_what_comes_back_has_other_channels(
     monkeypatch: pytest.MonkeyPatch, spawn: Spawn, keeps_file: bool, ctl: int
 ) -> None:
-    """All levers reach them, whatever was seen meanwhile; what was asked for while it was away holds as well."""
+    """All levers reach it, whatever was seen meanwhile; and settings made while it was away hold, too."""
 
     async def test(rig: Rig) -> None:
         (pid,) = rig.pids
@@ -234,7 +234,7 @@ def test_what_comes_back_has_other_channels(
             await rig.h.write(f"{pid}/0/compute.freeze", 1)
             assert not any(program.running())
             await rig.h.write(f"{pid}/0/gmem.reclaim", MIB)
-            await trio.sleep(15)  # looks at it find nothing, all kinds of them
+            await trio.sleep(15)  # no look at it finds anything
             await rig.h.write(f"{pid}/0/compute.timeslice", us / 1000)
             await rig.h.write(f"{pid}/0/compute.freeze", 0)
             assert all(program.running())
@@ -244,7 +244,7 @@ def test_what_comes_back_has_other_channels(
 
 
 def test_one_that_uses_another_gpu_stays(monkeypatch: pytest.MonkeyPatch, spawn: Spawn) -> None:
-    """It would stand still there, too."""
+    """It would stand still on that GPU, too."""
 
     async def test(rig: Rig) -> None:
         (pid,) = rig.pids
@@ -258,7 +258,7 @@ def test_one_that_uses_another_gpu_stays(monkeypatch: pytest.MonkeyPatch, spawn:
 
 
 def test_what_it_has_allocated_since_the_last_look_counts(monkeypatch: pytest.MonkeyPatch, spawn: Spawn) -> None:
-    """Without room for it, it could not be restored."""
+    """Without room for that memory, it could not be restored."""
 
     async def test(rig: Rig) -> None:
         (pid,) = rig.pids
@@ -291,7 +291,7 @@ def test_one_that_allocates_while_its_agent_starts_stays(monkeypatch: pytest.Mon
 
 
 def test_a_slice_over_its_limit_takes_the_frozen_one(monkeypatch: pytest.MonkeyPatch, spawn: Spawn) -> None:
-    """The other runs, and cannot be moved; without the frozen one the limit would be refused."""
+    """The other program runs and cannot be moved; without the frozen one the limit would be refused."""
 
     async def test(rig: Rig) -> None:
         frozen, other = rig.pids
@@ -315,8 +315,8 @@ def test_a_slice_over_its_limit_takes_the_frozen_one(monkeypatch: pytest.MonkeyP
 def test_one_whose_library_does_not_speak_gives_nothing_and_others_do(
     monkeypatch: pytest.MonkeyPatch, spawn: Spawn
 ) -> None:
-    """What that has in the host would not be restored. Its own limit is refused, as where the library speaks, also
-    while it is not looked at again."""
+    """Memory that its library keeps in the host would not be restored. A limit of its own is refused, as it is for a
+    connected library, also while the program is not looked at again."""
     looked: list[int] = []
 
     async def has_library(pid: int) -> bool:
@@ -328,7 +328,7 @@ def test_one_whose_library_does_not_speak_gives_nothing_and_others_do(
         silent, other = rig.pids
         for pid in rig.pids:
             rig.h.world.cgroups[pid] = backend.process.identity.Slice("/jobs")
-        rig.driver.nvml.compute[0] = [(silent, 2 * HELD), (other, HELD)]  # it is asked first
+        rig.driver.nvml.compute[0] = [(silent, 2 * HELD), (other, HELD)]  # the silent one is asked first
         await rig.seen()
         await rig.h.write("slice/jobs/0/compute.freeze", 1)
         await rig.h.write("slice/jobs/0/gmem.limit.high", 2 * HELD)
@@ -355,7 +355,7 @@ def test_one_whose_library_does_not_speak_gives_nothing_and_others_do(
 def test_one_whose_library_does_not_speak_has_the_time_to_before_it_ends(
     monkeypatch: pytest.MonkeyPatch, spawn: Spawn
 ) -> None:
-    """Frozen as another, it could go as a whole but for the library: that it holds is not held against it at once."""
+    """It is frozen, and could go as a whole but for its silent library: so it is not killed at once."""
 
     async def has_library(pid: int) -> bool:
         return True
@@ -366,7 +366,7 @@ def test_one_whose_library_does_not_speak_has_the_time_to_before_it_ends(
         await rig.seen()
         await rig.h.write(f"{pid}/0/compute.freeze", 1)
         await rig.h.write("slice/jobs/0/gmem.limit.max", LARGE)
-        await trio.sleep(RETURN_S)  # the daemon is no longer new
+        await trio.sleep(RETURN_S)  # until the daemon is no longer new
         rig.driver.nvml.compute[0] = [(pid, LARGE + HELD)]
         await trio.sleep(RETURN_S - 1)
         assert "over 1\n" in await rig.h.read("slice/jobs/0/gmem.events")
@@ -399,7 +399,7 @@ def test_one_that_cannot_go_stays_and_is_frozen(
 
 
 def test_one_that_was_never_away_keeps_what_its_tsgs_had(monkeypatch: pytest.MonkeyPatch, spawn: Spawn) -> None:
-    """The driver refused the checkpoint: the timeslice that they have now is not their own."""
+    """The driver refused the checkpoint: the timeslices that its TSGs have now are not their own."""
 
     async def test(rig: Rig) -> None:
         (pid,) = rig.pids
@@ -427,7 +427,7 @@ def test_the_host_has_no_room(monkeypatch: pytest.MonkeyPatch, spawn: Spawn) -> 
 
 
 def test_a_large_one_may_take_longer_than_a_lever(monkeypatch: pytest.MonkeyPatch, spawn: Spawn) -> None:
-    """To go, to come, and for a thaw that waits for both. How large it is may be seen only while a caller waits."""
+    """To go, to come, and for a thaw that waits for both. Its size may be seen only while a caller waits."""
 
     async def test(rig: Rig) -> None:
         (pid,) = rig.pids
@@ -456,7 +456,7 @@ def test_a_large_one_may_take_longer_than_a_lever(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_thaw_waits_for_one_on_its_way_out(monkeypatch: pytest.MonkeyPatch, spawn: Spawn) -> None:
-    """The caller may be gone by then: the agent goes on, and the thaw undoes it."""
+    """Its caller may be gone by then: the agent goes on, and the thaw undoes it."""
 
     async def test(rig: Rig) -> None:
         (pid,) = rig.pids
@@ -467,7 +467,7 @@ def test_a_thaw_waits_for_one_on_its_way_out(monkeypatch: pytest.MonkeyPatch, sp
         assert rig.driver.done == []
         assert await rig.h.refused(f"{pid}/0/compute.freeze", 0) == errno.ETIMEDOUT
         await trio.sleep(10)
-        # It is back, and the caller that thawed it was told that it is frozen.
+        # It is back, although the caller of the thaw was told that it is frozen.
         assert await rig.booked(pid) == (HELD, 0)
         assert await rig.h.read(f"{pid}/0/compute.freeze") == "1\n"
         assert rig.gpu._is_frozen(backend.process.identity.identify(pid))
@@ -482,7 +482,7 @@ def test_a_thaw_waits_for_one_on_its_way_out(monkeypatch: pytest.MonkeyPatch, sp
 
 
 def test_a_daemon_that_ends_brings_it_back(monkeypatch: pytest.MonkeyPatch, spawn: Spawn) -> None:
-    """As it thaws what it froze."""
+    """Just as the daemon thaws what it froze."""
     ended: list[Driver] = []
 
     async def test(rig: Rig) -> None:
@@ -498,8 +498,8 @@ def test_a_daemon_that_ends_brings_it_back(monkeypatch: pytest.MonkeyPatch, spaw
 
 @pytest.mark.logs("is in the middle of a move: .*no room", "was in the middle of a move, and runs again")
 def test_the_daemon_after_one_that_was_killed_brings_it_back(monkeypatch: pytest.MonkeyPatch, spawn: Spawn) -> None:
-    """Books that outlive a daemon say that it is in the host, and follow. What was asked for holds: it is frozen, and
-    no caller is told that it is thawed before it could be."""
+    """Books that outlive a daemon say that it is in the host, and follow. Its settings hold: it is frozen, and no
+    caller is told that it is thawed before it can be."""
 
     async def killed(rig: Rig) -> None:
         (pid,) = rig.pids
@@ -507,7 +507,7 @@ def test_the_daemon_after_one_that_was_killed_brings_it_back(monkeypatch: pytest
         await rig.h.write(f"{pid}/0/gmem.reclaim", MIB)
         rig.h.controller.hand_over()
         rig.h.kill()
-        rig.driver.ready = False  # there is no room
+        rig.driver.ready = False  # no room for it
 
     async def after(rig: Rig) -> None:
         (pid,) = rig.pids

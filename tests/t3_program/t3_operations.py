@@ -1,4 +1,4 @@
-"""Every handler, called as the kernel calls it: what it refuses, what it leaves behind, and that it never crashes."""
+"""Every FUSE handler, called as the kernel calls it: its refusals, what it leaves behind, and that it never crashes."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ REFUSED = {
     "rename": errno.EPERM,
     "link": errno.EPERM,
     "symlink": errno.EPERM,
-    # Not there on purpose: the kernel asks once and never again.
+    # Missing on purpose: after one ENOSYS the kernel does not ask again.
     "flush": errno.ENOSYS,
     "getxattr": errno.ENOSYS,
     "listxattr": errno.ENOSYS,
     "removexattr": errno.ENOSYS,
     "setxattr": errno.ENOSYS,
 }
-"""What cgroup2 has no such operation for, and what it says."""
+"""Errnos of the operations that cgroup2 does not have."""
 
 CANNOT_FAIL = {"statfs", "fsync"}
-"""Handlers that look at nothing."""
+"""Handlers that use no other part."""
 
 
 class Wreck:
-    """Stands for a part that has a bug: whatever is done with it raises."""
+    """Stand-in for a part with a bug: whatever is done with it raises."""
 
     def __getattr__(self, name: str) -> Any:
         raise RuntimeError("the bug")
@@ -62,14 +62,14 @@ class Wreck:
 
 
 def wrecked() -> Operations:
-    """Operations of which every part is broken."""
+    """Return operations of which every part is broken."""
     operations = Operations(Wreck(), Wreck(), Wreck())  # type: ignore[arg-type]
     operations._files = operations._listings = Wreck()  # type: ignore[assignment]
     return operations
 
 
 def call(operations: Operations, name: str) -> Any:
-    """A call of a handler with as many arguments as the kernel would give."""
+    """Call a handler with as many arguments as the kernel gives it."""
     words = list(inspect.signature(getattr(pyfuse3.Operations, name)).parameters)[1:]
     special = {
         "inode_list": [(ROOT_INODE, 1)],
@@ -88,14 +88,14 @@ def call(operations: Operations, name: str) -> Any:
 
 @pytest.mark.parametrize("name", HANDLERS)
 def test_only_fuse_errors_leave_a_handler(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A bug is EIO and one line in the log, whatever the handler; a handler that is added later is tested too."""
+    """A bug in any handler is EIO and one line in the log; handlers that are added later are tested, too."""
     error: BaseException | None = None
     try:
         trio.run(call, wrecked(), name)
     except BaseException as raised:
         error = raised
     records = list(caplog.records)
-    caplog.clear()  # expected, and no marker can be put on one handler of many
+    caplog.clear()  # expected; the marker cannot be put on one handler of many
     if name in CANNOT_FAIL:
         assert error is None
     elif name in REFUSED:
@@ -126,7 +126,7 @@ async def test_an_os_error_without_a_number_is_a_bug_too(spawn: Spawn) -> None:
 @pytest.mark.parametrize("code", [-600, -1, 512, 600, 4095, 2**31])
 @virtual
 async def test_a_number_that_the_kernel_does_not_take_stays_here(spawn: Spawn, code: int) -> None:
-    """It refuses the answer, and a caller that waits for that does so for ever."""
+    """The kernel would reject such an answer, and its caller would wait for ever."""
     async with running() as h:
         await h.arrive(spawn().pid)
         fh = await h.open("gpus/0/uuid")
@@ -138,7 +138,7 @@ async def test_a_number_that_the_kernel_does_not_take_stays_here(spawn: Spawn, c
 
 @virtual
 async def test_what_one_write_cannot_do_is_not_said_of_the_whole_mount(spawn: Spawn) -> None:
-    """ENOSYS the kernel takes for all times."""
+    """The kernel takes ENOSYS as an answer for all times."""
     async with running() as h:
         await h.arrive(spawn().pid)
         fh = await h.open("gpus/0/uuid")
@@ -161,7 +161,7 @@ async def _stuck(_: bytes) -> None:
 
 @virtual
 async def test_a_cancelled_write_is_no_error() -> None:
-    """Cancellation, which ends the mount, goes through a handler untouched."""
+    """A cancellation, which ends the mount, passes through a handler untouched."""
     async with running() as h:
         fh = await h.open("gpus/0/uuid")
         h.operations._files[fh] = SimpleNamespace(write=_stuck)  # type: ignore[assignment]
@@ -172,7 +172,7 @@ async def test_a_cancelled_write_is_no_error() -> None:
 
 @virtual
 async def test_names(spawn: Spawn) -> None:
-    """lookup, mkdir and rmdir of every kind of name: the errno of each."""
+    """lookup, mkdir and rmdir of every kind of name, and the errno of each."""
     async with running() as h:
         pid = spawn().pid
         idle = spawn().pid
@@ -217,7 +217,7 @@ async def test_names(spawn: Spawn) -> None:
             (slices, b"a", errno.EBUSY),
         ):
             assert await answers(op.rmdir(parent, name, ctx)) == code, (parent, name)
-        # And what is granted: a process before it uses a GPU, a slice that need not exist.
+        # Granted names: a process before it uses a GPU, and a slice that need not exist.
         assert stat.S_ISDIR((await op.mkdir(ROOT_INODE, b"%d" % idle, 0o755, ctx)).st_mode)
         assert await h.listdir(str(idle)) == ["0"]
         await op.rmdir(ROOT_INODE, b"%d" % idle, ctx)
@@ -229,7 +229,7 @@ async def test_names(spawn: Spawn) -> None:
 
 @virtual
 async def test_what_is_no_file(spawn: Spawn) -> None:
-    """open and readlink of the wrong kind of inode, and every handler on an inode that is gone or never was."""
+    """open and readlink of the wrong kind of inode, and every handler on an inode that is gone or never existed."""
     async with running() as h:
         process = spawn()
         who = await h.arrive(process.pid)
@@ -258,7 +258,8 @@ async def test_what_is_no_file(spawn: Spawn) -> None:
 
 @virtual
 async def test_readdir_pages(spawn: Spawn) -> None:
-    """However small the buffer, every name comes once; only what fitted counts as looked up; what went is skipped."""
+    """Every name comes once, however small the buffer. Only what fitted counts as looked up; vanished names are left
+    out."""
     async with running() as h:
         processes = [spawn() for _ in range(5)]
         everybody = [await h.arrive(process.pid) for process in processes]
@@ -284,7 +285,7 @@ async def test_readdir_pages(spawn: Spawn) -> None:
 
 @virtual
 async def test_lookups_are_counted_and_forgotten(spawn: Spawn) -> None:
-    """lookup, mkdir and readdir each give the kernel one reference; forget gives back; nothing stays."""
+    """lookup, mkdir and readdir each give the kernel a reference; forget returns them; nothing stays."""
     async with running() as h:
         pid = spawn().pid
         seen = h.notifier._looked_up
@@ -304,7 +305,7 @@ async def test_lookups_are_counted_and_forgotten(spawn: Spawn) -> None:
 
 @virtual
 async def test_watchers_are_told_of_looked_up_files_only(spawn: Spawn, tmp_path: Path) -> None:
-    """The events file is truncated through the mount, which inotify shows, if the kernel ever heard of the file."""
+    """If the kernel has ever seen the events file, it is truncated through the mount, which inotify shows."""
     async with running(mountpoint=tmp_path) as h:
         known, unknown = spawn().pid, spawn().pid
         files = []
@@ -337,7 +338,7 @@ async def test_a_storm_of_events_is_told_once_in_a_while(spawn: Spawn, tmp_path:
         await h.inode(f"{process.pid}/0/gmem.events")
         await trio.sleep(1)
 
-        async def told(_: Messenger, tell: partial[None]) -> None:  # no thread: the clock would not wait for it
+        async def told(_: Messenger, tell: partial[None]) -> None:  # no thread, since the clock would not wait for it
             modified, _stale = tell.args
             if any(path.endswith("gmem.events") for path in modified):
                 times.append(trio.current_time())
@@ -356,7 +357,7 @@ async def test_a_storm_of_events_is_told_once_in_a_while(spawn: Spawn, tmp_path:
 
 @virtual
 async def test_a_process_goes_from_the_leaves_up(spawn: Spawn) -> None:
-    """Its files first, then the GPU's directory, then its own: a directory with cached children is not empty."""
+    """Its files go first, then the GPU's directory, then its own: a directory with cached children is not empty."""
     async with running() as h:
         process, bystander = spawn(), spawn()
         who = await h.arrive(process.pid)
@@ -392,7 +393,7 @@ async def test_events_of_groups_that_nobody_looked_at_leave_nothing(spawn: Spawn
 
 @virtual
 async def test_delegation(spawn: Spawn, tmp_path: Path) -> None:
-    """chown of a slice's directory gives away everything below it but the slice's own files; caches are told."""
+    """A chown of a slice's directory gives away all below it except the slice's own files; caches are invalidated."""
     async with running(mountpoint=tmp_path) as h:
         pid, stranger = spawn().pid, spawn().pid
         await h.arrive(pid, "/a/b")
@@ -416,11 +417,11 @@ async def test_delegation(spawn: Spawn, tmp_path: Path) -> None:
             assert (await op.getattr(inode, ctx)).st_uid == 0, inode
         await until(lambda: set(mine) <= set(h.kernel.stale), "cached attributes are dropped")
         assert not set(others[3:]) & set(h.kernel.stale)
-        # What is chowned below the slice wins over what is inherited.
+        # A chown below the slice takes precedence over the inherited owner.
         attr.st_uid = 2000
         await op.setattr(mine[2], attr, both, None, ctx)
         assert (await op.getattr(mine[2], ctx)).st_uid == 2000
-        # A new size or time means nothing, and is no error.
+        # A new size or time has no effect, and is no error.
         nothing = SimpleNamespace(
             update_atime=False,
             update_mtime=False,
@@ -444,5 +445,5 @@ async def test_facts_and_statfs() -> None:
 
 
 def test_every_handler_is_seen() -> None:
-    """The introspection above finds what pyfuse3 knows."""
+    """The introspection above finds every handler that pyfuse3 knows."""
     assert set(HANDLERS) > {*REFUSED, *CANNOT_FAIL, "read", "write", "poll", "readdir"}

@@ -1,7 +1,7 @@
 """The programs of policies over the software GPU in virtual time, unchanged: dynamic, cooperative and slo.
 
-Their files are those of the daemon, through its handlers; only the way there is another one, since a thread takes real
-time. So minutes of a policy take seconds, and two runs are the same to the last digit of what it tells.
+Their files are the daemon's, reached through its handlers and not through a mount, since a thread takes real time. So
+minutes of a policy take seconds, and two runs have the same output to the last digit.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 @contextlib.contextmanager
 def as_files() -> Iterator[None]:
-    """What handlers answer, as a caller of open, read and write sees it."""
+    """Raise a handler's error as a caller of open, read and write sees it."""
     try:
         yield
     except pyfuse3.FUSEError as error:
@@ -57,7 +57,7 @@ def as_files() -> Iterator[None]:
 
 @attrs.frozen
 class Handled(Group):
-    """A directory of control files."""
+    """A directory of control files, through the handlers."""
 
     h: Harness = attrs.field(eq=False)
 
@@ -83,7 +83,7 @@ class Handled(Group):
 
 
 class Woken(Waker):
-    """A poll handle that a program waits for."""
+    """A poll handle that a program can wait for."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class Woken(Waker):
 
 @attrs.frozen
 class Watched:
-    """An events file that is open."""
+    """An open events file."""
 
     h: Harness
     file: int
@@ -113,7 +113,7 @@ class Watched:
         return await self.read()
 
     async def ready(self, wanted: int) -> None:
-        """poll(2)."""
+        """Wait as poll(2) does."""
         while True:
             waker = Woken()
             if await self.h.operations.poll(0, self.file, waker, self.h.ctx) & wanted:
@@ -136,7 +136,7 @@ class HandledTree(Tree):
 
 @contextlib.asynccontextmanager
 async def at_work(h: Harness, run: Run, config: dict[str, Any]) -> AsyncIterator[None]:
-    """A policy with this configuration; in the end it is cancelled, and has taken back what it set."""
+    """Run a policy with a configuration; at the end it is cancelled, and must have taken back its settings."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(run, HandledTree(Path("/"), h), Table(config, "here"))
         yield
@@ -144,15 +144,15 @@ async def at_work(h: Harness, run: Run, config: dict[str, Any]) -> AsyncIterator
 
 
 def run_virtually(play: Callable[[], Awaitable[T]]) -> T:
-    """In virtual time. Tasks that are ready at the same moment go in trio's random order, by a seed: nothing but that
-    order is left to chance."""
+    """Run in virtual time. Tasks that are ready at the same moment run in trio's random order, here from a seed:
+    nothing else is left to chance."""
     with mock.patch.object(trio._core._run, "_ALLOW_DETERMINISTIC_SCHEDULING", True):
         trio._core._run._r.seed(1)
         return trio.run(play, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
 def twice(play: Callable[[], Awaitable[T]], capsys: pytest.CaptureFixture[str]) -> tuple[T, list[dict[str, Any]]]:
-    """What comes of it and the events that the policy told, in virtual time; of a second time it is all the same."""
+    """Run twice in virtual time; return the result and the policy's events, which must be the same both times."""
     found = []
     for _ in range(2):
         result = run_virtually(play)
@@ -167,35 +167,36 @@ def twice(play: Callable[[], Awaitable[T]], capsys: pytest.CaptureFixture[str]) 
 CAPACITY, BASE, PEAK, PIECE = 1024 * MIB, 64 * MIB, 512 * MIB, 16 * MIB
 HEADROOM = 64 * MIB
 WANTS = 768 * MIB
-"""What the second one would hold."""
+"""Bytes that the second program would hold."""
 PERIOD_S, PERIODS = 6.0, 2
-"""Half of each the first one is idle; in the other it grows for 2.8 s, and frees at the end."""
+"""Seconds and number of periods. In the first half the first program is idle; in the second it grows for 2.8 s, and
+frees at the end."""
 GIVES_S = 0.01
-"""What the second one needs to free a piece: five in the time that it has."""
+"""Seconds that the second program needs to free a piece: it can free five in the time that it has."""
 GROWS_S = 0.1
-"""From one piece of the first one to the next."""
+"""Seconds from one allocation of the first program to the next."""
 
 
 @attrs.define
 class Memory:
-    """Two programs that share the memory of a GPU, and what came of it."""
+    """Two programs that share the memory of a GPU, and their measurements."""
 
     h: Harness
     gpu: SoftGpu
     first: Process
     second: Process
     waited: list[float] = attrs.field(factory=list)
-    """Seconds that each piece of the first one took."""
+    """Seconds that each allocation of the first program took."""
     finished: int = 0
-    """Kernels of the second one."""
+    """Kernels that the second program has finished."""
     pieces: list[range] = attrs.field(factory=list)
-    """Of the second one."""
+    """Allocations of the second program."""
 
     async def bursts(self) -> None:
-        """The first one."""
+        """Run the first program."""
         tsg = await self.gpu.open_context(self.first, 8, lambda finished: None)
         await self.gpu.allocate(self.first, BASE)
-        await trio.sleep(0.0031)  # never at the same moment as another
+        await trio.sleep(0.0031)  # never at the same moment as another act
         for _ in range(PERIODS):
             until = trio.current_time() + PERIOD_S
             await trio.sleep(PERIOD_S / 2)
@@ -211,7 +212,7 @@ class Memory:
                 self.gpu.free(self.first, pages)
 
     async def works(self) -> None:
-        """The second one uses all that it has, all the time."""
+        """Run the second program, which uses all that it has, all the time."""
 
         def finished(count: int) -> None:
             self.finished = count
@@ -227,7 +228,7 @@ class Memory:
             await trio.sleep(0.0173)
 
     async def gives(self) -> None:
-        """The second one frees what it is asked for, and takes it again once there is room."""
+        """Have the second program free what it is asked for, and take it again once there is room."""
         group = Handled(Path(f"/{self.second.pid}/0"), self.h)
         usermem = Watched(self.h, await self.h.open(f"{self.second.pid}/0/usermemfd"))
         try:
@@ -256,20 +257,20 @@ def place(process: Process) -> str:
 
 @attrs.frozen
 class Shared:
-    """What came of two programs that share memory."""
+    """Measurements of two programs that share memory."""
 
     waited: list[float]
-    """Seconds that each piece of the first one took."""
+    """Seconds that each allocation of the first program took."""
     finished: int
-    """Kernels of the second one."""
+    """Kernels that the second program has finished."""
     taken_back: list[str]
-    """What the files that a policy writes say in the end."""
+    """Contents of the files that a policy writes, after its end."""
     moved: dict[str, int]
-    """gmem.stat of the second one, in virtual time: without what grows with that of the clock."""
+    """gmem.stat of the second program, in virtual time, without figures that grow with the clock."""
 
 
 async def shared(spawn: Spawn, run: Run | None, *, gives: bool = False) -> Shared:
-    """All periods, by a policy or with a limit that leaves the first one its peak."""
+    """Run all periods, under a policy, or with a limit that leaves the first program its peak."""
     gpu = SoftGpu(0, SoftConfig(capacity=CAPACITY))
     async with running(gpu) as h, trio.open_nursery() as nursery:
         memory = Memory(h, gpu, *[await h.arrive(spawn().pid) for _ in range(2)])
@@ -293,7 +294,7 @@ async def shared(spawn: Spawn, run: Run | None, *, gives: bool = False) -> Share
 
 
 def limits(events: list[dict[str, Any]]) -> list[int]:
-    """In the order in which they were set. Never is more promised than there is."""
+    """Return the limits in the order in which they were set; never is more promised than there is."""
     found = [one for one in events if one["event"] == "limit"]
     assert found == events, "none was refused"
     assert all(one["limit"] + one["high"] <= CAPACITY for one in found)
@@ -301,7 +302,7 @@ def limits(events: list[dict[str, Any]]) -> list[int]:
 
 
 def test_dynamic(spawn: Spawn, capsys: pytest.CaptureFixture[str]) -> None:
-    """Bursts find their memory free, from the second one on all of it at once; between them the other one has it."""
+    """From the second burst on, all of its memory is free at once; between bursts the other program has it."""
     found, events = twice(partial(shared, spawn, dynamic.run), capsys)
     static = run_virtually(partial(shared, spawn, None))
     assert max(found.waited) == 0
@@ -319,7 +320,7 @@ def test_dynamic(spawn: Spawn, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_cooperative(spawn: Spawn, capsys: pytest.CaptureFixture[str]) -> None:
-    """It asks a second one that gives by itself for what that can give in time: hardly anything has to be moved."""
+    """The second program gives by itself what it can give in time: hardly anything has to be moved."""
     found, events = twice(partial(shared, spawn, cooperative.run, gives=True), capsys)
     large_steps = run_virtually(partial(shared, spawn, dynamic.run, gives=True))
     assert max(found.waited) == 0
@@ -331,7 +332,7 @@ def test_cooperative(spawn: Spawn, capsys: pytest.CaptureFixture[str]) -> None:
 
 @virtual
 async def test_an_event_of_the_slice_above_is_answered_at_once(spawn: Spawn) -> None:
-    """Also where the next look would be in ten minutes."""
+    """Also if the next look would be in ten minutes."""
     gpu = SoftGpu(0, SoftConfig(capacity=2 * CAPACITY))
     async with running(gpu) as h:
         first, second = [await h.arrive(spawn().pid, "/both") for _ in range(2)]
@@ -354,20 +355,20 @@ async def test_an_event_of_the_slice_above_is_answered_at_once(spawn: Spawn) -> 
 
 
 UPPER = 0.05
-"""Seconds."""
+"""Upper bound of the latency, in seconds."""
 STEP_S, BACK_S, END_S = 40.0, 90.0, 120.0
-"""When the load rises from 0.1 to 0.5 of the GPU, and falls again."""
+"""Times in seconds: the load rises from 0.1 to 0.5 of the GPU, it falls again, the run ends."""
 
 
 @attrs.define
 class Server:
-    """A program that serves requests of 8.6 ms as they come, and reports how long each took."""
+    """A program that serves requests of 8.6 ms as they arrive, and reports how long each took."""
 
     gpu: SoftGpu
     process: Process
     socket: Path
     latencies: list[tuple[float, float]] = attrs.field(factory=list)
-    """When a request was done, and what it took, seconds."""
+    """Time at which each request was done, and its latency, in seconds."""
 
     async def serve(self, load: Load) -> None:
         waiting: list[float] = []
@@ -391,7 +392,7 @@ class Server:
 
 
 async def batch(gpu: SoftGpu, process: Process) -> None:
-    """A program that has always something to do."""
+    """Run a program that always has work."""
     number = await gpu.open_context(process, 8, lambda finished: None)
     queue = gpu._tenants[process].tsgs[number].queue
     while True:
@@ -403,8 +404,8 @@ async def batch(gpu: SoftGpu, process: Process) -> None:
 async def served(
     spawn: Spawn, path: Path, lever: str = "weight", file: str = "compute.weight"
 ) -> tuple[list[tuple[float, float]], list[str], list[str]]:
-    """One beside two batch programs, by the policy: its latencies, weights or quotas of all at the end, and after
-    it."""
+    """Run a server beside two batch programs, under the policy. Return its latencies, and the weights or quotas of all
+    at the end and after it."""
     gpu = SoftGpu(0, SoftConfig(capacity=64 * MIB))
     async with running(gpu, scheduler=True) as h, trio.open_nursery() as nursery:
         server = Server(gpu, await h.arrive(spawn().pid), path)
@@ -430,7 +431,7 @@ async def served(
 
 
 def test_slo(spawn: Spawn, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """The share rises with the load and falls with it, and nothing else; 30 s after each step the latency is within."""
+    """The share rises and falls only with the load; the latency is within its bound 30 s after each step."""
     (latencies, weights, after), events = twice(partial(served, spawn, tmp_path / "slo.sock"), capsys)
     assert {one["event"] for one in events} == {"share"}
     rises = [one["share"] > one["was"] for one in events]
@@ -447,7 +448,7 @@ def test_slo(spawn: Spawn, capsys: pytest.CaptureFixture[str], tmp_path: Path) -
 
 @pytest.mark.parametrize("lever", ["quota", "both"])
 def test_slo_by_quotas(spawn: Spawn, capsys: pytest.CaptureFixture[str], tmp_path: Path, lever: str) -> None:
-    """Latencies are within their bounds by ceilings, too, and all ceilings are gone in the end."""
+    """Ceilings, too, keep latencies within their bounds, and all ceilings are gone in the end."""
     run = partial(served, spawn, tmp_path / "slo.sock", lever, "compute.max")
     (latencies, quotas, after), events = twice(run, capsys)
     for begin, end in ((STEP_S + SETTLED_S, BACK_S), (BACK_S, END_S)):

@@ -1,6 +1,6 @@
-"""A Gpu behind the kernel's queue of commands: everything comes out of it again, and nothing holds up anything else.
+"""A Gpu behind the kernel's queue of commands: every command acts on it, and none holds up another.
 
-The queue is a socket here: what the kernel would hand out is sent by the test, or by a lever that was pulled.
+The queue is a socket here: the test, or a lever, sends what the kernel would hand out.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ WHO = Process(1_000_000_000, 7)
 
 
 class Queue:
-    """The kernel's side: sends commands, and gives the caller the answer. It knows nothing of what holds."""
+    """The kernel's side: sends commands and returns their answers, without a record of what holds."""
 
     def __init__(self) -> None:
         self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (self._ours, self._theirs):
             end.setblocking(False)
         self.asked: list[tuple[Op, Group, int]] = []
-        """Every lever that was pulled through it."""
+        """Every lever that was moved through it."""
         self.lacks: set[Setting] = set()
         """Settings that it does not keep."""
         self._next = 0
@@ -60,13 +60,13 @@ class Queue:
         return (await self.command(lever, group.node, value)).check().args[0]
 
     def send(self, op: int, process: Process = WHO, value: int = 0) -> int:
-        """Queues a command; returns its number."""
+        """Queue a command; return its number."""
         self._next += 1
         self._ours.send(Message(op, self._next, args=(1, process.pid, process.start, value)).encode())
         return self._next
 
     async def command(self, op: int, process: Process = WHO, value: int = 0) -> Message:
-        """Queues a command and waits for the answer."""
+        """Queue a command and wait for the answer."""
         return await self.answer(self.send(op, process, value))
 
     async def answer(self, number: int) -> Message:
@@ -82,7 +82,7 @@ class Queue:
 
 
 class Nobody:
-    """A host that takes everything."""
+    """A host that accepts everything."""
 
     def __init__(self) -> None:
         self.arrived: list[Process] = []
@@ -106,7 +106,7 @@ class Nobody:
 async def serving(
     gpu: Gpu, bookkeeper: Any = None, queue: Queue | None = None
 ) -> AsyncIterator[tuple[ProviderGpu, Queue]]:
-    """A Gpu that is served."""
+    """Serve a Gpu."""
     with queue or Queue() as queue:
         provided = ProviderGpu(gpu, queue, DEADLINE_S)
         async with trio.open_nursery() as nursery:
@@ -129,7 +129,7 @@ async def test_every_command_reaches_its_lever() -> None:
 
 @virtual
 async def test_levers_go_through_the_kernel_and_back() -> None:
-    """What the Controller asks for is a command, and what comes of it is what the Gpu itself says."""
+    """A call of the Controller becomes a command, and returns what the Gpu itself answers."""
     gpu = StubGpu(3)
     async with serving(gpu) as (provided, queue):
         await provided.set_lever(TIMESLICE, WHO, 4000)
@@ -149,7 +149,7 @@ async def test_levers_go_through_the_kernel_and_back() -> None:
 
 @virtual
 async def test_what_the_module_does_not_keep_is_not_asked_of_it() -> None:
-    """Such a setting is unsupported, whatever the Gpu can; a lever at its default holds."""
+    """Such a setting is unsupported, whatever the Gpu can do; a lever at its default holds."""
     gpu = StubGpu(3)
     async with serving(gpu) as (provided, queue):
         assert provided.capabilities().keys() == gpu.capabilities().keys()
@@ -223,7 +223,7 @@ async def test_a_slow_lever_holds_up_nobody_and_has_a_deadline() -> None:
 
 @virtual
 async def test_many_commands_at_once() -> None:
-    """More than are read in one go."""
+    """More than fit into one read."""
     gpu = StubGpu()
     everybody = [Process(WHO.pid + i, 1) for i in range(100)]
     async with serving(gpu) as (_, queue):
@@ -234,7 +234,7 @@ async def test_many_commands_at_once() -> None:
 
 @virtual
 async def test_arrivals() -> None:
-    """A process that joins by the kernel is made known to the host, and refused as the host says."""
+    """A process that joins through the kernel is announced to the host, whose refusal is passed on."""
     bookkeeper = Nobody()
     async with serving(StubGpu(), bookkeeper) as (_, queue):
         (await queue.command(Op.ARRIVE)).check()
@@ -244,7 +244,7 @@ async def test_arrivals() -> None:
 
 @virtual
 async def test_what_was_held_before_is_held_before_anybody_can_come() -> None:
-    """Commands that the kernel has from before are done when the Gpu says that it has started."""
+    """Commands that the kernel has from before are done by the time that the Gpu reports its start."""
     gpu = StubGpu()
     with Queue() as queue:
         for op, value in ((Op.DETACH_TSG, 0), (Op.SET_TIMESLICE, 4000)):
@@ -266,7 +266,7 @@ async def test_a_lever_that_hangs_at_the_start_does_not_keep_it_from_starting() 
 
 
 class Eager(StubGpu):
-    """Finds processes in its first look, as the NVIDIA one does, and says that it has started after that."""
+    """A Gpu that finds processes in its first look, as the NVIDIA one does, and reports its start after that."""
 
     def __init__(self, process: Process) -> None:
         super().__init__()
@@ -283,7 +283,7 @@ class Eager(StubGpu):
 
 @virtual
 async def test_levers_are_served_while_the_gpu_has_its_first_look(spawn: Spawn) -> None:
-    """Else a process that is found then, in a frozen slice, would wait for a lever that nothing moves."""
+    """Otherwise a process that is found then, in a frozen slice, would wait for a lever that is never moved."""
     who = identify(spawn().pid)
     inner = Eager(who)
     ledger = SoftLedger()
@@ -306,8 +306,8 @@ async def test_levers_are_served_while_the_gpu_has_its_first_look(spawn: Spawn) 
 
 @virtual
 async def test_who_was_being_frozen_is_not_let_run_by_what_held_before() -> None:
-    """The daemon died in the middle of a freeze: the kernel has what was acknowledged before done again. The books have
-    it frozen, so that is left to the Follower; of others it is done."""
+    """The daemon died in the middle of a freeze, and the kernel repeats what was acknowledged before. In the books the
+    process is frozen, so its levers are left to the Follower; those of other processes are moved."""
     other = Process(WHO.pid, 8)
 
     class Frozen(Nobody):
@@ -328,7 +328,7 @@ async def test_who_was_being_frozen_is_not_let_run_by_what_held_before() -> None
 
 @virtual
 async def test_a_whole_mount_behind_it(spawn: Spawn) -> None:
-    """Writes to files go through the kernel while the mount is there; what is given back at its end does not."""
+    """Writes to files go through the kernel while the mount is there; the thaw at its end does not."""
     inner = StubGpu()
     with Queue() as queue:
         async with running(ProviderGpu(inner, queue, DEADLINE_S)) as h:
@@ -375,7 +375,7 @@ async def test_a_lever_that_hangs_in_a_mount_is_free_again_after_the_deadline(sp
 
 @virtual
 async def test_a_lever_of_a_dead_process_is_esrch(spawn: Spawn) -> None:
-    """The kernel says ENODEV, of a group that is gone; the rest of the program knows the process."""
+    """The kernel says ENODEV, for a group that is gone; the rest of the program speaks of the process."""
 
     class Gone(Queue):
         async def pull(self, lever: Op, group: Group, value: int, seconds: float) -> int:
@@ -390,7 +390,7 @@ async def test_a_lever_of_a_dead_process_is_esrch(spawn: Spawn) -> None:
 
 @virtual
 async def test_the_software_gpu_behind_it(spawn: Spawn) -> None:
-    """It takes levers from its first step on, and holds them for a program that comes later."""
+    """It takes levers from its first step on, and keeps them for a program that comes later."""
     inner = SoftGpu(0, SoftConfig(capacity=64 * MIB))
     with Queue() as queue:
         provided = ProviderGpu(inner, queue, DEADLINE_S)

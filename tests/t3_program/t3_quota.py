@@ -1,4 +1,4 @@
-"""compute.max over the software GPU: from a write into a file to what programs work, in virtual time."""
+"""compute.max over the software GPU: from a write to a file to the work that programs get done, in virtual time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.quotas import Spawn, limited
 PERIODS = (100_000, 1_000_000)
 SHARES = (0.1, 0.3, 0.5, 0.8)
 NEAR = {100_000: 0.03, 1_000_000: 0.05}
-"""Part by which the work of 10 s may be off, by period, microseconds."""
+"""Relative error allowed for the work of 10 s, by period in microseconds."""
 
 
 each_way = pytest.mark.parametrize("library", [True, False], ids=["library", "levers"])
@@ -47,8 +47,8 @@ async def test_one_that_is_alone(spawn: Spawn, share: float, period: int, traced
 async def test_one_that_is_seen_in_step_with_its_cycles(
     spawn: Spawn, share: float, period: int, after_s: float
 ) -> None:
-    """It has no library, and stands and goes on in cycles of 0.4 s or 1 s. Samples of a sixth of a second, one in each
-    second, would see it at work too rarely, as these begin: it would have up to twice its quota."""
+    """The program has no library, and stops and runs in cycles of 0.4 s or 1 s. Samples cover a sixth of each second
+    and would see it at work too rarely, as the cycles begin then: it would get up to twice its quota."""
     async with limited(spawn, traced=True) as p:
         one = await p.program(library=False)
         await trio.sleep(after_s)
@@ -63,13 +63,11 @@ async def test_one_that_is_seen_in_step_with_its_cycles(
 @each_period
 @virtual
 async def test_one_that_idles_in_between(spawn: Spawn, period: int, traced: bool, library: bool) -> None:
-    """One that would use 0.6 of the time, in bursts of 30 ms with rests of 20 ms, has its quota."""
+    """A program that would use 0.6 of the time, in bursts of 30 ms with rests of 20 ms, gets its quota."""
     async with limited(spawn, traced=traced) as p:
         one = await p.program(library=library, work_s=0.03, rest_s=0.02)
         await p.h.write(f"{one.pid}/0/compute.max", quota(0.3, period))
-        await trio.sleep(
-            15 if traced and not library else 5
-        )  # what samples say of its rests is known after some of them
+        await trio.sleep(15 if traced and not library else 5)  # samples show its rests only after a while
         (found,) = await p.shares([one], 10)
         assert found == pytest.approx(0.3, rel=NEAR[period])
 
@@ -96,8 +94,7 @@ async def test_one_that_uses_less_is_left_alone(spawn: Spawn, traced: bool, libr
 @each_share
 @virtual
 async def test_beside_another(spawn: Spawn, share: float, period: int, traced: bool, library: bool) -> None:
-    """Of two that always have work, one has its quota, or half of the engine where that is less; and the other all of
-    the rest."""
+    """Both always have work: one gets its quota, or half of the engine if that is less; the other gets the rest."""
     async with limited(spawn, traced=traced) as p:
         one, other = await p.program(library=library), await p.program()
         await p.h.write(f"{one.pid}/0/compute.max", quota(share, period))
@@ -112,7 +109,7 @@ async def test_beside_another(spawn: Spawn, share: float, period: int, traced: b
 @each_sight
 @virtual
 async def test_a_slice_with_four_that_fork(spawn: Spawn, traced: bool) -> None:
-    """To come and go buys nothing: what one that has ended worked last is charged, and what one worked before it was
+    """Restarting buys nothing: the last work of a program that ended is charged, and so is its work until it is
     found."""
     async with limited(spawn, traced=traced) as p:
         old = [await p.program("/jobs") for _ in range(4)]
@@ -135,12 +132,12 @@ async def test_a_slice_with_four_that_fork(spawn: Spawn, traced: bool) -> None:
 @each_share
 @virtual
 async def test_a_slice_with_four_without_the_library(spawn: Spawn, share: float, period: int, traced: bool) -> None:
-    """It would take twelve calls of the driver to have them stand and go on: more than a second's share. So one works
-    in each cycle, in turns."""
+    """Stopping and resuming them all would take twelve calls of the driver, more than a second's share. So one works in
+    each cycle, in turns."""
     async with limited(spawn, traced=traced) as p:
         four = [await p.program("/jobs", library=False) for _ in range(4)]
         await p.h.write("slice/jobs/0/compute.max", quota(share, period))
-        await trio.sleep(20)  # it is not known at first that they always work, and what was too much is paid for
+        await trio.sleep(20)  # at first it is unknown that they always work; the excess is paid back
         began, calls = trio.current_time(), p.gpu.calls(since=0)
         found = await p.shares(four, 10)
         assert sum(found) == pytest.approx(share, rel=NEAR[period])

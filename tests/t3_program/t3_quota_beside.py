@@ -1,4 +1,4 @@
-"""compute.max beside all else: nested, with priorities and weights, frozen, moved, and with daemons that are killed."""
+"""compute.max beside everything else: nested, with priorities and weights, frozen, moved, with killed daemons."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def stat(p: Limited, path: str, key: str) -> int:
 
 @virtual
 async def test_the_least_on_the_path_holds(spawn: Spawn) -> None:
-    """Of a process, of its slice, of the slice above: each is an account of its own."""
+    """The process, its slice and the slice above have an account each."""
     async with limited(spawn) as p:
         one, two, three = await p.program("/jobs/a"), await p.program("/jobs/a"), await p.program("/jobs/b")
         await p.h.write(f"{one.pid}/0/compute.max", "5000 100000")
@@ -99,7 +99,7 @@ async def test_one_without_the_library_is_off_the_runlist(spawn: Spawn) -> None:
 
 @virtual
 async def test_long_kernels_are_stopped(spawn: Spawn) -> None:
-    """The gate holds no kernel that runs: one of 400 ms goes off the runlist, and on in the next periods."""
+    """The gate cannot hold a running kernel: one of 400 ms goes off the runlist, and on again in the next periods."""
     async with limited(spawn) as p:
         one = await p.program(kernel_us=400_000)
         await p.h.write(f"{one.pid}/0/compute.max", "10000 100000")
@@ -110,14 +110,14 @@ async def test_long_kernels_are_stopped(spawn: Spawn) -> None:
 
 @virtual
 async def test_others_have_what_it_may_not_use(spawn: Spawn) -> None:
-    """Of two that fill in turns, one has a quota: while it stands the turn is the other's."""
+    """Of two that fill in turns, one has a quota: while that one is stopped, the turn is the other's."""
     async with limited(spawn) as p:
         lead = await p.program(work_s=0.02, rest_s=0.08)
         one, other = await p.program(), await p.program()
         for process in (one, other):
             await p.h.write(f"{process.pid}/0/compute.priority", 12)
         await trio.sleep(5)
-        before = sum(await p.shares([lead, one, other], 10))  # switches to the leader and back cost the rest
+        before = sum(await p.shares([lead, one, other], 10))  # the rest is spent on switches to the leader and back
         await p.h.write(f"{one.pid}/0/compute.max", "10000 100000")
         await trio.sleep(5)
         found = await p.shares([lead, one, other], 10)
@@ -185,7 +185,7 @@ async def test_moved_into_a_slice_and_out(spawn: Spawn) -> None:
 
 @virtual
 async def test_a_killed_daemon_leaves_none_without_its_engine(spawn: Spawn) -> None:
-    """What is asked for is there again, and each process goes on: why it was off the runlist was that daemon's."""
+    """The quotas hold again and each process goes on: the reason why it was off the runlist died with the daemon."""
     gpu = StubGpu()
     machine = Machine(gpu)
     pid = spawn().pid
@@ -228,7 +228,7 @@ async def test_the_end_of_a_daemon_lets_all_go_on(spawn: Spawn) -> None:
 @pytest.mark.logs("cannot be held to its quota")
 @virtual
 async def test_levers_that_fail(spawn: Spawn) -> None:
-    """It is said, and tried again; nothing that is asked for by others fails for it."""
+    """The failure is reported and retried; no other request fails because of it."""
     async with limited(spawn) as p:
         one = await p.program(library=False)
         p.gpu.broken.add(one)
@@ -257,7 +257,7 @@ async def test_a_machine_that_cannot(spawn: Spawn) -> None:
 
 @virtual
 async def test_moved_to_another_gpu_while_it_stands(spawn: Spawn) -> None:
-    """What is asked for goes along, and holds there; nothing of it is left where it was."""
+    """The quota goes along, and holds there; nothing of it is left on the old GPU."""
     machine = SoftMachine(2)
     gpus = [SoftGpu(index, SoftConfig(capacity=64 * MIB), machine) for index in range(2)]
     async with running(*gpus, scheduler=True) as h, trio.open_nursery() as nursery:
@@ -296,7 +296,7 @@ async def test_moved_to_another_gpu_while_it_stands(spawn: Spawn) -> None:
 
 @virtual
 async def test_a_new_context_that_has_no_gate(spawn: Spawn) -> None:
-    """A program that stands at its gate opens a context that knows of none: it is held to its quota all the same."""
+    """A program that stands at its gate opens a context without one: it is held to its quota all the same."""
     async with limited(spawn) as p:
         one = await p.program()
         await p.h.write(f"{one.pid}/0/compute.max", "20000 100000")
@@ -314,7 +314,7 @@ async def test_idle_programs_cost_no_calls(spawn: Spawn) -> None:
         for _ in range(20):
             await p.program("/jobs", work_s=0.001, rest_s=1000, library=False)
         await p.h.write("slice/jobs/0/compute.max", "30000 100000")
-        await trio.sleep(20)  # timeslices are set meanwhile
+        await trio.sleep(20)  # until timeslices are set
         calls = p.gpu.calls(since=0)
         await trio.sleep(20)
         assert p.gpu.calls(since=0) == calls
@@ -323,7 +323,7 @@ async def test_idle_programs_cost_no_calls(spawn: Spawn) -> None:
 @pytest.mark.parametrize("how", ["leaves", "comes"])
 @virtual
 async def test_one_whose_memory_moves_stays_on_the_runlist(spawn: Spawn, how: str) -> None:
-    """What its library waits for is its own work; but not for ever, as it may lie."""
+    """Its library waits for the program's own work; but not for ever, since it may lie."""
     gpu = StubGpu()
     async with Machine(gpu).daemon(scheduler=True) as h:
         who = await h.arrive(spawn().pid)
@@ -354,15 +354,15 @@ async def test_one_whose_memory_moves_stays_on_the_runlist(spawn: Spawn, how: st
 
 @virtual
 async def test_periods_in_turns_end_where_another_comes(spawn: Spawn) -> None:
-    """Four without the library have the periods of their quota in turns, while no other is there: then all of them
-    work at the beginning of longer ones, as what each has of the engine is a matter of weights."""
+    """While no other program is there, four without the library have the periods of their quota in turns. With another
+    one, all four work at the beginning of longer periods, so that weights decide what each gets of the engine."""
     async with limited(spawn, traced=True) as p:
         four = [await p.program("/jobs", library=False) for _ in range(4)]
         await p.h.write("slice/jobs/0/compute.max", "30000 100000")
         await trio.sleep(10)
 
         async def at_once(seconds: float) -> int:
-            """How many of them are on the runlist, at most."""
+            """Return the largest number of them on the runlist at once."""
             most = 0
             for _ in range(round(seconds / 0.01)):
                 await trio.sleep(0.01)
@@ -415,7 +415,7 @@ async def test_a_frozen_one_keeps_no_other_from_its_period(spawn: Spawn) -> None
 
 @virtual
 async def test_a_move_that_fails_counts_nothing_for_what_ran_meanwhile(spawn: Spawn) -> None:
-    """A program that stood runs while it is moved: it is throttled no longer, whatever becomes of that."""
+    """A stopped program runs while it is moved: from then on it is not throttled, whether or not the move succeeds."""
 
     async def fails_late() -> None:
         await trio.sleep(2)
@@ -441,7 +441,7 @@ async def test_a_move_that_fails_counts_nothing_for_what_ran_meanwhile(spawn: Sp
 @pytest.mark.logs(r"over its gmem\.limit\.max", "killed")
 @virtual
 async def test_a_hard_limit_and_a_quota_of_one_slice(spawn: Spawn) -> None:
-    """Both hold, whatever the other does: one that goes over the limit ends although it stands, what it worked last is
+    """Each holds, whatever the other does: a program over the limit is killed although it is stopped, its last work is
     charged, and nothing of it is left throttled; the others have the quota."""
     gpu, limit = StubGpu(), 64 * MIB
     async with running(gpu, scheduler=True) as h:
@@ -452,7 +452,7 @@ async def test_a_hard_limit_and_a_quota_of_one_slice(spawn: Spawn) -> None:
         gpu.ends[gated] = TurnEnd.DRAINED, 0.0
 
         def work(us: int) -> None:
-            """Each has worked so much altogether, microseconds."""
+            """Set the total work of each, in microseconds."""
             for who in (small, gated, large):
                 gpu.works[who] = attrs.evolve(BUSY, gpu_usec=us, pending=0 if who == gated else None)
 
@@ -475,7 +475,7 @@ async def test_a_hard_limit_and_a_quota_of_one_slice(spawn: Spawn) -> None:
         await h.write("slice/jobs/0/compute.max", "30000 100000")
         await h.write("slice/jobs/0/gmem.limit.max", limit)
         await trio.sleep(2 * RETURN_S)
-        work(2_000_000)  # 6 s of debt: they stand for 20 s
+        work(2_000_000)  # 6 s of debt: they are stopped for 20 s
         await trio.sleep(5)
         assert standing() == {small, gated, large}
         h.controller.bookkeeper.observe(large, 0, 60 * MIB)

@@ -1,4 +1,4 @@
-"""gcgroup.record: what the daemon knows of a process or slice, from every part of it, a name and a value a line."""
+"""gcgroup.record: what every part of the daemon knows of a process or slice, a name and a value a line."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tests.support.harness import Harness, StubGpu, answers, hang, refuses, runn
 Spawn = Callable[..., subprocess.Popen[bytes]]
 
 SHOWN_ELSEWHERE = {"since"}
-"""Fields of slots that another one has by another clock."""
+"""Fields of slots that another line shows, by another clock."""
 
 
 async def known(h: Harness, path: str) -> dict[str, str]:
-    """What the file of a group says, by the names."""
+    """Return the record of a group, by name."""
     lines = (await h.read(f"{path}/0/gcgroup.record")).splitlines()
     found = dict(line.split(" ", 1) for line in lines)
     assert len(found) == len(lines), "each name once"
@@ -36,7 +36,7 @@ async def known(h: Harness, path: str) -> dict[str, str]:
 
 @virtual
 async def test_of_a_process(spawn: Spawn) -> None:
-    """What is asked for, wanted and applied, and what the scheduler adds."""
+    """Settings as requested, wanted and applied, and what the scheduler adds."""
     gpu = StubGpu()
     async with running(gpu) as h:
         who = await h.arrive(spawn().pid, cgroup="/job", gmem=1 << 20)
@@ -88,7 +88,7 @@ async def test_of_what_is_under_way_and_what_failed(spawn: Spawn) -> None:
 
 @virtual
 async def test_of_the_scheduler_and_of_figures(spawn: Spawn) -> None:
-    """Counts of turns, a failure until it is tried again, a program that is not waited for, and what was taken down."""
+    """Counts of turns, a failure until its retry, a program that is not waited for, and totals that were saved."""
     async with running(StubGpu()) as h:
         who = await h.arrive(spawn().pid)
         kept = h.controller.population.record(Member(who, 0))
@@ -117,7 +117,7 @@ async def test_of_the_scheduler_and_of_figures(spawn: Spawn) -> None:
 
 @virtual
 async def test_every_field_of_a_slot_is_shown(spawn: Spawn) -> None:
-    """A slot that is given another field is to be told of, too."""
+    """A field that is added to a slot must be shown, too."""
     async with running(StubGpu()) as h:
         who = await h.arrive(spawn().pid)
         kept = h.controller.population.record(Member(who, 0))
@@ -138,7 +138,7 @@ async def test_every_field_of_a_slot_is_shown(spawn: Spawn) -> None:
 
 @virtual
 async def test_the_largest_is_less_than_a_page(spawn: Spawn) -> None:
-    """However long its cgroup's path and its figures are, one line a name; so that sendfile copies all of it."""
+    """One line a name, however long the cgroup's path and the figures are, so that sendfile copies all of it."""
     async with running(StubGpu()) as h:
         slice_ = "/" + "/".join(["\n\\\udcff" * 60] * 3)
         who = await h.arrive(spawn().pid, cgroup=slice_)
@@ -158,7 +158,7 @@ async def test_the_largest_is_less_than_a_page(spawn: Spawn) -> None:
 
 @virtual
 async def test_of_a_group_that_is_gone(spawn: Spawn) -> None:
-    """ENODEV, as of any file of it."""
+    """ENODEV, as for any file of the group."""
     async with running(StubGpu()) as h:
         program = spawn()
         who = await h.arrive(program.pid)

@@ -1,4 +1,4 @@
-"""A daemon that was killed, and the next one: books that outlive it, and hardware that is as it was left."""
+"""A killed daemon and the next one: books that outlive a daemon, and hardware in the state in which it was left."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from tests.support.restarted import Machine
 
 
 def owner(uid: int, gid: int = 0) -> SimpleNamespace:
-    """The attributes of a chown."""
+    """Return the attributes of a chown."""
     return SimpleNamespace(st_uid=uid, st_gid=gid, st_mode=0)
 
 
@@ -62,7 +62,7 @@ async def uid_of(h: Harness, path: str) -> int:
 
 @virtual
 async def test_what_was_set_is_there_again(spawn: Spawn) -> None:
-    """Limits, counts, the freeze and the timeslice of a process; and the hardware agrees."""
+    """Limits, counts, freeze and timeslice of a process are there again, and the hardware agrees."""
     gpu = StubGpu()
     machine = Machine(gpu)
     pid = spawn().pid
@@ -94,7 +94,7 @@ async def test_what_was_set_is_there_again(spawn: Spawn) -> None:
 
 @virtual
 async def test_a_new_gpu_is_told_everything_again(spawn: Spawn) -> None:
-    """The GPU that serves next may know nothing of what the one before was told."""
+    """The next GPU object may know nothing of what its predecessor was told."""
     first = StubGpu()
     machine = Machine(first)
     pid = spawn().pid
@@ -112,7 +112,7 @@ async def test_a_new_gpu_is_told_everything_again(spawn: Spawn) -> None:
 
 @virtual
 async def test_a_slice_is_there_again_if_it_was_kept(spawn: Spawn) -> None:
-    """With its limits and owner. One that came by itself, and that nobody is in any more, is not."""
+    """It has its limits and owner. A slice that came by itself, and that has no process any more, is gone."""
     gpus = StubGpu(0), StubGpu(1)
     machine = Machine(*gpus)
     victim, survivor = spawn(), spawn()
@@ -154,7 +154,7 @@ async def test_a_slice_is_there_again_if_it_was_kept(spawn: Spawn) -> None:
 
 @virtual
 async def test_the_dead_are_dropped(spawn: Spawn) -> None:
-    """Who died while no daemon was there, and whoever bears such a pid now, has nothing; the sums are right."""
+    """A process that died while no daemon ran has nothing, nor has a new one with its pid; the sums are right."""
     gpu = StubGpu()
     machine = Machine(gpu)
     victim, recycled, survivor = spawn(), spawn(), spawn()
@@ -180,7 +180,7 @@ async def test_the_dead_are_dropped(spawn: Spawn) -> None:
 
 @virtual
 async def test_who_moved_meanwhile_is_where_he_is_now(spawn: Spawn) -> None:
-    """Charges, limits and policy of the new cgroup; the slice that was left goes."""
+    """It has the charges, limits and policy of its new cgroup; the slice that it left goes."""
     gpu = StubGpu()
     machine = Machine(gpu)
     pid = spawn().pid
@@ -207,7 +207,7 @@ async def test_who_moved_meanwhile_is_where_he_is_now(spawn: Spawn) -> None:
 
 @virtual
 async def test_a_freeze_in_doubt_is_not_said_to_hold_until_it_does(spawn: Spawn) -> None:
-    """The daemon died while the lever moved: it is pulled again, and if that fails, compute.events does not lie."""
+    """The daemon died while the lever moved: it is moved again, and if that fails, compute.events says so."""
     gpu = StubGpu()
     machine = Machine(gpu)
     pid = spawn().pid
@@ -250,7 +250,7 @@ async def test_a_freeze_that_cannot_be_had_again_ends_nothing(spawn: Spawn, erro
 
 @virtual
 async def test_what_is_detached_and_not_to_be_is_attached(spawn: Spawn) -> None:
-    """The daemon died between the books and the lever: the books say what is wanted."""
+    """The daemon died between the books and the lever: the books decide."""
     gpu = StubGpu()
     machine = Machine(gpu)
     pid = spawn().pid
@@ -269,7 +269,7 @@ async def test_what_is_detached_and_not_to_be_is_attached(spawn: Spawn) -> None:
 
 @virtual
 async def test_the_end_before_anything_was_followed_gives_everything_back(spawn: Spawn) -> None:
-    """Killed, started and told to end at once: what the first one froze is thawed by the second."""
+    """The second daemon is told to end right after its start, and yet thaws what the first one froze."""
     gpu = StubGpu()
     machine = Machine(gpu)
     pid = spawn().pid
@@ -299,7 +299,7 @@ async def test_what_could_not_be_released_is_not_said_to_be(spawn: Spawn) -> Non
 
 @virtual
 async def test_what_was_left_half_done_is_made_whole(spawn: Spawn) -> None:
-    """A slice that is on one GPU only, a process that is in two slices: as after a kill in the middle of a call."""
+    """A slice on one GPU only, or a process in two slices, as after a kill in the middle of a call."""
     gpus = StubGpu(0), StubGpu(1)
     machine = Machine(*gpus)
     pid = spawn().pid
@@ -326,7 +326,7 @@ async def test_what_was_left_half_done_is_made_whole(spawn: Spawn) -> None:
 
 @virtual
 async def test_a_program_that_comes_back_is_frozen_before_it_has_a_context(spawn: Spawn) -> None:
-    """The software GPU ends with its daemon, its programs do not: the next one holds what was asked for them."""
+    """The software GPU ends with its daemon and its programs do not: the next one holds their settings."""
     stub = StubGpu()
     machine = Machine(stub)
     first = SoftGpu(0, SoftConfig(capacity=64 * MIB))
@@ -335,7 +335,7 @@ async def test_a_program_that_comes_back_is_frozen_before_it_has_a_context(spawn
         who = await h.arrive(pid, "/job")
         await h.write("slice/job/0/compute.freeze", 1)
         h.kill()
-    stub.detached.add(who)  # it was acknowledged
+    stub.detached.add(who)  # the freeze was acknowledged
     second = SoftGpu(0, SoftConfig(capacity=64 * MIB))
     async with machine.daemon(second) as h:
         await second.open_context(who, 1, lambda finished: None)
@@ -346,7 +346,7 @@ async def test_a_program_that_comes_back_is_frozen_before_it_has_a_context(spawn
 
 @virtual
 async def test_giving_away_is_in_the_books(spawn: Spawn) -> None:
-    """What a chown of a slice says, and what a chmod does not; the root of the slices is not in them."""
+    """A chown of a slice is in the books, a chmod is not, and neither is the root of the slices."""
     gpus = StubGpu(0), StubGpu(1)
     async with running(*gpus) as h:
         await h.operations.mkdir(await h.inode("slice"), b"job", 0o755, h.ctx)
@@ -362,13 +362,13 @@ async def test_giving_away_is_in_the_books(spawn: Spawn) -> None:
         assert h.ledger.books(SliceOn(ROOT, 0)).uid == NOBODY
 
 
-# Killed while a program goes from one GPU to another
+# Killed while a program moves from one GPU to another
 
 NAMES = {0: "GPU-0", 1: "GPU-1"}
 
 
 class Watched(Journal):
-    """A journal that remembers how its file was after each change."""
+    """A journal that remembers the content of its file after each change."""
 
     def __init__(self, path: Path) -> None:
         self.pages: list[bytes] = []
@@ -388,15 +388,15 @@ def a_journal() -> Iterator[Path]:
 def journaled(
     journal: Journal, world: World, gpus: tuple[StubGpu, ...]
 ) -> contextlib.AbstractAsyncContextManager[Harness]:
-    """A daemon on a journal, with all that it writes there."""
+    """Run a daemon on a journal, with everything that it writes there."""
     noted = [JournaledGpu(gpu, journal) for gpu in gpus]
     moves = WrittenMoves(journal, NAMES)
     return running(*noted, ledger=JournaledLedger(journal, NAMES), world=world, moves=moves, scheduler=True)
 
 
 async def asked(h: Harness, pid: int, *, made: bool) -> None:
-    """A program on GPU 0, with all that can be asked for it. `made`: by mkdir, so that it has a directory on GPU 1 too,
-    where something is asked for it."""
+    """Start a program on GPU 0, with every setting made. `made`: it was made by mkdir, so it has a directory on GPU 1,
+    too, with a setting there."""
     if made:
         await h.controller.make_process(pid)
         await h.write(f"{pid}/1/gmem.limit.high", 8 * MIB)
@@ -407,8 +407,8 @@ async def asked(h: Harness, pid: int, *, made: bool) -> None:
 
 
 async def is_on(h: Harness, gpus: tuple[StubGpu, StubGpu], process: Process, here: int, *, made: bool = False) -> None:
-    """A process has a directory on this GPU, with all that is asked for it, and nothing on the other one (or, `made`,
-    what it had there before)."""
+    """Check that a process has a directory and all its settings on GPU `here`, and nothing on the other one (or, with
+    `made`, what it had there before)."""
     pid, there = process.pid, 1 - here
     assert await h.listdir(str(pid)) == (["0", "1"] if made else [str(here)])
     assert {name: await h.read(f"{pid}/{here}/{name}") for name in ASKED} == ASKED
@@ -425,8 +425,8 @@ async def is_on(h: Harness, gpus: tuple[StubGpu, StubGpu], process: Process, her
 @pytest.mark.parametrize("made", [False, True], ids=["alone", "made"])
 @virtual
 async def test_killed_at_any_moment_of_a_move(spawn: Spawn, made: bool) -> None:
-    """The next daemon waits while an agent is at it, and then the process is where the agent has left it: there alone,
-    with what is asked for it. For each change of the journal, from before the move to its end."""
+    """The next daemon waits while an agent is at work; then the process is where the agent has left it, only there,
+    with its settings. For each change of the journal, from before the move to its end."""
     world, pid = World(), spawn().pid
     process = backend.process.identity.identify(pid)
     with a_journal() as path:
@@ -449,10 +449,10 @@ async def test_killed_at_any_moment_of_a_move(spawn: Spawn, made: bool) -> None:
                 undecided += on_the_way
                 if not on_the_way and ("GPU-0", process) in journal.state.groups and outcome == 1:
                     let_go(journal)
-                    continue  # the agent was not started
+                    continue  # impossible: the agent was not started
                 if ("GPU-0", process) not in journal.state.groups and outcome == 0:
                     let_go(journal)
-                    continue  # it had come to its end
+                    continue  # impossible: the agent had finished
                 gpus = stubs()
                 gpus[0].found[process] = gpus[1].found[process] = None
                 async with journaled(journal, world, gpus) as h:
@@ -475,7 +475,7 @@ async def test_killed_at_any_moment_of_a_move(spawn: Spawn, made: bool) -> None:
 @pytest.mark.parametrize("outcome", [0, 1], ids=["stays", "went"])
 @virtual
 async def test_killed_on_the_way_with_the_kernel_s_books(spawn: Spawn, outcome: int) -> None:
-    """They have both groups, and what was booked: the journal, which is there with any ledger, says what they are."""
+    """The books have both groups and their charges; the journal, which exists with any ledger, says what they are."""
     gpus = stubs()
     machine, process = Machine(*gpus), backend.process.identity.identify(spawn().pid)
     with a_journal() as path:
@@ -516,7 +516,7 @@ async def test_killed_on_the_way_with_the_kernel_s_books(spawn: Spawn, outcome: 
 @pytest.mark.parametrize("upgraded", [False, True], ids=["ended", "upgraded"])
 @virtual
 async def test_a_daemon_that_ends_while_an_agent_is_at_it(spawn: Spawn, upgraded: bool, outcome: int) -> None:
-    """The agent goes on, and where it has left the process the next daemon finds it, with what is asked for it."""
+    """The agent goes on, and the next daemon finds the process where the agent has left it, with its settings."""
     gpus, world, process = stubs(), World(), backend.process.identity.identify(spawn().pid)
     with a_journal() as path:
         journal = Journal(path, boot=BOOT)
@@ -544,7 +544,7 @@ async def test_a_daemon_that_ends_while_an_agent_is_at_it(spawn: Spawn, upgraded
 
 
 async def not_waited_for(h: Harness, gpus: list[StubGpu], process: Process) -> None:
-    """A move that takes longer than its write may."""
+    """Begin a move that takes longer than its write may."""
     await asked(h, process.pid, made=False)
     gpus[0].found[process] = gpus[1].found[process] = None
     gpus[0].script("migrate", refuses(errno.ETIMEDOUT))
@@ -553,14 +553,14 @@ async def not_waited_for(h: Harness, gpus: list[StubGpu], process: Process) -> N
 
 @virtual
 async def test_an_agent_that_comes_back_after_nobody_waited(spawn: Spawn) -> None:
-    """The write has failed, and the move is done all the same: its directory goes there."""
+    """The write has failed, and the move is done all the same: the directory goes to the other GPU."""
     gpus = stubs()
     process = backend.process.identity.identify(spawn().pid)
     async with running(*gpus, scheduler=True) as h:
         await not_waited_for(h, gpus, process)
         await trio.sleep(5)
         assert await h.listdir(str(process.pid)) == ["0"]
-        h.controller.bookkeeper.uncharge(process, 0, MIB, swapped=False)  # as the driver has it
+        h.controller.bookkeeper.uncharge(process, 0, MIB, swapped=False)  # as the driver reports it
         await h.controller.bookkeeper.arrive(process, 1)
         gpus[0].found[process], gpus[1].found[process] = False, True
         await trio.sleep(2)

@@ -1,6 +1,6 @@
 """The scheduler, the NVIDIA code and the gates of programs together: on a fake driver, in virtual time.
 
-Three programs have always work: one of better priority, and two that fill behind it and so take turns.
+Three programs always have work: one of better priority, and two that fill behind it and so take turns.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ SECONDS = float(os.environ.get("GGROUP_GATES_S", "10"))
 """Virtual seconds of each test."""
 
 SEED = os.environ.get("GGROUP_GATES_SEED", "")
-"""What chance begins with, beside the number of the test."""
+"""Seed of the random choices, beside the number of the test."""
 
 STEP_S = 0.05
 """Seconds between two looks of the engine at what runs."""
 
 HELD_BYTES = 8 * GIB
-"""What each has on the GPU at first."""
+"""Bytes that each program has on the GPU at first."""
 
 SETTLED_S = 6.0
-"""Seconds in which what was begun comes to its end, and each has had a turn."""
+"""Seconds within which all that was begun has ended, and each program has had a turn."""
 
 
 @attrs.define
@@ -48,12 +48,13 @@ class Bench:
     rig: Rig
     programs: list[Gated] = attrs.field(factory=list)
     used: Counter[Process] = attrs.field(factory=Counter)
-    """Microseconds on the engine, of each."""
+    """Engine time of each program, in microseconds."""
     turns: Counter[TurnEnd] = attrs.field(factory=Counter)
-    """How turns ended."""
+    """Numbers of turns by how they ended."""
 
     async def begin(self, *, told: bool = True) -> None:
-        """The programs come, the first one with the best priority. What each uses is `told` exactly, or not at all."""
+        """Start the programs, the first one with the best priority. `told`: whether their exact use is known; else none
+        is."""
         usage: Any = self.rig.gpu._usage
         usage.exact = lambda process: int(self.used[process]) if told else None
         self.rig.nursery.start_soon(self.run)
@@ -70,7 +71,7 @@ class Bench:
             await self.come(priority)
 
     async def come(self, priority: int) -> Gated:
-        """One more, with what it launches done in some ms."""
+        """Start one more, whose launches are done within some milliseconds."""
         program = await gated(self.rig, HELD_BYTES, "/job", 0)
         program.drain_s = 0.002
         await self.rig.h.write(program.file + "compute.priority", priority)
@@ -78,7 +79,7 @@ class Bench:
         return program
 
     async def run(self) -> None:
-        """What is on the runlist and has work shares the engine."""
+        """Share the engine among the programs that are on the runlist and have work."""
         while True:
             await trio.sleep(STEP_S)
             runs = [one for one in self.programs if self.lives(one) and self.has_work(one)]
@@ -86,16 +87,16 @@ class Bench:
                 self.used[one.process] += int(STEP_S * 1e6 / len(runs))
 
     def lives(self, program: Gated) -> bool:
-        """Whether it has not died."""
+        """Return whether a program has not died."""
         return program.process.pid in self.rig.fake.programs
 
     def has_work(self, program: Gated) -> bool:
-        """Whether kernels of it run."""
+        """Return whether kernels of a program run."""
         gr, _ = without(self.rig.fake.programs[program.process.pid])
         return not gr and (not program.is_closed or program.pending)
 
     async def come_back(self, program: Gated) -> None:
-        """Memory comes back to a program, as it has room: its library does nothing else meanwhile."""
+        """Move memory of a program back in while it has room; its library does nothing else meanwhile."""
         nbytes = min(program.swapped, 4 * GIB)
         if nbytes:
             async with program.listens:
@@ -105,7 +106,7 @@ class Bench:
                 program.show()
 
     async def end(self) -> None:
-        """Of equals none waits for its turn: every gate opens, and all engines are on."""
+        """End all turns: equals do not wait for turns, so every gate opens and all engines are on."""
         for program in filter(self.lives, self.programs):
             program.drain_s = 0.0
             await self.rig.h.write(program.file + "compute.freeze", 0)
@@ -122,7 +123,7 @@ class Bench:
 def test_limits_hold_in_all_turns_that_the_scheduler_gives(
     drive: Drive, monkeypatch: pytest.MonkeyPatch, number: int, told: bool
 ) -> None:
-    """At each moment of them; no write is refused, no turn ends with the gate open, and both that fill go on."""
+    """At each step, no write is refused, no turn ends with the gate open, and both fillers go on."""
     monkeypatch.setattr(backend.cuda.managed, "PIECE", 4 * GIB)
 
     async def test(rig: Rig) -> None:
@@ -151,7 +152,7 @@ def test_limits_hold_in_all_turns_that_the_scheduler_gives(
 
 @pytest.mark.parametrize("number", range(4))
 def test_no_gate_stays_closed_whatever_is_done_in_turns(drive: Drive, number: int) -> None:
-    """Freeze and thaw, kernels that do not end, priorities, a connection that ends, and the end of a program."""
+    """Freeze and thaw, endless kernels, priorities, a connection that ends, and the end of a program."""
 
     async def test(rig: Rig) -> None:
         bench, rng = Bench(rig), random.Random(f"{number} {SEED}")
@@ -183,7 +184,7 @@ def test_no_gate_stays_closed_whatever_is_done_in_turns(drive: Drive, number: in
 
 
 async def reconnect(bench: Bench, program: Gated) -> None:
-    """A connection ends, and its program speaks anew, in the middle of a turn or between two."""
+    """End the connection of a program, which connects again, in the middle of a turn or between two."""
     rig, process = bench.rig, program.process
     program.socket.close()
     await until_then(lambda: process not in rig.gpu.managed)

@@ -1,4 +1,4 @@
-"""The scheduler over the software GPU: from a write into a file to the shares that programs have, in virtual time."""
+"""The scheduler over the software GPU: from a write to a file to the shares that programs get, in virtual time."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ Spawn = Callable[..., subprocess.Popen[bytes]]
 
 DEFAULT_US = 2048
 LONG_US = 20_000
-"""Microseconds of a kernel where a batch program runs for minutes: each end of one is an event of its own."""
+"""Microseconds of a kernel in tests over minutes: short ones would make many events, as the end of each is one."""
 TOLD = pytest.mark.logs("cannot be scheduled")
 
 
 @contextlib.asynccontextmanager
 async def programs(spawn: Spawn, *, scheduler: bool = True) -> AsyncIterator[Programs]:
-    """A GPU, its daemon, and the programs on it."""
+    """Run a GPU, its daemon, and the programs on it."""
     gpu = Bench()
     async with running(gpu, scheduler=scheduler) as h, trio.open_nursery() as nursery:
         yield Programs(h, gpu, spawn, nursery)
@@ -45,7 +45,7 @@ def of_all(shares: Sequence[float]) -> list[float]:
 
 @virtual
 async def test_the_gpu_hears_which_programs_go_behind_which(spawn: Spawn) -> None:
-    """As priorities are written, and programs come, are frozen and go; and not again while it is as it was."""
+    """At writes of priorities, and when programs come, are frozen and go; but not while nothing changes."""
     gpu = Bench()
     async with running(gpu, scheduler=True) as h, trio.open_nursery() as nursery:
         p = Programs(h, gpu, spawn, nursery)
@@ -74,7 +74,7 @@ async def test_the_gpu_hears_which_programs_go_behind_which(spawn: Spawn) -> Non
 
 @virtual
 async def test_the_gpu_hears_of_no_ranks_on_a_mount_without(spawn: Spawn) -> None:
-    """With ``hold=no``; and with another hold, of that."""
+    """Without, with ``hold=no``; and with another hold, the GPU hears of that one."""
     for hold_us in (None, 50):
         gpu = Bench()
         async with running(gpu, scheduler=True, hold_us=hold_us) as h, trio.open_nursery() as nursery:
@@ -116,7 +116,7 @@ async def test_a_slice_has_its_weight_and_its_processes_share_it(spawn: Spawn) -
 
 @virtual
 async def test_what_a_child_leaves_is_its_siblings(spawn: Spawn) -> None:
-    """Of three services and a batch program in a slice beside a batch program: the slice has its half."""
+    """A slice with three services and a batch program, beside a batch program, gets its half."""
     async with programs(spawn) as p:
         batch, other = await p.batch("/jobs"), await p.batch()
         services = [(await p.service("/jobs", load=0.01))[0] for _ in range(3)]
@@ -126,7 +126,7 @@ async def test_what_a_child_leaves_is_its_siblings(spawn: Spawn) -> None:
 
 
 class Slow(Bench):
-    """A software GPU that the daemon needs a CPU for so long to look at one program."""
+    """A software GPU for which a look at one program takes the daemon so much CPU time."""
 
     TAKES_S = 0.001
 
@@ -145,14 +145,14 @@ class Slow(Bench):
 
 
 class Turns(trio.abc.Instrument):
-    """The longest turn of the tasks that were ready at once, seconds: what a task waits that becomes ready then."""
+    """Measures the longest run of tasks that were ready at once, in seconds: how long a newly ready task may wait."""
 
     def __init__(self) -> None:
         self.longest_s = 0.0
         self._began_s: float | None = None
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        if self._began_s is None:  # the clock has jumped to this turn
+        if self._began_s is None:  # the clock has jumped to the start of this run
             self._began_s = trio.current_time()
 
     def before_io_wait(self, timeout: float) -> None:
@@ -163,7 +163,7 @@ class Turns(trio.abc.Instrument):
 
 @virtual
 async def test_nobody_waits_for_a_look_at_many(spawn: Spawn) -> None:
-    """It takes 50 ms of a CPU, in parts: others have theirs after each, and nine tenths of the CPU."""
+    """It takes 50 ms of CPU time in parts: after each part others run, and they have nine tenths of the CPU."""
     gpu, many, seconds = Slow(), 50, 20
     async with running(gpu, scheduler=True) as h, trio.open_nursery() as nursery:
         p = Programs(h, gpu, spawn, nursery)
@@ -174,7 +174,7 @@ async def test_nobody_waits_for_a_look_at_many(spawn: Spawn) -> None:
         await trio.sleep(seconds)
         trio.lowlevel.remove_instrument(turns)
         assert set(gpu.asked) == set(processes)
-        # A part of the scheduler's look, of two processes, and a turn of what takes totals down, of one.
+        # A part of the scheduler's look, at two processes, and a part of the saving of totals, for one.
         assert 0 < turns.longest_s <= 3 * gpu.TAKES_S + 1e-9
         assert len(gpu.asked) * gpu.TAKES_S <= 0.11 * seconds
         nursery.cancel_scope.cancel()
@@ -211,7 +211,7 @@ async def test_less_is_lost_to_switches(spawn: Spawn) -> None:
 @pytest.mark.parametrize("kernels_us", [(500,), (20_000,), (500, 500, 500)], ids=["one", "kernels of 20 ms", "three"])
 @virtual
 async def test_a_critical_program(spawn: Spawn, kernels_us: tuple[int, ...]) -> None:
-    """Beside batch programs its p99 is what it is alone, from the first request on; and they do the rest."""
+    """Beside batch programs its p99 is the same as alone, from the first request on; and they use the rest."""
     late = []
     for others in ((), kernels_us):
         async with programs(spawn) as p:
@@ -227,7 +227,7 @@ async def test_a_critical_program(spawn: Spawn, kernels_us: tuple[int, ...]) -> 
 
 @virtual
 async def test_of_three_that_fill_each_has_a_third_and_none_is_frozen(spawn: Spawn) -> None:
-    """A process off the runlist is throttled, and says so; compute.freeze and compute.events are about freezes."""
+    """A process off the runlist is shown as throttled; compute.freeze and compute.events are about freezes only."""
     async with programs(spawn) as p:
         critical, _ = await p.service()
         await p.h.write(f"{critical.pid}/0/compute.priority", 0)
@@ -240,14 +240,14 @@ async def test_of_three_that_fill_each_has_a_third_and_none_is_frozen(spawn: Spa
             assert await p.h.read(f"{place}/compute.events") == "populated 1\nfrozen 0\nmigrated 0\nundone 0\nlost 0\n"
         stat = dict(line.split() for line in (await p.h.read("slice/jobs/0/gcgroup.stat")).splitlines())
         assert int(stat["throttled_usec"]) == pytest.approx(2 * 30e6, rel=0.02)
-        # Two at once, then four turns of 0.5 s each, and turns of 2 s, as all three fill theirs.
+        # Two at once, then four turns of 0.5 s each, and turns of 2 s, as all three use theirs up.
         assert 18 <= int(stat["nr_throttled"]) <= 2 + 12 + 12
         assert "nr_throttled 0\n" in await p.h.read(f"{critical.pid}/0/gcgroup.stat")
 
 
 @virtual
 async def test_what_one_filler_leaves_another_has(spawn: Spawn) -> None:
-    """One that gets requests of 8.6 ms at 0.3 takes no more of a batch program's turns than it has to do."""
+    """A program with requests of 8.6 ms at load 0.3 takes no more of a batch program's turns than it can use."""
     use = []
     for scheduler in (True, False):
         async with programs(spawn, scheduler=scheduler) as p:
@@ -274,7 +274,7 @@ async def test_a_priority_is_of_a_slice_as_well(spawn: Spawn) -> None:
 
 @virtual
 async def test_an_explicit_timeslice_holds(spawn: Spawn) -> None:
-    """It is counted against what the driver gives the others, and given back where they have it again."""
+    """It holds beside the driver's timeslice of the other program; with `default`, shares are computed again."""
     async with programs(spawn) as p:
         one, other = await p.batch(), await p.batch()
         await trio.sleep(1)
@@ -294,7 +294,7 @@ async def test_an_explicit_timeslice_holds(spawn: Spawn) -> None:
 
 @virtual
 async def test_an_explicit_timeslice_of_a_slice(spawn: Spawn) -> None:
-    """It is split over the processes in it; and the others share as if these were not there."""
+    """It is split among the processes in the slice; other programs share as if these were not there."""
     async with programs(spawn) as p:
         jobs = [await p.batch("/jobs") for _ in range(2)]
         others = [await p.batch(contexts=4), await p.batch()]
@@ -313,7 +313,7 @@ async def test_an_explicit_timeslice_of_a_slice(spawn: Spawn) -> None:
 
 @virtual
 async def test_a_freeze_wins(spawn: Spawn) -> None:
-    """Over the turn of one that fills; and one that is thawed in the turn of another stays off, and is not frozen."""
+    """It overrides the turn of a filler; one that is thawed in another's turn stays off, and is not frozen."""
     async with programs(spawn) as p:
         critical, _ = await p.service()
         await p.h.write(f"{critical.pid}/0/compute.priority", 0)
@@ -334,7 +334,7 @@ async def test_a_freeze_wins(spawn: Spawn) -> None:
 
 @virtual
 async def test_who_comes_later_shares_from_then_on(spawn: Spawn) -> None:
-    """And rounds stay long: that nothing is known of what it used is no reason to think that it comes and goes."""
+    """Rounds stay long: an unknown past use does not make a newcomer count as intermittent."""
     async with programs(spawn) as p:
         pair = [await p.batch(), await p.batch()]
         await trio.sleep(5)
@@ -347,7 +347,7 @@ async def test_who_comes_later_shares_from_then_on(spawn: Spawn) -> None:
 
 @virtual
 async def test_who_is_left_alone_has_what_the_driver_gives(spawn: Spawn) -> None:
-    """Nothing is done for one program, and one whose neighbours went, or stopped working, has its default back."""
+    """A program alone gets no calls; one whose neighbours left, or stopped working, has its default back."""
     async with programs(spawn) as p:
         one = await p.batch(kernel_us=LONG_US)
         await p.h.write(f"{one.pid}/0/compute.priority", 3)
@@ -382,7 +382,7 @@ async def test_the_end_gives_everything_back(spawn: Spawn) -> None:
 
 @virtual
 async def test_the_next_daemon_gives_back_what_a_killed_one_took(spawn: Spawn) -> None:
-    """And what that one's scheduler took was never a freeze."""
+    """What the killed daemon's scheduler took was never a freeze."""
     gpu = StubGpu()
     machine = Machine(gpu)
     async with machine.daemon(scheduler=True) as h:
@@ -404,7 +404,7 @@ async def test_the_next_daemon_gives_back_what_a_killed_one_took(spawn: Spawn) -
 @TOLD
 @virtual
 async def test_a_lever_that_fails_is_told_once(spawn: Spawn, caplog: pytest.LogCaptureFixture) -> None:
-    """One of those that fill cannot be detached: it runs on, takes writes, and is tried again, ever more rarely."""
+    """A filler that cannot be detached runs on, accepts writes, and is retried ever more rarely."""
     async with programs(spawn) as p:
         three = [await p.batch(kernel_us=LONG_US) for _ in range(3)]
         p.gpu.broken = {three[2], three[1]}
@@ -424,9 +424,9 @@ async def test_a_lever_that_fails_is_told_once(spawn: Spawn, caplog: pytest.LogC
 async def test_one_that_has_just_gone_is_not_worth_a_word(
     spawn: Spawn, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    """Its levers are no more, and its end is not known yet: it is left alone, and the others have its part.
+    """Its levers are gone and its end is not known yet: it is left alone, and the others get its part.
 
-    ESRCH says by itself that it is gone; what else goes wrong does so where its pid is free, or a zombie's.
+    ESRCH says by itself that it is gone; other errors come where its pid is free, or a zombie's.
     """
 
     class Ending(StubGpu):
@@ -457,7 +457,7 @@ async def test_one_that_has_just_gone_is_not_worth_a_word(
 
 @virtual
 async def test_one_without_channel_groups_is_not_worth_a_word(spawn: Spawn) -> None:
-    """It lives on, and has destroyed its contexts: it is tried again, for it may make others."""
+    """It has destroyed its contexts and lives on: it is tried again, for it may make others."""
 
     class Emptied(StubGpu):
         def activity(self, process: Process) -> Activity:
@@ -490,7 +490,7 @@ async def test_one_without_channel_groups_is_not_worth_a_word(spawn: Spawn) -> N
 async def test_a_write_does_not_fail_for_the_scheduler(
     spawn: Spawn, behaviour: Callable[[], None], answer_s: int
 ) -> None:
-    """A timeslice of the scheduler's that the driver refuses is not tried again by a freeze of the process."""
+    """A scheduler's timeslice that the driver refuses is not retried because of a freeze of the process."""
     gpu = StubGpu()
     async with running(gpu, scheduler=True) as h:
         gpu.script("set_timeslice", behaviour)  # type: ignore[arg-type]
@@ -507,7 +507,7 @@ async def test_a_write_does_not_fail_for_the_scheduler(
 
 @virtual
 async def test_one_that_takes_its_time_to_run_again_is_left_alone_for_so_long(spawn: Spawn) -> None:
-    """Say that its memory comes back from the host. What it is to have then it has soon after."""
+    """For example while its memory comes back from the host. Soon after, it has what it is to have."""
     gpu = StubGpu()
 
     async def slow() -> None:
@@ -534,7 +534,7 @@ async def test_one_that_takes_its_time_to_run_again_is_left_alone_for_so_long(sp
 async def test_a_driver_that_is_late_once_is_not_worth_a_word(
     spawn: Spawn, times: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The lever is pulled again, later: that it is late once more is told."""
+    """The lever is moved again later; a second delay is logged."""
     gpu = StubGpu()
     async with running(gpu, scheduler=True) as h:
         one, other = spawn().pid, spawn().pid
@@ -550,7 +550,7 @@ async def test_a_driver_that_is_late_once_is_not_worth_a_word(
 
 @virtual
 async def test_no_more_than_fifty_levers_in_any_second(spawn: Spawn) -> None:
-    """A hundred programs whose priority changes all the time."""
+    """A hundred programs change their priority all the time."""
     gpu = StubGpu()
     async with running(gpu, scheduler=True) as h:
         many = [await h.arrive(spawn().pid, "/jobs") for _ in range(100)]
@@ -571,7 +571,7 @@ async def test_no_more_than_fifty_levers_in_any_second(spawn: Spawn) -> None:
 
 @virtual
 async def test_on_a_slow_machine_it_looks_more_rarely(spawn: Spawn) -> None:
-    """Where a look takes long the rest of the daemon has its time all the same: nine tenths of it."""
+    """Even if a look takes long, the rest of the daemon gets nine tenths of the time."""
     took = 0.05
 
     class Slow(StubGpu):
@@ -598,7 +598,7 @@ async def test_on_a_slow_machine_it_looks_more_rarely(spawn: Spawn) -> None:
 
 @virtual
 async def test_where_use_is_unknown_parts_are_slices(spawn: Spawn) -> None:
-    """A GPU that tells neither the time used nor an estimate: every process is taken to have something to do."""
+    """On a GPU that reports neither use nor an estimate, every process is taken to have work."""
     gpu = StubGpu()
     async with running(gpu, scheduler=True) as h:
         one, other = await h.arrive(spawn().pid), await h.arrive(spawn().pid)
@@ -610,7 +610,7 @@ async def test_where_use_is_unknown_parts_are_slices(spawn: Spawn) -> None:
 
 @virtual
 async def test_an_estimate_will_do(spawn: Spawn) -> None:
-    """One that grows once a second says which process has nothing to do, not that one has nothing in between."""
+    """A figure that grows once a second shows which process is idle, but not whether one is idle in between."""
 
     class Estimating(Bench):
         def activity(self, process: Process) -> Activity:

@@ -1,4 +1,4 @@
-"""Level 3: temperature and power of GPUs in the metrics, by a double of NVML."""
+"""Level 3: temperature and power of GPUs in the metrics, with a double of NVML."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class NvmlError(Exception):
 
 @attrs.define(eq=False)
 class Nvml:
-    """Double of pynvml with the GPUs GPU-0 and GPU-1, of which the second tells no power."""
+    """Double of pynvml with the GPUs GPU-0 and GPU-1; the second reports no power."""
 
     broken: bool = False
     opened: int = 0
@@ -54,7 +54,7 @@ class Nvml:
 
 
 def test_the_double_is_like_pynvml() -> None:
-    """Each function that is called is there, and the sensor is that of the die."""
+    """Every function that is called exists in pynvml, and the sensor is that of the die."""
     module = importlib.import_module("pynvml")
     for name in (name for name in vars(Nvml) if name.startswith("nvml")):
         real = inspect.signature(getattr(module, name)).parameters
@@ -64,7 +64,7 @@ def test_the_double_is_like_pynvml() -> None:
 
 
 def planted(place: Path, gpu: str = "nvidia") -> Path:
-    """A tree of plain files with three GPUs, the last of which is lost."""
+    """Plant a tree of plain files with three GPUs, the last of which is lost."""
     place.joinpath("ggroup.backend").write_text(f"gpu {gpu}\n")
     for index in range(3):
         (place / "gpus" / str(index)).mkdir(parents=True)
@@ -73,7 +73,7 @@ def planted(place: Path, gpu: str = "nvidia") -> Path:
 
 
 def told(collector: SensorCollector) -> dict[tuple[str, Any, Any], float]:
-    """Every sample by its name, GPU and UUID."""
+    """Return every sample by its name, GPU and UUID."""
     return {
         (sample.name, sample.labels["gpu"], sample.labels["uuid"]): sample.value
         for metric in collector.collect()
@@ -89,7 +89,7 @@ EVERYTHING = {
 
 
 def test_what_the_sensors_say(tmp_path: Path) -> None:
-    """What a GPU does not tell is left out, and NVML is opened once."""
+    """Figures that a GPU does not report are left out, and NVML is opened once."""
     nvml = Nvml()
     collector = SensorCollector(planted(tmp_path), nvml)
     assert told(collector) == EVERYTHING
@@ -119,7 +119,7 @@ def test_no_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_driver_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It keeps no scrape for long, no second thread is sent after the first, and what comes back is told again."""
+    """A scrape waits only briefly, no second thread follows the first, and a driver that recovers is read again."""
     monkeypatch.setattr(sensors, "ANSWER_S", 0.2)
     nvml = Nvml(hang=threading.Event())
     assert nvml.hang is not None

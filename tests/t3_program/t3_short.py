@@ -1,4 +1,4 @@
-"""Short of descriptors, memory or threads: no task ends, nothing is forgotten, and all is done once it is over."""
+"""Shortage of descriptors, memory or threads: no task ends, nothing is forgotten, and everything is done afterwards."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ Spawn = Callable[..., subprocess.Popen[bytes]]
 
 
 def no_thread(*_: object, **__: object) -> None:
-    """What Python says where pthread_create(3) gives EAGAIN."""
+    """Raise what Python raises where pthread_create(3) gives EAGAIN."""
     raise RuntimeError("can't start new thread")
 
 
 def full(*_: object) -> None:
-    """No descriptor is left."""
+    """Raise the error for a process without a free descriptor."""
     raise fail(errno.EMFILE)
 
 
 def short(*_: object, **__: object) -> None:
-    """Each of the errnos in its turn."""
+    """Raise each of the errnos in turn."""
     raise fail(next(codes))
 
 
@@ -58,13 +58,13 @@ codes = itertools.cycle(sorted(SHORT))
 
 
 def high(value: int) -> state.Operation:
-    """Something that happens."""
+    """Return a change that the journal records."""
     return state.put(("GPU-a", Slice("/a")), {"high": value})
 
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Journal:
-    """With something in it, and a clock that stands."""
+    """A journal with some content, and a clock that stands still."""
     made = Journal(tmp_path / "one.journal", boot="this", clock=lambda: now[0])
     now = [100.0]
     made.commit(state.gpu("GPU-a"), state.add(("GPU-a", Slice("/a")), ROOT), high(1))
@@ -73,7 +73,7 @@ def journal(tmp_path: Path) -> Journal:
 
 
 def written(journal: Journal) -> state.State:
-    """What its file says."""
+    """Return the state that a journal's file records."""
     return format.read(journal.path.read_bytes()).state
 
 
@@ -81,7 +81,7 @@ def written(journal: Journal) -> state.State:
 
 
 def test_a_journal_that_cannot_be_written_anew_is_added_to(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That there is no descriptor says nothing about the disk: all that happened is there, and it shrinks later."""
+    """A lack of descriptors says nothing about the disk: every change is recorded, and the file shrinks later."""
     monkeypatch.setattr(backend.ledgers.journal.file, "GROWN", 200)
     with mock.patch("backend.ledgers.journal.file.os.open", side_effect=short) as opened:
         for value in range(2, 100):
@@ -109,7 +109,7 @@ def test_a_journal_that_ends_without_a_descriptor_says_what_it_said(journal: Jou
 
 @pytest.mark.logs("a daemon that is killed now forgets")
 def test_but_not_of_gpus_that_end_with_it(journal: Journal) -> None:
-    """They are not there any more: nothing is better."""
+    """They have left with their GPU: retrying would not help."""
     journal.temporary = {"GPU-b"}
     with mock.patch("backend.ledgers.journal.file.os.open", side_effect=short):
         journal.close()
@@ -149,7 +149,7 @@ def test_the_disk_is_asked_once_there_is_a_descriptor_and_a_thread(journal: Jour
 async def test_limits_stay_where_their_files_cannot_be_read(
     tmp_path: Path, manager: FakeManager, spawn: Spawn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All is read again, and nothing can be: of units what was read before stays, and is read as soon as it can be;
+    """Everything is to be read again, and cannot be: the settings of units stay and are read as soon as possible;
     ``slices.d`` counts as it was until the next reload."""
     manager.unit("/x.service", "GMemHigh=8M")
     (tmp_path / "a.conf").write_text("[/job]\nGMemHigh=16M\n")
@@ -173,7 +173,7 @@ async def test_limits_stay_where_their_files_cannot_be_read(
 
 
 def test_a_directory_that_cannot_be_read(tmp_path: Path) -> None:
-    """Neither is one of its files a reason to drop what others say; one that may not be read is told of alone."""
+    """Neither is an unreadable file a reason to drop what others say; that one alone is reported."""
     (tmp_path / "a.conf").write_text("[/job]\nGMemHigh=2M\n")
     former = files.of_directory(tmp_path)
     assert former.assignments
@@ -189,7 +189,7 @@ def test_a_directory_that_cannot_be_read(tmp_path: Path) -> None:
 
 @virtual
 async def test_who_is_in_the_middle_of_a_move_is_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those too that a daemon before had suspended, though the first look failed."""
+    """This includes processes that an earlier daemon had suspended, even if the first look failed."""
     request = checkpoint.records.Request(checkpoint.Action.SUSPEND, Process(5, 1), "GPU-0", "", MIB)
     found = [checkpoint.Left(request, checkpoint.Step.LOCK, "GPU-0", busy=False)]
     recovered: list[Process] = []
@@ -218,7 +218,7 @@ async def test_a_thread_that_cannot_be_had_is_an_error_of_the_system() -> None:
     with mock.patch.object(trio.to_thread, "run_sync", no_thread):
         with pytest.raises(BlockingIOError, match="it is not asked: can't start new thread"):
             await in_a_thread("it", lambda: 1)
-        ledger = KernelLedger.__new__(KernelLedger)  # there is no module here
+        ledger = KernelLedger.__new__(KernelLedger)  # there is no module on this machine
         ledger._ids, ledger._control, ledger._limiter = {SliceOn(ROOT, 0): 1}, -1, trio.CapacityLimiter(1)
         ledger._has_reasons = True
         with pytest.raises(BlockingIOError, match="the kernel module is not asked"):
@@ -230,7 +230,7 @@ async def test_a_thread_that_cannot_be_had_is_an_error_of_the_system() -> None:
 
 @pytest.mark.logs("GPU 0: no list of processes: .* NVML is not asked: can't start", "GPU 1: no list", "does not follow")
 def test_a_driver_that_nobody_can_ask(spawn: Spawn) -> None:
-    """Levers give EAGAIN, and leave everything as it was. Nobody goes from the tree; a program that comes meanwhile is
+    """Levers give EAGAIN, and leave everything as it was. No process leaves the tree; a program that comes meanwhile is
     there afterwards; the trace of context switches goes on."""
 
     async def test(rig: Rig) -> None:
@@ -262,7 +262,7 @@ def test_a_driver_that_nobody_can_ask(spawn: Spawn) -> None:
 @pytest.mark.logs("no thread for messages to the kernel: can't start new thread")
 @virtual
 async def test_a_message_is_delivered_once_there_is_a_thread(caplog: pytest.LogCaptureFixture) -> None:
-    """Who waits for that waits no longer than a second more, and it is told once."""
+    """A caller waits at most a second longer, and the shortage is logged once."""
     messenger, told = Messenger(), Waker()
     async with trio.open_nursery() as nursery:
         with mock.patch("ggroupfs.fs.messenger.threading.Thread.start", no_thread):
@@ -277,7 +277,7 @@ async def test_a_message_is_delivered_once_there_is_a_thread(caplog: pytest.LogC
 
 @virtual
 async def test_the_end_comes_without_a_thread() -> None:
-    """SIGTERM, and the signal for another daemon, end the mount in order."""
+    """SIGTERM, and the signal that hands over to another daemon, end the mount in order."""
     messenger = Messenger()
     with mock.patch.object(trio.to_thread, "run_sync", no_thread):
         await mount._say_no_more(messenger)

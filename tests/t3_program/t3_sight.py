@@ -1,4 +1,4 @@
-"""How large a GPU looks to a program, from its first question on: by where it is, or would be, and without a trace."""
+"""The GPU size that a program sees from its first question on, which follows from where it is, or would be."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CAPACITY = 80 * GIB
     ],
 )
 def test_the_hard_limit_counts_and_else_the_high(levels: list[Books], total: int, limits: tuple[int, int]) -> None:
-    """The least of the path. What is free is so under all limits, and never more than all."""
+    """The smallest limit on the path counts. Free memory is free under all limits, and at most the total."""
     path = [*levels, Books(high=CAPACITY, current=70 * GIB)]
     assert sight.total(path, CAPACITY) == total
     assert sight.limits(path, CAPACITY) == limits
@@ -55,7 +55,7 @@ async def total(program: Program, gpu: int = 0) -> int:
 
 
 async def greeted(rig: Rig, process: Process) -> Program:
-    """A program that has greeted, and no more."""
+    """Connect a program that has only greeted."""
     program = rig.connect(process)
     (await program.ask(Op.HELLO, VERSION, CUDA)).check()
     return program
@@ -78,7 +78,7 @@ def test_a_hard_limit_alone_is_seen(drive: Drive) -> None:
 
 
 def test_one_that_only_asks_is_told_and_not_in_the_tree(drive: Drive) -> None:
-    """By the limits of where it is; it says nothing of memory, and uses no GPU."""
+    """The answer follows the limits of its place; the program reports no memory, and uses no GPU."""
 
     async def test(rig: Rig) -> None:
         await rig.h.operations.mkdir(await rig.h.inode("slice"), b"job", 0o755, rig.h.ctx)
@@ -96,7 +96,7 @@ def test_one_that_only_asks_is_told_and_not_in_the_tree(drive: Drive) -> None:
 
 
 def test_what_was_set_on_a_process_before_it_begins(drive: Drive) -> None:
-    """As `ggroupfs run` does."""
+    """`ggroupfs run` does so."""
 
     async def test(rig: Rig) -> None:
         process = rig.process()
@@ -121,7 +121,7 @@ def test_each_gpu_by_itself(drive: Drive) -> None:
 
 
 def test_families_that_it_was_promised(drive: Drive) -> None:
-    """Their slices come with the first context."""
+    """Their slices are made with its first context."""
 
     async def test(rig: Rig) -> None:
         outer, inner = Family(7, os.geteuid(), {"limit_max": 8 * GIB}), Family(8, os.geteuid(), {"high": 4 * GIB})
@@ -156,7 +156,7 @@ def test_a_library_that_does_not_know_of_it_is_told_the_limit_of_the_moment(driv
     drive(test)
 
 
-# What files ask for
+# Settings from files
 
 
 async def prospect(h: Harness, pid: int) -> int:
@@ -166,7 +166,7 @@ async def prospect(h: Harness, pid: int) -> int:
 
 @virtual
 async def test_what_files_ask_of_a_slice_that_is_not_there(tmp_path: Path, manager: FakeManager, spawn: Spawn) -> None:
-    """It comes with the first process that uses a GPU, and has these limits then: slices.d's, and those of a unit."""
+    """The slice comes with the first process that uses a GPU, with the limits of slices.d or of a unit."""
     (tmp_path / "a.conf").write_text("[/*]\nGMemHigh=8M\n[/x.slice/*]\nGMemMax=25%\n")
     manager.unit("/x.slice", "GMemHigh=16M")
     async with policy(tmp_path, manager) as h:
@@ -187,7 +187,7 @@ async def test_what_files_ask_of_a_slice_that_is_not_there(tmp_path: Path, manag
 
 @virtual
 async def test_files_are_waited_for(tmp_path: Path, manager: FakeManager, spawn: Spawn) -> None:
-    """As by a program that allocates: a total is for good."""
+    """A program that allocates waits, too: the total that it gets is final."""
     async with policy(tmp_path, manager) as h:
         manager.unit("/job.service", "GMemMax=8M", active=False)
         released, pid = manager.hold(), spawn().pid

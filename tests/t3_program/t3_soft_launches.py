@@ -33,25 +33,25 @@ class Client:
         self._end.setblocking(False)
         self._seq = 0
         self.answers: dict[int, Message] = {}
-        """By what was asked, in the order in which they came."""
+        """Answers by request, in the order of their arrival."""
         self.finished: Counter[int] = Counter()
-        """Kernels, by TSG."""
+        """Finished kernels by TSG."""
 
     def say(self, op: Op, *args: int, gpu: int = 0) -> int:
-        """Asks for something; returns what names the answer."""
+        """Send a request; return its number."""
         self._seq += 1
         self._end.send(Message(op, self._seq, gpu, args).encode())
         return self._seq
 
     async def hear(self) -> dict[int, Message]:
-        """Has the daemon do what there is to be done, and takes what it says."""
+        """Let the daemon do all that it can, and read its messages."""
         await settle()
         while self._take():
             await settle()
         return self.answers
 
     def _take(self) -> int:
-        """How many messages there were."""
+        """Read messages; return how many there were."""
         taken = 0
         while True:
             try:
@@ -69,14 +69,14 @@ class Client:
                 self.finished[message.args[0]] = message.args[1]
 
     async def ask(self, op: Op, *args: int, gpu: int = 0) -> tuple[int, ...]:
-        """The answer to something."""
+        """Send a request and return its answer."""
         seq = self.say(op, *args, gpu=gpu)
         return (await self.hear())[seq].check().args
 
 
 @asynccontextmanager
 async def connected(process: Process, *gpus: SoftGpu, features: int = SOFT) -> AsyncIterator[tuple[Client, int]]:
-    """A connection of a process that has greeted, and its TSG."""
+    """Connect a process, with the greeting done; return the connection and its TSG."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, trio.socket.from_stdlib_socket(theirs) as end:
         session = Session(process, {gpu.info.index: gpu for gpu in gpus}, Line(end, process))
@@ -121,7 +121,7 @@ async def test_a_launch_waits_and_what_is_asked_meanwhile_does_not(spawn: Spawn)
 
 @virtual
 async def test_launches_stay_in_their_order(spawn: Spawn) -> None:
-    """Of all its contexts: the one that waits first is answered first, and what comes then is behind it."""
+    """The order covers all contexts of a program: a later launch waits behind the one that waits already."""
     gpu = soft()
     async with running(gpu) as h:
         process = await h.arrive(spawn().pid)
@@ -159,7 +159,7 @@ async def test_a_turn_on_one_gpu_holds_nothing_on_another(spawn: Spawn) -> None:
 
 @virtual
 async def test_a_launch_waits_until_its_program_is_less_far_ahead_and_holds_up_nothing_else(spawn: Spawn) -> None:
-    """It is answered once its last kernel is queued; a turn that ends meanwhile is drained all the same."""
+    """The answer comes once its last kernel is queued; a turn that ends meanwhile is drained all the same."""
     gpu = soft()
     async with running(gpu) as h:
         process = await h.arrive(spawn().pid)
@@ -185,7 +185,7 @@ async def test_a_launch_waits_until_its_program_is_less_far_ahead_and_holds_up_n
 
 @virtual
 async def test_launches_that_wait_for_a_turn_are_bounded(spawn: Spawn) -> None:
-    """Those beyond are refused as for a full queue, and the others are answered all the same."""
+    """Launches beyond the bound are refused as for a full queue, and the others are answered all the same."""
     gpu = soft()
     async with running(gpu) as h:
         process = await h.arrive(spawn().pid)
@@ -205,7 +205,7 @@ async def test_launches_that_wait_for_a_turn_are_bounded(spawn: Spawn) -> None:
 
 @virtual
 async def test_a_launch_of_which_some_was_done_is_not_refused(spawn: Spawn) -> None:
-    """Though many wait on another GPU: those that wait are bounded on each."""
+    """Many others wait on another GPU: the bound is of each GPU."""
     machine = Machine(2)
     gpus = soft(0, machine), soft(1, machine)
     async with running(*gpus) as h:
@@ -314,7 +314,7 @@ async def test_a_connection_that_ends_while_a_launch_waits(spawn: Spawn) -> None
         assert gpu.activity(process).submitted == 0
         assert await h.read(f"{process.pid}/0/gmem.current") == "0\n"
         async with connected(process, gpu) as (client, tsg):
-            await client.ask(Op.LAUNCH, tsg, 2, 1000)  # nothing is held of one that comes anew
+            await client.ask(Op.LAUNCH, tsg, 2, 1000)  # a newcomer is not held back
 
 
 @pytest.mark.logs("is lost", "is back")

@@ -1,9 +1,9 @@
-"""Turns of up to three programs on two software GPUs, with all else that they and an operator do meanwhile: limits,
-protection, bounds of swap, reclaim, freezes, moves, a GPU that is lost, and the end of a program.
+"""A state machine of turns: up to three programs on two software GPUs, with everything else that happens meanwhile.
 
-Pages hold what was written to them, the books are those of the pages, nothing runs behind a closed gate, and every
-launch is answered in the end. Rules are synchronous; the daemon runs in a thread and its time is set by hand, so that
-what takes time goes on between rules as far as a rule says, and no further.
+Limits, protection, bounds of swap, reclaim, freezes, moves, a lost GPU, and the end of a program are interleaved. Pages
+keep what was written to them, the books agree with the pages, nothing runs behind a closed gate, and every launch is
+answered in the end. Rules are synchronous; the daemon runs in a thread and a rule sets its time, so that lasting work
+goes on between rules exactly as far as a rule says.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.support.harness import MIB, answers
 from tests.support.stepped import CAPACITY, GPUS, LONG_S, Daemon, Program, Request
 
 PROCESSES: list[subprocess.Popen[bytes]] = []
-"""Idle processes, as long as this module's tests run."""
+"""Idle processes that live as long as this module's tests run."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -44,7 +44,7 @@ def processes() -> Iterator[None]:
 
 
 class Turns(RuleBasedStateMachine):
-    """See the module."""
+    """The state machine; see the module."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Turns(RuleBasedStateMachine):
         self.stamp = 0
 
     def teardown(self) -> None:
-        """Everything is let go on, and is done in the end."""
+        """Let everything go on, and check that it is done in the end."""
         with contextlib.ExitStack() as stack:
             stack.callback(self.daemon.end)
             for one in self.programs:
@@ -68,13 +68,13 @@ class Turns(RuleBasedStateMachine):
                 assert submitted - one.dropped == finished, "every kernel runs in the end"
             self.what_holds()
 
-    # What programs do
+    # Acts of programs
 
     def pick(self, number: int) -> Program:
         return self.programs[number % len(self.programs)]
 
     def on(self, one: Program) -> SoftGpu:
-        """The GPU of a program."""
+        """Return the GPU of a program."""
         return self.daemon.gpus[one.gpu]
 
     @precondition(lambda self: len(self.programs) < 3)
@@ -100,7 +100,7 @@ class Turns(RuleBasedStateMachine):
                 assert not all(map(self.gives, below)), "it is refused only where something keeps what is there"
 
     async def _allocate(self, one: Program, nbytes: int) -> range | None:
-        """Pages for a program; None where its limits refuse them."""
+        """Allocate pages for a program; None where its limits refuse them."""
         try:
             return await self.on(one).allocate(one.process, nbytes)
         except OSError as error:
@@ -148,7 +148,7 @@ class Turns(RuleBasedStateMachine):
         self.ask(one, Request(), self.on(one).copy, one.process, mib * MIB, way)
 
     def ask(self, one: Program, request: Request, function: Callable[..., Awaitable[None]], *args: object) -> None:
-        """What is answered in the turn of a program."""
+        """Send a request of a program, whose answer waits for its turn."""
 
         async def call() -> None:
             try:
@@ -163,7 +163,7 @@ class Turns(RuleBasedStateMachine):
         one.requests.append(request)
         self.daemon.do(start)
 
-    # What a scheduler does
+    # Acts of a scheduler
 
     @precondition(lambda self: any(not one.is_off for one in self.programs))
     @rule(who=st.integers(0, 2), bound_us=st.sampled_from([0, 500, 20_000, 1_000_000]))
@@ -189,17 +189,17 @@ class Turns(RuleBasedStateMachine):
         await self._off(one, NOWHERE)
         one.is_off, one.ended = False, None
         await self.on(one).begin_turn(one.process)
-        one.pending_us = self.pending_us(one)  # before anything is launched in it
+        one.pending_us = self.pending_us(one)  # before the turn's first launch
 
     async def _off(self, one: Program, place: Place) -> None:
         follower = self.h.controller._follower
         follower.schedule(one.member, place)
         await follower.apply(one.member)
 
-    # What an operator does
+    # Acts of an operator
 
     def group(self, who: int) -> tuple[str, list[Program]]:
-        """A program or the slice of all, on the GPU of one of them: its directory, and the programs in it."""
+        """Return a program, or the slice of all on one program's GPU: the directory, and the programs in it."""
         one = self.pick(who % 3)
         if who < 3:
             return one.path, [one]
@@ -208,7 +208,7 @@ class Turns(RuleBasedStateMachine):
     @precondition(lambda self: self.programs)
     @rule(who=st.integers(0, 5), mib=st.one_of(st.just(CAPACITY), st.integers(0, CAPACITY)))
     def limit(self, who: int, mib: int) -> None:
-        """Only one that is late, or may not swap, keeps it from being held at once."""
+        """Write a limit; it holds at once unless a program is late or may not swap."""
         path, below = self.group(who)
         refused = self.daemon.finish(answers, self.h.write(f"{path}/gmem.limit.high", mib * MIB))
         assert not refused or not all(map(self.gives, below)), refused
@@ -219,7 +219,7 @@ class Turns(RuleBasedStateMachine):
     @precondition(lambda self: self.programs)
     @rule(who=st.integers(0, 5), file=st.sampled_from(["limit.low", "swap.max"]), mib=st.integers(0, CAPACITY))
     def bound(self, who: int, file: str, mib: int) -> None:
-        """A protection, or a bound of what may be in the host; at the upper end none of it."""
+        """Write a protection, or a bound of swap; the largest value stands for none."""
         path, _ = self.group(who)
         none = "max" if file == "swap.max" else 0
         self.daemon.finish(self.h.write, f"{path}/gmem.{file}", mib * MIB if mib < CAPACITY else none)
@@ -227,7 +227,7 @@ class Turns(RuleBasedStateMachine):
     @precondition(lambda self: self.programs)
     @rule(who=st.integers(0, 5), mib=st.integers(1, CAPACITY))
     def reclaim(self, who: int, mib: int) -> None:
-        """So much leaves the GPU, if it is there and nothing keeps it."""
+        """Reclaim: so much leaves the GPU, if it is there and nothing keeps it."""
         path, below = self.group(who)
         before = int(self.daemon.do(self.h.read, f"{path}/gmem.current"))
         refused = self.daemon.finish(answers, self.h.write(f"{path}/gmem.reclaim", mib * MIB))
@@ -239,8 +239,8 @@ class Turns(RuleBasedStateMachine):
     @precondition(lambda self: not all(one.waits for one in self.programs))
     @rule(who=st.integers(0, 2))
     def migrate(self, who: int) -> None:
-        """To the other GPU, with all that it has, and out of its turn; what waits at its gate would be refused here,
-        where no client asks for it again."""
+        """Move a program to the other GPU, with all that it has, and out of its turn. Launches that wait at its gate
+        would be refused here, since no client sends them again."""
         idle = [one for one in self.programs if not one.waits]
         one = idle[who % len(idle)]
         target = (one.gpu + 1) % GPUS
@@ -259,7 +259,8 @@ class Turns(RuleBasedStateMachine):
         self.daemon.do(look)
 
     def has_room(self, one: Program, target: int) -> bool:
-        """Whether the slices above a program have room on another GPU for all that it has, there and in the host."""
+        """Return whether the slices above a program have room on another GPU for all its memory, there and in the
+        host."""
         books = self.h.ledger.books
         held, above = books(one.member), [books(SliceOn(level, target)) for level in (ROOT, Slice("/jobs"))]
         return all(
@@ -269,7 +270,7 @@ class Turns(RuleBasedStateMachine):
     @precondition(lambda self: self.programs)
     @rule(who=st.integers(0, 2))
     def kill(self, who: int) -> None:
-        """What it had is free, and what waited for it goes on."""
+        """Kill a program: its memory is free, and what waited for it goes on."""
         one = self.pick(who)
         one.excuse(errno.ESRCH)
         (process,) = [process for process in PROCESSES if process.pid == one.process.pid]
@@ -286,8 +287,8 @@ class Turns(RuleBasedStateMachine):
     @precondition(lambda self: self.programs)
     @rule(who=st.integers(0, 2))
     def lose(self, who: int) -> None:
-        """The GPU is lost and comes back: each program hears of it, whether or not it has its turn, gives back what is
-        lost, and begins anew."""
+        """Lose a GPU and bring it back: each program hears of it, with or without a turn, gives back what is lost, and
+        begins anew."""
         gpu = self.on(self.pick(who))
         those = [one for one in self.programs if self.on(one) is gpu]
 
@@ -346,7 +347,7 @@ class Turns(RuleBasedStateMachine):
     def wait(self, ms: int) -> None:
         self.daemon.sleep(ms / 1000)
 
-    # What holds
+    # Invariants
 
     def work(self, one: Program) -> tuple[int | None, int | None]:
         async def look() -> tuple[int | None, int | None]:
@@ -356,7 +357,7 @@ class Turns(RuleBasedStateMachine):
         return self.daemon.do(look)
 
     def gives(self, one: Program) -> bool:
-        """Whether all of its memory moves."""
+        """Return whether all memory of a program moves."""
 
         async def look() -> bool:
             return all(
@@ -366,8 +367,8 @@ class Turns(RuleBasedStateMachine):
         return not self.is_late(one) and self.daemon.do(look)
 
     def pending_us(self, one: Program) -> float:
-        """What is queued, microseconds of work by itself."""
-        self.on(one).activity(one.process)  # brings the engine up to now
+        """Return the queued work of a program, in microseconds by itself."""
+        self.on(one).activity(one.process)  # advances the engine to the present
         return self.on(one)._tenants[one.process].pending / 1000
 
     def is_late(self, one: Program) -> bool:
@@ -402,8 +403,8 @@ class Turns(RuleBasedStateMachine):
                     assert not self.is_late(one), "its memory moves while it waits"
 
     def is_near(self, one: Program) -> None:
-        """Once a program takes turns no more is queued than its run-ahead and a kernel of what was asked since the last
-        look, or what was queued then."""
+        """Check that a program that takes turns has no more queued than its run-ahead and one kernel of the requests
+        since the last look, or than what was queued then."""
         asked = one.requests[one.looked :]
         longest_us = max((request.kernel_us for request in asked), default=0.0)
         before_us, one.pending_us = one.pending_us, self.pending_us(one)
@@ -413,18 +414,18 @@ class Turns(RuleBasedStateMachine):
 
 
 STORIES = int(os.environ.get("GGROUP_TURN_STORIES", "12"))
-"""Stories that chance tells."""
+"""Number of random stories."""
 
 Turns.TestCase.settings = settings(max_examples=STORIES, stateful_step_count=30)
 LOST = pytest.mark.logs("GPU [01] is lost", "GPU [01] is back")
-"""What is said of a GPU that is lost, and comes back."""
+"""Log lines about a GPU that is lost, and comes back."""
 
 TestTurns = LOST(Turns.TestCase)
 
 
 @pytest.mark.parametrize("end", [pytest.param("lose", marks=LOST), "kill"])
 def test_what_a_frozen_program_copies_ends_with_its_gpu_or_with_it(end: str) -> None:
-    """A copy that waits for the thaw, in its turn."""
+    """A copy that waits for the thaw, in the program's turn."""
     machine = Turns()
     try:
         machine.come()
@@ -436,7 +437,7 @@ def test_what_a_frozen_program_copies_ends_with_its_gpu_or_with_it(end: str) -> 
 
 
 def test_a_program_that_waits_leaves_its_turn_as_it_moves() -> None:
-    """Its turns on the GPU that it was on bound nothing on the other."""
+    """The turns of the GPU that it left do not bound it on the other."""
     machine = Turns()
     try:
         machine.come()
@@ -450,7 +451,7 @@ def test_a_program_that_waits_leaves_its_turn_as_it_moves() -> None:
 
 
 def test_a_program_that_has_no_room_elsewhere_keeps_its_turn() -> None:
-    """A level there is over its limit with it; or it brings more in the host than may be there."""
+    """It would put a level there over its limit, or brings more in the host than is allowed there."""
     machine = Turns()
     try:
         machine.come()
@@ -473,7 +474,7 @@ def test_a_program_that_has_no_room_elsewhere_keeps_its_turn() -> None:
 
 @pytest.mark.parametrize(("mib", "us"), [(CAPACITY, 200_000), (0, 10)], ids=["long", "over the bus"])
 def test_a_launch_in_a_turn_is_queued_as_far_as_its_program_may_be_ahead(mib: int, us: int) -> None:
-    """And a launch of pages that were freed meanwhile is refused for that alone."""
+    """A launch of pages that were freed meanwhile is refused for that reason alone."""
     machine = Turns()
     try:
         machine.come()

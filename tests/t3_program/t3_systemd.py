@@ -1,4 +1,4 @@
-"""Units as systemd tells of them: on a real bus, in real time."""
+"""Units as systemd reports them: on a real bus, in real time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(shutil.which("dbus-daemon") is None, reason="the
 
 
 def real(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Runs an async test, which must not hang."""
+    """Run an async test, which must not hang."""
 
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -72,7 +72,7 @@ def unit(tmp_path: Path, name: str, cgroup: str, *lines: str, active: str = "act
 
 @real
 async def test_units_of_the_bus(tmp_path: Path, spawn: Spawn) -> None:
-    """What is there at the start, what is started, stopped and loaded again, and a process that comes."""
+    """Units at the start, units that are started, stopped and reloaded, and a process that comes."""
     units = {
         "a.slice": unit(tmp_path, "a.slice", "/a.slice", "GMemHigh=8M"),
         "idle.service": unit(tmp_path, "idle.service", "/idle.service", "GMemHigh=8M", active="inactive"),
@@ -101,7 +101,7 @@ async def test_units_of_the_bus(tmp_path: Path, spawn: Spawn) -> None:
 
 @real
 async def test_where_a_unit_is_or_will_be(tmp_path: Path) -> None:
-    """One that runs, one that systemd has to load, one by another name, and what it cannot start."""
+    """A running unit, one that systemd has to load, one under another name, and one that cannot be started."""
     installed = {
         "later.service": Unit([], "", "inactive", slice="a-b.slice"),
         "cpu.service": Unit([], "", "inactive", slice="-.slice"),
@@ -130,7 +130,7 @@ async def test_where_a_unit_is_or_will_be(tmp_path: Path) -> None:
 
 @real
 async def test_two_hundred_services(tmp_path: Path) -> None:
-    """Their calls are under way together: none waits for the answers to another's."""
+    """Their calls are in flight together: none waits for another's answers."""
     names = [f"s{number}.service" for number in range(1, 201)]
     units = {name: unit(tmp_path, name, f"/all.slice/{name}", f"GMemHigh={name[1:-8]}M") for name in names}
     with bus(tmp_path) as address:
@@ -146,7 +146,7 @@ async def test_two_hundred_services(tmp_path: Path) -> None:
 
 @real
 async def test_signals_of_others_are_none(tmp_path: Path) -> None:
-    """Any client of the bus may send one to us."""
+    """Any client of the bus may send us a signal."""
     units = {"a.slice": unit(tmp_path, "a.slice", "/a.slice", "GMemHigh=8M")}
     with bus(tmp_path) as address:
         async with serving(address, units) as systemd, policy(tmp_path, address) as h:
@@ -165,7 +165,7 @@ async def test_signals_of_others_are_none(tmp_path: Path) -> None:
 @pytest.mark.logs("^systemd: connection lost$")
 @real
 async def test_a_systemd_that_is_another(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Executed again: everything is read anew. While there is none, what is configured stays."""
+    """After a re-execution everything is read anew. While there is no systemd, the configuration stays."""
     units = {"a.slice": unit(tmp_path, "a.slice", "/a.slice", "GMemHigh=8M")}
     with bus(tmp_path) as address:
         async with serving(address, units) as systemd, policy(tmp_path, address) as h:
@@ -199,10 +199,10 @@ def test_names_and_objects() -> None:
 @real
 @pytest.mark.logs("^the bus: no message of D-Bus")
 async def test_what_is_no_message_loses_the_connection() -> None:
-    """And nothing else: a caller that waits for an answer is told so, as when the bus is gone."""
+    """Nothing else is lost: a caller that waits for an answer gets an error, as when the bus is gone."""
 
     class Garbled:
-        """A connection on which there is an answer of no known kind."""
+        """A connection on which a message of an unknown kind arrives."""
 
         outgoing_serial = itertools.count(1)
 

@@ -1,7 +1,7 @@
-"""What is counted of groups, over another daemon and over a move to another GPU: compute.events and `frozen_usec`.
+"""Counts of groups across a change of daemon or GPU: compute.events and `frozen_usec`.
 
 With the daemon's books, and with those of a kernel module: its double (tests/support/module_double.py) counts none of
-it.
+these.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MODULE = sum(kernel.WITHOUT)
 
 
 class Machine:
-    """Two GPUs, and what outlives a daemon of them: the journal, the module if there is one, and the processes."""
+    """Two GPUs, and what outlives their daemon: the journal, the module if there is one, and the processes."""
 
     def __init__(self, path: Path, module: Module | None) -> None:
         self.world = World()
@@ -49,7 +49,7 @@ class Machine:
 
     @contextlib.asynccontextmanager
     async def daemon(self, ended: str) -> AsyncIterator[Harness]:
-        """The next daemon, that is in the end `killed`, or `upgraded`."""
+        """Run the next daemon, which is in the end `killed`, or `upgraded`."""
         journal = Journal(self._path, boot=BOOT)
         count = harness.descriptors
         try:
@@ -61,7 +61,7 @@ class Machine:
                 gpus = [ProviderGpu(gpu, ledger, DEADLINE_S) for gpu in self.gpus]
 
             def descriptors() -> int:
-                """Return those of the daemon, without the double's."""
+                """Return the number of the daemon's descriptors, without the double's."""
                 return count() - (self._module.descriptors() if self._module is not None else 0)
 
             memory = WrittenTotals(journal, NAMES)
@@ -82,7 +82,7 @@ class Machine:
 
 @pytest.fixture(params=["soft", "kernel"])
 def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
-    """See the class, with the books of the parameter."""
+    """A machine with the books of the parameter."""
     with tempfile.TemporaryDirectory(prefix="ggroup-journal-", dir=MEMORY) as folder:
         path = Path(folder) / "one.journal"
         if request.param == "soft":
@@ -93,12 +93,12 @@ def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
 
 
 async def flat(h: Harness, file: str) -> dict[str, int]:
-    """Return what a flat keyed file says."""
+    """Return the content of a flat keyed file."""
     return {name: int(value) for name, value in (line.split() for line in (await h.read(file)).splitlines())}
 
 
 async def counted(h: Harness, group: str) -> dict[str, int]:
-    """Return all that is counted of a group, on a GPU."""
+    """Return all that is counted of a group on a GPU."""
     events = await flat(h, f"{group}/compute.events")
     return {name: events[name] for name in ("migrated", "undone", "lost")}
 
@@ -108,21 +108,21 @@ async def frozen_usec(h: Harness, group: str) -> int:
 
 
 def lose(h: Harness, gpu: StubGpu) -> None:
-    """Have a GPU be lost, as it tells of it itself."""
+    """Lose a GPU, which reports that itself."""
     gpu.lost = True
     h.controller.bookkeeper.presence(gpu.info.index)
 
 
 def bring_back(h: Harness, gpu: StubGpu) -> None:
-    """Have it be there again."""
+    """Bring a GPU back."""
     gpu.lost = False
     h.controller.bookkeeper.presence(gpu.info.index)
 
 
 @pytest.mark.parametrize("ended", ["upgraded", "killed"])
 def test_what_was_counted_goes_on_with_the_next_daemon(machine: Machine, spawn: Spawn, ended: str) -> None:
-    """Of a process, of its slices and of the GPUs, whatever the daemon ended by; and a loss that the next one finds is
-    the same loss."""
+    """Counts of a process, its slices and the GPUs go on, however the daemon ended; and a loss that the next daemon
+    finds is counted as the same loss."""
     pid = spawn().pid
     gpu = machine.gpus[1]
     seen: dict[str, dict[str, int]] = {}
@@ -170,7 +170,7 @@ def test_what_was_counted_goes_on_with_the_next_daemon(machine: Machine, spawn: 
 def test_a_gpu_that_is_back_before_the_next_daemon_is_lost_anew(
     machine: Machine, spawn: Spawn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No Gpu tells that it is there, where it is so from the start: that is seen within TAKE_S."""
+    """A Gpu that is there from the start does not report that: it is noticed within TAKE_S."""
     gpu = machine.gpus[0]
 
     async def first() -> None:
@@ -191,7 +191,7 @@ def test_a_gpu_that_is_back_before_the_next_daemon_is_lost_anew(
 
 
 def test_a_killed_daemon_takes_a_second_along(machine: Machine, spawn: Spawn) -> None:
-    """Of what a process did that was there already; the clock is virtual, and the process never idle."""
+    """About a second of a running process's work is lost; the clock is virtual, and the process never idle."""
     pid, gpu = spawn().pid, machine.gpus[0]
 
     async def gpu_usec(h: Harness) -> int:
@@ -210,7 +210,7 @@ def test_a_killed_daemon_takes_a_second_along(machine: Machine, spawn: Spawn) ->
             assert 8_400_000 <= await gpu_usec(h) <= 9_500_000
 
     trio.run(first, clock=MockClock(autojump_threshold=0))
-    gpu.works.clear()  # the work of its GPU is of that daemon
+    gpu.works.clear()  # a GPU's work is counted by daemon
     trio.run(second)
 
 
@@ -218,7 +218,7 @@ def test_a_killed_daemon_takes_a_second_along(machine: Machine, spawn: Spawn) ->
 def test_the_time_that_a_group_was_to_be_frozen_goes_on(
     machine: Machine, spawn: Spawn, monkeypatch: pytest.MonkeyPatch, ended: str
 ) -> None:
-    """What is frozen stays so while there is no daemon: that counts, too."""
+    """A frozen process stays frozen while there is no daemon: that time counts, too."""
     pid, gap, boot_usec = spawn().pid, [0], clock.boot_usec
     groups = (f"{pid}/0", "slice/job/0", "slice/other/0")
     before: list[int] = []
@@ -256,7 +256,7 @@ def test_the_time_that_a_group_was_to_be_frozen_goes_on(
 def test_the_memory_that_was_held_goes_on(
     machine: Machine, spawn: Spawn, monkeypatch: pytest.MonkeyPatch, ended: str
 ) -> None:
-    """What was held stays so while there is no daemon: that counts, too. Since when it counts is kept."""
+    """Memory stays held while there is no daemon: that time counts, too. The start of the count is kept."""
     pid, gap, boot_usec = spawn().pid, [0], clock.boot_usec
     group, above, idle = f"{pid}/0", "slice/job/0", "slice/idle/0"
     monkeypatch.setattr(clock, "boot_usec", lambda: boot_usec() + gap[0])
@@ -291,7 +291,7 @@ def test_the_memory_that_was_held_goes_on(
             assert [await since(h, one) for one in (group, above, idle)] == [1000] * 3
             resident = h.controller.population.by_pid(pid)
             assert resident is not None
-            h.controller.bookkeeper.observe(resident.process, 0, 50 * MIB)  # as the GPU says again
+            h.controller.bookkeeper.observe(resident.process, 0, 50 * MIB)  # the GPU reports it again
             before = await held(h, above)
             gap[0] += 10_000_000
             assert 500 * MIB <= await held(h, above) - before <= 600 * MIB
@@ -330,7 +330,7 @@ def test_memory_of_what_ended_without_a_daemon(machine: Machine, spawn: Spawn, m
 
 
 def test_a_journal_from_before_and_one_of_later(machine: Machine, spawn: Spawn) -> None:
-    """A daemon that counted none of it left figures of work alone; one that counts more leaves more, which is kept."""
+    """A daemon without these counts left figures of work alone; a later one leaves more figures, which are kept."""
     pid = spawn().pid
 
     async def first() -> None:
@@ -356,7 +356,7 @@ def test_a_journal_from_before_and_one_of_later(machine: Machine, spawn: Spawn) 
 
 @harness.virtual
 async def test_the_time_goes_with_a_process_to_another_gpu(spawn: Spawn) -> None:
-    """It is its own, and counts once where both GPUs have a directory of it; of the slice it was nothing."""
+    """The time is the process's own, and counts once where both GPUs have a directory; it was not of the slice."""
     async with running(StubGpu(0), StubGpu(1)) as h:
         one, both = [await h.arrive(spawn().pid, cgroup="/job") for _ in range(2)]
         h.controller._membership.admit(both, {1})

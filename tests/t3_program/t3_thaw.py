@@ -1,4 +1,4 @@
-"""`ggroupfs doctor --thaw-all`: whoever a killed daemon left frozen runs again, without another daemon."""
+"""`ggroupfs doctor --thaw-all`: programs that a killed daemon left frozen run again, without another daemon."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.killed import Life, Machine, a_machine
 from tests.support.killed_life import again, is_released, live, own_timeslices, past, run, sleepers, timeslices
 
 FREEZES = 44
-"""A point in that life at which somebody is frozen."""
+"""Point of that life at which a program is frozen."""
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def machine() -> Iterator[Machine]:
 
 @pytest.mark.parametrize("at", [FREEZES, 60, 75, 100, 120, 150])
 def test_everybody_runs_as_before_any_daemon_came(machine: Machine, at: int) -> None:
-    """Wherever the daemon was killed; and what was asked for is there for the next one, which makes it hold again."""
+    """At any point of the daemon's death; the settings are kept for the next daemon, which makes them hold again."""
     live(machine, Life(at), past)
     found = run(machine)
     is_released(machine)
@@ -58,7 +58,7 @@ def test_it_says_what_it_did(machine: Machine) -> None:
 
 
 def test_without_a_journal_timeslices_are_not_known(machine: Machine) -> None:
-    """Channels are on the runlist again all the same: the driver says which are not."""
+    """Channels are on the runlist again all the same: the driver reports which are off."""
     live(machine, Life(75), past)
     before = timeslices(machine.programs["a"])
     assert before != own_timeslices("a", 2)
@@ -98,7 +98,7 @@ def test_who_cannot_be_freed_is_named(machine: Machine) -> None:
 
 
 def test_a_daemon_that_lives_is_not_interfered_with(machine: Machine) -> None:
-    """It holds its journal, mounted or not."""
+    """A live daemon holds its journal, mounted or not."""
     live(machine, Life(FREEZES), past)
     journal = Journal(machine.path, boot="b")
     with pytest.raises(RuntimeError, match="another daemon"):
@@ -108,7 +108,7 @@ def test_a_daemon_that_lives_is_not_interfered_with(machine: Machine) -> None:
 
 
 def test_trees_that_answer(machine: Machine, tmp_path: Path) -> None:
-    """That of NVIDIA GPUs thaws by itself; that of a software GPU has nothing to do with it, and keeps its journal."""
+    """A tree of NVIDIA GPUs thaws by itself; one of a software GPU is not concerned, and keeps its journal."""
     live(machine, Life(FREEZES), past)
     for name, text in (("real", "gpu nvidia\n"), ("soft", f"gpu soft\njournal {machine.path}\n")):
         (tmp_path / name).mkdir()
@@ -122,7 +122,7 @@ def test_trees_that_answer(machine: Machine, tmp_path: Path) -> None:
 
 
 def test_a_tree_that_hangs(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its daemon lives, and would go on with what it was at."""
+    """Its daemon lives, and might continue what it was doing."""
     monkeypatch.setattr(thaw, "ANSWER_S", 0.1)
     os.mkfifo(tmp_path / "ggroup.backend", stat.S_IRUSR)
     writer = os.open(tmp_path / "ggroup.backend", os.O_RDWR)
@@ -134,7 +134,7 @@ def test_a_tree_that_hangs(machine: Machine, tmp_path: Path, monkeypatch: pytest
 
 
 def test_journals_that_are_none(machine: Machine, tmp_path: Path) -> None:
-    """Are named, and keep nobody frozen."""
+    """Such files are named, and keep no program frozen."""
     live(machine, Life(FREEZES), past)
     other = tmp_path / "other.journal"
     other.write_text("something else")
@@ -147,7 +147,7 @@ def test_journals_that_are_none(machine: Machine, tmp_path: Path) -> None:
 
 
 def test_no_driver(tmp_path: Path) -> None:
-    """Nobody can be frozen; the limits in a journal stay."""
+    """No program can be frozen; the limits in a journal stay."""
     path = tmp_path / "one.journal"
     journal = Journal(path, boot="b")
     journal.commit(state.gpu("GPU-a"), state.add(("GPU-a", Slice("/a")), ROOT))
@@ -164,7 +164,7 @@ def test_no_driver(tmp_path: Path) -> None:
 
 
 def test_who_waits_in_the_host_runs_again(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or is named, where that fails."""
+    """Or it is named, where that fails."""
     machine.start("a")
     machine.start("b")
     one, other = (machine.programs[name].identity for name in "ab")

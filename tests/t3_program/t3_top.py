@@ -1,4 +1,4 @@
-"""Level 3: the screen of `top` in process, with frames made by hand; and one pass over a tree of plain files."""
+"""Level 3: the screen of `top` in this process, with frames made by hand; and one pass over a tree of plain files."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ SECONDS = 20.0
 
 
 def frame(count: int) -> Frame:
-    """A GPU with so many processes."""
+    """Return a frame of a GPU with `count` processes."""
     processes = (ProcessUse(pid, 1, "busy", "/", 0, Figures(current=pid)) for pid in range(1, count + 1))
     taken = Snapshot(0.0, 0.1, (GpuUse(0, "GPU-0", "a GPU", 1 << 30, 1 << 20),), (), tuple(processes))
     return Frame(taken, None, build(taken, {}))
 
 
 async def until(pilot: Pilot[int], condition: Callable[[], object]) -> None:
-    """Lets the app work until something is so."""
+    """Let the app work until a condition holds."""
     async with asyncio.timeout(SECONDS):
         while not condition():
             await pilot.pause()
 
 
 def test_ten_thousand_processes_cost_what_is_seen_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the end and back, in steps: never more labels are made than the screen has lines."""
+    """Go to the end and back, in steps: never more labels are made than the screen has lines."""
     made: list[str] = []
 
     def counting(line: object) -> str:
@@ -137,7 +137,7 @@ FILES = {
     "compute.max": "max 100000\n",
     "gcgroup.stat": "tsgs 1\nchannels 8\nattached 1\nmanaged 1\n",
 }
-"""Those of a process on a machine that cannot tell what it runs."""
+"""Files of a process on a machine that reports nothing of what it runs."""
 
 
 def plant(path: Path, files: dict[str, str]) -> None:
@@ -242,7 +242,7 @@ def test_users_and_full_command_lines_are_read_where_asked_for(tree: Path) -> No
 
 
 def test_a_process_that_has_its_readers_wait_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others are read all the same, and it is never asked again; of another one with its pid nothing is known."""
+    """The other processes are read all the same, and it is never tried again; a new one with its pid is unknown."""
     forever, asked = threading.Event(), []
 
     def read(pid: int) -> str:
@@ -267,7 +267,7 @@ def test_a_process_that_has_its_readers_wait_is_left_alone(monkeypatch: pytest.M
 
 
 def test_who_exits_meanwhile_is_left_out(tree: Path) -> None:
-    for pid in (4194304, 4194305):  # no process has such a pid
+    for pid in (4194304, 4194305):  # above the largest pid
         plant(tree / str(pid) / "0", FILES)
     (tree / "4194305/0/gmem.stat").unlink()
     assert [one.pid for one in take(tree).processes] == [os.getpid()]

@@ -1,6 +1,6 @@
-"""Turns with all else that is asked of programs and daemons, in any order: what holds after each step.
+"""A state machine of turns beside everything else that is asked of programs and daemons, with checks after each step.
 
-The rules write a story; it is told at the end of them, in virtual time, over as many daemons as it has.
+The rules write a story; at their end it is told, in virtual time, over as many daemons as it has.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ from tests.support.turn_daemons import first_gpu, serve
 from tests.support.turns import Gated, begin_turn, end_turn, proven, without
 
 NAMES = ("a", "b", "c")
-"""Programs; the last one has no gate."""
+"""Names of the programs; the last one has no gate."""
 
 FIRST_BYTES = 4 * GIB
-"""What each has on the GPU at first."""
+"""Bytes that each has on the GPU at first."""
 
 MOST_BYTES = 12 * GIB
-"""What each has in all, at most."""
+"""Bytes that each has in all, at most."""
 
 SETTLED_S = 1.5
-"""Seconds in which what was begun comes to its end, and the driver's figures are in the books."""
+"""Seconds within which all that was begun has ended, and the driver's figures are in the books."""
 
 SPIN_S = 3600.0
 """Seconds of a kernel that does not end."""
 
 OFF = {Engines.NONE: (False, False), Engines.GR: (True, False), Engines.ALL: (True, True)}
-"""Whether the hardware is without GR, and without the copy engines."""
+"""Whether the hardware is without GR, and without the copy engines, by the engines that are taken."""
 
 REFUSED = {0, errno.EBUSY, errno.EAGAIN}
-"""What a write that moves memory may say."""
+"""Allowed answers to a write that moves memory."""
 
 Step = tuple[str, str, int]
-"""What is done, to which program, and a number."""
+"""An action, its program, and a number."""
 
 
 class Older(Gated):
@@ -68,19 +68,19 @@ class Older(Gated):
 
 @attrs.define
 class Told:
-    """One program of a story, over all daemons."""
+    """One program of a story, across all daemons."""
 
     name: str
     resident: int = FIRST_BYTES
     swapped: int = 0
     drain_s: float = 0.0
     waits: TurnEnd | None = None
-    """How its turn ended; None while it has it."""
+    """How its turn ended; None while it has its turn."""
     program: Gated | None = None
     """Its connection to this daemon."""
 
     def note(self) -> None:
-        """Keeps what it has for the next connection."""
+        """Record what it has, for the next connection."""
         if self.program is not None:
             self.resident, self.swapped = self.program.resident, self.program.swapped
             self.drain_s, self.program = self.program.drain_s, None
@@ -92,11 +92,11 @@ class Story:
 
     machine: Machine
     steps: list[Step]
-    """Those that are still to be done."""
+    """Steps that are left to do."""
     told: dict[str, Told] = attrs.field(factory=dict)
-    """The programs that live."""
+    """Programs that live."""
     pages: list[CounterPage] = attrs.field(factory=list)
-    """Those of a daemon that was killed: what is left of it in this process still looks at them."""
+    """Counter pages of a killed daemon, remains of which in this process still read them."""
     goes_on: bool = True
     """Whether another daemon goes on from the last one."""
 
@@ -106,18 +106,18 @@ class Story:
         return self.machine.fake
 
     def driver_says(self, pid: int, nbytes: int, gpu: int = 0) -> None:
-        """NVML counts so much for a process."""
+        """Have NVML count `nbytes` for a process."""
         others = [entry for entry in self.machine.nvml.compute.get(gpu, []) if entry[0] != pid]
         self.machine.nvml.compute[gpu] = [*others, (pid, nbytes)]
 
     def begin(self, names: Sequence[str]) -> None:
-        """The programs come."""
+        """Start the programs."""
         for name in names:
             self.machine.start(name, "/job" if name != "b" else "/")
             self.told[name] = Told(name)
 
     def live(self) -> None:
-        """One daemon, up to the step that ends it."""
+        """Run one daemon, up to the step that ends it."""
         life, self.goes_on = Life(), False
 
         async def story(machine: Machine, h: Harness) -> None:
@@ -130,7 +130,7 @@ class Story:
 
 @attrs.define
 class Telling:
-    """A story as one daemon has it."""
+    """A story under one daemon."""
 
     story: Story
     h: Harness
@@ -138,11 +138,11 @@ class Telling:
 
     @property
     def gpu(self) -> NvidiaGpu:
-        """The first one, behind all that stands before it."""
+        """The first GPU, without its wrappers."""
         return first_gpu(self.h)
 
     async def run(self) -> None:
-        """Does the steps that this daemon lives to see; what holds is checked before the first and after each."""
+        """Do the steps of this daemon's life; check invariants before the first and after each."""
         proven(self.gpu)
         self.gpu.mover.move = self.move  # type: ignore[method-assign]
         async with trio.open_nursery() as nursery:
@@ -171,7 +171,7 @@ class Telling:
             raise Killed
 
     async def connect(self, nursery: trio.Nursery, told: Told) -> None:
-        """A program speaks to this daemon."""
+        """Connect a program to this daemon."""
         process = self.story.machine.programs[told.name].identity
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         end = trio.socket.from_stdlib_socket(ours)
@@ -188,13 +188,13 @@ class Telling:
     # The steps
 
     def program(self, name: str) -> Gated:
-        """A program that speaks."""
+        """Return a connected program."""
         found = self.story.told[name].program
         assert found is not None
         return found
 
     async def end(self, name: str, _: int) -> None:
-        """The scheduler ends its turn; none of one that is frozen."""
+        """Have the scheduler end a turn, unless the program is frozen."""
         told = self.story.told[name]
         if told.waits is None and not self.is_frozen(name):
             told.waits = await end_turn(self.h, self.program(name))
@@ -203,12 +203,12 @@ class Telling:
             assert told.waits is (TurnEnd.UNGATED if name == NAMES[-1] else gated)
 
     async def begin(self, name: str, _: int) -> None:
-        """The scheduler begins its turn."""
+        """Have the scheduler begin a turn."""
         await begin_turn(self.h, self.program(name))
         self.story.told[name].waits = None
 
     async def spin(self, name: str, number: int) -> None:
-        """What it launches from now on does not end, or does at once."""
+        """Make launches from now on endless, or short again."""
         if self.story.told[name].waits is None:
             self.program(name).drain_s = SPIN_S * (number % 2)
 
@@ -232,8 +232,8 @@ class Telling:
         assert code in ({0} if able else REFUSED), (name, nbytes, code)
 
     async def write(self, path: str, number: int, below: Sequence[str]) -> None:
-        """A limit of these programs, in GiB; none for what is more than a program has. It is refused only where one of
-        them keeps what it has."""
+        """Write a limit for these programs, in GiB; none for more than a program has. It may be refused only where one
+        of them keeps its memory."""
         code = await answers(self.h.write(path, "max" if number * GIB > MOST_BYTES else number * GIB))
         assert code in ({0} if all(map(self.gives, below)) else REFUSED), (path, number, code)
 
@@ -253,7 +253,7 @@ class Telling:
             await self.h.write("slice/job/0/compute.freeze", number % 2)
 
     async def migrate(self, name: str, _: int) -> None:
-        """It stands by, and does not come to a rest. One that has nothing on the GPU the driver does not move."""
+        """Move a program, which stands by and stays busy. The driver moves no program without memory on the GPU."""
         told = self.story.told[name]
         if not self.program(name).resident:
             return
@@ -264,7 +264,7 @@ class Telling:
             await program.ended.wait()
 
     async def move(self, *words: Any) -> None:
-        """The agent, as the daemon sees it: it finds a program that runs and launches."""
+        """Stand in for the agent, as the daemon sees it: the program must run and be able to launch."""
         process, standby = words[0], words[-1]
         assert isinstance(standby, Standby)
         (name,) = [name for name in self.story.told if self.program(name).process == process]
@@ -275,7 +275,7 @@ class Telling:
         raise OSError(errno.EBUSY, "it does not come to a rest")
 
     async def kill(self, name: str, _: int) -> None:
-        """The program dies."""
+        """Kill a program."""
         process = self.program(name).process
         self.program(name).socket.close()
         del self.story.told[name]
@@ -285,34 +285,34 @@ class Telling:
     async def wait(self, _: str, number: int) -> None:
         await trio.sleep(number)
 
-    # What holds
+    # Invariants
 
     def member(self, name: str) -> Member:
-        """The group of a program."""
+        """Return the group of a program."""
         return Member(self.story.machine.programs[name].identity, 0)
 
     @property
     def job(self) -> SliceOn | None:
-        """The slice, while any program is in it."""
+        """Return the slice, while any program is in it."""
         slice_ = SliceOn(Slice("/job"), 0)
         return slice_ if self.h.controller.population.holds(slice_) else None
 
     def below(self, level: Group) -> Sequence[str]:
-        """The programs of a group."""
+        """Return the programs of a group."""
         return [name for name in self.story.told if level in self.h.controller.population.path(self.member(name))]
 
     def is_frozen(self, name: str) -> bool:
-        """Whether it, or its slice, is asked to be frozen."""
+        """Return whether a program, or its slice, is to be frozen."""
         path = self.h.controller.population.path(self.member(name))
         return any(self.h.ledger.books(level).frozen for level in path)
 
     def gives(self, name: str) -> bool:
-        """Whether all of its memory moves: nothing holds it, and no gmem.swap.max keeps it on the GPU."""
+        """Return whether all memory of a program moves: nothing holds it, and gmem.swap.max allows it."""
         holds = self.is_frozen(name) or self.story.told[name].waits in (TurnEnd.LATE, TurnEnd.UNGATED)
         return not holds and self.h.ledger.books(self.member(name)).swap_max == MAX
 
     async def holds(self) -> None:
-        """All of it, once it has settled."""
+        """Check all invariants, once everything has settled."""
         await trio.sleep(SETTLED_S)
         for name, told in self.story.told.items():
             self.has_its_engines(name, told)
@@ -323,8 +323,8 @@ class Telling:
             self.is_limited(level)
 
     def has_its_engines(self, name: str, told: Told) -> None:
-        """A program is off the runlist for a reason, with what the reasons take together, and its gate is that of its
-        turn."""
+        """Check that a program is off the runlist for a reason, with exactly the engines that its reasons take, and
+        that its gate agrees with its turn."""
         group, follower = self.member(name), self.h.controller._follower
         compute = self.h.controller.population.record(group).compute
         reasons = Reason(0)
@@ -342,13 +342,13 @@ class Telling:
             assert told.program.is_closed == (told.waits in (TurnEnd.DRAINED, TurnEnd.LATE)), name
 
     def is_booked(self, name: str, told: Told) -> None:
-        """The books have what it has."""
+        """Check that the books have what the program has."""
         if told.program is not None and not told.program.ended.is_set():
             books = self.h.ledger.books(self.member(name))
             assert (books.current, books.swap) == (told.program.resident, told.program.swapped), name
 
     def is_limited(self, level: Group) -> None:
-        """A group holds no more than its limit, unless what it has too much stays where it is."""
+        """Check that a group is within its limit, unless the excess cannot move."""
         books = self.h.ledger.books(level)
         below = self.below(level)
         if all(map(self.gives, below)):
@@ -359,7 +359,7 @@ WHO, NUMBER = st.sampled_from(NAMES), st.integers(1, 16)
 
 
 class Turns(RuleBasedStateMachine):
-    """See the module."""
+    """The state machine; see the module."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -368,7 +368,7 @@ class Turns(RuleBasedStateMachine):
 
     @initialize(count=st.integers(1, len(NAMES)))
     def begin(self, count: int) -> None:
-        """So many programs, those without a gate first where there are few."""
+        """Start `count` programs; the one without a gate is always among them."""
         self.names = NAMES[-count:] if count < len(NAMES) else NAMES
 
     @rule(who=WHO, verb=st.sampled_from(["end", "end", "begin"]))
@@ -388,13 +388,13 @@ class Turns(RuleBasedStateMachine):
         self.steps.append((verb, who, 0))
 
     def teardown(self) -> None:
-        """The story is told."""
+        """Tell the story."""
         if self.names:
             tell(self.names, self.steps)
 
 
 def tell(names: Sequence[str], steps: Sequence[Step]) -> None:
-    """A story, to its end: then every program runs, and has what it had of its own."""
+    """Tell a story to its end, when every program runs and has all of its own memory."""
     with sleepers() as spawn, a_machine(spawn, wide=True) as machine:
         machine.scheduler = False
         story = Story(machine, list(steps))
@@ -406,11 +406,11 @@ def tell(names: Sequence[str], steps: Sequence[Step]) -> None:
 
 
 UNGATED = pytest.mark.logs("older than this daemon and lacks turns, .* without its copy engines, and none of")
-"""What is said of the program without a gate."""
+"""Log line about the program without a gate."""
 
 TestTurns = UNGATED(Turns.TestCase)
 STORIES = int(os.environ.get("GGROUP_TURN_STORIES", "8"))
-"""Stories that chance tells."""
+"""Number of random stories."""
 
 TestTurns.settings = settings(
     max_examples=STORIES, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
@@ -419,7 +419,7 @@ TestTurns.settings = settings(
 
 @UNGATED
 def test_each_kind_of_step_beside_a_turn() -> None:
-    """Of every kind one, with a program that waits drained, one that waits late and one without a gate."""
+    """One step of every kind, with one program that waits drained, one that waits late and one without a gate."""
     steps: list[Step] = [("spin", "b", 1), *(("end", name, 0) for name in NAMES)]
     for verb in ("limit", "low", "reclaim", "alloc", "spin", "freeze"):
         steps += [(verb, name, number) for number in (3, 16) for name in NAMES]

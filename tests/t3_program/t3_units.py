@@ -1,4 +1,4 @@
-"""Units and slices.d as the policy of a Controller: limits are there before the program that they are for."""
+"""Units and slices.d as the policy of a Controller: limits are in force before the program that they are for."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def here(h: Harness, path: str) -> bool:
     return h.controller.population.slice_entry(Slice(path)) is not None
 
 
-# When limits are there
+# When limits come into force
 
 
 @virtual
 async def test_a_unit_is_in_the_tree_with_its_limits_before_anybody_is_in_it(
     tmp_path: Path, manager: FakeManager
 ) -> None:
-    """At the start, and when it is started; and gone with it."""
+    """At the start of the daemon, or of the unit; they are gone with it."""
     manager.unit("/batch.slice", "GMemHigh=8M", "ComputeTimeSlice=1ms")
     manager.unit("/batch.slice/batch-a.slice", "GMemLow=25%", active=False)
     manager.unit("/plain.slice")
@@ -70,7 +70,7 @@ async def test_a_slice_stays_for_who_is_in_it(tmp_path: Path, manager: FakeManag
 async def test_a_program_waits_for_the_limits_of_every_level(
     tmp_path: Path, manager: FakeManager, spawn: Spawn
 ) -> None:
-    """Three levels, the tight one in the middle; the software GPU gives the program no more from the first byte on."""
+    """Three levels, the tight one in the middle; the software GPU keeps the program to it from the first byte on."""
     gpu = SoftGpu(0, SoftConfig(capacity=64 * MIB))
     async with policy(tmp_path, manager, gpu) as h:
         manager.unit("/a.slice", "GMemHigh=48M")
@@ -124,7 +124,7 @@ async def test_a_manager_that_does_not_answer_holds_nobody_for_ever(
 
 @virtual
 async def test_a_manager_that_is_busy_is_waited_for(tmp_path: Path, manager: FakeManager, spawn: Spawn) -> None:
-    """As when many services start at once, and it answers one after the other."""
+    """It is busy when many services start at once, since it answers one call after another."""
     async with policy(tmp_path, manager) as h:
         manager.seconds = 0.5
         for number in range(12):
@@ -161,7 +161,7 @@ async def test_a_manager_that_is_too_busy_is_not(tmp_path: Path, manager: FakeMa
 
 @virtual
 async def test_who_dies_while_it_waits(tmp_path: Path, manager: FakeManager, spawn: Spawn) -> None:
-    """Nothing of it is left, and who comes to the same place next has its limits."""
+    """Nothing of it is left, and the next process at that place gets its limits."""
     async with policy(tmp_path, manager) as h:
         before = h.leftovers()
         manager.unit("/x.service", "GMemHigh=8M", active=False)
@@ -188,7 +188,7 @@ async def test_who_dies_while_it_waits(tmp_path: Path, manager: FakeManager, spa
 
 @virtual
 async def test_two_hundred_services_at_once(tmp_path: Path, manager: FakeManager, spawn: Spawn) -> None:
-    """All of them are limited, each is read once, and the slice above all of them, too."""
+    """All of them are limited, and each is read once, as is the slice above all of them."""
     async with policy(tmp_path, manager, StubGpu()) as h:
         names = [f"job{number}.service" for number in range(200)]
         for number, name in enumerate(names):
@@ -218,7 +218,7 @@ async def test_two_hundred_services_at_once(tmp_path: Path, manager: FakeManager
 
 @virtual
 async def test_a_process_that_is_moved(tmp_path: Path, manager: FakeManager, spawn: Spawn) -> None:
-    """What is asked for where it goes holds soon."""
+    """The settings of its new place hold soon."""
     (tmp_path / "a.conf").write_text("[/there]\nGMemHigh=4M\n")
     async with policy(tmp_path, manager) as h:
         who = await h.arrive(spawn().pid, gmem=0)
@@ -244,7 +244,7 @@ async def test_a_frozen_unit_holds_who_comes(tmp_path: Path, manager: FakeManage
         assert not gpu.detached
 
 
-# What files say
+# Contents of files
 
 
 @virtual
@@ -259,7 +259,7 @@ async def test_units_win_over_slices_d_key_by_key(tmp_path: Path, manager: FakeM
 
 @virtual
 async def test_without_a_manager(tmp_path: Path, manager: FakeManager, spawn: Spawn) -> None:
-    """slices.d only, and no unit is asked for: also where the manager cannot be reached."""
+    """Only slices.d counts, and no unit is looked up; also where the manager cannot be reached."""
     (tmp_path / "a.conf").write_text("[/x.slice]\nGMemHigh=8M\n")
     manager.refuses = True
     for there in (None, manager):
@@ -292,7 +292,7 @@ async def test_gpus(tmp_path: Path, manager: FakeManager) -> None:
 async def test_mistakes_are_told_once_a_load(
     tmp_path: Path, manager: FakeManager, spawn: Spawn, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With their place; and everything else applies."""
+    """They are reported with their place, and everything else applies."""
     gpu = StubGpu()
     gpu.unsupported = {"compute.weight"}
     lines = ("GMemHi=1M", "GMemLow=some", "ComputeWeight=5", "ComputeTimeSlice=2s", "GMemHigh=8M", "GPUs=0 5")
@@ -321,7 +321,7 @@ async def test_mistakes_in_slices_d_are_told_once_a_load(
 
 @virtual
 async def test_one_limit_is_not_in_the_way_of_another(tmp_path: Path, manager: FakeManager, spawn: Spawn) -> None:
-    """A high that swap.max has no room for until it is set, too."""
+    """Nor is a high that has no room until a swap.max is set as well."""
     manager.unit("/x.slice", "GMemSwapMax=0")
     async with policy(tmp_path, manager, StubGpu()) as h:
         await h.arrive(spawn().pid, "/x.slice", gmem=16 * MIB)
@@ -343,12 +343,12 @@ async def test_the_root_has_no_limits(tmp_path: Path, manager: FakeManager) -> N
         assert await h.listdir("slice") == []
 
 
-# How long it lasts
+# Duration
 
 
 @virtual
 async def test_echo_lasts_until_the_next_reload(tmp_path: Path, manager: FakeManager, spawn: Spawn) -> None:
-    """What is named is written again, what was named is the default again, what nobody named stays."""
+    """Named settings are written again, formerly named ones return to the default, others stay."""
     manager.unit("/x.slice", "GMemHigh=8M", "ComputeTimeSlice=1ms")
     async with policy(tmp_path, manager) as h:
         for name, value in (("gmem.limit.high", "4M"), ("gmem.limit.low", "1M")):
@@ -394,7 +394,7 @@ async def test_slices_d_is_read_with_a_reload(tmp_path: Path, manager: FakeManag
 
 @virtual
 async def test_what_an_operator_made_stays_his(tmp_path: Path, manager: FakeManager, spawn: Spawn) -> None:
-    """mkdir keeps a slice that slices.d configures; one that is nobody's goes with who is in it."""
+    """mkdir keeps a slice that slices.d configures; a slice without an owner goes with its last process."""
     (tmp_path / "a.conf").write_text("[/*]\nGMemHigh=8M\n")
     async with policy(tmp_path, manager) as h:
         await h.operations.mkdir(await h.inode("slice"), b"made", 0, h.ctx)
@@ -409,7 +409,7 @@ async def test_what_an_operator_made_stays_his(tmp_path: Path, manager: FakeMana
 
 @virtual
 async def test_a_unit_that_is_loaded_again_is_read_again(tmp_path: Path, manager: FakeManager, spawn: Spawn) -> None:
-    """Also where somebody kept its slice in the tree meanwhile."""
+    """Also where its slice was kept in the tree by mkdir meanwhile."""
     manager.unit("/x.service", "GMemHigh=8M")
     manager.unit("/y.service", "GMemHigh=8M")
     async with policy(tmp_path, manager) as h:
@@ -425,7 +425,7 @@ async def test_a_unit_that_is_loaded_again_is_read_again(tmp_path: Path, manager
 
 @virtual
 async def test_after_a_restart_as_after_a_reload(tmp_path: Path, manager: FakeManager, spawn: Spawn) -> None:
-    """With books that kept old values."""
+    """The books have old values."""
     gpu = StubGpu()
     ledger, world = SurvivingLedger(gpu), World()
     pid = spawn().pid
@@ -441,7 +441,7 @@ async def test_after_a_restart_as_after_a_reload(tmp_path: Path, manager: FakeMa
         assert (now.high, now.low, now.current) == (4 * MIB, MIB, 4 * MIB)
 
 
-# A bus that is lost
+# A lost bus
 
 
 @pytest.mark.logs("^systemd: connection lost$")
@@ -491,7 +491,7 @@ async def test_who_comes_while_the_bus_is_lost_is_limited_once_it_is_back(
 @pytest.mark.logs(r"^/x\.service: not configured within 5 s")
 @virtual
 async def test_a_lever_that_hangs_does_not_hold_who_comes(tmp_path: Path, manager: FakeManager, spawn: Spawn) -> None:
-    """The write of the limit is refused at its deadline; the program went on before."""
+    """The write of the limit is refused at its deadline; the program went on before that."""
     gpu = StubGpu()
     async with policy(tmp_path, manager, gpu) as h:
         stuck = await h.arrive(spawn().pid, "/x.service")

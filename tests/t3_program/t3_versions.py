@@ -1,4 +1,4 @@
-"""What `ggroupfs doctor` says of daemons and programs that were started with an earlier ggroupfs."""
+"""Findings of `ggroupfs doctor` about daemons and programs that were started with an earlier ggroupfs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from backend.door.wire import CUDA, SOFT, names
 from ggroupfs.commands import doctor
 
 OF_0_1 = "ledger soft\ngpu nvidia\npid 7\nsocket /run/ggroupfs/0:40.sock\nupgrade SIGUSR2\n"
-"""A ggroup.backend of 0.1."""
+"""The content of a ggroup.backend of 0.1."""
 
 NOW = f"ledger soft\nledger.lacks none\ngpu nvidia\nprotocol 1\nfeatures {names(CUDA)}\n"
 
@@ -30,7 +30,7 @@ NOW = f"ledger soft\nledger.lacks none\ngpu nvidia\nprotocol 1\nfeatures {names(
     ],
 )
 def test_what_doctor_says_of_a_tree(tmp_path: Path, text: str, why: str) -> None:
-    """Nothing, where all is of one version; nor of one whose daemon is dead."""
+    """Nothing, where all is of one version, or where the daemon is dead."""
     (tmp_path / "ggroup.backend").write_text(text)
     found = trio.run(doctor.versions, [str(tmp_path), str(tmp_path / "gone")])
     assert [(one.subject, one.verdict) for one in found] == ([(str(tmp_path), "advisory")] if why else [])

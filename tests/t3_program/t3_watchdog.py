@@ -19,13 +19,13 @@ from tests.support.harness import until, virtual
 
 
 class Systemd:
-    """The other end of NOTIFY_SOCKET."""
+    """The receiving end of NOTIFY_SOCKET."""
 
     def __init__(self, receiver: socket.socket) -> None:
         self._receiver = receiver
 
     def heard(self) -> list[str]:
-        """Everything since it was last asked, an assignment each."""
+        """Return the assignments received since the last call."""
         found: list[str] = []
         with contextlib.suppress(BlockingIOError):
             while True:
@@ -76,7 +76,7 @@ def test_an_abstract_socket(monkeypatch: pytest.MonkeyPatch) -> None:
 async def _fed(systemd: Systemd, file: Path) -> None:
     clock = trio.lowlevel.current_clock()
     assert isinstance(clock, trio.testing.MockClock)
-    clock.autojump_threshold = float("inf")  # a thread that reads is no reason for time to pass
+    clock.autojump_threshold = float("inf")  # time does not pass because a thread reads
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watchdog.feed, file, 10.0)
         for _ in range(3):
@@ -162,9 +162,9 @@ async def _hung(systemd: Systemd, file: Path) -> None:
 
 @pytest.mark.logs("no answer within 5 s: the watchdog is not fed")
 def test_not_where_the_tree_hangs(systemd: Systemd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A FIFO that nobody writes to takes a reader as a dead tree does who asks."""
+    """A FIFO without a writer blocks a reader, as a dead tree does."""
     os.mkfifo(tmp_path / "fifo")
     monkeypatch.setattr(os, "statvfs", lambda path: os.close(os.open(path, os.O_RDONLY)))
     _hung(systemd, tmp_path / "fifo")
-    # Lets go of the threads that are left behind.
+    # Release the threads that are left behind.
     os.close(os.open(tmp_path / "fifo", os.O_RDWR | os.O_NONBLOCK))

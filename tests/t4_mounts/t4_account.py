@@ -1,4 +1,4 @@
-"""`ggroupfs account` on a mounted tree: it agrees with what ran, over kill -9 and an upgrade, and in all formats."""
+"""`ggroupfs account` on a mounted tree: it agrees with what ran, across kill -9 and an upgrade, in all formats."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def place() -> Iterator[Path]:
 
 
 def accounts(place: Path, *words: object) -> dict[str, Any]:
-    """What the command says in JSON, by slice, of GPU 0; and of the totals."""
+    """Return the command's JSON, by slice, for GPU 0; and its totals."""
     found = json.loads(ok("account", "--mount", place, "--format", "json", *words))
     return {one["slice"]: one for one in found["slices"] if one["gpu"] == 0} | {"total": found["total"]}
 
 
 def made(mount: Mounted, place: Path) -> str:
-    """A cgroup and its slice, which stays when it is empty. Its path."""
+    """Make a cgroup and its slice, which stays when it is empty; return its path."""
     place.mkdir(exist_ok=True)
     (mount / slice_directory(slice_path(place))).mkdir(parents=True)
     return f"/{slice_path(place)}"
@@ -43,15 +43,15 @@ def made(mount: Mounted, place: Path) -> str:
 
 @contextlib.contextmanager
 def slices(mount: Mounted, above: Path, *names: str) -> Iterator[tuple[str, ...]]:
-    """A cgroup's slice, and those of some in it, while it is needed. Their paths."""
+    """Yield the paths of a cgroup's slice, and of slices in it, which exist while needed."""
     yield (made(mount, above), *(made(mount, above / name) for name in names))
     for place in (*(above / name for name in names), above):
         (mount / slice_directory(slice_path(place))).rmdir()
 
 
 def worked(mount: Mounted, place: Path, *options: str) -> tuple[int, float, float]:
-    """A tenant works in a cgroup until it has done something there, and ends. The microseconds of that, and the seconds
-    for which it was there at least and at most."""
+    """Run a tenant in a cgroup until it has done some work, and end it. Return the microseconds of that work, and the
+    least and the greatest number of seconds for which it can have been there."""
     path = mount / slice_directory(slice_path(place)) / "0"
     with Tenant(mount, *options, "--kernel", "1ms", "--depth", "8", "--report", "0.05") as tenant:
         stand(tenant)
@@ -70,13 +70,13 @@ def worked(mount: Mounted, place: Path, *options: str) -> tuple[int, float, floa
 
 
 def stand(tenant: Tenant) -> None:
-    """From here on it does nothing."""
+    """Stop a tenant's work for good."""
     tenant.write("compute.freeze", 1)
     eventually(lambda: "frozen 1" in (tenant.group / "compute.events").read_text(), "it is frozen")
 
 
 def test_it_agrees_with_what_ran_over_a_kill_and_an_upgrade(place: Path) -> None:
-    """Of the slice and of those above it, the ended in it as well; a total has it once."""
+    """The figures of the slice and of those above it include tenants that have ended; a total counts each once."""
     with cgroup("ggroupaccount.slice") as above, daemons(place) as start:
         busy, before_held = 0.0, 0
         mount = start()

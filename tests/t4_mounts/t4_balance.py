@@ -1,4 +1,4 @@
-"""`ggroupfs balance` over a real mount with two software GPUs: real programs move, and one has its latency back."""
+"""`ggroupfs balance` over a real mount with two software GPUs: real programs move, and a slow one recovers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.policy_program import PolicyProgram
 
 MIB = 1 << 20
 BALANCED_S = 10.0
-"""Issue: so long at most, with the policy's start."""
+"""Seconds, including the policy's start, within which the GPUs must be balanced."""
 REQUEST_MS = 20
 UPPER_MS = 60
 
@@ -51,7 +51,7 @@ with Device(mount) as device:
         print(json.dumps(took), flush=True)
         time.sleep(0.02)
 """
-"""Serves a request, rests a little, and so on. What it waits for a processor is none of the GPU's."""
+"""A program that serves a request, rests a little, and so on. It does not count time spent waiting for a processor."""
 
 CONFIG = """
 socket = "{socket}"
@@ -81,14 +81,14 @@ def config(tmp_path: Path) -> Path:
 
 @contextlib.contextmanager
 def busy(mount: Mounted, *memory: str) -> Iterator[list[Tenant]]:
-    """Tenants on GPU 0 that always have work."""
+    """Yield tenants on GPU 0 that always have work."""
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(Tenant(mount, "--gmem", size, *BUSY)) for size in memory]
 
 
 @contextlib.contextmanager
 def server(mount: Mounted, socket: Path) -> Iterator[subprocess.Popen[str]]:
-    """A program that serves requests and reports its latency, killed in the end."""
+    """Yield a program that serves requests and reports its latency; it is killed in the end."""
     words = [sys.executable, "-c", SERVER, mount.path, socket, 1000 * REQUEST_MS]
     with subprocess.Popen([*map(str, words)], stdout=subprocess.PIPE, text=True) as program:
         try:
@@ -98,7 +98,7 @@ def server(mount: Mounted, socket: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def served(program: subprocess.Popen[str], count: int) -> list[float]:
-    """Its next latencies, seconds, sorted."""
+    """Return its next latencies in seconds, sorted."""
     assert program.stdout is not None
     return sorted(float(program.stdout.readline()) for _ in range(count))
 
@@ -108,12 +108,12 @@ def p99(latencies: list[float]) -> float:
 
 
 def gpus(mount: Mounted, pid: int) -> list[int]:
-    """Where a process is."""
+    """Return the GPUs that a process is on."""
     return numbers(mount / pid)
 
 
 def test_four_programs_and_an_idle_gpu(two: Mounted, config: Path) -> None:
-    """The two smaller ones go, within 10 s, and nothing else happens. All have their memory as it was."""
+    """The two smaller ones move within 10 s, and nothing else happens. All keep their memory as it was."""
     with busy(two, "192M", "64M", "128M", "32M") as tenants:
         watch = two.watch()
         with PolicyProgram(two.path, "balance", config) as policy:
@@ -137,7 +137,7 @@ def test_four_programs_and_an_idle_gpu(two: Mounted, config: Path) -> None:
 
 def test_a_critical_program_has_its_latency_back(two: Mounted, config: Path, tmp_path: Path) -> None:
     """Requests of 20 ms beside four programs that always have work take five times as long; within 10 s they are
-    within the bound again. The program itself is not moved: it would stand still."""
+    within the bound again. The program itself is not moved, since it would stand still."""
     socket = tmp_path / "balance.sock"
     with busy(two, "32M", "64M", "96M", "128M") as tenants, server(two, socket) as critical:
         before = served(critical, 10)
@@ -165,7 +165,7 @@ def test_a_critical_program_has_its_latency_back(two: Mounted, config: Path, tmp
 
 
 def test_who_is_not_to_be_moved_and_who_cannot_be(two: Mounted, config: Path) -> None:
-    """One by the configuration, one since the other GPU has no room for it: nothing is moved, nothing is tried."""
+    """One is excluded by the configuration, one has no room on the other GPU: no move is made or tried."""
     with busy(two, "32M", "600M") as tenants, Tenant(two, "--gpu", "1", "--gmem", "500M", *BUSY, "--depth", "0"):
         config.write_text(f"[[group]]\npid = {tenants[0].pid}\nmove = false\n")
         with PolicyProgram(two.path, "balance", config) as policy:
@@ -177,7 +177,7 @@ def test_who_is_not_to_be_moved_and_who_cannot_be(two: Mounted, config: Path) ->
 
 
 def test_a_refusal_is_told_and_not_repeated(two: Mounted, config: Path) -> None:
-    """The smallest one's slice has a limit on the other GPU: the next one is moved, and that is that."""
+    """The smallest one's slice has a limit on the other GPU: the next one is moved, and that settles it."""
     with cgroup("ggroupbalance.slice") as limited, busy(two, "32M", "64M") as tenants:
         there = put(two, tenants[0], limited, gpu=1)
         (there / "gmem.limit.high").write_text("16M\n")
@@ -190,7 +190,7 @@ def test_a_refusal_is_told_and_not_repeated(two: Mounted, config: Path) -> None:
 
 
 def test_a_slice_is_moved_as_one(two: Mounted, config: Path) -> None:
-    """Its processes are smaller by themselves than the one beside it, and are not taken apart."""
+    """Each of its processes is smaller than the program beside it, but they are not separated."""
     with cgroup("ggroupbalance.slice") as batch, busy(two, "32M", "32M", "96M") as tenants:
         for tenant in tenants[:2]:
             put(two, tenant, batch)
@@ -205,7 +205,7 @@ def test_a_slice_is_moved_as_one(two: Mounted, config: Path) -> None:
 
 
 def put(mount: Mounted, tenant: Tenant, path: Path, gpu: int = 0) -> Path:
-    """Moves a tenant to a cgroup, and returns the slice once it is there, and counts for it."""
+    """Move a tenant to a cgroup; return its slice once the tenant is there and is counted there."""
     enter(tenant.pid, path)
     here = mount / "slice" / slice_path(path)
     held = tenant.number("gmem.current")
@@ -214,7 +214,7 @@ def put(mount: Mounted, tenant: Tenant, path: Path, gpu: int = 0) -> Path:
 
 
 def test_a_move_that_takes_too_long_is_left_behind(tmp_path: Path) -> None:
-    """To a pipe that nobody reads yet."""
+    """Its output goes to a pipe that is not read yet."""
     os.mkfifo(tmp_path / "compute.migrate")
     with pytest.raises(TimeoutError):
         trio.run(Group(tmp_path).migrate, 1, 0.05)
@@ -222,7 +222,7 @@ def test_a_move_that_takes_too_long_is_left_behind(tmp_path: Path) -> None:
 
 
 def test_who_is_ended_in_a_move_waits_for_it(tmp_path: Path) -> None:
-    """A move cannot be taken back; another one is not begun."""
+    """A move cannot be taken back, and no other one is begun."""
     pipe, ended = tmp_path / "compute.migrate", []
     os.mkfifo(pipe)
 

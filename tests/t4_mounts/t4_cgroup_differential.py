@@ -1,8 +1,8 @@
-"""A control file against the real thing: each operation is done on a file of the running kernel's cgroup2 too.
+"""Control files against the real thing: each operation is also done on a file of the running kernel's cgroup2.
 
 ``gmem.limit.high`` has the shape of ``cgroup.max.depth`` (a number or ``max``), ``compute.freeze`` that of
-``cgroup.freeze`` (0 or 1). Whatever the kernel answers, a count, bytes or an errno, is demanded of ours. The few
-deliberate differences are in :data:`DIFFERENCES`, with both answers and the reason.
+``cgroup.freeze`` (0 or 1). Our answer, a count, bytes or an errno, must be the kernel's. The few deliberate differences
+are in :data:`DIFFERENCES`, with both answers and the reason.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from tests.support.strategies import chosen, history, pick
 libc = ctypes.CDLL(None, use_errno=True)
 
 CLOCK_REALTIME_COARSE = 5
-"""What the kernel stamps files with (linux/time.h); Python has no name for it."""
+"""Clock that the kernel stamps files with (linux/time.h); Python has no name for it."""
 
 
 @attrs.frozen
 class Side:
-    """One of the two trees: where things are that have the same shape."""
+    """One of the two trees, with the places of files that have the same shape."""
 
     files: Path
-    """Directory of the control files of one live process."""
+    """Directory of the control files of a live process."""
     home: Path
-    """Directory that may have directories made in it, and that is populated."""
+    """Populated directory in which directories may be made."""
     number: str
-    """A number or ``max``."""
+    """File with a number or ``max``."""
     switch: str
-    """0 or 1."""
+    """File with 0 or 1."""
     shown: str
-    """A file that is only read."""
+    """File that is only read."""
     told: str
-    """A file that is only written."""
+    """File that is only written."""
 
     def open(self, name: str, flags: int) -> int:
         return os.open(self.files / name, flags)
@@ -60,7 +60,7 @@ class Side:
 
 @pytest.fixture(scope="module")
 def sides(module_mount: Mounted) -> Iterator[tuple[Side, Side]]:
-    """The kernel's side and ours, both with the same idle process in them."""
+    """The kernel's side and ours, with the same idle process in both."""
     group = cgroup2() / f"ggroupfs-test-{os.getpid()}"
     group.mkdir()
     try:
@@ -104,7 +104,7 @@ def opened(side: Side, name: str, flags: int) -> Iterator[int]:
 
 
 def on(flags: int, call: Callable[[int], object], name: str = "number") -> Operation:
-    """A call on an open file, one of :class:`Side`'s names."""
+    """Return a call on an open file, one of :class:`Side`'s names."""
 
     def operation(side: Side) -> object:
         with opened(side, getattr(side, name), flags) as fd:
@@ -114,12 +114,12 @@ def on(flags: int, call: Callable[[int], object], name: str = "number") -> Opera
 
 
 def at(call: Callable[[Path], object], name: str = "number") -> Operation:
-    """A call on the path of a file, or on a new name (``new``) beside it."""
+    """Return a call on the path of a file, or on a new name (``new``) beside it."""
     return lambda side: call(side.files / getattr(side, name, name))
 
 
 def write(raw: bytes, name: str = "number", flags: int = os.O_RDWR) -> Operation:
-    """One write, and what can be read after it."""
+    """Return a write, which answers with what can be read after it."""
 
     def operation(side: Side) -> object:
         with opened(side, getattr(side, name), flags) as fd:
@@ -129,7 +129,7 @@ def write(raw: bytes, name: str = "number", flags: int = os.O_RDWR) -> Operation
 
 
 def c_call(name: str, *args: Any) -> int:
-    """A function of the C library that Python has not, with its errno."""
+    """Call a function of the C library that Python lacks; raise its errno."""
     result: int = getattr(libc, name)(*args)
     if result < 0:
         raise OSError(ctypes.get_errno(), name)
@@ -137,7 +137,7 @@ def c_call(name: str, *args: Any) -> int:
 
 
 def mapped(fd: int, flags: int, prot: int) -> bool:
-    """mmap(2) itself: Python's looks at st_size first."""
+    """Call mmap(2) itself, since Python's looks at st_size first."""
     libc.mmap.restype = ctypes.c_void_p
     where = libc.mmap(None, ctypes.c_size_t(4096), prot, flags, fd, ctypes.c_long(0))
     if where == ctypes.c_void_p(-1).value:
@@ -188,7 +188,7 @@ def locked(fd: int) -> bool:
 
 
 def kept(change: Callable[[Path], object], undo: Callable[[Path], object], name: str) -> Operation:
-    """A change of attributes, what stat(2) shows of it, and back."""
+    """Return a change of attributes that answers with what stat(2) shows of it, and is then undone."""
 
     def operation(side: Side) -> object:
         path = side.files / getattr(side, name)
@@ -203,7 +203,7 @@ def kept(change: Callable[[Path], object], undo: Callable[[Path], object], name:
 
 
 def timed(change: Callable[[Path], object]) -> Operation:
-    """What a change makes of the time of modification, which was in 1970, and whether it is one of the inode."""
+    """Return a change that answers what it makes of an mtime of 1970, and whether it changes the inode."""
 
     def operation(side: Side) -> object:
         path = side.files / side.number
@@ -217,7 +217,7 @@ def timed(change: Callable[[Path], object]) -> Operation:
 
 
 def links(side: Side) -> object:
-    """By how many st_nlink of a directory is more while another is in it, and after that."""
+    """Return by how much st_nlink of a directory grows while another is in it, and after that."""
     before = side.home.stat().st_nlink
     (side.home / "one-more").mkdir()
     try:
@@ -236,7 +236,7 @@ def stat_of(name: str) -> Operation:
 
 
 def made(name: str) -> Operation:
-    """mkdir in a populated directory, and rmdir again."""
+    """Return an mkdir in a populated directory, followed by rmdir."""
 
     def operation(side: Side) -> object:
         (side.home / name).mkdir()
@@ -361,7 +361,7 @@ OPERATIONS: dict[str, Operation] = {
     "read at a negative offset": on(R, lambda fd: os.pread(fd, 10, -1)),
     "read far away": on(R, lambda fd: os.pread(fd, 10, 1 << 40)),
     "read nothing": on(R, lambda fd: os.pread(fd, 0, 0)),
-    # Text, where a parser may differ
+    # Text on which parsers may differ
     **{
         f"write {label}": write(raw)
         for label, raw in {
@@ -431,13 +431,13 @@ DIFFERENCES: dict[str, tuple[object, object, str]] = {
 """``operation -> (the kernel's answer, ours, why)``."""
 
 LINUX = tuple(int(number) for number in os.uname().release.split("-")[0].split(".")[:2])
-if LINUX >= (6, 2):  # before, an ACL is an xattr as any other, and FUSE says that there is none
+if LINUX >= (6, 2):  # before that, an ACL is an ordinary xattr, of which FUSE says that there is none
     DIFFERENCES["getxattr of an ACL"] = "ENOTSUP", "ENODATA", "as getxattr: where nobody answers, a file has none"
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_one_operation(sides: tuple[Side, Side], name: str) -> None:
-    """The same answer, or exactly the difference that is explained."""
+    """The answers are the same, or differ exactly as explained."""
     here = os.getcwd()
     for side in sides:
         (side.files / side.number).write_text("max")
@@ -447,7 +447,7 @@ def test_one_operation(sides: tuple[Side, Side], name: str) -> None:
     finally:
         os.chdir(here)
         with contextlib.suppress(OSError):
-            (sides[0].files / NEW).rmdir()  # where the kernel makes a cgroup and we make nothing
+            (sides[0].files / NEW).rmdir()  # the kernel makes a cgroup here, we make nothing
     expected = DIFFERENCES.get(name)
     assert (kernel, ours) == (expected[:2] if expected else (kernel, kernel))
 
@@ -458,7 +458,7 @@ shared = st.one_of(
     st.integers(0, 20),
     st.sampled_from((-1, -5, 4095, 4096, 65535, (1 << 31) - 2, 1 << 64, 1 << 66, -(1 << 31) - 1)),
 )
-"""Numbers that mean the same to both: max.depth is an int, and 2^31 - 1 is its ``max``."""
+"""Numbers with the same meaning for both: max.depth is an int, and 2^31 - 1 is its ``max``."""
 
 
 def spelled(number: int) -> list[str]:
@@ -471,7 +471,7 @@ SUFFIXED = re.compile(r"[0-9a-f]m")
 words = st.one_of(
     shared.flatmap(lambda number: st.sampled_from(spelled(number))),
     st.just("max"),
-    # No K, M, G and T, which are suffixes to one of the two, not even the m of max; and no number that may grow beyond
+    # No K, M, G and T, which are suffixes for only one of the two, nor the m of max; and no number that may grow beyond
     # what they share.
     st.text("0123456789abcdefx+-. \t\n\0max", max_size=5).filter(
         lambda text: "max" not in text[1:] and not SUFFIXED.search(text)
@@ -484,7 +484,7 @@ texts = st.builds(
     words,
     st.one_of(blanks, st.sampled_from(("\0", "\0x", " 1", "\n2", "x"))),
 )
-# Lengths near the limit are in the table above: 4096 bytes are decided there.
+# Lengths near the limit are in the table above, which decides about 4096 bytes.
 payloads = st.one_of(texts, texts, texts, st.integers(4090, 4095).map(lambda n: b"7".ljust(n)), st.just(b"1" * 5000))
 switches = st.one_of(st.sampled_from((b"0", b"1", b"0\n", b"1\n", b" 01", b"2", b"-1", b"+1")), payloads)
 flags = st.sampled_from(
@@ -495,14 +495,14 @@ counts = st.sampled_from((0, 1, 2, 3, 5, 64, 4096, 70_000))
 
 
 class DifferentialMachine(RuleBasedStateMachine):
-    """Pairs of open files, one of the kernel's and one of ours; every call is made on both and answered alike."""
+    """Pairs of open files, one of the kernel's and one of ours; every call is made on both, with the same answer."""
 
     sides: ClassVar[tuple[Side, Side]]
 
     def __init__(self) -> None:
         super().__init__()
         self.pairs: list[tuple[str, tuple[int, int]]] = []
-        self.dirty: set[tuple[int, int]] = set()  # the value was changed since this pair was read from the start
+        self.dirty: set[tuple[int, int]] = set()  # pairs whose value was changed since their last read from the start
         for side in self.sides:
             (side.files / side.number).write_text("max")
             (side.files / side.switch).write_text("0")
@@ -513,7 +513,7 @@ class DifferentialMachine(RuleBasedStateMachine):
                 os.close(fd)
 
     def both(self, call: Callable[[int], object], fds: tuple[int, int]) -> object:
-        """The answer, the same on both."""
+        """Make a call on both; return the answer, which must be the same."""
         kernel, ours = (answer(lambda fd=fd: call(fd)) for fd in fds)  # type: ignore[misc]
         assert ours == kernel
         return kernel
@@ -539,14 +539,14 @@ class DifferentialMachine(RuleBasedStateMachine):
     def write(self, index: int, raw: bytes, switch: bytes, offset: int | None) -> None:
         name, fds = chosen(self.pairs, index)
         if name == "told":
-            return  # cgroup.kill means it
+            return  # cgroup.kill would act
         raw = switch if name == "switch" else raw
         if not fcntl.fcntl(fds[0], fcntl.F_GETFL) & os.O_ACCMODE:
             offset = None  # the kernel's ESPIPE is in DIFFERENCES
         self.both(lambda fd: os.write(fd, raw) if offset is None else os.pwrite(fd, raw, offset), fds)
         self.dirty.update(fds for _, fds in self.pairs)
         if fcntl.fcntl(fds[0], fcntl.F_GETFL) & os.O_APPEND:
-            self.both(lambda fd: os.lseek(fd, 0, os.SEEK_SET), fds)  # where it ends is in DIFFERENCES
+            self.both(lambda fd: os.lseek(fd, 0, os.SEEK_SET), fds)  # the offset at the end is in DIFFERENCES
 
     @precondition(lambda self: self.pairs)
     @rule(index=pick, count=counts)
@@ -583,7 +583,7 @@ class DifferentialMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(("number", "switch")))
     def cat(self, name: str) -> None:
-        """A new reader sees what the last good write set."""
+        """Check that a new reader sees what the last good write set."""
         kernel, ours = (answer((side.files / getattr(side, name)).read_bytes) for side in self.sides)
         assert ours == kernel
 
@@ -594,7 +594,7 @@ def test_histories(sides: tuple[Side, Side]) -> None:
 
 
 def test_a_snapshot_is_never_mixed(sides: tuple[Side, Side]) -> None:
-    """What was read from the start goes on as it began, whatever is written meanwhile, until it is read anew."""
+    """Text that was read from the start goes on as it began, whatever is written meanwhile, until it is read anew."""
     ours = sides[1]
     path = ours.files / ours.number
     path.write_text("123456")

@@ -30,13 +30,13 @@ from tests.support.mounted import SECONDS, Mounted, Tenant, alive, eventually, m
 
 
 def daemon_of(mount: Path) -> int:
-    """Pid of the daemon that serves a tree."""
+    """Return the pid of the daemon that serves a tree."""
     return int(dict(line.split(" ", 1) for line in (mount / "ggroup.backend").read_text().splitlines())["pid"])
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Path]:
-    """A mountpoint, free again after the test whatever is mounted there, or whatever daemon died."""
+    """A mountpoint that is free again after the test, whatever was mounted there and whichever daemon died."""
     yield tmp_path
     while mount_of(os.fspath(tmp_path)) is not None:
         unmount(tmp_path)
@@ -48,7 +48,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_mount_returns_when_the_tree_answers_and_umount_when_it_is_gone(place: Path) -> None:
-    """In the background, away from the terminal; at umount every tenant is let go and the daemon has ended."""
+    """The daemon runs in the background, without a terminal; after umount every tenant is let go and it has ended."""
     assert ok("mount", "--gpu", "soft", place) == ""
     daemon = daemon_of(place)
     assert os.getsid(daemon) != os.getsid(0)
@@ -96,7 +96,7 @@ def test_umount_of_a_dead_daemons_mount(place: Path) -> None:
 
 
 def test_mount_after_a_dead_daemon(place: Path) -> None:
-    """With the kernel's cache still warm, which answers stat(2) for the dead: the new mount takes the place."""
+    """The kernel's cache still answers stat(2) for the dead tree: the new mount takes its place."""
     ok("mount", "--gpu", "soft", place)
     daemon = daemon_of(place)
     place.stat()
@@ -127,7 +127,7 @@ ANY_FILESYSTEM = (
     "lazytime,nolazytime,dirsync,silent,loud,diratime,nodiratime,strictatime,nostrictatime,norelatime,iversion,noiversion",
     "mand,nomand,user=somebody,nouser,users,owner,group,_rnetdev,comment=of the admin,X-mount.mkdir=0755",
 )
-"""What mount(8) has for every filesystem, and does not keep to itself in every version."""
+"""Options that mount(8) has for every filesystem, and in some versions passes on."""
 
 HELPER = "import sys; from ggroupfs.cli import main; sys.argv[0] = '/sbin/mount.fuse.ggroupfs'; sys.exit(main())"
 
@@ -160,7 +160,7 @@ sed -n "s/^pid //p" "$2/ggroup.backend"
 umount "$2"
 ! grep " $2 " /proc/mounts
 """
-"""Runs in a mount namespace of its own: mount(8) looks for helpers in the system's directories only."""
+"""Script for a mount namespace of its own, since mount(8) looks for helpers only in the system's directories."""
 
 
 @pytest.mark.parametrize("options", ["soft.gmem=64M,gpu=soft", ",".join((FSTAB, *ANY_FILESYSTEM))])
@@ -178,7 +178,7 @@ def test_mount_8(place: Path, tmp_path_factory: pytest.TempPathFactory, options:
 
 
 def test_nopoll(place: Path) -> None:
-    """Every file is always ready, as where there is no poll; everything else works."""
+    """Every file is always ready, as without poll support; everything else works."""
     with mounted(place, "nopoll") as mount, open(mount / "gpus/0/gmem.current") as file:
         poller = select.poll()
         poller.register(file, select.POLLIN | select.POLLPRI)
@@ -187,7 +187,7 @@ def test_nopoll(place: Path) -> None:
 
 
 def test_read_only(place: Path) -> None:
-    """ro: it shows everything and changes nothing; the errno is the kernel's EROFS."""
+    """With `ro` the tree shows everything and changes nothing; the errno is the kernel's EROFS."""
     with mounted(place, "ro") as mount, Tenant(mount, "--gmem", "16M", "--report", "0.05") as tenant:
         assert tenant.number("gmem.current") == 16 * MIB
         for name in ("gmem.limit.high", "compute.freeze"):
@@ -246,7 +246,7 @@ def test_a_place_that_is_not_there(place: Path) -> None:
 
 
 def test_a_place_that_is_taken(place: Path) -> None:
-    """Mounting twice changes nothing for the daemon that is there first."""
+    """A second mount changes nothing for the daemon that is there first."""
     with mounted(place) as mount:
         assert "mounted already" in complaint("mount", "--gpu", "soft", place, code=1)
         assert "mounted already" in complaint("mount", "-f", "--gpu", "soft", place, code=1)
@@ -278,7 +278,7 @@ def test_no_tree_there(place: Path, command: str) -> None:
 
 
 def test_show(mount: Mounted) -> None:
-    """A table for people, a list of objects for programs; the same facts."""
+    """A table for people and a list of objects for programs have the same facts."""
     with Tenant(mount, "--gmem", "64M", "--report", "0.05") as tenant:
         tenant.write("gmem.limit.high", "32M")
         tenant.write("compute.timeslice", "4.5")
@@ -335,7 +335,7 @@ def test_the_kernels_books_need_the_kernel_module(place: Path) -> None:
 
 
 def test_software_gpus_have_the_name_of_their_mount(place: Path) -> None:
-    """Other mounts have others, the same mountpoint has the same again: that is how their books are found."""
+    """Other mounts have other names, the same mountpoint has the same again: so its books are found."""
     found = []
     for options in ("soft.gpus=2", "soft.gpus=3"):
         ok("mount", "--gpu", "soft", "-o", options, place)
@@ -347,10 +347,10 @@ def test_software_gpus_have_the_name_of_their_mount(place: Path) -> None:
 
 
 def test_doctor() -> None:
-    """What this machine can enforce: text and JSON say the same; exit code 0 where a tree can be mounted."""
+    """What this machine can enforce, the same in text and JSON; exit code 0 where a tree can be mounted."""
     lines = [line for line in ok("doctor").splitlines() if not line.startswith("/tmp/")]
     findings = json.loads(ok("doctor", "--json"))
-    findings = [one for one in findings if not one["subject"].startswith("/tmp/")]  # trees of other tests come and go
+    findings = [one for one in findings if not one["subject"].startswith("/tmp/")]  # other tests' trees come and go
     assert {frozenset(finding) for finding in findings} == {frozenset(("subject", "verdict", "why"))}
     assert [line.split()[0] for line in lines] == [finding["subject"].split()[0] for finding in findings]
     verdicts = {"ok", "missing", "enforced", "advisory", "unsupported"}
@@ -361,14 +361,14 @@ def test_doctor() -> None:
 
 
 def test_doctor_of_a_process(mount: Mounted) -> None:
-    """What the daemon knows of it on each GPU, as text and as JSON, as its file says."""
+    """What the daemon knows of the process on each GPU, as text and as JSON, as in its file."""
     with Tenant(mount, "--gmem", "64M") as tenant:
         tenant.write("gmem.limit.high", "32M")
         tenant.write("compute.freeze", 1)
         os.kill(tenant.pid, signal.SIGSTOP)
         file = (tenant.group / "gcgroup.record").read_text().splitlines()
         (found,) = json.loads(ok("doctor", "--json", tenant.pid, "--mount", mount.path))
-        found = {name: value for name, value in found.items() if not name.startswith("taken.")}  # every 5 s
+        found = {name: value for name, value in found.items() if not name.startswith("taken.")}  # saved every 5 s
         assert [f"{name} {value}" for name, value in found.items()] == [one for one in file if one[:6] != "taken."]
         assert found["process"] == str(tenant.pid)
         assert (found["asked.gmem.limit.high"], found["current"]) == (str(32 * MIB), str(32 * MIB))
@@ -386,7 +386,7 @@ def test_doctor_of_a_process(mount: Mounted) -> None:
 
 
 def test_doctor_without_rights() -> None:
-    """It needs none to say what is missing, and says so in its exit code."""
+    """It needs none to report what is missing, also by its exit code."""
     result = ggroupfs("doctor", "--json", user=65534)
     assert result.returncode == 1
     assert "Traceback" not in result.stderr
@@ -402,7 +402,7 @@ def test_capabilities_are_those_of_the_levers(mount: Mounted) -> None:
 
 
 def test_tenant(mount: Mounted) -> None:
-    """One JSON line a report, the last one after everything was checked; exit code 0 and done in its time."""
+    """One JSON line a report, the last one after everything was checked; exit code 0, and in time."""
     options = ("--gmem", "16M", "--kernel", "1ms", "--depth", "512", "--seconds", "2", "--report", "0.1")
     words = [sys.executable, "-m", "ggroupfs", "tenant", "--mount", os.fspath(mount.path), *options]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as tenant:
@@ -431,7 +431,7 @@ def test_tenant_that_asks_for_too_much(place: Path) -> None:
 
 
 def test_tenants_whose_daemon_ends(place: Path) -> None:
-    """Wherever they are just then, each says so in one line and ends with exit code 1."""
+    """Whatever they are doing, each reports it in one line and ends with exit code 1."""
     words = [sys.executable, "-m", "ggroupfs", "tenant", "--mount", place, "--gmem", "16M", "--report", "0"]
     tenants = []
     with mounted(place):
@@ -448,12 +448,12 @@ def test_tenants_whose_daemon_ends(place: Path) -> None:
 
 
 def test_demo(place: Path) -> None:
-    """Without a terminal it ends after the tour, exit code 0, and leaves nothing mounted and no process running."""
+    """Without a terminal it ends after the tour with exit code 0, and leaves no mount and no process."""
     text = ok("demo", "--gpu", "soft", "--mount", place)
     for words in ("gmem.limit.high", "echo 1 >", "1 ms against 4 ms", "the first one frozen", "kernels/s", "unmounted"):
         assert words in text
     assert mount_of(os.fspath(place)) is None
     for name in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):  # another's, that has ended since
+        with contextlib.suppress(OSError):  # a process that has ended since
             if procfs.command(int(name)).startswith(("python", "ggroupfs")):
                 assert os.fsencode(place) not in procfs.of_process(int(name), "cmdline")

@@ -1,4 +1,4 @@
-"""What waits in the kernel for the daemon of a real mount."""
+"""Requests and messages that wait in the kernel for the daemon of a real mount."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tests.support.proc import children_of
 
 FILES = 800
 AGAIN = 8
-"""Trees that are mounted until one has the number of the one before."""
+"""Number of trees that are mounted until one has the number of an earlier one."""
 
 
 def told(device: int, name: str) -> int:
-    """A number of the kernel's about the connection. Asks nothing of the mount, which may be stopped."""
+    """Return a number that the kernel keeps of the connection, without asking the mount, which may be stopped."""
     with connection.control() as directory:
         fd = os.open(f"{os.minor(device)}/{name}", os.O_RDONLY, dir_fd=directory)
         with os.fdopen(fd) as file:
@@ -35,8 +35,8 @@ def told(device: int, name: str) -> int:
 
 
 def test_closes_do_not_lag_behind(mount: Mounted) -> None:
-    """A call after many closes is answered after they are: else more are open with each that comes."""
-    (mount / "ggroup.backend").read_text()  # the first close of all waits to hear that there is no FLUSH
+    """A call after many closes is answered only after they are: otherwise each one would leave more files open."""
+    (mount / "ggroup.backend").read_text()  # the very first close waits for the answer that there is no FLUSH
     device = mount.path.stat().st_dev
     assert told(device, "max_background") == connection.BACKGROUND
     files = [os.open(mount / "ggroup.backend", os.O_RDONLY) for _ in range(FILES)]
@@ -52,7 +52,7 @@ def test_closes_do_not_lag_behind(mount: Mounted) -> None:
 
 
 def test_a_connection_is_no_other_tree_of_its_number(tmp_path: Path) -> None:
-    """The kernel gives the number of a tree that ended to the next one, which is not aborted for it."""
+    """The kernel reuses the number of a tree that ended for the next one, which must not be aborted for it."""
     with mounted(tmp_path):
         first, device = connection.Connection(tmp_path.stat().st_dev), tmp_path.stat().st_dev
     try:
@@ -83,27 +83,27 @@ async def mkdir(*_):
 Operations.mkdir = mkdir
 sys.exit(cli.main())
 """
-"""A daemon that never answers a mkdir, as one does not that is told to end while the answer waits for a lever."""
+"""A daemon that never answers a mkdir, as if told to end while the answer waits for a lever."""
 MAKES = "import os, sys; os.mkdir(sys.argv[1])"
 ENDS_S = 60.0
-"""Until a daemon that was told to end is gone: without an abort it never is."""
+"""Seconds within which a daemon that was told to end is gone: without an abort it never is."""
 
 
 def a_message_waits(pid: int) -> bool:
-    """Whether a thread of a daemon is in the kernel with a message that an entry is gone."""
+    """Return whether a thread of a daemon is in the kernel with a message that an entry is gone."""
     stacks = Path(f"/proc/{pid}/task").glob("*/stack")
     return any(b"fuse_reverse_inval_entry" in stack.read_bytes() for stack in stacks)
 
 
 def take_away(place: Path) -> None:
-    """What a daemon that was killed leaves for the next one, where none is to come."""
-    subprocess.run(["fusermount3", "-q", "-u", "-z", place], check=False)  # where it still is
+    """Remove what a killed daemon leaves for the next one, where none is to come."""
+    subprocess.run(["fusermount3", "-q", "-u", "-z", place], check=False)  # if it is still mounted
     default_path(SOCKETS, os.fspath(place)).unlink(missing_ok=True)
     tenants.default_path(SOCKETS, os.fspath(place)).unlink(missing_ok=True)
 
 
 class Held:
-    """A mount with a message to the kernel that waits for a lock of a program, which waits for an answer."""
+    """A mount whose message to the kernel waits for a lock of a program, which in turn waits for an answer."""
 
     def __init__(self, path: Path, daemon: subprocess.Popen[str], maker: subprocess.Popen[bytes]) -> None:
         self.path, self.daemon, self.maker = path, daemon, maker
@@ -111,8 +111,8 @@ class Held:
 
 @pytest.fixture
 def held(tmp_path: Path) -> Iterator[Held]:
-    """A program that makes a directory has the one above locked; the message that something in there is gone waits for
-    that lock with the connection open."""
+    """A program that makes a directory holds the lock of the parent; the message that an entry of the parent is gone
+    waits for that lock, with the connection open."""
     words = ["mount", "-f", "--gpu", "soft", "--ledger", "soft", os.fspath(tmp_path)]
     tenant = maker = None
     with subprocess.Popen([sys.executable, "-c", HELD, *words], stdout=-1, stderr=-1, text=True) as daemon:
@@ -130,7 +130,7 @@ def held(tmp_path: Path) -> Iterator[Held]:
             eventually(lambda: a_message_waits(daemon.pid), "a message waits for it")
             yield Held(tmp_path, daemon, maker)
         finally:
-            of_it.abort()  # by its number it may be another test's tree by now
+            of_it.abort()  # only this one: its number may be another test's by now
             of_it.close()
             for process in (daemon, tenant, maker):
                 if process is not None:
@@ -152,14 +152,14 @@ def test_a_message_that_waits_for_a_waiting_program_keeps_neither(held: Held) ->
 
 
 def guard_of(pid: int) -> int:
-    """The process beside a daemon that aborts the connection where the daemon is killed."""
+    """Return the pid of the process beside a daemon that aborts the connection if the daemon is killed."""
     [found] = children_of(pid, b"guarding.py")
     return found
 
 
 @contextlib.contextmanager
 def ends(pid: int) -> Iterator[None]:
-    """A process that is there, and is gone soon after."""
+    """Check that a process is there, and is gone soon after."""
     pidfd = os.pidfd_open(pid)
     try:
         yield
@@ -190,17 +190,17 @@ async def statfs(*_):
 Operations.statfs = statfs
 sys.exit(cli.main())
 """
-"""A daemon that does not answer its own question, as one does not that is killed before it has."""
+"""A daemon that does not answer its own question, as if killed before it could."""
 
 
 def test_a_question_of_its_own_does_not_outlive_a_killed_daemon(tmp_path: Path) -> None:
-    """What systemd's watchdog is fed for: the thread that asks waits for the daemon which it is of."""
+    """systemd's watchdog depends on that question: the thread that asks waits for its own daemon."""
     words = [sys.executable, "-c", ASKS, "mount", "-f", "--gpu", "soft", "--ledger", "soft", os.fspath(tmp_path)]
     environment = os.environ | {"WATCHDOG_USEC": f"{ENDS_S * 1e6:.0f}"}
     with subprocess.Popen(words, stdout=subprocess.PIPE, env=environment, text=True) as daemon:
         assert daemon.stdout is not None
         assert {daemon.stdout.readline() for _ in range(2)} == {"ready\n", "asked\n"}
-        mount = mount_of(os.fspath(tmp_path))  # stat() would wait
+        mount = mount_of(os.fspath(tmp_path))  # since stat() would wait
         assert mount is not None
         of_it = connection.Connection(device_number(mount[0]))
         try:
@@ -216,7 +216,7 @@ def test_a_question_of_its_own_does_not_outlive_a_killed_daemon(tmp_path: Path) 
 
 
 def test_a_guard_is_there_until_the_tree_is_unmounted(tmp_path: Path) -> None:
-    """A manager that ends a service sends signals to all of its processes: the daemon comes first."""
+    """A manager that ends a service signals all of its processes: the daemon's end comes first."""
     with mounted(tmp_path) as mount:
         guard = guard_of(mount.daemon.pid)
         with ends(guard):
@@ -228,7 +228,7 @@ def test_a_guard_is_there_until_the_tree_is_unmounted(tmp_path: Path) -> None:
 
 
 def test_a_successor_has_a_guard_of_its_own(tmp_path: Path) -> None:
-    """It is the same process, whose main thread goes on, with another connection."""
+    """The daemon is the same process, whose main thread goes on, with another connection."""
     with mounted(tmp_path, expect_errors=[LEFT_BEHIND]) as mount:
         with ends(guard_of(mount.daemon.pid)):
             assert ggroupfs("upgrade", tmp_path).returncode == 0
@@ -240,7 +240,7 @@ def test_a_successor_has_a_guard_of_its_own(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_daemon_without_its_guard_left_so_is_aborted_when_asked(held: Held) -> None:
-    """Neither ends by SIGKILL. A mount and an umount say what does it, and it does."""
+    """SIGKILL ends neither. A mount and an umount say what ends them, and do it."""
     os.kill(guard_of(held.daemon.pid), signal.SIGKILL)
     held.daemon.kill()
     for command in ("mount", "umount"):
@@ -256,6 +256,6 @@ def test_what_a_killed_daemon_without_its_guard_left_so_is_aborted_when_asked(he
 
 
 def ggroupfs(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    """A command that ends within the time in which a daemon would."""
+    """Run a command, which must end within the time that a daemon would take."""
     words = (sys.executable, "-m", "ggroupfs", *words)
     return subprocess.run(words, capture_output=True, text=True, timeout=ENDS_S, check=False)

@@ -1,4 +1,4 @@
-"""The hook of container runtimes and the devices of engines, on a real mount: what a bundle asks for, or it ends."""
+"""The hook of container runtimes and the devices of engines, on a real mount: a bundle gets its limits, or ends."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from tests.support.command import MIB, complaint, ok
 from tests.support.mounted import SECONDS, Mounted, Tenant, eventually
 
 HOOK = "import sys; from ggroupfs.containers.hook import run; run(sys.argv[1:])"
-"""The hook as packaging/oci-hook.in has it, from this tree."""
+"""The hook as packaging/oci-hook.in has it, run from this tree."""
 GLIBC, MUSL = "lib64/ld-linux-x86-64.so.2", "lib/ld-musl-x86_64.so.1"
-"""Loaders, by their paths in an image."""
+"""Paths of loaders in an image."""
 UUID = "GPU-6e1a2b3c-0000-1111-2222-333344445555"
 
 
@@ -43,19 +43,19 @@ class Container:
         return self.mount / "slice" / slice_path(self.cgroup)
 
     def loader(self, path: str) -> None:
-        """Its image has that loader."""
+        """Add a loader to its image."""
         place = self.bundle / "rootfs" / path
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(b"")
 
     def asks(self, annotations: Mapping[str, str], environment: Mapping[str, str] | None = None) -> None:
-        """Its configuration has these."""
+        """Set annotations and environment in its configuration."""
         words = [f"{name}={value}" for name, value in (environment or {}).items()]
         config = {"root": {"path": "rootfs"}, "process": {"env": words}, "annotations": annotations}
         (self.bundle / "config.json").write_text(json.dumps(config))
 
     def hook(self, kind: str = "annotations", **state: Any) -> subprocess.CompletedProcess[str]:
-        """What the runtime calls."""
+        """Call the hook as the runtime does."""
         told = {"ociVersion": "1.0.2", "id": "c", "status": "creating", "pid": self.process.pid}
         return subprocess.run(
             [sys.executable, "-c", HOOK, kind, os.fspath(self.mount.path)],
@@ -67,7 +67,7 @@ class Container:
         )
 
     def refused(self, kind: str = "annotations") -> str:
-        """Why the hook ends the container."""
+        """Return why the hook ends the container."""
         done = self.hook(kind)
         assert (done.returncode, done.stdout) == (1, ""), done
         assert done.stderr.startswith("ggroupfs: ")
@@ -77,7 +77,7 @@ class Container:
 
 @contextlib.contextmanager
 def made(mount: Mounted, place: Path) -> Iterator[Container]:
-    """A container, which goes with its cgroup."""
+    """Yield a container, which goes with its cgroup."""
     (place / "rootfs").mkdir(parents=True)
     with cgroup(f"containertest{os.getpid()}.slice") as path, subprocess.Popen(["sleep", "inf"]) as process:
         try:
@@ -180,7 +180,7 @@ def test_without_a_tree_nothing_runs(container: Container, tmp_path: Path) -> No
 
 
 def test_the_state_says_annotations_too(container: Container) -> None:
-    """Some runtimes have them there alone."""
+    """Some runtimes have them only in the state."""
     container.asks({})
     assert container.hook(annotations={"ggroup.compute.weight": "7"}).returncode == 0
     assert (container.slice / "0/compute.weight").read_text() == "7\n"
@@ -188,7 +188,7 @@ def test_the_state_says_annotations_too(container: Container) -> None:
 
 def test_the_device_looks_at_the_image_and_at_the_environment(container: Container) -> None:
     container.asks({})
-    assert container.hook("device").returncode == 0  # neither loader, and no limit: what is static runs
+    assert container.hook("device").returncode == 0  # neither loader, and no limit: a static program runs
     container.asks({}, {"GGROUP_GMEM_HIGH": "8G"})
     assert (
         container.refused("device") == "GGROUP_GMEM_HIGH=8G: the image has no glibc, so nothing in it would obey that"
@@ -211,7 +211,7 @@ def test_the_device_looks_at_the_image_and_at_the_environment(container: Contain
 
 
 def test_links_of_an_image_lead_nowhere_else(container: Container) -> None:
-    """One that means the machine's own loader is none in the image."""
+    """A link to the machine's own loader is no loader in the image."""
     container.loader(MUSL)
     (container.bundle / "rootfs/lib64").symlink_to("/usr/lib64")
     container.asks({})

@@ -1,4 +1,4 @@
-"""What `ggroupfs doctor` says of trees that are mounted."""
+"""Findings of `ggroupfs doctor` on mounted trees."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.mounted import Mounted, eventually, mounted
 
 
 def of(place: Path) -> dict[str, tuple[str, str]]:
-    """What is said of a tree and of what is in it: verdict and words, by the subject."""
+    """Return verdict and words on a tree and on what is in it, by subject."""
     found = json.loads(ok("doctor", "--json"))
     start = os.fspath(place)
     return {one["subject"]: (one["verdict"], one["why"]) for one in found if one["subject"].startswith(start)}
@@ -41,7 +41,7 @@ def test_where_it_is_besides(mount: Mounted, tmp_path: Path) -> None:
 
 
 def test_stray_slices(mount: Mounted) -> None:
-    """One made ahead, until its cgroup is there; with its cgroup it goes by itself."""
+    """A slice made ahead is one until its cgroup exists; once the cgroup exists, the slice goes with it."""
     path = mount / "slice" / "ahead.slice"
     path.mkdir()
     assert of(path) == {os.fspath(path): ("advisory", STRAY)}

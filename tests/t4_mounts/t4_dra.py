@@ -1,5 +1,4 @@
-"""The DRA driver on a node of doubles: placing, limits that hold, refusals, restarts; the driver, tree and programs are
-real."""
+"""The DRA driver on a node of doubles, with a real driver, tree and programs: placement, limits, refusals, restarts."""
 
 from __future__ import annotations
 
@@ -40,17 +39,17 @@ def node(tree: Mounted) -> Iterator[Cluster]:
 
 
 def program(node: Cluster, *options: str) -> list[str]:
-    """Words of a program of the software GPU."""
+    """Return the words of a program of the software GPU."""
     return [sys.executable, "-m", "ggroupfs", "tenant", "--mount", os.fspath(node.tree), "--seconds", "600", *options]
 
 
 def control(node: Cluster, path: str, name: str, gpu: int = 0) -> int:
-    """A number in a control file of a slice."""
+    """Return the number in a control file of a slice."""
     return int((node.tree / slice_directory(path) / str(gpu) / name).read_text())
 
 
 def started(node: Cluster, name: str, *options: str, pod: str | None = None) -> Container:
-    """A container with all of a claim that is prepared, which runs a program."""
+    """Start a container that runs a program with all of a prepared claim."""
     claim = node.told(name)
     (prepared,) = node.kubelet.prepare(claim)
     assert not prepared.error
@@ -88,12 +87,12 @@ def test_three_claims_on_one_gpu_and_the_fourth_waits(node: Cluster) -> None:
                 assert control(node, path, "gmem.limit.high", index) == asked[name]
                 assert control(node, path, "compute.weight", index) == weights[name]
             eventually(lambda c=container: control(node, c.path, "gmem.current", index) > 512 * MIB, "its memory", 60)
-            # Over a limit of this kind a program is for a page at most, while it is taken from.
+            # A program may exceed such a limit by a page while memory is taken from it.
             assert control(node, container.path, "gmem.current", index) <= asked[name] + 2 * MIB
         two = containers["two"].path
         assert control(node, two, "compute.priority", index) == 12
         assert control(node, two, "gmem.limit.low", index) == GIB
-        # Weights count among siblings, and protection holds on every level: the slices above have the sums.
+        # Weights count among siblings, and protection holds at every level, so the slices above have the sums.
         for path in (os.path.dirname(os.path.dirname(two)), os.path.dirname(os.path.dirname(os.path.dirname(two)))):
             assert control(node, path, "compute.weight", index) == 10_000
             assert control(node, path, "gmem.limit.low", index) == GIB
@@ -119,7 +118,7 @@ BAD = (
     ({"kind": "Other"}, "not gpu.ggroup.io/v1alpha1, GroupParameters"),
     ({"weight": True}, "neither a number nor a string"),
 )
-"""Parameters that are none, with the reason."""
+"""Invalid parameters, with the reason."""
 
 
 def test_a_bad_parameter_is_refused_with_the_reason_in_the_status(node: Cluster) -> None:
@@ -172,7 +171,7 @@ def test_two_requests_of_one_claim_are_two_shares(node: Cluster) -> None:
         assert highs == [GIB, 512 * MIB]
         assert control(node, os.path.dirname(containers[0].path), "gmem.limit.high") == GIB + 512 * MIB
         assert control(node, os.path.dirname(containers[0].path), "compute.weight") == 2500
-        # A container that comes again has its own share, and the pod no more than before.
+        # A restarted container has its own share, and the pod has no more than before.
         containers[1].end()
         containers[1] = node.runtime.start(pod, prepared.ids["gpu-1"], *program(node))
         assert control(node, os.path.dirname(containers[0].path), "gmem.limit.high") == GIB + 512 * MIB
@@ -189,7 +188,7 @@ def test_a_second_pod_with_a_claim_that_is_in_use_does_not_start(node: Cluster) 
     with pytest.raises(NotStarted, match="default/shared is held by another pod"):
         started(node, "shared", pod=other)
     container.end()
-    os.rmdir(container.cgroup.parent)  # the first pod has ended: the second one may begin
+    os.rmdir(container.cgroup.parent)  # the first pod has ended, so the second one may begin
     started(node, "shared", pod=other).end()
 
 
@@ -209,7 +208,7 @@ def test_what_is_over_the_maximum_or_unknown_stays_pending(node: Cluster) -> Non
 def test_a_slice_is_published_once_the_plugin_is_registered_and_again_when_it_is_gone(node: Cluster) -> None:
     node.start(register=False)
     eventually(node.kubelet.socket.exists, "the socket", 60)
-    assert node.slices() == []  # though it has looked once: it does before it listens
+    assert node.slices() == []  # although it has looked once, which it does before it listens
     node.kubelet.register()
     (first,) = node.slices()
     node.kubelet.wipe()
@@ -266,7 +265,7 @@ def test_a_gpu_that_is_lost_is_unhealthy_and_gets_no_more_claims(node: Cluster, 
         assert node.scheduler.schedule("default", "second", "pod")
     finally:
         ended.set()
-        (faults / "0").touch()  # so that something is told, and the watch ends
+        (faults / "0").touch()  # so that there is news, and the watch ends
         thread.join(60)
         (faults / "0").unlink()
 
@@ -277,7 +276,7 @@ def test_a_driver_that_is_killed_leaves_programs_as_they_are_and_takes_them_up(n
     container = started(node, "kept")
     node.kill()
     assert control(node, container.path, "gmem.limit.high") == GIB
-    # What was changed meanwhile holds again, as the daemon of a tree that forgot it would need.
+    # A write made meanwhile is put right again; so is a tree whose daemon has forgotten the settings.
     (node.tree / slice_directory(container.path) / "0" / "gmem.limit.high").write_text("max")
     node.start()
     eventually(lambda: control(node, container.path, "gmem.limit.high") == GIB, "the limit again", 60)
@@ -298,7 +297,7 @@ def test_a_claim_that_is_there_no_more_is_forgotten_at_the_next_start(node: Clus
 
 
 def test_a_node_that_starts_anew_has_its_claims_prepared_anew(node: Cluster) -> None:
-    """What is prepared is on a tmpfs, as the tree and the cgroups are that it speaks of."""
+    """Prepared claims are recorded on a tmpfs, and vanish with the tree and the cgroups that they are about."""
     node.start()
     claim = node.scheduled("again", {"memory": "1Gi"})
     started(node, "again").end()

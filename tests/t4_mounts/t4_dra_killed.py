@@ -1,5 +1,4 @@
-"""The DRA driver, killed at each step of preparing a claim and of what undoes it: nothing is lost, and nothing is
-left."""
+"""The DRA driver, killed at each step of preparing and unpreparing a claim: nothing is lost, and nothing is left."""
 
 from __future__ import annotations
 
@@ -16,9 +15,10 @@ from tests.support.mounted import Mounted, mounted, mountpoint
 
 KILLED = ("-m", "tests.support.kubernetes.killed")
 STEPS_OF_PREPARING = 4
-"""Calls that change a file: a record and a CDI file, each written and then named."""
+"""Number of calls that change a file: a record and a CDI file, each written and then named."""
 STEPS_OF_UNPREPARING = 5
-"""Grants written and named or removed, the CDI file and the record removed, the levels above written and named."""
+"""Number of such calls: grants written and named or removed, the CDI file and the record removed, the levels above
+written and named."""
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def node(tree: Mounted) -> Iterator[Cluster]:
 
 
 def sleeper(node: Cluster, name: str) -> Container:
-    """A container with a claim whose program uses no GPU yet."""
+    """Start a container with a claim; its program uses no GPU yet."""
     claim = node.told(name)
     (prepared,) = node.kubelet.prepare(claim)
     assert not prepared.error
@@ -81,7 +81,7 @@ def test_killed_while_it_undoes_that(node: Cluster, step: int) -> None:
     assert node.driver is not None
     assert node.driver.wait(60) == -9
     node.start()
-    # As often as the kubelet has no answer it asks again.
+    # The kubelet asks again until it has an answer.
     assert node.kubelet.unprepare(claim) == [""]
     assert node.kubelet.unprepare(claim) == [""]
     assert node.left() == []

@@ -1,4 +1,4 @@
-"""Many claims on one node: how long each takes to prepare, and that a thousand of them leave nothing."""
+"""Many claims on one node: how long each takes to prepare, and that a thousand of them leave nothing behind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.mounted import Mounted, eventually, mounted, mountpoint
 
 CLAIMS = 100
 PREPARED_S = 0.050
-"""Seconds in which 99 of 100 claims are prepared."""
+"""Seconds within which 99 of 100 claims are prepared."""
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +32,12 @@ def node(tree: Mounted) -> Iterator[Cluster]:
 
 
 def descriptors(pid: int) -> int:
-    """Descriptors that a process has open."""
+    """Return the number of descriptors that a process has open."""
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
 def prepared(node: Cluster, claim: Mapping[str, Any]) -> float:
-    """Seconds in which a claim is prepared, from the kubelet's call to the answer."""
+    """Prepare a claim; return the seconds from the kubelet's call to the answer."""
     before = time.monotonic()
     (answer,) = node.kubelet.prepare(claim)
     took = time.monotonic() - before
@@ -48,8 +48,8 @@ def prepared(node: Cluster, claim: Mapping[str, Any]) -> float:
 def test_a_claim_is_prepared_in_no_time(node: Cluster) -> None:
     node.start()
     claims = [node.scheduled(f"claim-{number}", {"memory": "64Mi"}) for number in range(CLAIMS)]
-    assert not node.kubelet.prepare(claims[0])[0].error  # the first one loads what it needs
-    # A round on a busy machine tells of what others use of it.
+    assert not node.kubelet.prepare(claims[0])[0].error  # the first call loads modules
+    # On a busy machine a single round measures the other users of the machine, too.
     rounds: list[float] = []
     end = time.monotonic() + 240
     while not rounds or (min(rounds) >= PREPARED_S and time.monotonic() < end):
@@ -75,7 +75,7 @@ def test_a_thousand_claims_leave_nothing(node: Cluster) -> None:
         claims = [node.scheduled(f"claim-{round_}-{number}", {"memory": "64Mi"}) for number in range(CLAIMS)]
         answers = node.kubelet.prepare(*claims)
         assert not any(one.error for one in answers)
-        if round_ % 5 == 0:  # some of them with a container
+        if round_ % 5 == 0:  # some of the claims with a container
             pod = node.runtime.pod(claims[0]["status"]["reservedFor"][0]["uid"])
             container = node.runtime.start(pod, answers[0].ids["gpu-0"], "sleep", "600")
             assert list((node.tree / "slice").rglob("*kubepods*"))
@@ -86,8 +86,8 @@ def test_a_thousand_claims_leave_nothing(node: Cluster) -> None:
         for claim in claims:
             node.server.delete(node.path(claim["metadata"]["name"]))
     assert node.left() == []
-    assert descriptors(node.driver.pid) <= files + 2  # threads that wait for calls open theirs once
-    # That of the cgroup above stays, as its cgroup does.
+    assert descriptors(node.driver.pid) <= files + 2  # threads that wait for calls open one once
+    # The slice of the cgroup above stays, as that cgroup does.
     eventually(lambda: not list((node.tree / "slice").rglob("*kubepods*")), "no slices of pods", 60)
     assert len(node.slices()) == 1
     assert not list(Path(node.cdi).iterdir())

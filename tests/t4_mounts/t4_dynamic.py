@@ -19,11 +19,11 @@ from tests.support.policy_program import PolicyProgram
 
 MIB = 1 << 20
 BUDGET, HEADROOM = 1024, 128
-"""MiB."""
+"""Budget and headroom of the policy, in MiB."""
 
 
 def policy(mount: Mounted, tmp_path: Path, name: str, high: object, low: object, *more: str) -> PolicyProgram:
-    """One with this configuration."""
+    """Run a policy with this configuration."""
     config = tmp_path / f"{name}.toml"
     lines = [f'high = "{high}"', f'low = "{low}"', f'budget = "{BUDGET}M"', f'headroom = "{HEADROOM}M"', *more]
     config.write_text("\n".join(lines) + "\n")
@@ -46,15 +46,15 @@ def at_least(group: Path, mib: int) -> bool:
 
 
 FULL = BUDGET - HEADROOM - BUDGET // 64
-"""MiB that the second one gets at least when the first one has nothing."""
+"""MiB that the second program gets at least while the first one has nothing."""
 
 ROUNDS = 10
-"""Tries of a program to give by itself in time: it has 50 ms, and on a busy machine no processor for as long."""
+"""Tries for a program to give memory by itself within 50 ms; on a busy machine it may get no processor in that time."""
 
 
 @pytest.fixture
 def first(mount: Mounted) -> Iterator[Device]:
-    """This very process, as the program that comes first."""
+    """This very process, as the first program."""
     with Device(mount.path) as device:
         device.join()
         yield device
@@ -62,7 +62,7 @@ def first(mount: Mounted) -> Iterator[Device]:
 
 @pytest.fixture
 def second(mount: Mounted) -> Iterator[Tenant]:
-    """the other one: 768 MiB, of which all is used all the time."""
+    """The second program: 768 MiB, all of which is used all the time."""
     with Tenant(mount, "--gmem", "768M", "--touch", "384", "--kernel", "2ms", "--report", "0.1") as tenant:
         yield tenant
 
@@ -122,7 +122,7 @@ def test_who_gives_by_itself_has_nothing_moved(mount: Mounted, tmp_path: Path, f
             for _ in range(ROUNDS):
                 eventually(lambda: at_least(group, FULL), "it has what is left")
                 held = []
-                for mib in range(64, 576, 64):  # it grows as fast as there is room
+                for mib in range(64, 576, 64):  # it grows as fast as room appears
                     held.append(first.alloc(64 * MIB))
                     least = BUDGET - mib - HEADROOM // 2
                     eventually(lambda least=least: int((group / "gmem.current").read_text()) <= least * MIB, "it gave")
@@ -138,7 +138,7 @@ def test_who_gives_by_itself_has_nothing_moved(mount: Mounted, tmp_path: Path, f
 
 
 def test_all_at_once_is_what_the_slice_above_is_for(mount: Mounted, tmp_path: Path, first: Device) -> None:
-    """No policy is as fast as this: the file system takes it from what is not protected, and the policy follows."""
+    """No policy is as fast: the file system itself takes the memory that is not protected, and the policy follows."""
     with cgroup(f"ggroup-dynamic-{os.getpid()}") as place:
         above = mount / "slice" / slice_path(place) / "0"
         with Tenant(mount, "--gmem", "768M", "--touch", "384", "--kernel", "2ms", "--report", "0.1") as second:
@@ -148,7 +148,7 @@ def test_all_at_once_is_what_the_slice_above_is_for(mount: Mounted, tmp_path: Pa
             try:
                 eventually(lambda: int((above / "gmem.current").read_text()) == 768 * MIB, "both are in it")
                 (above / "gmem.limit.high").write_text(f"{BUDGET}M")
-                # It looks so seldom: what it does meanwhile it does because of events.
+                # Such a long interval proves that the policy acts because of events.
                 more = (f'within = "/{slice_path(place)}"', 'interval = "1000s"')
                 with policy(mount, tmp_path, "dynamic", os.getpid(), second.pid, *more) as running:
                     running.until("limit")
@@ -167,7 +167,7 @@ def test_all_at_once_is_what_the_slice_above_is_for(mount: Mounted, tmp_path: Pa
 
 
 def test_groups_that_come_and_go(mount: Mounted, tmp_path: Path) -> None:
-    """Services: neither is there, then both, then others by the same names."""
+    """Services: neither exists at first, then both, then others with the same names."""
     options = ("--kernel", "2ms", "--report", "0.1", "--gmem")
     with cgroup(f"ggroup-high-{os.getpid()}") as high, cgroup(f"ggroup-low-{os.getpid()}") as low:
         groups = [mount / "slice" / slice_path(place) / "0" for place in (high, low)]

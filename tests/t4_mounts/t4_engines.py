@@ -1,5 +1,5 @@
-"""Engines of many machines, as they are from PyPI: they place jobs by what `ggroupfs node` says, and each job is held
-to its limit."""
+"""Engines that manage many machines, as released on PyPI: they place jobs by the output of `ggroupfs node`, and each
+job is held to its limit."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tests.support.mounted import Mounted, eventually, mounted, mountpoint
 
 MIB = 1 << 20
 PAGE = 2 * MIB
-"""Bytes for which a process may be over its limit, while it is taken from for what it allocates."""
+"""Bytes by which a process may exceed its limit while memory is taken for its allocation."""
 LIMIT = "64M"
 ROOT = Path(__file__).resolve().parents[2]
 ENDS_S = 600
-"""Seconds in which a program has ended that does not hang, however busy the machine is."""
+"""Seconds within which a program that does not hang has ended, however busy the machine is."""
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def tree() -> Iterator[Mounted]:
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A directory whose name is short, since Ray has sockets in it."""
+    """A directory with a short name, since Ray has sockets in it."""
     path = Path(tempfile.mkdtemp(prefix="gg-"))
     try:
         yield path
@@ -46,13 +46,13 @@ def place() -> Iterator[Path]:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """Of an engine that asks nothing of the network and keeps nothing at home."""
+    """Return the environment of an engine that uses no network and keeps nothing at home."""
     own = {"HOME": str(home), "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
     return os.environ | own | {"PYTHONWARNINGS": "ignore"}
 
 
 def run(name: str, *words: object, home: Path) -> dict:
-    """Run one of the programs of tests/support/engines to its end; what it printed last."""
+    """Run a program of tests/support/engines to its end; return its last output."""
     command = [sys.executable, "-m", f"tests.support.engines.{name}", *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(home), timeout=ENDS_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -60,7 +60,7 @@ def run(name: str, *words: object, home: Path) -> dict:
 
 
 def test_ray_places_what_fits_and_each_task_has_its_limit(tree: Mounted, place: Path) -> None:
-    """The example of docs/clusters.md: a task's interpreter is `ggroupfs run`."""
+    """The example of docs/clusters.md, where a task's interpreter is `ggroupfs run`."""
     found = run("on_ray", tree.path, place, home=place)
     assert found["node"] == {"ggroup_gib": 8, "ggroup_share": 100}
     assert (found["running"], found["free"]["ggroup_gib"], found["free"]["ggroup_share"]) == (2, 2, 50)
@@ -72,7 +72,7 @@ def test_ray_places_what_fits_and_each_task_has_its_limit(tree: Mounted, place: 
 
 @contextlib.contextmanager
 def started(words: list[str], home: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A program of Dask's."""
+    """Run a program of Dask's."""
     with (home / "log").open("ab") as log:
         process = subprocess.Popen(words, stdout=log, stderr=log, env=environment(home))
     try:
@@ -83,7 +83,7 @@ def started(words: list[str], home: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_dask_places_what_fits_and_all_tasks_of_a_worker_have_its_limit(tree: Mounted, place: Path) -> None:
-    """The example of docs/clusters.md: a worker that is one process, by `ggroupfs run`."""
+    """The example of docs/clusters.md, where a worker is one process, started by `ggroupfs run`."""
     dask, file = [sys.executable, "-m", "dask"], place / "scheduler.json"
     scheduler = ["scheduler", "--host", "127.0.0.1", "--port", "0", "--scheduler-file", str(file), "--no-dashboard"]
     limited = [sys.executable, "-m", "ggroupfs", "run", "--mount", str(tree.path), "-p", f"gmem.limit.high={LIMIT}"]
@@ -102,7 +102,7 @@ def test_dask_places_what_fits_and_all_tasks_of_a_worker_have_its_limit(tree: Mo
 
 
 def test_htcondor_matches_a_job_with_a_node_that_has_room(tree: Mounted) -> None:
-    """The example of docs/clusters.md: what the hook prints and what the job requires, judged by HTCondor's library."""
+    """The example of docs/clusters.md: the hook's output and the job's requirements, judged by HTCondor's library."""
     machine = classad2.parseOne(ok("node", "--mount", tree.path, "--format", "condor").removesuffix("-\n"))
     assert machine["GGroupHealthy"] is True
     page = (ROOT / "docs" / "clusters.md").read_text()

@@ -49,7 +49,7 @@ with Device(sys.argv[1]) as device:
 def program(
     mount: Mounted, children: int = 0, *, user: int = 0, at: Path | None = None, **environment: str
 ) -> Iterator[subprocess.Popen[str]]:
-    """A program that holds 64 MiB, and as many children that hold as much each."""
+    """Start a program that holds 64 MiB, with some children that hold as much each."""
     script = f"WORKER = {WORKER!r}\n{HOLDS}"
     with subprocess.Popen(
         [sys.executable, "-c", script, os.fspath(mount.path), str(children)],
@@ -72,18 +72,18 @@ def program(
 
 
 def found(mount: Mounted) -> list[Path]:
-    """The directories of families, on GPU 0."""
+    """Return the directories of families on GPU 0."""
     return [path / "0" for path in (mount / "slice").rglob("family-*") if NAME.fullmatch(path.name)]
 
 
 def family(mount: Mounted) -> Path:
-    """The one that there is, once it is there."""
+    """Return the directory of the only family, once it is there."""
     (path,) = eventually(lambda: found(mount), "a family is there")
     return Path(path)
 
 
 def number(path: Path) -> int:
-    """The number in a file."""
+    """Return the number in a file."""
     return int(path.read_text())
 
 
@@ -119,7 +119,7 @@ def test_what_cannot_be_ends_the_program_with_one_line(mount: Mounted) -> None:
 
 
 def test_run_limits_programs_that_know_nothing_of_it(mount: Mounted) -> None:
-    """By any user, without a right in the tree; the children of one that lost its environment, too."""
+    """They may be any user's, without rights in the tree, and include children that have lost the environment."""
     child = f"env -i {sys.executable} -c '{WORKER}' {mount.path}"
     words = [sys.executable, "-m", "ggroupfs", "run", "--mount", os.fspath(mount.path), "--", "sh", "-c"]
     environment = os.environ | {"GGROUP_GMEM_HIGH": "48M"}
@@ -135,7 +135,7 @@ def test_run_limits_programs_that_know_nothing_of_it(mount: Mounted) -> None:
 
 
 def test_run_takes_the_socket_where_there_is_no_tree(mount: Mounted, tmp_path: Path) -> None:
-    """As in a container that was given no more."""
+    """A container may have been given nothing but the socket."""
     words = ("run", "--mount", tmp_path, "--", "cat", f"{mount.path}/self/0/gmem.current")
     there = {"GGROUP_SOCKET": os.fspath(socket_of(mount.path)), "GGROUP_CUDA_LIBRARY": "/nowhere/lib.so"}
     limited = ggroupfs(*words, GGROUP_GMEM_HIGH="32M", **there)
@@ -149,7 +149,7 @@ def test_run_takes_the_socket_where_there_is_no_tree(mount: Mounted, tmp_path: P
 
 
 def test_what_run_is_told_holds_against_others(mount: Mounted) -> None:
-    """The family of the process has its weight and priority, as it is between the process and the others."""
+    """Weight and priority are set on the process's family, which stands between the process and others."""
     words = ["run", "--mount", mount.path, "-p", "ComputeWeight=1", "-p", "ComputePriority=12", "-p", "GMemHigh=1G"]
     script = f"cd {mount.path}/slice/family-*/0 && cat compute.weight compute.priority gmem.limit.high"
     result = ggroupfs(*words, "--", "sh", "-c", script, GGROUP_GMEM_HIGH="48M", GGROUP_WEIGHT="50")
@@ -157,7 +157,7 @@ def test_what_run_is_told_holds_against_others(mount: Mounted) -> None:
 
 
 def test_run_says_so_where_no_daemon_listens(tmp_path: Path) -> None:
-    """A program with the library goes on without one; `run` has been asked for a limit, and there is none."""
+    """A program with the library runs without a daemon; `run` was asked for a limit, which it could not set."""
     words, socket = ("run", "--mount", tmp_path, "--", "echo", "runs"), os.fspath(tmp_path / "none.sock")
     there = {"GGROUP_SOCKET": socket, "GGROUP_CUDA_LIBRARY": "/nowhere/lib.so"}
     refused = ggroupfs(*words, GGROUP_GMEM_HIGH="32M", **there)
@@ -189,7 +189,7 @@ def test_it_is_below_the_slice_of_its_cgroup_and_follows_to_another(mount: Mount
 
 
 def test_one_that_was_killed_and_the_next_daemon() -> None:
-    """A software GPU ends with its daemon, and its programs with it; `run` keeps one that needs none."""
+    """A software GPU ends with its daemon, and so do its programs; `run` keeps a program that needs no GPU."""
     with mountpoint() as place, daemons(place) as start:
         mount = start()
         words = [sys.executable, "-m", "ggroupfs", "run", "--mount", os.fspath(place), "--", "sleep", "600"]
@@ -209,13 +209,13 @@ def test_one_that_was_killed_and_the_next_daemon() -> None:
 
 
 def test_what_is_refused_at_the_socket() -> None:
-    """On a mount of its own: whatever this process starts would be in its families."""
+    """On a mount of its own, since children of this process would be in its families."""
     with mountpoint() as place, mounted(place) as mount:
         refused_at_the_socket(mount)
 
 
 def refused_at_the_socket(mount: Mounted) -> None:
-    """See the test."""
+    """Body of the test above."""
     high, weight = SETTINGS.index(HIGH), SETTINGS.index(WEIGHT)
     with Raw(mount) as raw:
         assert raw.ask(Op.WANT, high, 1) == errno.EPROTO, "before the greeting"

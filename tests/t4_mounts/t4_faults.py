@@ -1,4 +1,4 @@
-"""A GPU that falls off the bus, and a daemon without descriptors, on a real mount: what users see of it."""
+"""A GPU that falls off the bus, and a daemon without descriptors, on a real mount: what users see."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_lost_and_back(mount: Mounted, faults: Path) -> None:
                     (file if fd == file.fileno() else own).read()
         assert events(mount) == "present 0\nlost 1\n"
         assert events(mount, 1) == "present 1\nlost 0\n"
-        # The program got ENODEV and ended, as CUDA programs do; who only read its files was not disturbed.
+        # The program got ENODEV and ended, as CUDA programs do; readers of its files were not disturbed.
         eventually(lambda: not lost.group.exists(), "the program ends")
         words = [sys.executable, "-m", "ggroupfs", "tenant", "--mount", mount.path, "--gpu", "0"]
         refused = subprocess.run(words, check=False, text=True, capture_output=True)
@@ -87,12 +87,12 @@ def test_lost_and_back(mount: Mounted, faults: Path) -> None:
 
 FULL = "Too many open files"
 BEAT_S = 1.5 * SLOW
-"""Between two feedings of the watchdog; the journal asks the disk more often."""
+"""Seconds between two feedings of the watchdog; the journal syncs more often."""
 
 
 @contextlib.contextmanager
 def no_descriptor(pid: int) -> Iterator[None]:
-    """A process can open nothing more."""
+    """Leave a process no further descriptor."""
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     used = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
     first = next(number for number in range(len(used) + 1) if number not in used)
@@ -104,7 +104,7 @@ def no_descriptor(pid: int) -> Iterator[None]:
 
 
 def test_short_of_descriptors_at_a_real_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tree serves on, and feeds the watchdog; what needed a descriptor is told of, and done once there is one."""
+    """The tree is served and the watchdog fed; what needed a descriptor is logged, and done once there is one."""
     slices_d = tmp_path / "slices.d"
     slices_d.mkdir()
     (slices_d / "a.conf").write_text("[/a]\nGMemHigh=64M\n")
@@ -134,7 +134,7 @@ def test_short_of_descriptors_at_a_real_mount(tmp_path: Path, monkeypatch: pytes
             eventually(lambda: told(f"{slices_d}: "), "the files cannot be read again")
             systemd.setblocking(False)
             with contextlib.suppress(BlockingIOError):
-                fed(1 << 30)  # those of before
+                fed(1 << 30)  # drop earlier messages
             systemd.settimeout(SECONDS * SLOW)
             fed(2)  # by then the journal has asked for a descriptor
             assert mount.daemon.poll() is None

@@ -1,7 +1,7 @@
-"""compute.events against cgroup.events of the running kernel: what `frozen` says, and which pollers are woken by what.
+"""compute.events against cgroup.events of the running kernel: the value of `frozen`, and which pollers are woken when.
 
 The kernel's rules are in kernel/cgroup/freezer.c: a cgroup is frozen once that was asked for, of it or of one above it,
-and nothing in it or below it runs; whatever turns is an event, and so is a write of cgroup.freeze that turns nothing.
+and nothing in it or below it runs. Every change is an event, and so is a write of cgroup.freeze that changes nothing.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from tests.support.mounted import Mounted
 from tests.support.strategies import history
 
 PLACES = ("a", "a/b", "a/b/c", "a/e")
-"""Below the top of either tree. All are empty: of these the kernel says at once what it says in the end, while a task
+"""Places below the top of either tree. All are empty, since there the kernel's first answer is final, while a task
 takes a moment to freeze, and two to be frozen again (t3_freeze_events.py has processes)."""
 LATE_MS = 5000
-"""The kernel tells of a file once in 10 ms (CGROUP_FILE_NOTIFY_MIN_INTV), and of what comes in between by a timer."""
+"""Milliseconds to wait for an event: the kernel reports a file once in 10 ms (CGROUP_FILE_NOTIFY_MIN_INTV), later
+events by a timer."""
 PASSING = ("a/b/d", "a/f")
-"""Those that come and go."""
+"""Places that come and go."""
 
 
 @attrs.frozen
@@ -57,7 +58,7 @@ def sides(module_mount: Mounted) -> Iterator[tuple[Side, Side]]:
 
 
 class Freezes(RuleBasedStateMachine):
-    """Each step is done in both trees; then both say the same of every directory, and woke the same pollers."""
+    """Each step is done in both trees; then both agree on every directory, and have woken the same pollers."""
 
     sides: ClassVar[tuple[Side, Side]]
 
@@ -66,11 +67,11 @@ class Freezes(RuleBasedStateMachine):
         self.there: set[str] = set()
         self.stack = ExitStack()
         self.files: dict[str, tuple[int, int]] = {}
-        for place in PLACES:  # new ones: of those before, the kernel may have something to tell still
+        for place in PLACES:  # new ones, since the kernel may still have events of the old ones
             self.make_or_remove(place)
 
     def opened(self, place: str) -> tuple[int, int]:
-        """The events file of a place in each tree, read, so that it waits for the next event."""
+        """Open and read the events file of a place in each tree, so that it waits for the next event."""
         fds = []
         for side in self.sides:
             fd = os.open(side.top / place / side.events, os.O_RDONLY)
@@ -105,7 +106,7 @@ class Freezes(RuleBasedStateMachine):
         self.there ^= {place}
 
     def remove(self, place: str) -> None:
-        """Ours first: a slice goes with its cgroup, which may be sooner than it is removed."""
+        """Remove ours first: a slice goes with its cgroup, perhaps before it can be removed."""
         for side in reversed(self.sides):
             (side.top / place).rmdir()
 
@@ -120,7 +121,7 @@ class Freezes(RuleBasedStateMachine):
 
     @staticmethod
     def is_woken(fd: int, milliseconds: int) -> bool:
-        """Whether there was an event since the last look, which this is one of, or is one soon."""
+        """Return whether there was an event since the last look, or is one soon."""
         poller = select.poll()
         poller.register(fd, select.POLLPRI)
         woken = bool(poller.poll(milliseconds))

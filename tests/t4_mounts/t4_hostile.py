@@ -38,8 +38,8 @@ def batch() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def fork_away(mount: Mounted, place: Path) -> Iterator[Callable[[], list[int]]]:
-    """A program in a cgroup that forks twice, becomes a session of its own, and whose parents end. The pids of what is
-    left of it, once it is in the tree."""
+    """Start a program in a cgroup that forks twice and becomes a session of its own, and whose parents end. The result
+    returns the pids of what is left of it, once that is in the tree."""
     inner = f'{sys.executable} -m ggroupfs tenant --mount "{mount.path}" --gmem 128M --kernel 1ms --report 0.1'
     words = f'echo $$ > {place}/cgroup.procs; setsid sh -c "({inner} >/dev/null 2>&1 &) &"'
 
@@ -54,12 +54,12 @@ def fork_away(mount: Mounted, place: Path) -> Iterator[Callable[[], list[int]]]:
         for pid in everybody:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, 9)
-        # A process leaves cgroup.procs a little before it is a zombie: exit(2) waits for none in between.
+        # A process leaves cgroup.procs a little before it is a zombie; in between, exit(2) waits for nothing.
         eventually(lambda: not any(alive(pid) for pid in everybody), "they are gone")
 
 
 def test_who_forks_twice_and_leaves_its_session_is_in_its_slice(mount: Mounted, batch: Path) -> None:
-    """The limit, the freeze and the timeslice of the slice hold for a process that was not started there."""
+    """Limit, freeze and timeslice of the slice hold for a process that was not started there."""
     here = mount / "slice" / slice_path(batch / "a.service")
     here.mkdir(parents=True)
     (here / "0/gmem.limit.high").write_text("64M")
@@ -72,7 +72,7 @@ def test_who_forks_twice_and_leaves_its_session_is_in_its_slice(mount: Mounted, 
         stat = mount.group(pid)
         assert "finished 0\n" in (stat / "gcgroup.stat").read_text()
         assert "timeslice_usec 1000\n" in (stat / "gcgroup.stat").read_text()
-        # It moves itself: the limit of where it was holds no more, that of what is above both does.
+        # It moves itself: the limit of its old place no longer holds, that of the common parent does.
         above = here.parent / "0"
         (above / "gmem.limit.high").write_text("32M")
         enter(pid, batch / "b.service")
@@ -88,7 +88,8 @@ def test_who_forks_twice_and_leaves_its_session_is_in_its_slice(mount: Mounted, 
 
 @pytest.mark.parametrize("owner", [0, STRANGER])
 def test_a_program_in_a_cgroup_that_is_too_deep_is_counted_above(batch: Path, owner: int) -> None:
-    """128 levels below the root, 32 where a user may make the cgroups; the other one is followed, and none ends."""
+    """The depth is 128 levels below the root, 32 where a user may make cgroups; other programs are followed, none
+    ends."""
     os.chown(batch, owner, owner)
     expected = f"of user {owner}, are too many or too deep"
     with (
@@ -117,7 +118,7 @@ def test_a_program_in_a_cgroup_that_is_too_deep_is_counted_above(batch: Path, ow
 
 
 def test_descriptors_that_come_with_messages_are_not_taken(mount: Mounted) -> None:
-    """Each message with all the descriptors that it can have: the daemon has none of them afterwards, nor meanwhile."""
+    """Each message brings as many descriptors as possible: the daemon keeps none of them, and holds none meanwhile."""
     with Tenant(mount, "--gmem", "64M", "--report", "0.05") as victim, Raw(mount).hello() as raw:
         before, ends = descriptors(mount), os.pipe()
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", ends[:1] * 253).tobytes())
@@ -130,9 +131,9 @@ def test_descriptors_that_come_with_messages_are_not_taken(mount: Mounted) -> No
             raw.socket.sendmsg([message], [rights])
             raw.socket.recv(64)
             assert sent not in open_files(mount)
-        # Its own files come and go, so it may have some more for a moment.
+        # Its own files come and go, so it may have a few more for a moment.
         eventually(lambda: descriptors(mount) <= before + 1, "it has as many as before")
-        # A pipe whose only reader was sent along is broken: none keeps it.
+        # A pipe whose only reader was sent along is broken, so no copy of the reader is kept.
         os.close(ends[0])
         with pytest.raises(BrokenPipeError):
             os.write(ends[1], b"x")
@@ -144,7 +145,7 @@ FILES = ("gmem.current", "gmem.events", "compute.events", "usermemfd", "gcgroup.
 
 
 def test_thousands_of_files_that_are_held_over_the_exit_of_a_program(mount: Mounted) -> None:
-    """With pollers: all are told, all reads fail, the daemon's memory stays as it was, and so does what others get."""
+    """With pollers: all are notified, all reads fail, and neither the daemon's memory nor its service changes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
@@ -194,7 +195,7 @@ def storm_of_giants(mount: Mounted, tenant: Tenant) -> None:
 
 
 def storm_of_slow_writes(mount: Mounted, tenant: Tenant) -> None:
-    """Each waits for memory to move, and for the others."""
+    """Write so that each write waits for memory to move, and for the other writes."""
     for value in ("1G", "max"):
         with contextlib.suppress(OSError):
             (tenant.group / "gmem.limit.high").write_text(value)
@@ -204,7 +205,7 @@ def storm_of_slow_writes(mount: Mounted, tenant: Tenant) -> None:
 def test_who_hammers_the_tree_takes_his_turns_and_no_more(
     mount: Mounted, storm: Callable[[Mounted, Tenant], None]
 ) -> None:
-    """Twenty threads do so; a neighbour that reads one file after the other has at least a third of an equal part."""
+    """Twenty threads do so; a neighbour that reads one file after another gets at least a third of an equal share."""
     done, ends = [0] * 20, threading.Event()
     problems: list[str] = []
 
@@ -231,12 +232,12 @@ def test_who_hammers_the_tree_takes_his_turns_and_no_more(
         for thread in threads:
             thread.join(SECONDS)
         assert not problems
-        # A list and a read are a few requests each; what takes turns with the daemon is the requests.
+        # A list and a read are a few requests each, and requests are what the daemon takes in turn.
         assert reads >= stormed / len(done) / 3, (reads, stormed)
 
 
 def test_a_socket_where_others_could_put_one_is_refused(tmp_path: Path) -> None:
-    """With a message that says what is wrong, and without a mount left behind."""
+    """The message says what is wrong, and no mount is left behind."""
     public, place = tmp_path / "public", tmp_path / "mount"
     public.mkdir()
     public.chmod(0o1777)
@@ -250,7 +251,7 @@ def test_a_socket_where_others_could_put_one_is_refused(tmp_path: Path) -> None:
 
 
 def test_directories_that_one_user_has_open_are_bounded() -> None:
-    """ENFILE for a user from the 1025th directory on, until some are closed; others, and root, go on."""
+    """A user gets ENFILE from the 1025th directory on, until some are closed; others, and root, go on."""
     with mountpoint() as path, mounted(path) as mount:
         program = (
             "import os, resource, sys\n"

@@ -1,4 +1,4 @@
-"""The policy `lanes` at work: real programs on a software GPU that tell where their iterations end, and take turns."""
+"""The policy `lanes` at work: real programs on a software GPU that report the end of iterations, and take turns."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GMEM = 16 * MIB
 
 
 class JobProgram:
-    """A `lanes_job.py` that is running."""
+    """A running `lanes_job.py`."""
 
     def __init__(self, mount: Mounted, place: Path, name: str, iterations: int, kernel: int, *options: object) -> None:
         words = [mount.path, place, name, "--iterations", iterations, "--kernel", kernel, *options]
@@ -40,13 +40,13 @@ class JobProgram:
         """Microseconds of an iteration."""
         self.pid = self._process.pid
         self.name = f"{name}-{self.pid}"
-        """What the policy calls it."""
+        """Name that the policy gives it."""
         self.group = mount.group(self.pid)
         self.told: list[dict[str, Any]] = []
-        """All that it said."""
+        """All messages so far."""
 
     def next(self, seconds: float = SECONDS) -> dict[str, Any] | None:
-        """What it says next; None when it has ended."""
+        """Return its next message; None once it has ended."""
         assert self._process.stdout is not None
         while b"\n" not in self._buffer:
             assert select.select([self._process.stdout], [], [], seconds * SLOW)[0], f"{self.name}: {self.told[-3:]}"
@@ -59,25 +59,25 @@ class JobProgram:
         return self.told[-1]
 
     def until(self, key: str) -> dict[str, Any]:
-        """The next thing of that kind."""
+        """Return its next message of that kind."""
         while (one := self.next()) is not None:
             if key in one:
                 return one
         raise AssertionError(f"{self.name} ended: {self.told}")
 
     def step(self) -> None:
-        """Has an iteration that is held go on."""
+        """Let a held iteration go on."""
         assert self._process.stdin is not None
         self._process.stdin.write(b"\n")
         self._process.stdin.flush()
 
     def kill(self) -> None:
-        """SIGKILL, and waits for it to be reaped."""
+        """Kill it with SIGKILL, and reap it."""
         self._process.kill()
         self._process.wait()
 
     def close(self) -> None:
-        """Ends it, whatever it does."""
+        """End it, whatever it does."""
         self.kill()
         for stream in (self._process.stdin, self._process.stdout):
             assert stream is not None
@@ -85,7 +85,7 @@ class JobProgram:
                 stream.close()
 
     def read(self, name: str) -> int:
-        """The number in a control file."""
+        """Return the number in a control file."""
         return int((self.group / name).read_text())
 
     @property
@@ -94,7 +94,7 @@ class JobProgram:
 
 
 class Place:
-    """A tree with a policy `lanes` over it, and jobs."""
+    """A tree with the policy `lanes` over it, and jobs."""
 
     def __init__(self, mount: Mounted, directory: Path) -> None:
         self.mount = mount
@@ -103,7 +103,7 @@ class Place:
         self._jobs: list[JobProgram] = []
 
     def policy(self, order: str = "fifo", *lines: str) -> PolicyProgram:
-        """To be entered; it has said so when it is ready."""
+        """Return a policy, to be entered as a context, which returns once it is ready."""
         text = [f'socket = "{self.socket}"', f'order = "{order}"', "report = true", *lines]
         self.config.write_text("\n".join(text))
         return PolicyProgram(self.mount.path, "lanes", self.config)
@@ -125,17 +125,17 @@ def place(mount: Mounted, tmp_path: Path) -> Iterator[Place]:
 
 
 def arrived(policy: PolicyProgram, *jobs: JobProgram) -> None:
-    """Waits until they all have come, in whatever order."""
+    """Wait until all of them have come, in any order."""
     for _ in jobs:
         policy.until("arrive")
     assert {job.name for job in jobs} <= {one["job"] for one in policy.events if one["event"] == "arrive"}
 
 
-# Whose turn it is
+# Order of turns
 
 
 def test_shortest_remaining_time_first(place: Place) -> None:
-    """One that is held begins; the rest come meanwhile, and are frozen. Then the shorter goes before the longer."""
+    """A held job begins; the others come meanwhile, and are frozen. Then shorter ones run before longer ones."""
     with place.policy("srtf") as policy:
         long = place.job("long", 40, 10_000, "--held", 1, "--duration", 1000)
         assert long.until("begin")["done"] == 0
@@ -149,7 +149,7 @@ def test_shortest_remaining_time_first(place: Place) -> None:
         finished = [policy.until("finish") for _ in range(3)]
         assert [one["job"] for one in finished] == [short.name, middle.name, long.name]
         assert [one["iterations"] for one in finished] == [5, 20, 40]
-        # Iterations of one are together but for that which was held.
+        # Iterations of a job are together, except for the held one.
         switches = [(one["from"], one["to"]) for one in policy.events if one["event"] == "switch"]
         assert switches == [(long.name, short.name), (short.name, middle.name), (middle.name, long.name)]
         for job in (short, middle, long):
@@ -160,7 +160,7 @@ def test_shortest_remaining_time_first(place: Place) -> None:
 
 
 def test_fair(place: Place) -> None:
-    """The job that gets a turn is the one that has had the lane for the shortest time; and no two have it together."""
+    """The turn goes to the job that has had the lane for the shortest time; two never have it at once."""
     with place.policy("fair") as policy:
         jobs = [place.job("a", 10**6, 20_000, "--held", 1)]
         jobs[0].until("begin")
@@ -195,7 +195,7 @@ def test_one_after_the_other_without_an_order(place: Place) -> None:
 
 
 def test_two_lanes(place: Place) -> None:
-    """Two run at the same time, and the third waits."""
+    """Two jobs run at the same time, and the third waits."""
     with place.policy("pack", "lanes = 2") as policy:
         jobs = [place.job(name, 3, 2_000, "--held", 1) for name in "abc"]
         arrived(policy, *jobs)
@@ -214,7 +214,7 @@ def test_two_lanes(place: Place) -> None:
 
 
 def test_memory_goes_to_the_host_for_a_shorter_one(place: Place) -> None:
-    """And comes back; one that is too large for anything is told so."""
+    """And comes back; a job that fits nowhere is told so."""
     with place.policy("srtf", f"capacity = {GMEM + GMEM // 2}") as policy:
         long = place.job("long", 40, 5_000, "--held", 2, "--duration", 1000)
         long.until("begin")
@@ -236,12 +236,12 @@ def test_memory_goes_to_the_host_for_a_shorter_one(place: Place) -> None:
         assert (long.frozen, long.read("gmem.swap.current")) == (False, 0)
 
 
-# What goes, and how
+# Ends of jobs and policies
 
 
 @pytest.mark.parametrize("which", ["running", "waiting"])
 def test_a_job_that_is_killed(place: Place, which: str) -> None:
-    """In the middle of its iteration, or while it is frozen. A child of it that has the socket does not count."""
+    """In the middle of its iteration, or while it is frozen. A child with its socket does not count as the job."""
     with place.policy("srtf") as policy:
         first = place.job("first", 5, 5_000, "--held", 1, "--fork")
         first.until("begin")
@@ -257,11 +257,11 @@ def test_a_job_that_is_killed(place: Place, which: str) -> None:
             assert policy.until("finish") == {"event": "finish", "job": second.name, "iterations": 0, "ran_s": 0.0}
             first.step()
             first.until("left")
-            policy.until("finish", job=first.name)  # it has left, and its child has not
+            policy.until("finish", job=first.name)  # it has left, although its child has not
 
 
 def test_jobs_outlive_the_policy(place: Place) -> None:
-    """At its end it thaws all of them, and they go on alone. The next one takes them in again."""
+    """At its end the policy thaws all of them, and they go on alone. The next one takes them in again."""
     with place.policy("fair") as policy:
         one, other = (place.job(name, 1000, 2_000, "--held", 1000) for name in "ab")
         arrived(policy, one, other)
@@ -279,7 +279,7 @@ def test_jobs_outlive_the_policy(place: Place) -> None:
 
 
 def test_jobs_outlive_a_policy_that_is_killed(place: Place) -> None:
-    """Which leaves one frozen, and its socket. That one waits for the next policy, whatever it would do meanwhile."""
+    """It leaves a job frozen, and its socket. The job waits for the next policy, whatever it would do meanwhile."""
     with place.policy("fair") as policy:
         one, other = (place.job(name, 1000, 2_000, "--held", 1000) for name in "ab")
         arrived(policy, one, other)
@@ -296,11 +296,11 @@ def test_jobs_outlive_a_policy_that_is_killed(place: Place) -> None:
         arrived(policy, running)
 
 
-# Jobs that do not keep to the rules
+# Jobs that break the rules
 
 
 def test_strangers(place: Place) -> None:
-    """A job that says what means nothing is hung up on, and a job that runs meanwhile does not notice."""
+    """A job with an invalid message is dropped, and a running job does not notice."""
     hello = Announcement("x", 1, 1, 1).line()
     with place.policy("fair") as policy:
         job = place.job("job", 3, 2_000, "--held", 3)
@@ -323,7 +323,7 @@ def test_strangers(place: Place) -> None:
                 stranger.connect(os.fspath(place.socket))
                 with contextlib.suppress(BrokenPipeError):
                     stranger.sendall(said)
-                with contextlib.suppress(ConnectionResetError):  # it was hung up on before all of it was read
+                with contextlib.suppress(ConnectionResetError):  # dropped before all of it was read
                     assert stranger.recv(100) == b"", said
         job.step()
         assert job.until("end")["done"] == 1
@@ -338,7 +338,7 @@ def test_strangers(place: Place) -> None:
 
 
 def test_one_that_never_listens(place: Place) -> None:
-    """It says that iterations end and end, and reads nothing: at last it is hung up on, and another has its turn."""
+    """It reports one end of an iteration after another and reads nothing, so it is dropped, and another job runs."""
     with place.policy("fair") as policy, socket.socket(socket.AF_UNIX) as deaf:
         deaf.connect(os.fspath(place.socket))
         deaf.sendall(Announcement("deaf", 1, 1, 10**12).line())
@@ -351,7 +351,7 @@ def test_one_that_never_listens(place: Place) -> None:
 
 
 def test_a_directory_that_policies_share(place: Place) -> None:
-    """Two on one socket there are not; what is no socket is left alone."""
+    """Two policies never share one socket; a file that is no socket is left alone."""
     with place.policy():
         told = complaint("policy", "lanes", "--config", place.config, "--mount", place.mount.path, code=1)
         assert told == f"{place.socket}: another program listens there already"

@@ -1,4 +1,4 @@
-"""Slices that were made go with their cgroups: on a real mount, with real cgroups, over a kill and an upgrade."""
+"""Slices that were made go with their cgroups: on a real mount, with real cgroups, across a kill and an upgrade."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ MIB = 1 << 20
 SPAN = "not a time span: seconds, or as 10min, 1h 30min, 2d, infinity"
 
 CONTAINERS = 1000
-"""Cgroups that come and go."""
+"""Number of cgroups that come and go."""
 AT_ONCE = 50
-"""Of them that are there at a time."""
+"""Number of them that exist at a time."""
 
 
 @pytest.fixture
@@ -34,12 +34,12 @@ def pods() -> Iterator[Path]:
 
 
 def tree(mount: Mounted, path: Path) -> Path:
-    """The slice of a cgroup."""
+    """Return the slice of a cgroup."""
     return mount / "slice" / slice_path(path)
 
 
 def made(mount: Mounted) -> dict[str, str]:
-    """What became of each slice that was made, by the last part of its path."""
+    """Return the state of each slice that was made, by the last part of its path."""
     lines = (mount / "ggroup.slices").read_text().splitlines()
     return {line.rpartition("/")[2]: line.split()[0] for line in lines}
 
@@ -85,7 +85,7 @@ def test_a_thousand_cgroups_leave_nothing(mount: Mounted, pods: Path) -> None:
 
 
 def resident(pid: int) -> int:
-    """Bytes of memory that a process has."""
+    """Return the resident bytes of a process."""
     match = re.search(r"^VmRSS:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     assert match is not None
     return int(match[1]) << 10
@@ -93,7 +93,7 @@ def resident(pid: int) -> int:
 
 @pytest.mark.parametrize("how", ["kill", "upgrade"])
 def test_the_next_daemon_knows(tmp_path: Path, pods: Path, how: str) -> None:
-    """What was removed stays so, what was made ahead is not lost, and what went meanwhile goes."""
+    """Removed slices stay removed, slices made ahead are kept, and slices whose cgroup went meanwhile go."""
     names = ("awaited", "there", "went", "goes")
     with daemons(tmp_path) as start:
         mount = start()

@@ -1,4 +1,4 @@
-"""What Prometheus is told: the numbers of the control files, over HTTP, in a file and on standard output."""
+"""The metrics for Prometheus: the numbers of the control files, over HTTP, in a file and on standard output."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Samples = dict[str, list[tuple[dict[str, str], float]]]
 
 
 def samples(families: Iterable[Metric]) -> Samples:
-    """Labels and value of every sample, by its name."""
+    """Return labels and value of every sample, by name."""
     found: Samples = {}
     for family in families:
         for sample in family.samples:
@@ -48,17 +48,17 @@ def samples(families: Iterable[Metric]) -> Samples:
 
 
 def parsed(text: str) -> Samples:
-    """The same, of the text format."""
+    """Return the same for the text format."""
     return samples(text_string_to_metric_families(text))
 
 
 def told(mount: Mounted, *options: str) -> Samples:
-    """What the command prints."""
+    """Return what the command prints."""
     return parsed(ok("metrics", "--mount", mount.path, *options))
 
 
 def one(found: Samples, name: str, /, **labels: object) -> float:
-    """The value of the only sample of that name with those labels."""
+    """Return the value of the only sample of that name with those labels."""
     wanted = {key: str(value) for key, value in labels.items()}.items()
     (value,) = [value for has, value in found[name] if wanted <= has.items()]
     return value
@@ -66,7 +66,7 @@ def one(found: Samples, name: str, /, **labels: object) -> float:
 
 @contextlib.contextmanager
 def standing(mount: Mounted) -> Iterator[Tenant]:
-    """A tenant with something in each of its files, of which none changes any more."""
+    """A tenant with something in each of its files, none of which changes any more."""
     with Tenant(mount, "--gmem", "64M", "--report", "0.05") as tenant:
         tenant.write("gmem.limit.high", "32M")
         tenant.write("gmem.limit.low", "1M")
@@ -74,7 +74,7 @@ def standing(mount: Mounted) -> Iterator[Tenant]:
         tenant.write("compute.timeslice", "4.5")
         tenant.write("compute.weight", 70)
         tenant.write("compute.priority", 3)
-        tenant.write("compute.max", "60000 50000")  # which limits nothing: its counts stand
+        tenant.write("compute.max", "60000 50000")  # which limits nothing, so its counts stay
         tenant.write("compute.freeze", 1)
         os.kill(tenant.pid, signal.SIGSTOP)
         eventually(lambda: stat_of(tenant.pid)[0] == "T", "it stands")
@@ -85,7 +85,7 @@ BESIDES = (
     *("events_total", "frozen_seconds_total", "resident_byte_seconds_total", "since_seconds"),
     *("off_runlist", "off_runlist_gr"),
 )
-"""Metrics of a group that have a label more, go on while they are read, or are of several lines of a file."""
+"""Metrics of a group with a further label, with values that go on, or made of several lines of a file."""
 
 
 def test_a_process_has_the_numbers_of_its_files(mount: Mounted) -> None:
@@ -129,7 +129,7 @@ def test_a_process_has_the_numbers_of_its_files(mount: Mounted) -> None:
         }
         assert {name: one(found, f"ggroup_process_{name}", **who) for name in expected} == expected
         events = tenant.flat("gmem.events")
-        del events["over"]  # a state, and no count: over_limit
+        del events["over"]  # a state, not a count: over_limit
         assert events["reclaim"] > 0
         assert {e: one(found, "ggroup_process_events_total", event=e, **who) for e in events} == events
         reasons = {"freeze": 1, "turn": 0, "quota": 0, "busy": 0, "gang": 0, "migration": 0}
@@ -147,7 +147,7 @@ def test_a_process_has_the_numbers_of_its_files(mount: Mounted) -> None:
 
 
 def test_who_is_kept_off_the_runlist(mount: Mounted) -> None:
-    """Of two that fill what a third leaves: how often and how long, in seconds; the one of first priority is not."""
+    """Two programs fill what a third leaves: how often and how long each is off, in seconds; the third never is."""
     with (
         Tenant(mount, "--gmem", "1M") as first,
         Tenant(mount, "--gmem", "1M") as second,
@@ -170,7 +170,7 @@ def test_who_is_kept_off_the_runlist(mount: Mounted) -> None:
 
 
 def test_a_slice_has_its_own_and_what_was_ever_done_in_it(mount: Mounted) -> None:
-    """A counter, since it does not fall when a process leaves."""
+    """It is a counter, since it does not fall when a process leaves."""
     with cgroup("ggroupmetrics.slice") as place, standing(mount) as tenant:
         here = mount / slice_directory(slice_path(place)) / "0"
         enter(tenant.pid, place)
@@ -210,12 +210,12 @@ ORIGINS = (
     "/system.slice/trainer.service",
     "/user.slice/user-1000.slice/user@1000.service/app.slice/notebook.service",
 )
-"""A path of each kind that tells something."""
+"""A path of each meaningful kind."""
 
 
 @contextlib.contextmanager
 def made(mount: Mounted, paths: Iterable[str]) -> Iterator[None]:
-    """Slices for cgroups that there are none of, and those above them."""
+    """Make slices for cgroups that do not exist, and the slices above them."""
     levels = {level for path in paths for level in (Path(path), *Path(path).parents[:-1])}
     directories = sorted(mount / slice_directory(str(level)) for level in levels)
     for directory in directories:
@@ -226,7 +226,7 @@ def made(mount: Mounted, paths: Iterable[str]) -> Iterator[None]:
 
 
 def test_where_a_slice_comes_from(mount: Mounted) -> None:
-    """As its path tells, with all words, with some, and with none."""
+    """As its path tells, with all labels, with some, and with none."""
     with made(mount, ORIGINS):
         text = ok("metrics", "--mount", mount.path)
         assert promtool("metrics", text).stdout == ""
@@ -273,12 +273,12 @@ def test_a_gpu_and_what_serves(mount: Mounted) -> None:
         assert 0 < one(found, "ggroup_scrape_duration_seconds") < 60
 
 
-# Ways to be told
+# Ways of export
 
 
 @contextlib.contextmanager
 def served(mount: Path, address: str) -> Iterator[str]:
-    """`metrics --listen`; where it says that it is."""
+    """Run `metrics --listen`; yield the address that it prints."""
     words = [sys.executable, "-m", "ggroupfs", "metrics", "--mount", os.fspath(mount), "--listen", address]
     server = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert server.stdout is not None
@@ -294,7 +294,7 @@ def served(mount: Path, address: str) -> Iterator[str]:
 
 
 def get(url: str) -> tuple[str, str]:
-    """Content type and text of a page."""
+    """Return content type and text of a page."""
     with urllib.request.urlopen(url, timeout=SECONDS) as answer:
         return answer.headers["Content-Type"], answer.read().decode()
 
@@ -319,7 +319,7 @@ def test_over_http(mount: Mounted, address: str, start: str) -> None:
 
 
 def test_a_client_that_hangs_up_is_no_news(mount: Mounted) -> None:
-    """Nothing on standard error, which `served` demands, and the next one is answered."""
+    """Nothing comes on standard error, which `served` checks, and the next client is answered."""
     with served(mount.path, "127.0.0.1:0") as url:
         host, _, port = url.removeprefix("http://").removesuffix("/metrics").partition(":")
         for said in (b"", b"GET /met", b"nonsense\r\n\r\n", b"GET /metrics HTTP/1.0\r\n\r\n"):
@@ -331,7 +331,7 @@ def test_a_client_that_hangs_up_is_no_news(mount: Mounted) -> None:
 
 
 def test_over_http_while_the_tree_comes_and_goes(place: Path) -> None:
-    """The exporter outlives the mount, and says what is there."""
+    """The exporter outlives the mount, and exports what is there."""
     with served(place, "127.0.0.1:0") as url:
         assert parsed(get(url)[1])["ggroup_up"] == [({}, 0)]
         with mounted(place):
@@ -359,7 +359,7 @@ def counters(found: Samples) -> dict[tuple[str, frozenset[tuple[str, str]]], flo
 
 
 def test_no_counter_goes_back_over_an_upgrade(place: Path, tmp_path: Path) -> None:
-    """Of GPUs, slices and processes, after kernels, moves of memory and of a program, a freeze and a lost GPU."""
+    """Counters of GPUs, slices and processes, after kernels, moves of memory and a program, a freeze and a lost GPU."""
     with (
         mounted(place, "soft.gpus=2", f"soft.faults={tmp_path}", expect_errors=["GPU 0 is lost"]) as mount,
         subprocess.Popen(["sleep", "600"]) as still,
@@ -393,7 +393,7 @@ def test_no_counter_goes_back_over_an_upgrade(place: Path, tmp_path: Path) -> No
 
 
 def test_a_textfile_is_replaced_and_never_half_there(mount: Mounted, tmp_path: Path) -> None:
-    """A reader of the old one reads all of it; nothing else is left in the directory."""
+    """A reader of the old file reads all of it; nothing else is left in the directory."""
     file = tmp_path / "ggroup.prom"
     assert ok("metrics", "--mount", mount.path, "--textfile", file) == ""
     old = file.read_bytes()
@@ -410,7 +410,7 @@ def test_a_textfile_is_replaced_and_never_half_there(mount: Mounted, tmp_path: P
 
 
 def test_no_tree(place: Path, tmp_path: Path) -> None:
-    """What was asked for is written all the same, and says that nothing is up; the exit code says it too."""
+    """The output is written all the same, and says that nothing is up; so does the exit code."""
     result = ggroupfs("metrics", "--mount", place)
     assert (result.returncode, result.stderr.count("\n")) == (1, 1)
     assert parsed(result.stdout)["ggroup_up"] == [({}, 0)]
@@ -432,7 +432,7 @@ def test_a_port_that_is_taken(mount: Mounted) -> None:
 
 
 def promtool(what: str, text: str) -> subprocess.CompletedProcess[str]:
-    """`promtool check WHAT` of a text. It comes with Debian's package prometheus, of which nothing else is needed."""
+    """Run `promtool check WHAT` on a text. It comes with Debian's package prometheus, which only this needs."""
     program = shutil.which("promtool", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     assert program is not None, "promtool is not installed: it is in Debian's package prometheus"
     words = [program, "check", what, *(["/dev/stdin"] if what == "rules" else [])]
@@ -440,7 +440,7 @@ def promtool(what: str, text: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_it_needs_no_rights(mount: Mounted) -> None:
-    """Except to reach the program itself, which a test cannot ask for: so in this process, as an unprivileged user."""
+    """Except to reach the program itself, which a test cannot ask for: so the test runs as an unprivileged user."""
     with Tenant(mount, "--gmem", "16M") as tenant:
         child = os.fork()
         if not child:
@@ -455,7 +455,7 @@ def test_it_needs_no_rights(mount: Mounted) -> None:
 
 
 def test_in_another_pid_namespace(mount: Mounted) -> None:
-    """Its own /proc is about other processes: it tells the pids of the tree, and no names of others."""
+    """/proc there is about other processes: the pids are the tree's, and no names of other processes are reported."""
     with Tenant(mount, "--gmem", "16M") as tenant:
         words = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-m", "ggroupfs", "metrics"]
         result = subprocess.run(
@@ -468,7 +468,7 @@ def test_in_another_pid_namespace(mount: Mounted) -> None:
 
 
 def test_promtool_has_nothing_to_say(mount: Mounted) -> None:
-    """Names, units and types as Prometheus wants them."""
+    """Names, units and types follow Prometheus's conventions."""
     with cgroup("ggroupmetrics.slice") as place, Tenant(mount, "--gmem", "16M") as tenant:
         enter(tenant.pid, place)
         here = mount / slice_directory(slice_path(place))
@@ -480,7 +480,7 @@ def test_promtool_has_nothing_to_say(mount: Mounted) -> None:
 
 
 def test_the_operators_guide_names_metrics_that_there_are(mount: Mounted) -> None:
-    """The alert rules of the guide are rules, about metrics that there are."""
+    """The guide's alert rules are valid, and are about metrics that exist."""
     guide = (Path(__file__).resolve().parents[2] / "docs" / "operators.md").read_text()
     (rules,) = re.findall(r"^```\n(groups:\n.*?)^```", guide, re.DOTALL | re.MULTILINE)
     result = promtool("rules", rules)
@@ -490,7 +490,7 @@ def test_the_operators_guide_names_metrics_that_there_are(mount: Mounted) -> Non
         enter(tenant.pid, place)
         eventually((mount / slice_directory(slice_path(place))).exists, "its slice appears")
         found = set(told(mount))
-    there_are = {row.name + "_total" * row.counter for row in collector.ROWS} | {*BESIDES}  # other GPUs tell more
+    there_are = {row.name + "_total" * row.counter for row in collector.ROWS} | {*BESIDES}  # other GPUs export more
     found |= {sensors.TEMPERATURE, sensors.POWER}  # so do NVIDIA GPUs, over HTTP
     named = set(re.findall(r"\bggroup_[a-z_]+[a-z]\b", guide)) - {"ggroup_process", "ggroup_slice"}
     assert "ggroup_up" in named
@@ -502,11 +502,11 @@ def test_the_operators_guide_names_metrics_that_there_are(mount: Mounted) -> Non
     assert {name.removeprefix("ggroup_process_") for name in found if name.startswith("ggroup_process_")} < short
 
 
-# What can go wrong in a scrape
+# Failures during a scrape
 
 
 def test_a_process_that_exits_while_it_is_read_is_left_out(mount: Mounted, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is no error, and none of its metrics is there; the others are."""
+    """That is no error; none of its metrics is exported, and those of the others are."""
     with Tenant(mount, "--gmem", "16M") as leaving, Tenant(mount, "--gmem", "16M") as staying:
         path = leaving.group
         content, half_way = figures.content, collector.FILES[len(collector.FILES) // 2]
@@ -542,7 +542,7 @@ def test_a_group_that_cannot_be_read_is_counted(mount: Mounted, monkeypatch: pyt
 
 
 def test_a_tree_that_goes_while_it_is_read(mount: Mounted, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was found before is not told: half a tree would look like one in which everything stopped."""
+    """Nothing of what was read before is exported: half a tree would look as if everything had stopped."""
 
     def gone(_: Path) -> Iterator[Branch]:
         raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
@@ -554,7 +554,7 @@ def test_a_tree_that_goes_while_it_is_read(mount: Mounted, monkeypatch: pytest.M
 
 
 def test_one_scrape_at_a_time(mount: Mounted, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is stuck keeps the next ones from the tree; they wait, say that it is not up, and end."""
+    """A stuck scrape keeps the next ones from the tree; they wait, report that it is not up, and end."""
     monkeypatch.setattr(collector, "PATIENCE_S", 0.01)
     here = TreeCollector(mount.path)
     assert one(samples(here.collect()), "ggroup_up") == 1
@@ -577,7 +577,7 @@ with Device(sys.argv[1]) as device:
 
 
 def test_names_of_any_bytes(mount: Mounted) -> None:
-    """Quotes, backslashes and what is no UTF-8 in names of programs and cgroups break nothing, and are told apart."""
+    """Quotes, backslashes and invalid UTF-8 in names of programs and cgroups break nothing, and stay distinct."""
     with contextlib.ExitStack() as stack:
         above = stack.enter_context(cgroup("ggroupmetrics.slice"))
         names = [b'q"uo\\te', b"\xfe", b"\xff", b"7"]

@@ -1,4 +1,4 @@
-"""Real programs move between two software GPUs, back and forth, through a real mount."""
+"""Real programs that move between two software GPUs, back and forth, through a real mount."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def move(mount: Mounted, tenant: Tenant, where: int) -> None:
 
 
 def test_back_and_forth(two: Mounted) -> None:
-    """Twenty times, with a part of the memory in the host: every page is right, and all work is done in the end."""
+    """Twenty moves, with a part of the memory in the host: every page is right, and all work is done in the end."""
     with Tenant(two, "--gmem", "256M", "--touch", "64", "--kernel", "1ms", "--report", "0.05") as tenant:
         tenant.write("gmem.limit.high", "192M")
         tenant.write("compute.timeslice", 4)
@@ -49,7 +49,7 @@ def test_back_and_forth(two: Mounted) -> None:
 
 
 def test_neighbours_do_not_notice(two: Mounted) -> None:
-    """One on each GPU, and one that moves between them."""
+    """There is one neighbour on each GPU, and a program that moves between them."""
     options = ("--gmem", "128M", "--kernel", "1ms", "--report", "0.05")
     with Tenant(two, *options) as zero, Tenant(two, "--gpu", "1", *options) as one, Tenant(two, *options) as mover:
         one.group = two.group(one.pid, 1)

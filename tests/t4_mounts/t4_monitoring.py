@@ -1,4 +1,4 @@
-"""The dashboard and the rules: judged by promtool, against what a mounted tree with programs exports."""
+"""The dashboard and the rules, checked by promtool against the export of a mounted tree with programs."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ROOT / "packaging/monitoring"
 RULES, TESTS, DASHBOARD = (SHIPPED / name for name in ("rules.yml", "rules.test.yml", "dashboard.json"))
 NAME = re.compile(r"\bggroup_[a-z_]*[a-z]\b")
-"""Name of a metric, in an expression."""
+"""Name of a metric in an expression."""
 ALERT = re.compile(r"^  - alert: (\w+)$", re.MULTILINE)
 ALERT_OF_PAGE = re.compile(r"^  - alert: (\w+)", re.MULTILINE)
-"""One of the page for operators, where a comment follows."""
+"""An alert of the page for operators, which a comment follows."""
 SCRAPES = 10
-"""Scrapes that promtool is given, a minute apart."""
+"""Number of scrapes that promtool is given, a minute apart."""
 GROWTH = 3.0
-"""What each counter grows from one of them to the next."""
+"""Growth of each counter from one scrape to the next."""
 
 
 def promtool(*words: str | Path, text: str = "", cwd: Path = SHIPPED) -> str:
-    """Return what promtool says. AssertionError where it complains, or is not there (Debian's package prometheus)."""
+    """Return promtool's output. AssertionError where it complains or is missing (Debian's package prometheus)."""
     program = shutil.which("promtool", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     assert program is not None, "promtool is not installed: it is in Debian's package prometheus"
     result = subprocess.run([program, *words], input=text, cwd=cwd, capture_output=True, text=True, check=False)
@@ -48,7 +48,7 @@ def promtool(*words: str | Path, text: str = "", cwd: Path = SHIPPED) -> str:
 
 @contextlib.contextmanager
 def programs(mount: Mounted) -> Iterator[None]:
-    """Two programs in a slice: one that computes, with a part of its memory in the host, and one that is frozen."""
+    """Two programs in a slice: one computes, with a part of its memory in the host, and the other is frozen."""
     with cgroup("ggroupmonitoring.slice") as place, contextlib.ExitStack() as stack:
         for options in (("--gmem", "64M", *BUSY), ("--gmem", "16M", *BUSY)):
             tenant = stack.enter_context(Tenant(mount, *options))
@@ -62,7 +62,7 @@ def programs(mount: Mounted) -> Iterator[None]:
 
 
 def exported(mount: Mounted) -> dict[str, float]:
-    """Return the samples of an export, each by its series as Prometheus has them, with an `instance`."""
+    """Return the samples of an export by series as Prometheus names them, with an `instance`."""
     found = {}
     for family in text_string_to_metric_families(ok("metrics", "--mount", mount.path)):
         for sample in family.samples:
@@ -73,7 +73,7 @@ def exported(mount: Mounted) -> dict[str, float]:
 
 
 def series(samples: dict[str, float]) -> list[dict[str, str]]:
-    """Return them as promtool's input, a value a minute: counters grow, as they would."""
+    """Return the samples as promtool's input, a value a minute; counters grow as they would."""
     found = []
     for name, value in samples.items():
         number = "+Inf" if value == float("inf") else repr(value)
@@ -84,7 +84,7 @@ def series(samples: dict[str, float]) -> list[dict[str, str]]:
 
 
 def expressions() -> list[str]:
-    """Return every expression of the dashboard that is shipped, with its variables as Grafana fills them in."""
+    """Return every expression of the shipped dashboard, with its variables as Grafana fills them in."""
     shown = json.loads(DASHBOARD.read_text())
     found = [target["expr"] for panel in shown["panels"] for target in panel["targets"]]
     return [text.replace(INTERVAL, "4m").replace("$instance", ".*").replace("$gpu", ".*") for text in found]
@@ -95,7 +95,7 @@ def test_the_dashboard_that_is_shipped_is_that_of_the_code() -> None:
 
 
 def test_the_dashboard_is_one_that_grafana_takes() -> None:
-    """By the parts of Grafana's schema that it uses: places on the grid do not overlap, and all names are there."""
+    """It fits the parts of Grafana's schema that it uses: no overlaps on the grid, and all names are there."""
     shown = dashboard.dashboard()
     cells = set()
     for panel in shown["panels"]:
@@ -125,8 +125,8 @@ def test_every_alert_fires_in_a_test_of_its_own_and_rests_when_all_is_well() -> 
 
 
 def test_promtool_evaluates_all_of_it_on_what_a_tree_exports(mount: Mounted, tmp_path: Path) -> None:
-    """Each expression of the dashboard has a value, each rule is about metrics that there are, and both alerts that
-    are true of these programs fire."""
+    """Each expression of the dashboard has a value, each rule is about existing metrics, and both alerts that are true
+    of these programs fire."""
     with programs(mount):
         found = exported(mount)
     names = {name.partition("{")[0] for name in found}
@@ -168,12 +168,12 @@ def test_promtool_evaluates_all_of_it_on_what_a_tree_exports(mount: Mounted, tmp
         ],
     }
     file = tmp_path / "tree.test.yml"
-    file.write_text(json.dumps(test))  # which is YAML, too
+    file.write_text(json.dumps(test))  # JSON is YAML, too
     assert "SUCCESS" in promtool("test", "rules", file, cwd=tmp_path)
 
 
 def test_a_wrong_expression_is_found(mount: Mounted, tmp_path: Path) -> None:
-    """The test above can fail: a metric that is not exported has no value."""
+    """Proof that the test above can fail: a metric that is not exported has no value."""
     found = exported(mount)
     test = {
         "tests": [

@@ -1,4 +1,4 @@
-"""Names that users choose, on a real mount: a cgroup and a mountpoint may be called by any bytes."""
+"""Names that users choose, on a real mount: names of cgroups and mountpoints may be any bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.mounted import Mounted, Tenant, eventually, mounted, mountpoi
 
 MIB = 1 << 20
 ODD = os.fsdecode(b"a\x0bb\x0c\r\x1c\x1d\x1e \\040\xc2\x85\xe2\x80\xa8\xc2\xa0\xe3\x83\x86\x1b[31m\xff")
-"""Where Python's text has lines and blanks, and mountinfo's none; escapes; other scripts, and bytes of no script."""
+"""Name with line ends and blanks for Python's text but not for mountinfo, escapes, other scripts, and invalid bytes."""
 NAMES = (ODD, "x (deleted)", f"\v{ODD}")
 
 
@@ -26,7 +26,7 @@ def command(*words: str | os.PathLike[str]) -> subprocess.CompletedProcess[bytes
 
 
 def test_a_cgroup_is_called_as_somebody_likes(mount: Mounted) -> None:
-    """A process in it is taken to be in no other one, whose name is a part of that."""
+    """A process in it is not taken to be in another cgroup whose name is a part of its name."""
     with cgroup() as path, Tenant(mount, "--gmem", "64M") as tenant:
         above = mount / "slice" / slice_path(path)
         for count, name in enumerate(NAMES, 1):
@@ -45,7 +45,7 @@ def test_a_cgroup_is_called_as_somebody_likes(mount: Mounted) -> None:
             assert b"\x1b" not in done.stdout, "no terminal obeys a name"
             assert str(tenant.pid).encode() in done.stdout
         tenant.stop()
-    for name in NAMES:  # it goes with its cgroup, which may be sooner
+    for name in NAMES:  # the slice goes with its cgroup, which may be sooner
         eventually(lambda name=name: answer(lambda: os.rmdir(above / name)) in (None, "ENOENT"), "it is left by then")
 
 

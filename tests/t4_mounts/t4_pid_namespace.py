@@ -1,4 +1,4 @@
-"""Commands in another pid namespace than the daemon's, as in a container: no number is taken for another process."""
+"""Commands in another pid namespace than the daemon's, as in a container: no pid is taken for another process's."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ ELSEWHERE = "this is another pid namespace than that of the tree's daemon, and p
 
 
 def inside(script: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """A shell that is process 1 of a pid namespace, with a /proc of its own."""
+    """Run a shell as process 1 of a pid namespace, with a /proc of its own."""
     words = ["unshare", "--pid", "--fork", "--kill-child", *(options or ["--mount-proc"]), "sh", "-c", script]
     return subprocess.run(words, capture_output=True, text=True, check=False, timeout=6 * SECONDS * SLOW)
 
 
 def bearing(pid: int, command: str) -> str:
-    """A script that runs a command while a `sleep` there has that pid."""
+    """Return a script that runs a command while a `sleep` there has that pid."""
     take = f"echo {pid - 1} >/proc/sys/kernel/ns_last_pid; sleep 600 & [ $! = {pid} ] && break; kill $!"
     return f"while :; do {take}; done\n{command}"
 
@@ -46,7 +46,7 @@ def test_run_limits_itself_and_no_process_of_that_number(mount: Mounted) -> None
 
 
 def test_tables_name_no_process_that_they_do_not_know(mount: Mounted) -> None:
-    """One of that number is there; the figures are those of the tree."""
+    """Another process has that number there; the figures are those of the tree."""
     with Tenant(mount, "--gmem", "16M") as tenant:
         shown = inside(bearing(tenant.pid, f"{G} show --mount {mount.path} --json"))
         assert shown.stderr == f"ggroupfs: {ELSEWHERE}: names and slices of processes are not known\n"
@@ -58,7 +58,7 @@ def test_tables_name_no_process_that_they_do_not_know(mount: Mounted) -> None:
 
 
 def test_with_the_proc_of_the_host_names_are_known(mount: Mounted) -> None:
-    """As a container has it that was given that."""
+    """A container may have been given that /proc."""
     with cgroup("ggrouppidns.slice") as place, Tenant(mount, "--gmem", "16M") as tenant:
         enter(tenant.pid, place)
         shown = inside(f"{G} show --mount {mount.path} --json", "--mount")
@@ -87,14 +87,14 @@ def test_a_pid_on_the_command_line_is_refused_and_a_directory_is_not(mount: Moun
 
 
 def test_policies_do_not_begin_there(mount: Mounted, tmp_path: Path) -> None:
-    """They find the processes of slices by pids."""
+    """They find the processes of slices by pid."""
     (tmp_path / "empty").touch()
     done = inside(f"{G} policy dynamic --config {tmp_path}/empty --mount {mount.path}")
     assert (done.returncode, done.stderr) == (1, f"ggroupfs: policy: {ELSEWHERE}\n")
 
 
 def test_which_numbers_are_ours(tmp_path: Path) -> None:
-    """Those of a namespace where this process has the number that it has in our /proc; by the kernel's name of that."""
+    """Numbers of a namespace in which this process has the pid of our /proc, by the kernel's name of the namespace."""
     ours, link, facts = str(os.getpid()), tmp_path / "self", tmp_path / "ggroup.backend"
     facts.write_text("ledger soft\n")
     assert not has_our_pids(tmp_path), "the daemon does not see us"
@@ -118,7 +118,7 @@ def test_which_numbers_are_ours(tmp_path: Path) -> None:
 
 
 def test_a_daemon_with_the_proc_of_another_namespace_does_not_begin(tmp_path: Path) -> None:
-    """It would take the pids that the kernel says for other processes."""
+    """It would take the kernel's pids for other processes'."""
     done = inside(f"{G} mount -f --gpu soft {tmp_path}; echo $?", "--mount")
     assert (done.stdout, done.stderr) == (
         "1\n",
@@ -129,7 +129,7 @@ def test_a_daemon_with_the_proc_of_another_namespace_does_not_begin(tmp_path: Pa
 
 
 def test_in_a_container_with_the_tree_read_only(mount: Mounted) -> None:
-    """A plain user there limits a program and its children by the environment: the socket is all that it takes."""
+    """A plain user there limits a program and its children by the environment, for which the socket is enough."""
     child = f"{G} tenant --mount {mount.path} --gmem 64M --report 3600"
     program = f"{child} & p=$!; {child} & q=$!; read line; kill $p $q; wait"
     script = f"""

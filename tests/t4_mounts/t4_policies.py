@@ -1,4 +1,4 @@
-"""Policies over a real mount: the same object that the simulator runs, with real tenants for jobs."""
+"""Policies over a real mount: the very objects that the simulator runs, with real tenants as jobs."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_one_of_a_lane_runs_and_then_the_other(mount: Mounted, pair: tuple[Tenan
 
 
 def test_memory_goes_to_the_host_for_a_shorter_one(mount: Mounted, pair: tuple[Tenant, Tenant]) -> None:
-    """The GPU is taken to be as large as one of them, and so one makes room for the other."""
+    """The GPU is taken to be as large as one job, so one job makes room for the other."""
     platform = jobs(mount, pair)
     policy = Lanes(64 * MIB, Order.SRTF)
     carry_out(policy.job_arrive(Job("a", 64 * MIB, 0, 100 * SECOND)), platform)

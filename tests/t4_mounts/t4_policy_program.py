@@ -70,7 +70,7 @@ def module(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    """A configuration, empty."""
+    """An empty configuration."""
     file = tmp_path / "mine.toml"
     file.touch()
     return file
@@ -93,7 +93,7 @@ def test_a_policy_sets_and_takes_back(mount: Mounted, module: Path, config: Path
 def test_a_policy_of_a_module_and_what_systemd_hears(
     mount: Mounted, module: Path, config: Path, tmp_path: Path
 ) -> None:
-    """It waits for the process to come, and is ready when it is at work."""
+    """It waits for the process to come, and is ready once it is at work."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd, Tenant(mount, "--gmem", "64M") as tenant:
         systemd.bind(os.fspath(tmp_path / "notify"))
         systemd.settimeout(SECONDS * SLOW)
@@ -134,7 +134,7 @@ def test_what_is_complained_of(mount: Mounted, module: Path, config: Path, tmp_p
 
 
 def test_the_program_in_the_documentation(mount: Mounted, config: Path, tmp_path: Path) -> None:
-    """As the page has it, with another process and slice."""
+    """The program is the page's, with another process and slice."""
     code = section("Policies as programs", POLICIES / "writing.md").partition("```python\n")[2].partition("```")[0]
     (tmp_path / "documented.py").write_text(code)
     batch = mount / "slice" / "documented.slice"
@@ -158,21 +158,21 @@ async def _for_ever(watch: Watch) -> None:
 
 
 async def _freeze_and_thaw(group: Group) -> None:
-    """Again and again: who is to see it may not have begun to look at the first one."""
+    """Freeze and thaw repeatedly, since an observer may miss the first change."""
     while True:
         for value in (0, 1):
             await group.write("compute.freeze", value)
 
 
 def test_reading_needs_no_trio() -> None:
-    """A program of somebody's that uses the client need not have it."""
+    """A user's program with the client need not have it."""
     code = "import sys, ggroupfs.client as c; c.members; assert 'trio' not in sys.modules; c.Tree; assert trio_is_in()"
     code = "def trio_is_in(): return 'trio' in sys.modules\n" + code
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_all_of_the_client_is_on_the_page() -> None:
-    """Each name, and of what has a table of its own each field and method."""
+    """Every name, and every field and method of those with a table of their own."""
     tables = section("ggroupfs.client", POLICIES / "writing.md").split("\n\n")
     text = "\n".join(tables)
     for name in client.__all__:
@@ -208,7 +208,7 @@ def test_files_of_a_process(mount: Mounted) -> None:
 
 
 def test_events_one_after_the_other(mount: Mounted) -> None:
-    """None is missed between two waits, none is told of twice, and the end of the group is one."""
+    """None is missed between two waits, none is reported twice, and the end of the group is an event."""
 
     async def check(tenant: Tenant) -> None:
         group = Tree(mount.path).process(tenant.pid)
@@ -235,7 +235,7 @@ def test_events_one_after_the_other(mount: Mounted) -> None:
 
 
 def test_the_next_event_of_a_group(mount: Mounted) -> None:
-    """Those before the call are none of it; waiting for it can be given up, and leaves no descriptor behind."""
+    """Events before the call do not count; the wait can be cancelled, and leaves no descriptor behind."""
 
     async def check(tenant: Tenant) -> None:
         group = Tree(mount.path).process(tenant.pid)

@@ -1,4 +1,4 @@
-"""docs/rights.md, executed: every cell is tried, as the user it is about, and asked of the kernel's own cgroups too."""
+"""docs/rights.md, executed: every cell is tried as its user, and compared with the kernel's own cgroups."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ DIFFERENCES = {
     "unlink": "the control files of a slice are in a directory for each GPU, which is not the delegate's",
     "rename": "as unlink",
 }
-"""Operations of which some answers are not the kernel's, and why."""
+"""Operations with answers that differ from the kernel's, and why."""
 REFUSED = {("write", "compute.migrate"): "ENOTSUP"}
-"""What is answered to a user that may do it: there is no other GPU to move to."""
+"""Answers to a user that may do the operation: there is no other GPU to move to."""
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_every_cell(stage: Stage, mount: Mounted, who: str) -> None:
 def test_every_file_answers_as_the_one_that_stands_for_it(stage: Stage, mount: Mounted, who: str) -> None:
     said = {(o, p): row.answers[who] for row in ROWS for p in row.places for o in row.operations}
     files = {place: other for place, other in stage.like().items() if place not in FILES}
-    several = [name for mode, name in STAND_IN.items() if mode != 0o400]  # it stands for itself alone
+    several = [name for mode, name in STAND_IN.items() if mode != 0o400]  # which stands for itself alone
     stand = {f"{place}/{name}" for place in ("$P", "$S/0", "$S/part/0") for name in several}
     assert set(files.values()) == stand | {"$M/ggroup.backend"}
     found = stage.ask(who, [(operation, place) for place in files for operation in FILE])
@@ -88,7 +88,7 @@ def test_the_kernel_answers_the_same(stage: Stage, mount: Mounted, who: str) -> 
 
 
 def test_the_differences_are_there(stage: Stage, mount: Mounted) -> None:
-    """Once there is none, it need not be known why."""
+    """A difference that no longer exists must leave the list."""
     asked = [(operation, place) for operation, place in TRIED if place in KERNEL and operation in DIFFERENCES]
     found = set()
     for who in ("root", "delegate"):
@@ -103,7 +103,7 @@ def test_the_differences_are_there(stage: Stage, mount: Mounted) -> None:
 
 
 def test_a_private_mapping_is_what_the_file_said(mount: Mounted) -> None:
-    """Which the kernel's own files do not have: a shared one is the row of the page."""
+    """The kernel's own files have no such mapping; a shared one has a row on the page."""
     for name in ("ggroup.backend", "gpus/0/gmem.current"):
         with open(mount / name, "rb") as file:
             said = file.read()
@@ -112,11 +112,11 @@ def test_a_private_mapping_is_what_the_file_said(mount: Mounted) -> None:
                 assert not any(mapped[len(said) :])
 
 
-# What ends with the delegation
+# Rights that end with the delegation
 
 
 def can(who: Sequence[str], file: Path) -> bool:
-    """Whether a user may write a file."""
+    """Return whether a user may write a file."""
     return subprocess.run([*who, "sh", "-c", f": >> {file}"], stderr=subprocess.DEVNULL, check=False).returncode == 0
 
 
@@ -148,7 +148,7 @@ def test_a_delegate_leaves_no_door_open_to_what_is_taken_back(stage: Stage, moun
     stage.prepare()
     part = stage.slice / "part"
     file = part / "0" / "gmem.limit.high"
-    as_delegate("chown", str(DELEGATE), part)  # it is: so nothing changes
+    as_delegate("chown", str(DELEGATE), part)  # it already is, so nothing changes
     as_delegate("chown", str(DELEGATE), file)
     as_delegate("chmod", "0666", file)
     as_delegate("chmod", "0777", part)
@@ -229,7 +229,7 @@ def test_for_who_is_outside_of_the_daemons_pid_namespace_self_leads_nowhere(tmp_
     assert (outer.returncode, errors) == (0, "")
 
 
-# The page: it must be able to be wrong
+# The page: its test must be able to fail
 
 
 def test_rows_are_read() -> None:

@@ -1,4 +1,4 @@
-"""`ggroupfs run`: the program is in the tree with its limits before it does anything; and what programs listen with."""
+"""`ggroupfs run`: the program is in the tree with its limits before it does anything; and listeners for pressure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(mount: Path, *words: object, **environment: str) -> subprocess.Completed
 
 
 def test_the_limit_holds_from_the_first_allocation(mount: Mounted) -> None:
-    """The pid is the one that was started, and so is everything else of the process."""
+    """The pid is the one that was started, and the process is otherwise unchanged, too."""
     script = f"""if True:
         import os
         from backend.soft.client import Device
@@ -115,7 +115,7 @@ def test_nobody_is_left_in_the_tree(mount: Mounted) -> None:
     eventually(lambda: not mount.members(), "the directories are gone")
 
 
-# On NVIDIA GPUs the library goes along. A tree of plain files is enough to see that.
+# On NVIDIA GPUs the library is preloaded; a tree of plain files is enough to see that.
 
 
 @pytest.fixture
@@ -144,12 +144,12 @@ def test_without_the_library(nvidia_tree: Path) -> None:
     )
 
 
-# usermemfd, from a program's side
+# usermemfd, as a program sees it
 
 
 @contextlib.contextmanager
 def cache(mount: Mounted) -> Iterator[tuple[Device, list[range]]]:
-    """This process with 64 MiB on the GPU, as two allocations: what it works on, and a cache."""
+    """This process with 64 MiB on the GPU in two allocations: its working set, and a cache."""
     with Device(mount.path) as device:
         device.join()
         yield device, [device.alloc(32 * MIB), device.alloc(32 * MIB)]
@@ -177,9 +177,9 @@ with Device(mount) as device:
     held = {name: int((own / name).read_text()) for name in ("gmem.current", "gmem.swap.current")}
     print(json.dumps({"asked": asked, "lives": thread.is_alive(), **held}))
 """
-"""A program with memory that it works on, and a cache that it gives back from a thread."""
+"""A program with a working set, and a cache that it gives back from a thread."""
 TRIES = 9
-"""Programs of that kind, of which one at least is in time: on a busy machine 50 ms pass before one has a CPU."""
+"""Number of such programs, at least one of which must be in time: on a busy machine a CPU may take 50 ms to get."""
 
 
 def test_a_handler_in_a_thread_drops_its_cache_and_nothing_else_moves(mount: Mounted) -> None:

@@ -1,4 +1,4 @@
-"""docs/semantics.md, executed: one test a promise."""
+"""docs/semantics.md, executed: one test per promise."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.semantics import DocumentError, Stage, Statement
 
 PAGE = Path(__file__).parents[2] / "docs" / "semantics.md"
 LOSSES = ("GPU 1 is lost", "GPU 1 is back")
-"""What the daemon says when an example has the second GPU fall off the bus."""
+"""Log lines of the daemon when an example has the second GPU fall off the bus."""
 DOCUMENT = semantics.parse(PAGE.read_text())
 
 
@@ -41,7 +41,7 @@ def module_stage() -> Iterator[Stage]:
 
 @pytest.fixture
 def stage(module_stage: Stage) -> Iterator[Stage]:
-    """The tree, whose books and log are checked after the test, whatever came of that."""
+    """The tree, whose books and log are checked after each test, whatever its result."""
     yield module_stage
     module_stage.mount.check()
 
@@ -77,7 +77,7 @@ def test_every_error_of_the_table_is_in_an_example(name: str) -> None:
     assert any(words in line for s in DOCUMENT.statements for c in s.commands for line in c.output)
 
 
-# The runner itself: it must be able to fail
+# The runner itself, which must be able to fail
 
 
 def only(example: str) -> Statement:
@@ -107,7 +107,7 @@ def test_a_wrong_output_fails(stage: Stage, example: str) -> None:
 
 
 def test_what_the_daemon_complains_of_fails_one_test(stage: Stage) -> None:
-    """It is not held against the tests after that one, nor against the mount at its end."""
+    """It does not fail the tests after that one, nor the mount at its end."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.connect(os.fspath(socket_of(stage.mount.path)))
         connection.send(b"no message")

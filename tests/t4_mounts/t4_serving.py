@@ -1,4 +1,4 @@
-"""Who serves a tree is what the kernel says: root's commands signal and execute nothing because a file says so."""
+"""The daemon of a tree is the process that the kernel names; root's commands never trust a file on that."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.command import complaint
 from tests.support.mounted import SECONDS, SLOW, Mounted, mounted
 
 DEVICE = "0:99999"
-"""Of no mount."""
+"""Device number of no mount."""
 
 AS_NOBODY = "import socket, sys, time; s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)\n" + (
     "s.bind(sys.argv[1]); s.listen(); print(flush=True); time.sleep(600)"
@@ -36,7 +36,7 @@ AS_NOBODY = "import socket, sys, time; s = socket.socket(socket.AF_UNIX, socket.
 
 @contextlib.contextmanager
 def fuse_of(user: int, path: Path) -> Iterator[None]:
-    """A FUSE file system of our type that a user mounted, as fusermount3 does it, and that never answers."""
+    """Yield a FUSE file system of our type that a user mounted, as fusermount3 does it, and that never answers."""
     libc = ctypes.CDLL(None, use_errno=True)
     server = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -51,7 +51,7 @@ def fuse_of(user: int, path: Path) -> Iterator[None]:
 
 
 def test_a_tree_that_a_user_mounted_is_not_even_asked(tmp_path: Path) -> None:
-    """It would keep its reader waiting, or say the pid of another process and the journal of another tree."""
+    """It would keep its reader waiting, or report the pid of another process and the journal of another tree."""
     with fuse_of(1000, tmp_path):
         assert os.fspath(tmp_path) in trees()
         assert os.fspath(tmp_path) not in thaw.roots(trees())
@@ -77,7 +77,7 @@ def test_the_trees_of_root(mount: Mounted) -> None:
 
 @contextlib.contextmanager
 def says(monkeypatch: pytest.MonkeyPatch, facts: Mapping[str, object]) -> Iterator[None]:
-    """A tree of root's says that."""
+    """Have a tree of root's report these facts."""
     with monkeypatch.context() as patch:
         patch.setattr(serving, "facts_of", lambda mountpoint: {key: str(value) for key, value in facts.items()})
         patch.setattr(serving, "is_trusted", lambda device: True)
@@ -85,7 +85,7 @@ def says(monkeypatch: pytest.MonkeyPatch, facts: Mapping[str, object]) -> Iterat
 
 
 def why(device: str = DEVICE) -> str:
-    """Why nobody is taken for the daemon of a tree."""
+    """Return why no process is taken for the daemon of a tree."""
     with pytest.raises(serving.Unknown) as caught, serving.daemon_of("/nowhere", device):
         pass
     return str(caught.value)
@@ -120,7 +120,7 @@ def test_another_user_who_listens(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextlib.contextmanager
 def daemon(path: Path, answer: Message | bytes | None) -> Iterator[None]:
-    """This process listens there, and gives that answer to the first question."""
+    """Have this process listen there, and give that answer to the first question."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(os.fspath(path))
         listener.listen()
@@ -144,7 +144,7 @@ def daemon(path: Path, answer: Message | bytes | None) -> Iterator[None]:
 
 
 NONE = 9999
-"""No option of a socket."""
+"""A socket option that does not exist."""
 
 ASKED = Message(Op.TREE, 1)
 ANSWERS = [
@@ -156,12 +156,12 @@ ANSWERS = [
     ("no message", b"x", True, False),
     ("a question", ASKED, True, False),
 ]
-"""What is answered, and whether that is the daemon where the tree says the same pid, and where it says another."""
+"""Answers, and whether each is accepted from the daemon where the tree says the same pid, and where it says another."""
 
 
 @pytest.mark.parametrize("case", ANSWERS, ids=[name for name, *_ in ANSWERS])
 def test_what_it_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: tuple[object, ...]) -> None:
-    """A daemon from before there was the question is one if tree and kernel say the same pid of root's process."""
+    """A daemon that is too old for the question is accepted if tree and kernel name the same process of root's."""
     _, answer, same, other = case
     if answer is None:
         monkeypatch.setattr(serving, "ANSWER_S", 0.05)
@@ -179,7 +179,7 @@ def test_what_it_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: 
 
 @pytest.mark.parametrize("option", [peers.SO_PEERPIDFD, NONE], ids=["SO_PEERPIDFD", "before Linux 6.5"])
 def test_a_pidfd_of_who_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: int) -> None:
-    """... and of none, once it is gone, though the socket is open in another process."""
+    """Once the listener is gone there is none, even if another process has the socket open."""
     monkeypatch.setattr(peers, "SO_PEERPIDFD", option)
     path = tmp_path / "s"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -190,7 +190,7 @@ def test_a_pidfd_of_who_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         signal.pause()
     with listener, contextlib.ExitStack() as stack:
         connection = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-        while connection.connect_ex(os.fspath(path)):  # until it listens
+        while connection.connect_ex(os.fspath(path)):  # wait until it listens
             select.select([], [], [], 0.001)
         pidfd = peers.pidfd_of_peer(connection)
         stack.callback(os.close, pidfd)
@@ -221,8 +221,8 @@ cd {place}/tree; grep '^pid ' ggroup.backend; cd /
 
 
 def test_a_daemon_of_another_pid_namespace(tmp_path: Path) -> None:
-    """It says 1, which is another process here: upgraded and ended is the daemon. (In a pid namespace of its own: there
-    process 1 ignores what it would be told.) One that it does not see is limited by no number."""
+    """It says 1, which is another process here, and still the daemon itself is upgraded and ended. (In a pid namespace
+    of its own, since process 1 of ours ignores signals.) A daemon that is not visible is addressed by no number."""
     script = IN_THERE.format(python=sys.executable, place=tmp_path)
     words = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", script]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=6 * SECONDS * SLOW)
@@ -234,7 +234,7 @@ def test_a_daemon_of_another_pid_namespace(tmp_path: Path) -> None:
 
 
 def test_a_dead_daemon_is_no_other_process(tmp_path: Path) -> None:
-    """Its tree is taken away, and nobody is signalled for it."""
+    """Its tree is unmounted, and no process is signalled for it."""
     with mounted(tmp_path, expect_errors=["(killed)"]) as mount:
         mount.daemon.kill()
         mount.daemon.wait()

@@ -1,4 +1,4 @@
-"""`ggroupfs set` and `ggroupfs show --tree`: what is said on the command line, and what the tree has then."""
+"""`ggroupfs set` and `ggroupfs show --tree`: words of the command line, and their effect on the tree."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def tenant(mount: Mounted) -> Iterator[Tenant]:
-    """One with 64 MiB."""
+    """A tenant with 64 MiB."""
     with Tenant(mount, "--gmem", "64M", "--report", "0.1") as tenant:
         yield tenant
 
@@ -62,7 +62,7 @@ def test_a_control_by_its_name_or_as_a_property(
 
 
 def test_several_at_once_in_their_order(mount: Mounted, tenant: Tenant) -> None:
-    """The other way round the limit would not hold: EBUSY."""
+    """In the other order the limit would not hold: EBUSY."""
     ok("set", "--mount", mount.path, tenant.pid, "gmem.limit.high=16M", "gmem.swap.max=48M")
     assert (tenant.number("gmem.current"), tenant.number("gmem.swap.max")) == (16 * MIB, 48 * MIB)
 
@@ -82,7 +82,7 @@ def test_a_slice_whose_name_is_that_of_a_gpu(mount: Mounted, made: Path) -> None
 
 
 def test_a_slice_whose_name_is_a_digit_of_another_script(mount: Mounted, made: Path) -> None:
-    """A path is no GPU's, above it or by its directory."""
+    """Neither such a path, nor a directory above a GPU's, is taken for a GPU."""
     (made / "²").mkdir()
     ok("set", "--mount", mount.path, "settest.slice", "GMemHigh=1G")
     ok("set", "--mount", mount.path, made / "²", "GMemHigh=512M")
@@ -99,7 +99,7 @@ def test_a_process_by_its_directory_wherever_one_is(mount: Mounted, tenant: Tena
 
 
 def test_one_gpu_or_all(tmp_path: Path) -> None:
-    """A percentage is one of each GPU's own memory."""
+    """A percentage is of each GPU's own memory."""
     with mounted(tmp_path, "soft.gpus=2", "soft.gmem=1G") as mount:
         made = mount / "slice/settest.slice"
         made.mkdir()
@@ -148,7 +148,7 @@ def test_what_the_tree_refuses_is_one_line_and_exit_code_1(
         ("PID GMemMiddle=8G", "set: GMemMiddle: there is no such control"),
         ("a/../b GMemHigh=8G", "set: 'a/../b' is no pid, no cgroup and no directory of MOUNT"),
         ("MOUNT/gpus/0 GMemHigh=8G", "set: MOUNT/gpus/0 is no process and no slice"),
-        # What is right is not written either while something else of it is wrong.
+        # Valid settings are not written either while another one is invalid.
         ("PID gmem.limit.high=16M GMemLow=much", "set: GMemLow=much: not a size"),
     ],
 )
@@ -170,7 +170,7 @@ def test_without_the_right(mount: Mounted, tenant: Tenant) -> None:
 
 
 def test_show_tree(mount: Mounted) -> None:
-    """Each process in its slice, with what they use and what holds for them."""
+    """Each process stands in its slice, with use and limits."""
     with cgroup("treetest.slice") as path:
         with Tenant(mount, "--gmem", "64M") as inside, Tenant(mount, "--gmem", "32M") as outside:
             enter(inside.pid, path)
@@ -202,7 +202,7 @@ def test_show_tree(mount: Mounted) -> None:
 
 
 def remove(*directories: Path) -> bool:
-    """rmdir, in this order; OSError while a process is in one."""
+    """Remove directories, in this order; OSError while a process is in one."""
     for directory in directories:
         if directory.exists():
             directory.rmdir()

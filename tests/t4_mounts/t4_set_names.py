@@ -1,4 +1,4 @@
-"""`ggroupfs set` of what is not there yet, and of units of systemd by their names."""
+"""`ggroupfs set` of groups that do not exist yet, and of systemd's units by name."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.support.mounted import Mounted, eventually
 
 GIB = 1 << 30
 OURS = f"settest{os.getpid()}"
-"""Beginning of the names of cgroups at the top: tests of several processes run at once."""
+"""Prefix of cgroup names at the top: several test processes run at once."""
 
 
 @contextlib.contextmanager
 def cgroups(*paths: str) -> Iterator[None]:
-    """Cgroups at those paths, and those above them, without a process."""
+    """Make cgroups at those paths, and those above them, without a process."""
     made: list[Path] = []
     try:
         for path in paths:
@@ -42,7 +42,7 @@ def cgroups(*paths: str) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def clean(mount: Mounted) -> Iterator[None]:
-    """Leaves no slice in the tree that a test made. One of a cgroup that was there goes by itself meanwhile."""
+    """Remove all slices of the tree that a test made. A slice whose cgroup existed goes by itself meanwhile."""
     yield
     for place, _, _ in os.walk(mount / "slice", topdown=False):
         name = os.path.basename(place)
@@ -56,15 +56,15 @@ def high(mount: Mounted, path: str, gpu: int = 0) -> str:
 
 
 def slices(mount: Mounted) -> list[str]:
-    """Those at the top."""
+    """Return the slices at the top."""
     return sorted(os.listdir(mount / "slice"))
 
 
-# What is not there yet
+# Groups that do not exist yet
 
 
 def test_a_slice_for_a_cgroup_that_is_there_is_made(mount: Mounted) -> None:
-    """With those above it, and without a word."""
+    """With the slices above it, and without output."""
     path = f"/{OURS}.slice/job/step"
     with cgroups(path):
         assert ok("set", "--mount", mount.path, path, "GMemHigh=1G") == ""
@@ -76,10 +76,10 @@ def test_a_slice_for_a_cgroup_that_is_there_is_made(mount: Mounted) -> None:
 @pytest.mark.parametrize(
     "word",
     [f"{OURS}.slice", f"/{OURS}.slice", f"MOUNT/slice/{OURS}.slice", f"MOUNT/slice/{OURS}.slice/0"],
-    ids=["name", "cgroup", "directory", "GPU"],  # not by our pid: workers are to collect the same
+    ids=["name", "cgroup", "directory", "GPU"],  # without our pid: workers must collect the same ids
 )
 def test_a_slice_for_a_cgroup_that_is_to_come_is_made_and_told(mount: Mounted, word: str) -> None:
-    """The name may be misspelt. A second time there is nothing to tell."""
+    """The name may be misspelt. The second time there is nothing to report."""
     words = ("set", "--mount", mount.path, word.replace("MOUNT", str(mount.path)), "GMemHigh=1G")
     result = ggroupfs(*words)
     told = f"ggroupfs: set: /{OURS}.slice: made ahead: there is no such cgroup yet\n"
@@ -94,7 +94,7 @@ def test_a_slice_whose_name_is_that_of_a_gpu_is_made(mount: Mounted) -> None:
 
 
 def test_a_process_that_is_on_no_gpu_yet(mount: Mounted) -> None:
-    """Its directory is made as `mkdir` makes it, and stays until it ends."""
+    """Its directory is made as by `mkdir`, and stays until the process ends."""
     pid = os.getpid()
     ok("set", "--mount", mount.path, pid, "GMemHigh=1G")
     assert (mount.group(pid) / "gmem.limit.high").read_text() == f"{GIB}\n"
@@ -111,7 +111,7 @@ def test_a_process_that_is_on_no_gpu_yet(mount: Mounted) -> None:
     ids=["value", "key", "refused"],
 )
 def test_what_was_made_for_nothing_goes_again(mount: Mounted, setting: str, code: int, line: str) -> None:
-    """All that was made, where nothing could be written."""
+    """If no setting could be written, everything that was made is removed."""
     said = complaint("set", "--mount", mount.path, f"/{OURS}.slice/job", setting, code=code)
     assert said.startswith(line)
     assert slices(mount) == []
@@ -129,7 +129,7 @@ def test_without_the_right_to_make_it(mount: Mounted) -> None:
 
 
 def test_a_delegate_makes_what_is_below_its_own_and_is_told_of_bounds(mount: Mounted) -> None:
-    """32 levels at most; what was made on the way there goes again."""
+    """At most 32 levels; levels that were made on the way are removed again."""
     own = mount / f"slice/{OURS}"
     own.mkdir()
     os.chown(own, 65534, 65534)
@@ -141,7 +141,7 @@ def test_a_delegate_makes_what_is_below_its_own_and_is_told_of_bounds(mount: Mou
     assert sorted(os.listdir(own)) == ["0", "job"]
 
 
-# Units by their names
+# Units by name
 
 
 def test_a_slice_of_systemd_is_where_its_name_says(mount: Mounted) -> None:
@@ -152,7 +152,7 @@ def test_a_slice_of_systemd_is_where_its_name_says(mount: Mounted) -> None:
 
 
 def test_a_cgroup_at_the_top_that_is_called_like_a_slice_below(mount: Mounted) -> None:
-    """As another program than systemd may call it: it is meant while it is there and that of systemd is not."""
+    """Another program than systemd may use such a name: it is meant while it exists and systemd's does not."""
     with cgroups(f"/{OURS}-gpu.slice"):
         ok("set", "--mount", mount.path, f"{OURS}-gpu.slice", "GMemHigh=1G")
         ok("set", "--mount", mount.path, f"/{OURS}-gpu.slice", "GMemLow=1G")
@@ -166,7 +166,7 @@ def test_a_cgroup_at_the_top_that_is_called_like_a_slice_below(mount: Mounted) -
 
 
 def test_a_service_is_found_in_the_cgroup_hierarchy(mount: Mounted) -> None:
-    """Below slices alone: what is below a service is none of the system manager's."""
+    """Only below slices: cgroups below a service are not the system manager's."""
     place = f"/{OURS}.slice/{OURS}-a.slice/{OURS}.service"
     with cgroups(place, f"/{OURS}.slice/{OURS}-b.slice/x.service/{OURS}.service", f"/{OURS}/{OURS}.service"):
         ok("set", "--mount", mount.path, f"{OURS}.service", "GMemHigh=1G")
@@ -188,7 +188,7 @@ def test_a_service_that_is_not_known(mount: Mounted) -> None:
 
 @pytest.mark.skipif(shutil.which("dbus-daemon") is None, reason="there is no dbus-daemon")
 def test_a_service_is_where_systemd_says(mount: Mounted, tmp_path: Path) -> None:
-    """One that runs, by an alias; one that is to be started, which systemd loads for that; and none that it lacks."""
+    """A running unit, by an alias; one that is to start, which systemd loads; and none that systemd lacks."""
 
     async def asked() -> None:
         systemd = await open_systemd(address)
@@ -220,7 +220,7 @@ def test_a_bus_without_systemd_is_as_none(mount: Mounted, tmp_path: Path) -> Non
     assert "is not known here" in result.stderr
 
 
-# What can match nothing
+# Names that can match nothing
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_a_bus_without_systemd_is_as_none(mount: Mounted, tmp_path: Path) -> Non
     ],
 )
 def test_what_can_match_nothing_is_refused(mount: Mounted, word: str, line: str) -> None:
-    """With what is likely to be meant; nothing is made."""
+    """The refusal suggests what was probably meant; nothing is made."""
     word = word.replace("MOUNT", str(mount.path))
     for words in (("GMemHigh=1G",), ("--reset",)):
         said = complaint("set", "--mount", mount.path, word, *words, code=2)

@@ -1,4 +1,4 @@
-"""Slices on a real mount: real cgroups, hierarchy, moving, and giving a subtree to somebody."""
+"""Slices on a real mount: real cgroups, hierarchy, moves, and delegation of a subtree."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def slice_dir(mount: Mounted, path: Path, gpu: int = 0) -> Path:
 
 
 def put(mount: Mounted, tenant: Tenant, path: Path) -> None:
-    """Moves a tenant to a cgroup and waits for the tree to follow."""
+    """Move a tenant to a cgroup and wait for the tree to follow."""
     enter(tenant.pid, path)
     eventually(lambda: (slice_dir(mount, path) / "compute.events").exists(), "its slice appears")
 
@@ -153,7 +153,7 @@ def test_children_do_not_escape_by_fork(mount: Mounted, batch: Path) -> None:
 
 
 def as_nobody(script: str) -> int:
-    """Exit code of a shell that has no rights."""
+    """Run a shell without rights; return its exit code."""
     words = ["setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups", "sh", "-c", script]
     return subprocess.run(words, stderr=subprocess.DEVNULL, check=False).returncode
 

@@ -1,4 +1,4 @@
-"""`ggroupfs policy slo` over a real mount: from reports of programs to weights and priorities, and back in the end."""
+"""`ggroupfs policy slo` over a real mount: programs' reports become weights and priorities, until the policy's end."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ OPTIONS = ("--gmem", "0", *BUSY)
 
 
 class Reporter:
-    """Says what the latency of a group is, again and again, until told otherwise."""
+    """Reports the latency of a group again and again, until stopped."""
 
     def __init__(self, path: Path, group: str | None = "a") -> None:
         self.seconds = 0.03
-        """What it says."""
+        """Latency that it reports, in seconds."""
         self._latencies = Latencies(group, path)
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -78,7 +78,7 @@ class Reporter:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """The socket."""
+    """Path of the socket."""
     return tmp_path / "slo.sock"
 
 
@@ -97,12 +97,12 @@ def configured(pair: tuple[Tenant, Tenant], path: Path, tmp_path: Path) -> Path:
 
 
 def quota_of(mount: Mounted, tenant: Tenant) -> str:
-    """What its compute.max says."""
+    """Return the content of its compute.max."""
     return (mount.group(tenant.pid) / "compute.max").read_text().strip()
 
 
 def places(pair: Sequence[Tenant]) -> list[tuple[int, int]]:
-    """Weights and priorities."""
+    """Return weights and priorities."""
     return [(one.number("compute.weight"), one.number("compute.priority")) for one in pair]
 
 
@@ -134,7 +134,7 @@ def test_shares_rise_and_fall_and_are_taken_back(
 
 
 def test_shares_as_quotas(mount: Mounted, pair: tuple[Tenant, Tenant], configured: Path, path: Path) -> None:
-    """Ceilings rise and fall, also of one that is alone; weights stay what they are."""
+    """Ceilings rise and fall, also that of a program alone; weights stay as they are."""
     critical, batch = pair
     critical.write("compute.max", "max 50000")
     configured.write_text(f'lever = "quota"\nperiod = "20ms"\n{configured.read_text()}')
@@ -202,13 +202,13 @@ pid = {batch}
 
 
 def test_a_server_has_its_latency_kept(mount: Mounted, tmp_path: Path, path: Path) -> None:
-    """It computes for 20 ms, and is to answer within 35, beside a program that always has work. It reports by itself,
-    and nothing told it which group it is. With the fifth of the GPU that it begins with it would take some 100 ms."""
+    """It computes for 20 ms and is to answer within 35, beside a program that always has work. It reports by itself,
+    without being told its group. With the initial fifth of the GPU it would take some 100 ms."""
     with ended("-c", SERVER, mount.path, path) as server, Tenant(mount, *OPTIONS) as batch:
         assert server.stdout is not None
 
         def latency(count: int) -> float:
-            """The mean of its next requests, seconds."""
+            """Return the mean latency of its next requests, in seconds."""
             return sum(float(server.stdout.readline()) for _ in range(count)) / count
 
         latency(1)
@@ -247,8 +247,8 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
 
 @pytest.mark.parametrize("who", ["neighbour", "itself", "none has room", "nobody"])
 def test_where_no_share_helps_somebody_is_moved(two: Mounted, tmp_path: Path, path: Path, who: str) -> None:
-    """The server may have three tenths, and is not within its bound with that. So its neighbour of best effort goes; or
-    the server does, where there is no room for the neighbour. What was written is taken back, wherever they are."""
+    """The server may have three tenths, and misses its bound with that. So its best-effort neighbour is moved, or the
+    server where there is no room for the neighbour. All settings are taken back, wherever they are."""
     memory = "600M" if who == "itself" else "64M"
     with (
         Tenant(two, "--gpu", "1", "--gmem", "1000M" if who == "none has room" else "500M", "--depth", "0"),
@@ -288,7 +288,7 @@ def test_where_no_share_helps_somebody_is_moved(two: Mounted, tmp_path: Path, pa
 
 
 def test_a_slice_that_was_moved_has_nothing_left_behind(two: Mounted, tmp_path: Path, path: Path) -> None:
-    """Its weight is its own on the GPU that it left, at once, and on the other one in the end."""
+    """On the GPU that it left, its own weight is back at once, and on the other one in the end."""
     with (
         cgroup("ggroupslo.slice") as batch,
         ended("-c", SERVER, two.path, path) as server,
@@ -312,7 +312,7 @@ def test_a_slice_that_was_moved_has_nothing_left_behind(two: Mounted, tmp_path: 
 
 
 def one_line(policy: subprocess.Popen[str]) -> str:
-    """What it says on standard error, up to a semicolon."""
+    """Return its output on standard error, up to a semicolon."""
     assert policy.stderr is not None
     return policy.stderr.readline().removeprefix("ggroupfs: ").strip().partition(";")[0]
 
@@ -326,7 +326,7 @@ def test_what_somebody_else_wrote_stays(
 
 
 def test_groups_that_come_and_go(mount: Mounted, pair: tuple[Tenant, Tenant], tmp_path: Path, path: Path) -> None:
-    """One that comes has its share, one that goes leaves it to the others; the policy goes on."""
+    """A newcomer gets its share, one that goes leaves it to the others; the policy goes on."""
     file = tmp_path / "slo.toml"
     with Tenant(mount, *OPTIONS) as third:
         text = CONFIG.format(socket=path, critical=pair[0].pid, batch=pair[1].pid)
@@ -347,7 +347,7 @@ def test_groups_that_come_and_go(mount: Mounted, pair: tuple[Tenant, Tenant], tm
 
 @contextlib.contextmanager
 def ended(*words: object) -> Iterator[subprocess.Popen[str]]:
-    """A program, killed in the end."""
+    """Run a program, which is killed in the end."""
     command = [sys.executable, *map(str, words)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
         try:
@@ -358,7 +358,7 @@ def ended(*words: object) -> Iterator[subprocess.Popen[str]]:
 
 @contextlib.contextmanager
 def policy_in(mount: Mounted, config: Path) -> Iterator[subprocess.Popen[str]]:
-    """The policy, at work, which may say something on standard error."""
+    """Run the policy, which may write to standard error."""
     with ended("-m", "ggroupfs", "policy", "slo", "--config", config, "--mount", mount.path) as policy:
         assert policy.stdout is not None
         assert [json.loads(policy.stdout.readline())["event"] for _ in range(2)] == ["share", "ready"]
@@ -366,7 +366,7 @@ def policy_in(mount: Mounted, config: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def until(policy: subprocess.Popen[str], event: str, share: float | None = None) -> dict[str, Any]:
-    """Its next event of that name, and with that share."""
+    """Return its next event of that name, and with that share."""
     assert policy.stdout is not None
     for line in policy.stdout:
         told: dict[str, Any] = json.loads(line)
@@ -376,7 +376,7 @@ def until(policy: subprocess.Popen[str], event: str, share: float | None = None)
 
 
 def reporting(path: str, user: str, seconds: float) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
-    """A program of a user (by default ours) that reports a latency for group a."""
+    """Run a program of a user (by default ours) that reports a latency for group a."""
     return ended("-c", REPORT, path, user, seconds)
 
 
@@ -405,7 +405,7 @@ BAD = [
 
 
 def test_bad_reports_do_nothing(mount: Mounted, pair: tuple[Tenant, Tenant], configured: Path, path: Path) -> None:
-    """Each is dropped, and what comes after it is heard. One line in the log says so."""
+    """Each is dropped, and the next valid one is accepted. One line in the log says so."""
     with policy_in(mount, configured) as policy:
         assert policy.stdout is not None
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
@@ -451,7 +451,7 @@ NOBODY = 65534
 def test_another_user_speaks_for_nobody_but_himself(
     mount: Mounted, pair: tuple[Tenant, Tenant], configured: Path, tmp_path: Path
 ) -> None:
-    """What a user says of the group of another is not heard, and what its own user says is."""
+    """A user's report on another user's group is dropped, and the group's own user is heard."""
     with tempfile.TemporaryDirectory() as directory:
         os.chmod(directory, 0o755)
         path = f"{directory}/slo.sock"
@@ -472,7 +472,7 @@ def test_another_user_speaks_for_nobody_but_himself(
 
 
 def test_a_group_is_known_by_who_is_in_it(tmp_path: Path, spawn: Callable[..., subprocess.Popen[bytes]]) -> None:
-    """Without a name: by the pid, or by the cgroup, whatever user it is; and never by what that says."""
+    """Without a name: by the pid, or by the cgroup, for any user; and never by a claim in the report."""
     me, other = os.getpid(), spawn().pid
     intervals = {name: Interval(Statistic("mean")) for name in ("process", "here", "elsewhere")}
     here = cgroup_of(me)
@@ -504,7 +504,7 @@ def test_a_group_is_known_by_who_is_in_it(tmp_path: Path, spawn: Callable[..., s
 
 
 def test_reports_need_no_policy(tmp_path: Path) -> None:
-    """Where none receives, and where none reads what it receives: nothing is raised, and nothing waits."""
+    """Where none listens, or one does not read: nothing is raised, and nothing waits."""
     latencies = Latencies("a", tmp_path / "slo.sock")
     for _ in range(1000):
         latencies.report(0.1)

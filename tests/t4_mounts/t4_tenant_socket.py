@@ -1,4 +1,4 @@
-"""Hostile and unlucky programs at the software GPU's socket, crowds at the tree: errors for them, and for no other."""
+"""Hostile and unlucky programs at the software GPU's socket, and crowds at the tree: only they get errors."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from tests.support.tenant_socket import MIB, Raw, descriptors, status
 U64 = (1 << 64) - 1
 
 DROPPED = "not a message"
-"""What the daemon says of a program that sends something that is none."""
+"""Words of the log about a program that sends an invalid message."""
 
 Prepare = Callable[["Raw"], tuple[int, ...]]
 
 
 @pytest.fixture(scope="module")
 def hostile_mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
-    """A mount whose daemon is expected to complain of garbage, and of nothing else."""
+    """A mount whose daemon is expected to log invalid messages, and nothing else."""
     with mounted(tmp_path_factory.mktemp("ggroup"), expect_errors=[DROPPED]) as mount:
         yield mount
 
 
 @pytest.fixture
 def victim(hostile_mount: Mounted) -> Iterator[Tenant]:
-    """A program that works, and must not notice anything."""
+    """A program at work that must not notice anything."""
     try:
         with Tenant(hostile_mount, "--gmem", "64M", "--kernel", "1ms", "--report", "0.02") as tenant:
             yield tenant
@@ -55,7 +55,7 @@ def victim(hostile_mount: Mounted) -> Iterator[Tenant]:
 
 @pytest.mark.parametrize("size", [1, 4, 63, 65, 4096, 100_000])
 def test_what_is_not_a_message_closes_the_connection(hostile_mount: Mounted, victim: Tenant, size: int) -> None:
-    """One line names the process."""
+    """The log has one line, which names the process."""
     lines = len(hostile_mount.errors)
     with Raw(hostile_mount).hello() as raw:
         raw.socket.sendall(os.urandom(size))
@@ -95,7 +95,7 @@ def test_without_a_greeting(
         raw.hello()
 
 
-# The first two stand for the numbers of its own TSG and of the first of its own 32 pages. TSG 1 was another program's.
+# The first two stand for its own TSG and the first of its own 32 pages. TSG 1 is another program's.
 TSG, PAGE, FOREIGN_TSG, FOREIGN_PAGE = -1, -2, 1, 1 << 40
 QUEUE = SoftConfig().queue
 
@@ -140,7 +140,7 @@ AFTER_JOIN = [
 def test_a_hostile_request_is_refused(
     hostile_mount: Mounted, victim: Tenant, words: tuple[int, ...], code: int
 ) -> None:
-    """Its errno, on a connection that works before and after; it reaches nothing that is another's."""
+    """The errno of each, on a connection that works before and after; nothing of another program is reached."""
     with Raw(hostile_mount).hello() as raw:
         tsg, page = grown(raw)
         own = {TSG: tsg, PAGE: page}
@@ -153,7 +153,7 @@ def test_a_hostile_request_is_refused(
 
 
 def grown(raw: Raw) -> tuple[int, int]:
-    """A context and 32 pages that hold 5, 6, ...; the numbers of its TSG and of its first page."""
+    """Make a context and 32 pages that hold 5, 6, ...; return the numbers of its TSG and of its first page."""
     joined, held = raw.ask(Op.JOIN, 1), raw.ask(Op.ALLOC, 64 * MIB)
     assert isinstance(joined, tuple)
     assert isinstance(held, tuple)
@@ -174,7 +174,7 @@ def test_contexts_are_bounded(hostile_mount: Mounted, victim: Tenant) -> None:
 
 
 def test_as_much_as_may_be_is_taken(hostile_mount: Mounted, victim: Tenant) -> None:
-    """What is one more is refused: see above."""
+    """One more is refused: see above."""
     with Raw(hostile_mount).hello() as raw:
         joined = raw.ask(Op.JOIN, CHANNELS)
         assert isinstance(joined, tuple)
@@ -194,14 +194,14 @@ def test_random_messages(hostile_mount: Mounted, victim: Tenant) -> None:
             op = rng.choice([*Op, 0, 4, 31, 99, rng.getrandbits(32)])
             words = [rng.choice([*interesting, tsg, page, rng.getrandbits(64)]) for _ in range(5)]
             if op == Op.LAUNCH:
-                words[2] = rng.choice([0, 1, U64])  # no minutes of work
+                words[2] = rng.choice([0, 1, U64])  # not minutes of work
             how = {"flags": rng.choice([0] * 9 + [1]), "gpu": rng.choice([0] * 9 + [7])}
             answer = raw.ask(op, *words, **how, status=rng.choice([0, 0, -5, 5]))
             assert isinstance(answer, tuple) or answer in errno.errorcode
 
 
 def test_a_program_that_never_reads(hostile_mount: Mounted, victim: Tenant) -> None:
-    """It asks and launches until nothing goes through any more; others go on. Then it reads, and has all answers."""
+    """It asks and launches until nothing goes through any more; others go on. Then it reads, and gets all answers."""
     with Raw(hostile_mount).hello() as raw:
         joined = raw.ask(Op.JOIN, 1)
         assert isinstance(joined, tuple)
@@ -225,7 +225,7 @@ def test_a_program_that_never_reads(hostile_mount: Mounted, victim: Tenant) -> N
 
 
 def test_a_program_that_never_reads_and_dies(hostile_mount: Mounted, victim: Tenant) -> None:
-    """Stuck in both directions and then gone: no line in the log, nothing held."""
+    """It is stuck in both directions and then gone: no line in the log, nothing is kept."""
     program = (
         "import sys, time; from pathlib import Path; from backend.door.wire import Op\n"
         "from tests.support.tenant_socket import Raw\n"
@@ -257,20 +257,20 @@ def test_connections_that_come_and_go_leave_no_descriptor(hostile_mount: Mounted
             if index % 4 > 1:
                 grown(raw)
             if index % 4 > 2:
-                raw.send(Op.ALLOC, 64 * MIB)  # and is gone before the answer
+                raw.send(Op.ALLOC, 64 * MIB)  # it is gone before the answer
     eventually(lambda: descriptors(hostile_mount) <= before + 1, "descriptors are given back")  # + our own pidfd
-    # We have no contexts any more, but we live: so our directory stays, and is empty.
+    # This process has no contexts any more but lives, so its directory stays, and is empty.
     group = hostile_mount.group(os.getpid())
     eventually(lambda: (group / "gmem.current").read_text() == "0\n", "memory is given back")
     assert "tsgs 0\n" in (group / "gcgroup.stat").read_text()
 
 
 def test_a_crowd(tmp_path: Path) -> None:
-    """200 clients read, write and list while tenants come and go: descriptors, threads and memory stay as they were."""
+    """200 clients read, write and list while tenants come and go: descriptors, threads and memory stay the same."""
     with mounted(tmp_path) as mount:
         for _ in range(2):
             crowd(mount, 1.5)  # caches, threads and arenas are as large as they get
-        with Tenant(mount) as tenant:  # on a busy machine none may have been seen to go: the kernel is told by a thread
+        with Tenant(mount) as tenant:  # a busy machine may have seen none go: a thread tells the kernel
             (tenant.group / "gmem.current").read_text()
         eventually(lambda: not mount.members(), "all tenants are gone")
         start = {"fds": descriptors(mount), "threads": status(mount, "Threads"), "kB": status(mount, "VmRSS")}
@@ -285,13 +285,13 @@ def test_a_crowd(tmp_path: Path) -> None:
 
 
 def crowd(mount: Mounted, seconds: float) -> None:
-    """200 threads at the tree, three tenants at a time; whatever they get is an errno that the tree has."""
+    """Run 200 threads at the tree with three tenants at a time; every error must be an errno that the tree has."""
     until = time.monotonic() + seconds
     problems: list[str] = []
     fine = {errno.ENOENT, errno.ENODEV, errno.EAGAIN, errno.EBUSY, errno.EINVAL, errno.EEXIST, errno.EPERM}
 
     def put(file: Path, value: str) -> None:
-        """Without O_CREAT: where the file went just before, that is ENOENT, as for any reader."""
+        """Write without O_CREAT: a file that has just gone is ENOENT, as for any reader."""
         with open(os.open(file, os.O_WRONLY), "w") as opened:
             opened.write(value)
 

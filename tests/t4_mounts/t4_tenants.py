@@ -1,4 +1,4 @@
-"""Two real tenants on a real mount: what echo does to them."""
+"""Two real tenants on a real mount: the effect of echo on them."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def pair(mount: Mounted) -> Iterator[tuple[Tenant, Tenant]]:
 
 
 TRIES = 6
-"""So often is a rate measured on a machine that is busy, over a longer while each time."""
+"""Number of measurements of a rate on a busy machine, each over a longer time."""
 
 
 def rates(tenants: tuple[Tenant, Tenant], seconds: float, name: str = "finished") -> list[float]:
-    """What both did over the same while, a second, by that number in gcgroup.stat.
+    """Return the rates of both over the same time, per second, by that number in gcgroup.stat.
 
     The engine is exact, however late it is looked at. But two files are not read in one instant: where that takes more
-    than a fiftieth of the while, it was too short for this machine.
+    than a fiftieth of the time, the time was too short for this machine.
     """
     for _ in range(TRIES):
         begin, since, before = _look(tenants, name)
@@ -45,7 +45,7 @@ def rates(tenants: tuple[Tenant, Tenant], seconds: float, name: str = "finished"
 
 
 def _look(tenants: tuple[Tenant, Tenant], name: str) -> tuple[float, float, list[int]]:
-    """When it began and when it was at its end, and the numbers."""
+    """Return when the look began and ended, and the numbers."""
     began = time.monotonic()
     found = [tenant.flat("gcgroup.stat")[name] for tenant in tenants]
     return began, time.monotonic(), found

@@ -1,4 +1,4 @@
-"""Files that configure slices, on a real mount with real cgroups; and `ggroupfs run` with somebody who is systemd."""
+"""Files that configure slices, on a real mount with real cgroups; and `ggroupfs run` with a double of systemd."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def place() -> Iterator[Path]:
 
 
 def tenant_in(mount: Mounted, path: Path) -> subprocess.Popen[str]:
-    """A program that is in a cgroup from the start, and takes 64 MiB."""
+    """Start a program that is in a cgroup from the start, and takes 64 MiB."""
     words = [sys.executable, "-m", "ggroupfs", "tenant", "--mount", os.fspath(mount.path), "--gmem", "64M"]
     return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, preexec_fn=lambda: enter(os.getpid(), path))
 
@@ -99,14 +99,14 @@ def test_hangup_has_the_files_read_again(place: Path, slices_d: Path) -> None:
 
 
 def test_a_hangup_without_files(place: Path) -> None:
-    """It means nothing, and ends nothing."""
+    """It does nothing, and ends nothing."""
     with mounted(place, "units=no") as mount:
         mount.daemon.send_signal(signal.SIGHUP)
         assert facts(mount)["units"] == "no"
 
 
 def test_without_jeepney_or_a_bus(place: Path, slices_d: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where there is no systemd, in silence."""
+    """As where there is no systemd, without a message."""
     with mounted(place, f"bus=unix:path={tmp_path}/none", f"slices.d={slices_d}") as mount:
         assert facts(mount)["units"] == "slices.d"
     (tmp_path / "jeepney.py").write_text("raise ImportError('not here')\n")
@@ -160,12 +160,12 @@ class SystemdThread:
         self._thread.join(SECONDS)
 
     def do(self, call: Any, *arguments: object) -> None:
-        """Has it do something."""
+        """Call a method of it in its thread."""
         trio.from_thread.run(call, *arguments, trio_token=self._token)
 
 
 def test_units_of_systemd(place: Path, slices_d: Path, tmp_path: Path) -> None:
-    """A service that is active is in the tree from the first moment on, as is one that is started, and goes with it."""
+    """An active service is in the tree from the first moment on, a started one too, and both go with their units."""
     path = tmp_path / "x.service"
     path.write_text("[Service]\n[X-GGroup]\nGMemHigh=512M\nComputeTimeSlice=1ms\n")
     units = {"x.service": Unit([path], "/system.slice/x.service")}
@@ -188,7 +188,7 @@ def test_units_of_systemd(place: Path, slices_d: Path, tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def command(mount: Mounted, address: str, *words: str, under: Sequence[str] = ()) -> Iterator[subprocess.Popen[str]]:
-    """`ggroupfs run` on a machine that systemd runs."""
+    """Run `ggroupfs run` on a machine that systemd runs."""
     script = (
         "import sys, pathlib, ggroupfs.mounts; ggroupfs.mounts.SYSTEMD = pathlib.Path('/')\n"
         "from ggroupfs.cli import main; sys.exit(main())"
@@ -205,7 +205,7 @@ def command(mount: Mounted, address: str, *words: str, under: Sequence[str] = ()
 
 
 def test_run_in_a_slice_is_a_scope_of_systemd(place: Path, tmp_path: Path) -> None:
-    """The process is in it before it goes on, as systemd-run has it."""
+    """The process is in the scope before it goes on, as with systemd-run."""
     with bus(tmp_path) as address, SystemdThread(address, {}) as systemd, cgroup("batch.slice") as path:
         asked: dict[str, Any] = {}
 

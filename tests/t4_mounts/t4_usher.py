@@ -1,6 +1,6 @@
-"""The option `usher` of a mount, with real cgroups: a program that starts in a frozen slice waits to open a file.
+"""The option `usher` of a mount, with real cgroups: a program that starts in a frozen slice waits as it opens a file.
 
-An ordinary file stands for CUDA's library.
+An ordinary file stands in for CUDA's library.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.support.mounted import SECONDS, SLOW, Mounted, alive, daemons, eventu
 from tests.support.proc import children_of
 
 SOON_S = 0.3
-"""Seconds in which what waits is seen to do so."""
+"""Seconds within which a waiting program is seen to wait."""
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def place() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def starting(cgroup: Path, library: Path, *before: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A program that goes to a cgroup, and then opens the library; it says so."""
+    """Run a program that enters a cgroup, then opens the library, and says so."""
     program = f'echo $$ > {cgroup}/cgroup.procs; echo there; exec 3< "$1"; echo opened; exec sleep 600'
     words = [*before, "sh", "-c", program, "sh", os.fspath(library)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, bufsize=0) as process:
@@ -72,12 +72,12 @@ def waiting(mount: Mounted) -> int:
 
 
 def ushers(mount: Mounted) -> list[int]:
-    """The processes of a daemon that are one."""
+    """Return the ushers among a daemon's processes."""
     return children_of(int(facts_of(mount.path)["pid"]), b"backend.process.ushering")
 
 
 def test_it_waits_from_the_freeze_to_the_thaw(tmp_path: Path, library: Path, place: Path) -> None:
-    """What was written returned: there is no moment in between."""
+    """It waits from the moment that the write returns."""
     with mountpoint() as path, mounted(path, f"usher={library}") as mount:
         for _ in range(20):
             freeze(mount, place, 1)
@@ -101,7 +101,7 @@ def test_one_below_and_one_that_is_moved_out(library: Path, place: Path) -> None
 
 
 def test_one_that_has_a_mount_namespace(library: Path, place: Path, tmp_path: Path) -> None:
-    """As in a container: the library has another name there."""
+    """As in a container, the library has another name there."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_bytes(b"")
     binds = ("unshare", "-m", "sh", "-c", f'mount --bind {library} {elsewhere} && exec "$@"', "sh")
@@ -123,7 +123,7 @@ def test_only_where_it_is_frozen_on_every_gpu(library: Path, place: Path) -> Non
 
 
 def test_a_container_can_be_stopped_meanwhile(library: Path, place: Path) -> None:
-    """By the cgroup's own freezer, and killed in it."""
+    """By the cgroup's own freezer, and it can be killed while stopped."""
     with mountpoint() as path, mounted(path, f"usher={library}") as mount:
         freeze(mount, place, 1)
         with starting(place, library) as process:
@@ -134,7 +134,7 @@ def test_a_container_can_be_stopped_meanwhile(library: Path, place: Path) -> Non
 
 
 def test_its_cgroup_can_be_frozen_meanwhile(library: Path, place: Path) -> None:
-    """Which the kernel is done with once no thread of it waits. It runs no further by that."""
+    """The kernel completes that freeze once no thread of it waits. The program runs no further meanwhile."""
     with mountpoint() as path, mounted(path, f"usher={library}") as mount:
         freeze(mount, place, 1)
         with starting(place, library) as process:
@@ -146,7 +146,7 @@ def test_its_cgroup_can_be_frozen_meanwhile(library: Path, place: Path) -> None:
 
 
 def test_a_file_of_a_tree_is_not_marked(place: Path) -> None:
-    """Nor one of any other filesystem that a program serves (FUSE), which may wait itself."""
+    """Nor is a file of any other filesystem that a program serves (FUSE), which may itself wait."""
     with (
         mountpoint() as path,
         mountpoint() as other,

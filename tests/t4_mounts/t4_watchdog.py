@@ -1,4 +1,4 @@
-"""What systemd hears of a real daemon, from READY=1 to STOPPING=1; and that the tree feeds it, not a clock."""
+"""Messages of a real daemon to systemd, from READY=1 to STOPPING=1; the watchdog is fed by the tree, not by a clock."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ PERIOD_S = 3.0 * SLOW
 
 @attrs.define
 class Fed:
-    """A daemon in the foreground, of a service with a watchdog."""
+    """A daemon in the foreground, run by a service with a watchdog."""
 
     place: Path
-    """Where it mounts."""
+    """Mountpoint."""
     process: subprocess.Popen[str]
-    """The daemon."""
+    """Process of the daemon."""
     systemd: socket.socket
-    """What it tells."""
+    """Socket that receives its messages."""
 
     def says(self) -> str:
-        """The next that it tells."""
+        """Return its next message."""
         return self.systemd.recv(4096).decode()
 
 
 @pytest.fixture
 def fed(tmp_path: Path) -> Iterator[Fed]:
-    """Whatever becomes of the daemon, nothing is mounted in the end."""
+    """A daemon; nothing is mounted in the end, whatever becomes of it."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd, mountpoint() as place:
         systemd.bind(os.fspath(tmp_path / "notify"))
         systemd.settimeout(SECONDS * SLOW)
@@ -77,7 +77,7 @@ def test_from_ready_to_stopping(fed: Fed) -> None:
 
 
 def test_the_mount_is_what_feeds_it(fed: Fed) -> None:
-    """Unmounted lazily under the daemon, which runs on as a file of the tree is open: it is not fed any more."""
+    """The tree is unmounted lazily under the daemon, which runs on because a file is open: it is not fed any more."""
     while fed.says() != "WATCHDOG=1":
         pass
     with open(fed.place / "ggroup.backend") as kept:

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * bench [ROUNDS]: what the calls of a tenant cost, as multiples of getpid(), three levels deep.
+ * bench [ROUNDS]: the cost of a tenant's calls, as multiples of getpid(), three levels deep.
  *
- * Rounds of the one and of the other take turns, and the median of the ratios counts: so neither
- * the machine nor whoever else runs on it matters.
+ * Rounds of a call and of getpid() take turns, and the median of the ratios counts, so that neither the machine nor
+ * other programs on it matter.
  */
 
 #include "program.h"
 
-#define CALLS	250	/* in a round of each: shorter than what a busy host takes away at a time */
+#define CALLS	250	/* in a round of each, which is shorter than a busy host's preemptions */
 #define THREADS	2
 #define UUID	"GPU-bench"
 
@@ -39,7 +39,7 @@ static void round_getpid(const struct bench *bench)
 		syscall(SYS_getpid);
 }
 
-/* What any two ioctls cost, before they come to anything: the floor. */
+/* The floor: the cost of any two ioctls that do nothing. */
 static void round_nothing(const struct bench *bench)
 {
 	for (int i = 0; i < 2 * CALLS; i++)
@@ -107,7 +107,7 @@ static void *in_thread(void *data)
 	return NULL;
 }
 
-/* The same in several threads at once: the time until the last is done. */
+/* The same in several threads at once: return the time until the last one is done. */
 static u64 timed_together(void (*round)(const struct bench *), const struct bench *bench)
 {
 	pthread_barrier_t barrier;
@@ -140,7 +140,7 @@ static double ratio(void (*round)(const struct bench *), const struct bench *ben
 {
 	double *ratios = calloc(rounds, sizeof(*ratios)), median;
 
-	measure(round, bench);	/* nothing is cold */
+	measure(round, bench);	/* warm up */
 	for (int i = 0; i < rounds; i++) {
 		double base = measure(round_getpid, bench);
 

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * faults [NAME]: every allocation that the module makes for a call fails once. For each kind of call and
- * n = 1, 2, ... the n-th thing that can fail in it is made to (/proc/thread-self/fail-nth, see
- * Documentation/fault-injection), until nothing is left to fail. A call that fails must have
- * changed nothing, and the next one must work.
+ * n = 1, 2, ... the nth thing that can fail in it is made to fail (/proc/thread-self/fail-nth, see
+ * Documentation/fault-injection), until nothing is left to fail. A call that fails must have changed nothing, and the
+ * next one must work.
  *
- * The slab allocator has pages of its own to allocate, now and then, and does with less if it must:
- * so the pages that can fail had better be left out where only what is allocated from it counts.
+ * The slab allocator itself allocates pages now and then, and does with less if it must: so pages had better be
+ * excluded from failing where only slab objects count.
  */
 
 #include "program.h"
 
 #define UUID	"GPU-faults"
-#define MOST	300	/* more that can fail than any call has */
+#define MOST	300	/* more than can fail in any call */
 
 static int control, tenant, extra, nth;
 static u64 root, slice, other, process, last;
@@ -26,10 +26,10 @@ struct operation {
 	int (*run)(void);	/* 0, or a negated errno */
 	void (*undo)(int err);
 	bool allocates;
-	bool gives;	/* what it gives comes after what it did: EFAULT comes too late */
+	bool gives;	/* it returns its result after it has acted: EFAULT comes too late */
 };
 
-/* What there is: every group of the GPU, with its books */
+/* A snapshot: every group of the GPU, with its books */
 struct snapshot {
 	unsigned int count;
 	struct ggroup_books books[16];
@@ -101,7 +101,7 @@ static void undo_add(int err)
 	struct snapshot now;
 
 	look(&now);
-	/* Ids only grow: it is the greatest, and not one that was there before. */
+	/* Ids only grow: the new one is the greatest, and was not there before. */
 	last = now.books[now.count - 1].id;
 	if ((!err || err == -EFAULT) && last > process && last > other &&
 	    call(control, GGROUP_IOC_REMOVE, &(struct ggroup_id) { last }))
@@ -350,7 +350,7 @@ static const struct operation operations[] = {
 	{ "note", run_note, nothing, false, false },
 	{ "set_timeslice", run_timeslice, nothing, false, false },
 	{ "detach", run_detach, undo_detach, false, false },
-	/* Who is asked first may have given before the second could not be asked. */
+	/* The first program may have given before the second could not be asked. */
 	{ "reclaim", run_reclaim, nothing, true, true },
 	{ "forget", run_forget, undo_forget, false, false },
 };
@@ -366,7 +366,7 @@ static void inject(unsigned int which)
 		die("cannot inject");
 }
 
-/* Whether it was injected; off again. */
+/* Return whether the fault was injected; switch injection off. */
 static bool injected(void)
 {
 	char text[16] = "";

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * fuzz SECONDS [SEED]: everything that can be asked of /dev/ggroup, and much that cannot, by several
- * processes of root and of uid 65534, which are killed in the middle of it. The kernel's log says
- * whether that was right; this says how much of it was reached, and that the module still works.
+ * fuzz SECONDS [SEED]: everything that can be asked of /dev/ggroup, and much that cannot, by several processes of root
+ * and of uid 65534, which are killed in the middle of it. The kernel's log says whether that was right; this program
+ * reports how much was reached, and that the module still works.
  *
- * The workers never clean up: they live for a moment and are killed with everything that they hold,
- * whatever they wait for. The supervisor sees to it that there are never too many groups, and the
- * first process that nothing lasts for ever.
+ * The workers never clean up: they live for a moment and are killed with everything that they hold, whatever they wait
+ * for. The supervisor makes sure that there are never too many groups, and the first process that nothing lasts for
+ * ever.
  */
 
 #include <grp.h>
@@ -24,7 +24,7 @@
 #define PETS		8
 #define GRACE_S		90
 #define NOBODY		65534
-#define USES		32		/* processes whose next use is said in one call */
+#define USES		32		/* processes whose next use one call reports */
 
 static const struct {
 	const char *name;
@@ -40,23 +40,23 @@ static const struct {
 
 #define KINDS	ARRAY_SIZE(ioctls)
 
-/* What all processes see. Nothing here is locked: what is read may be half of one thing and half of another. */
+/* Seen by all processes. Nothing here is locked: a reader may get half of one thing and half of another. */
 static struct shared {
-	u64 ids[IDS];		/* some that there are, or were */
-	u64 processes[IDS / 4];	/* ... of processes */
+	u64 ids[IDS];		/* some ids that exist, or existed */
+	u64 processes[IDS / 4];	/* some ids of processes */
 	u64 roots[GPUS];
 	struct {
 		s32 pid;
 		u64 start;
-	} people[2 * PETS];	/* the first half of them come and go */
-	u64 groups;		/* added since the supervisor forgot them all */
+	} people[2 * PETS];	/* the first half come and go */
+	u64 groups;		/* added since the supervisor last forgot all */
 	u64 ok[KINDS], refused[KINDS];
 	u64 reads, writes, maps, forks, commands, answers;
 } *shared;
 
-/* One worker's; its threads share it, and get in each other's way */
+/* Files of one worker; its threads share them, and disturb each other */
 static int files[FILES];
-static u8 *guarded;		/* a page, and after it one that is not there */
+static u8 *guarded;		/* a page, followed by an unmapped one */
 static u8 *readonly;
 static u64 page;
 
@@ -124,7 +124,7 @@ static void any_path(u64 *random, char *path)
 	unsigned int length;
 
 	switch (below(random, 8)) {
-	case 0:		/* as long as can be, and one more */
+	case 0:		/* as long as possible, and one more */
 		length = GGROUP_PATH_LEN - 2 + below(random, 3);
 		memset(path, 'p', length);
 		path[0] = '/';
@@ -140,7 +140,7 @@ static void any_path(u64 *random, char *path)
 	}
 }
 
-/* Classes of next use, which mostly make sense, where a plan would be read to. */
+/* Mostly valid classes of next use, at the place from which a plan would be read. */
 static void any_uses(u64 *random)
 {
 	struct ggroup_use *use = (struct ggroup_use *)guarded;
@@ -154,7 +154,7 @@ static void any_uses(u64 *random)
 		};
 }
 
-/* Arguments that make sense, mostly. */
+/* Build arguments that are mostly valid. */
 static void build(u64 *random, unsigned int kind, void *to)
 {
 	union {
@@ -292,7 +292,7 @@ static int any_file(u64 *random)
 
 static void keep_file(u64 *random, int fd)
 {
-	/* Some stay what they were opened as. */
+	/* Some files stay as they were opened. */
 	int *slot = &files[FILES / 2 + below(random, FILES / 2)], old;
 
 	if (fd < 0)
@@ -302,7 +302,7 @@ static void keep_file(u64 *random, int fd)
 		close(old);
 }
 
-/* What came back is worth trying again. */
+/* Keep results for further tries. */
 static void learn(u64 *random, u32 cmd, void *arg)
 {
 	struct ggroup_group *group = arg;
@@ -338,7 +338,7 @@ static void fuzz_ioctl(u64 *random)
 	void *arg = buffer;
 	int err;
 
-	/* A GPU that is registered again and again has nothing in it. */
+	/* A GPU that is registered repeatedly stays empty. */
 	if ((cmd == GGROUP_IOC_FORGET || cmd == GGROUP_IOC_UNREGISTER) && below(random, 32))
 		return;
 	if (cmd == GGROUP_IOC_ADD && shared->groups > GROUPS_MOST)
@@ -366,7 +366,7 @@ static void fuzz_ioctl(u64 *random)
 		if (!below(random, 4))
 			arg = (u8 *)arg + 1 + below(random, 8);
 		break;
-	default:	/* more than we have is read from what is there */
+	default:	/* a size beyond the buffer reads what is there */
 		if (given > sizeof(buffer))
 			arg = guarded;
 	}
@@ -380,7 +380,7 @@ static void fuzz_ioctl(u64 *random)
 	}
 }
 
-/* A file that commands are read from has answers: rightly, wrongly, twice, late or never. */
+/* Answer commands of a provider's file: rightly, wrongly, twice, late or never. */
 static void fuzz_provider(u64 *random)
 {
 	static struct ggroup_message late[8];
@@ -452,7 +452,7 @@ static void fuzz_io(u64 *random)
 		unused = write(fd, where, length);
 		COUNT(writes);
 		break;
-	case 3:		/* the second half of it is not there */
+	case 3:		/* its second half is unmapped */
 		unused = read(fd, guarded + page - 96, 128);
 		COUNT(reads);
 		break;
@@ -511,7 +511,7 @@ static void fuzz_files(u64 *random)
 	case 5:
 		fcntl(fd, F_SETFL, below(random, 2) ? O_NONBLOCK : 0);
 		break;
-	case 6:		/* in flight when all that know it are gone */
+	case 6:		/* a file in flight, with nothing left that knows of it */
 		if (!socketpair(AF_UNIX, SOCK_STREAM, 0, ends)) {
 			char room[CMSG_SPACE(sizeof(int))] = { 0 }, byte = 0;
 			struct iovec iov = { &byte, 1 };
@@ -537,7 +537,7 @@ static void fuzz_files(u64 *random)
 
 static void step(u64 *random);
 
-/* A child with all the files, for a moment; it may have a group, and die while others act on it. */
+/* Fork a child with all the files, for a moment; it may have a group, and die while others act on it. */
 static void fuzz_fork(u64 *random)
 {
 	static int children;
@@ -616,7 +616,7 @@ static void work(u64 seed, bool nobody)
 
 	setpgid(0, 0);
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	dup2(other, 0);		/* a file of another user's, which may be written to */
+	dup2(other, 0);		/* another user's file that may be written to */
 	limit(RLIMIT_NOFILE, 256);
 	limit(RLIMIT_CORE, 0);
 	limit(RLIMIT_STACK, 1 << 20);
@@ -625,7 +625,7 @@ static void work(u64 seed, bool nobody)
 	guarded = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	readonly = mmap(NULL, page, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	mprotect(guarded + page, page, PROT_NONE);
-	/* Some were opened by root, as those are that a process is handed. */
+	/* Some were opened by root, as files are that are passed to a process. */
 	for (int i = 0; i < FILES; i++) {
 		if (nobody && i == FILES / 4 &&
 		    (setgroups(0, NULL) || setresgid(NOBODY, NOBODY, NOBODY) ||
@@ -661,13 +661,13 @@ static void end_worker(pid_t *worker)
 	*worker = 0;
 }
 
-/* All GPUs, with all that is in them; how many could not be. */
+/* Forget all GPUs, with all that is in them; return how many could not be forgotten. */
 static int forget_all(int fd)
 {
 	u64 deadline = now_ns() + 20 * 1000000000ULL;
 	int left;
 
-	/* A provider that was killed is one until the last that held its file has exited. */
+	/* A killed provider remains one until the last holder of its file has exited. */
 	do {
 		left = 0;
 		for (int i = 0; i < GPUS; i++) {
@@ -687,7 +687,7 @@ static int forget_all(int fd)
 	return left;
 }
 
-/* A fresh GPU works, and its figures are right. */
+/* Check that a fresh GPU works, and that its figures are right. */
 static int check(int fd)
 {
 	int provider = open_device(O_NONBLOCK), err;
@@ -769,7 +769,7 @@ static int supervise(double seconds, u64 seed)
 	return report(seed, kills, left, check(fd));
 }
 
-/* Where each process is that does not come back. */
+/* Show where each process is that does not come back. */
 static void show_stuck(void)
 {
 	fprintf(stderr, "fuzz: stuck\n");

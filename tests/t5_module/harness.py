@@ -1,8 +1,8 @@
 """The module under test as a program sees it: ioctls, a provider whose answers a test chooses, and other processes.
 
 Nothing runs by itself. A test serves its own provider, in its own thread, while it waits for a process that needs it
-(:meth:`Provider.serve`), so it always knows what was asked and answered, and in which order. Nothing sleeps either:
-what takes a moment is waited for with poll, on the file where the kernel tells of it.
+(:meth:`Provider.serve`), so it always knows what was asked and answered, and in which order. Nothing sleeps either: a
+test waits with poll, on the file through which the kernel reports the event.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ ANSWERS = {abi.OP_ARRIVE, abi.OP_SET_TIMESLICE, abi.OP_ATTACH_TSG, abi.OP_DETACH
 
 
 def raw_ioctl(fd: int, number: int, address: int) -> int:
-    """ioctl(2) as it is: the errno, 0 for success."""
+    """Call ioctl(2) unchanged; return the errno, 0 for success."""
     ctypes.set_errno(0)
     result = _libc.ioctl(ctypes.c_int(fd), ctypes.c_ulong(number), ctypes.c_void_p(address))
     return 0 if result >= 0 else ctypes.get_errno()
 
 
 def ioctl(fd: int, number: int, argument: S) -> S:
-    """One call; the arguments as they came back."""
+    """Make one call; return the arguments as they came back."""
     code = raw_ioctl(fd, number, ctypes.addressof(argument))
     if code:
         raise OSError(code, os.strerror(code))
@@ -61,7 +61,7 @@ def ioctl(fd: int, number: int, argument: S) -> S:
 
 
 def errno_of(call: Callable[..., object], *args: Any, **words: Any) -> int:
-    """The errno that a call raises, 0 for none."""
+    """Return the errno that a call raises, 0 for none."""
     try:
         call(*args, **words)
     except OSError as error:
@@ -70,12 +70,12 @@ def errno_of(call: Callable[..., object], *args: Any, **words: Any) -> int:
 
 
 def start_of(pid: int) -> int:
-    """Field 22 of /proc/PID/stat."""
+    """Return field 22 of /proc/PID/stat."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
 def readable(fd: int, seconds: float = PATIENCE_S, events: int = select.POLLIN) -> int:
-    """Waits until poll says something of a file; what it says, 0 if nothing in that time."""
+    """Wait until poll reports something of a file; return that, or 0 if nothing comes in time."""
     poller = select.poll()
     poller.register(fd, events)
     found = poller.poll(seconds * 1000)
@@ -95,10 +95,10 @@ class File:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):  # a test may have closed it
+        with contextlib.suppress(OSError):  # a test may have closed it already
             self.close()
 
-    # Every process, and tenants
+    # Calls of every process, and of tenants
 
     def hello(self) -> abi.Hello:
         return ioctl(self.fd, abi.IOC_HELLO, abi.Hello())
@@ -127,7 +127,7 @@ class File:
     def books(self, group: int = 0) -> abi.Books:
         return ioctl(self.fd, abi.IOC_GET, abi.Books(id=group))
 
-    # Control
+    # Calls of control
 
     def add_slice(self, root: int, path: str, parent: int | None = None) -> int:
         wanted = abi.Group(root=root, parent=root if parent is None else parent, kind=abi.KIND_SLICE)
@@ -149,7 +149,7 @@ class File:
         return int(ioctl(self.fd, abi.IOC_FIND, wanted).id)
 
     def groups(self, root: int) -> list[abi.Group]:
-        """Every group of a GPU, by id."""
+        """Return every group of a GPU, by id."""
         found: list[abi.Group] = []
         last = 0
         while True:
@@ -179,7 +179,7 @@ class File:
         ioctl(self.fd, abi.IOC_RESET_PEAK, abi.Reset(id=group, what=what))
 
     def peaks(self, group: int) -> tuple[int, int, int, int]:
-        """On the GPU and in the host, as this file knows them, and ever."""
+        """Return the peaks on the GPU and in the host, as this file knows them, and those since ever."""
         books = self.books(group)
         return books.peak, books.swap_peak, books.peak_ever, books.swap_peak_ever
 
@@ -193,26 +193,26 @@ class File:
         ioctl(self.fd, abi.IOC_PRESS, abi.Amount(id=group, nbytes=nbytes))
 
     def plan(self, group: int, nbytes: int, capacity: int = 64) -> list[tuple[int, int, int]]:
-        """(id, bytes, flags) of each target."""
+        """Return (id, bytes, flags) of each target."""
         targets = (abi.Target * max(1, capacity))()
         wanted = abi.Plan(id=group, nbytes=nbytes, targets=ctypes.addressof(targets), capacity=capacity)
         ioctl(self.fd, abi.IOC_PLAN, wanted)
         return [(one.id, one.nbytes, one.flags) for one in targets[: wanted.count]]
 
     def lever(self, number: int, group: int, value: int = 0, timeout_ms: int = 0) -> int:
-        """One of SET_TIMESLICE, ATTACH_TSG, DETACH_TSG, RECLAIM: waits for the answer."""
+        """Call one of SET_TIMESLICE, ATTACH_TSG, DETACH_TSG, RECLAIM, and wait for the answer."""
         return int(ioctl(self.fd, number, abi.Command(id=group, value=value, timeout_ms=timeout_ms)).value)
 
     def reasons(self, group: int, off_all: int, off_gr: int = 0) -> None:
         ioctl(self.fd, abi.IOC_REASONS, abi.Reasons(id=group, off_all=off_all, off_gr=off_gr))
 
     def next_use(self, root: int, uses: Sequence[tuple[int, int, int]], count: int | None = None) -> None:
-        """Say how soon processes use their memory again: (id, class, reserved) of each, or that there are `count`."""
+        """Report how soon processes use their memory again, as (id, class, reserved); or claim to report `count`."""
         found = (abi.Use * len(uses))(*(abi.Use(*use) for use in uses))
         count = len(uses) if count is None else count
         ioctl(self.fd, abi.IOC_NEXT_USE, abi.Uses(root=root, uses=ctypes.addressof(found), count=count))
 
-    # GPUs
+    # Calls about GPUs
 
     def register(self, name: str, capacity: int, granule: int = 1, headroom: int = 0) -> abi.Gpu:
         wanted = abi.Gpu(uuid=name.encode(), capacity=capacity, granule=granule, headroom=headroom)
@@ -241,11 +241,11 @@ class Asked:
 
 
 Answer = Callable[["Provider", Asked], "tuple[int, int] | None"]
-"""What a provider does with a command: (status, result), or None for not answering it."""
+"""Answer of a provider to a command: (status, result), or None for no answer."""
 
 
 class Provider(File):
-    """Serves one GPU: registers it, reads commands when a test says so, and answers them as it likes."""
+    """Serves one GPU: registers it, reads commands when a test says so, and answers them as the test chooses."""
 
     def __init__(self, name: str, capacity: int = 1 << 40, granule: int = 1, headroom: int = 0) -> None:
         super().__init__()
@@ -257,25 +257,25 @@ class Provider(File):
             raise
         self.root = int(self.gpu.root)
         self.parent = self.root
-        """The group that arrivals are put in."""
+        """Group in which arriving processes are put."""
         self.seen: list[Asked] = []
         """Every command that was read."""
         self.unanswered: list[Asked] = []
         """Commands that were read and are not answered yet."""
         self.answers: dict[int, Answer] = {abi.OP_ARRIVE: Provider.welcome, abi.OP_RECLAIM: Provider.give}
-        """By op; the other levers hold at once."""
+        """Answers by op; the other levers hold at once."""
 
     def welcome(self, asked: Asked) -> tuple[int, int]:
-        """Makes a group for a process that arrives, if it has none yet."""
+        """Make a group for a process that arrives, unless it has one."""
         code = errno_of(self.add_process, self.root, asked.pid, self.parent, asked.start)
         return 0 if code == errno.EEXIST else -code, 0
 
     def give(self, asked: Asked) -> tuple[int, int]:
-        """Takes all that is asked for."""
+        """Reclaim all that is asked for."""
         return -errno_of(self.swap_out, asked.value, asked.group), asked.value
 
     def take(self, most: int = 64) -> list[Asked]:
-        """What there is to read."""
+        """Return the commands that can be read."""
         size = ctypes.sizeof(abi.Message)
         try:
             raw = os.read(self.fd, size * most)
@@ -297,14 +297,14 @@ class Provider(File):
         os.write(self.fd, bytes(reply))
 
     def handle(self) -> None:
-        """Answers what there is, in order."""
+        """Answer pending commands in order."""
         for asked in self.take():
             found = self.answers.get(asked.op, lambda *_: (0, 0))(self, asked)
             if found is not None:
                 self.answer(asked, *found)
 
     def await_command(self) -> Asked:
-        """The next command, which is not answered."""
+        """Return the next command, without answering it."""
         give_up = time.monotonic() + PATIENCE_S
         while time.monotonic() < give_up:
             if new := self.take(1):
@@ -313,7 +313,7 @@ class Provider(File):
         raise AssertionError("no command came")
 
     def serve(self, done: int, seconds: float = PATIENCE_S) -> None:
-        """Answers whatever comes until there is something to read from the file `done`."""
+        """Answer whatever comes until the file `done` is readable."""
         poller = select.poll()
         poller.register(self.fd, select.POLLIN)
         poller.register(done, select.POLLIN)
@@ -330,13 +330,13 @@ class Events:
     def __init__(self, file: File, root: int) -> None:
         self.fd = file.events(root)
         self.counts: dict[tuple[int, int], int] = {}
-        """(group, channel) to how many there were."""
+        """Counts by (group, channel)."""
 
     def close(self) -> None:
         os.close(self.fd)
 
     def read(self) -> list[tuple[int, int, int]]:
-        """(group, channel, count) of each that waits."""
+        """Return (group, channel, count) of each pending event."""
         size = ctypes.sizeof(abi.Event)
         try:
             raw = os.read(self.fd, 64 * size)
@@ -348,7 +348,7 @@ class Events:
         return [(one.id, one.channel, one.count) for one in found]
 
     def until(self, condition: Callable[[], T], provider: Provider | None = None) -> T:
-        """Waits for something that the kernel tells of, and serves the provider meanwhile."""
+        """Wait for a condition that the kernel reports, and serve the provider meanwhile."""
         give_up = time.monotonic() + PATIENCE_S
         poller = select.poll()
         poller.register(self.fd, select.POLLIN)
@@ -364,23 +364,23 @@ class Events:
 
 
 def read_pressure(fd: int) -> tuple[int, int]:
-    """(bytes, seq) of the record that waits on a usermemfd."""
+    """Return (bytes, seq) of the record that waits on a usermemfd."""
     record = abi.Pressure.from_buffer_copy(os.read(fd, ctypes.sizeof(abi.Pressure)))
     return record.nbytes, record.seq
 
 
 class Remote:
-    """Another process, which calls functions for a test: forked, so it knows all that the test module knows.
+    """Another process, which calls functions for a test. It is forked, so it has everything that the test module has.
 
-    An OSError that a function raises is raised here. What a function leaves in `kept`, the next one finds there.
+    An OSError that a function raises is raised here. What a function leaves in `kept` is there for the next one.
     """
 
     def __init__(self, keep: Sequence[int] = (), pid: int = 0) -> None:
-        """Inherits the files `keep` and no others; gets the pid `pid`, if that is not 0."""
+        """Inherit the files `keep` and no others; get the pid `pid`, if that is not 0."""
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.pid = fork_as(pid) if pid else os.fork()
         if not self.pid:
-            # Else a provider would live as long as the last process that has its file.
+            # Otherwise a provider would live as long as the last process that has its file.
             close_files({0, 1, 2, theirs.fileno(), *keep})
             _serve_calls(theirs)
         theirs.close()
@@ -390,11 +390,11 @@ class Remote:
         self._ended = False
 
     def fileno(self) -> int:
-        """Readable when there is a result."""
+        """Return a descriptor that is readable when there is a result."""
         return self._ours.fileno()
 
     def begin(self, function: Callable[..., object], *args: Any) -> None:
-        """Has a function called; fetch what it returns with result()."""
+        """Have a function called; result() returns what it returns."""
         self._ours.send(pickle.dumps((function, args)))
 
     def result(self) -> Any:
@@ -407,7 +407,7 @@ class Remote:
         return value
 
     def do(self, function: Callable[..., T], *args: Any, provider: Provider | None = None) -> T:
-        """Has a function called and waits for it, with a provider served meanwhile."""
+        """Have a function called and wait for it, with a provider served meanwhile."""
         self.begin(function, *args)
         if provider is not None:
             provider.serve(self._ours.fileno())
@@ -421,7 +421,7 @@ class Remote:
         signal.pidfd_send_signal(self.pidfd, number)
 
     def end(self) -> None:
-        """Kills it, and waits until the kernel has seen it exit."""
+        """Kill it, and wait until the kernel has seen it exit."""
         if self._ended:
             return
         self._ended = True
@@ -432,14 +432,14 @@ class Remote:
 
 
 kept: dict[str, Any] = {}
-"""What the functions of a :class:`Remote` keep between calls."""
+"""State that the functions of a :class:`Remote` keep between calls."""
 
 
 def _serve_calls(end: socket.socket) -> None:
     code = 1
     try:
         kept.clear()
-        end.send(b"!")  # it has nothing open any more that is not its own
+        end.send(b"!")  # it has closed everything that is not its own
         while raw := end.recv(1 << 20):
             function, args = pickle.loads(raw)
             try:
@@ -456,19 +456,19 @@ def _serve_calls(end: socket.socket) -> None:
 
 
 def there_open() -> None:
-    """Opens the device, for what follows."""
+    """Open the device for further calls."""
     kept["file"] = File()
 
 
 def there_become(uid: int) -> None:
-    """Gives up root for good."""
+    """Give up root for good."""
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
 
 
 def there_join(name: str, timeout_ms: int = 0) -> int:
-    """Opens the device and joins; the id of its group."""
+    """Open the device and join; return the id of its group."""
     kept["file"] = File()
     return there_file().join(name, timeout_ms)
 
@@ -479,7 +479,7 @@ def there_file() -> File:
 
 
 def there_call(method: str, *args: Any, **words: Any) -> Any:
-    """A method of the open file. Structures come back as dictionaries, since they do not travel."""
+    """Call a method of the open file. Structures come back as dictionaries, since they cannot be pickled."""
     found = getattr(there_file(), method)(*args, **words)
     return as_dict(found) if isinstance(found, ctypes.Structure) else found
 
@@ -492,19 +492,19 @@ _names = itertools.count()
 
 
 def fresh_name() -> str:
-    """A UUID that no other test has."""
+    """Return a UUID that no other test has."""
     return f"GPU-test-{next(_names)}-{uuid.uuid4().hex[:16]}"
 
 
 class Asker(threading.Thread):
-    """Calls something that waits in the kernel, in a thread of this process."""
+    """Makes a call that waits in the kernel, in a thread of this process."""
 
     def __init__(self, call: Callable[..., object], *args: Any) -> None:
         super().__init__(daemon=True)
         self._call, self._args = call, args
         self._told, self._tell = os.pipe()
         self.code = -1
-        """The errno that came, 0 for success; -1 until then."""
+        """Errno of the call, 0 for success; -1 until then."""
         self.value: Any = None
         self.took_s = 0.0
         self.start()
@@ -520,11 +520,11 @@ class Asker(threading.Thread):
         os.write(self._tell, b"!")
 
     def fileno(self) -> int:
-        """Readable once it has come back."""
+        """Return a descriptor that is readable once the call has returned."""
         return self._told
 
     def waits(self) -> Asker:
-        """Waits until it waits in the kernel, in an ioctl of ours."""
+        """Wait until it waits in the kernel, in an ioctl of the module."""
         give_up = time.monotonic() + PATIENCE_S
         while not self._in_ioctl():
             assert self.is_alive(), f"it came back with {self.code}"
@@ -542,7 +542,7 @@ class Asker(threading.Thread):
         return len(words) > 2 and int(words[2], 16) >> 8 & 0xFF == abi.IOC_MAGIC and int(words[2], 16) >> 30 != 0
 
     def outcome(self, provider: Provider | None = None) -> int:
-        """Waits for it; its errno."""
+        """Wait for the call; return its errno."""
         if provider is not None:
             provider.serve(self._told)
         self.join(PATIENCE_S)
@@ -554,7 +554,7 @@ class Asker(threading.Thread):
 
 @contextlib.contextmanager
 def lowered(path: Path, value: str) -> Iterator[None]:
-    """A kernel parameter, for a while."""
+    """Change a kernel parameter meanwhile."""
     before = path.read_text()
     path.write_text(value)
     try:
@@ -564,10 +564,10 @@ def lowered(path: Path, value: str) -> Iterator[None]:
 
 
 def close_files(but: set[int]) -> None:
-    """Closes all files of this process but some."""
+    """Close all files of this process except some."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) not in but:
-            with contextlib.suppress(OSError):  # the one that listed them
+            with contextlib.suppress(OSError):  # the descriptor that listed them
                 os.close(int(name))
 
 
@@ -584,10 +584,10 @@ class _CloneArgs(ctypes.Structure):
 
 
 def fork_as(pid: int) -> int:
-    """fork() of a process with a pid that is free; returns as fork() does."""
+    """Fork a process with a given free pid; return as fork() does."""
     wanted = ctypes.c_int32(pid)
     arguments = _CloneArgs(exit_signal=signal.SIGCHLD, set_tid=ctypes.addressof(wanted), set_tid_size=1)
-    found = int(_libc.syscall(435, ctypes.byref(arguments), ctypes.sizeof(arguments)))  # clone3, everywhere
+    found = int(_libc.syscall(435, ctypes.byref(arguments), ctypes.sizeof(arguments)))  # clone3, on every architecture
     if found < 0:
         raise OSError(ctypes.get_errno(), "clone3")
     return found
@@ -603,7 +603,7 @@ def there_unshare(flags: int) -> None:
 
 
 def there_fork(function: Callable[..., object], *args: Any) -> Any:
-    """Calls a function in a child, and returns or raises what it did."""
+    """Call a function in a child; return or raise what it did."""
     ours, theirs = os.pipe()
     pid = os.fork()
     if not pid:
@@ -627,7 +627,7 @@ def there_fork(function: Callable[..., object], *args: Any) -> Any:
     return value
 
 
-# The page of counters, mapped as no library would
+# The page of counters, mapped in ways that no library would
 
 PROT_READ, PROT_WRITE, PROT_EXEC = 1, 2, 4
 MAP_SHARED, MAP_PRIVATE = 1, 2
@@ -647,7 +647,7 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 def map_page(
     fd: int, length: int = PAGE, prot: int = PROT_READ | PROT_WRITE, flags: int = MAP_SHARED, offset: int = 0
 ) -> int:
-    """mmap(2); the address."""
+    """Call mmap(2); return the address."""
     address = _libc.mmap(None, length, prot, flags, fd, offset)
     if address == ctypes.c_void_p(-1).value:
         raise OSError(ctypes.get_errno(), "mmap")
@@ -670,25 +670,25 @@ def advise(address: int, advice: int) -> None:
 
 
 def is_mapped(address: int) -> bool:
-    """Whether anything is mapped there in this process."""
+    """Return whether anything is mapped there in this process."""
     ranges = (line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines())
     return any(int(low, 16) <= address < int(high, 16) for low, high in ranges)
 
 
 def program(name: str) -> Path:
-    """One of the C programs, compiled if it was not yet: make does so before the virtual machine boots."""
+    """Return one of the C programs, compiled if necessary: make does so before the virtual machine boots."""
     path = PROGRAMS / name
     subprocess.run(["make", "-s", "-C", HERE, f"OUT={PROGRAMS}", path], check=True)
     return path
 
 
 def run_program(name: str, *words: str, seconds: float = 60.0) -> dict[str, Any]:
-    """Runs it; what it says. The failure has what it complains of, and where it hangs what each task waits for."""
+    """Run a program; return its figures. A failure shows its complaint, and if it hangs, what each task waits for."""
     with subprocess.Popen([program(name), *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         try:
             said, complained = child.communicate(timeout=seconds)
         except subprocess.TimeoutExpired as error:
-            # No more is read: what the program made may hold its end of the pipes for as long as it hangs.
+            # Read no further: descendants of the program may hold its end of the pipes for as long as it hangs.
             heard = b"".join((error.stderr or b"", error.stdout or b"")).decode(errors="replace")
             raise AssertionError(f"{name} did not end in {seconds:g} s: {heard}\n{tasks()}") from None
         finally:
@@ -699,8 +699,8 @@ def run_program(name: str, *words: str, seconds: float = 60.0) -> dict[str, Any]
 
 
 def tasks() -> str:
-    """Every task on the machine that is not the kernel's own: its name, its state and, for root, where in the kernel it
-    is. A line each."""
+    """Return a line for every task on the machine that is not the kernel's own: its name, its state and, for root,
+    where in the kernel it is."""
     lines = []
     for task in sorted(Path("/proc").glob("[0-9]*/task/[0-9]*"), key=lambda path: int(path.name)):
         try:

@@ -2,20 +2,20 @@
 /*
  * hostile SECONDS [SEED]: programs of a hostile user beside one of another user.
  *
- * TENANTS processes of uid 65534 with 2 to 4 threads each do two calls at the same time, each one of
- * the pairs that there are at each step: ioctls on their own group with impossible figures, fork, exec, and
- * in a user namespace of their own what is left to root. They are killed and come again. Beside them,
- * at each step, root does what owners and providers do: MOVE, REMOVE, SET, OBSERVE and the rest.
+ * TENANTS processes of uid 65534 with 2 to 4 threads each make two calls at the same time, at each step another of the
+ * possible pairs: ioctls on their own group with impossible figures, fork, exec, and in a user namespace of their own
+ * what only root may do. They are killed and come again. Beside them, at each step, root makes the calls of owners and
+ * providers: MOVE, REMOVE, SET, OBSERVE and the rest.
  *
  *	root
  *	  /t		all of the tenants
- *	    /t/a /t/b	where they are moved between
+ *	    /t/a /t/b	they are moved between these
  *	    /t/tight	a high and a swap_max that refuse; a tenant comes here empty
- *	  /n		the neighbour: charges and uncharges 1 MiB, and must always be let
+ *	  /n		the neighbour: charges and uncharges 1 MiB, and must always succeed
  *
- * After each of root's calls, with all threads going on, no figure may be what it cannot be. Now
- * and then all of them are stopped: then each group holds what those below it do, to the byte. In some
- * steps the tenants only spin: beside that, the neighbour's calls may not take much longer.
+ * After each of root's calls, with all threads going on, no figure may be impossible. Now and then all of them are
+ * stopped: then each group holds what those below it do, to the byte. In some steps the tenants only spin: compared
+ * with these, the neighbour's calls may not take much longer in the others.
  */
 
 #include <dirent.h>
@@ -32,30 +32,30 @@
 #define THREADS_MOST	4
 #define MIB		(1ULL << 20)
 #define CAPACITY	(1024 * MIB)
-#define SHARE		MIB			/* what the neighbour charges */
+#define SHARE		MIB			/* bytes that the neighbour charges */
 #define OBSERVED_MOST	(2 * CAPACITY)
 #define POSSIBLE	(GGROUP_OVERCOMMIT * CAPACITY + OBSERVED_MOST)
 #define STEP_NS		30000000ULL
 #define SPIN_NS		100000000ULL
 #define DUEL_NS		200000000ULL		/* after root's call */
-#define DUEL_CALLS	64			/* with nothing in between but a pause */
+#define DUEL_CALLS	64			/* with only a pause in between */
 #define PAUSE_MOST	1000			/* rounds of a loop */
 #define MET_CALLS	400000ULL		/* of CHARGE and UNCHARGE */
-#define LONGER_MOST	5			/* times as long as asked for, until enough has met */
-#define WINDOW_NS	50000000ULL		/* of the neighbour's: of each its worst call */
+#define LONGER_MOST	5			/* factor by which a run is prolonged until enough pairs have met */
+#define WINDOW_NS	50000000ULL		/* of the neighbour's calls, each with its worst one */
 #define WINDOWS_MOST	65536
 #define CALLS_A_STEP	4			/* of root */
-#define QUIET_EVERY	8			/* steps: then all are stopped */
+#define QUIET_EVERY	8			/* steps, after which all are stopped */
 #define SPIN_STEPS	4			/* in a row of the same mode */
-#define SPIN_EVERY	6			/* rows: then one in which the tenants only spin */
+#define SPIN_EVERY	6			/* rows, after which the tenants only spin in one */
 #define FILES_MOST	48			/* descriptors of a tenant */
-#define LINK_MOST	1024			/* bytes a nanosecond, as kmod/charge.c has it */
+#define LINK_MOST	1024			/* bytes per nanosecond, as in kmod/charge.c */
 #define GROUPS_MOST	256
-#define TOLD_MOST	4			/* of each kind */
+#define TOLD_MOST	4			/* lines per kind */
 
 enum tenant_call {
 	CHARGE, UNCHARGE, UNCHARGE_SWAP, SWAP_OUT, SWAP_IN,
-	FIGURES,			/* those above change some */
+	FIGURES,			/* calls before this one change figures */
 	GET = FIGURES, USERMEM, JOIN, COUNTERS, ROOTS, FORK, EXEC, UNSHARE, TENANT_CALLS
 };
 
@@ -74,14 +74,14 @@ static const char *const root_names[ROOT_CALLS] = {
 	"root's UNCHARGE", "root's SWAP_OUT", "exit", "ADD",
 };
 
-/* What can be wrong. */
+/* Kinds of faults. */
 enum kind { FIGURE, SUM, NEIGHBOURS, PLANNED, MOVED, FILES, TREE, KINDS };
 
 static const char *const kind_names[KINDS] = {
 	"figure", "sum", "neighbour", "plan", "moved", "files", "tree",
 };
 
-/* What the tenants do: all of them call, one does and the others sleep, or all spin. */
+/* Modes of the tenants: all of them call; one calls and the others sleep; or all spin. */
 enum mode { CROWD, DUEL, SPIN, MODES };
 
 struct tenant {
@@ -90,19 +90,19 @@ struct tenant {
 	u64 generation, execed;
 	u32 threads;
 	bool idle;
-	u64 size;			/* of all that it charges; 0 for any */
-	u32 call[2];			/* of the threads with an even number, and of the others */
+	u64 size;			/* of all its charges; 0 for any */
+	u32 call[2];			/* of even-numbered threads, and of the others */
 	u64 done[TENANT_CALLS], refused[TENANT_CALLS];
 };
 
-/* What all processes see. The tenants could write here too: they are ours, and only call what they should not. */
+/* Seen by all processes. The tenants could write here too: they are ours, and only misbehave in their calls. */
 struct shared {
 	u64 seed;
-	u64 step;			/* what follows belongs to it */
+	u64 step;			/* the fields below belong to it */
 	u32 mode;			/* enum mode */
-	bool pause, paused;		/* the neighbour */
+	bool pause, paused;		/* for the neighbour */
 	struct tenant tenants[TENANTS];
-	u64 let_through;		/* what only root may, and a tenant could */
+	u64 let_through;		/* calls for root alone that a tenant could make */
 	pid_t neighbour;
 	u64 neighbour_id;
 	u64 asked, granted;
@@ -120,7 +120,7 @@ static u64 killed, quiet, root_calls, looked, arrived;
 static int wrong[KINDS];
 static bool met[TENANT_CALLS][TENANT_CALLS], met_root[TENANT_CALLS][ROOT_CALLS];
 
-/* Something is wrong: of each kind the first few are told in full. */
+/* Something is wrong: the first few of each kind are reported in full. */
 __attribute__((format(printf, 2, 3)))
 static void complain(enum kind kind, const char *format, ...)
 {
@@ -161,7 +161,7 @@ static void become(uid_t uid)
 static int own_fd;
 static u32 own_number;
 
-/* What one charges another can only take while it is on its way: so the sizes are few, or one. */
+/* Another thread can take what one charges only while it is in flight: so the sizes are few, or one. */
 static u64 any_size(u64 *random)
 {
 	u64 only = shared->tenants[own_number].size;
@@ -215,7 +215,7 @@ static int count(u64 *random)
 	return 0;
 }
 
-/* Any of what only root may, on any group: that is refused. */
+/* Try any call for root alone, on any group: it must be refused. */
 static int try_roots(int fd, u64 *random)
 {
 	u64 ids[] = { root, top, loose[0], tight, friendly, shared->neighbour_id,
@@ -315,7 +315,7 @@ static int perform(enum tenant_call what, u64 *random)
 	case ROOTS:
 		return try_roots(own_fd, random);
 	case EXEC:
-		/* It does not come back: counted before. */
+		/* Counted before, since it does not return. */
 		__atomic_add_fetch(&shared->tenants[own_number].done[EXEC], 1, __ATOMIC_RELAXED);
 		return exec_again();
 	default:
@@ -324,9 +324,8 @@ static int perform(enum tenant_call what, u64 *random)
 }
 
 /*
- * What one thread takes while it is on its way to the other is there for some instructions of some
- * thousand: so those that do the one have a processor, those that do the other have another, and
- * where one waits for a lock the next goes on.
+ * An amount that is in flight between two threads is there for a few instructions out of some thousand. So threads that
+ * make one call have a processor, those that make the other have another, and where one waits for a lock the next runs.
  */
 static void pin(u64 number)
 {
@@ -334,10 +333,10 @@ static void pin(u64 number)
 
 	CPU_ZERO(&processors);
 	CPU_SET(number & 1, &processors);
-	sched_setaffinity(0, sizeof(processors), &processors);	/* not where there is one */
+	sched_setaffinity(0, sizeof(processors), &processors);	/* fails where there is only one */
 }
 
-/* Threads that wait for each other's locks fall into step, and then never meet: each pause is another. */
+/* Threads that wait for each other's locks fall into step, and then never meet: so each pause is different. */
 static int perform_often(enum tenant_call what, const struct tenant *tenant, u64 *random)
 {
 	unsigned long cmd = what == CHARGE ? GGROUP_IOC_CHARGE : GGROUP_IOC_UNCHARGE;
@@ -375,10 +374,10 @@ static void *attack(void *data)
 				spun += next_random(&random);
 			continue;
 		}
-		/* What makes a process is done once a step, else nothing else would. */
+		/* Calls that make a process are made once a step, or nothing else would be done. */
 		if (what >= FORK && step == last)
 			what = GET;
-		/* One thread of a process execs: the others end by it. */
+		/* One thread of a process execs, which ends the others. */
 		if (what == EXEC && (number > 1 || tenant->execed == step))
 			what = GET;
 		if (what == EXEC)
@@ -391,7 +390,7 @@ static void *attack(void *data)
 			err = perform(what, &random);
 		}
 		if (err == -ENODEV)
-			_exit(0);	/* its group was removed: it comes again */
+			_exit(0);	/* its group was removed, so it comes again */
 		__atomic_add_fetch(err ? &tenant->refused[what] : &tenant->done[what], calls,
 				   __ATOMIC_RELAXED);
 	}
@@ -416,7 +415,7 @@ static void run_tenant(u32 number)
 	_exit(0);
 }
 
-/* Nothing of root's but what all share. */
+/* Close all files of root's but the shared ones. */
 static void close_files(void)
 {
 	close_range(3, shared_fd - 1, 0);
@@ -485,7 +484,7 @@ static void run_neighbour(void)
 			continue;
 		}
 		if (shared->mode == DUEL)
-			usleep(10000);	/* a processor for each of the two */
+			usleep(10000);	/* leaves a processor to each of the two */
 		err = timed_amount(fd, GGROUP_IOC_CHARGE);
 		shared->asked++;
 		if (!err)
@@ -519,7 +518,7 @@ static void start_neighbour(void)
 
 /* The provider */
 
-/* What a program moved that was asked to: nothing, what it should, and what it says it did. */
+/* Answer a request to move memory: with nothing, any amount, an error, or what was really moved. */
 static void give(struct ggroup_message *message, u64 *random)
 {
 	u64 id = message->args[0], nbytes = message->args[3];
@@ -600,7 +599,7 @@ static void end_tenant(u32 number)
 static struct ggroup_group *groups;
 static unsigned int groups_count;
 
-/* All groups of the GPU. */
+/* List all groups of the GPU. */
 static void list_groups(void)
 {
 	struct ggroup_group next = { .id = 0 };
@@ -616,7 +615,7 @@ static void list_groups(void)
 		complain(TREE, "NEXT: %d", err);
 }
 
-/* What a provider does about those that exited. */
+/* Remove exited processes, as a provider does. */
 static void remove_dead(void)
 {
 	struct ggroup_books books;
@@ -653,7 +652,7 @@ static void check_plan(u64 id, u64 nbytes)
 			 (unsigned long long)sum);
 }
 
-/* One that comes and goes. Nothing is charged: the neighbour has to have room. */
+/* Add and remove a group. Nothing is charged, since the neighbour needs room. */
 static void churn(u64 *random)
 {
 	char path[32];
@@ -689,7 +688,7 @@ static int root_call(enum root_call what, u64 *random)
 
 	switch (what) {
 	case MOVE:
-		/* What is in /t/tight stays there: elsewhere it could not be taken back. */
+		/* Tenants in /t/tight stay there: elsewhere their memory could not be taken back. */
 		if (get_books(control, id, &books) || books.parent == tight)
 			return -ENODEV;
 		return call(control, GGROUP_IOC_MOVE, &move);
@@ -703,7 +702,7 @@ static int root_call(enum root_call what, u64 *random)
 	case RESET_PEAK:
 		return call(control, GGROUP_IOC_RESET_PEAK, &reset);
 	case OBSERVE:
-		/* In /t/tight no more than can be taken back, for the neighbour's sake. */
+		/* In /t/tight there may be no more than can be taken back, for the neighbour's sake. */
 		if (get_books(control, id, &books) || books.parent == tight)
 			size %= CAPACITY / 64;
 		return amount(control, GGROUP_IOC_OBSERVE, id, size, 0);
@@ -731,14 +730,14 @@ static int root_call(enum root_call what, u64 *random)
 	}
 }
 
-/* What holds of a group while all threads go on. */
+/* Check what holds of a group while all threads go on. */
 static void look_at(u64 id)
 {
 	u64 lived_us = (now_ns() - born_ns) / 1000, people = arrived + TENANTS;
 	struct ggroup_books books;
 
 	if (get_books(control, id, &books))
-		return;		/* it went */
+		return;		/* it has gone */
 	looked++;
 	if (books.current_bytes > POSSIBLE * people || books.swap > POSSIBLE * people)
 		complain(FIGURE, "group %llu: current %lld, swap %lld", (unsigned long long)id,
@@ -751,7 +750,7 @@ static void look_at(u64 id)
 		complain(FIGURE, "group %llu: swap_peak %lld, swap %lld, ever %lld and %lld",
 			 (unsigned long long)id, (long long)books.swap_peak, (long long)books.swap,
 			 (long long)books.peak_ever, (long long)books.swap_peak_ever);
-	/* Root's own, of the provider, say a microsecond each. */
+	/* Root's own moves, as the provider's, report a microsecond each. */
 	if (books.move_usec > lived_us * people + books.swapouts)
 		complain(MOVED, "group %llu: move_usec %llu after %llu us", (unsigned long long)id,
 			 (unsigned long long)books.move_usec, (unsigned long long)lived_us);
@@ -795,7 +794,7 @@ static unsigned int count_files(pid_t pid)
 	return files;
 }
 
-/* All tenants stand still: each group holds what those below it do. */
+/* With all tenants stopped: check that each group holds what those below it do. */
 static void compare(void)
 {
 	static struct ggroup_books books[GROUPS_MOST];
@@ -822,8 +821,8 @@ static void compare(void)
 }
 
 /*
- * Until it stands still, or has ended. It is told so more than once: a stop that has begun is forgotten where one of
- * the threads execs at that moment (zap_other_threads() in kernel/signal.c).
+ * Stop a tenant, and wait until it stands still, or has ended. The signal is repeated: a stop that has begun is
+ * forgotten if one of the threads execs at that moment (zap_other_threads() in kernel/signal.c).
  */
 static void stop(const struct tenant *tenant)
 {
@@ -870,7 +869,7 @@ static void check_quiet(void)
 	go_on();
 }
 
-/* Those that ended by themselves come again. */
+/* Restart tenants that ended by themselves. */
 static void revive(u64 *random)
 {
 	for (u32 i = 0; i < TENANTS; i++) {
@@ -895,8 +894,8 @@ static void empty(const struct tenant *tenant)
 }
 
 /*
- * Any two of what changes figures, of one size, mostly more than there is room for. They begin with
- * nothing, since a program that has claimed all that it may is refused all else at once.
+ * Choose two calls that change figures, of one size, mostly more than there is room for. They begin with nothing, since
+ * a program that has charged all that it may is refused everything else at once.
  */
 static void choose_duel(struct tenant *tenant, u64 *random)
 {
@@ -912,11 +911,11 @@ static void choose_duel(struct tenant *tenant, u64 *random)
 }
 
 /*
- * One whose charges are all refused: what is over its limits in /t/tight cannot go to the host. So
- * whatever the other thread takes was never granted. True where it has to be let out again.
+ * Choose a tenant whose charges are all refused: excess in /t/tight cannot go to the host. So whatever the other thread
+ * takes was never granted. Return true where it has to be let out again.
  *
- * It stands still while it is moved there, and has nothing: what it charged in between would be held
- * by the GPU, and could not be taken back for the neighbour.
+ * It is stopped while it is moved there, and has nothing: what it charged in between would be held on the GPU, and
+ * could not be taken back for the neighbour.
  */
 static bool corner(struct tenant *tenant, u64 *random)
 {
@@ -950,7 +949,7 @@ static void let_out(const struct tenant *tenant, u64 *random)
 	call(control, GGROUP_IOC_MOVE, &move);
 }
 
-/* Of all pairs one that has not met yet, if there is one. */
+/* Choose a pair that has not met yet, if there is one. */
 static void choose(struct tenant *tenant, u64 *random)
 {
 	u32 *pair = tenant->call;
@@ -964,7 +963,7 @@ static void choose(struct tenant *tenant, u64 *random)
 	}
 }
 
-/* Of root's calls the one that has met fewest of what the tenants do now. */
+/* Choose the call of root's that has met the fewest of the tenants' present calls. */
 static enum root_call choose_root(u64 *random)
 {
 	enum root_call best = below(random, ROOT_CALLS), first = best;
@@ -984,14 +983,14 @@ static enum root_call choose_root(u64 *random)
 	return best;
 }
 
-/* How often a tenant did it, let or refused. */
+/* Return how often a tenant made a call, granted or refused. */
 static u64 times(const struct tenant *tenant, u32 what)
 {
 	return __atomic_load_n(&tenant->done[what], __ATOMIC_RELAXED) +
 	       __atomic_load_n(&tenant->refused[what], __ATOMIC_RELAXED);
 }
 
-/* Which pairs came to be while root did @calls. */
+/* Note which pairs met while root made @calls. */
 static void note_met(u64 before[TENANTS][2], const enum root_call *whats, int calls)
 {
 	for (u32 i = 0; i < TENANTS; i++) {
@@ -1013,7 +1012,7 @@ static void one_step(u64 *random)
 {
 	enum root_call whats[CALLS_A_STEP];
 	u64 until, before[TENANTS][2];
-	/* In a row, since the neighbour's windows are longer than a step. */
+	/* Steps of a mode come in a row, since the neighbour's windows are longer than a step. */
 	enum mode mode = is_spin(shared->step + 1) ? SPIN :
 			 (shared->step + 1) / SPIN_STEPS % 2 ? DUEL : CROWD;
 	u32 chosen = below(random, TENANTS);
@@ -1023,7 +1022,7 @@ static void one_step(u64 *random)
 	for (u32 i = 0; i < TENANTS; i++) {
 		struct tenant *tenant = &shared->tenants[i];
 
-		/* Two threads that wait for a processor do not meet: so half of the steps belong to one tenant alone. */
+		/* Two threads that wait for a processor do not meet: so half of the steps belong to one tenant. */
 		tenant->idle = i != chosen;
 		if (mode == DUEL)
 			choose_duel(tenant, random);
@@ -1047,7 +1046,7 @@ static void one_step(u64 *random)
 		until = now_ns() + DUEL_NS;
 	while (now_ns() < until)
 		usleep(10000);
-	/* Before the next step: its OBSERVE would mend what is wrong. */
+	/* Before the next step, whose OBSERVE would mend what is wrong. */
 	look();
 	if (cornered)
 		let_out(&shared->tenants[chosen], random);
@@ -1068,7 +1067,7 @@ static int ascending(const void *a, const void *b)
 	return (one > other) - (one < other);
 }
 
-/* Of the worst calls of all windows, the middle one; and the worst. */
+/* Return the median of the worst calls of all windows; and the worst of all. */
 static double typical_worst_us(enum mode mode, double *worst)
 {
 	u64 *found = shared->worst_ns[mode], count = shared->windows[mode];
@@ -1120,7 +1119,7 @@ static void build(pthread_t *server, int *stopper)
 	pthread_create(server, NULL, serve_all, NULL);
 }
 
-/* Half of the pairs, and those that are hard to meet often: on a busy machine that takes longer. */
+/* Half of the pairs, and those that are hard to meet often: that takes longer on a busy machine. */
 static bool enough_met(void)
 {
 	int pairs = 0, all = 0;
@@ -1205,7 +1204,7 @@ int main(int argc, char **argv)
 
 	signal(SIGPIPE, SIG_IGN);
 	if (argc == 4 && !strcmp(argv[1], "tenant")) {
-		/* A thread that execs has none of what another asked for. */
+		/* A thread that execs loses what another has set. */
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		if (getppid() == 1)
 			_exit(0);
@@ -1226,7 +1225,7 @@ int main(int argc, char **argv)
 	start_neighbour();
 	for (u32 i = 0; i < TENANTS; i++)
 		start_tenant(i, &random);
-	setpriority(PRIO_PROCESS, 0, -15);	/* of this thread: the others are many */
+	setpriority(PRIO_PROCESS, 0, -15);	/* for this thread, since the others are many */
 	while (now_ns() - born_ns < seconds * 1e9 ||
 	       (!enough_met() && now_ns() - born_ns < LONGER_MOST * seconds * 1e9))
 		one_step(&random);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* What the C programs of the tests have in common. */
+/* Shared by the C programs of the tests. */
 #ifndef PROGRAM_H
 #define PROGRAM_H
 
@@ -33,7 +33,7 @@ typedef int32_t s32;
 #define ARRAY_SIZE(a)	(sizeof(a) / sizeof(*(a)))
 #define DEVICE		"/dev/ggroup"
 
-/* An ioctl: 0, or a negated errno. */
+/* Call an ioctl; return 0, or a negated errno. */
 static inline int call(int fd, unsigned long cmd, void *arg)
 {
 	return ioctl(fd, cmd, arg) < 0 ? -errno : 0;
@@ -69,7 +69,7 @@ static inline int open_device(int flags)
 	return fd;
 }
 
-/* Field 22 of /proc/PID/stat; 0 for none such. */
+/* Return field 22 of /proc/PID/stat; 0 if there is no such process. */
 static inline u64 start_of(pid_t pid)
 {
 	char path[64], text[1024], *at;
@@ -93,7 +93,7 @@ static inline u64 start_of(pid_t pid)
 	return start;
 }
 
-/* xorshift64*: each thread has its own, so a run is as repeatable as its threads are. */
+/* xorshift64*: each thread has its own state, so a run is as repeatable as its threads are. */
 static inline u64 next_random(u64 *state)
 {
 	*state ^= *state >> 12;
@@ -115,7 +115,7 @@ static inline u64 seed_of(u64 seed, u64 number)
 	return state ?: 1;
 }
 
-/* ADD; the id, or 0 with errno. */
+/* Call ADD; return the id, or 0 with errno. */
 static inline u64 add_slice(int fd, u64 root, u64 parent, const char *path)
 {
 	static __thread struct ggroup_group arg;
@@ -185,7 +185,7 @@ static inline int join(int fd, const char *uuid, u32 timeout_ms, u64 *id)
 	return err;
 }
 
-/* A process that does nothing until it is killed, or its parent is. */
+/* Fork a process that does nothing until it is killed, or its parent dies. */
 static inline pid_t fork_idle(void)
 {
 	pid_t parent = getpid(), pid = fork();
@@ -207,8 +207,8 @@ static inline void end_process(pid_t pid)
 }
 
 /*
- * Serves the provider @fd until it is woken by @stop: whoever arrives gets a group below @parent,
- * levers hold at once, and nothing is ever reclaimed, since the accounts of the callers are exact.
+ * Serve the provider @fd until woken by @stop: an arriving process gets a group below @parent, levers hold at once, and
+ * nothing is ever reclaimed, since the accounts of the callers are exact.
  */
 struct provider {
 	int fd;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * stress SECONDS [SEED]: many threads charge, uncharge and swap, in a tree that others change under
- * them, and each keeps its own account of what succeeded. When all is quiet, the kernel's figures
- * must be the sums of these, to the byte, at every level; and 0 once everything is uncharged.
+ * stress SECONDS [SEED]: many threads charge, uncharge and swap, in a tree that others change under them, and each
+ * keeps its own account of what succeeded. When all is quiet, the kernel's figures must be the sums of these, to the
+ * byte, at every level; and 0 once everything is uncharged.
  *
  *	root
- *	  /a, /b		never moved: below them is all that ever swaps, once
+ *	  /a, /b		never moved: everything that ever swaps is below them
  *	    /a/0 /a/1 /b/0 /b/1	moved between /a and /b
  *	      the processes	moved between these four
  *	    transient slices with a transient process each
@@ -14,7 +14,7 @@
 #include "program.h"
 
 #define WORKERS		64
-#define PROCESSES	9	/* the last of which is this one, by a file that joined */
+#define PROCESSES	9	/* the last one is this process, by a file that joined */
 #define OWN		(PROCESSES - 1)
 #define SLICES		4
 #define CHURNERS	2
@@ -62,7 +62,7 @@ static void add_up(struct account *sum, const struct account *one)
 		sum->figure[i] += one->figure[i];
 }
 
-/* What a program that speaks for itself moved: at least a byte, and in no time, since that is bounded. */
+/* A program reports its own move: at least a byte, and in no time, since that is bounded. */
 static bool is_move(const struct thread *thread, u64 nbytes, u64 *usec)
 {
 	if (thread->fd != tenant)
@@ -71,7 +71,7 @@ static bool is_move(const struct thread *thread, u64 nbytes, u64 *usec)
 	return nbytes;
 }
 
-/* One random operation on a group, into the account. */
+/* Do one random operation on a group, and enter it into the account. */
 static void operate(struct thread *thread, u64 id)
 {
 	struct account *account = &thread->account;
@@ -150,7 +150,7 @@ static void *work(void *data)
 {
 	struct thread *thread = data;
 
-	/* There are many of these: the few who change the tree under them are to have their turn. */
+	/* There are many of these, and the few threads that change the tree need processor time. */
 	setpriority(PRIO_PROCESS, syscall(SYS_gettid), 10);
 	while (!stop && !thread->failed)
 		operate(thread, thread->id);
@@ -214,7 +214,7 @@ static void *shuffle(void *data)
 	return NULL;
 }
 
-/* A slice and a process in it, which charge, swap and go with all that they hold. */
+/* Make a slice and a process in it, which charge, swap and go with all that they hold. */
 static void *churn(void *data)
 {
 	struct thread *thread = data;
@@ -237,7 +237,7 @@ static void *churn(void *data)
 		}
 		for (int i = 0; i < 20; i++)
 			operate(thread, group.id);
-		/* Dead or alive, and announced or not: the books are only changed by REMOVE. */
+		/* Dead or alive, announced or not: only REMOVE changes the books. */
 		if (below(&thread->random, 2))
 			end_process(pid), pid = 0;
 		err = call(control, GGROUP_IOC_REMOVE, &slice);
@@ -328,7 +328,7 @@ static int compare(const char *name, u64 id, const struct account *expected, uns
 	return wrong;
 }
 
-/* What the kernel says of several groups together. */
+/* Sum up the kernel's figures of several groups. */
 static void sum_of(const u64 *ids, unsigned int count, struct account *sum)
 {
 	struct ggroup_books books;
@@ -358,7 +358,7 @@ static int same(const char *name, const struct account *found, const struct acco
 	return wrong;
 }
 
-/* A slice holds what its processes do, wherever they are by now. */
+/* Check that a slice holds what its processes do, wherever they are by now. */
 static int compare_slices(const struct account *processes)
 {
 	struct account expected[SLICES] = { 0 }, above[2] = { 0 };
@@ -393,7 +393,7 @@ static int compare_all(const struct thread *workers, const struct thread *churne
 		add_up(&lasting, &processes[p]);
 	}
 	wrong += compare_slices(processes);
-	/* What moved along did not take its history along: but all of it is at some slice. */
+	/* A moved process left its history behind, but all of that is at some slice. */
 	sum_of(slices, SLICES, &sum);
 	wrong += same("the slices", &sum, &lasting);
 	all = lasting;

@@ -1,4 +1,4 @@
-"""The module is loaded, used and unloaded a hundred times, and nothing is left of it."""
+"""The module is loaded, used and unloaded a hundred times, and nothing of it is left."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.t5_module.harness import DEVICE, File, Provider, Remote, fresh_name, 
 MODULE = Path(os.environ.get("GGROUP_MODULE", Path(__file__).parents[2] / "kmod/ggroup.ko"))
 CYCLES = int(os.environ.get("GGROUP_CYCLES", "100"))
 WARM = CYCLES // 4
-"""Cycles after which everything is there that is only made once."""
+"""Number of cycles after which everything that is made only once exists."""
 SLABS = Path("/sys/kernel/slab")
 ACCOUNTED = "kmalloc-cg-"
-"""Caches that few others allocate from: almost everything of the module is there."""
+"""Prefix of caches with few other users, from which the module allocates almost everything."""
 PLANS = 10
-"""What is not accounted is allocated that often in a cycle, since the caches of everybody are never still."""
+"""Allocations per cycle of unaccounted objects, since the caches that everything uses are never still."""
 
 
 def load(path: Path) -> None:
@@ -42,7 +42,7 @@ def there_use(name: str) -> None:
 
 
 def use() -> None:
-    """A bit of everything that is allocated; most of it is left to the module to free."""
+    """Use some of everything that is allocated; most of it is left to the module to free."""
     with Provider(fresh_name()) as gpu, File() as admin:
         tenant = Remote()
         gpu.parent = gpu.add_slice(gpu.root, "/some/slice")
@@ -56,11 +56,11 @@ def use() -> None:
 
 
 def objects() -> dict[str, int]:
-    """Objects in use in each cache that the module allocates from.
+    """Return the objects in use in each cache that the module allocates from.
 
-    A slab that a CPU has to itself counts as full, so all are asked to give back what is free, and the files are open
-    before, since to open one takes memory too. The least of several figures is right: by then what is freed after an
-    RCU grace period is freed.
+    A CPU's own slab counts as full, so all caches are shrunk first, and the files are opened before, since opening
+    takes memory, too. The least of several figures is right: by then, objects that wait for an RCU grace period are
+    freed.
     """
     counts: dict[str, int] = {}
     for cache in SLABS.glob("kmalloc*"):
@@ -74,14 +74,14 @@ def objects() -> dict[str, int]:
 
 
 def vmalloced() -> int:
-    """Bytes in areas of the module."""
+    """Return the bytes in areas of the module."""
     lines = Path("/proc/vmallocinfo").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if "ggroup" in line)
 
 
 @pytest.fixture
 def module(tmp_path: Path) -> Iterator[Path]:
-    """The module without what only a debugger reads, which is most of it. Whatever happens, other tests find it."""
+    """The module without its debug information, which is most of it. Afterwards other tests find the module loaded."""
     path = tmp_path / "ggroup.ko"
     subprocess.run(["strip", "--strip-debug", "-o", path, MODULE], check=True)
     yield path
@@ -89,7 +89,7 @@ def module(tmp_path: Path) -> Iterator[Path]:
         load(path)
 
 
-@pytest.mark.timeout(900)  # on a busy host, or with a kernel that checks everything
+@pytest.mark.timeout(900)  # for a busy host, or a kernel that checks everything
 def test_load_use_and_unload(module: Path) -> None:
     unload()
     before: dict[str, int] = {}
@@ -103,7 +103,7 @@ def test_load_use_and_unload(module: Path) -> None:
         assert not re.search(r"^ggroup ", Path("/proc/modules").read_text(), re.MULTILINE)
     cycles = CYCLES - WARM
     grown = {name: count - before.get(name, 0) for name, count in objects().items()}
-    # If one is lost each time, as many are as there were cycles.
+    # One object lost per cycle adds up to the number of cycles.
     lost = {name: count for name, count in grown.items() if count > cycles * (0.5 if ACCOUNTED in name else PLANS / 2)}
     assert not lost, grown
     assert vmalloced() == 0

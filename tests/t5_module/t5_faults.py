@@ -1,4 +1,4 @@
-"""Every allocation of the module fails once (faults.c), on a kernel that injects faults: `make test-kmod-debug` alone
+"""Every allocation of the module fails once (faults.c), on a kernel that injects faults: only `make test-kmod-debug`
 names this file."""
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from tests.t5_module.harness import run_program
 
 FAULTS = Path("/sys/kernel/debug")
 NO_PAGES = "20"
-"""A min-order of which no allocation is."""
+"""A min-order that no allocation has."""
 
 
 def prepare(min_order: str) -> None:
     for kind in ("failslab", "fail_page_alloc"):
-        (FAULTS / kind / "ignore-gfp-wait").write_text("N")  # those that may wait fail too
-        (FAULTS / kind / "verbose").write_text("0")  # each would be a stack in the kernel's log
+        (FAULTS / kind / "ignore-gfp-wait").write_text("N")  # allocations that may wait fail, too
+        (FAULTS / kind / "verbose").write_text("0")  # otherwise each is a stack in the kernel's log
     (FAULTS / "fail_page_alloc/min-order").write_text(min_order)
 
 

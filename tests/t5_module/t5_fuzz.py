@@ -1,4 +1,4 @@
-"""Everything that can be asked, by everybody, in every way (fuzz.c). The kernel's log says whether that was right."""
+"""Everything that can be asked, by any user, in any way (fuzz.c). The kernel's log says whether that was right."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SECONDS = float(os.environ.get("GGROUP_FUZZ_S", "15"))
 SEED = os.environ.get("GGROUP_FUZZ_SEED", "")
 
 RARE = {"UNREGISTER", "FORGET", "MOVE", "SWAP_IN", "DETACH_TSG"}
-"""Calls that need luck to be let through in a short time."""
+"""Calls that rarely succeed in a short time."""
 
 
 @pytest.mark.timeout(SECONDS + 180)

@@ -1,7 +1,7 @@
 """Scripts of ioctls, and of reads, writes and mappings of the same files: each call has an errno that the header names.
 
-fuzz.c is for races and for the debug kernel, and never the same; here are scripts that can be kept, one process at a
-time. That the module is sound afterwards is asked of a fresh GPU, and of the kernel's log by whoever runs the machine.
+fuzz.c is for races and for the debug kernel, and never the same; these scripts can be kept, and run one process at a
+time. A fresh GPU then shows that the module is sound, and so does the kernel's log, which the machine's runner reads.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ NAMED = {
     *(errno.EEXIST, errno.EXDEV, errno.ESRCH, errno.ENOSPC, errno.EBUSY, errno.ERANGE, errno.EAGAIN, errno.ETIMEDOUT),
     *(errno.E2BIG, errno.EIO, errno.EACCES, errno.ESPIPE),
 }
-"""Errnos of the header, EIO, which is what the scripts' providers answer, and those of any file."""
+"""Errnos of the header; EIO, which the scripts' providers answer; and those of any file."""
 
 
 class Player:
-    """One process that plays a script."""
+    """A process that plays a script."""
 
     def __init__(self) -> None:
         self.files = [os.open(DEVICE, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC) for _ in range(FILES)]
         self.ids: list[int] = []
 
     def word(self, code: int) -> int:
-        """What a byte stands for."""
+        """Return the word that a byte stands for."""
         if code < 128:
             return code
         if code < 144:
@@ -69,7 +69,7 @@ class Player:
         return EDGES[code % len(EDGES)] if code < 176 or not self.ids else self.ids[code % len(self.ids)]
 
     def play(self, script: bytes) -> None:
-        """The whole script; beyond its end there are zeros."""
+        """Play the whole script; beyond its end there are zeros."""
         rest = iter(script)
         for head in rest:
             file = head % FILES
@@ -87,7 +87,7 @@ class Player:
                     self.files[file] = os.open(DEVICE, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def call(self, file: int, rest: Iterator[int]) -> None:
-        """An ioctl: which one, how it is odd, and some of the 64-bit words of its argument."""
+        """Make an ioctl: the script selects which one, its oddity, and some of the 64-bit words of its argument."""
         number, kind = CALLS[next(rest, 0) % len(CALLS)]
         odd, argument = next(rest, 0), kind()
         raw = ctypes.create_string_buffer(ctypes.sizeof(argument) + 64)
@@ -104,14 +104,14 @@ class Player:
         if hasattr(argument, "timeout_ms"):
             argument.timeout_ms = TIMEOUT_MS
         if kind is abi.Fd:
-            argument.flags |= os.O_NONBLOCK  # nobody wakes who waits
+            argument.flags |= os.O_NONBLOCK  # nothing would wake a waiting call
         if kind is abi.Plan:
             targets = (abi.Target * 16)()
             argument.targets, argument.capacity = ctypes.addressof(targets), argument.capacity % 17
         ctypes.memmove(raw, ctypes.addressof(argument), ctypes.sizeof(argument))
         address = ctypes.addressof(raw)
         if odd >= 0xF0:
-            number += (odd & 7) << 16  # a longer structure, with or without something in it
+            number += (odd & 7) << 16  # a longer structure, whose tail is zero or not
             raw[ctypes.sizeof(argument)] = odd & 8 and 1
         elif odd >= 0xE8:
             address = self.word(odd) if odd & 1 else 0
@@ -124,7 +124,7 @@ class Player:
             self.learn(argument)
 
     def learn(self, argument: Any) -> None:
-        """What came back is tried again."""
+        """Keep results for further tries."""
         if isinstance(argument, abi.Fd):
             os.close(self.files[-1])
             self.files[-1] = argument.fd
@@ -132,7 +132,7 @@ class Player:
             self.ids += [argument.root] if isinstance(argument, abi.Gpu) else [argument.root, argument.id]
 
     def answer(self, file: int, how: int) -> None:
-        """Reads commands and answers them, rightly or wrongly."""
+        """Read commands and answer them, rightly or wrongly."""
         try:
             raw = os.read(self.files[file], ctypes.sizeof(abi.Message))
         except OSError as error:
@@ -147,7 +147,7 @@ class Player:
         self.named(lambda: os.write(self.files[file], whole))
 
     def map(self, file: int, how: int) -> None:
-        """Maps a page, or what is none, and writes there."""
+        """Map a page, or an invalid range, and write there."""
         protection = (mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE, mmap.PROT_EXEC | mmap.PROT_READ)[how % 3]
         offset = mmap.PAGESIZE * (how >> 6)
 
@@ -172,7 +172,7 @@ class Player:
 
 
 def check(script: bytes) -> None:
-    """A process of root, or, where the first byte is odd, one that becomes nobody."""
+    """Play a script in a process of root or, if the first byte is odd, in one that becomes an unprivileged user."""
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if not pid:
@@ -203,7 +203,7 @@ def check(script: bytes) -> None:
 
 
 def sound(file: File) -> None:
-    """A fresh GPU works, and its figures are right."""
+    """Check that a fresh GPU works, and that its figures are right."""
     name = fresh_name()
     with File() as provider:
         root = provider.register(name, 1 << 20).root
@@ -219,7 +219,7 @@ def sound(file: File) -> None:
 
 
 def call(number: int, odd: int = 0, *words: tuple[int, int], file: int = 0) -> bytes:
-    """An ioctl in a script."""
+    """Return an ioctl of a script."""
     return bytes([file, NUMBERS.index(number), odd, len(words), *(byte for word in words for byte in word)])
 
 

@@ -1,4 +1,4 @@
-"""What can go wrong between programs, one test for each: forks, deaths, hangs, lies, pids that are used again."""
+"""Hazards between programs, one test for each: forks, deaths, hangs, lies, pids that are reused."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ Spawn = Callable[..., Remote]
 
 
 def check_sums(admin: File, root: int) -> None:
-    """What every group holds is what those below it do."""
+    """Check that every group holds what those below it do."""
     groups = {one.id: one for one in admin.groups(root)}
     books = {id_: admin.books(id_) for id_ in groups}
     for id_, one in groups.items():
@@ -70,10 +70,10 @@ def check_sums(admin: File, root: int) -> None:
 
 
 def open_files() -> list[str]:
-    """What of the module this process has open."""
+    """Return the files of the module that this process has open."""
     found = []
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the one that lists them
+        with contextlib.suppress(OSError):  # the descriptor that lists them
             found.append(os.readlink(f"/proc/self/fd/{name}"))
     return sorted(path for path in found if "ggroup" in path)
 
@@ -93,7 +93,7 @@ def admin() -> Iterator[File]:
 
 @pytest.fixture
 def gpu(admin: File) -> Iterator[Provider]:
-    """A GPU of its own for a test, whose sums are checked at the end."""
+    """A GPU of its own for a test; its sums are checked at the end."""
     with Provider(fresh_name()) as provider:
         yield provider
         with contextlib.suppress(OSError):
@@ -105,7 +105,7 @@ def gpu(admin: File) -> Iterator[Provider]:
 
 @pytest.fixture
 def spawn() -> Iterator[Spawn]:
-    """Makes other processes, ended after the test."""
+    """A function that makes other processes; they are ended after the test."""
     others: list[Remote] = []
 
     def start(**words: Any) -> Remote:
@@ -118,19 +118,19 @@ def spawn() -> Iterator[Spawn]:
 
 
 def tenant_of(gpu: Provider, spawn: Spawn) -> tuple[Remote, int]:
-    """A process that joined, and its group."""
+    """Return a process that joined, and its group."""
     tenant = spawn()
     return tenant, tenant.do(there_join, gpu.name, provider=gpu)
 
 
 def group_of(gpu: Provider, spawn: Spawn) -> tuple[Remote, int]:
-    """A process with a group, that did not join."""
+    """Return a process with a group that did not join."""
     process = spawn()
     return process, gpu.add_process(gpu.root, process.pid)
 
 
 def gone(admin: File, group: int) -> int:
-    """A file that hangs up when the group is gone."""
+    """Return a file that hangs up when the group is gone."""
     return admin.usermem(group)
 
 
@@ -139,11 +139,11 @@ def wait_until_gone(fd: int) -> None:
     os.close(fd)
 
 
-# What a tenant is
+# Rights of a tenant
 
 
 def own_calls() -> dict[str, int]:
-    """The errno of everything that a tenant may do with the file that joined."""
+    """Return the errno of everything that a tenant may do with the file that joined."""
     file = there_file()
     calls: dict[str, Callable[[], object]] = {
         "charge": lambda: file.charge(3),
@@ -159,7 +159,7 @@ def own_calls() -> dict[str, int]:
 
 
 def map_and_fork() -> tuple[bool, dict[str, int], bool]:
-    """Whether the page is mapped in a child, what the child can do, and whether it is mapped here still."""
+    """Return whether the page is mapped in a child, what the child can do, and whether it is still mapped here."""
     address = harness.map_page(there_file().fd)
     assert errno_of(harness.advise, address, harness.MADV_DOFORK) == errno.EINVAL
     mapped, errors = there_fork(lambda: (harness.is_mapped(address), own_calls()))
@@ -256,11 +256,11 @@ def test_join_twice(gpu: Provider, spawn: Spawn, admin: File) -> None:
 
 
 def test_join_of_who_has_a_group_already(gpu: Provider, spawn: Spawn, admin: File) -> None:
-    """Made by an administrator, before the process came: the provider hears of it all the same, once."""
+    """An administrator made the group before the process came: the provider hears of the process all the same, once."""
     process, group = group_of(gpu, spawn)
     assert process.do(there_join, gpu.name, provider=gpu) == group
     assert [(one.op, one.pid, one.start) for one in gpu.seen] == [(abi.OP_ARRIVE, process.pid, process.start)]
-    assert process.do(there_join_beside, gpu.name) == group  # the first file is open still
+    assert process.do(there_join_beside, gpu.name) == group  # the first file is still open
     gpu.answers[abi.OP_ARRIVE] = lambda *_: (-errno.EUSERS, 0)
     other, refused = group_of(gpu, spawn)
     assert other.errno(there_join, gpu.name, provider=gpu) == errno.EUSERS
@@ -270,13 +270,13 @@ def test_join_of_who_has_a_group_already(gpu: Provider, spawn: Spawn, admin: Fil
 
 
 def there_join_beside(name: str) -> int:
-    """Joins with another file, which is closed again."""
+    """Join with another file, which is closed again."""
     with File() as file:
         return file.join(name)
 
 
 def refused_register(name: str) -> int:
-    """REGISTER of another GPU, and of one that is served, by a file that is bound and one that is not."""
+    """Return the errnos of REGISTER, of another GPU and of a served one, by a bound file and an unbound one."""
     assert errno_of(there_file().register, fresh_name(), 1) in (0, errno.EBUSY)
     with File() as file:
         return errno_of(file.register, name, 1)
@@ -404,7 +404,7 @@ def there_answer(asked: Asked) -> None:
 
 
 def there_handle() -> list[int]:
-    """Answers one command, whatever it is; all ops so far."""
+    """Answer one command, whatever it is; return all ops so far."""
     provider: Provider = kept["provider"]
     provider.answer(provider.await_command())
     return [asked.op for asked in provider.seen]
@@ -463,12 +463,12 @@ def test_daemon_killed_while_a_process_is_frozen(
         assert admin.books(group).flags == abi.BOOKS_ONLINE | abi.BOOKS_DETACHED
         gpu.unregister(abi.UNREGISTER_RELEASED)
         assert admin.books(group).flags == 0
-    with Provider(name) as gpu:  # nothing holds, but it is still what was asked for
+    with Provider(name) as gpu:  # nothing holds, but the request still stands
         assert [one.op for one in gpu.take()] == [abi.OP_DETACH_TSG]
 
 
 def test_engines_of_a_detach(served: tuple[str, Remote, int, int], admin: File) -> None:
-    """GR alone and all engines are two states of one lever, which outlive the provider; other engines there are not."""
+    """GR alone and all engines are two states of one lever, which outlive the provider; other engines do not exist."""
     name, other, _, group = served
     other.end()
     gr = abi.BOOKS_DETACHED | abi.BOOKS_DETACHED_GR
@@ -501,7 +501,7 @@ def there_reasons(group: int) -> None:
 
 
 def test_reasons(gpu: Provider, spawn: Spawn, admin: File) -> None:
-    """The whole set each time; a call that is refused changes nothing; no lever moves; the listener hears of others."""
+    """A call sets all reasons; a refused call changes nothing; no lever moves; the listener hears of others' calls."""
     _, group = group_of(gpu, spawn)
     slice_ = gpu.add_slice(gpu.root, "/reasons")
     stream = gpu.events(gpu.root)
@@ -540,7 +540,7 @@ def test_provider_that_never_answers(gpu: Provider, spawn: Spawn, admin: File) -
     asker = Asker(admin.lever, abi.IOC_DETACH_TSG, group, 0, 300)
     assert asker.outcome() == errno.ETIMEDOUT
     assert 0.28 <= asker.took_s < 5
-    assert gpu.take() == []  # no asker wants it any more, so no provider is told
+    assert gpu.take() == []  # no caller wants it any more, so no provider is told
     assert admin.books(group).flags == abi.BOOKS_ONLINE
     tenant = spawn()
     assert tenant.errno(there_join, gpu.name, 100) == errno.ETIMEDOUT
@@ -565,7 +565,7 @@ def test_what_a_provider_refuses(gpu: Provider, spawn: Spawn, admin: File) -> No
     assert admin.books(group).flags == abi.BOOKS_ONLINE | abi.BOOKS_DOUBTFUL
     gpu.answers[abi.OP_ARRIVE] = lambda *_: (-errno.EUSERS, 0)
     assert spawn().errno(there_join, gpu.name, provider=gpu) == errno.EUSERS
-    gpu.answers[abi.OP_ARRIVE] = lambda *_: (0, 0)  # it says so, but there is no group
+    gpu.answers[abi.OP_ARRIVE] = lambda *_: (0, 0)  # it claims so, but there is no group
     assert spawn().errno(there_join, gpu.name, provider=gpu) == errno.ENODEV
 
 
@@ -575,7 +575,7 @@ def test_a_command_is_superseded_before_it_is_read(gpu: Provider, spawn: Spawn, 
     (command,) = gpu.take()
     assert (command.op, command.group, command.value) == (abi.OP_SET_TIMESLICE, group, 300)
     late = Asker(admin.lever, abi.IOC_SET_TIMESLICE, group, 400).waits()
-    assert gpu.take() == []  # one after the other
+    assert gpu.take() == []  # one after another
     gpu.answer(command)
     assert [asker.outcome() for asker in askers] == [0, 0, 0]
     assert admin.books(group).lever_timeslice_us == 300
@@ -662,7 +662,7 @@ def test_a_signal_during_a_lever(gpu: Provider, spawn: Spawn, admin: File) -> No
     command = gpu.await_command()
     asker.signal(signal.SIGUSR1)
     assert errno_of(asker.result) == errno.EINTR
-    gpu.answer(command)  # it was told, so it may answer
+    gpu.answer(command)  # it got the command, so it may answer
     assert admin.books(group).flags == abi.BOOKS_ONLINE | abi.BOOKS_DETACHED
     asker.begin(there_join, gpu.name, 60_000)
     arrival = gpu.await_command()
@@ -690,7 +690,7 @@ def test_many_levers_at_once(gpu: Provider, spawn: Spawn, admin: File) -> None:
     for group in groups:
         books = admin.books(group)
         assert books.flags == abi.BOOKS_ONLINE | abi.BOOKS_DETACHED
-        # That of the last asker, of those that were not overtaken by one that asked earlier and came later.
+        # The value of the last caller that was not overtaken by one that called earlier and came later.
         assert books.lever_timeslice_us in range(1000, 1200)
         told = [one.value for one in gpu.seen if one.group == group and one.op == abi.OP_SET_TIMESLICE]
         assert books.lever_timeslice_us == told[-1]
@@ -700,7 +700,7 @@ def test_many_levers_at_once(gpu: Provider, spawn: Spawn, admin: File) -> None:
 
 
 def nested_join(name: str) -> tuple[int, int, list[tuple[int, int]]]:
-    """What a process in a pid namespace of its own sees: its pid, its group, and (pid, id) of all groups."""
+    """Return what a process in a pid namespace of its own sees: its pid, its group, and (pid, id) of all groups."""
     group = there_join(name)
     seen = [(one.pid, one.id) for one in there_file().groups(there_file().books(group).parent)]
     return os.getpid(), group, seen
@@ -757,7 +757,7 @@ def test_root_of_a_user_namespace_is_no_admin(gpu: Provider, spawn: Spawn) -> No
 
 @attrs.frozen
 class Scene:
-    """A GPU whose /s is OWNER's, and every role that may want something of it."""
+    """A GPU whose /s is OWNER's, and every role that may call."""
 
     gpu: Provider
     slice: int
@@ -833,7 +833,7 @@ RIGHTS: dict[str, tuple[set[str], str, Callable[[Scene], tuple[Any, ...]]]] = {
     "events": (ADMIN, "events", lambda s: (s.gpu.root,)),
     "hello": ({"self", "owner", "other", "admin"}, "hello", lambda s: ()),
 }
-"""A call: the roles that may do it, and what it is. A role that may gets no EPERM, any other gets nothing else."""
+"""Calls, each with the roles that may make it. A role that may never gets EPERM; any other gets only EPERM."""
 
 _numbers = itertools.count()
 
@@ -847,7 +847,7 @@ def removable(scene: Scene) -> int:
 
 
 def there_right(method: str, args: tuple[Any, ...]) -> int:
-    """The errno of a call, and nothing of what it gave is kept."""
+    """Make a call, keep nothing of its result, and return the errno."""
     file = there_file()
     if method == "next":
         return errno_of(ioctl, file.fd, abi.IOC_NEXT, abi.Group(root=args[0]))
@@ -900,7 +900,7 @@ def test_what_an_owner_may_set(scene: Scene) -> None:
 
 
 def test_the_next_owner_above_counts(scene: Scene) -> None:
-    """What was given on, or back to root, is no longer whose the slice above is; not to say whose is to say nothing."""
+    """A slice given on, or back to root, no longer belongs to the owner above, but does once it has no owner itself."""
     group = scene.gpu.add_slice(scene.gpu.root, fresh_path("/s/t/"), scene.below)
     owner, other = scene.roles["owner"], scene.roles["other"]
     assert scene.gpu.books(scene.below).uid == abi.NOBODY
@@ -925,7 +925,7 @@ def there_set(group: int, values: dict[str, int]) -> int:
 
 def test_usermemfd(gpu: Provider, spawn: Spawn, admin: File) -> None:
     tenant, group = tenant_of(gpu, spawn)
-    admin.press(group, 99)  # before there is a reader: not seen
+    admin.press(group, 99)  # before there is a reader, and so not seen
     one, two = admin.usermem(group), admin.usermem(group)
     assert errno_of(os.read, one, 16) == errno.EAGAIN
     assert not readable(one, 0)
@@ -1001,7 +1001,7 @@ def test_events_are_counted_until_they_are_read(gpu: Provider, spawn: Spawn, adm
     assert {id_ for id_, *_ in events.read()} == {parent, gpu.root}
     events.close()
     admin.note(parent, abi.EVENT_HIGH)
-    events = Events(admin, gpu.root)  # what came between two listeners goes to neither
+    events = Events(admin, gpu.root)  # events between two listeners go to neither
     assert events.read() == []
     gpu.unregister(abi.UNREGISTER_FORGET)
     assert readable(events.fd, 0) & select.POLLHUP
@@ -1073,7 +1073,7 @@ def test_the_page_of_counters(gpu: Provider, spawn: Spawn, admin: File) -> None:
     }
     assert errno_of(harness.map_page, admin.fd) == errno.ENODEV
     gpu.remove(group)
-    tenant.do(there_count, 6, 6)  # still a page, though of no group
+    tenant.do(there_count, 6, 6)  # still a page, although of no group
     assert errno_of(admin.books, group) == errno.ENODEV
 
 
@@ -1081,7 +1081,7 @@ def test_the_page_of_counters(gpu: Provider, spawn: Spawn, admin: File) -> None:
 
 
 def test_a_reset_of_a_peak_is_of_one_file(gpu: Provider, spawn: Spawn, admin: File) -> None:
-    """As memory.peak and memory.swap.peak since Linux 6.12: a reset takes nothing from others."""
+    """As memory.peak and memory.swap.peak since Linux 6.12: a reset by one file does not affect others."""
     _, group = group_of(gpu, spawn)
     gpu.charge(70, group)
     gpu.swap_out(50, group)
@@ -1110,12 +1110,12 @@ def test_a_reset_of_a_peak_is_of_one_file(gpu: Provider, spawn: Spawn, admin: Fi
         assert errno_of(admin.reset_peak, group, what) == errno.EINVAL
     reserved = abi.Reset(id=group, reserved=1)
     assert errno_of(ioctl, admin.fd, abi.IOC_RESET_PEAK, reserved) == errno.EINVAL
-    gpu.remove(group)  # with the mark of a file that is open
+    gpu.remove(group)  # while an open file has a mark
     assert errno_of(admin.reset_peak, group) == errno.ENODEV
 
 
 def there_reset(group: int, files: int) -> list[int]:
-    """The errno of a reset by each of so many files more."""
+    """Return the errnos of a reset by each of so many more files."""
     there_files.extend(File() for _ in range(files))
     return [errno_of(file.reset_peak, group) for file in there_files]
 
@@ -1124,7 +1124,7 @@ there_files: list[File] = []
 
 
 def test_files_that_have_reset_a_peak_are_bounded(gpu: Provider, spawn: Spawn, admin: File) -> None:
-    """But root's, so that no user keeps root from it."""
+    """Root's files are not, so that no user keeps root from a reset."""
     slice_ = admin.add_slice(gpu.root, "/s")
     below = admin.add_slice(gpu.root, "/s/t", slice_)
     admin.set(slice_, uid=NOBODY)
@@ -1144,7 +1144,7 @@ def test_files_that_have_reset_a_peak_are_bounded(gpu: Provider, spawn: Spawn, a
 
 @attrs.frozen
 class Padded:
-    """The arguments of a call, followed by `tail`, at their own end of memory."""
+    """Arguments of a call, followed by `tail`, right before unmapped memory."""
 
     number: int
     argument: ctypes.Structure
@@ -1175,7 +1175,7 @@ def test_growth(gpu: Provider, spawn: Spawn, admin: File) -> None:
         (Padded(abi.IOC_RESET_PEAK, abi.Reset(id=group)), abi.Reset.what.offset),
         (Padded(abi.IOC_SET, abi.Set(id=group, mask=abi.SET["weight"], weight=7)), of_version_1),
     ]
-    for one, first in grown:  # what version 1 had is enough, and nothing is written behind it
+    for one, first in grown:  # version 1's size is enough, and nothing is written behind it
         size = ctypes.sizeof(one.argument)
         assert one.call(admin.fd, b"", size - first) == 0, one
         assert one.call(admin.fd, b"", size - first + 1) == errno.EINVAL, one
@@ -1199,7 +1199,7 @@ def test_growth(gpu: Provider, spawn: Spawn, admin: File) -> None:
 
 
 def own_amounts(own: int, tail: bytes) -> list[int]:
-    """The errno of charges and uncharges, with arguments that are as long as ours, or longer."""
+    """Return the errnos of charges and uncharges, with arguments of our size, or longer."""
     fd, codes = there_file().fd, []
     for id_, nbytes, usec in (
         *((0, 10, 0), (own, 10, 0), (own + 1, 10, 0), (1 << 60, 10, 0), (0, 10, 1), (own, 10, 2**63)),
@@ -1214,7 +1214,7 @@ def own_amounts(own: int, tail: bytes) -> list[int]:
 
 
 def test_a_tenant_is_answered_the_same_whatever_the_size(gpu: Provider, spawn: Spawn, admin: File) -> None:
-    """What it calls all the time is answered by a shorter way than all else, which longer arguments take."""
+    """Its most frequent calls take a shortcut, except with longer arguments."""
     tenant, group = tenant_of(gpu, spawn)
     stranger = spawn()
     for other in (tenant, stranger):
@@ -1229,7 +1229,7 @@ def test_a_tenant_is_answered_the_same_whatever_the_size(gpu: Provider, spawn: S
 
 
 def test_no_group_holds_more_than_max(admin: File, spawn: Spawn) -> None:
-    """A charge that would wrap around is one over the limit, by the fast way too."""
+    """A charge that would wrap around counts as over the limit, also in the fast path."""
     with Provider(fresh_name(), capacity=abi.MAX) as gpu:
         _, group = group_of(gpu, spawn)
         admin.charge(abi.MAX, group)
@@ -1244,7 +1244,7 @@ def test_no_group_holds_more_than_max(admin: File, spawn: Spawn) -> None:
 
 
 def test_what_a_program_says_it_has_is_bounded(admin: File, spawn: Spawn) -> None:
-    """On the GPU or not: else its neighbours have nothing left to count, until the driver's figure corrects it."""
+    """On the GPU or in the host: otherwise neighbours could charge nothing until the driver's figure corrects it."""
     capacity = 64 * MIB
     with Provider(fresh_name(), capacity=capacity) as gpu:
         liar, group = tenant_of(gpu, spawn)
@@ -1268,7 +1268,7 @@ def test_what_a_program_says_it_has_is_bounded(admin: File, spawn: Spawn) -> Non
 
 
 def open_until_refused(most: int) -> tuple[int, int]:
-    """How many files can be opened, and why no more."""
+    """Open files until refused; return their number, and the errno."""
     kept["files"] = []
     for count in range(most):
         try:
@@ -1316,7 +1316,7 @@ def test_gpus_are_bounded(admin: File) -> None:
 
 
 def roots(admin: File) -> list[int]:
-    """The roots of all GPUs."""
+    """Return the roots of all GPUs."""
     return [one.id for one in _next_roots(admin)]
 
 
@@ -1338,7 +1338,7 @@ def test_groups_are_bounded(gpu: Provider) -> None:
         wanted.path = b"/%d" % made
         code = raw_ioctl(gpu.fd, abi.IOC_ADD, address)
         made += not code
-    assert (made, code) == (65535, errno.ENOSPC)  # and the root
+    assert (made, code) == (65535, errno.ENOSPC)  # in addition to the root
     gpu.remove(gpu.find_slice(gpu.root, "/77"))
     gpu.add_slice(gpu.root, "/again")
     gpu.unregister(abi.UNREGISTER_FORGET)
@@ -1389,7 +1389,7 @@ def test_reclaim_begins_a_headroom_below_the_limit(admin: File, spawn: Spawn) ->
 
 
 def test_a_headroom_does_not_empty_a_small_group(admin: File, spawn: Spawn) -> None:
-    """Of which it is at most an eighth."""
+    """The headroom is at most an eighth of the group."""
     with Provider(fresh_name(), headroom=2 * MIB) as gpu:
         tenant, group = tenant_of(gpu, spawn)
         admin.set(group, high=MIB)
@@ -1399,7 +1399,7 @@ def test_a_headroom_does_not_empty_a_small_group(admin: File, spawn: Spawn) -> N
         tenant.do(there_call, "charge", MIB // 8)
         events.until(lambda: admin.books(group).events_reclaim, gpu)
         assert admin.books(group).current_bytes == 7 * MIB // 8
-        admin.set(group, high=0)  # nothing may stay
+        admin.set(group, high=0)  # nothing may stay on the GPU
         tenant.do(there_call, "charge", 1)
         events.until(lambda: admin.books(group).events_reclaim == 2, gpu)
         assert admin.books(group).current_bytes == 0
@@ -1422,7 +1422,7 @@ def test_a_full_gpu_takes_from_who_is_not_protected(admin: File, spawn: Spawn) -
         assert (admin.books(first).current_bytes, admin.books(second).current_bytes) == (10 * MIB, 10 * MIB)
         root = admin.books(gpu.root)
         assert (root.current_bytes, root.swap, root.events_low, root.events_high) == (20 * MIB, 6 * MIB, 0, 1)
-        # No other has anything left to give than the one that is protected: that is counted.
+        # Only the protected one has anything left to give: that is counted.
         admin.set(other, swap_max=6 * MIB)
         greedy.do(there_call, "charge", 3 * MIB)
         events.until(lambda: admin.books(first).events_reclaim, gpu)
@@ -1443,7 +1443,7 @@ def test_reclaim_of_a_slice(gpu: Provider, spawn: Spawn, admin: File) -> None:
     assert asker.value == 5 * MIB
     assert admin.books(gpu.parent).current_bytes == 3 * MIB
     assert {admin.books(id_).current_bytes for id_ in (one, two)} == {3 * MIB // 2}
-    # Two at once do not go for the same bytes twice, and the rest cannot be had.
+    # Two at once do not take the same bytes twice, and the rest cannot be had.
     askers = [Asker(admin.lever, abi.IOC_RECLAIM, gpu.parent, 100 * MIB) for _ in range(1)]
     assert [asker.outcome(gpu) for asker in askers] == [0]
     assert admin.books(gpu.parent).current_bytes == 0
@@ -1451,7 +1451,7 @@ def test_reclaim_of_a_slice(gpu: Provider, spawn: Spawn, admin: File) -> None:
 
 
 def test_a_reclaim_goes_on_past_one_that_cannot_give(gpu: Provider, spawn: Spawn, admin: File) -> None:
-    """The error is told where none has given."""
+    """The error is reported only if none has given."""
     gpu.parent = gpu.add_slice(gpu.root, "/s")
     (_, one), (_, two) = (tenant_of(gpu, spawn) for _ in range(2))
     admin.charge(6 * MIB, one)
@@ -1469,7 +1469,7 @@ def test_a_reclaim_goes_on_past_one_that_cannot_give(gpu: Provider, spawn: Spawn
 
 
 def protected_pair(admin: File, slice_: int, groups: Sequence[int]) -> tuple[int, int]:
-    """Has two processes of a slice hold 6 MiB each, protected; returns them in the order of a plan for both."""
+    """Have two processes of a slice hold 6 MiB each, protected; return them in the order of a plan for both."""
     for group in groups:
         admin.charge(6 * MIB, group)
         admin.set(group, low=8 * MIB)
@@ -1480,12 +1480,12 @@ def protected_pair(admin: File, slice_: int, groups: Sequence[int]) -> tuple[int
 
 
 def told(admin: File, *groups: int) -> list[tuple[int, int]]:
-    """How often each was told to give, and taken from though it is protected."""
+    """Return how often each was told to give, and was taken from although protected."""
     return [(books.pressure_seq, books.events_low) for books in map(admin.books, groups)]
 
 
 def test_a_reclaim_ends_with_its_caller(gpu: Provider, spawn: Spawn, admin: File) -> None:
-    """Those behind the one that it waited for are not asked, nor told."""
+    """Programs after the one that it waited for are neither asked nor pressed."""
     gpu.parent = gpu.add_slice(gpu.root, "/s")
     tenants = [tenant_of(gpu, spawn) for _ in range(2)]
     first, last = protected_pair(admin, gpu.parent, [group for _, group in tenants])
@@ -1532,21 +1532,20 @@ def test_a_reclaim_that_was_asked_of_who_died(gpu: Provider, spawn: Spawn, admin
     events.close()
 
 
-# Strangers who flood
+# Strangers that flood
 
 STRANGERS, CHARGES, LEVERS = 4, 1000, 6
 SLOWER = 4.0
-"""Times as long a call may take beside so many that flood the module, as beside as many that only use the processor:
-what they may take is their part of that."""
+"""Factor by which a call may be slower beside many programs that flood the module than beside as many that only
+compute: a flood may take only its share of the processor."""
 WORST_S = 5.0
-"""Seconds that none may take, on an emulated processor."""
+"""Seconds that no call may exceed, on an emulated processor."""
 TRIES = 4
-"""Times that both are compared: each is beside whatever the host of the machine does then, and that may begin between
-them."""
+"""Number of comparisons: both sides run beside whatever the host does then, which may begin between them."""
 
 
 def there_flood() -> None:
-    """All that a program may ask of the module, and what it may not, as fast as it can."""
+    """Make all calls that a program may make, and others, as fast as possible."""
     file = there_file()
     while True:
         file.charge(3)
@@ -1562,13 +1561,13 @@ def there_flood() -> None:
 
 
 def there_spin() -> None:
-    """Only uses the processor."""
+    """Only compute."""
     while True:
         pass
 
 
 def there_charge(count: int) -> tuple[float, float]:
-    """Seconds for so many charges, and for the slowest of them."""
+    """Return the seconds of so many charges, and of the slowest."""
     file, took = there_file(), []
     for _ in range(count):
         begun = time.monotonic()
@@ -1581,7 +1580,7 @@ def there_charge(count: int) -> tuple[float, float]:
 def beside(
     what: Callable[[], None], gpu: Provider, spawn: Spawn, admin: File, victim: tuple[Remote, int]
 ) -> tuple[float, float]:
-    """Seconds that charges of one program take, and levers of a daemon, while strangers do something."""
+    """Return the seconds of charges of one program, and of levers of a daemon, while strangers do something."""
     strangers = [tenant_of(gpu, spawn)[0] for _ in range(STRANGERS)]
     for stranger in strangers:
         stranger.do(there_become, NOBODY)
@@ -1601,7 +1600,7 @@ def beside(
 
 
 def test_who_floods_takes_his_part_of_the_processor_and_nothing_else(gpu: Provider, spawn: Spawn, admin: File) -> None:
-    """A neighbour on the same GPU is charged, and the daemon's levers move, as beside programs that ask for nothing."""
+    """A neighbour's charges and the daemon's levers are as fast as beside programs that only compute."""
     victim = tenant_of(gpu, spawn)
     seen = []
     for _ in range(TRIES):
@@ -1614,7 +1613,7 @@ def test_who_floods_takes_his_part_of_the_processor_and_nothing_else(gpu: Provid
     check_sums(admin, gpu.root)
 
 
-# What can be watched
+# Files that can be polled
 
 
 def test_tracepoints(gpu: Provider, spawn: Spawn, admin: File) -> None:
@@ -1654,7 +1653,7 @@ def rmmod() -> tuple[int, str]:
 
 
 def test_unload_while_anything_is_open(spawn: Spawn) -> None:
-    """Each kind of file by itself, and a mapping, keeps the module."""
+    """Each kind of open file by itself, and a mapping, keeps the module loaded."""
     name = fresh_name()
     with Provider(name) as gpu:
         group = gpu.add_process(gpu.root, spawn().pid)

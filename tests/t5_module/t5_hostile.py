@@ -1,4 +1,4 @@
-"""Programs of a user who means harm do all that they can at the same time, beside one who means none (hostile.c)."""
+"""Programs of a hostile user that make all calls at the same time, beside an honest user's program (hostile.c)."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ SECONDS = float(os.environ.get("GGROUP_HOSTILE_S", "20"))
 SEED = os.environ.get("GGROUP_HOSTILE_SEED", "")
 
 PAIRS = 91
-"""Of two calls of tenants, one with itself included."""
+"""Number of pairs of two tenants' calls, pairs of equal calls included."""
 PAIRS_WITH_ROOT = 169
-"""Of a call of a tenant and one of root."""
+"""Number of pairs of a tenant's and a root's call."""
 MET_LEAST = 0.5
-"""Part of the pairs that meet in a short run, which goes on up to five times as long for it; in a long one all do."""
+"""Fraction of pairs that meet in a short run, which is prolonged up to five times for it; in a long one all do."""
 SLOWER_MOST = 5.0
-"""The worst call of the neighbour in a step, typically: against that beside programs that only spin."""
+"""Factor of the neighbour's typical worst call in a step over that beside programs that only spin."""
 FLOOR_US = 20_000.0
-"""... or this, which one turn of another on an emulated processor takes."""
+"""Microseconds that are always allowed: another program's time slice on an emulated processor."""
 
 
 @pytest.mark.timeout(5 * SECONDS + 300)

@@ -1,6 +1,6 @@
-"""Killed at calls of the kernel module: the books that the next daemon finds there, and a driver that went on.
+"""A daemon killed at calls of the kernel module: the books that the next one finds there, and a driver that went on.
 
-The same life as in :mod:`tests.t3_program.t3_killed`, with KernelLedger and ProviderGpu in the place of a journal's
+The life is the same as in :mod:`tests.t3_program.t3_killed`, with KernelLedger and ProviderGpu in place of a journal's
 books.
 """
 
@@ -19,7 +19,7 @@ from tests.support.killed_life import again, is_released, live, one_death, pid_o
 from tests.t5_module.harness import File, errno_of
 
 STEP = 4
-"""Of the points at which the kernel is asked for a change, each of so many is tried."""
+"""Stride through the points at which the kernel is asked for a change."""
 
 
 def forget() -> None:
@@ -35,7 +35,7 @@ def nothing_was_there() -> Iterator[None]:
 
 
 def test_killed_at_calls_of_the_kernel() -> None:
-    """Before and after them in turns."""
+    """Before and after such calls, alternately."""
     points = whole_life(kernel=True).asked
     assert len(points) > 40
     for number, at in enumerate(points[::STEP]):
@@ -44,7 +44,7 @@ def test_killed_at_calls_of_the_kernel() -> None:
 
 
 def levers(machine: Machine) -> dict[str, int]:
-    """What the kernel says that holds, or may hold, for each program."""
+    """Return what holds, or may hold, for each program, according to the kernel."""
     found = {}
     with File() as admin:
         gpu = admin.register("GPU-0", 1 << 40)
@@ -56,8 +56,8 @@ def levers(machine: Machine) -> dict[str, int]:
 
 
 def test_everybody_runs_as_before_any_daemon_came_and_the_kernel_knows() -> None:
-    """`ggroupfs doctor --thaw-all` after a daemon with the kernel's books was killed while somebody was frozen. What
-    was asked for is there for the next one."""
+    """`ggroupfs doctor --thaw-all` after a daemon with the kernel's books was killed while a program was frozen. The
+    settings are kept for the next daemon."""
     life = Life()
 
     async def story(machine: Machine, h: Harness) -> None:
@@ -79,7 +79,7 @@ def test_everybody_runs_as_before_any_daemon_came_and_the_kernel_knows() -> None
 
 
 def test_who_is_served_is_not_freed_behind_the_back_of_his_daemon() -> None:
-    """It has the books, wherever it is mounted."""
+    """The daemon has the books, wherever it is mounted."""
     with sleepers() as spawn, a_machine(spawn, kernel=True) as machine, File() as admin:
         machine.start("a")
         admin.register("GPU-0", 1 << 40)

@@ -1,6 +1,6 @@
-"""KernelLedger against the naive books and against SoftLedger: the same histories, with processes that live.
+"""KernelLedger against the naive books and against SoftLedger: the same histories, with live processes.
 
-And what only books in the kernel can show: that they outlive their daemon, and that a lever is pulled through them.
+Also what only books in the kernel can show: that they outlive their daemon, and that levers are moved through them.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from tests.support.strategies import history
 Spawn = Callable[..., subprocess.Popen[bytes]]
 
 SECONDS = 60.0
-"""How long a lever may take in a machine that is emulated."""
+"""Seconds that a lever may take in an emulated machine."""
 
 
 def uuids(count: int) -> dict[int, str]:
-    """Names of GPUs that no other test has."""
+    """Return names of GPUs that no other test has."""
     return {index: f"GPU-{uuid.uuid4()}" for index in range(count)}
 
 
 @contextlib.contextmanager
 def keeping(names: dict[int, str], *, forget: bool = True) -> Iterator[KernelLedger]:
-    """The books of these GPUs; without `forget` they are there when it ends."""
+    """Yield the books of these GPUs; without `forget` they stay at the end."""
     ledger = KernelLedger(names, temporary=names if forget else ())
     try:
         yield ledger
@@ -57,7 +57,7 @@ def keeping(names: dict[int, str], *, forget: bool = True) -> Iterator[KernelLed
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[Sequence[Process]]:
-    """Five that do nothing."""
+    """Five idle processes."""
     children = [subprocess.Popen(["sleep", "6000"]) for _ in range(5)]
     yield tuple(identify(child.pid) for child in children)
     for child in children:
@@ -69,7 +69,7 @@ def processes() -> Iterator[Sequence[Process]]:
 
 
 class KernelMachine(LedgerMachine):
-    """The machine on books in the kernel: GPUs of its own for every history."""
+    """The machine on books in the kernel, with GPUs of its own for every history."""
 
     kernel: KernelLedger
 
@@ -79,7 +79,7 @@ class KernelMachine(LedgerMachine):
 
     @invariant()
     def everybody_was_told(self) -> None:
-        """As often as it happened, within the call; events that are alike come together."""
+        """Check that every event was reported within its call; equal events come together."""
         assert Counter(self.told) == Counter(self.expected)
         self.told.clear()
         self.expected.clear()
@@ -92,7 +92,7 @@ class KernelMachine(LedgerMachine):
 
 
 class TwinMachine(KernelMachine):
-    """The same questions to the specification and to the kernel."""
+    """The same calls to the specification and to the kernel."""
 
     def make_ledger(self) -> Ledger:
         twins: Any = Twins(SoftLedger(), super().make_ledger())
@@ -105,7 +105,7 @@ def test_histories(machine: type[KernelMachine], processes: Sequence[Process]) -
     run_state_machine_as_test(type("Machine", (machine,), {"processes": processes}), settings=history(150))
 
 
-# One by one
+# Single cases
 
 
 def test_what_is_here() -> None:
@@ -113,7 +113,7 @@ def test_what_is_here() -> None:
 
 
 def test_a_plan_of_any_length(processes: Sequence[Process], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The room for it grows until it fits."""
+    """The buffer grows until the plan fits."""
     monkeypatch.setattr(kernel, "TARGETS", 1)
     answers = []
     with keeping(uuids(1)) as books:
@@ -144,7 +144,7 @@ def test_a_process_that_does_not_live_is_not_taken(spawn: Spawn) -> None:
 
 
 def test_who_died_stays_until_he_is_removed(spawn: Spawn) -> None:
-    """So that nothing changes behind the daemon's back; then its charges go."""
+    """Nothing changes behind the daemon's back; the charges go when the daemon removes the process."""
     child = spawn()
     group = Member(identify(child.pid), 0)
     with keeping(uuids(1)) as ledger:
@@ -181,7 +181,7 @@ def test_a_path_that_is_too_long() -> None:
 
 
 def test_one_half_of_an_owner() -> None:
-    """Each is there without the other."""
+    """User and group may each be set without the other."""
     slice_ = SliceOn(Slice("/a"), 0)
     with keeping(uuids(1)) as ledger:
         ledger.add_gpu(0, 1000)
@@ -200,7 +200,7 @@ kernel._ask(os.open(kernel.DEVICE, os.O_RDWR), abi.IOC_SET, abi.Set(id=int(sys.a
 
 
 def test_what_others_do_is_told_too(processes: Sequence[Process]) -> None:
-    """Events that none of our calls caused come by run(), and so does what another process has set."""
+    """Events that no call of ours has caused come through run(), and so do settings of another process."""
     group, told, configured = Member(processes[0], 0), [], []
     with keeping(uuids(1)) as ledger:
         ledger.add_gpu(0, 1000)
@@ -219,15 +219,15 @@ def test_what_others_do_is_told_too(processes: Sequence[Process]) -> None:
 
         trio.run(listen)
         assert ledger.books(group).low == 9
-    assert configured == [group]  # and not for what we set ourselves
+    assert configured == [group]  # and not for our own settings
     assert Counter(told) == Counter([(group, Channel.GMEM), (SliceOn(ROOT, 0), Channel.GMEM)])
 
 
-# Books that outlive
+# Books that outlive a daemon
 
 
 def test_the_books_go_on(processes: Sequence[Process], spawn: Spawn) -> None:
-    """All that was asked, counted and given; parents first, whatever was moved; what was charged is to be said anew."""
+    """All settings, counts and owners; parents first, whatever was moved; charges have to be reported anew."""
     names = uuids(2)
     a, deep, root = SliceOn(Slice("/a"), 0), SliceOn(Slice("/a/deep"), 0), SliceOn(ROOT, 0)
     one, other, dead = Member(processes[0], 0), Member(processes[1], 0), spawn()
@@ -253,7 +253,7 @@ def test_the_books_go_on(processes: Sequence[Process], spawn: Spawn) -> None:
         ledger.reset_peak(one, "peak")
         ledger.reset_peak(one, "swap_peak")
         assert (ledger.books(one).peak, ledger.books(one).swap_peak) == (98, 2)
-        ledger.uncharge_swap(one, 2)  # a reset is of the ledger that asked: the next one knows of none
+        ledger.uncharge_swap(one, 2)  # a reset belongs to its ledger, and the next one has none
     dead.kill()
     dead.wait()
     with keeping(names) as ledger:
@@ -291,7 +291,7 @@ def test_one_at_a_time() -> None:
 
 @pytest.mark.parametrize("handed_over", [False, True])
 def test_the_end(handed_over: bool) -> None:
-    """Books of a GPU that is gone with its mount are closed, but where another daemon goes on; others are not."""
+    """Books of a GPU that is gone with its mount are closed, unless another daemon goes on; others are not."""
     names = uuids(2)
     slices = [SliceOn(Slice("/a"), index) for index in names]
     ledger = KernelLedger(names, temporary=[1])
@@ -311,7 +311,7 @@ def test_the_end(handed_over: bool) -> None:
 
 @contextlib.asynccontextmanager
 async def served(ledger: KernelLedger, gpu: StubGpu, seconds: float = SECONDS) -> Any:
-    """A Gpu whose levers go through the kernel."""
+    """Serve a Gpu whose levers go through the kernel."""
     provided = ProviderGpu(gpu, ledger, seconds)
     async with trio.open_nursery() as nursery:
         with trio.fail_after(SECONDS):
@@ -322,7 +322,7 @@ async def served(ledger: KernelLedger, gpu: StubGpu, seconds: float = SECONDS) -
 
 @attrs.define
 class Bookkeeping:
-    """As much of a Controller as a StubGpu asks for."""
+    """The part of a Controller that a StubGpu uses."""
 
     ledger: KernelLedger
 
@@ -340,7 +340,7 @@ class Bookkeeping:
 
 
 def test_levers_reach_the_gpu_and_are_remembered(processes: Sequence[Process]) -> None:
-    """What holds is not asked for again; the next provider is told of it; what it says goes back to the caller."""
+    """A value that holds is not commanded again; the next provider is told; its answer goes back to the caller."""
     names, (who, other, *_) = uuids(1), processes
     first, second = StubGpu(), StubGpu()
 
@@ -422,7 +422,7 @@ def test_a_lever_has_a_deadline_and_is_free_after_it(processes: Sequence[Process
 
 
 def test_a_lever_of_who_is_gone(spawn: Spawn) -> None:
-    """ESRCH, whether or not the exit was noticed; and never an answer without a provider."""
+    """ESRCH, whether or not the exit was noticed; and never success without a provider."""
     child = spawn()
     who = identify(child.pid)
 

@@ -1,4 +1,4 @@
-"""GGROUP_IOC_NEXT_USE as a program calls it: what is refused, whose right it is, and what plans make of it."""
+"""GGROUP_IOC_NEXT_USE as a program calls it: refusals, rights, and the effect on plans."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_another_gpus_process_is_refused(gpu: Provider, pair: tuple[Remote, Remo
 
 
 def test_only_root_may(gpu: Provider, pair: tuple[Remote, Remote]) -> None:
-    """Neither the process itself nor the owner of the slice above: others would give in its place."""
+    """Neither the process itself nor the owner of the slice above may, since others would give in its place."""
     slice_ = gpu.add_slice(gpu.root, "/mine")
     gpu.set(slice_, uid=NOBODY, gid=NOBODY)
     tenant = pair[0]
@@ -98,7 +98,7 @@ def errno_there(root: int, group: int) -> int:
 
 
 def test_it_may_grow(gpu: Provider, pair: tuple[Remote, Remote]) -> None:
-    """A longer structure whose rest is zero is as good."""
+    """A longer structure with a zero tail is accepted."""
     group = gpu.add_process(gpu.root, pair[0].pid)
     use = abi.Use(id=group, next=1)
     raw = bytes(abi.Uses(root=gpu.root, uses=ctypes.addressof(use), count=1))
@@ -128,7 +128,7 @@ def test_a_process_that_moves_keeps_it_and_one_that_comes_again_does_not(
 
 
 def test_it_is_forgotten(gpu: Provider, pair: tuple[Remote, Remote]) -> None:
-    """The daemon that said it may be gone."""
+    """The daemon that reported it may be gone."""
     small, large = (gpu.add_process(gpu.root, one.pid) for one in pair)
     gpu.charge(10, small)
     gpu.charge(30, large)

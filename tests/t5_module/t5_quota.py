@@ -1,4 +1,4 @@
-"""What one user can take of what all share: groups, depth, and the figures that a program says of itself."""
+"""Bounds of what one user can take of shared resources: groups, depth, and figures that programs report themselves."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def tenant(gpu: Provider) -> Iterator[tuple[Remote, int]]:
 
 
 def given(gpu: Provider, path: str, uid: int) -> int:
-    """A slice of root's that a user controls what is below."""
+    """Make a slice of root's below which a user is in control."""
     slice_ = gpu.add_slice(gpu.root, path)
     gpu.set(slice_, uid=uid)
     return slice_
 
 
 def fill(gpu: Provider, parent: int, prefix: str, most: int) -> tuple[int, int]:
-    """Makes up to `most` slices; how many were let, and why no more."""
+    """Make up to `most` slices; return how many were granted, and the errno of the refusal."""
     wanted = abi.Group(root=gpu.root, parent=parent, kind=abi.KIND_SLICE)
     address = ctypes.addressof(wanted)
     for made in range(most):
@@ -69,7 +69,7 @@ def fill(gpu: Provider, parent: int, prefix: str, most: int) -> tuple[int, int]:
 
 
 def descend(gpu: Provider, parent: int, path: str, levels: int) -> tuple[int, int, int]:
-    """Makes slices one below the other; the lowest, how many there are, and why no more."""
+    """Make slices one below another; return the lowest, how many there are, and the errno of the refusal."""
     for made in range(levels):
         path += "/d"
         code = errno_of(gpu.add_slice, gpu.root, path, parent)
@@ -83,11 +83,11 @@ def test_the_slices_of_a_user_are_bounded(gpu: Provider) -> None:
     mine, others = given(gpu, "/mine", OWNER), given(gpu, "/others", OTHER)
     below = gpu.add_slice(gpu.root, "/mine/below", mine)
     assert fill(gpu, mine, "/mine", abi.MAX_SLICES_PER_USER) == (abi.MAX_SLICES_PER_USER - 1, errno.EAGAIN)
-    # Wherever it is, as far as it is his.
+    # At any place that is the user's.
     assert errno_of(gpu.add_slice, gpu.root, "/mine/below/one", below) == errno.EAGAIN
     again = given(gpu, "/again", OWNER)
     assert errno_of(gpu.add_slice, gpu.root, "/again/one", again) == errno.EAGAIN
-    # Nobody else's, and no process's, and root's least of all.
+    # Not another user's, nor a process's, and least of all root's.
     assert fill(gpu, others, "/others", 3) == (3, 0)
     assert fill(gpu, gpu.root, "", 3) == (3, 0)
     with tenant(gpu):
@@ -104,7 +104,7 @@ def test_the_slices_of_a_user_are_bounded(gpu: Provider) -> None:
 
 
 def test_what_root_has_the_books_of_is_not_bounded_by_a_user(gpu: Provider) -> None:
-    """A slice that was given to root again, as one that was given to nobody, is root's."""
+    """A slice that was given back to root, or to no user, is root's."""
     mine = given(gpu, "/mine", OWNER)
     taken = gpu.add_slice(gpu.root, "/mine/taken", mine)
     gpu.set(taken, uid=0)
@@ -122,7 +122,7 @@ def test_the_processes_of_a_user_are_bounded(gpu: Provider) -> None:
         assert [another(OWNER) for _ in range(3)] == [0, 0, errno.EAGAIN]
         assert [another(OTHER) for _ in range(3)] == [0, 0, errno.EAGAIN]
         with contextlib.ExitStack() as roots:
-            for _ in range(3):  # root's are not
+            for _ in range(3):  # root's are not bounded
                 remote = Remote()
                 roots.callback(remote.end)
                 remote.do(there_join, gpu.name, provider=gpu)
@@ -138,7 +138,7 @@ def test_depth_is_bounded(gpu: Provider) -> None:
     assert (1 + made, code) == (abi.MAX_DEPTH, errno.EAGAIN)
     lowest_of_root, made, code = descend(gpu, gpu.root, "", abi.MAX_DEPTH_ROOT + 1)
     assert (made, code) == (abi.MAX_DEPTH_ROOT, errno.EAGAIN)
-    # Neither by moving it there, with what is below it.
+    # Nor by moving it there, with what is below it.
     one = gpu.add_slice(gpu.root, "/one")
     gpu.add_slice(gpu.root, "/one/two", one)
     above = gpu.books(lowest).parent
@@ -160,7 +160,7 @@ def test_depth_is_bounded(gpu: Provider) -> None:
 
 
 def test_what_a_program_says_that_it_moved_is_bounded(gpu: Provider) -> None:
-    """Its figures are added at every level above: they are at most what can be in the time that it is there."""
+    """Its figures are added at every level above, so they may be at most what was possible since its start."""
     gpu.parent = gpu.add_slice(gpu.root, "/a")
     before = time.monotonic()
     with tenant(gpu) as (remote, group):
@@ -176,7 +176,7 @@ def test_what_a_program_says_that_it_moved_is_bounded(gpu: Provider) -> None:
             assert 0 < books.move_usec <= lived * 1e6
             assert (books.swapouts, books.swapins) == (3, 3)
             assert (books.swapout_bytes, books.swapin_bytes) == (3 * MIB, 3 * MIB)
-        # 2^40 bytes a second, of what it says that it has.
+        # 2^40 bytes per second of the memory that it claims to have.
         remote.do(there_call, "uncharge", MIB)
         gpu.set(gpu.parent, high=abi.MAX)
         remote.do(there_call, "charge", abi.OVERCOMMIT * 60 * MIB)
@@ -189,7 +189,7 @@ def test_what_a_program_says_that_it_moved_is_bounded(gpu: Provider) -> None:
 
 
 def swap_for_ever(nbytes: int) -> None:
-    """Says a thousand times that all it has was moved out, and forgets it there."""
+    """Report a thousand times that all memory was moved out, and uncharge it there."""
     for _ in range(1000):
         there_call("swap_out", nbytes)
         there_call("uncharge_swap", nbytes)
@@ -197,7 +197,7 @@ def swap_for_ever(nbytes: int) -> None:
 
 
 def test_a_reclaim_that_brings_nothing_ends(gpu: Provider) -> None:
-    """Whoever says that it moved what it did not is asked again, but not for ever."""
+    """A program that falsely reports moves is asked again, but not for ever."""
     gpu.parent = gpu.add_slice(gpu.root, "/a")
 
     def lie(_: Provider, asked: Asked) -> tuple[int, int]:

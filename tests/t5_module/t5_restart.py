@@ -1,4 +1,4 @@
-"""A daemon whose books are in the kernel is killed and started again: what was set, counted and frozen is there."""
+"""A daemon with its books in the kernel is killed and restarted: settings, counts and freezes are there."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ for line in sys.stdin:
 
 
 class Program:
-    """A program of the software GPU that does what it is told, and outlives its GPU."""
+    """A program of the software GPU that follows commands, and outlives its GPU."""
 
     def __init__(self, path: Path) -> None:
         words = [sys.executable, "-c", PROGRAM, os.fspath(path)]
@@ -55,7 +55,7 @@ class Program:
         self._process.communicate()
 
     def ask(self, word: str) -> str:
-        """Has it do one thing; what it says."""
+        """Send a command; return the answer."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(word, file=self._process.stdin, flush=True)
@@ -74,7 +74,7 @@ def killed(path: Path) -> Iterator[Mounted]:
 
 @contextlib.contextmanager
 def again(path: Path) -> Iterator[Mounted]:
-    """The next mount on the same place."""
+    """The next mount at the same place."""
     with mounted(path, *OPTIONS) as mount:
         yield mount
         mount.check()
@@ -89,7 +89,7 @@ def events(path: Path) -> dict[str, int]:
 
 
 def test_the_tree_says_who_keeps_the_books(tmp_path: Path) -> None:
-    """And a GPU keeps its name over a restart, which is what its books are found by."""
+    """A GPU keeps its name over a restart, by which its books are found."""
     names = []
     with killed(tmp_path) as mount:
         assert backend(mount)["ledger"] == "kernel"
@@ -107,7 +107,7 @@ def test_the_choice(tmp_path: Path, asked: str, found: str) -> None:
 
 
 def test_limits_of_a_process(tmp_path: Path, spawn: Spawn) -> None:
-    """Everything that can be set, of a process that had no context yet, on each of its GPUs."""
+    """Every setting of a process that had no context yet, on each of its GPUs."""
     pid = spawn().pid
     with killed(tmp_path) as mount:
         (mount / pid).mkdir()
@@ -129,7 +129,7 @@ def test_limits_of_a_process(tmp_path: Path, spawn: Spawn) -> None:
 
 
 def test_slices(tmp_path: Path, spawn: Spawn) -> None:
-    """One that was made, its limits, its owner and what is below it; not the one that came by itself and is empty."""
+    """A slice that was made, its limits, its owner and what is below it; not the empty one that came by itself."""
     with cgroup("ggroup-restart") as outer:
         made, passing = outer / "made", outer / "passing"
         made.mkdir()
@@ -163,7 +163,7 @@ def test_slices(tmp_path: Path, spawn: Spawn) -> None:
 
 
 def test_a_process_that_moved_meanwhile(tmp_path: Path, spawn: Spawn) -> None:
-    """It is where its cgroup is, and what is frozen there is frozen."""
+    """It is where its cgroup is, and a freeze there holds for it."""
     pid = spawn().pid
     with cgroup("ggroup-restart") as outer:
         (outer / "a").mkdir()
@@ -183,7 +183,7 @@ def test_a_process_that_moved_meanwhile(tmp_path: Path, spawn: Spawn) -> None:
 
 
 def test_a_program_that_comes_back(tmp_path: Path) -> None:
-    """Its counts go on, its limit holds for what it allocates, and it is frozen before it runs anything."""
+    """Its counts go on, its limit holds for allocations, and it is frozen before it runs anything."""
     with Program(tmp_path) as program:
         with killed(tmp_path) as mount:
             group = mount.group(program.pid)
@@ -208,7 +208,7 @@ def test_a_program_that_comes_back(tmp_path: Path) -> None:
 
 
 def test_a_program_that_joins_by_itself(tmp_path: Path) -> None:
-    """The daemon hears of it, also where its directory was made before."""
+    """The daemon hears of it, even if its directory was made before."""
     program = Remote()
     with mounted(tmp_path, *OPTIONS) as mount:
         (mount / program.pid).mkdir()
@@ -220,7 +220,7 @@ def test_a_program_that_joins_by_itself(tmp_path: Path) -> None:
 
 
 def test_who_joined_by_itself_is_not_asked_again(tmp_path: Path, spawn: Spawn) -> None:
-    """It said once that it uses the GPU; the next daemon knows of it, and of who did not."""
+    """It said once that it uses the GPU; the next daemon knows that, and knows of no others."""
     program, other = Remote(), spawn()
     with killed(tmp_path) as mount:
         program.do(there_join, (mount / "gpus/0/uuid").read_text().strip())
@@ -233,7 +233,7 @@ def test_who_joined_by_itself_is_not_asked_again(tmp_path: Path, spawn: Spawn) -
 
 
 def test_the_dead_and_the_reborn(tmp_path: Path, spawn: Spawn) -> None:
-    """Who died while no daemon was there is gone, and who bears his pid now has nothing of him."""
+    """A process that died while no daemon ran is gone, and a new one with its pid inherits nothing."""
     victim, first = spawn(), spawn()
     with killed(tmp_path) as mount:
         for process in (victim, first):
@@ -264,7 +264,7 @@ def test_a_clean_end_is_an_end(tmp_path: Path, spawn: Spawn) -> None:
 
 
 def test_killed_twice(tmp_path: Path, spawn: Spawn) -> None:
-    """What one daemon found and the next set: all of it is there for the third."""
+    """The state that one daemon found, and settings of the next, are all there for the third."""
     one, other = spawn().pid, spawn().pid
     with killed(tmp_path) as mount:
         (mount / one).mkdir()
@@ -279,7 +279,7 @@ def test_killed_twice(tmp_path: Path, spawn: Spawn) -> None:
 
 
 def test_two_mounts_are_two_sets_of_gpus(tmp_path: Path) -> None:
-    """Each with its own books."""
+    """Each has books of its own."""
     places = [tmp_path / name for name in ("one", "other")]
     for place in places:
         place.mkdir()

@@ -1,4 +1,4 @@
-"""Many threads charge, while others change the tree under them: the books are exact (stress.c)."""
+"""Many threads charge while others change the tree under them: the books stay exact (stress.c)."""
 
 from __future__ import annotations
 

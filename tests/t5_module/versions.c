@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* A provider and a program as they were built with the header of 0.1: all that it says holds, with the module of today. */
+/* A provider and a program as built with the header of 0.1: its promises hold with the module of today. */
 
 #include "../versions/v0_1/ggroup.h"
 #include "program.h"
@@ -8,7 +8,7 @@
 
 static int provider;
 static u64 root, process;
-static u32 ops;			/* bits of what was commanded */
+static u32 ops;			/* bits of the commands received */
 
 #define MUST(what)	do { int err = (what); if (err) { errno = -err; die("%s", #what); } } while (0)
 #define HOLDS(what)	do { if (!(what)) die("not so: %s", #what); } while (0)

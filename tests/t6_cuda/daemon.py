@@ -1,4 +1,4 @@
-"""The end of the daemon of the socket of CUDA programs, and a stub of the program at the other."""
+"""The daemon's end of the socket of CUDA programs, with a stub program at the other end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GIB, MIB = 1 << 30, 1 << 20
 
 
 class CudaStub(StubGpu):
-    """A GPU of 80 GiB whose programs are managed; no driver is looked at."""
+    """A GPU of 80 GiB whose programs are managed, without a driver."""
 
     def __init__(self) -> None:
         super().__init__(capacity=80 * GIB)
@@ -66,14 +66,14 @@ class CudaStub(StubGpu):
 
 
 class Program:
-    """daemon_main.c, running."""
+    """A running daemon_main.c."""
 
     def __init__(self, popen: subprocess.Popen[bytes]) -> None:
         self.popen = popen
         self.process = identify(popen.pid)
 
     async def do(self, *words: object) -> list[int]:
-        """The numbers that it answers with."""
+        """Send a command; return the numbers of the answer."""
         return await trio.to_thread.run_sync(partial(self._do, " ".join(map(str, words))))
 
     def _do(self, line: str) -> list[int]:
@@ -96,22 +96,22 @@ class Daemon:
             await trio.sleep(0.005)
 
     def books(self, program: Program) -> tuple[int, int]:
-        """MiB on the GPU, and in the host."""
+        """Return the MiB that are on the GPU, and in the host, by the books."""
         books = self.h.ledger.books(Member(program.process, 0))
         return books.current // MIB, books.swap // MIB
 
     def away(self, program: Program) -> int:
-        """Bytes that it said may be off the GPU for a moment."""
+        """Return the bytes that it reported as possibly off the GPU for a moment."""
         return self.gpu.managed._programs[program.process].holding.away
 
     def lent(self, program: Program) -> int:
-        """Bytes that it said others may have by descriptors alone."""
+        """Return the bytes that it reported as held by others through descriptors alone."""
         return self.gpu.managed._programs[program.process].holding.lent
 
 
 @contextlib.asynccontextmanager
 async def serving(path: Path, peers: Peers | None = None) -> AsyncIterator[Daemon]:
-    """A daemon at `path`, as long as it lives."""
+    """Run a daemon at `path`."""
     gpu = CudaStub()
     with tenants.listening(path) as listener:
         async with running(gpu, world=World()) as h, trio.open_nursery() as nursery:

@@ -1,5 +1,5 @@
 """An exporter of legacy IPC in Python (backend/cuda/library/memory/ipc.h), honest or not. It is run as a program of its
-own, so that it has a pid and a user: prints a handle, and then for each connection whether anything was asked there."""
+own, so that it has a pid and a user: it prints a handle, and then for each connection whether memory was requested."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ HANDLE = struct.Struct("=8s6QII")
 PART = struct.Struct("=II32Q")
 CHUNK = 2 << 20
 FIRST = 1000
-"""The first word of the memory; each other is one more."""
+"""First word of the memory; each later word is one more."""
 SLOW_S = 2.0
-"""Between two messages of one that is slow: less than is waited for one, and for three more than is waited in all."""
+"""Seconds between two messages of a slow exporter: less than an importer waits for one, three exceed its whole wait."""
 
 
 def chunks(count: int) -> list[int]:
-    """Descriptors of the memory."""
+    """Return descriptors of the memory."""
     made = []
     for index in range(count):
         first = FIRST + index * CHUNK // 8
@@ -34,13 +34,13 @@ def chunks(count: int) -> list[int]:
 
 
 def send(connection: socket.socket, count: int, last: bool, descriptors: list[int], behind: bytes = b"") -> None:
-    """One part, and what comes behind it in the same message."""
+    """Send one part, and what follows it in the same message."""
     message = PART.pack(count, last, *[CHUNK] * count, *[0] * (32 - count)) + behind
     socket.send_fds(connection, [message], descriptors)
 
 
 def interrupt(connection: socket.socket) -> None:
-    """Sends the importer a signal when it waits for the answer."""
+    """Send the importer a signal while it waits for the answer."""
     pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "S":
         os.sched_yield()
@@ -48,10 +48,10 @@ def interrupt(connection: socket.socket) -> None:
 
 
 def answer(connection: socket.socket, kind: str, memory: list[int]) -> None:
-    """What it does when it was asked for that memory."""
+    """Answer a request for that memory."""
     match kind:
         case "silent":
-            connection.recv(1)  # until the other hangs up
+            connection.recv(1)  # until the other end hangs up
         case "slow":
             for index, descriptor in enumerate(memory):
                 time.sleep(SLOW_S if index else 0)
@@ -69,7 +69,7 @@ def answer(connection: socket.socket, kind: str, memory: list[int]) -> None:
 
 
 def main(kind: str, count: str, pid: str, pid_namespace: str) -> None:
-    """`pid` and `pid_namespace` are what the handle says; 0: what is so; a `pid` of -1: nothing, as that of 0.1."""
+    """`pid` and `pid_namespace` go into the handle; 0 for the true value; a `pid` of -1 for none, as in 0.1."""
     token = secrets.randbits(64)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(b"\0ggroup-cuda-ipc-%016x" % token)
@@ -86,7 +86,7 @@ def main(kind: str, count: str, pid: str, pid_namespace: str) -> None:
             asked = connection.recv(HANDLE.size)
             print("asked" if asked == handle else "not asked", flush=True)
             if asked == handle:
-                with contextlib.suppress(ConnectionError):  # it was not waited for
+                with contextlib.suppress(ConnectionError):  # the importer did not wait
                     answer(connection, kind, memory)
 
 

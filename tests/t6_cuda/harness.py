@@ -28,10 +28,10 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 CUDA_INCLUDE = Path(os.environ.get("CUDA_INCLUDE", "/usr/local/cuda/include"))
 SECONDS = 120.0
-"""How long anything may take before it hangs, on a machine that is busy with other things, too."""
+"""Seconds after which anything counts as hung, even on a machine that is busy with other things."""
 
 SANITIZERS = {"": "", "thread": "libtsan.so", "address,undefined": "libasan.so"}
-"""What the library can be built with, and the runtime that has to be loaded before it."""
+"""Sanitizers that the library can be built with, each with the runtime that has to be loaded before it."""
 
 OPTIONS = {
     "TSAN_OPTIONS": "halt_on_error=1:abort_on_error=0:exitcode=66:second_deadlock_stack=1",
@@ -42,13 +42,13 @@ OPTIONS = {
 
 @functools.cache
 def build(sanitize: str = "") -> Path:
-    """Builds the double, the library and the programs; the directory they are in."""
+    """Build the double, the library and the programs; return their directory."""
     if not (CUDA_INCLUDE / "cuda.h").exists():
         pytest.fail(f"no cuda.h in {CUDA_INCLUDE}: make cuda brings it")
     words = ["make", "-s", "-j2", "-C", str(HERE), f"SANITIZE={sanitize}", f"CUDA_INCLUDE={CUDA_INCLUDE}"]
     directory = ROOT / "build"
     directory.mkdir(exist_ok=True)
-    # Two sessions of pytest may be at it at once.
+    # Two sessions of pytest may build at the same time.
     with open(directory / "cuda.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         made = subprocess.run(words, text=True, capture_output=True)
@@ -58,19 +58,19 @@ def build(sanitize: str = "") -> Path:
 
 @functools.cache
 def runtime(sanitize: str) -> str:
-    """The path of a sanitizer's runtime."""
+    """Return the path of a sanitizer's runtime."""
     words = ["gcc", f"-print-file-name={SANITIZERS[sanitize]}"]
     return str(Path(subprocess.check_output(words, text=True).strip()).resolve())
 
 
 def preloaded(sanitize: str) -> str:
-    """LD_PRELOAD. gcc links the runtime of a sanitizer to programs, but it has to come first."""
+    """Return LD_PRELOAD. gcc links the runtime of a sanitizer to programs, but it has to come first."""
     ours = str(build(sanitize) / "libggroup-cuda.so")
     return f"{runtime(sanitize)}:{ours}" if sanitize else ours
 
 
 def environment(sanitize: str = "", extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What a program runs with, but LD_PRELOAD."""
+    """Return a program's environment, without LD_PRELOAD."""
     return {
         **{
             name: value
@@ -84,15 +84,15 @@ def environment(sanitize: str = "", extra: Mapping[str, str] | None = None) -> d
 
 
 def command(program: str, *args: object, sanitize: str = "") -> list[str]:
-    """Its words. ThreadSanitizer of gcc 12 knows no addresses as random as recent kernels make them; nor does setarch
-    itself start with it preloaded, so that comes last."""
+    """Return a program's words. ThreadSanitizer of gcc 12 does not support addresses as random as recent kernels make
+    them, and setarch itself does not start with it preloaded, so setarch comes before LD_PRELOAD is set."""
     words = ["env", f"LD_PRELOAD={preloaded(sanitize)}", str(build(sanitize) / "programs" / program), *map(str, args)]
     setarch = shutil.which("setarch")
     return [setarch, "-R", *words] if sanitize == "thread" and setarch else words
 
 
 def run(program: str, *args: object, sanitize: str = "", status: int = 0, **extra: str) -> str:
-    """Runs one to its end, which is to be `status`; its output."""
+    """Run a program to its end, which must have that status; return its output."""
     ran = subprocess.run(
         command(program, *args, sanitize=sanitize),
         env=environment(sanitize, extra),
@@ -105,7 +105,7 @@ def run(program: str, *args: object, sanitize: str = "", status: int = 0, **extr
 
 
 def eventually(condition: Callable[[], bool], what: Callable[[], str]) -> float:
-    """Waits until it is so; the seconds that took."""
+    """Wait until a condition holds; return the seconds that took."""
     begun = time.monotonic()
     while not condition():
         assert time.monotonic() - begun < SECONDS, what()
@@ -125,7 +125,7 @@ class Row:
 
 
 def entries() -> list[Row]:
-    """The table."""
+    """Return the rows of the table."""
     text = (ROOT / "backend/cuda/library/entries.def").read_text(encoding="utf-8")
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.S)
     found = re.findall(r"ENTRY\((\w+),\s*(\w+),\s*\(([^)]*)\),\s*\(([^)]*)\),\s*(\d+)\)", text)
@@ -135,12 +135,12 @@ def entries() -> list[Row]:
 
 
 class GrantingDaemon:
-    """The daemon's side of the socket: grants everything, has a page of counters a connection."""
+    """The daemon's side of the socket: grants everything, and has a page of counters for each connection."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.pages: list[CounterPage] = []
-        """One a connection, in the order in which they came."""
+        """Pages of the connections, in the order in which they came."""
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(str(path))
         self._listener.listen()
@@ -181,12 +181,12 @@ class GrantingDaemon:
                 socket.send_fds(connection, [answer.encode()], fds)
 
     def counts(self, gpu: int = 0) -> tuple[int, int]:
-        """Submitted and finished, of all connections together."""
+        """Return the launches submitted and finished, over all connections."""
         all_counts = [page.counts(gpu) for page in list(self.pages)]
         return sum(c[0] for c in all_counts), sum(c[1] for c in all_counts)
 
     def close(self) -> None:
-        """Goes away; once."""
+        """Close everything; effective once."""
         if self._closed:
             return
         self._closed = True
@@ -207,13 +207,13 @@ class GrantingDaemon:
 
 @attrs.define
 class Program:
-    """One that runs, and waits for an answer whenever it has said something."""
+    """A running program that waits for an answer after each of its lines."""
 
     process: subprocess.Popen[str]
     errors: IO[bytes]
 
     def hears(self, what: str) -> int:
-        """The number in its next line, which begins with `what`."""
+        """Return the number in its next line, which begins with `what`."""
         assert self.process.stdout
         line = self.process.stdout.readline()
         if not line:
@@ -222,18 +222,18 @@ class Program:
         return int(line.split()[1])
 
     def go(self) -> None:
-        """Lets it go on."""
+        """Let it go on."""
         assert self.process.stdin
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
     def stderr(self) -> str:
-        """What it has written there."""
+        """Standard error so far."""
         self.errors.seek(0)
         return self.errors.read().decode()
 
     def ends(self, status: int = 0) -> str:
-        """Waits for its end; what it wrote on stderr."""
+        """Wait for its end; return its standard error."""
         assert self.process.wait(SECONDS * 4) == status, self.stderr()
         return self.stderr()
 
@@ -242,7 +242,7 @@ class Program:
 def running(
     program: str, *args: object, tmp_path: Path, sanitize: str = "", extra: Mapping[str, str] | None = None
 ) -> Iterator[Program]:
-    """Starts one; it is killed at the end of the block if it still runs."""
+    """Run a program, which is killed at the end of the block if it still runs."""
     with open(tmp_path / "stderr", "w+b") as errors:
         process = subprocess.Popen(
             command(program, *args, sanitize=sanitize),
@@ -261,7 +261,7 @@ def running(
 
 @contextlib.contextmanager
 def daemon(tmp_path: Path) -> Iterator[GrantingDaemon]:
-    """One on a socket of its own."""
+    """A daemon on a socket of its own."""
     server = GrantingDaemon(tmp_path / "socket")
     try:
         yield server
@@ -273,14 +273,14 @@ MIB = 1 << 20
 
 
 class BookingDaemon(GrantingDaemon):
-    """One that asks for memory, lets it back when told to, and keeps the books of what it hears."""
+    """A daemon that asks for memory, lets it back when told to, and keeps the books from messages."""
 
     resident = 0
     swapped = 0
     room = False
     """Whether MOVE_IN is granted."""
     reported: tuple[int, ...] = (0, 0, 0, 0, 0)
-    """What the last REPORT said."""
+    """Arguments of the last REPORT."""
 
     def _serve(self, connection: socket.socket) -> None:
         page = CounterPage()
@@ -321,6 +321,6 @@ class BookingDaemon(GrantingDaemon):
             socket.send_fds(connection, [answer.encode()], fds)
 
     def reclaim(self, nbytes: int, gpu: int = 0) -> int:
-        """Asks the program to move so much out; what it says it has moved."""
+        """Ask the program to move so much out; return what it reports as moved."""
         self._connections[-1].send(Message(Op.RECLAIM, 77, gpu, (0, 0, 0, nbytes)).encode())
         return self.answers.get(timeout=SECONDS).check().args[0]

@@ -42,7 +42,7 @@ CALLS = (
     *(("cuMemCreate", 2), ("cuMemRelease", 1), ("cuCheckpointProcessRestore", 1)),
     *(("cuCheckpointProcessUnlock", 1), ("cuMemRelease", 2)),
 )
-"""All that a move calls, in the main."""
+"""The main calls of a move, each with its number."""
 
 STEPS = {
     **dict.fromkeys(("cuInit", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetUuid_v2", "cuDeviceGetName"), Step.OPEN),
@@ -54,10 +54,10 @@ STEPS = {
     "cuCheckpointProcessCheckpoint": Step.CHECKPOINT,
     "cuCheckpointProcessRestore": Step.RESTORE,
 }
-"""The step that a call's failure is one of."""
+"""Step to which the failure of a call belongs."""
 
 MADE_GOOD = {("cuMemCreate", 2), ("cuCheckpointProcessUnlock", 1), ("cuMemRelease", 2)}
-"""What a move does without, or does again."""
+"""Calls that a move does without, or repeats."""
 
 CODES = {
     801: errno.EOPNOTSUPP,
@@ -73,7 +73,7 @@ CODES = {
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spawn: Callable[..., subprocess.Popen[bytes]]) -> Machine:
-    """With a program on its first GPU."""
+    """A machine with a program on its first GPU."""
     made = Machine(tmp_path)
     made.program(identify(spawn().pid), BYTES)
     faulty(monkeypatch, made, "")
@@ -81,23 +81,23 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spawn: Callable[...
 
 
 def faulty(monkeypatch: pytest.MonkeyPatch, machine: Machine, *faults: str) -> None:
-    """What agents that are started from now on run with."""
+    """Set the faults of agents that are started from now on."""
     for variable, value in machine.environment(",".join(faults)).items():
         monkeypatch.setenv(variable, value)
 
 
 def process_of(machine: Machine) -> Process:
-    """The program."""
+    """Return the program's identity."""
     return identify(machine.table.programs[0].pid)
 
 
 def go(act: Callable[[], Awaitable[T]]) -> T:
-    """Runs it in real time: agents are real processes."""
+    """Run in real time, since agents are real processes."""
     return trio.run(act)
 
 
 def move(machine: Machine, room: int = ROOM, target: str = ONE) -> Done | CheckpointError:
-    """From the first GPU to another; what is returned or raised."""
+    """Move the program from the first GPU to another; return the result or the error."""
 
     async def act() -> Done | CheckpointError:
         try:
@@ -109,7 +109,7 @@ def move(machine: Machine, room: int = ROOM, target: str = ONE) -> Done | Checkp
 
 
 def whole(machine: Machine, place: str) -> None:
-    """The program runs there, with all that it had; no process holds anything, and nothing is noted."""
+    """Check that the program runs there with all of its memory, and that nothing else is held or noted."""
     assert (machine.state, machine.place) == (State.RUNNING, place)
     assert machine.table.programs[0].bytes == BYTES
     assert machine.held() == []
@@ -117,7 +117,7 @@ def whole(machine: Machine, place: str) -> None:
     assert not list((machine.directory / "checkpoints").iterdir())
 
 
-# What goes well
+# Success
 
 
 def test_a_move(machine: Machine) -> None:
@@ -136,7 +136,7 @@ def test_a_move(machine: Machine) -> None:
 
 
 def stand(machine: Machine, begin: Callable[[int], Awaitable[None]], room: int = ROOM) -> Done | CheckpointError:
-    """From the first GPU to the second, once it stands by, which is for `begin` to see to: it is given the page."""
+    """Move the program to the second GPU once it stands by, which `begin`, given the page, has to bring about."""
     page, ended, over = CounterPage(), list[None](), trio.Event()
 
     async def act() -> Done | CheckpointError:
@@ -156,7 +156,7 @@ def stand(machine: Machine, begin: Callable[[int], Awaitable[None]], room: int =
 
 
 def says(page: int, word: int) -> None:
-    """As the library does."""
+    """Write the word of the page, as the library does."""
     os.pwrite(page, STANDS.pack(word), GPUS * LINE.size)
 
 
@@ -188,7 +188,7 @@ def test_one_that_does_not_stand_by_is_not_locked(machine: Machine) -> None:
 
 
 def test_one_that_does_not_stand_by_any_more_is_let_go(machine: Machine) -> None:
-    """Its page says so once it is locked."""
+    """Its page says so after it was locked."""
 
     async def begin(page: int) -> None:
         says(page, 0)
@@ -230,7 +230,7 @@ def test_what_has_one_that_is_frozen_run_is_done_at_the_last_moment(machine: Mac
 def test_an_agent_that_dies_after_the_question_asks_no_second_time(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    """What makes the program run again has nothing to wait for."""
+    """The program still runs, so its recovery has nothing to wait for."""
     asked: list[None] = []
 
     async def ready() -> None:
@@ -248,7 +248,7 @@ def test_an_agent_that_dies_after_the_question_asks_no_second_time(
 
 
 async def at_once() -> None:
-    """Of a program that runs anyway."""
+    """Wait for nothing, for a program that runs anyway."""
 
 
 def test_there_and_back_and_off_and_on(machine: Machine) -> None:
@@ -275,7 +275,7 @@ def test_there_and_back_and_off_and_on(machine: Machine) -> None:
     whole(machine, ONE)
 
 
-# What goes wrong
+# Failures
 
 
 @pytest.mark.parametrize(
@@ -343,13 +343,13 @@ trio.run(checkpoint.move, Process(int(pid), int(start)), source, target, int(roo
 
 @pytest.mark.parametrize(("call", "n"), CALLS)
 def test_the_daemon_is_killed_at_any_call(machine: Machine, monkeypatch: pytest.MonkeyPatch, call: str, n: int) -> None:
-    """The agent goes on to the end, whatever signals it gets with that."""
+    """The agent goes on to the end, whatever signals come with the kill."""
     faulty(monkeypatch, machine, f"{call}:{n}:hang")
     process = process_of(machine)
     words = [sys.executable, "-c", DAEMON, str(process.pid), str(process.start), ZERO, ONE, str(ROOM)]
     with subprocess.Popen(words, env=interpreter.environment()) as daemon:
         gate = os.open(machine.directory / "hang", os.O_WRONLY)  # opens once the agent is in that call
-        threads = Path(f"/proc/{daemon.pid}/task").iterdir()  # one of them has started it
+        threads = Path(f"/proc/{daemon.pid}/task").iterdir()  # one of them has started the agent
         [agent] = [pid for thread in threads for pid in (thread / "children").read_text().split()]
         pidfd = os.pidfd_open(int(agent))
         daemon.kill()
@@ -409,7 +409,7 @@ def test_who_is_refused(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_an_old_driver(machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """One without the entry points says so."""
+    """A driver without the entry points is reported as that."""
     (tmp_path / "old.c").write_text("int cuInit(unsigned f) { return 0; }\n")
     old = tmp_path / "libold.so"
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(old), str(tmp_path / "old.c")], check=True)
@@ -421,7 +421,7 @@ def test_an_old_driver(machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_a_neighbour_takes_what_the_source_has_left(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A neighbour does not take what the program comes back to."""
+    """It cannot take the memory to which the program returns."""
     faulty(monkeypatch, machine, "cuMemCreate:2:grab0", "cuCheckpointProcessRestore:1:999")
     result = move(machine)
     assert isinstance(result, CheckpointError)
@@ -430,23 +430,23 @@ def test_a_neighbour_takes_what_the_source_has_left(machine: Machine, monkeypatc
 
 
 def test_a_neighbour_is_faster_on_the_target(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The race that is left: between the release of the reservation and the restore. It is told as what it is."""
+    """The remaining race, between the release of the reservation and the restore, is reported as what it is."""
     faulty(monkeypatch, machine, "cuMemRelease:1:grab1")
     result = move(machine)
     assert isinstance(result, CheckpointError)
     assert (result.step, result.state, machine.state) == (Step.RESTORE, State.FAILED, State.FAILED)
 
 
-# What waits
+# Waits
 
 
 async def hung(machine: Machine) -> int:
-    """The gate of an agent that hangs now."""
+    """Return the gate of the agent that hangs now."""
     return await trio.to_thread.run_sync(os.open, machine.directory / "hang", os.O_WRONLY)
 
 
 async def told(caplog: pytest.LogCaptureFixture) -> None:
-    """Waits until what came of an abandoned agent is in the log."""
+    """Wait until the outcome of an abandoned agent is in the log."""
     while "has come back" not in caplog.text:
         await trio.lowlevel.checkpoint()
 
@@ -485,7 +485,7 @@ def test_an_agent_that_hangs_is_left_to_it(
             assert "restore: the driver does not come back" in str(error)
         else:
             assert not seen
-        # It is still at work: nothing else may be, and what recovers it waits for its end.
+        # It is still at work: no other agent may be, and the recovery waits for its end.
         with pytest.raises(CheckpointError) as refused:
             await checkpoint.move(process_of(machine), ZERO, ONE, ROOM, LOCK_S)
         assert refused.value.errno == errno.EBUSY
@@ -504,7 +504,7 @@ def test_an_agent_that_hangs_is_left_to_it(
 def test_an_agent_that_asks_too_late_may_not(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
-    """The caller has frozen the program again: it is not to run for an agent that is not waited for."""
+    """The caller has frozen the program again, so it must not run because of an abandoned agent."""
     faulty(monkeypatch, machine, "cuInit:1:hang")
     clock = trio.testing.MockClock(rate=0)
     asked: list[None] = []
@@ -555,7 +555,7 @@ def test_somebody_kills_an_agent_that_nobody_waits_for(
 
 
 def test_the_agent_by_hand(machine: Machine) -> None:
-    """What it reads and writes; half a request is none."""
+    """Its input and output; half a request is invalid."""
     words = [sys.executable, "-m", "backend.nvidia.checkpoint"]
     half = subprocess.run(words, input=b'{"action": "move"', capture_output=True, env=interpreter.environment())
     assert half.returncode == 2

@@ -18,32 +18,32 @@ from backend.door.wire import Message, Op
 from tests.t6_cuda.harness import MIB, SECONDS, BookingDaemon, Program, eventually, running
 
 HELD = 86
-"""MiB that the program has, all the time."""
+"""MiB that the program always has."""
 EXTRA = 4
-"""MiB that it allocates and frees besides: what of that is in the host when it is freed is gone from there."""
+"""MiB that it also allocates and frees; freed memory that is in the host is gone from there."""
 OBJECT = 20
-"""MiB of each object that it makes besides, if it is to: one before it gives memory back, and one after."""
+"""MiB of each further object, if it makes any: one before it gives memory back, and one after."""
 EXCHANGED_MOST = 5
-"""Programs of which an object may have changed places before it was to be seen at rest."""
+"""Number of programs an object of which may have changed places before it was to be seen at rest."""
 AWAY = 40
-"""MiB of the former that are in the host, whatever happens to the latter."""
+"""MiB of HELD that are in the host, whatever happens to EXTRA."""
 
 
 class DepartingDaemon(BookingDaemon):
-    """One that has programs stand by, and lets them go on."""
+    """A daemon that has programs stand by, and lets them go on."""
 
     def __init__(self, path: Path) -> None:
         self.located = 0
-        """The number of the GPU that the program asked for last."""
+        """Number of the GPU that the program asked for last."""
         self.managed: list[tuple[int, int, int]] = []
-        """GPU, bytes there and in the host, that it has said it has, once a connection."""
+        """GPU, bytes there and bytes in the host, as reported once per connection."""
         self.hasty: int | None = None
-        """The pid of a program that hears of both when it next runs: that it is managed, and that it is to stand by."""
+        """Pid of a program that learns both when it next runs: that it is managed, and that it is to stand by."""
         super().__init__(path)
 
     def _hear(self, connection: socket.socket, heard: Message, page: CounterPage) -> None:
         if heard.op == Op.CHARGE and self.stands:
-            return  # the end of the connection grants it
+            return  # granted by the end of the connection
         if not heard.reply and heard.op == Op.LOCATE:
             self.located = heard.args[1] >> 56
         if not heard.reply and heard.op == Op.MANAGE:
@@ -55,17 +55,17 @@ class DepartingDaemon(BookingDaemon):
         if hasty:
             connection.send(Message(Op.DEPART, 78, self.located, (1,)).encode())
             os.kill(hasty, signal.SIGCONT)
-        if not heard.reply and heard.op == Op.MANAGE:  # answered: before, it has no page to say anything on
+        if not heard.reply and heard.op == Op.MANAGE:  # only after the answer has it a page to write to
             self.managed.append((heard.gpu, *heard.args[:2]))
 
     def depart(self, near: bool = True) -> int:
-        """Has it stand by; 0, or the errno with which it refuses."""
+        """Have the program stand by; return 0, or the errno of its refusal."""
         self._connections[-1].send(Message(Op.DEPART, 78, self.located, (int(near),)).encode())
         return -self.answers.get(timeout=SECONDS).status
 
     def depart_in_time(self, near: bool = True, how: Callable[[], int] | None = None) -> int:
-        """The same, but EBUSY: that is where its gate does not close in 500 ms, as on a busy machine. `how` is another
-        way to ask."""
+        """Do the same until it is not EBUSY, which it is on a busy machine if its gate does not close in 500 ms. `how`
+        is another way to ask."""
         answer = errno.EBUSY
 
         def asked() -> bool:
@@ -77,24 +77,24 @@ class DepartingDaemon(BookingDaemon):
         return answer
 
     def has_given(self, nbytes: int) -> bool:
-        """Whether so much of it is in the host; it is asked for what is not. One that works gives nothing at times."""
+        """Ask for the part of `nbytes` that is not in the host; return whether all is. A busy program may give none."""
         if self.swapped < nbytes:
             self.reclaim(nbytes - self.swapped, self.located)
         return self.swapped >= nbytes
 
     @property
     def stands(self) -> bool:
-        """Whether its page says so."""
+        """Whether its page says that it stands by."""
         return stands(self.pages[-1].descriptor)
 
     def hang_up(self) -> Callable[[], None]:
-        """Ends the connection; what returns once there is another one, by which it is managed."""
+        """End the connection; return a function that waits until it is connected and managed again."""
         before = len(self.managed)
         self._connections[-1].shutdown(2)
         return lambda: eventually(lambda: len(self.managed) > before, lambda: "it does not connect again")
 
     def let_go(self) -> None:
-        """Both."""
+        """End the connection, and wait for the next one."""
         self.hang_up()()
 
 
@@ -102,7 +102,7 @@ class DepartingDaemon(BookingDaemon):
 def departing(
     tmp_path: Path, sanitize: str = "", moves: int = 1, away: int = AWAY + EXTRA, **extra: str
 ) -> Iterator[tuple[DepartingDaemon, Program]]:
-    """A program that works, with `AWAY` in the host, or all of `away`."""
+    """Start a program that works, with `away` MiB in the host."""
     path = tmp_path / "socket"
     daemon = DepartingDaemon(path)
     variables = {
@@ -125,13 +125,13 @@ def departing(
 @pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"])
 @pytest.mark.parametrize("dies", [False, True])
 def test_a_program_stands_by_and_goes_on_elsewhere(tmp_path: Path, sanitize: str, dies: bool) -> None:
-    """Three times. Nothing is left that a checkpoint could not restore, nothing runs, and no word is lost. If a daemon
-    dies while it is checkpointed, it waits for the end of that, whatever its threads are at."""
+    """Three times: nothing is left that a checkpoint could not restore, nothing runs, and no word is lost. If the
+    daemon dies during the checkpoint, the program waits for its end, whatever its threads are doing."""
     variables = {"CHECKPOINTED": "1"} if dies else {}
     with departing(tmp_path, sanitize, moves=3, **variables) as (daemon, program):
         for number in (3, 2, 1):
             assert not daemon.stands
-            eventually(lambda: daemon.depart() == 0, lambda: "it does not stand by")  # it may be on its way home
+            eventually(lambda: daemon.depart() == 0, lambda: "it does not stand by")  # memory may still be coming back
             assert daemon.stands
             program.go()
             assert program.hears("host") == 0
@@ -166,9 +166,9 @@ def test_a_program_stands_by_and_goes_on_elsewhere(tmp_path: Path, sanitize: str
 @pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"])
 @pytest.mark.parametrize("near", [True, False])
 def test_objects_go_along(tmp_path: Path, sanitize: str, near: bool) -> None:
-    """What has moved once goes as all that the library has placed; what has not the driver carries, and the daemon is
-    told of that before. An object that has changed places with what is hotter has moved, as it may where a machine is
-    slow: then another program is to show it."""
+    """A moved object goes with all that the library has placed; the driver carries the others, and the daemon is told
+    of that before. An object may also have moved by changing places with hotter memory, if the machine is slow: then
+    another program has to show it."""
     for number in range(EXCHANGED_MOST):
         (here := tmp_path / str(number)).mkdir()
         with departing(here, sanitize, away=HELD + OBJECT, OBJECTS="1") as (daemon, program):
@@ -178,7 +178,7 @@ def test_objects_go_along(tmp_path: Path, sanitize: str, near: bool) -> None:
 
 
 def objects_go_along(daemon: DepartingDaemon, program: Program, near: bool) -> bool:
-    """Whether they do, up to the end of a program; not where one has changed places before it was seen at rest."""
+    """Return whether they do, up to the end of a program; False where one changed places before it was seen at rest."""
 
     def rests() -> bool:
         def is_told() -> bool:
@@ -203,7 +203,7 @@ def objects_go_along(daemon: DepartingDaemon, program: Program, near: bool) -> b
         return False
     daemon.room = True
     eventually(lambda: not daemon.swapped, lambda: f"{daemon.swapped} bytes stay away")
-    # Once it moves the library carries it.
+    # Once it has moved, the library carries it.
     daemon.room = False
     eventually(lambda: daemon.has_given((HELD + 2 * OBJECT) * MIB), lambda: "it gives nothing")
     eventually(lambda: daemon.reported[3] == 0, lambda: f"{daemon.reported} is said")
@@ -215,7 +215,7 @@ def objects_go_along(daemon: DepartingDaemon, program: Program, near: bool) -> b
 
 
 def test_what_others_have_by_descriptors_keeps_it_here(tmp_path: Path) -> None:
-    """It would stay on this GPU, and be charged on the other."""
+    """The memory would stay on this GPU, and be charged on the other."""
     with departing(tmp_path, FAKE_LENT="1") as (daemon, program):
         eventually(lambda: daemon.reported[4] == OBJECT * MIB, lambda: f"{daemon.reported} is said")
         assert daemon.depart_in_time() == errno.EOPNOTSUPP
@@ -234,7 +234,7 @@ def test_what_others_have_by_descriptors_keeps_it_here(tmp_path: Path) -> None:
 
 
 def test_what_is_on_the_gpu_is_left_to_the_driver(tmp_path: Path) -> None:
-    """Where the other GPU could not use it: nothing in the host is left that it could not restore."""
+    """Where the other GPU could not use it; nothing is left in the host that the driver could not restore."""
     with departing(tmp_path) as (daemon, program):
         assert daemon.depart_in_time(near=False) == 0
         program.go()
@@ -271,8 +271,8 @@ def test_one_that_is_asked_as_it_is_managed_has_its_page(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("ends", [True, False])
 def test_nothing_comes_home_while_the_driver_is_busy(tmp_path: Path, ends: bool) -> None:
-    """The program works meanwhile, with its memory where it was: with the gate closed it would wait for each call. One
-    that is busy for good keeps it away for 3 s."""
+    """The program works meanwhile, with its memory where it was: with the gate closed each call would wait. A driver
+    that stays busy keeps the memory away for 3 s."""
     busy = tmp_path / "busy"
 
     def came() -> bool:
@@ -324,7 +324,7 @@ def test_what_fails_on_the_way_back_is_tried_again(tmp_path: Path, fault: str, s
     ],
 )
 def test_one_that_cannot_stand_by_goes_on(tmp_path: Path, fault: str, sanitize: str) -> None:
-    """Whatever the driver refuses once programs have begun to stand by, all is as before; the next time it does."""
+    """Whatever the driver refuses after a program began to stand by, all is as before; the next attempt succeeds."""
     with departing(tmp_path, sanitize, FAKE_FAIL_LATER=fault) as (daemon, program):
         assert daemon.depart_in_time() == errno.EIO
         assert not daemon.stands

@@ -1,5 +1,5 @@
-"""Programs with the library that limit themselves by their environment: what it reads there, says, and has its children
-read."""
+"""Programs with the library that limit themselves by their environment: what the library reads, reports, and passes on
+to their children."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start(binary: Path, path: Path) -> Iterator[Start]:
-    """Starts programs with the library's end of the socket, in an environment of nothing else of ours."""
+    """Yield a function that starts programs at the library's end of the socket, with no other variables of ours."""
     started: list[subprocess.Popen[str]] = []
 
     def start(**environment: str) -> subprocess.Popen[str]:
@@ -56,7 +56,7 @@ def start(binary: Path, path: Path) -> Iterator[Start]:
 
 
 def ask(process: subprocess.Popen[str], line: str) -> str:
-    """What a program answers to a line; nothing where it has ended."""
+    """Return a program's answer to a line; nothing if it has ended."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(f"{line}\n")
@@ -73,7 +73,7 @@ def real(test: Callable[[], Awaitable[None]]) -> None:
 
 
 def test_the_library_has_the_same_settings(tmp_path: Path) -> None:
-    """Rows of family.def are those of backend/core/settings.py that have a variable."""
+    """The rows of family.def are the settings of backend/core/settings.py that have a variable."""
     source, program = tmp_path / "rows.c", tmp_path / "rows"
     source.write_text(f"""
 #include <stdint.h>
@@ -95,7 +95,7 @@ int main(void)
 
 
 def test_values_mean_what_they_mean_elsewhere(start: Start) -> None:
-    """Each line of the corpus, which the Python end reads as well, with the same words for one that is refused."""
+    """Each line of the corpus, which the Python side reads as well, with the same words for a refusal."""
     for line in VALUES.read_text(encoding="utf-8").splitlines():
         if line.startswith("#"):
             continue
@@ -137,7 +137,7 @@ def test_what_is_refused_is_left_out_where_that_is_asked_for(start: Start) -> No
     ],
 )
 def test_what_children_read(start: Start, before: str, environment: dict[str, str], after: str) -> None:
-    """As backend/door/environment.py has it, to the letter."""
+    """As in backend/door/environment.py, to the letter."""
     said = ask(start(**environment, **({FAMILY: before} if before else {})), "family")
     assert re.fullmatch(after.replace("NEW", "[0-9a-f]{16}"), said), said
     ours = {**environment, **({FAMILY: before} if before else {})}
@@ -153,7 +153,7 @@ def test_a_family_that_nothing_of_ours_wrote(start: Start, text: str) -> None:
 
 
 def test_a_shell_and_its_children_are_one_family() -> None:
-    """Of the library as it is: in programs that never use a GPU, as it is loaded."""
+    """With the real library, which acts as it is loaded, in programs that never use a GPU."""
     preload = os.fspath(build() / "libggroup-cuda.so")
     script = "echo $GGROUP_FAMILY; env | sed -n s/^GGROUP_FAMILY=//p; GGROUP_WEIGHT=5 sh -c 'echo $GGROUP_FAMILY'"
     for shell in ("bash", "sh"):
@@ -193,7 +193,7 @@ def test_programs_are_limited_together(start: Start, path: Path) -> None:
 
 
 def test_a_program_sees_its_limit_before_it_uses_a_gpu(start: Start, path: Path) -> None:
-    """It says in which family it is as it asks."""
+    """Its question names its families."""
 
     async def test() -> None:
         process, refused = start(GGROUP_GMEM_HIGH="512M"), start(GGROUP_GMEM_HIGH="512M")
@@ -227,7 +227,7 @@ def test_what_the_daemon_refuses_ends_the_program_at_its_first_answer(start: Sta
 
 
 def test_a_child_of_fork_is_told_as_any_other_program(start: Start, path: Path) -> None:
-    """It is not limited by what its parent was granted: no daemon has answered it."""
+    """Its parent's limit does not bind it: no daemon has answered it yet."""
 
     async def test() -> None:
         async with serving(path) as daemon:
@@ -258,7 +258,7 @@ def test_a_daemon_that_comes_later_ends_nothing(start: Start, path: Path) -> Non
 
 
 def test_what_an_earlier_library_does_not_say(path: Path) -> None:
-    """It is served as before, and what it says of families is unknown to its connection."""
+    """It is served as before, and its connection knows of no families."""
 
     async def test() -> None:
         async with serving(path):

@@ -1,7 +1,7 @@
 """Level 6: every entry point that makes, maps, shares or frees memory, by a generator (unit/fuzz), while memory moves.
 
-What has to be called comes from entries.def: the generator ends with an error where a row about memory was not. SEED
-says which calls it makes, FUZZ how many: 50000 for an evening.
+The calls that must be made come from entries.def: the generator fails if a row about memory was not called. SEED
+selects the calls, FUZZ their number: 50000 for an evening.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import pytest
 from tests.t6_cuda.units import TWO_GPUS, attempt, run_unit
 
 STEPS = int(os.environ.get("FUZZ", "2000"))
-"""Steps of a generator, of a call or a few each. So many reach every entry point."""
+"""Steps of a generator, each of a call or a few. This many reach every entry point."""
 
 FAULTY_STEPS = STEPS * 2
-"""The same, with each call of the driver within each of them failing once: that takes more."""
+"""Steps where each driver call within each entry point fails once, which takes more."""
 
 SANITIZED_STEPS = STEPS * 3 // 20
-"""With a sanitizer, which takes several times as long; what was reached is not asked then."""
+"""Steps with a sanitizer, which is several times slower; the entry points reached are not checked then."""
 
 SEED = os.environ.get("SEED", "1")
-"""Which steps they are."""
+"""Seed of the steps."""
 
 DRIVER = {**TWO_GPUS, "FAKE_LENT": "1", "FAKE_MEMORY": str(4 << 30)}
-"""A GPU that has room for all that a generator makes: what it may not have its limit says."""
+"""A GPU with room for all that a generator makes: only the limit bounds it."""
 
 
 def generate(sanitize: str, steps: int, faults: bool) -> None:
@@ -43,13 +43,13 @@ def generate(sanitize: str, steps: int, faults: bool) -> None:
 
 @pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"])
 def test_random_calls(sanitize: str) -> None:
-    """Whatever is mapped, contents are right and the books are what the driver has."""
+    """Whatever is mapped, contents are right and the books agree with the driver."""
     generate(sanitize, SANITIZED_STEPS if sanitize else STEPS, faults=False)
 
 
 @pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"])
 def test_any_call_within_them_may_fail(sanitize: str) -> None:
-    """What fails so has changed nothing, and succeeds when it is called again."""
+    """A call that fails so has changed nothing, and succeeds when it is repeated."""
     generate(sanitize, SANITIZED_STEPS if sanitize else FAULTY_STEPS, faults=True)
 
 

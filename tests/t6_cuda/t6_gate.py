@@ -17,5 +17,5 @@ def test_gate(case: str, sanitize: str) -> None:
 
 
 def test_the_gate_is_cheap() -> None:
-    """Entering and leaving costs nanoseconds; a launch costs 2 us or more. Far off, so that a slow machine passes."""
+    """Entering and leaving costs nanoseconds, a launch 2 us or more. The bound is loose, so slow machines pass."""
     assert int(run("gate_all", "cost")) < 200_000  # ps

@@ -9,5 +9,5 @@ from .harness import run
 
 @pytest.mark.parametrize("sanitize", ["", "thread", "address,undefined"])
 def test_words(sanitize: str) -> None:
-    """All that may be pointers are seen, in structures and buffers too, and nothing beyond a parameter is read."""
+    """All words that may be pointers are found, also in structures and buffers; nothing beyond a parameter is read."""
     run("heat_words", sanitize=sanitize)

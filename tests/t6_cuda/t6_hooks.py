@@ -15,12 +15,12 @@ PER_THREAD = 2
 
 
 def base(name: str) -> str:
-    """Without _v2 and _ptsz: what cuGetProcAddress knows it by."""
+    """Return the name without _v2 and _ptsz, as cuGetProcAddress knows it."""
     return re.sub(r"(_v\d)?(_pt[sd][sz])?$", "", name)
 
 
 def ways(way: str, names: list[str], *args: object, sanitize: str = "", **extra: str) -> dict[str, tuple[str, str]]:
-    """Where hook_ways found each."""
+    """Return where hook_ways found each name."""
     ran = subprocess.run(
         command("hook_ways", way, *args, sanitize=sanitize),
         input="\n".join(names),
@@ -34,14 +34,14 @@ def ways(way: str, names: list[str], *args: object, sanitize: str = "", **extra:
 
 
 def test_everything_in_the_table_is_exported() -> None:
-    """Nothing else is, but dlsym and what CUDA_INJECTION64_PATH asks for."""
+    """Nothing else is exported, except dlsym and what CUDA_INJECTION64_PATH needs."""
     listing = subprocess.check_output(["nm", "-D", "--defined-only", build() / LIBRARY], text=True)
     exported = {line.split()[2] for line in listing.splitlines()}
     assert exported == {row.name for row in entries()} | {"dlsym", "InitializeInjection"}
 
 
 def test_the_table_has_the_types_and_versions_of_nvidias_headers() -> None:
-    """The compiler has compared the parameters (wrappers define what cuda.h declares); here the versions."""
+    """The compiler compares the parameters, as wrappers define what cuda.h declares; here the versions are compared."""
     text = (CUDA_INCLUDE / "cudaTypedefs.h").read_text(encoding="utf-8")
     known: dict[str, set[int]] = {}
     for name, version in re.findall(r"PFN_(cu\w+?)_v(\d{4,5})(?:_pt[sd][sz])?\)", text):
@@ -52,14 +52,14 @@ def test_the_table_has_the_types_and_versions_of_nvidias_headers() -> None:
 QUESTIONS = re.compile(
     r"cuStream(Get|Set|Copy|Create)\w*|cuStream(IsCapturing|UpdateCaptureDependencies)|cuGreenCtxStreamCreate"
 )
-"""What names a stream, and brings no work."""
+"""Names that take a stream, and bring no work."""
 
 WITH_32_BITS = re.compile(r"cuMemcpy(HtoA|AtoH|HtoD|DtoH|DtoD|2D|3D)Async")
 """The forms of CUDA 2, which the table leaves out."""
 
 
 def test_all_that_names_a_stream_is_caught_but_what_brings_no_work() -> None:
-    """What is not caught passes the gates: a later header may have more of it."""
+    """An entry point that is not caught bypasses the gates, and a later header may have more of them."""
     source = "#define __CUDA_API_VERSION_INTERNAL\n#include <cuda.h>\n"
     words = ["gcc", "-E", "-P", f"-I{CUDA_INCLUDE}", "-"]
     text = subprocess.run(words, input=source, text=True, check=True, capture_output=True).stdout
@@ -76,7 +76,7 @@ def test_all_that_names_a_stream_is_caught_but_what_brings_no_work() -> None:
 @pytest.mark.parametrize("sanitize", ["", "address,undefined"])
 @pytest.mark.parametrize("way", ["handle", "default", "next", "program"])
 def test_dlsym_finds_ours(way: str, sanitize: str) -> None:
-    """By whatever handle."""
+    """For any handle."""
     names = [row.name for row in entries()]
     assert ways(way, names, sanitize=sanitize) == {name: (LIBRARY, name) for name in names}
 
@@ -88,7 +88,7 @@ def test_linking_finds_ours() -> None:
 
 
 def test_what_is_not_caught_is_the_drivers() -> None:
-    """Unchanged."""
+    """It is unchanged."""
     assert ways("handle", ["cuInit", "cuStreamCreate"]) == {
         "cuInit": ("libcuda.so.1", "cuInit"),
         "cuStreamCreate": ("libcuda.so.1", "cuStreamCreate"),
@@ -96,12 +96,12 @@ def test_what_is_not_caught_is_the_drivers() -> None:
 
 
 def test_libcuda_is_not_there_before_it_is_loaded() -> None:
-    """A program may look whether there is CUDA, and is told what it would be told without us."""
+    """A program may check whether CUDA is there, and gets the same answer as without the library."""
     assert ways("absent", ["cuInit", "cuLaunchKernel"]) == {"cuInit": ("-", "-"), "cuLaunchKernel": ("-", "-")}
 
 
 def family(rows: list[Row], name: str, version: int, per_thread: bool) -> str | None:
-    """The variant that cuGetProcAddress gives, by its documentation."""
+    """Return the variant that cuGetProcAddress gives, by its documentation."""
     of = [row for row in rows if base(row.name) == name and row.since <= version]
     per = [row for row in of if re.search(r"_pt[sd][sz]$", row.name)]
     of = per if per_thread and per else [row for row in of if row not in per]
@@ -112,13 +112,13 @@ VERSIONS = [3020, 7000, 10010, 11030, 12000, 12040, 13000]
 ASKED = [
     (way, version) for way in ("v1", "v2", "cudart") for version in VERSIONS if way != "cudart" or version >= 12000
 ]
-"""cudart asks by cuGetProcAddress_v2, which is of CUDA 12."""
+"""Ways to look up a symbol. cudart uses cuGetProcAddress_v2, which is of CUDA 12."""
 
 
 @pytest.mark.parametrize("flags", [0, 1, PER_THREAD])
 @pytest.mark.parametrize(("way", "version"), ASKED)
 def test_get_proc_address_finds_ours(way: str, version: int, flags: int) -> None:
-    """The variant of the version that the program was compiled for, with the flag for the thread's default stream."""
+    """The variant fits the version that the program was compiled for, and the flag for the thread's default stream."""
     rows = entries()
     found = ways(way, sorted({base(row.name) for row in rows}), version, flags)
     for name, answer in found.items():
@@ -132,7 +132,7 @@ def test_get_proc_address_finds_ours(way: str, version: int, flags: int) -> None
 @pytest.mark.parametrize("flags", [0, PER_THREAD])
 @pytest.mark.parametrize("version", [7000, 11030, 12040, 13000])
 def test_get_proc_address_with_pointers_of_its_own(version: int, flags: int) -> None:
-    """A driver whose cuGetProcAddress gives other pointers than dlsym: the wrapper is found by name and version."""
+    """The driver's cuGetProcAddress gives other pointers than dlsym: the wrapper is found by name and version."""
     rows = entries()
     found = ways("v2", sorted({base(row.name) for row in rows}), version, flags, FAKE_ALIASES="1")
     for name, answer in found.items():
@@ -143,7 +143,7 @@ def test_get_proc_address_with_pointers_of_its_own(version: int, flags: int) -> 
 
 @pytest.mark.parametrize("sanitize", ["", "address,undefined"])
 def test_other_symbols_keep_their_meaning(sanitize: str) -> None:
-    """Those of dlsym for all other libraries; and a program without CUDA has no thread, and no libcuda."""
+    """dlsym works for all other libraries; and a program without CUDA gets no thread, and no libcuda."""
     run("hook_others", sanitize=sanitize)
 
 
@@ -154,13 +154,13 @@ def test_injection(tmp_path: Path) -> None:
     assert "cuInit" in log.read_text()
 
 
-CODE = 719  # CUDA_ERROR_LAUNCH_FAILED: none of the double's own
+CODE = 719  # CUDA_ERROR_LAUNCH_FAILED: never an error of the double itself
 PASSED_ON = [row.name for row in entries() if row.kind not in ("MEMORY", "HOOK")]
 
 
 @pytest.mark.parametrize("sanitize", ["", "address,undefined"])
 def test_return_codes_reach_the_program(sanitize: str) -> None:
-    """Of every call that we pass on: the driver fails it, the program sees the same number."""
+    """Every call that is passed on fails in the driver, and the program sees the same number."""
     wrong = {}
     for name in PASSED_ON:
         ran = subprocess.run(
@@ -176,21 +176,22 @@ def test_return_codes_reach_the_program(sanitize: str) -> None:
 
 @pytest.mark.parametrize("sanitize", ["", "thread", "address,undefined"])
 def test_fork_before_cuda(sanitize: str) -> None:
-    """A child of a process that has not used CUDA yet uses it, as multiprocessing does; so does the parent."""
+    """A child of a process that has not used CUDA yet uses it, as with multiprocessing; so does the parent."""
     run("hook_fork", "before", sanitize=sanitize)
 
 
 @pytest.mark.parametrize(
     ("when", "sanitize"),
-    # Not ("after", "address,undefined"): a child that allocates hangs in gcc 12's own allocator where another thread of
+    # Not ("after", "address,undefined"): a child that allocates hangs in gcc 12's own allocator if another thread of
     # its parent was in there.
     [("after", ""), ("exec", ""), ("exec", "address,undefined")],
 )
 def test_fork_after_cuda(when: str, sanitize: str) -> None:
-    """A child of one that has: CUDA_ERROR_NOT_INITIALIZED, as without us; and it may execute another program."""
+    """A child of a process that has used CUDA gets CUDA_ERROR_NOT_INITIALIZED, as ever, and may execute another
+    program."""
     run("hook_fork", when, sanitize=sanitize)
 
 
 def test_contexts_come_and_go() -> None:
-    """Our own calls are made in a context that is alive; the double ends the program where they are not."""
+    """The library's own calls are made in a live context; otherwise the double ends the program."""
     run("hook_contexts")

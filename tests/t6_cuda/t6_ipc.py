@@ -1,5 +1,5 @@
-"""Level 6: legacy IPC of memory that moves, between processes that know nothing of it (programs/ipc.c), and with others
-at the exporter's socket than the exporter (exporter.py)."""
+"""Level 6: legacy IPC of memory that moves, between processes that know nothing of it (programs/ipc.c), and with false
+exporters at the socket (exporter.py)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.t6_cuda.harness import SECONDS, command, environment, run
 
 USER, OTHER = 1000, 65534
 STRANGE = 1
-"""No pid namespace: inodes of those are large."""
+"""Inode of no pid namespace: real ones are large."""
 
 
 @pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"])
@@ -28,30 +28,30 @@ def test_one_exports_and_others_open(sanitize: str) -> None:
 
 @attrs.define
 class Exporter:
-    """exporter.py, running."""
+    """A running exporter.py."""
 
     process: subprocess.Popen[str]
     bytes: int
     handle: str = ""
 
     def says(self) -> str:
-        """Its next line."""
+        """Return its next line."""
         assert self.process.stdout
         return self.process.stdout.readline().strip()
 
     def importer(self, good: bool, user: int | None = None) -> subprocess.Popen[str]:
-        """A program that opens the handle, as `user`; its status is 0 if that is as good as it should be."""
+        """Start a program that opens the handle, as `user`; it exits with 0 if the result is as expected."""
         words = command("ipc", self.handle, FIRST if good else "", self.bytes)
         return subprocess.Popen(words, env=environment(), user=user, text=True, stderr=subprocess.PIPE)
 
     def opened(self, good: bool, user: int | None = None) -> bool:
-        """Has one do so; whether the exporter was asked for anything."""
+        """Run such a program; return whether the exporter was asked for memory."""
         ended(self.importer(good, user))
         return self.says() == "asked"
 
 
 def ended(importer: subprocess.Popen[str]) -> None:
-    """Waits for the end of a program, which is to succeed."""
+    """Wait for the end of a program, which must succeed."""
     _, errors = importer.communicate(timeout=SECONDS)
     assert importer.returncode == 0, errors
 
@@ -60,7 +60,7 @@ def ended(importer: subprocess.Popen[str]) -> None:
 def exporting(
     kind: str = "honest", *, chunks: int = 2, user: int | None = None, pid: int = 0, namespace: int = 0
 ) -> Iterator[Exporter]:
-    """One with so much memory, whose handle names that process."""
+    """Run an exporter with so much memory, whose handle names that process."""
     script = Path(__file__).with_name("exporter.py")
     words = [sys.executable, os.fspath(script), kind, *map(str, (chunks, pid, namespace))]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, user=user) as process:
@@ -81,7 +81,7 @@ def test_memory_comes_from_the_same_user_or_root_and_root_takes_it_from_whom_it_
 
 
 def test_who_listens_is_the_process_that_the_handle_names() -> None:
-    """Else it is not even told the secret."""
+    """An impostor is not even sent the secret."""
     with exporting(pid=os.getpid()) as impostor:
         assert not impostor.opened(False)
 
@@ -100,7 +100,7 @@ def test_a_pid_of_another_namespace_says_nothing_and_the_user_all() -> None:
 
 
 def test_the_library_of_0_1_names_no_process_and_the_user_says_all() -> None:
-    """A program that was started with it exports to one that starts today."""
+    """A program that was started with it exports to one that is started with this version."""
     with exporting(pid=-1) as exporter:
         assert exporter.opened(True)
     with exporting(pid=-1, user=USER) as exporter:
@@ -115,7 +115,7 @@ def test_the_library_of_0_1_names_no_process_and_the_user_says_all() -> None:
     [("no descriptor", 1), ("one too many", 1), ("one too many", 32), ("a longer message", 1)],
 )
 def test_what_comes_is_what_was_asked_for(kind: str, chunks: int) -> None:
-    """32: there is no room for one more, which the kernel leaves out."""
+    """32 descriptors leave no room for one more, which the kernel drops."""
     with exporting(kind, chunks=chunks) as exporter:
         assert exporter.opened(False)
 
@@ -126,7 +126,7 @@ def test_a_signal_does_not_make_it_fail() -> None:
 
 
 def test_one_that_answers_slowly_or_never_is_waited_for_a_few_seconds() -> None:
-    """Both at the same time, since it is for seconds. Six messages take the slow one twice as long as it is given."""
+    """Both run at the same time, since each takes seconds. The slow one's six messages take twice the time allowed."""
     with exporting("silent") as silent, exporting("slow", chunks=6) as slow:
         for importer in [one.importer(False) for one in (silent, slow)]:
             ended(importer)

@@ -39,7 +39,7 @@ FAULTY = [
     "cuStreamIsCapturing",
     "cuThreadExchangeStreamCaptureMode",
 ]
-"""What allocating, freeing and moving calls. Of cuEventQuery, which is called until something has happened, a few."""
+"""Calls made by allocating, freeing and moving. cuEventQuery is repeated until something happens: a few times."""
 
 MOST = int(os.environ.get("GGROUP_CUDA_FAULTS", "12"))
 """Faults of one entry point that are tried, spread over all its calls."""
@@ -56,7 +56,7 @@ def test_unit(name: str, sanitize: str) -> None:
 @pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"])
 @pytest.mark.parametrize("name", ["moves", "counts", "destroyed", "current", "not_ours", "given"])
 def test_pools_of_the_program(name: str, sanitize: str) -> None:
-    """What is allocated from them moves where no other process, and no other GPU, can have it (unit/sources.c)."""
+    """Memory from them moves unless another process, or another GPU, can have it (unit/sources.c)."""
     run_unit(name, sanitize, program="sources", FAKE_DEVICES="2")
 
 
@@ -65,13 +65,13 @@ def test_pools_of_the_program(name: str, sanitize: str) -> None:
     "name", ["peers", "pools", "readers", "elsewhere", "captures", "copies", "frees", "books", "contexts"]
 )
 def test_one_failure_is_no_more_than_that(name: str, sanitize: str) -> None:
-    """Nothing is taken for done, free or out of the books for one call of the driver that fails (unit/once.c)."""
+    """One failing driver call makes nothing count as done, free or off the books that is not (unit/once.c)."""
     run_unit(name, sanitize, program="once", FAKE_DEVICES="2")
 
 
 @pytest.mark.parametrize("entry", FAULTY)
 def test_any_call_may_fail(entry: str, tmp_path: Path) -> None:
-    """No data is lost, and the books are what the driver has, whichever call fails, with whichever error."""
+    """No data is lost, and the books agree with the driver, whichever call fails, with whichever error."""
     count = calls("faults", tmp_path / "calls")[entry]
     assert count, f"{entry} is not called: what is tested here?"
     for number in range(1, count + 1, -(-count // MOST)):
@@ -81,7 +81,7 @@ def test_any_call_may_fail(entry: str, tmp_path: Path) -> None:
 
 
 def test_every_call_is_known(tmp_path: Path) -> None:
-    """A new call of the library is either in FAULTY or one that cannot fail on its own."""
+    """A new call of the library must be in FAULTY, or be one that cannot fail on its own."""
     before_and_test = {
         "cuInit",
         "cuDevicePrimaryCtxRetain",

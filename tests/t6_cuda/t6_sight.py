@@ -1,4 +1,4 @@
-"""What a program with the library sees of the size of its GPUs: the same from its first question to its end."""
+"""The GPU size that a program with the library sees: the same from its first question to its end."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from tests.t6_cuda.harness import GrantingDaemon, Program, eventually, running
 MIB = 1 << 20
 WHOLE = (1 << 64) - 1
 CARD = 1024
-"""MiB that the double of the driver has."""
+"""MiB of the double's GPU."""
 
 
 class SizingDaemon(GrantingDaemon):
-    """One with limits, which says what it can."""
+    """A daemon with limits, which announces what it supports."""
 
     features: Feature = CUDA
     totals: dict[int, int]
-    """What TOTAL is answered with, by GPU, MiB; the others are whole."""
+    """Answers to TOTAL in MiB, by GPU; other GPUs are whole."""
     limits: tuple[int, int] | None = None
-    """What LIMITS is answered with, MiB: the lowest limit, and what is free; None: there is none."""
+    """Answer to LIMITS in MiB: the lowest limit, and what is free; None without a limit."""
 
     def __init__(self, path: Path) -> None:
         self.totals = {}
         self.said: list[list[Op]] = []
-        """What was asked on each connection."""
+        """Requests of each connection."""
         super().__init__(path)
 
     def _serve(self, connection: socket.socket) -> None:
@@ -85,17 +85,17 @@ def hear(program: Program, what: str) -> int:
 
 
 def threads(program: Program) -> list[str]:
-    """Names of its threads; LD_PRELOAD is of a program that `env` becomes, with the same pid."""
+    """Return the names of its threads; LD_PRELOAD is for the program that `env` becomes, with the same pid."""
     return [(task / "comm").read_text().strip() for task in Path(f"/proc/{program.process.pid}/task").iterdir()]
 
 
 def amounts(program: Program) -> tuple[int, int]:
-    """Total and free, MiB."""
+    """Return total and free, in MiB."""
     return hear(program, "total"), hear(program, "free")
 
 
 def amounts_under(program: Program, daemon: SizingDaemon, *limits: tuple[int, int] | None) -> list[tuple[int, int]]:
-    """Total and free in MiB, under each of some limits in turn: those are told before the program goes on."""
+    """Return total and free in MiB under each of some limits, which are in force before the program goes on."""
     found = []
     for one in limits:
         daemon.limits = one
@@ -109,7 +109,7 @@ def amounts_under(program: Program, daemon: SizingDaemon, *limits: tuple[int, in
 
 @pytest.mark.parametrize("sanitize", ["", "address,undefined"])
 def test_it_is_what_it_was_at_the_first_question(tmp_path: Path, daemon: SizingDaemon, sanitize: str) -> None:
-    """Before a context, in one, and whatever becomes of the limits; what is free follows them, and never exceeds it."""
+    """Before a context, in one, and whatever becomes of the limits; the free memory follows them within the total."""
     daemon.totals = {0: 512}
     with sees(tmp_path, sanitize=sanitize) as program:
         assert program.hears("total") == 512
@@ -123,7 +123,7 @@ def test_it_is_what_it_was_at_the_first_question(tmp_path: Path, daemon: SizingD
 
 
 def test_without_a_limit_it_is_the_cards(tmp_path: Path, daemon: SizingDaemon) -> None:
-    """For good: a limit that is set afterwards is what is free."""
+    """For good: a later limit only bounds the free memory."""
     with sees(tmp_path) as program:
         assert program.hears("total") == CARD
         daemon.totals = {0: 256}
@@ -151,7 +151,7 @@ def test_threads_that_ask_at_once_hear_the_same(tmp_path: Path, daemon: SizingDa
 
 
 def test_another_program_asks_anew(tmp_path: Path, daemon: SizingDaemon) -> None:
-    """A child that executes one; what it was forked by keeps its own."""
+    """A child that executes another program asks; its parent keeps its own answer."""
     daemon.totals = {0: 512}
     with sees(tmp_path, "fork") as program:
         assert program.hears("total") == 512
@@ -166,7 +166,7 @@ def test_another_program_asks_anew(tmp_path: Path, daemon: SizingDaemon) -> None
 
 @pytest.mark.parametrize("features", [Feature(0), CUDA & ~Feature.TOTAL])
 def test_an_older_daemon(tmp_path: Path, daemon: SizingDaemon, features: Feature) -> None:
-    """As it was with that: all before the first context, then the limit of the moment."""
+    """As before that feature: all of the GPU before the first context, then the limit of the moment."""
     daemon.features, daemon.totals = features, {0: 512}
     with sees(tmp_path) as program:
         assert program.hears("total") == CARD
@@ -177,7 +177,7 @@ def test_an_older_daemon(tmp_path: Path, daemon: SizingDaemon, features: Feature
 
 
 def test_a_daemon_that_comes_later(tmp_path: Path) -> None:
-    """And none at all: what was seen stays, and what is free follows once there is one."""
+    """Or never: the total stays, and the free memory follows once there is a daemon."""
     with sees(tmp_path) as program:
         assert program.hears("total") == CARD
         program.go()

@@ -1,4 +1,4 @@
-"""Level 6: the buddy system of backend/cuda/library/memory/small.c, against the plainest model of one."""
+"""Level 6: the buddy allocator of backend/cuda/library/memory/small.c, against the plainest model of one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LARGEST = 1 << 20
 
 
 def load() -> ctypes.CDLL:
-    """small.c, with the types of its functions."""
+    """Return small.c, with the types of its functions."""
     library = ctypes.CDLL(str(build_unit() / "unit" / "small.so"))
     word, out = ctypes.c_uint64, ctypes.POINTER(ctypes.c_uint64)
     library.small_new.restype = ctypes.c_void_p
@@ -35,7 +35,7 @@ def load() -> ctypes.CDLL:
 
 
 def rounded(nbytes: int, alignment: int) -> int:
-    """The size of the block that is taken."""
+    """Return the size of the block that is taken."""
     size = UNIT
     while size < max(nbytes, alignment):
         size *= 2
@@ -44,14 +44,14 @@ def rounded(nbytes: int, alignment: int) -> int:
 
 @attrs.frozen
 class Block:
-    """One in use."""
+    """A block in use."""
 
     nbytes: int
-    """As asked for."""
+    """Bytes requested."""
     size: int
-    """As taken."""
+    """Bytes taken."""
     serial: int
-    """As given."""
+    """Serial number that was given."""
 
 
 SIZES = st.one_of(st.integers(1, LARGEST + 1), st.sampled_from([1, 511, 512, 513, 4096, LARGEST // 2 + 1, LARGEST]))
@@ -59,7 +59,7 @@ ALIGNMENTS = st.sampled_from([0, 1, 256, 512, 4096, 1 << 16, LARGEST])
 
 
 class Buddies(RuleBasedStateMachine):
-    """Blocks do not overlap, lie in the chunk, are aligned; what is free is found again, whole."""
+    """Blocks do not overlap, lie in the chunk, and are aligned; freed space is found again, and merged."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Buddies(RuleBasedStateMachine):
         self.serial = 0
 
     def free_block(self, size: int) -> bool:
-        """Whether an aligned block of that size is free."""
+        """Return whether an aligned block of that size is free."""
         return any(
             all(start + size <= at or at + block.size <= start for at, block in self.blocks.items())
             for start in range(0, CHUNK, size)

@@ -1,4 +1,4 @@
-"""The unit tests of the memory side, in unit/: the library's own files with a double of daemon.c, in one program."""
+"""The unit tests of the library's memory code, in unit/: its own files with a double of daemon.c, in one program."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from subprocess import PIPE
 from tests.t6_cuda.harness import CUDA_INCLUDE, HERE, OPTIONS, build
 
 STEP_S = 0.2
-"""Seconds that a step of a generator may take on top of that (UNIT_STEPS)."""
+"""Seconds that a step of a generator may take in addition (UNIT_STEPS)."""
 
 TWO_GPUS = {"FAKE_DEVICES": "2", "FAKE_OFFSETS": "1"}
-"""A double with another GPU to give access to, whose cuMemMap takes offsets."""
+"""Environment of a double with a second GPU that can get access, and whose cuMemMap takes offsets."""
 
 STACKS_S = 30.0
-"""Seconds that a program gets to say where its threads are, once it has taken too long."""
+"""Seconds that a program that took too long gets to show the stacks of its threads."""
 
 SECONDS = 240.0
-"""What a test may take: some are built with a sanitizer, and other programs may want the processors."""
+"""Seconds that a test may take: some are built with a sanitizer, and the processors may be busy."""
 
 
 @functools.cache
 def build_unit(sanitize: str = "") -> Path:
-    """Builds the program; the directory of that build."""
+    """Build the program; return the directory of that build."""
     at = build(sanitize)
     words = ["make", "-s", "-j2", "-C", str(HERE / "unit"), f"SANITIZE={sanitize}", f"CUDA_INCLUDE={CUDA_INCLUDE}"]
     made = subprocess.run(words, text=True, capture_output=True)
@@ -36,7 +36,7 @@ def build_unit(sanitize: str = "") -> Path:
 
 
 def attempt(name: str, sanitize: str = "", program: str = "unit", **extra: str) -> subprocess.CompletedProcess[str]:
-    """Return what one test of unit.c, or of another program there, came to at its end."""
+    """Run one test of unit.c, or of another program there; return the outcome."""
     at = build_unit(sanitize)
     kept = {
         key: value for key, value in os.environ.items() if not key.startswith(("GGROUP_", "FAKE_", "CUDA_", "UNIT_"))
@@ -48,7 +48,7 @@ def attempt(name: str, sanitize: str = "", program: str = "unit", **extra: str) 
         try:
             out, error = running.communicate(timeout=most)
         except subprocess.TimeoutExpired:
-            # The generator says where each thread is (unit/fuzz/watch.c); others just end.
+            # The generator shows the stack of each thread (unit/fuzz/watch.c); other programs just end.
             running.send_signal(signal.SIGQUIT)
             try:
                 out, error = running.communicate(timeout=STACKS_S)
@@ -60,7 +60,7 @@ def attempt(name: str, sanitize: str = "", program: str = "unit", **extra: str) 
 
 
 def run_unit(name: str, sanitize: str = "", program: str = "unit", **extra: str) -> str:
-    """Return the output of one that is to succeed."""
+    """Run a test, which must succeed; return its output."""
     done = attempt(name, sanitize, program, **extra)
     assert done.returncode == 0, f"{name}: {done.returncode}\n{done.stdout}{done.stderr}"
     return done.stdout

@@ -1,11 +1,12 @@
-// A CUDA program that works on its memory all the time in one thread, and in another allocates some more, works on that,
-// holds it and frees it, again and again; it says how long each cudaMalloc took.
+// A CUDA program with two threads: one works on its memory all the time, the other allocates more, works on that, holds
+// it and frees it, again and again, and reports how long each cudaMalloc took.
 //
 //     alloc FILE HOT_MIB PIECE_MIB PIECES HOLD_MS GAP_MS
 //
-// FILE (16 pages on tmpfs): passes done over what is hot (u64 @0), bytes a second of the last pass (u64 @8), words wrong
-// (u64 @16, all ones until checked), stop (u32 @24, set by the test), error (u32 @28), go (u32 @32, set by the test), idle
-// (u32 @36: nothing is allocated besides what is hot), allocations (u64 @40), nanoseconds of each (u64s @64; the last place is
+// FILE (16 pages on tmpfs): passes over the hot memory (u64 @0), bytes a second of the last pass (u64 @8), wrong words
+// (u64 @16, all ones until checked), stop (u32 @24, set by the test), error (u32 @28), go (u32 @32, set by the test),
+// idle (u32 @36: only the hot memory is allocated), allocations (u64 @40), nanoseconds of each (u64s @64; once they are
+// full, the last place is overwritten).
 // used again once they are full).
 #include <cstdint>
 #include <cstdio>

@@ -1,17 +1,17 @@
-// A CUDA program without a deadline: state that it works on, and results that it uses again and again and could compute
-// again instead (activations). Its speed depends on how much of both is on the GPU.
+// A CUDA program without a deadline. It works on state, and on results (activations) that it uses again and again and
+// could recompute instead. Its speed depends on how much of both is on the GPU.
 //
 //     batch FILE MOUNT GPU STATE_MIB RESULTS_MIB
 //
-// A pass goes over all pieces. Results that are not there are computed into a scratch piece, which takes ROUNDS
-// multiplications for each word. While it listens (`listen`, to be changed at any time) it frees results when its usermemfd
-// asks for memory, and allocates and computes them again when cudaMemGetInfo says that there is room; else it has all of
-// them, and others move them to the host.
+// A pass goes over all pieces. Missing results are computed into a scratch piece, which takes ROUNDS multiplications
+// for each word. While it listens (`listen`, which may change at any time) it frees results when its usermemfd asks for
+// memory, and allocates and computes them again when cudaMemGetInfo shows room. Otherwise it has all of them, and
+// reclaim moves them to the host.
 //
-// FILE (a page on tmpfs): pieces worked on (u64 @0), results used that were wrong (u64 @16, all ones until checked; words of
-// the state count too), stop (u32 @24, set by the test), error (u32 @28), listen (u32 @32, set by the test), does it listen,
-// with its usermemfd open (u32 @36: 0, 1, or 1000 and errno), results that it has (u32 @40), times that it was asked (u32
-// @44), bytes that it was asked for, ever (u64 @48), nanoseconds that it took to free, at most (u64 @56), results computed
+// FILE (a page on tmpfs): pieces worked on (u64 @0), wrong results (u64 @16, all ones until checked; wrong words of the
+// state count, too), stop (u32 @24, set by the test), error (u32 @28), listen (u32 @32, set by the test), whether it
+// listens on an open usermemfd (u32 @36: 0, 1, or 1000 plus errno), results that it has (u32 @40), number of requests
+// (u32 @44), total of requested bytes (u64 @48), longest time to free in nanoseconds (u64 @56), results computed
 // (u64 @64).
 #include <atomic>
 #include <cstdint>
@@ -36,22 +36,22 @@ struct Page {
 
 static const size_t PIECE = 64 << 20, WORDS = PIECE / 8;
 static const int ROUNDS = 64;
-static const size_t AT_ONCE = 8;          // pieces between two looks around, and results that are allocated at once
-static const size_t KEPT_PART = 50;       // the library keeps 2 % of what was freed, for the next allocation
-static const size_t MARGIN = 192 << 20;   // of room that is not used: limits change
-static const double LOOK_S = 0.01;        // between two looks for room
+static const size_t AT_ONCE = 8;          // pieces between two checks, and results that are allocated at once
+static const size_t KEPT_PART = 50;       // the library keeps 2 % of freed memory for the next allocation
+static const size_t MARGIN = 192 << 20;   // bytes of room that stay unused, since limits change
+static const double LOOK_S = 0.01;        // seconds between two looks for room
 
 static Page *page;
-static std::vector<uint64_t *> state, results; // with `mutex`; null: it is not there
-static std::vector<uint64_t> used;             // how often each result was
+static std::vector<uint64_t *> state, results; // guarded by `mutex`; null: not there
+static std::vector<uint64_t> used;             // number of uses of each result
 static uint64_t *scratch;
-static unsigned long long *sums; // of all that was used, of each result
+static unsigned long long *sums; // sum over all uses of each result
 static std::mutex mutex;
-static std::atomic<bool> giving; // who works lets the other have the mutex
+static std::atomic<bool> giving; // the working thread lets the other have the mutex
 
 #include "words.cuh"
 
-// A result, from nothing but its number.
+// Compute a result from nothing but its number.
 __global__ void compute(uint64_t *words, size_t count, uint64_t number, int rounds) {
     for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < count; i += (size_t)gridDim.x * blockDim.x) {
         uint64_t word = number * count + i;
@@ -141,8 +141,8 @@ static uint64_t *piece() {
     return words;
 }
 
-// Some of what is missing, if there is room for it, or, if it does not listen, whether or not there is.
-// It allocates without the mutex: an allocation that is over a limit waits for memory that the other thread is to free.
+// Allocate some of the missing results, if there is room or the program does not listen. Allocate without the mutex: an
+// allocation over a limit waits for memory that the other thread has to free.
 static void grow() {
     static double next;
     if (page->results == results.size() || now() < next)
@@ -216,7 +216,7 @@ int main(int argc, char **argv) {
     }
     watcher.join();
     pass += next > 0;
-    for (; next && next < state.size(); next++) // so that the state is as old everywhere
+    for (; next && next < state.size(); next++) // so that all pieces have the same age
         work_on(next);
     unsigned long long *wrong = sums + results.size(), *right = wrong + 1, found;
     for (uint64_t *words : state)

@@ -1,4 +1,4 @@
-"""A program that uses two GPUs at once: a thread on each multiplies matrices and counts, in FILE, what is done."""
+"""A program that uses two GPUs at once: a thread on each multiplies matrices and counts the products in FILE."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 
 def work(page: mmap.mmap, gpu: int) -> None:
-    """Counts products on one GPU, forever."""
+    """Count products on one GPU for ever."""
     a = torch.randn(2048, 2048, device=f"cuda:{gpu}")
     stream = torch.cuda.Stream(gpu)
     with torch.cuda.stream(stream):

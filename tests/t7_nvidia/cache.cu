@@ -1,14 +1,14 @@
-// A CUDA program that works on some memory all the time, has a cache besides, and a usermemfd (ggroup_usermem.h).
+// A CUDA program with memory that it always works on, a cache besides, and a usermemfd (ggroup_usermem.h).
 //
 //     cache FILE MOUNT GPU listen|ignore HOT_MIB CACHE_MIB
 //
-// Each pass works through all that is hot, and looks into one piece of the cache. Once it is told to open its usermemfd it
-// either listens there, and frees as much of the cache as it is asked for, or never reads.
+// Each pass works through all hot memory and looks into one piece of the cache. Once told to open its usermemfd it
+// either listens there, and frees as much of the cache as requested, or never reads.
 //
-// FILE (a page on tmpfs): passes done (u64 @0), bytes a second of the last pass (u64 @8), words wrong (u64 @16, all ones until
-// checked), stop (u32 @24, set by the test), error (u32 @28), open the usermemfd (u32 @32, set by the test), is it open
-// (u32 @36: 1, or 1000 and errno), pieces in the cache (u32 @40), times that it was asked (u32 @44), bytes that it was asked
-// for the last time (u64 @48), nanoseconds from then until they were freed (u64 @56).
+// FILE (a page on tmpfs): passes done (u64 @0), bytes a second of the last pass (u64 @8), wrong words (u64 @16, all
+// ones until checked), stop (u32 @24, set by the test), error (u32 @28), open the usermemfd (u32 @32, set by the test),
+// whether it is open (u32 @36: 1, or 1000 plus errno), pieces in the cache (u32 @40), number of requests (u32 @44),
+// bytes of the last request (u64 @48), nanoseconds from then until they were freed (u64 @56).
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
@@ -33,9 +33,9 @@ struct Page {
 static const size_t PIECE = 64 << 20;
 
 static Page *page;
-static std::vector<uint64_t *> cache; // with `mutex`
+static std::vector<uint64_t *> cache; // guarded by `mutex`
 static std::mutex mutex;
-static std::atomic<bool> giving; // who works lets the other have the mutex
+static std::atomic<bool> giving; // the working thread lets the other have the mutex
 
 #include "words.cuh"
 

@@ -1,15 +1,15 @@
-"""Two kinds of PyTorch programs that know nothing of ggroupfs, told what to do on standard input.
+"""Two kinds of PyTorch programs that know nothing of ggroupfs, controlled on standard input.
 
     colocated.py requests [SOCKET]
                              a latency-critical one: requests at random, each four steps of a stack of 16 bf16 blocks;
                              it reports its latencies to a policy at SOCKET
     colocated.py products    one that would fill the GPU: products of 8192 x 8192 bf16 matrices, back to back. Tensor
-                             cores have an H200 at its power cap, and the driver lowers the clock, for everybody
-    colocated.py vectors     one that would, too: what is multiplied are vectors of 2 GiB, and the clock stays
+                             cores bring an H200 to its power cap, and the driver lowers the clock for every program
+    colocated.py vectors     another one that would: it multiplies vectors of 2 GiB, and the clock stays
 
-All print `ready`. `go RATE SECONDS` has the first serve so many requests a second for so long (open loop: a request
-that comes while another is served waits, and that counts), and print their latencies as JSON, in seconds. `count` has
-the others print how many products they have done.
+All print `ready`. `go RATE SECONDS` has the first kind serve so many requests a second for so long (open loop: a
+request that comes while another is served waits, and that time counts), and print their latencies as JSON, in seconds.
+`count` has the others print the number of products that they have done.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def batch(product: Callable[[], object]) -> None:
     done = 0
 
     def answer() -> None:
-        """At once, also while it is off the runlist: an answer that waits for its turn is not of when it was asked."""
+        """Answer at once, also while off the runlist: a later answer would not be about the time of the question."""
         for _ in sys.stdin:
             print(done, flush=True)
 

@@ -1,4 +1,4 @@
-"""Starts programs of colocated.py, and asks them."""
+"""Control of programs of colocated.py: starting them, and sending them commands."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.support.mounted import Mounted
 from tests.t7_nvidia.conftest import ROOT, wait_for
 
 LOAD, SECONDS = 0.35, 20.0
-"""The part of a GPU's time that requests take, whatever GPU it is, and for how long they come."""
+"""Fraction of a GPU's time that the requests take, on any GPU, and seconds for which they come."""
 
 
 @attrs.define
 class Colocated:
-    """A program of colocated.py."""
+    """A running program of colocated.py."""
 
     process: subprocess.Popen[str]
 
@@ -33,34 +33,34 @@ class Colocated:
         return self.process.pid
 
     def ask(self, line: str) -> str:
-        """What it answers."""
+        """Send a command; return the answer."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         print(line, file=self.process.stdin, flush=True)
         return self.process.stdout.readline()
 
     def serve(self, rate: float, seconds: float) -> list[float]:
-        """Latencies of its requests from now on, so many a second; seconds."""
+        """Return the latencies of requests from now on, at so many a second, in seconds."""
         return [float(one) for one in json.loads(self.ask(f"go {rate} {seconds}"))]
 
     @cached_property
     def rate(self) -> float:
-        """Requests a second that are LOAD of the GPU: by what one takes when it is asked for first, with nobody beside
-        it."""
+        """Requests a second that are LOAD of the GPU, from the duration of a request at the first call, when the
+        program must be alone on the GPU."""
         return LOAD / statistics.median(self.serve(10, 2))
 
     def latencies(self, seconds: float = SECONDS) -> list[float]:
-        """... at that rate. The first time it has to be alone."""
+        """Return the latencies at that rate. At the first call the program must be alone."""
         return self.serve(self.rate, seconds)
 
     def count(self) -> int:
-        """Products done."""
+        """Return the number of products done."""
         return int(self.ask("count"))
 
 
 @contextmanager
 def started(mount: Mounted, *words: str) -> Iterator[Colocated]:
-    """A program on GPU 0, in the tree; ended by pid."""
+    """Start a program on GPU 0, and wait until it is in the tree; it is ended by pid."""
     pytest.importorskip("torch")
     paths = [os.fspath(ROOT), os.environ.get("PYTHONPATH", "")]
     process = subprocess.Popen(

@@ -1,5 +1,5 @@
-// Launches kernels in every way there is, and prints how many: `counts SECONDS` waits so long before it ends, on a line of
-// stdin.
+// Launch kernels in every possible way, print how many were launched and how many ran, and wait for a line of stdin
+// before the end.
 #include <cooperative_groups.h>
 #include <cstdio>
 #include <cstdlib>

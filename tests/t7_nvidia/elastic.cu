@@ -1,22 +1,26 @@
-// A CUDA program that knows nothing of ggroupfs: allocates memory, works through all of it again and again, and checks
-// every word of it in the end.
+// A CUDA program that knows nothing of ggroupfs: it allocates memory, works through all of it again and again, and
+// checks every word of it in the end.
 //
 //     elastic FILE MIB [PARTS [OPTION...]]
 //
-// FILE (a page on tmpfs): passes done (u64 @0), bytes a second of the last pass (u64 @8), words wrong (u64 @16, all ones until
-// checked), stop (u32 @24, set by the test), error (u32 @28), what cudaMemGetInfo said: total, free (u64 @32, @40); managed
-// only, once running: bytes a second of a prefetch of half of it to the host, and back (u64 @48, @56); nanoseconds of the last
-// pass over what is hot, and of the last one over everything (u64 @64, @72).
-// With parts, each is an allocation of its own; the last half of them is used in every eighth pass only: cold.
+// FILE (a page on tmpfs): passes done (u64 @0), bytes a second of the last pass (u64 @8), wrong words (u64 @16, all
+// ones until checked), stop (u32 @24, set by the test), error (u32 @28), total and free of cudaMemGetInfo (u64 @32,
+// @40). With `managed` only, once running: bytes a second of a prefetch of half of the memory to the host, and back
+// (u64 @48, @56). Nanoseconds of the last pass over the hot memory, and of the last one over everything (u64 @64, @72).
 //
-// OPTIONs: `inner`: no part is cold. `steps`: a pass is STEP times all of it, after a rest; it begins with an event that another
-// stream waits for, and then with that of the other. `managed`: unified memory. A number: of it, at most so many MiB are to be on the GPU, as
-// if the driver had such a limit: before a part is used that is not there, those that were used longest ago are sent to the
-// host (cudaMemPrefetchAsync), and with
-//     faults      it comes by the page faults of the kernel that uses it
-//     prefetch    it is prefetched
-//     advised     nothing comes or goes: what is too much lives in the host, the last parts (the cold ones) first, and
-//                 kernels use it there (cudaMemAdvise), which takes a programmer that knows what is cold
+// With parts, each is an allocation of its own; the last half of them is cold: used in every eighth pass only.
+//
+// OPTIONs:
+//     inner       no part is cold
+//     steps       a pass is STEP times all of the memory, after a rest; it begins with an event that another stream
+//                 waits for, and then with an event of that stream
+//     managed     unified memory
+//     a number    keep at most so many MiB of it on the GPU, as if the driver had such a limit: before a missing part
+//                 is used, the least recently used ones are sent to the host (cudaMemPrefetchAsync), and with
+//     faults      the part comes by page faults of the kernel that uses it
+//     prefetch    the part is prefetched
+//     advised     nothing moves: the excess lives in the host, the last parts (the cold ones) first, and kernels use
+//                 it there (cudaMemAdvise), which takes a programmer that knows what is cold
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -46,7 +50,7 @@ static int location(int where) {
 }
 #endif
 
-// To GPU `where`, or (-1) to the host.
+// Prefetch memory to GPU `where`, or to the host for -1.
 static void send(const void *memory, size_t bytes, int where) {
 #if CUDART_VERSION >= 13000
     CHECK(cudaMemPrefetchAsync(memory, bytes, location(where), 0));
@@ -65,19 +69,19 @@ static uint64_t timed_send(const void *memory, size_t bytes, int where) {
 struct Part {
     uint64_t *words;
     uint64_t done;     // passes
-    uint64_t last_use; // by `uses`
-    bool resident;     // of parts that are to stay within a budget
+    uint64_t last_use; // value of `uses`
+    bool resident;     // whether it is on the GPU, for parts within a budget
 };
 
 static std::vector<Part> parts;
-static size_t part_bytes, budget, resident; // bytes; budget 0: none
+static size_t part_bytes, budget, resident; // bytes; a budget of 0 is none
 static uint64_t uses;
 static bool prefetches;
 
-#define STEP 32       // passes over all of it in a step, some 80 ms for 4 GiB
-#define REST_NS 80000000 // before each
+#define STEP 32       // passes over all memory in a step, some 80 ms for 4 GiB
+#define REST_NS 80000000 // rest before each step
 
-// What the next step does first: what was launched before is done, so nothing but these calls brings work.
+// Begin a step. Earlier launches are done, so that nothing but these calls brings work.
 static void begin_step() {
     static cudaStream_t other;
     static cudaEvent_t ours, theirs;
@@ -94,7 +98,7 @@ static void begin_step() {
     CHECK(cudaStreamWaitEvent(0, theirs, 0));
 }
 
-// Before a part is used: makes room for it, and where it is to be prefetched, does that.
+// Make room for a part before it is used, and prefetch it where that is asked for.
 static void fetch(Part &part) {
     part.last_use = ++uses;
     if (!budget || part.resident)
@@ -116,7 +120,7 @@ static void fetch(Part &part) {
     resident += part_bytes;
 }
 
-// What is too much for the budget lives in the host from now on, the last parts first, and the rest on the GPU.
+// Have the excess over the budget live in the host from now on, the last parts first, and the rest on the GPU.
 static void advise() {
     const size_t bytes = part_bytes * parts.size(), granule = 2 << 20;
     size_t excess = bytes > budget ? (bytes - budget + granule - 1) / granule * granule : 0;

@@ -1,4 +1,4 @@
-// endless - a CUDA program that knows nothing of ggroupfs and has one kernel, which runs until it is told to end.
+// endless - a CUDA program that knows nothing of ggroupfs, with one kernel that runs until it is told to end.
 //
 //   endless FILE
 //
@@ -27,8 +27,8 @@ static void check(cudaError_t error, const char *what)
 	_exit(1);
 }
 
-// Counts only cycles in which it ran: a difference larger than a few instructions is time spent preempted. One thread
-// reads over the bus whether it is to end: with a warp of every block at it a read took longer than that.
+// Count only cycles in which the kernel ran: a difference larger than a few instructions is time spent preempted. One
+// thread reads over the bus whether to end: with a warp of every block, a read took longer than that.
 __global__ void persist(Page *page, volatile unsigned *over, long long millisecond)
 {
 	bool first = blockIdx.x == 0 && threadIdx.x == 0;
@@ -38,7 +38,7 @@ __global__ void persist(Page *page, volatile unsigned *over, long long milliseco
 		long long now = clock64(), step = now - last;
 
 		last = now;
-		if (step < 65536)  // a read over the bus is among them
+		if (step < 65536)  // a read over the bus takes less
 			ran += step;
 		if (!first)
 			continue;

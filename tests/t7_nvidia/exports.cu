@@ -1,10 +1,11 @@
-// A CUDA program that makes 1 GiB in pieces of 64 MiB, is given a descriptor of each, and lets go of all of it.
+// A CUDA program that makes 1 GiB in pieces of 64 MiB, exports a descriptor of each, and releases all of it.
 //
 //     exports FILE WAY
 //
-// WAY: `handle` (cuMemCreate, cuMemExportToShareableHandle), `fixed` (the same, compressible: not moved), `named` (cuMemAlloc,
-// cuMemGetHandleForAddressRange: a dma-buf). FILE (a page on tmpfs): passes done (u64 @0), words wrong (u64 @16: none), stop
-// (u32 @24, set by the test), error (u32 @28), step (u32 @32, set by the test: 1 let go, 2 close), done (u32 @36: that step).
+// WAY: `handle` (cuMemCreate, cuMemExportToShareableHandle), `fixed` (the same, compressible: not moved), `named`
+// (cuMemAlloc, cuMemGetHandleForAddressRange: a dma-buf). FILE (a page on tmpfs): passes done (u64 @0), wrong words
+// (u64 @16: none), stop (u32 @24, set by the test), error (u32 @28), step (u32 @32, set by the test: 1 release, 2
+// close), step that is done (u32 @36).
 #include <cuda.h>
 #include <cstdint>
 #include <cstdio>

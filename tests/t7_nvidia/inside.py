@@ -1,4 +1,4 @@
-"""A program's own way to the driver: with its open files, so that RM cannot tell the two."""
+"""A program's own access to the driver: with its open files, so that RM cannot tell the test from the program."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from backend.process.identity import Process, identify
 
 @attrs.define
 class Inside:
-    """See the module."""
+    """Access with a program's open files; see the module."""
 
     system: linux.System
     process: Process
@@ -23,7 +23,7 @@ class Inside:
 
     @contextmanager
     def own(self) -> Iterator[tuple[Controls, list[Tsg]]]:
-        """Its open files, and the TSGs that it has by them."""
+        """Yield its open files, and the TSGs that it has through them."""
         self.handles.wide(force=True)
         with rm.borrowed(self.system, self.process, self.handles.fds()) as controls:
             tsgs = [*self.handles.tsgs()]
@@ -31,14 +31,14 @@ class Inside:
             yield controls, tsgs
 
     def timeslices(self) -> list[int]:
-        """Of its GR TSGs, microseconds, by the driver."""
+        """Return the timeslices of its GR TSGs from the driver, in microseconds."""
         with self.own() as (controls, tsgs):
             return sorted(levers.timeslices(controls, levers.shares(tsgs, 0)).values())
 
 
 @contextmanager
 def insides() -> Iterator[Callable[[int], Inside]]:
-    """For the pids of programs that begin after this: so it is known where their clients are."""
+    """Yield a function for the pids of programs that start afterwards, so that the place of their clients is known."""
     system = linux.LinuxSystem()
     counter = ClientCounter(system)
 

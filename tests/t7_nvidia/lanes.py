@@ -1,13 +1,13 @@
-"""PyTorch programs that are jobs of the policy `lanes`: each trains the same model in the same way.
+"""PyTorch programs that are jobs of the policy `lanes`: all train the same model in the same way.
 
     lanes.py SOCKET NAME ITERATIONS STEPS SECONDS
 
-An iteration is STEPS steps of workload.py's training, of some 20 ms each; SECONDS is how long it says that it takes. It
-loads the model and does a first step, which together take some 8 s and would count as time that it ran. Then it prints
-`ready`, and enters the job when it reads a line. After that a JSON object a line, times of
-time.monotonic(): `turn` when it first may use the GPU; for each iteration `begin`, `end`, `ran` (how long it has had
-its turn altogether) and the `losses`; `left` when it is through. Another line has it leave the job after its iteration,
-and standard input at its end has it exit.
+An iteration is STEPS steps of workload.py's training, of some 20 ms each; SECONDS is the duration that the job
+announces. The program loads the model and does a first step, which together take some 8 s and would count as run time.
+Then it prints `ready`, and enters the job when it reads a line. After that it prints a JSON object a line, with times
+of time.monotonic(): `turn` when it first may use the GPU; for each iteration `begin`, `end`, `ran` (the total time of
+its turns) and the `losses`; `left` when it is through. Another line makes it leave the job after its iteration, and the
+end of standard input makes it exit.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main() -> None:
                 for _ in range(steps):
                     losses.append(work.step(number))
                     number += 1
-                end = time.monotonic()  # a loss is read, so all of the step is done but the optimizer's part
+                end = time.monotonic()  # a loss was read, so all of the step but the optimizer's part is done
             say(begin=begin, end=end, ran=job.ran / 1e9, losses=losses)
     say(left=time.monotonic())
     sys.stdin.read()

@@ -1,4 +1,4 @@
-"""What moves between two GPUs, and between one and pinned host memory: GB/s, the best of five copies of 2 GiB.
+"""Bandwidth between two GPUs, and between one and pinned host memory: GB/s, the best of five copies of 2 GiB.
 
 Prints two numbers: PCIe (the slower direction) and from GPU 0 to GPU 1.
 """
@@ -13,7 +13,7 @@ SIZE = 2 << 30
 
 
 def gb_s(to: torch.Tensor, source: torch.Tensor) -> float:
-    """The best of five."""
+    """Return the best of five."""
     best = 0.0
     for _ in range(5):
         start = time.perf_counter()

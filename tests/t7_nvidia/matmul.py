@@ -1,16 +1,17 @@
-"""A PyTorch program that multiplies matrices, a request after the other, and tells how long each took (Flyt, table 6).
+"""A PyTorch program that multiplies matrices, one request after another, and reports how long each took (Flyt, table
+6).
 
     matmul.py zeros|random [GROUP SOCKET]
 
-Says `loaded` when it has everything but the GPU. Then, a line each on standard input:
+It says `loaded` when it has everything but the GPU. Then it takes commands, a line each, on standard input:
 
     begin          uses the GPU from now on; answers `ready`
-    think RATIO    after a request waits for so many times what it took
-    take           answers with [[START, SECONDS], ...] of the requests done since it was asked last, as JSON
+    think RATIO    after a request waits for so many times its duration
+    take           answers with [[START, SECONDS], ...] of the requests since the last `take`, as JSON
 
 A request is PRODUCTS products of SIDE x SIDE float32 matrices, without tensor cores; START is by CLOCK_MONOTONIC. With
-a group and a socket it reports to the policy slo. Tensor cores take so much power that the GPU clocks lower the more it
-has to do, for whomever, and the latency of one program depends on how busy the others keep it, however they are
+a group and a socket it reports to the policy slo. Tensor cores take so much power that the GPU clocks lower the busier
+it is, for every program, and the latency of one program depends on how busy the others keep it, however they are
 scheduled: with bf16 and zeros, 79.7 ms alone and computing half of the time, 83.7 ms alone and back to back (H200).
 """
 
@@ -30,14 +31,14 @@ SIDE, PRODUCTS = 4096, 30
 
 
 class Program:
-    """See the module."""
+    """The program; see the module."""
 
     def __init__(self) -> None:
         self.think = 0.0
         self._done: queue.SimpleQueue[tuple[float, float]] = queue.SimpleQueue()
 
     def listen(self) -> None:
-        """Answers, also while a request goes on for long."""
+        """Answer commands, also during a long request."""
         for line in sys.stdin:
             if line.startswith("think"):
                 self.think = float(line.split()[1])
@@ -46,7 +47,7 @@ class Program:
                 print(json.dumps(done), flush=True)
 
     def run(self, make: str, latencies: Latencies | None) -> None:
-        """Works until it is killed."""
+        """Work until killed."""
         shape = (SIDE, SIDE)
         torch.backends.cuda.matmul.allow_tf32 = False
         a, b = [getattr(torch, make)(shape, device="cuda", dtype=torch.float32) for _ in range(2)]

@@ -1,6 +1,6 @@
-// A CUDA program that makes its memory by cuMemCreate and maps it itself, as PyTorch's expandable segments do:
-// SEGMENTS of 20 MiB behind one another, and each of them a second time elsewhere. It works on all of it, looks at both
-// mappings, and lets go of a quarter and makes it again in every tenth pass.
+// A CUDA program that makes its memory by cuMemCreate and maps it itself, as PyTorch's expandable segments do: SEGMENTS
+// of 20 MiB one after another, and each of them mapped a second time elsewhere. It works on all of it, compares both
+// mappings, and in every tenth pass releases a quarter and makes it again.
 //
 //     objects FILE SEGMENTS (two at least)
 //
@@ -48,7 +48,7 @@ static CUmemGenericAllocationHandle make(CUdeviceptr one, CUdeviceptr other) {
     return handle;
 }
 
-// Of these the answer is said as a number from the address that is asked about, where it is one of the mapping.
+// Attributes whose answer, where it is an address in the mapping, is printed as an offset from the queried address.
 static const struct { const char *name; CUpointer_attribute kind; bool is_address; } attributes[] = {
     { "memory_type", CU_POINTER_ATTRIBUTE_MEMORY_TYPE, false },
     { "device_pointer", CU_POINTER_ATTRIBUTE_DEVICE_POINTER, true },
@@ -65,7 +65,7 @@ static const struct { const char *name; CUpointer_attribute kind; bool is_addres
     { "mapping_size", CU_POINTER_ATTRIBUTE_MAPPING_SIZE, false },
 };
 
-// What the driver says of the mapping of a segment, and does with it, at `offset` from its beginning.
+// Print what the driver says of the mapping of a segment at `offset`, and how it answers operations on it.
 static void say(CUdeviceptr start, size_t offset, CUmemGenericAllocationHandle handle) {
     const CUdeviceptr at = start + offset;
     CUmemAllocationProp got = {};

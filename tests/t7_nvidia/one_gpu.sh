@@ -1,7 +1,7 @@
 #!/bin/bash
-# one_gpu.sh N COMMAND...: COMMAND sees the Nth NVIDIA GPU of this host (from 0) and no other, as in a container, in a
-# mount namespace with a /dev of its own. That is read-only: NVIDIA's libraries, run by root, make the files of GPUs that
-# they miss (nvidia-modprobe), and would see all of them again.
+# one_gpu.sh N COMMAND...: run COMMAND so that it sees only the Nth NVIDIA GPU of this host (from 0), as in a container,
+# in a mount namespace with a /dev of its own. /dev is read-only, since NVIDIA's libraries, run by root, create missing
+# device files (nvidia-modprobe) and would then see all GPUs again.
 set -euo pipefail
 
 if [ -z "${ONE_GPU_DEV-}" ]; then

@@ -1,10 +1,11 @@
-// outlives - a program with memory of one kind, which is told what to do before and after a checkpoint (outlives.py).
+// outlives - a program with memory of one kind, which is controlled before and after a checkpoint (outlives.py).
 //
 //   outlives KIND SOCKET
 //
-// At `prepare` on its standard input it does what its kind does to be checkpointed, at `check` what it takes to have its
-// data back, and looks at every word of it, from a kernel. It answers each line with one: `ready`, or what went wrong.
-// SOCKET is a descriptor to send others over (SCM_RIGHTS), so that somebody else keeps memory that was exported.
+// At `prepare` on its standard input it does what its kind needs to be checkpointed; at `check` it does what its kind
+// needs to get its data back, and checks every word of it from a kernel. It answers each line with one: `ready`, or
+// what went wrong. SOCKET is a descriptor over which it sends others (SCM_RIGHTS), so that another process keeps
+// exported memory.
 #include <cuda.h>
 #include <cstdint>
 #include <cstdio>
@@ -43,7 +44,7 @@ __global__ void compare(const uint64_t *words, size_t count, uint64_t seed, unsi
 }
 
 static CUdeviceptr plain;            // cuMemAlloc, with every kind
-static CUdeviceptr other;            // of the kind
+static CUdeviceptr other;            // memory of the kind
 static CUmemGenericAllocationHandle handle;
 static std::vector<char> copied;
 static void *host;
@@ -56,7 +57,7 @@ static bool is(const char *name)
 	return kind == name;
 }
 
-/* It is exported and released, so that all that is left in this process is a descriptor. */
+/* Export and release the memory, so that all that is left in this process is a descriptor. */
 static bool goes_out()
 {
 	return is("exported") || is("exported, kept by another") || is("of the other GPU");
@@ -176,7 +177,7 @@ static void come_back()
 		CALL(cuMemCreate, &handle, SIZE, &prop, 0);
 		map();
 		CALL(cuMemcpyHtoD, other, copied.data(), SIZE);
-	} else if (is("reserved")) { // as it is, it can be used
+	} else if (is("reserved")) { // usable as it is
 		CALL(cuMemCreate, &handle, SIZE, &prop, 0);
 		map();
 		fill<<<1024, 256>>>((uint64_t *)other, WORDS, 2);

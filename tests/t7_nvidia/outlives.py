@@ -1,10 +1,10 @@
-"""What of a program's memory outlives a checkpoint of the driver: what moving a program between GPUs stands on.
+"""Which memory of a program outlives a checkpoint of the driver: the basis for moving a program between GPUs.
 
     python -m tests.t7_nvidia.outlives [KIND]
 
 Each kind is a program of its own (outlives.cu), which is suspended, restored and let run by the calls that
-`backend/nvidia/checkpoint` makes. With two GPUs it is also restored on the other one. Prints a line for each: what the
-steps took, and whether its data was right, or what failed.
+`backend/nvidia/checkpoint` makes. With two GPUs it is also restored on the other one. Prints a line for each: the time
+of each step, and whether its data was right, or what failed.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ KINDS = (
     "exported, kept by another",
     "of the other GPU",
 )
-"""Each beside memory of cuMemAlloc. Of cuMemCreate: mapped, or exportable; unmapped, its handle kept; copied out and
-released; exported as a descriptor and released, the descriptor being kept by itself or by us; in the host; on the other
-GPU. Only addresses: reserved."""
+"""Kinds of memory, each beside memory of cuMemAlloc. Made by cuMemCreate: mapped, or exportable; unmapped, with its
+handle kept; copied out and released; exported as a descriptor and released, the descriptor being kept by the program or
+by this process; in the host; on the other GPU. Only addresses: reserved."""
 LOCK_MS = 5000
 ANSWER_S = 30.0
 
 
 class Outcome(Exception):
-    """It did not come to a good end."""
+    """A program that did not pass."""
 
 
 def answer(program: subprocess.Popen[str]) -> None:
-    """Its next line has to be `ready`."""
+    """Wait for its next line, which must be `ready`."""
     assert program.stdout is not None
     if not select.select([program.stdout], [], [], ANSWER_S)[0]:
         raise Outcome(f"no answer in {ANSWER_S:.0f} s")
@@ -67,7 +67,7 @@ def tell(program: subprocess.Popen[str], line: str) -> None:
 
 
 def once(binary: str, kind: str, library: Library, places: list[tuple[str, str]]) -> str:
-    """What came of one program, in a line."""
+    """Return the outcome of one program, in a line."""
     ours, theirs = socket.socketpair()
     words = [binary, kind, str(theirs.fileno())]
     program = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""A program that serves bursts of requests and one without a deadline, in a budget, and ways to share it."""
+"""A program with bursts of requests and one without a deadline, in a budget, and ways to share it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ BUDGET = 14 * GIB
 WEIGHTS, KV = 1024, 5120
 """MiB of the first program: always, and at the peak of a burst."""
 STATE, RESULTS = 3072, 7168
-"""MiB of the second one: what it needs, and what it could compute again."""
+"""MiB of the second program: what it needs, and what it could recompute."""
 PIECE = 64
 """MiB of a result."""
 RATE, BUSY_S, IDLE_S, BURSTS = 80.0, 2.4, 2.2, 2
-"""Requests a second in a burst, how long that is, the pause after it, and how many of both in a turn."""
+"""Requests a second in a burst, seconds of a burst and of the pause after it, and number of both in a turn."""
 SETTLED_S = 0.8
 TRIES = 5
-"""Of a burst, until it is one without strangers."""
+"""Tries of a burst, until one is without strangers."""
 GO, OVER, COUNT, HELD = 32, 36, 40, 44
 ARRIVALS, LATENCIES, WAITS, MOST = 4096, 4096 + 32768, 4096 + 65536, 4096
 """Offsets in the page of serving.cu, and its size."""
@@ -39,7 +39,7 @@ LISTEN, LISTENS, RESULTS_THERE, ASKED, ASKED_BYTES, FREED_NS, COMPUTED = 32, 36,
 
 
 def part(values: Sequence[float], of: float) -> float:
-    """The value that so much of them are not above."""
+    """Return the quantile of the values at `of`."""
     return sorted(values)[min(len(values) - 1, int(of * len(values)))]
 
 
@@ -49,18 +49,18 @@ def milliseconds(values: Sequence[float]) -> str:
 
 @attrs.define
 class Turn:
-    """What came of one way to share, added up over its turns."""
+    """Measurements of one way to share, added up over its turns."""
 
     latencies: list[float] = attrs.field(factory=list)
-    """Seconds of each request."""
+    """Latency of each request, in seconds."""
     waits: list[float] = attrs.field(factory=list)
-    """Seconds of each request in cudaMalloc."""
+    """Time of each request in cudaMalloc, in seconds."""
     work: list[tuple[int, float]] = attrs.field(factory=list)
-    """Pieces that the second one did, and the seconds, in the bursts and in the pauses by turns."""
+    """Pieces that the second program did, and seconds, for bursts and pauses alternately."""
     moved: int = 0
-    """Bytes of the second one that went to the host."""
+    """Bytes of the second program that went to the host."""
     computed: int = 0
-    """Results that it computed."""
+    """Number of results that it computed."""
 
     def add(self, other: Turn) -> None:
         for field in attrs.fields(Turn):
@@ -68,21 +68,21 @@ class Turn:
 
     @property
     def p99(self) -> float:
-        """Seconds."""
+        """99th percentile of the latencies, in seconds."""
         return part(self.latencies, 0.99)
 
     @property
     def throughput(self) -> float:
-        """Pieces a second of the second one, over all."""
+        """Pieces a second of the second program, overall."""
         return sum(done for done, _ in self.work) / sum(seconds for _, seconds in self.work)
 
     def rates(self, first: int) -> str:
-        """Pieces a second in each burst (0) or pause (1)."""
+        """Return the pieces a second in each burst (0) or pause (1)."""
         return " ".join(f"{done / seconds:.0f}" for done, seconds in self.work[first::2])
 
 
 class Pair:
-    """Both programs, the slice that they are in, and what is measured of them."""
+    """Both programs, their slice, and what is measured of them."""
 
     def __init__(
         self, mount: Mounted, within: str, both: Member, first: Program, second: Program, strangers: Strangers
@@ -91,12 +91,12 @@ class Pair:
         self.strangers = strangers
         self.high, self.low = member(mount, first), member(mount, second)
         self.peak = 0
-        """Bytes of the first one, when a burst has all that it may have."""
+        """Bytes of the first program when a burst has all that it may have."""
         self._bursts = 0
 
     def burst(self, seed: int) -> tuple[list[float], list[float]]:
-        """One burst of requests, the same for the same seed: latencies, and times in cudaMalloc. Returns once the first
-        program has freed what was for them."""
+        """Send a burst of requests, the same for the same seed. Return the latencies, and the times in cudaMalloc, once
+        the first program has freed their memory."""
         chance, due = random.Random(seed), 0.0
         arrivals: list[float] = []
         while (due := due + chance.expovariate(RATE)) < BUSY_S and len(arrivals) < MOST:
@@ -113,7 +113,7 @@ class Pair:
         return latencies, waits
 
     def listen(self, on: bool) -> None:
-        """Whether the second one gives memory back by itself; if not, it has all of its results somewhere."""
+        """Set whether the second program gives memory back by itself; if not, wait until it has all of its results."""
         self.second.set(LISTEN, int(on))
         wait_for(lambda: self.second.u32(LISTENS) != int(not on), "it changes its mind")
         assert self.second.u32(LISTENS) == int(on), os.strerror(self.second.u32(LISTENS) - 1000)
@@ -121,7 +121,7 @@ class Pair:
             wait_for(lambda: self.second.u32(RESULTS_THERE) == RESULTS // PIECE, "it has all results", seconds=30)
 
     def turn(self, seed: int, into: Turn) -> None:
-        """Bursts and pauses, measured; a burst that strangers were in, once more."""
+        """Measure bursts and pauses; a burst with strangers is repeated."""
         for number in range(BURSTS):
             for _ in range(TRIES):
                 once, begin = Turn(), time.monotonic()
@@ -137,7 +137,7 @@ class Pair:
             into.add(once)
 
     def _burst_and_pause(self, seed: int, into: Turn) -> float:
-        """Returns when the burst was over."""
+        """Measure a burst and its pause; return when the burst was over."""
         stat, computed = self.low.flat("gmem.stat"), self.second.u64(COMPUTED)
 
         def measured(seconds: float, start: float, before: int) -> None:
@@ -156,7 +156,7 @@ class Pair:
 
 @contextlib.contextmanager
 def policy(pair: Pair, name: str, tmp_path: Path) -> Iterator[None]:
-    """Starts one; in the end all that it set is as it was."""
+    """Run a policy; in the end all of its settings are undone."""
     config = tmp_path / f"{name}.toml"
     config.write_text(
         f'high = "{pair.first.pid}"\nlow = "{pair.second.pid}"\nwithin = "/{pair.within}"\nheadroom = "1G"\n'
@@ -172,7 +172,7 @@ def policy(pair: Pair, name: str, tmp_path: Path) -> Iterator[None]:
 
 
 def brief(said: dict[str, Any]) -> str:
-    """A line of a policy, shorter."""
+    """Return a line of a policy, shortened."""
     if said["event"] != "limit":
         return f"[{' '.join(str(value) for value in said.values())}]"
     limit, high, growth, moved = (said[key] >> 20 for key in ("limit", "high", "growth", "moved"))
@@ -181,7 +181,7 @@ def brief(said: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def pair_of(mount: Mounted, serving: str, batch: str) -> Iterator[Pair]:
-    """Both run; the slice has its budget; the first one has served a burst, the second one has given once."""
+    """Start both in a slice with its budget; the first program has served a burst, and the second has given once."""
     with contextlib.ExitStack() as stack:
         within, both = stack.enter_context(slice_of(mount, "dynamic"))
         words = run_in(mount, "compute.priority=0", within=within)

@@ -1,4 +1,4 @@
-"""Programs under `ggroupfs run`, slices to put them into, and what they report on a page of shared memory."""
+"""Programs under `ggroupfs run`, slices to put them into, and their reports on a page of shared memory."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from tests.t7_nvidia.conftest import Reporting, Worker, wait_for
 
 GIB, MIB = 1 << 30, 1 << 20
 STOP, ERROR = 24, 28
-"""Offsets that elastic.cu, cache.cu and alloc.cu have in common; passes are at 0, words wrong at 16."""
+"""Offsets that elastic.cu, cache.cu and alloc.cu have in common; passes are at 0, wrong words at 16."""
 CYCLE = 8
-"""Passes of elastic.cu, of which one uses everything."""
+"""Length of a cycle of elastic.cu in passes, one of which uses everything."""
 
 _numbers = itertools.count()
 
 
 def run_in(mount: Mounted, *limits: str, within: str | None = None) -> list[str]:
-    """The words before a command that is to have its memory managed; in a cgroup, if it is named."""
+    """Return the words before a command whose memory is to be managed; in a cgroup, if one is named."""
     words = [sys.executable, "-m", "ggroupfs", "run", "--mount", os.fspath(mount.path)]
     for limit in limits:
         words += ["-p", limit]
@@ -42,7 +42,7 @@ def run_in(mount: Mounted, *limits: str, within: str | None = None) -> list[str]
 
 
 def nvml_used(pid: int) -> int:
-    """Bytes of GPU memory that the driver counts for a process."""
+    """Return the bytes of GPU memory that the driver counts for a process."""
     pynvml.nvmlInit()
     try:
         found = pynvml.nvmlDeviceGetComputeRunningProcesses(pynvml.nvmlDeviceGetHandleByIndex(0))
@@ -53,17 +53,17 @@ def nvml_used(pid: int) -> int:
 
 @attrs.define
 class Program(Reporting):
-    """A running program, and the page that it reports on."""
+    """A running program, and the page on which it reports."""
 
     log: Path
-    """What it, and the library in it, wrote to standard error."""
+    """Standard error of the program and of the library in it."""
 
     @property
     def passes(self) -> int:
         return self.u64(0)
 
     def finish(self) -> None:
-        """Tells it to stop: every word that it holds must be right."""
+        """Tell it to stop; every word that it holds must be right."""
         self.set(STOP, 1)
         assert self.process.wait(120) == 0
         assert self.u64(16) == 0
@@ -71,7 +71,7 @@ class Program(Reporting):
 
 @contextlib.contextmanager
 def program(*words: str, size: int = 4096) -> Iterator[Program]:
-    """Starts a program that reports on a page, named where its words say PAGE; ended in the end."""
+    """Run a program that reports on a page, whose name replaces PAGE in its words; it is ended in the end."""
     path = Path(f"/dev/shm/ggroupfs-t7-{os.getpid()}-{time.monotonic_ns()}-{next(_numbers)}")
     path.write_bytes(bytes(size))
     with path.open("r+b") as file:
@@ -99,7 +99,7 @@ def program(*words: str, size: int = 4096) -> Iterator[Program]:
 
 
 def member(mount: Mounted, run: Program) -> Member:
-    """Its control files, once they are there and it works."""
+    """Return its control files, once they are there and it works."""
     group = Member(run.pid, 0, mount.group(run.pid))
     wait_for(lambda: run.passes > 2 or run.process.poll() is not None, "it works", seconds=60)
     wait_for(lambda: group.path.exists() or run.process.poll() is not None, f"{group.path} appears")
@@ -109,17 +109,17 @@ def member(mount: Mounted, run: Program) -> Member:
 
 @contextlib.contextmanager
 def slice_of(mount: Mounted, name: str) -> Iterator[tuple[str, Member]]:
-    """An empty cgroup: what `ggroupfs run --slice` calls it, and its control files, which are there once a program is.
+    """Yield the name that `ggroupfs run --slice` has for an empty cgroup, and its control files, which exist once a
+    program does.
 
-    To be left after the programs in it have ended.
+    The context has to be left after the programs in it have ended.
     """
     with cgroup(f"ggroup-t7-{name}-{os.getpid()}") as place:
         yield slice_path(place), Member(0, 0, mount / "slice" / slice_path(place) / "0")
 
 
 def write(group: Member, name: str, value: object) -> None:
-    """One write(2): a buffered file makes another one where the first fails, and one without a buffer says nothing of
-    EAGAIN."""
+    """Write with one write(2): a buffered file would repeat a failed write, and one without a buffer hides EAGAIN."""
     file = os.open(group.path / name, os.O_WRONLY | os.O_TRUNC)
     try:
         os.write(file, f"{value}\n".encode())
@@ -132,7 +132,7 @@ def current(group: Member) -> int:
 
 
 def held(group: Member, seconds: float = 10) -> int:
-    """gmem.current once it stays the same: what the driver allocates for a context is found by looking."""
+    """Return gmem.current once it is stable, since the driver's memory for a context is found by looking."""
     last, since = -1, time.monotonic()
     until = since + seconds
     while time.monotonic() < min(since + 1, until):
@@ -143,14 +143,14 @@ def held(group: Member, seconds: float = 10) -> int:
 
 
 def rate(run: Program, seconds: float) -> float:
-    """Passes a second from now on."""
+    """Return the passes a second from now on."""
     before, start = run.passes, time.monotonic()
     time.sleep(seconds)
     return (run.passes - before) / (time.monotonic() - start)
 
 
 def cycles(run: Program, seconds: float) -> float:
-    """Passes a second over `seconds` or longer, in whole cycles, from the end of a pass to the end of another."""
+    """Return the passes a second over at least `seconds`, in whole cycles, from the end of one pass to another's."""
     first = run.passes
     wait_for(lambda: run.passes > first, "a pass ends", seconds=60)
     first, start = run.passes, time.monotonic()
@@ -161,13 +161,13 @@ def cycles(run: Program, seconds: float) -> float:
 
 
 def speed(log: str, what: str) -> float:
-    """GB a second of the moves that the library logged, without the time that it waited for kernels."""
+    """Return the GB a second of the moves that the library logged, without the time spent waiting for kernels."""
     moves = [(int(m[1]) * MIB, int(m[2])) for m in re.finditer(what, log)]
     return sum(size for size, _ in moves) / sum(usec for _, usec in moves) / 1e3
 
 
 def where(pid: int) -> list[int]:
-    """The GPUs that the driver has a process on."""
+    """Return the GPUs that the driver has a process on."""
     pynvml.nvmlInit()
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
@@ -181,7 +181,7 @@ def where(pid: int) -> list[int]:
 
 
 def group_of(mount: Mounted, worker: Worker) -> Path:
-    """The control files of a worker, once they are there and it runs."""
+    """Return the control files of a worker, once they are there and it runs."""
     worker.started()
     group = mount.group(worker.pid)
     wait_for((group / "compute.freeze").exists, f"{group} appears")
@@ -196,13 +196,13 @@ class Used:
     """What a worker did in a window."""
 
     seconds: float
-    """On the engine, by gcgroup.stat."""
+    """Engine time in seconds, from gcgroup.stat."""
     kernels: int
-    """That it completed, by itself."""
+    """Number of kernels that it completed, by its own count."""
 
 
 def used(mount: Mounted, *workers: Worker, seconds: float = SECONDS) -> tuple[float, list[Used]]:
-    """The seconds of a window, and what each used of it."""
+    """Return the seconds of a window, and what each worker did in it."""
 
     def look() -> tuple[float, list[tuple[int, int]]]:
         texts = [(mount.group(worker.pid) / "gcgroup.stat").read_text() for worker in workers]

@@ -1,16 +1,16 @@
-// A CUDA program that serves requests of a fixed length, as they arrive, or one that fills what others leave.
+// A CUDA program that serves requests of a fixed length as they arrive, or one that fills what others leave.
 //
 //     requests FILE serve SERVICE_US KERNELS
 //     requests FILE fill KERNEL_US
 //
-// A request is KERNELS kernels, each of which has all SMs; they take SERVICE_US together on a GPU that is the program's own,
-// which it measures as it begins. A request that comes while another is served waits, and that counts (open loop). What fills
-// launches kernels of KERNEL_US as fast as they are done, a few of them ahead.
+// A request is KERNELS kernels, each of which uses all SMs. Together they take SERVICE_US on an otherwise idle GPU,
+// which the program measures at its start. A request that comes while another is served waits, and that counts (open
+// loop). A filler launches kernels of KERNEL_US as fast as they are done, a few of them ahead.
 //
-// FILE (SIZE bytes on tmpfs): requests or kernels done (u64 @0), 0 (u64 @16), stop (u32 @24, set by the test), error (u32
-// @28), number of the burst to serve (u32 @32, set by the test), of the last one that is over (u32 @36), its arrivals (u32
-// @40, set by the test), nanoseconds that a request takes alone (u64 @48); from 4096 on, 8192 words each: arrivals in
-// nanoseconds since the begin, and latencies in nanoseconds.
+// FILE (SIZE bytes on tmpfs): requests or kernels done (u64 @0), 0 (u64 @16), stop (u32 @24, set by the test), error
+// (u32 @28), number of the burst to serve (u32 @32, set by the test), of the last one that is over (u32 @36), its
+// arrivals (u32 @40, set by the test), nanoseconds that a request takes alone (u64 @48); from 4096 on, 8192 words each:
+// arrivals in nanoseconds since the start, and latencies in nanoseconds.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -34,13 +34,13 @@ static Page *page;
 
 #include "words.cuh"
 
-static const int AHEAD = 64; // kernels of what fills
+static const int AHEAD = 64; // kernels that a filler is ahead
 
 __global__ void multiply(float *out, int rounds) {
     float a = threadIdx.x, b = 1.0001f;
     for (int i = 0; i < rounds; i++)
         a = a * b + 0.5f;
-    if (a == 0.25f) // never: so that nothing is left out
+    if (a == 0.25f) // never; keeps the compiler from dropping the work
         *out = a;
 }
 
@@ -49,7 +49,7 @@ static int blocks;
 
 static void launch(int rounds) { multiply<<<blocks, 512>>>(out, rounds); }
 
-// Rounds for which one kernel takes so many microseconds.
+// Return the rounds for which one kernel takes so many microseconds.
 static int rounds_for(double us) {
     const int most = 200000;
     double best = 1e9;

@@ -1,16 +1,17 @@
-// A CUDA program that serves requests as a language model does: weights that stay, and memory for each request (its KV
-// cache) that is allocated as they come and freed when none has come for a while.
+// A CUDA program that serves requests as a language model does: with weights that stay, and memory for each request
+// (its KV cache) that is allocated as requests come and freed when none has come for a while.
 //
 //     serving FILE WEIGHTS_MIB KV_MIB
 //
-// A burst is a list of arrivals, which the test writes before it says `go`. A request that comes while another is served
-// waits, and that counts (open loop). It brings INPUT bytes over the bus, gets a piece of KV (a new one, until there are
-// KV_MIB; then the oldest), and takes STEPS, in each of which all weights and the piece are read, and checked.
+// A burst is a list of arrivals, which the test writes before it says `go`. A request that comes while another is
+// served waits, and that counts (open loop). A request brings INPUT bytes over the bus, gets a piece of KV (a new one
+// until there are KV_MIB; then the oldest), and takes STEPS steps, each of which reads and checks all weights and the
+// piece.
 //
-// FILE (SIZE bytes on tmpfs): requests done (u64 @0), words wrong (u64 @16, all ones until checked), stop (u32 @24, set by
-// the test), error (u32 @28), number of the burst to serve (u32 @32, set by the test), of the last one that is over (u32
-// @36), its arrivals (u32 @40, set by the test), pieces that are held (u32 @44); from 4096 on, 4096 words each: arrivals in
-// nanoseconds since the begin, latencies in nanoseconds, nanoseconds that the request was in cudaMalloc.
+// FILE (SIZE bytes on tmpfs): requests done (u64 @0), wrong words (u64 @16, all ones until checked), stop (u32 @24, set
+// by the test), error (u32 @28), number of the burst to serve (u32 @32, set by the test), of the last one that is over
+// (u32 @36), its arrivals (u32 @40, set by the test), pieces that are held (u32 @44); from 4096 on, 4096 words each:
+// arrivals in nanoseconds since the start, latencies in nanoseconds, nanoseconds that the request was in cudaMalloc.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -32,7 +33,7 @@ struct Page {
 
 static const size_t PIECE = 32 << 20, INPUT = 16 << 20;
 static const int STEPS = 6;
-static const double KEEP_S = 0.1; // without a request, before its memory is freed
+static const double KEEP_S = 0.1; // seconds without a request before memory is freed
 
 static Page *page;
 
@@ -43,7 +44,7 @@ static size_t weight_words, most, next_piece;
 static std::vector<uint64_t *> pieces;
 static unsigned long long *wrong;
 
-// Returns the seconds that it was in cudaMalloc.
+// Serve a request; return the seconds that it was in cudaMalloc.
 static double serve(uint64_t number) {
     double waited = 0;
     CHECK(cudaMemcpyAsync(input, input_host, INPUT, cudaMemcpyHostToDevice, 0));

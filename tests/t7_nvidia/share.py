@@ -2,7 +2,7 @@
 
     share.py
 
-Says "shared" once the other has seen it, waits for a line, has the other change it, and ends well if it sees that.
+Says "shared" once the other has seen it, waits for a line, has the other change it, and exits with 0 if it sees that.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ COUNT = 64 << 20
 
 
 def end_with(parent: BaseProcess) -> None:
-    """Who is killed does not end its children; this one would keep its context, and be there for the tests after."""
+    """End with the parent: a killed parent does not end its children, and this one would keep its context too long."""
     parent.join()
     os._exit(1)
 
@@ -35,7 +35,7 @@ def other(given: Any, seen: Any, go: Any, done: Any) -> None:
     tensor.add_(1)
     torch.cuda.synchronize()
     done.set()
-    given.get()  # the memory is its owner's: it must be there until the owner has looked
+    given.get()  # the owner's memory must be there until the owner has looked
 
 
 def main() -> None:

@@ -1,10 +1,10 @@
-// A CUDA program that serves from GIB GiB that it has made by cuMemCreate, and sleeps as inference servers do: what is
-// in it goes to memory of the host, the memory is let go of, and is made again under the same addresses when it wakes.
+// A CUDA program that serves from GIB GiB made by cuMemCreate, and sleeps as inference servers do: the contents go to
+// host memory, the memory is released, and it is made again under the same addresses when the program wakes.
 //
 //     sleeps FILE GIB
 //
-// FILE (a page on tmpfs): passes done (u64 @0), words wrong (u64 @16), stop (u32 @24, set by the test), error
-// (u32 @28), sleep (u32 @32, set by the test: 1, then 0 to wake it), sleeps (u32 @36: it does).
+// FILE (a page on tmpfs): passes done (u64 @0), wrong words (u64 @16), stop (u32 @24, set by the test), error
+// (u32 @28), sleep (u32 @32, set by the test: 1, then 0 to wake it), whether it sleeps (u32 @36).
 #include <cuda.h>
 #include <cstdint>
 #include <cstdio>

@@ -1,8 +1,9 @@
-"""Programs that are not a test's own, and have the driver open.
+"""Detection of strangers: programs that are not a test's own, and have the driver open.
 
-A program that begins or exits there has all others wait (docs/nvidia.md), and a machine's own monitor may do so at any
-time: on one such host two short programs came every ten seconds, and in 30 bursts of requests each of the four moments
-at which a cudaMalloc took more than 5 ms (7 to 34) was one of theirs. What is measured meanwhile is about them.
+A program that starts or exits there makes all others wait (docs/nvidia.md), and a machine's own monitor may do so at
+any time: on one such host two short programs came every ten seconds, and in 30 bursts of requests each of the four
+moments at which a cudaMalloc took more than 5 ms (7 to 34) was due to one of them. A measurement at that time is about
+them.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ import attrs
 from tests.support.mounted import alive
 
 LENDER = "backend.nvidia.lender"
-"""In the command line of the process that a daemon duplicates descriptors in: it is the child of no process of ours."""
+"""Word in the command line of the process in which a daemon duplicates descriptors; it is no child of this process."""
 LOOK_S = 0.01
 """Seconds between two looks. A program that has the driver open for a shorter time may be missed."""
 
 
 @attrs.frozen
 class Visit:
-    """One of them, in times of time.monotonic(), in seconds."""
+    """A stranger's stay, in seconds of time.monotonic()."""
 
     begin: float
-    """It was not there yet."""
+    """Time at which it was not there yet."""
     end: float
-    """It was gone; infinite, while it is there."""
+    """Time at which it was gone; infinity while it is there."""
     pid: int
     words: str
     """Its command line."""
@@ -40,8 +41,8 @@ class Visit:
 
 
 class Strangers:
-    """A lookout for them, while it is entered. A program that was there before is none: its begin disturbs no other any
-    more. Nor is one that this process started, or that such a one started, or that a daemon borrows descriptors by."""
+    """A lookout for strangers while the context is entered. Programs from before are none, as their start disturbs
+    nothing any more; nor are descendants of this process, or the process by which a daemon borrows descriptors."""
 
     def __init__(self, device: str = "/nvidia") -> None:
         self._device = device
@@ -62,7 +63,7 @@ class Strangers:
         self._thread.join()
 
     def during(self, begin: float, end: float) -> list[Visit]:
-        """Those that were there at some time of that, which is over."""
+        """Return the strangers that were there at some time of a past interval."""
         with self._looked:
             assert self._looked.wait_for(lambda: self._until > end, timeout=10), "no look came"
             return [one for one in [*self._over, *self._there.values()] if one.begin < end and one.end > begin]
@@ -91,7 +92,7 @@ def _pids() -> set[int]:
 
 
 def _stat(pid: int) -> list[str]:
-    """State, parent and so on of a process; empty, once it is gone. `proc(5)`."""
+    """Return state, parent and so on of a process (`proc(5)`); empty once it is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode().split()
     except (FileNotFoundError, ProcessLookupError):
@@ -112,7 +113,7 @@ def _ours(pid: int) -> bool:
 def _has_open(pid: int, device: str) -> bool:
     try:
         for name in os.listdir(f"/proc/{pid}/fd"):
-            if device in os.readlink(f"/proc/{pid}/fd/{name}"):  # "/dev" may be somewhere else where they are
+            if device in os.readlink(f"/proc/{pid}/fd/{name}"):  # "/dev" may be at another place for them
                 return True
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         pass  # it is about to be gone

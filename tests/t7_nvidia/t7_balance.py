@@ -30,7 +30,7 @@ statistic = "p99"
 
 @pytest.mark.timeout(300)
 def test_an_overloaded_gpu_and_an_idle_one(gpu_mount: Mounted, tmp_path: Path) -> None:
-    """The bound is one and a half times its p99 alone. Some of the batch programs go; it stays."""
+    """The bound is one and a half times its p99 alone. Some of the batch programs move, and it stays."""
     socket, file = tmp_path / "balance.sock", tmp_path / "balance.toml"
     with contextlib.ExitStack() as stack:
         critical = stack.enter_context(started(gpu_mount, "requests", os.fspath(socket)))

@@ -1,8 +1,8 @@
-"""A program that serves bursts of requests, beside one without a deadline, in a budget that is less than both can use.
+"""A program with bursts of requests beside one without a deadline, in a budget that is less than both could use.
 
-Three ways to share the memory, by turns in one run: a static split, `ggroupfs policy dynamic`, and `ggroupfs policy
-cooperative` with the second program listening to its usermemfd. Nothing else differs: the first program has
-compute.priority 0 in all of them, the limit of its own at its peak, the same requests; and a slice holds the budget.
+Three ways to share the memory, in turn in one run: a static split, `ggroupfs policy dynamic`, and `ggroupfs policy
+cooperative` with the second program listening to its usermemfd. Nothing else differs: the first program always has
+compute.priority 0, its own limit at its peak, and the same requests; and a slice holds the budget.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def batch(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @contextlib.contextmanager
 def sampled(pair: Pair, start: float) -> Iterator[list[str]]:
-    """What each has, a few times a second, in MiB; printed when it is over."""
+    """Sample what each has, a few times a second, in MiB; print the samples at the end."""
     stop, most = threading.Event(), [0]
     lines: list[str] = []
 
@@ -83,7 +83,7 @@ def sampled(pair: Pair, start: float) -> Iterator[list[str]]:
 
 @pytest.mark.timeout(400)
 def test_memory_follows_the_load(gpu_mount: Mounted, serving: str, batch: str, tmp_path: Path) -> None:
-    """dynamic against a static split: 1.5 times the throughput, p99 within 1.1; cooperative is better on both."""
+    """`dynamic` has 1.5 times the throughput of a static split, with p99 within 1.1; `cooperative` is better still."""
     turns = {name: Turn() for name in ROUNDS[0]}
     began = time.monotonic()
     with pair_of(gpu_mount, serving, batch) as pair:

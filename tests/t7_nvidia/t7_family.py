@@ -1,4 +1,4 @@
-"""A PyTorch program in a container that has the library and the daemon's socket, and limits itself."""
+"""A PyTorch program in a container that limits itself, with only the library and the daemon's socket."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tests.t7_nvidia.trained import HEAD, MAY, STEP, outcome, torch
 
 STEPS = 60
 LIMIT = 1100 * MIB
-"""Bytes of GPU memory that the program gives itself; plain, it takes nearly twice as many."""
+"""Bytes of GPU memory that the program allows itself; unlimited, it takes nearly twice as many."""
 MISSED = 64 * MIB
-"""Bytes over the limit that there may be: what the driver takes for a context is found by looking."""
+"""Bytes over the limit that are accepted: the driver's memory for a context is found by looking."""
 
 FOUND_S = 1.0
-"""Seconds until that is found, and as much is moved out; for so long it may be any number of bytes."""
+"""Seconds until that is found, and as much is moved out; in this time any excess is accepted."""
 
 CONTAINER = """
 set -e
@@ -41,25 +41,25 @@ export LD_PRELOAD=$PRELOADED
 shift
 exec "$@"
 """
-"""What makes the container, as a runtime does from its description: the tree covered, the library at another path."""
+"""Script that makes the container as a runtime does: the tree is hidden, and the library is at another path."""
 
 
 @attrs.frozen
 class Look:
-    """What a look at the program showed."""
+    """The findings of a look at the program."""
 
     at: float
-    """When it was, seconds."""
+    """Time in seconds."""
     nvml: int
     """Bytes that the driver counts."""
     current: int
     """Bytes in the books of its family."""
     step: int
-    """Steps that it had done."""
+    """Number of steps done."""
 
 
 def over(looks: Sequence[Look]) -> list[tuple[int, int]]:
-    """The first and the last look of each time that it was over its limit by more than may be missed."""
+    """Return the first and the last look of each time that it was over its limit by more than is accepted."""
     found: list[tuple[int, int]] = []
     for number, look in enumerate(looks):
         if max(look.nvml, look.current) > LIMIT + MISSED:
@@ -70,7 +70,7 @@ def over(looks: Sequence[Look]) -> list[tuple[int, int]]:
 
 @contextlib.contextmanager
 def contained(mount: Mounted, **environment: str) -> Iterator[Program]:
-    """The training program as process 1 of a pid namespace, in a mount namespace without the tree."""
+    """Run the training program as process 1 of a pid namespace, in a mount namespace without the tree."""
     facts = dict(line.split(None, 1) for line in (mount / "ggroup.backend").read_text().splitlines())
     preloaded = f"/dev/shm/ggroup-t7-{os.getpid()}.so"
     words = [
@@ -89,7 +89,7 @@ def contained(mount: Mounted, **environment: str) -> Iterator[Program]:
 
 
 def only_family(mount: Mounted) -> Member:
-    """The control files of the family that the program made."""
+    """Return the control files of the family that the program made."""
     found: list[Path] = []
 
     def there() -> bool:
@@ -105,8 +105,8 @@ def only_family(mount: Mounted) -> Member:
 
 @pytest.mark.timeout(240)
 def test_pytorch_in_a_container_limits_itself(gpu_mount: Mounted) -> None:
-    """It is held to what its environment says from its first allocation on, but for FOUND_S in which the driver's own
-    memory is found; and it computes the same to the bit."""
+    """From its first allocation on it is held to the limit of its environment, except for FOUND_S in which the driver's
+    own memory is found; and it computes the same to the bit."""
     with torch(None, "train", STEPS) as run:
         expected, plain_us = outcome(run)
     assert len(expected) == 8 * STEPS

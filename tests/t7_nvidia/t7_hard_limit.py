@@ -1,4 +1,4 @@
-"""Level 7: a limit holds, or says that it does not, whichever way memory is allocated, without the library, too."""
+"""Level 7: a limit holds, or is shown not to, however memory is allocated, with and without the library."""
 
 from __future__ import annotations
 
@@ -18,40 +18,41 @@ from tests.t7_nvidia.conftest import built, wait_for
 from tests.t7_nvidia.programs import ERROR, GIB, MIB, STOP, Program, member, nvml_used, program, run_in, write
 
 WAYS = ("plain", "pitch", "async", "pool", "create", "managed", "array", "ipc", "graph")
-"""How ways.cu allocates."""
+"""Ways in which ways.cu allocates."""
 WANTED, LIMIT = 8, 4
-"""GiB that a program allocates, and those that it may hold."""
+"""GiB that a program allocates, and GiB that it may hold."""
 DONE = 32
 """Offset in the page of ways.cu."""
 UNCHARGED = ("managed", "graph")
-"""Ways whose memory the driver alone places and counts: a hard limit does not refuse it, but kills what is past it."""
+"""Ways whose memory only the driver places and counts: a hard limit does not refuse it, but kills the program."""
 FIXED = ("array", "ipc")
-"""Ways whose memory is charged before, and stays: what goes over a hard limit is refused. What moves makes room."""
+"""Ways whose memory is charged before, and cannot move: going over a hard limit is refused. Movable memory makes
+room."""
 OUT_OF_MEMORY = 2
 """cudaErrorMemoryAllocation, and CUDA_ERROR_OUT_OF_MEMORY."""
 SETTLES_S = 3.0
-"""Seconds after which what the driver counts has been seen, and moved."""
+"""Seconds after which the driver's figures have been seen, and memory has been moved."""
 YOUNG_S = 11.0
-"""Seconds of a daemon in which it kills nothing: programs with the library connect in them."""
+"""Seconds in which a new daemon kills nothing, since programs with the library may still connect."""
 
 
 STANDS = re.compile(
     r"ggroupfs: GPU 0: (?P<level>Process|Slice)\((?P<node>[^)]*)\) holds \d+, over its (?P<limit>gmem\.limit\.\w+):"
     r" process (?P<pid>\d+) holds \d+ that (?P<why>.*)\n"
 )
-"""Line of the log on a level that is over a limit."""
+"""Log line about a level that is over a limit."""
 KILLED = re.compile(
     r"ggroupfs: GPU 0: (?P<level>Process|Slice)\((?P<node>[^)]*)\) is over its gmem\.limit\.max of \d+:"
     r" process (?P<pid>\d+) holds \d+ that cannot be moved: killed\n"
 )
-"""Line of the log on a member that is killed for one."""
+"""Log line about a member that is killed for a limit."""
 FIXED_WHY, PAST_WHY, WITHOUT_WHY = "its library cannot move", "past the library in it", "library is not in it"
-"""What the first says of a program, by how it has allocated."""
+"""Reasons in the first line, by the way in which the program has allocated."""
 
 
 @pytest.fixture(scope="module")
 def gpu_mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
-    """A mounted tree whose log has what STANDS and KILLED say, of which each test knows what of it is its own."""
+    """A mounted tree whose log may have lines of STANDS and KILLED; each test checks its own."""
     with mounted(
         tmp_path_factory.mktemp("ggroup"),
         gpu="nvidia",
@@ -61,7 +62,7 @@ def gpu_mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
 
 
 def lines_of(mount: Mounted, pattern: re.Pattern[str], pid: int) -> list[dict[str, str]]:
-    """Return what the lines of the log that name a process say."""
+    """Return what the log lines that name a process say."""
     found = [match.groupdict() for line in list(mount.errors) if (match := pattern.fullmatch(line))]
     return [one for one in found if one["pid"] == str(pid)]
 
@@ -79,7 +80,7 @@ def ends(run: Program) -> None:
 @pytest.mark.parametrize("name", ["gmem.limit.high", "gmem.limit.max"])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_limit_holds_or_says_that_it_does_not(gpu_mount: Mounted, ways: str, way: str, name: str) -> None:
-    """By NVML the program has no more than its limit, or an allocation has failed, or `over` says so."""
+    """By NVML the program has no more than its limit, or an allocation has failed, or `over` shows it."""
     with program(*run_in(gpu_mount, f"{name}={LIMIT}G"), ways, "PAGE", way, str(WANTED)) as run:
         wait_for(lambda: run.u32(DONE) == 1 or run.process.poll() is not None, "it has allocated", seconds=60)
         time.sleep(SETTLES_S)
@@ -112,7 +113,7 @@ def test_a_limit_holds_or_says_that_it_does_not(gpu_mount: Mounted, ways: str, w
 
 
 def test_a_program_without_the_library_is_dead_in_time(gpu_mount: Mounted, ways: str, elastic: str) -> None:
-    """Two of them in a slice: the one that grows over the hard limit of that ends within 2 s, and nothing else does."""
+    """Of two in a slice, the one that grows over the slice's hard limit ends within 2 s, and the other lives."""
     time.sleep(YOUNG_S)
     with contextlib.ExitStack() as stack:
         place = stack.enter_context(cgroup(f"ggroup-t7-hard-{os.getpid()}"))

@@ -1,6 +1,6 @@
-"""CUDA programs that undo what was set for them, on a real driver: it holds again within a second, and is counted.
+"""CUDA programs that undo their settings, on a real driver: these hold again within a second, and that is counted.
 
-What the program does, the test does for it (inside.py).
+The test acts in place of the program (inside.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.t7_nvidia.inside import Inside, insides
 
 TIMES = 5
 SECONDS = 1.0
-"""In which docs/security.md has one of a few found."""
+"""Seconds within which docs/security.md promises that one of a few such programs is found."""
 OWN_US, SET_US, OTHERS_US = 60_000, 2000, 6000
 
 Start = Callable[..., Worker]
@@ -34,25 +34,25 @@ def mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
 
 @attrs.define
 class Hostile:
-    """A program that undoes what was set for it."""
+    """A program that undoes its settings."""
 
     worker: Worker
     group: Path
     """Its control files."""
     inside: Inside
-    """What it does."""
+    """Its access to the driver."""
 
     @property
     def undone(self) -> int:
         return flat((self.group / "compute.events").read_text())["undone"]
 
     def thaws(self) -> None:
-        """FIFO_DISABLE_CHANNELS with bDisable 0, for all its channels."""
+        """Thaw itself: FIFO_DISABLE_CHANNELS with bDisable 0, for all its channels."""
         with self.inside.own() as (controls, tsgs):
             levers.attach_once(controls, tsgs, set())
 
     def stretches(self) -> None:
-        """SET_TIMESLICE of its GR TSGs."""
+        """Lengthen its timeslices: SET_TIMESLICE of its GR TSGs."""
         with self.inside.own() as (controls, tsgs):
             levers.set_timeslice(controls, tsgs, OWN_US, {})
 
@@ -91,7 +91,7 @@ def test_who_undoes_its_timeslice(mount: Mounted, hostile: Hostile, worker: Star
     wait_for(mount.group(other.pid).exists, "it is in the tree")
     (mount.group(other.pid) / "compute.timeslice").write_text(f"{OTHERS_US}us")
     (hostile.group / "compute.timeslice").write_text(f"{SET_US}us")
-    rates(other, hostile.worker, seconds=2 * OWN_S)  # who has not had it for a while is not blamed
+    rates(other, hostile.worker, seconds=2 * OWN_S)  # a program that has not had the engine for a while is not blamed
     took, ours = [], hostile.inside.timeslices()
     assert sum(ours) == SET_US
     for _ in range(TIMES):

@@ -18,7 +18,7 @@ SHARED = 256 * MIB
 
 @pytest.mark.timeout(180)
 def test_a_tensor_of_two_processes(gpu_mount: Mounted) -> None:
-    """Each sees what the other does; what is shared stays on the GPU, and is named as that."""
+    """Each sees the other's changes; shared memory stays on the GPU, and is reported as shared."""
     words = [sys.executable, os.fspath(ROOT / "tests" / "t7_nvidia" / "share.py")]
     with program(*run_in(gpu_mount), *words) as run:
         assert run.process.stdout is not None

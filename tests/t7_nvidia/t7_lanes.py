@@ -1,4 +1,4 @@
-"""Salus on a real GPU: three PyTorch programs under SRTF and FAIR, and what it costs to change between them."""
+"""Salus on a real GPU: three PyTorch programs under SRTF and FAIR, and the cost of switching between them."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ from tests.t7_nvidia.strangers import Strangers
 
 SWITCH_MS = 10.0
 STRANGE = 0.25
-"""So many of the switches may be too long where they were beside strangers (strangers.py), or one."""
+"""Fraction of the switches (at least one) that may be too long if strangers were there (strangers.py)."""
 STEP_S = 0.02
-"""About what a step of the training takes."""
+"""Approximate seconds of a training step."""
 WINDOW_S = 12.0
 SETTLED_S = 6.0
-"""Part of the window, at its end: by then, a program that took long to load has been waited for."""
+"""Seconds at the end of the window that are judged: by then, slow loaders have been waited for."""
 
 
 class Iteration(NamedTuple):
-    """One that is over; times of time.monotonic(), in seconds."""
+    """A finished iteration; times are of time.monotonic(), in seconds."""
 
     begin: float
     end: float
     ran: float
-    """How long its job had had its turn by then."""
+    """Time of turns that its job had had by then."""
     job: str
 
 
 @attrs.define
 class Training:
-    """A lanes.py that is running, and what it said. It is written to a file, so that it never waits for us."""
+    """A running lanes.py and its output, which goes to a file, so that the program never waits for a reader."""
 
     name: str
     steps: int
-    """Of an iteration."""
+    """Number of steps of an iteration."""
     process: subprocess.Popen[str]
     output: Path
 
     def said(self) -> list[dict[str, Any]]:
-        """All that is whole of what it said behind `ready`."""
+        """Return its complete lines after `ready`."""
         whole = self.output.read_text().rpartition("\n")[0]
         return [json.loads(line) for line in whole.splitlines()[1:]]
 
@@ -67,24 +67,24 @@ class Training:
         return self.output.read_text().startswith("ready\n")
 
     def go(self) -> None:
-        """Has it become a job, or no longer be one."""
+        """Have it become a job, or stop being one."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
     def leave(self) -> None:
-        """Has it leave the job after its iteration; what it has on the GPU stays."""
+        """Have it leave the job after its iteration; its memory on the GPU stays."""
         self.go()
         wait_for(lambda: self.has("left"), f"{self.name} has left")
 
     def stop(self) -> None:
-        """It is through, and exits well."""
+        """Wait until it is through and exits with 0."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         assert self.process.wait(20) == 0
 
     def time(self, key: str) -> float:
-        """When that was."""
+        """Return the time of an event."""
         (found,) = (one[key] for one in self.said() if key in one)
         return float(found)
 
@@ -97,7 +97,7 @@ class Training:
 
 @contextlib.contextmanager
 def trainings(mount: Mounted, directory: Path, *jobs: tuple[str, int, int]) -> Iterator[list[Training]]:
-    """Programs by name, iterations and steps of each. They are there, and no jobs yet."""
+    """Start programs with a name, iterations and steps each. They are loaded, and no jobs yet."""
     started: list[Training] = []
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.fspath(ROOT), *sys.path])}
     try:
@@ -133,17 +133,18 @@ def arrive(at_work: PolicyProgram, job: Training) -> None:
 
 
 def resident(mount: Mounted, jobs: Sequence[Training]) -> None:
-    """All that they have is on the GPU, be it their turn or not; the driver says so too."""
+    """Check that all their memory is on the GPU, in and out of turns, by the driver as well."""
     for job in jobs:
         assert (mount.group(job.process.pid) / "gmem.swap.current").read_text() == "0\n"
         assert nvml_used(job.process.pid) > GIB * 3 // 4, job.name
 
 
 def switches_are_short(at_work: PolicyProgram, jobs: Sequence[Training], strangers: Strangers) -> None:
-    """Those that the policy measured itself; and from the last statement of one's iteration to the first of another's.
+    """Check the switches as the policy measured them, and from the last statement of an iteration to the first of
+    another job's.
 
-    The second is longer by how long both take to be heard and to hear, and by the synchronization at the end. Those
-    that took too long with strangers in them are told, and not judged: they are few.
+    The second time also contains the delays of both messages, and the synchronization at the end. Switches that took
+    too long while strangers were there are reported, and not judged: they are few.
     """
     told = [
         (one["monotonic_s"] - one["ms"] / 1e3, one["monotonic_s"]) for one in at_work.events if one["event"] == "switch"
@@ -177,7 +178,7 @@ def switches_are_short(at_work: PolicyProgram, jobs: Sequence[Training], strange
 
 
 def all_trained_alike(jobs: Sequence[Training]) -> None:
-    """The same model on the same data: where nothing is lost by being stopped, losses are equal to the bit."""
+    """With the same model and data, losses are equal to the bit where nothing is lost by stopping."""
     losses = [job.losses() for job in jobs]
     common = min(map(len, losses))
     assert common > 10
@@ -186,7 +187,7 @@ def all_trained_alike(jobs: Sequence[Training]) -> None:
 
 @pytest.mark.timeout(120)
 def test_srtf(gpu_mount: Mounted, tmp_path: Path) -> None:
-    """The longest one comes first, and ends last: mean completion is better than in order of arrival."""
+    """The longest job comes first and ends last: the mean completion time is better than in order of arrival."""
     jobs = ("long", 100, 5), ("middle", 20, 5), ("short", 8, 5)
     with (
         Strangers() as strangers,
@@ -220,7 +221,7 @@ def test_srtf(gpu_mount: Mounted, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(120)
 def test_fair(gpu_mount: Mounted, tmp_path: Path) -> None:
-    """Iterations of about 60, 100 and 140 ms: at the end of each, any two jobs are one of the longest apart at most."""
+    """Iterations take about 60, 100 and 140 ms: at the end of each, two jobs differ by one of the longest at most."""
     with (
         Strangers() as strangers,
         trainings(gpu_mount, tmp_path, ("a", 10**6, 3), ("b", 10**6, 5), ("c", 10**6, 7)) as jobs,
@@ -238,7 +239,7 @@ def test_fair(gpu_mount: Mounted, tmp_path: Path) -> None:
         until = time.monotonic()
         for job in jobs:
             job.leave()
-        # Not before all have left: a lever beside a program that exits waits for the driver (docs/nvidia.md).
+        # Only after all have left: a lever beside an exiting program waits for the driver (docs/nvidia.md).
         for job in jobs:
             job.stop()
         at_work.end()

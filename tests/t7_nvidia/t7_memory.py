@@ -1,4 +1,4 @@
-"""Memory limits that act on unmodified CUDA programs: what moves, how fast, and what the program sees of it."""
+"""Memory limits on unmodified CUDA programs: what moves, how fast, and what the program notices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def counts(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_counts_are_exact(gpu_mount: Mounted, counts: str) -> None:
-    """Plain, cooperative, graph and multi-stream launches: as many as the program made, and as many finished."""
+    """Plain, cooperative, graph and multi-stream launches: the counts are what the program made, and all finished."""
     with program(*run_in(gpu_mount), counts) as run:
         assert run.process.stdout is not None
         launched, found = map(int, run.process.stdout.readline().split())
@@ -73,7 +73,7 @@ def test_eight_gib_cut_to_four(gpu_mount: Mounted, elastic: str) -> None:
 
 
 def test_no_swap_is_out_of_memory(gpu_mount: Mounted, elastic: str) -> None:
-    """With gmem.swap.max 0 an allocation beyond the limit is refused, and nothing else."""
+    """With gmem.swap.max 0 an allocation beyond the limit is refused, and no other."""
     with program(*run_in(gpu_mount, "gmem.limit.high=4G", "gmem.swap.max=0"), elastic, "PAGE", "8192") as run:
         assert run.process.wait(60) == 1
         assert struct.unpack_from("<I", run.page, 28)[0] == 2  # cudaErrorMemoryAllocation

@@ -1,4 +1,4 @@
-"""Running programs move between two GPUs: what they compute, how long they stand still, and what goes wrong."""
+"""Running programs that move between two GPUs: their results, the time that they stand still, and failures."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from tests.t7_nvidia.trained import STEPS, outcome, torch
 
 TIMES = 20
 WITH_OR_WITHOUT = pytest.mark.parametrize("library", [False, True], ids=["without", "with"])
-"""... our library in the program."""
+"""Parameter: whether our library is in the program."""
 
 
 def card(gpu: int) -> pynvml.c_nvmlMemory_t:
-    """What is `free` of a GPU's memory, and all of it, `total`: bytes."""
+    """Return the memory of a GPU, `free` and `total`, in bytes."""
     pynvml.nvmlInit()
     try:
         return pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(gpu))
@@ -40,14 +40,14 @@ def card(gpu: int) -> pynvml.c_nvmlMemory_t:
 
 
 def at(mount: Mounted, run: Program, gpu: int) -> Member:
-    """Its control files, once it is on a GPU."""
+    """Return its control files, once it is on a GPU."""
     wait_for(lambda: mount.group(run.process.pid, gpu).exists(), f"it is on GPU {gpu}")
     return Member(run.process.pid, gpu, mount.group(run.process.pid, gpu))
 
 
 @pytest.fixture(scope="module")
 def links() -> tuple[float, float]:
-    """What PCIe and what NVLink, or whatever is between the two GPUs, moves here: GB/s."""
+    """Return the bandwidth of PCIe, and of NVLink or whatever connects the two GPUs, in GB/s."""
     pytest.importorskip("torch")
     output = subprocess.check_output([sys.executable, Path(__file__).with_name("links.py")], text=True)
     pcie, between = map(float, output.split())
@@ -57,7 +57,7 @@ def links() -> tuple[float, float]:
 
 @contextmanager
 def longest_pause(run: Program) -> Iterator[list[float]]:
-    """The longest time, in seconds, in which the program finished no pass while the body ran."""
+    """Measure the longest time, in seconds, in which the program finished no pass while the body ran."""
     result, stop = [0.0], threading.Event()
 
     def watch() -> None:
@@ -83,7 +83,7 @@ def longest_pause(run: Program) -> Iterator[list[float]]:
 @pytest.mark.timeout(500)
 @WITH_OR_WITHOUT
 def test_training_moves_back_and_forth(gpu_mount: Mounted, library: bool) -> None:
-    """Twenty times: the losses are those of the run that stayed, to the bit; limits and shares are where it is."""
+    """After twenty moves the losses are those of a run that stayed, to the bit; limits and shares follow it."""
     with torch(None, "train") as run:
         expected, _ = outcome(run)
     with torch(gpu_mount if library else None, "train", may=0) as run:
@@ -115,7 +115,7 @@ def test_training_moves_back_and_forth(gpu_mount: Mounted, library: bool) -> Non
 def test_how_long_it_stands_still(
     gpu_mount: Mounted, elastic: str, links: tuple[float, float], library: bool, gib: int
 ) -> None:
-    """Without the library everything goes to the host and back; with it, from one GPU to the other, behind it."""
+    """Without the library everything goes to the host and back; with it, directly from one GPU to the other."""
     pcie, between = links
     size = gib * 1.0737
     with program(*(run_in(gpu_mount) if library else []), elastic, "PAGE", str(gib << 10)) as run:
@@ -144,7 +144,7 @@ def test_how_long_it_stands_still(
 
 @pytest.mark.timeout(200)
 def test_one_that_is_in_the_host_in_part_moves(gpu_mount: Mounted, elastic: str) -> None:
-    """4 GiB, of which 2 are in the host: they are there afterwards, and come back on the other GPU."""
+    """Of 4 GiB, 2 are in the host: they are there afterwards, and come back on the other GPU."""
     with program(*run_in(gpu_mount), elastic, "PAGE", "4096", "4") as run:
         group = member(gpu_mount, run)
         write(group, "gmem.limit.high", 3 * GIB)
@@ -156,7 +156,7 @@ def test_one_that_is_in_the_host_in_part_moves(gpu_mount: Mounted, elastic: str)
             print(f"4 GiB, 1.5 of them in the host, {here} to {there}: stood still for {pause[0]:.3f} s")
             group = at(gpu_mount, run, there)
             assert group.read("gmem.limit.high") == str(3 * GIB)
-            write(group, "gmem.limit.high", 2 * GIB)  # at once: it has not connected again, perhaps
+            write(group, "gmem.limit.high", 2 * GIB)  # at once, perhaps before it has reconnected
             write(group, "gmem.limit.high", 3 * GIB)
         write(group, "gmem.limit.high", "max")
         wait_for(lambda: flat(group.read("gmem.stat"))["swapped"] == 0, "all of it has come back")
@@ -166,7 +166,7 @@ def test_one_that_is_in_the_host_in_part_moves(gpu_mount: Mounted, elastic: str)
 @pytest.mark.timeout(200)
 @WITH_OR_WITHOUT
 def test_no_room_is_refused_and_it_goes_on(gpu_mount: Mounted, elastic: str, library: bool) -> None:
-    """The other GPU is full but for 1 GiB: nothing is locked, and nothing is lost."""
+    """The other GPU has only 1 GiB free: nothing is locked, and nothing is lost."""
     there = ("env", "CUDA_VISIBLE_DEVICES=1", "CUDA_DEVICE_ORDER=PCI_BUS_ID")
     with (
         program(*(run_in(gpu_mount) if library else []), elastic, "PAGE", "4096") as run,
@@ -185,12 +185,12 @@ def test_no_room_is_refused_and_it_goes_on(gpu_mount: Mounted, elastic: str, lib
 
 
 NOTED = ("", "reserve", "lock", "restore")
-"""Steps that an agent notes as it begins them, in their order."""
+"""Steps that an agent notes as it begins them, in order."""
 MOMENTS = (
     *(("", 0.05), ("reserve", 0.0), ("reserve", 0.05), ("lock", 0.0), ("lock", 0.1), ("lock", 0.3), ("lock", 0.36)),
     *(("restore", 0.0), ("restore", 0.1), ("restore", 0.4)),
 )
-"""One of these, and seconds after it. With the library it stands by from `reserve` on; its checkpoint takes 0.35 s."""
+"""A step, and the seconds after it. With the library it stands by from `reserve` on; its checkpoint takes 0.35 s."""
 
 
 @pytest.mark.timeout(400)
@@ -208,7 +208,7 @@ def test_the_daemon_is_killed_in_the_middle(tmp_path: Path, elastic: str, librar
             group = at(mount, run, here)
             if library:
                 wait_for(lambda group=group: flat(group.read("gcgroup.stat"))["managed"] == 1, "it speaks")  # type: ignore[misc]
-            time.sleep(BEGUN_S)  # whether an agent of the daemon before is at it is not known before
+            time.sleep(BEGUN_S)  # only then is it known whether an agent of the old daemon is at work
             mover = threading.Thread(target=_try, args=(group, 1 - here))
             mover.start()
             if step:
@@ -229,7 +229,7 @@ def test_the_daemon_is_killed_in_the_middle(tmp_path: Path, elastic: str, librar
 
 
 def noted(run: Program) -> str:
-    """The step that the agent has noted last: read without the lock that tells who lives."""
+    """Return the step that the agent noted last, read without the lock that shows whether the agent lives."""
     for path in directory().glob(f"{run.process.pid}.*"):
         with suppress(ValueError, FileNotFoundError):
             return str(json.loads(path.read_bytes())["step"])
@@ -239,12 +239,12 @@ def noted(run: Program) -> str:
 def _try(group: Member, gpu: int) -> None:
     try:
         write(group, "compute.migrate", gpu)
-    except OSError as error:  # nobody is left to answer
+    except OSError as error:  # no process is left to answer
         print(f"asked for GPU {gpu}: {error.strerror}")
 
 
 def test_the_order_of_gpus_is_the_programs_own(gpu_mount: Mounted, elastic: str) -> None:
-    """CUDA_VISIBLE_DEVICES=1,0: its device 0 is GPU 1, and it moves to where it is told."""
+    """With CUDA_VISIBLE_DEVICES=1,0 its device 0 is GPU 1, and it still moves to the GPU that was requested."""
     with program("env", "CUDA_VISIBLE_DEVICES=1,0", "CUDA_DEVICE_ORDER=PCI_BUS_ID", elastic, "PAGE", "256") as run:
         wait_for(lambda: run.passes > 2, "it works", seconds=60)
         group = at(gpu_mount, run, 1)

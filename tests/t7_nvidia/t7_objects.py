@@ -1,4 +1,4 @@
-"""Level 7: memory that a program makes by cuMemCreate and maps itself stays below a limit, and is right."""
+"""Level 7: memory that a program makes by cuMemCreate and maps itself stays below a limit, with its contents."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from tests.t7_nvidia.conftest import built, wait_for
 from tests.t7_nvidia.programs import GIB, MIB, Program, held, member, nvml_used, program, run_in, write
 
 SEGMENTS = 200
-"""Segments of 20 MiB: 4000 MiB."""
+"""Number of segments of 20 MiB: 4000 MiB."""
 SERVED = 4
-"""GiB that a server has, of 1 GiB each."""
+"""GiB that a server has, in pieces of 1 GiB."""
 SLEEP, SLEEPS = 32, 36
 """Offsets in the page of sleeps.cu."""
 STEP, DONE = 32, 36
 """Offsets in the page of exports.cu."""
 LET_GO, CLOSED = 1, 2
-"""Its steps."""
+"""Steps of exports.cu."""
 SETTLES_S = 3.0
-"""Seconds after which what the driver counts has been seen."""
+"""Seconds after which the driver's figures have been seen."""
 
 
 @pytest.fixture(scope="session")
@@ -40,15 +40,15 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def facts(run: Program) -> tuple[list[str], list[str]]:
-    """Return what the driver said of a mapping at the beginning, and at the end, of one that has ended."""
+    """Return what the driver said of a mapping at the start and at the end of a program that has ended."""
     assert run.process.stdout is not None
     lines = run.process.stdout.read().splitlines()
     return lines[: len(lines) // 2], lines[len(lines) // 2 :]
 
 
 def test_mappings_are_what_the_driver_says(gpu_mount: Mounted, objects: str) -> None:
-    """What a program is told of a mapping, and may do with it, is the same without the library, with it, and once it
-    has moved: the answers that are the library's own are held against the driver's."""
+    """The driver's answers about a mapping, and what is allowed with it, are the same without the library, with it, and
+    after a move: answers of the library's own are compared with the driver's."""
     with program(objects, "PAGE", "2") as plain:
         wait_for(lambda: plain.passes > 2, "it works", seconds=60)
         plain.finish()
@@ -84,8 +84,8 @@ def test_segments_stay_below_their_limit(gpu_mount: Mounted, objects: str) -> No
 
 
 def test_a_server_wakes_below_half_of_its_size(gpu_mount: Mounted, sleeps: str) -> None:
-    """What it has let go of to sleep it makes again under the same addresses, of which half fits: the rest goes to the
-    host, and what it serves from is right."""
+    """It makes the released memory again under the same addresses, of which half fits: the rest goes to the host, and
+    its data is right."""
     with program(*run_in(gpu_mount), sleeps, "PAGE", str(SERVED)) as run:
         group = member(gpu_mount, run)
         whole = held(group)
@@ -108,7 +108,8 @@ def test_a_server_wakes_below_half_of_its_size(gpu_mount: Mounted, sleeps: str) 
 
 @pytest.mark.parametrize("way", ["handle", "fixed", "named"])
 def test_what_descriptors_hold_is_charged_until_they_are_closed(gpu_mount: Mounted, exports: str, way: str) -> None:
-    """It is on the GPU, whatever the driver counts for the process: a descriptor could be another's by now."""
+    """The memory is on the GPU, whatever the driver counts for the process: a descriptor may be another process's by
+    now."""
     with program(*run_in(gpu_mount), exports, "PAGE", way) as run:
         group = member(gpu_mount, run)
         whole = held(group)

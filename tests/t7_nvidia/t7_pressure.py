@@ -1,4 +1,4 @@
-"""Programs that together hold more GPU memory than they may: who gives, and what that costs the others."""
+"""Programs that together hold more GPU memory than allowed: which of them give, and what that costs the others."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ SAFE, OTHER, SHORT = 4096 * MIB, 6144 * MIB, 2 * GIB
 
 
 def kept_all(group: Member) -> None:
-    """Nothing of it is in the host, or ever was."""
+    """Check that none of its memory is, or ever was, in the host."""
     stat = group.flat("gmem.stat")
     assert (stat["swapped"], stat["swapout"], stat["swapout_bytes"]) == (0, 0, 0)
 
@@ -90,7 +90,7 @@ def test_two_programs_over_a_budget(gpu_mount: Mounted, elastic: str) -> None:
 
 @pytest.mark.timeout(300)
 def test_a_budget_that_a_program_grows_over(gpu_mount: Mounted, elastic: str) -> None:
-    """The budget is there before the second program starts: it allocates all that it wants, and has what is left."""
+    """The budget exists before the second program starts: it allocates all that it wants, and keeps what is left."""
     with contextlib.ExitStack() as stack:
         name, group = stack.enter_context(slice_of(gpu_mount, "grows"))
         words = run_in(gpu_mount, "gmem.limit.low=6G", within=name)
@@ -113,7 +113,7 @@ def test_a_budget_that_a_program_grows_over(gpu_mount: Mounted, elastic: str) ->
         )
         print(f"under low: {kept.flat('gmem.stat')}\ngives: {gives.flat('gmem.stat')}")
         kept_all(kept)
-        assert gives.flat("gmem.stat")["swapped"] >= SHORT - 256 * MIB  # contexts are not all of one size
+        assert gives.flat("gmem.stat")["swapped"] >= SHORT - 256 * MIB  # contexts differ in size
         safe.finish()
         other.finish()
 
@@ -124,11 +124,11 @@ def test_a_budget_that_a_program_grows_over(gpu_mount: Mounted, elastic: str) ->
 OPEN, OPENED, PIECES, ASKED, ASKED_BYTES, FREED_NS = 32, 36, 40, 44, 48, 56
 """Offsets in the page of cache.cu."""
 HOT, CACHE, PIECE = 2048, 2048, 64
-"""MiB: what it works on, its cache, and a piece of that."""
+"""MiB of its working set, of its cache, and of a piece of the cache."""
 
 
 def opened(run: Program) -> None:
-    """Has cache.cu open its usermemfd."""
+    """Have cache.cu open its usermemfd."""
     run.set(OPEN, 1)
     wait_for(lambda: run.u32(OPENED) != 0, "it has opened its usermemfd")
     assert run.u32(OPENED) == 1, os.strerror(run.u32(OPENED) - 1000)
@@ -137,7 +137,7 @@ def opened(run: Program) -> None:
 def caching(
     mount: Mounted, cache: str, how: str, hot: int = HOT, besides: int = CACHE, within: str | None = None
 ) -> list[str]:
-    """The words of a cache.cu; `hot` and `besides` are MiB."""
+    """Return the words of a cache.cu; `hot` and `besides` are in MiB."""
     return [*run_in(mount, within=within), cache, "PAGE", os.fspath(mount.path), "0", how, str(hot), str(besides)]
 
 
@@ -194,7 +194,7 @@ def test_who_ignores_it_is_swapped_after_the_deadline(gpu_mount: Mounted, cache:
         run.finish()
 
 
-# A neighbour of those
+# A neighbour of such programs
 
 
 GO, IDLE, COUNT, TIMES = 32, 36, 40, 64
@@ -202,18 +202,18 @@ GO, IDLE, COUNT, TIMES = 32, 36, 40, 64
 STOPS = 20
 ALLOC_PAGES = 65536
 ALLOCATED, PIECES_AT_ONCE = 256, 4
-"""MiB, and how many of those it holds at once."""
+"""MiB of an allocation, and number of allocations that it holds at once."""
 
 
 @attrs.frozen
 class Sample:
-    """How it went for the neighbour in one phase."""
+    """Measurements of the neighbour in one phase."""
 
     seconds: float
     rate: float
     """Passes a second of its kernels."""
     waits: list[float]
-    """Seconds that each cudaMalloc took."""
+    """Seconds of each cudaMalloc."""
 
     @property
     def median(self) -> float:
@@ -224,7 +224,7 @@ class Sample:
         return max(self.waits)
 
     def slower(self, seconds: float) -> int:
-        """How many took longer."""
+        """Return how many took longer."""
         return sum(wait > seconds for wait in self.waits)
 
     def __str__(self) -> str:
@@ -240,39 +240,40 @@ class Crowd:
     """Three programs in a slice with a budget. What the neighbour allocates must come from the others."""
 
     group: Member
-    """The slice."""
+    """Control files of the slice."""
     other: Program
-    """Has a usermemfd, which it opens when it is told to, and does not read. Holds most, and is to give first."""
+    """Program with a usermemfd, which it opens when told to and never reads. It holds the most, and is to give
+    first."""
     gives: Member
     """Its control files."""
     giver: Program
-    """An ordinary program, which gives in its place."""
+    """Ordinary program, which gives in its place."""
     gives_too: Member
     """Its control files."""
     neighbour: Program
-    """Allocates; protected."""
+    """Protected program that allocates."""
 
     def begin(self) -> None:
-        """The neighbour begins to allocate."""
+        """Have the neighbour begin to allocate."""
         self.neighbour.set(GO, 1)
 
     def end(self) -> None:
-        """... and ends, with nothing allocated."""
+        """Have the neighbour stop, with nothing allocated."""
         self.neighbour.set(GO, 0)
         wait_for(lambda: self.neighbour.u32(IDLE) == 1, "the neighbour is idle", seconds=30)
 
     def rest(self, seconds: float = 5) -> None:
-        """Until the others have theirs back, or as good as."""
+        """Wait until the others have their memory back, or nearly so."""
         end = time.monotonic() + seconds
         while self.group.flat("gmem.stat")["swapped"] > 128 * MIB and time.monotonic() < end:
             time.sleep(0.05)
 
     def waits(self, first: int) -> list[float]:
-        """Seconds of its cudaMallocs from that one on."""
+        """Return the seconds of its cudaMallocs from that one on."""
         return [self.neighbour.u64(TIMES + 8 * i) / 1e9 for i in range(first, self.neighbour.u64(COUNT))]
 
     def phase(self, seconds: float) -> Sample:
-        """Lets the neighbour allocate for some seconds."""
+        """Let the neighbour allocate for some seconds."""
         first, passes, start = self.neighbour.u64(COUNT), self.neighbour.passes, time.monotonic()
         self.begin()
         time.sleep(seconds)
@@ -282,7 +283,7 @@ class Crowd:
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
-        """The other program is stopped."""
+        """Stop the other program meanwhile."""
         os.kill(self.other.pid, signal.SIGSTOP)
         try:
             wait_for(lambda: is_stopped(self.other.pid), "it is stopped")
@@ -291,14 +292,14 @@ class Crowd:
             os.kill(self.other.pid, signal.SIGCONT)
 
     def finish(self) -> None:
-        """All of them, with their data right."""
+        """Finish all of them, with their data right."""
         for run in (self.neighbour, self.other, self.giver):
             run.finish()
 
 
 @contextlib.contextmanager
 def crowd(mount: Mounted, name: str, cache: str, alloc: str) -> Iterator[Crowd]:
-    """Starts them, and lets each give once: all that they have is hot, so it comes back whenever there is room."""
+    """Start them, and have each give once: all that they have is hot, so it comes back whenever there is room."""
     with contextlib.ExitStack() as stack:
         within, group = stack.enter_context(slice_of(mount, name))
         other = stack.enter_context(program(*caching(mount, cache, "ignore", 4608, 512, within)))
@@ -310,7 +311,7 @@ def crowd(mount: Mounted, name: str, cache: str, alloc: str) -> Iterator[Crowd]:
         member(mount, neighbour)
         write(group, "gmem.limit.high", held(group) + 128 * MIB)
         one = Crowd(group, other, gives, giver, gives_too, neighbour)
-        one.phase(2)  # memory of the host is made
+        one.phase(2)  # so that host memory is allocated
         one.rest()
         with one.stopped():
             one.phase(1)
@@ -319,7 +320,7 @@ def crowd(mount: Mounted, name: str, cache: str, alloc: str) -> Iterator[Crowd]:
 
 
 def taken(group: Member) -> int:
-    """Bytes of it that were ever moved to the host."""
+    """Return the bytes of it that were ever moved to the host."""
     return group.flat("gmem.stat")["swapout_bytes"]
 
 
@@ -351,11 +352,11 @@ def test_nobody_delays_his_neighbour(gpu_mount: Mounted, cache: str, alloc: str)
         assert taken(all_of_them.gives) > before
         all_of_them.finish()
     assert min(len(one.waits) for one in (ordinary, stopped, ignoring)) >= 2 * PIECES_AT_ONCE
-    # A stopped program costs nothing: half as much again, and 5 ms, is what one program differs from another by.
+    # A stopped program costs nothing; equal programs differ by half as much again, and 5 ms.
     assert stopped.median <= 1.5 * ordinary.median + 0.005
     assert stopped.worst <= ordinary.worst + 0.1
     assert stopped.rate >= 0.85 * ordinary.rate
-    # One that ignores its records costs the deadline, once in IGNORED_S; one more may be late for reasons of its own.
+    # A program that ignores its records costs the deadline, once in IGNORED_S; one more may be late for other reasons.
     assert ignoring.median <= 1.5 * ordinary.median + 0.005
     assert ignoring.worst <= ordinary.worst + USERMEM_S + 0.05
     late = ordinary.median + 0.8 * USERMEM_S
@@ -365,12 +366,12 @@ def test_nobody_delays_his_neighbour(gpu_mount: Mounted, cache: str, alloc: str)
 
 @pytest.mark.timeout(300)
 def test_stopped_in_the_middle_of_a_move(gpu_mount: Mounted, cache: str, alloc: str) -> None:
-    """A program that is stopped while it moves memory is let go of: again and again, at whatever moment."""
+    """A program that is stopped while it moves memory is not waited for: repeatedly, at any moment of the move."""
     with crowd(gpu_mount, "middle", cache, alloc) as all_of_them:
         first = all_of_them.neighbour.u64(COUNT)
         all_of_them.begin()
         for number in range(STOPS):
-            time.sleep(0.3 + 0.037 * number)  # it goes on, and gives
+            time.sleep(0.3 + 0.037 * number)  # it runs, and gives
             with all_of_them.stopped():
                 time.sleep(0.5)
         all_of_them.end()

@@ -1,4 +1,4 @@
-"""A PyTorch training run that is stopped, resumed and sliced while it runs comes to the very same losses."""
+"""A PyTorch training run that is stopped, resumed and sliced while it runs has exactly the same losses."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ STEPS = 300
 
 @attrs.define
 class Training:
-    """One run."""
+    """One training run."""
 
     process: subprocess.Popen[bytes]
     page: mmap.mmap
 
     @property
     def done(self) -> int:
-        """Steps that it finished."""
+        """Number of steps that it finished."""
         return int(struct.unpack_from("<Q", self.page, 0)[0])
 
     def losses(self) -> bytes:
-        """The loss of every step, to the bit, once it ended by itself."""
+        """Return the loss of every step, to the bit, once it ended by itself."""
         assert self.process.wait(60) == 0
         assert self.done == STEPS
         return self.page[8:]
@@ -42,7 +42,7 @@ class Training:
 
 @contextmanager
 def training() -> Iterator[Training]:
-    """A run, ended by pid in the end."""
+    """Yield a run, which is ended by pid."""
     path = Path(f"/dev/shm/ggroupfs-t7-training-{os.getpid()}")
     path.write_bytes(bytes(8 * (STEPS + 1)))
     with path.open("r+b") as file:
@@ -67,7 +67,7 @@ def test_training_does_not_notice(gpu_mount: Mounted) -> None:
         rng, freezes, leaked = random.Random(3), 0, 0
         while run.done < STEPS - 20:
             (group / "compute.freeze").write_text("1\n")
-            time.sleep(0.01)  # what was done before the freeze may still be on its way to the page
+            time.sleep(0.01)  # counts from before the freeze may still be on their way to the page
             before = run.done
             time.sleep(0.05)
             leaked += run.done - before

@@ -1,4 +1,4 @@
-"""What the README promises about programs that were not told about ggroupfs, measured on the GPU itself."""
+"""The README's promises about programs that know nothing of ggroupfs, measured on the GPU itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.t7_nvidia.programs import group_of
 Start = Callable[..., Worker]
 
 DEFAULT_MS = 2.048
-"""The driver's timeslice for a GR channel group."""
+"""Timeslice that the driver gives a GR channel group, in milliseconds."""
 
 
 def near(value: float, asked: float, tolerance: float = 0.25) -> bool:
@@ -44,7 +44,7 @@ def test_capabilities_say_what_was_proven(gpu_mount: Mounted) -> None:
     lines = text.splitlines()
     assert "compute.timeslice enforced" in lines
     assert "compute.freeze enforced" in lines
-    assert "gmem.limit.high advisory" in lines  # of programs that `ggroupfs run` starts
+    assert "gmem.limit.high advisory" in lines  # for programs that `ggroupfs run` starts
 
 
 def test_programs_appear_within_half_a_second_and_vanish(gpu_mount: Mounted, worker: Start) -> None:
@@ -97,7 +97,7 @@ def test_more_contexts_buy_nothing(gpu_mount: Mounted, worker: Start) -> None:
     (group / "compute.timeslice").write_text("2.048\n")
     b.set(WANT, 3)
     b.started(contexts=3)
-    time.sleep(1.5)  # the policy reaches them within one
+    time.sleep(1.5)  # settings reach them within one second
     after = rates(a, b)
     print(f"3 contexts that share 2.048 ms: {after[0]:.0f}/s {after[1]:.0f}/s")
     assert near(after[1] / after[0], 1)
@@ -214,7 +214,7 @@ def test_the_end_of_the_daemon_thaws(tmp_path: Path, worker: Start) -> None:
 
 
 def test_the_next_daemon_thaws_what_a_killed_one_froze(tmp_path: Path, worker: Start) -> None:
-    """Without a journal: nobody knows who is to be frozen. (With one he stays so: t7_restart.py.)"""
+    """Without a journal it is unknown which programs are to be frozen. (With one they stay frozen: t7_restart.py.)"""
     b = worker()
     b.started()
     options = ["noselftest", "nojournal"]

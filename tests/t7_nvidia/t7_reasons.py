@@ -1,4 +1,4 @@
-"""GR alone off the runlist, on a real GPU: kernels stand, copies go on, and a thaw in the turn of another is that."""
+"""GR alone off the runlist, on a real GPU: kernels stop, copies go on, also after a thaw in another program's turn."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from backend.nvidia.proven import GR_ALONE
 from backend.nvidia.selftest import Child, prove
 
 WINDOW_S = 0.5
-"""Seconds that progress is measured for."""
+"""Seconds for which progress is measured."""
 SETTLE_S = 0.05
-"""Seconds after a lever in which a copy that was under way comes to its end."""
+"""Seconds after a lever in which a running copy ends."""
 
 
 async def progress(*children: Child) -> list[tuple[int, int]]:
@@ -32,7 +32,7 @@ async def progress(*children: Child) -> list[tuple[int, int]]:
 
 
 async def first_gpu(stack: contextlib.ExitStack) -> NvidiaGpu:
-    """Open the first GPU of this host; what it is reached by ends with the stack."""
+    """Open the first GPU of this host; its files are closed with the stack."""
     system = LinuxSystem()
     system.begin()
     stack.callback(system.end)
@@ -40,7 +40,7 @@ async def first_gpu(stack: contextlib.ExitStack) -> NvidiaGpu:
 
 
 def test_without_gr_kernels_stand_and_copies_go_on() -> None:
-    """Each change of what is off, with what the program and its neighbour get done after it."""
+    """After each change of what is off, the progress of the program and of its neighbour is checked."""
 
     async def main() -> list[tuple[Engines, int, int, int]]:
         found = []
@@ -54,7 +54,7 @@ def test_without_gr_kernels_stand_and_copies_go_on() -> None:
                 await child.started()
             who = children[0].identity
             await children[0].copies()
-            # A turn ends; a freeze comes and goes in it; the turn begins; a freeze; its thaw.
+            # A turn ends; a freeze comes and goes during the wait; the turn begins; a freeze; its thaw.
             for engines in (Engines.GR, Engines.ALL, Engines.GR, Engines.NONE, Engines.ALL, Engines.NONE):
                 await gpu.take(who, engines)
                 (kernels, copies), (beside, _) = await progress(*children)
@@ -71,7 +71,7 @@ def test_without_gr_kernels_stand_and_copies_go_on() -> None:
 
 
 def test_the_self_test_proves_it() -> None:
-    """It says so with the figures, and no control of the tree is named so."""
+    """It reports the figures, and no control of the tree is named after it."""
 
     async def main() -> None:
         with contextlib.ExitStack() as stack:

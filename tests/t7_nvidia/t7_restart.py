@@ -24,7 +24,7 @@ TIMES = 20
 FILES = ("compute.freeze", "compute.timeslice", "compute.weight", "compute.priority", "gmem.limit.high", "gcgroup.stat")
 BACK_S = 2.0
 LOOKED_AT_S = 1.0
-"""In which each of so few programs is looked at for new channels."""
+"""Seconds within which each of so few programs is checked for new channels."""
 DATA, LIMIT = 2048, 1536
 """MiB that a program with our library works on, and that it may have on the GPU, its context included."""
 WRITTEN = {
@@ -32,9 +32,9 @@ WRITTEN = {
     "compute.timeslice": ("1", "4"),
     "compute.weight": ("50", "250"),
 }
-"""Files, and what is written to them, as they print it."""
+"""Files, and values to write, in the form in which they are printed."""
 MOST = 60
-"""Writes, at most, that are answered before the daemon is killed in the middle of another one."""
+"""Largest number of writes that are answered before the daemon is killed in the middle of another one."""
 
 Start = Callable[..., Worker]
 
@@ -55,7 +55,7 @@ class Crowd:
             one.started()
 
     def ask(self, mount: Mounted) -> None:
-        """Something of each program."""
+        """Make settings of each program."""
         for one in (*self.running, self.frozen):
             wait_for(mount.group(one.pid).exists, "it is in the tree")
         for one, us in zip(self.running, (6000, 2000, 2000), strict=True):
@@ -65,7 +65,7 @@ class Crowd:
         (mount.group(self.frozen.pid) / "compute.freeze").write_text("1")
 
     def state(self, mount: Mounted) -> Mapping[str, object]:
-        """What the files say, and whose they are; of what is measured, what does not move."""
+        """Return the contents and owners of the files; of measurements, only those that stand still."""
         found: dict[str, object] = {}
         for one in (*self.running, self.frozen):
             for name in FILES:
@@ -77,14 +77,14 @@ class Crowd:
         return found
 
     def lives(self) -> None:
-        """Those that run go on, the one that is frozen does not."""
+        """Check that the running ones go on, and the frozen one does not."""
         counts = [one.finished for one in self.running]
         wait_for(lambda: all(one.finished > n for one, n in zip(self.running, counts, strict=True)), "they go on")
 
 
 def at_rest(crowd: Crowd, mount: Mounted) -> Mapping[str, object]:
-    """Their state, once it is what it was before the daemon last looked at each of them. The timeslice of one that was
-    asked for none is the scheduler's, which changes it some time after the others were given theirs."""
+    """Return their state once it is final, after the daemon's last look at each of them. The timeslice of a program
+    without a request is the scheduler's, which changes it some time after the others got theirs."""
     before: Mapping[str, object] = {}
     while (now := crowd.state(mount)) != before:
         before = now
@@ -93,7 +93,7 @@ def at_rest(crowd: Crowd, mount: Mounted) -> Mapping[str, object]:
 
 
 def until_as_before(crowd: Crowd, mount: Mounted, before: Mapping[str, object]) -> None:
-    """Programs are found within a second of the mount's first answer."""
+    """Wait for the former state: programs are found within a second of the mount's first answer."""
 
     found: Mapping[str, object] = {}
 
@@ -113,7 +113,7 @@ def until_as_before(crowd: Crowd, mount: Mounted, before: Mapping[str, object]) 
 
 
 class Writer(threading.Thread):
-    """A writer of a program's files, until its daemon is gone, that knows what it was answered."""
+    """Writes a program's files until its daemon is gone, and knows the answers."""
 
     def __init__(self, group: Path, rng: random.Random) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class Writer(threading.Thread):
         self._rng = rng
         self._known = {name: {(group / name).read_text().strip()} for name in WRITTEN}
         self.count = 0
-        """Writes that were answered."""
+        """Number of writes that were answered."""
         self.refused: OSError | None = None
         self.start()
 
@@ -139,7 +139,7 @@ class Writer(threading.Thread):
                 self.count += 1
 
     def agrees(self) -> None:
-        """Once there is another daemon: every file is what was answered, and that under way is there or not."""
+        """Check under the next daemon that every file has the answered value; an unanswered write may hold or not."""
         assert self.refused is not None
         assert self.refused.errno in (errno.ENOTCONN, errno.ECONNABORTED), self.refused
         found = {name: (self._group / name).read_text().strip() for name in WRITTEN}
@@ -147,7 +147,7 @@ class Writer(threading.Thread):
 
 
 def is_held(files: Path) -> bool:
-    """Whether a freeze holds, of a program that may not have been found yet."""
+    """Return whether a freeze holds, for a program that may not have been found yet."""
     try:
         return flat((files / "compute.events").read_text())["frozen"] == 1
     except FileNotFoundError:
@@ -155,7 +155,7 @@ def is_held(files: Path) -> bool:
 
 
 def follows(one: Worker, files: Path) -> None:
-    """Whether a program runs is what its file says."""
+    """Check that a program runs exactly if its file says so."""
     if (files / "compute.freeze").read_text() == "1\n":
         wait_for(lambda: is_held(files), "its freeze holds", seconds=2)
         assert rates(one, seconds=0.2) == [0]
@@ -165,7 +165,7 @@ def follows(one: Worker, files: Path) -> None:
 
 
 def limited(run: Program, mount: Mounted) -> None:
-    """A program that has more than it may have on the GPU has no more there, and works."""
+    """Check that a program with more memory than allowed is within its limit on the GPU, and works."""
     group = Member(run.pid, 0, mount.group(run.pid))
 
     def holds() -> bool:
@@ -218,7 +218,7 @@ def test_killed_twenty_times(worker: Start, elastic: str, place: Path) -> None:
                 crowd.lives()
                 assert crowd.frozen.finished == stood, "nobody ran who was frozen"
             library.finish()
-            # Out of the way of those that are measured, as well.
+            # Frozen, so that it does not disturb those that are measured.
             (mount.group(written.pid) / "compute.freeze").write_text("1")
             shares, rested = rates(*crowd.running, seconds=2.0), written.finished
             for one in (written, crowd.frozen):
@@ -236,7 +236,7 @@ def test_killed_twenty_times(worker: Start, elastic: str, place: Path) -> None:
 
 @pytest.mark.timeout(120)
 def test_thaw_all(worker: Start, place: Path) -> None:
-    """Without a daemon all run as if there had been none; the next one has what was asked for hold again."""
+    """Without a daemon all run as if there had been none; the next one enforces the settings again."""
     sliced, frozen = worker(), worker()
     with daemons(place, gpu="nvidia") as start:
         mount = start()
@@ -271,7 +271,7 @@ def test_thaw_all(worker: Start, place: Path) -> None:
 
 @pytest.mark.timeout(200)
 def test_replaced_five_times(worker: Start, place: Path) -> None:
-    """`ggroupfs upgrade`: timeslices hold, and none is thawed, in no moment."""
+    """`ggroupfs upgrade`: timeslices hold, and no program is thawed at any moment."""
     crowd = Crowd(worker)
     with daemons(place, gpu="nvidia") as start:
         mount = start()
@@ -282,7 +282,7 @@ def test_replaced_five_times(worker: Start, place: Path) -> None:
             words = [sys.executable, "-m", "ggroupfs", "upgrade", os.fspath(place)]
             said = subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
             print(f"{said}; {time.monotonic() - began:.2f} s with the trial of what is installed")
-            # The tree is there during the trial: it is away for the time that the program says (docs/operators.md).
+            # The tree is there during the trial; it is away for the time that the command reports (docs/operators.md).
             away = re.fullmatch(r".*: answers again after ([0-9.]+) s", said)
             assert away is not None
             assert float(away[1]) < BACK_S

@@ -1,4 +1,4 @@
-"""compute.priority and compute.weight on a real GPU: latency beside batch programs, shares, and what it costs."""
+"""compute.priority and compute.weight on a real GPU: latency beside batch programs, shares, and the cost."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ Start = Callable[..., Worker]
 T = TypeVar("T")
 
 SETTLED_S = 2.0
-"""After a change; slices are looked at once a second."""
+"""Seconds after a change until timeslices are settled; they are computed once a second."""
 
 
 @pytest.fixture
 def colocated(gpu_mount: Mounted) -> Iterator[Callable[[str], Colocated]]:
-    """Starts programs, which are in the tree on return; ended after the test."""
+    """A function that starts programs, which are in the tree on return; they are ended after the test."""
     with ExitStack() as stack:
         yield lambda kind: stack.enter_context(started(gpu_mount, kind))
 
 
 def at_clock(act: Callable[[], T]) -> tuple[T, float]:
-    """What `act` gives, and the clock that the SMs have meanwhile, MHz, of samples a tenth of a second apart."""
+    """Return the result of `act`, and the clock of the SMs meanwhile in MHz, from samples a tenth of a second apart."""
     pynvml.nvmlInit()
     device = pynvml.nvmlDeviceGetHandleByIndex(0)
     clocks: list[int] = []
@@ -59,7 +59,7 @@ def stat(mount: Mounted, pid: int, key: str) -> int:
 
 
 def product_rate(programs: Sequence[Colocated], act: Callable[[], T]) -> tuple[T, float]:
-    """What `act` gives, and the products that some programs do in a second meanwhile, all together."""
+    """Return the result of `act`, and the products per second of some programs meanwhile, in total."""
     before, start = sum(one.count() for one in programs), time.monotonic()
     result = act()
     return result, (sum(one.count() for one in programs) - before) / (time.monotonic() - start)
@@ -74,10 +74,10 @@ def nothing() -> None:
 def test_a_critical_program_beside_batch_programs(
     gpu_mount: Mounted, colocated: Callable[[str], Colocated], kind: str, others: int, most: float
 ) -> None:
-    """p99 at most 1.05 times what it is alone, with compute.priority and nothing else; and they have the rest.
+    """p99 is at most 1.05 times that alone, with compute.priority and nothing else; batch programs get the rest.
 
-    Beside products the GPU is at its power cap: the driver lowers the clock, whoever has the engine and in whatever
-    order. By a fifth it was on an H200, and p99 1.02 to 1.07 times that alone.
+    Beside products the GPU is at its power cap: the driver lowers the clock, whichever program has the engine, in any
+    order. On an H200 it was lower by a fifth, and p99 was 1.02 to 1.07 times that alone.
     """
     critical = colocated("requests")
     before, clock = at_clock(critical.latencies)
@@ -150,7 +150,7 @@ def test_weights(gpu_mount: Mounted, worker: Start, contexts: int) -> None:
         end="",
     )
     print([stat(gpu_mount, one.pid, "timeslice_usec") for one in three], end="")
-    for one in three:  # with those of the driver
+    for one in three:  # with the driver's timeslices
         (gpu_mount.group(one.pid) / "compute.timeslice").write_text(f"{2.048 * (contexts if one is three[0] else 1)}\n")
     time.sleep(1)
     default = sum(rates(*three, seconds=3))
@@ -161,7 +161,7 @@ def test_weights(gpu_mount: Mounted, worker: Start, contexts: int) -> None:
 
 @pytest.mark.timeout(120)
 def test_a_slice_has_the_share_of_a_program(gpu_mount: Mounted, place: Path, worker: Start) -> None:
-    """Four programs in a slice have together what one beside it has: within 5 % over 10 s."""
+    """Four programs in a slice together get what one beside it gets: within 5 % over 10 s."""
     four, beside = [worker(500) for _ in range(4)], worker(500)
     for one in four:
         enter(one.pid, place)
@@ -178,7 +178,7 @@ def test_a_slice_has_the_share_of_a_program(gpu_mount: Mounted, place: Path, wor
 
 
 def bursts(light: Worker, seconds: float) -> None:
-    """It has 32 kernels to do, and after 0.25 s again."""
+    """Run a program with 32 kernels every 0.25 s."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         light.set(STOP, 0)
@@ -189,7 +189,7 @@ def bursts(light: Worker, seconds: float) -> None:
 
 @pytest.mark.timeout(120)
 def test_what_a_child_leaves_is_its_siblings_beside_a_timeslice(gpu_mount: Mounted, place: Path, worker: Start) -> None:
-    """A slice has the driver's 2.048 ms beside 1 ms that somebody set, though one in it uses next to nothing."""
+    """A slice gets the driver's 2.048 ms beside an explicit 1 ms, although one program in it uses next to nothing."""
     short, busy, light = worker(500), worker(500), worker(50)
     light.started()
     light.set(STOP, 2)
@@ -213,7 +213,7 @@ def test_what_a_child_leaves_is_its_siblings_beside_a_timeslice(gpu_mount: Mount
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("programs", [2, 3])
 def test_less_is_lost_to_switches(gpu_mount: Mounted, worker: Start, programs: int) -> None:
-    """Against the driver's default slices, which an explicit timeslice of one restores for all."""
+    """Compared with the driver's default timeslices, which an explicit one of a program restores for all."""
     all_of_them = [worker(500) for _ in range(programs)]
     groups = [group_of(gpu_mount, one) for one in all_of_them]
     time.sleep(SETTLED_S)
@@ -228,7 +228,7 @@ def test_less_is_lost_to_switches(gpu_mount: Mounted, worker: Start, programs: i
 
 @pytest.mark.timeout(120)
 def test_nothing_is_done_in_a_steady_state(gpu_mount: Mounted, worker: Start) -> None:
-    """Among batch programs that go on as before slices stay as they are."""
+    """Among steady batch programs the timeslices stay as they are."""
     three = [worker(500) for _ in range(3)]
     for one in three:
         group_of(gpu_mount, one)

@@ -20,13 +20,13 @@ from tests.t7_nvidia.conftest import ROOT, wait_for
 
 OTHERS = 4
 DATA = os.environ.get("GGROUP_SLO_DATA", "zeros")
-"""What is multiplied: zeros, or random; see matmul.py."""
+"""Contents of the matrices: zeros, or random; see matmul.py."""
 RUNNING_S, FROZEN_S, SETTLED_S = 3.0, 1.5, 0.3
-"""Windows with the others running and frozen, and what is left out after each change."""
+"""Seconds of windows with the others running and frozen, and seconds that are left out after each change."""
 WITHIN = 0.02
-"""The paper's bound: latency of the critical program varies "by less than 2 %"."""
+"""Bound of the paper: the latency of the critical program varies "by less than 2 %"."""
 FILLED = 0.25
-"""What the others do at least, all together, of what one does alone, while the critical one leaves them half."""
+"""Least total work of the others, relative to one alone, while the critical program leaves them half."""
 
 CONFIG = """
 socket = "{socket}"
@@ -46,40 +46,40 @@ scale_up = 0.5
 
 @attrs.define
 class Program:
-    """A matmul.py."""
+    """A running matmul.py."""
 
     process: subprocess.Popen[str]
 
     def tell(self, line: str) -> None:
-        """A line, that needs no answer."""
+        """Send a command that has no answer."""
         assert self.process.stdin is not None
         print(line, file=self.process.stdin, flush=True)
 
     def ask(self, line: str) -> str:
-        """What it answers to a line."""
+        """Send a command; return the answer."""
         self.tell(line)
         return self.answer()
 
     def answer(self) -> str:
-        """Its next line."""
+        """Return its next line."""
         assert self.process.stdout is not None
         return self.process.stdout.readline()
 
     def begin(self) -> None:
-        """It uses the GPU on return."""
+        """Have it use the GPU; it does so on return."""
         assert self.ask("begin") == "ready\n"
 
 
 @attrs.frozen
 class Latency:
-    """Of requests that began and ended in some window."""
+    """Latency of the requests that began and ended in a window."""
 
     mean: float
-    """Seconds; 0 where there was none."""
+    """Mean in seconds; 0 if there was none."""
     deviation: float
-    """Seconds, standard."""
+    """Standard deviation in seconds."""
     count: int
-    """How many."""
+    """Number of requests."""
 
     @classmethod
     def of(cls, found: Sequence[float]) -> Latency:
@@ -91,7 +91,7 @@ class Latency:
 
 
 def measure(programs: Sequence[Program], seconds: float) -> list[list[float]]:
-    """Of each program, how long the requests took that fall into a window of so long, seconds."""
+    """Return for each program the durations of the requests in a window of that many seconds."""
     time.sleep(SETTLED_S)
     start = time.monotonic()
     time.sleep(seconds)
@@ -102,7 +102,7 @@ def measure(programs: Sequence[Program], seconds: float) -> list[list[float]]:
 
 @pytest.fixture
 def program() -> Iterator[Callable[..., Program]]:
-    """Starts programs; ended by pid after the test."""
+    """A function that starts programs; they are ended by pid after the test."""
     pytest.importorskip("torch")
     programs: list[Program] = []
 
@@ -120,13 +120,13 @@ def program() -> Iterator[Callable[..., Program]]:
 
 
 def freeze(mount: Mounted, programs: Sequence[Program], value: int) -> None:
-    """Freezes or thaws them."""
+    """Freeze or thaw them."""
     for one in programs:
         (mount.group(one.process.pid) / "compute.freeze").write_text(f"{value}\n")
 
 
 def compared(mount: Mounted, critical: Program, others: Sequence[Program]) -> tuple[Latency, Latency, list[Latency]]:
-    """The latency of the critical program with the others frozen, before and after, and running; and that of those."""
+    """Return the critical program's latency with the others frozen, before and after, and running; and the others'."""
     freeze(mount, others, 1)
     alone = measure([critical], FROZEN_S)[0]
     freeze(mount, others, 0)
@@ -138,7 +138,7 @@ def compared(mount: Mounted, critical: Program, others: Sequence[Program]) -> tu
 
 
 def told_of(rest: Sequence[Latency]) -> str:
-    """Latencies of those that fill: they have turns of 0.5 s, so of what they do in a window the count says more."""
+    """Format the latencies of the fillers. Their turns take 0.5 s, so the count says more about a window."""
     return ", ".join(map(str, rest)) + f"; {sum(one.count for one in rest) / RUNNING_S:.2f} requests a second in all"
 
 
@@ -146,9 +146,9 @@ def told_of(rest: Sequence[Latency]) -> str:
 def test_latency_isolation(gpu_mount: Mounted, program: Callable[..., Program], tmp_path: Path) -> None:
     """The mean latency of the critical program stays within 2 % while best-effort programs grow from none to four.
 
-    The critical one computes half of the time, as in the paper, where it has 8 of the 16 SMs that there are for all of
-    them; after that, back to back. Its share is half of the GPU to begin with, and how much it needs the policy finds.
-    The baseline is measured at the begin and at the end, without any others, and before and after each measurement.
+    The critical one computes half of the time, as in the paper, where it has 8 of the 16 SMs that all of them share;
+    after that, back to back. Its share is half of the GPU at first, and the policy finds how much it needs. The
+    baseline is measured at the start and at the end, without any others, and before and after each measurement.
     """
     path = tmp_path / "slo.sock"
     critical, *others = [program("critical", path), *[program() for _ in range(OTHERS)]]

@@ -1,4 +1,4 @@
-"""How fast a program is that has less GPU memory than it holds, and next to it the same one on unified memory."""
+"""Speed of a program with less GPU memory than it holds, compared with the same program on unified memory."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tests.t7_nvidia.conftest import wait_for
 from tests.t7_nvidia.programs import CYCLE, MIB, Program, cycles, held, member, program, run_in, write
 
 HOT_NS, FULL_NS = 64, 72
-"""Where elastic.cu says how long its last passes took."""
+"""Offsets at which elastic.cu reports the duration of its last passes."""
 SIZE, PARTS = 8192, 64
-"""MiB, and allocations, of the program whose throughput is measured."""
+"""MiB, and number of allocations, of the program whose throughput is measured."""
 
 
 def settled(run: Program, seconds: float = 8) -> float:
-    """Passes a second once a second more makes them no faster by 5 %, or after `seconds` at the latest."""
+    """Return the passes a second, once another second makes them no faster by 5 %, or after `seconds`."""
     end = time.monotonic() + seconds
     before = [cycles(run, 1)]
     while time.monotonic() < end:
@@ -30,7 +30,7 @@ def settled(run: Program, seconds: float = 8) -> float:
 
 
 def ours(mount: Mounted, elastic: str, percents: Sequence[int], *options: str) -> tuple[dict[int, float], int]:
-    """What is left of the throughput at each percentage of the footprint; and what of that is not its memory."""
+    """Return the remaining throughput at each percentage of the footprint; and how much of that is not its memory."""
     with program(*run_in(mount), elastic, "PAGE", str(SIZE), str(PARTS), *options) as run:
         group = member(mount, run)
         footprint = held(group)
@@ -46,7 +46,7 @@ def ours(mount: Mounted, elastic: str, percents: Sequence[int], *options: str) -
 
 
 def unified(elastic: str, *options: str) -> float:
-    """Passes a second of the program on unified memory."""
+    """Return the passes a second of the program on unified memory."""
     with program(elastic, "PAGE", str(SIZE), str(PARTS), "managed", *options) as run:
         wait_for(lambda: run.passes > 0 or run.process.poll() is not None, "it works", seconds=60)
         assert run.process.poll() is None
@@ -63,22 +63,22 @@ def unified(elastic: str, *options: str) -> float:
             result = cycles(run, 1)
         elif "inner" in options:
             result = 1e9 / run.u64(FULL_NS)
-        else:  # a cycle takes many seconds, and is made of passes like the last ones
+        else:  # a cycle takes many seconds; its passes are like the last ones
             result = 1e9 * CYCLE / ((CYCLE - 1) * run.u64(HOT_NS) + run.u64(FULL_NS))
         run.finish()
     return result
 
 
 def budget(percent: int, besides: int) -> str:
-    """MiB of data that fit where a program has `percent` of its footprint, and needs `besides` for other things."""
+    """Return the MiB of data that fit if a program has `percent` of its footprint, which includes `besides`."""
     return str(((SIZE * MIB + besides) * percent // 100 - besides) >> 20)
 
 
 @pytest.mark.timeout(600)
 def test_throughput_curve(gpu_mount: Mounted, elastic: str) -> None:
-    """What is left of it at 90, 70, 50 and 40 % of the footprint, with half of its memory cold.
+    """Remaining throughput at 90, 70, 50 and 40 % of the footprint, with half of its memory cold.
 
-    Unified memory has no limit of its own; elastic.cu says how it is kept within one, three ways.
+    Unified memory has no limit of its own; elastic.cu describes three ways to keep it within one.
     """
     percents = (90, 70, 50, 40)
     points, besides = ours(gpu_mount, elastic, percents)

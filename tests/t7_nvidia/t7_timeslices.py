@@ -1,5 +1,5 @@
-"""Whose timeslice a TSG has, on a real driver: nobody is blamed for what the CUDA library sets, and that is what a
-program has of its own (tests/t2_parts/t2_timeslices.py)."""
+"""Native timeslices of TSGs on a real driver: a program is not blamed for what the CUDA library sets, and that value is
+its native one (tests/t2_parts/t2_timeslices.py)."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from tests.t7_nvidia.inside import insides
 
 CUDA_US = 2048
 SETTLED_S = 2.0
-"""After the last of them has come."""
+"""Seconds after the last of them has come."""
 
 
 @pytest.mark.timeout(120)
 def test_programs_that_begin_on_a_busy_gpu(tmp_path: Path, worker: Callable[..., Worker]) -> None:
-    """There the CUDA library sets the timeslice of a TSG seconds after it was found, when the scheduler has given it
-    another: a daemon that ends leaves them all with that."""
+    """On a busy GPU the CUDA library sets a TSG's timeslice seconds after it was found, when the scheduler has already
+    set another. A daemon that ends restores the library's value for all of them."""
     with insides() as inside, ExitStack() as stack:
         others = [worker(us) for us in (500, 20_000, 20_000)]
-        with mounted(tmp_path, gpu="nvidia") as mount:  # who is blamed is in its log, and fails this
+        with mounted(tmp_path, gpu="nvidia") as mount:  # a program that is blamed is in its log, and fails this test
             begun = [stack.enter_context(started(mount, "requests")).pid for _ in range(4)]
             time.sleep(SETTLED_S)
             pids = [*begun, *(one.pid for one in others)]

@@ -1,4 +1,4 @@
-"""PyTorch under memory limits: the same to the bit, at no cost where there is no limit, and for long."""
+"""PyTorch under memory limits: the same results to the bit, no cost without a limit, and for a long time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.t7_nvidia.trained import MAY, STEPS, STOP, Rewritten, outcome, rewrit
 RUNS, AT_ONCE = 20, 3
 ENDURANCE_S = float(os.environ.get("GGROUP_ENDURANCE_S", "600"))
 SAME = ("taskset", "--cpu-list", "2-5")
-"""Four CPUs for each of several programs that take turns."""
+"""Command prefix: four CPUs for each of several programs that take turns."""
 
 
 @pytest.mark.timeout(300)
@@ -77,7 +77,7 @@ def test_twenty_runs(gpu_mount: Mounted) -> None:
 
 @pytest.mark.timeout(1200)
 def test_ten_minutes(gpu_mount: Mounted) -> None:
-    """One long run (GGROUP_ENDURANCE_S seconds), and afterwards a plain one of as many steps: the losses are equal."""
+    """One long run (GGROUP_ENDURANCE_S seconds), and a plain one of as many steps: the losses are equal."""
     most = 60_000  # steps; a resident one takes some 20 ms
     with torch(gpu_mount, "train", most) as run:
         group, end = member(gpu_mount, run), time.monotonic() + ENDURANCE_S
@@ -95,9 +95,9 @@ def test_ten_minutes(gpu_mount: Mounted) -> None:
 
 
 def turns(runs: Sequence[Program], rounds: int, turn: int) -> list[list[list[float]]]:
-    """They take turns of that many steps: for each of them, by round, how long its steps took.
+    """Run programs in turns of `turn` steps; return for each program, by round, the durations of its steps.
 
-    The first turn, and of each turn the first tenth, do not count.
+    The first turn, and the first tenth of each turn, do not count.
     """
     result: list[list[list[float]]] = [[] for _ in runs]
     for number in range(rounds + 1):
@@ -118,7 +118,7 @@ def reaches(run: Program, steps: int) -> None:
 
 
 def undisturbed(steps: list[list[float]]) -> float:
-    """What a step takes where nothing else has the CPU: a tenth of them are as fast."""
+    """Return the duration of a step with the CPU for itself: a tenth of the steps are as fast."""
     return statistics.quantiles([one for turn in steps for one in turn], n=10)[0]
 
 
@@ -127,11 +127,11 @@ def undisturbed(steps: list[list[float]]) -> float:
 def test_overhead(gpu_mount: Mounted, mode: str, turn: int) -> None:
     """At most 2 % for a program without a limit.
 
-    The CPU limits a step of this training (it takes as long to enqueue as to do), and that of a virtual machine is
-    faster and slower by 20 % from one second to the next, and of equal programs one is by 3 % than another for as long
-    as it lives. So twelve programs, six of them managed, take turns of a tenth of a second on the same CPUs. Compared
-    are steps that nothing disturbed, and the medians of each round, of which the median is known to 1 or 2 %: with 97 %
-    certainty it is not below the one that is looked at.
+    The CPU limits a step of this training (enqueuing it takes as long as doing it). A virtual machine's CPU is faster
+    and slower by 20 % from one second to the next, and of equal programs one may be 3 % faster than another for as long
+    as it lives. So twelve programs, six of them managed, take turns of a tenth of a second on the same CPUs.
+    Undisturbed steps are compared, by the median of each round, whose median is known to 1 or 2 %: with 97 % certainty
+    it is not below the one that is used.
     """
     rounds = 60
     with contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Limits while programs take turns: what waits for its turn gives memory, and computes right."""
+"""Limits while programs take turns: a program that waits for its turn gives memory, and computes right."""
 
 from __future__ import annotations
 
@@ -23,49 +23,49 @@ from tests.t7_nvidia.programs import GIB, MIB, Program, current, member, nvml_us
 from tests.t7_nvidia.trained import STOP, Rewritten, outcome, rewrite, torch
 
 SIZE = 4 * GIB
-"""Bytes that each of the programs computes with, besides its context."""
+"""Bytes that each program computes with, besides its context."""
 MISSED = 64 * MIB
-"""Bytes over a limit that NVML may see."""
+"""Bytes over a limit that NVML may show."""
 WRITES = 30
-"""Writes of limits to a program that waits for its turn before and after, and has moved memory in between."""
+"""Number of writes of limits to a program that waits for its turn before and after, and has moved memory in between."""
 WRITTEN_S = 150.0
-"""Seconds in which there are to be so many."""
+"""Seconds within which there must be so many."""
 SLICE_S = 20.0
-"""Seconds for which a slice that is full is watched."""
+"""Seconds for which a full slice is watched."""
 LOOK_S = 0.02
-"""Seconds between two looks whether a program that waits has moved memory."""
+"""Seconds between two looks whether a waiting program has moved memory."""
 ALONE_S = 30.0
-"""Seconds for which one trains alone, its limit rewritten, to tell how fast that is."""
+"""Seconds for which a program trains alone, its limit rewritten, to measure its speed."""
 TRAINED_S = float(os.environ.get("GGROUP_TURNS_S", "480"))
 """Seconds for which programs train in turns."""
 MOST_STEPS = 60_000
-"""Steps for which a program that trains has room: more than it does in that time."""
+"""Number of steps for which a training program has room: more than it does in that time."""
 LONG_US = 2_000_000
-"""Microseconds that a kernel takes which is not over by the end of any turn."""
+"""Microseconds of a kernel that outlasts the end of any turn."""
 WATCHED_S = 40.0
-"""Seconds in which programs with such kernels are watched."""
+"""Seconds for which programs with such kernels are watched."""
 
 
 def wait_of(group: Member) -> int | None:
-    """The number of the wait in which a program is off the runlist, with the GR engine alone, since it is the turn of
-    another; None where it is on it."""
+    """Return the number of the wait in which a program is off the runlist, with GR alone, during another's turn; None
+    while it is on the runlist."""
     stat = group.flat("gcgroup.stat")
     return stat["nr_throttled"] if stat["off_turn"] and stat["off_gr"] else None
 
 
 def waits(group: Member) -> bool:
-    """Whether it is."""
+    """Return whether it waits like that."""
     return wait_of(group) is not None
 
 
 def moved_out(group: Member) -> int:
-    """Bytes that went to the host so far."""
+    """Return the bytes that went to the host so far."""
     return group.flat("gmem.stat")["swapout_bytes"]
 
 
 @contextlib.contextmanager
 def moves_seen(group: Member) -> Iterator[list[int]]:
-    """Bytes of each look between which a program moved memory out, in one and the same wait for its turn."""
+    """Yield a list of the bytes that the program moved out between two looks of one wait for its turn."""
     over, moves = threading.Event(), list[int]()
 
     def look() -> None:
@@ -89,7 +89,7 @@ def moves_seen(group: Member) -> Iterator[list[int]]:
 def turns(
     mount: Mounted, elastic: str, within: str, count: int, *options: str
 ) -> Iterator[list[tuple[Program, Member]]]:
-    """Programs that fill what a better one leaves, in turns."""
+    """Run programs that fill what a better one leaves, in turns."""
     with contextlib.ExitStack() as stack:
         words = run_in(mount, "compute.priority=5", within=within)
         words += [elastic, "PAGE", str(SIZE >> 20), *options]
@@ -99,7 +99,7 @@ def turns(
 
 @contextlib.contextmanager
 def lead(mount: Mounted) -> Iterator[Colocated]:
-    """A program that serves requests and goes before all others: they take turns behind it."""
+    """Run a program that serves requests and precedes all others, so that they take turns behind it."""
     with started(mount, "requests") as one:
         write(Member(one.process.pid, 0, mount.group(one.process.pid)), "compute.priority", 0)
         yield one
@@ -107,7 +107,7 @@ def lead(mount: Mounted) -> Iterator[Colocated]:
 
 @contextlib.contextmanager
 def serving(one: Colocated) -> Iterator[list[float]]:
-    """Has it serve meanwhile; the latencies so far, in seconds."""
+    """Have it serve meanwhile; yield the latencies so far, in seconds."""
     over, latencies = threading.Event(), list[float]()
 
     def serve() -> None:
@@ -125,7 +125,7 @@ def serving(one: Colocated) -> Iterator[list[float]]:
 
 @contextlib.contextmanager
 def totals_used(runs: Sequence[Program]) -> Iterator[list[int]]:
-    """Bytes that the driver counts for some programs, those that are added meanwhile included, again and again."""
+    """Yield a list of the total bytes that the driver counts for some programs, including ones added meanwhile."""
     over, totals = threading.Event(), list[int]()
 
     def look() -> None:
@@ -144,8 +144,8 @@ def totals_used(runs: Sequence[Program]) -> Iterator[list[int]]:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("options", [(), ("1", "steps")], ids=["busy", "steps"])
 def test_what_waits_for_its_turn_gives(gpu_mount: Mounted, elastic: str, options: Sequence[str]) -> None:
-    """Limits are written while the program is off for its turn: each write is taken, and holds by the driver. So, too,
-    where its turn ends in a rest of the program, which then begins with events."""
+    """Limits are written while the program is off for its turn: each write succeeds, and holds by the driver. This
+    includes turns that end in a rest of the program, which then begins with events."""
     with (
         slice_of(gpu_mount, "turns") as (name, _),
         lead(gpu_mount) as one,
@@ -187,7 +187,7 @@ def test_what_waits_for_its_turn_gives(gpu_mount: Mounted, elastic: str, options
 
 @pytest.mark.timeout(240)
 def test_a_slice_holds_its_limit_during_turns(gpu_mount: Mounted, elastic: str) -> None:
-    """A fourth program allocates over the budget while three take turns: the slice holds, its protected one too."""
+    """A fourth program allocates over the budget while three take turns: the limit holds, and so does protection."""
     budget = 3 * SIZE + 3 * GIB
     with (
         slice_of(gpu_mount, "turns") as (name, slice_),
@@ -222,7 +222,7 @@ def test_a_slice_holds_its_limit_during_turns(gpu_mount: Mounted, elastic: str) 
 
 
 def trained_alone(mount: Mounted) -> float:
-    """Steps a second of one that trains alone, its limit rewritten all the time."""
+    """Return the steps a second of a program that trains alone, its limit rewritten all the time."""
     with torch(mount, "train", MOST_STEPS) as run:
         group, before, start = member(mount, run), run.passes, time.monotonic()
         rewrite(run, group, 0, lambda _: time.monotonic() >= start + ALONE_S)
@@ -234,8 +234,8 @@ def trained_alone(mount: Mounted) -> float:
 
 @pytest.mark.timeout(TRAINED_S + ALONE_S + 450)
 def test_training_in_turns(gpu_mount: Mounted) -> None:
-    """Three programs train in turns behind one that serves, their limits rewritten all the time: losses to the bit, and
-    half of what a third of the time that is left would give them at least."""
+    """Three programs train in turns behind one that serves, their limits rewritten all the time: losses are the same to
+    the bit, and each does at least half of what a third of the remaining time allows."""
     least = trained_alone(gpu_mount) * (1 - LOAD) / 3 / 2 * TRAINED_S
     with contextlib.ExitStack() as stack:
         serves = stack.enter_context(lead(gpu_mount))
@@ -278,7 +278,7 @@ def test_kernels_that_no_turn_is_long_enough_for(
     gpu_mount: Mounted, elastic: str, binary: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """A program with kernels of 2 s, one with a kernel that never ends and one with short ones take turns behind one
-    that serves: all go on; what that costs is told."""
+    that serves: all go on, and the cost is reported."""
     endless = built(tmp_path_factory, "endless")
     words = run_in(gpu_mount, "compute.priority=5")
     with lead(gpu_mount) as serves:

@@ -1,4 +1,4 @@
-"""A machine with two GPUs: each process is on those that it uses, and each lever acts on its own."""
+"""A machine with two GPUs: each process is on those that it uses, and each lever acts on its own GPU."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_program_on_both_is_stopped_on_one(gpu_mount: Mounted) -> None:
         for frozen in (0, 1):
             freeze = gpu_mount.group(process.pid, frozen) / "compute.freeze"
             freeze.write_text("1\n")
-            time.sleep(0.05)  # what was done before may still be on its way to the page
+            time.sleep(0.05)  # earlier counts may still be on their way to the page
             before = counts()
             time.sleep(0.5)
             after = counts()

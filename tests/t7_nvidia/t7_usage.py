@@ -1,4 +1,4 @@
-"""gpu_usec on a real GPU: exact, and nobody's time counted twice."""
+"""gpu_usec on a real GPU: exact, with no time counted twice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.t7_nvidia.programs import group_of, used
 Start = Callable[..., Worker]
 
 BEGUN_S = 1.0
-"""What is measured begins so long after programs came, or were told otherwise: figures are 0.2 s old."""
+"""Seconds after the start or a change of programs before a measurement begins: figures are 0.2 s old."""
 
 
 def test_two_programs_use_all_of_the_time(gpu_mount: Mounted, worker: Start) -> None:
@@ -61,7 +61,7 @@ def test_several_contexts_are_one_process(gpu_mount: Mounted, worker: Start) -> 
     both[0].started(4)
     for one in both:
         group_of(gpu_mount, one)
-    time.sleep(3)  # slices are corrected for its switches
+    time.sleep(3)  # until timeslices are corrected for its switches
     window, (a, b) = used(gpu_mount, *both)
     print(f"4 contexts against 1: {a.seconds / window:.4f} + {b.seconds / window:.4f}")
     assert a.seconds + b.seconds == pytest.approx(window, rel=0.02)

@@ -19,7 +19,7 @@ from tests.t7_nvidia.programs import program, run_in
 
 ROUNDS, AT_ONCE = 10, 20
 LATE_S = 0.5
-"""Seconds in which a program that is not kept has launched: one is in the tree 34 to 155 ms after its context."""
+"""Seconds within which a program that is not held has launched: it is in the tree 34 to 155 ms after its context."""
 
 
 @pytest.fixture(scope="module")
@@ -30,13 +30,13 @@ def mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Path]:
-    """One cgroup for all of them: a slice that was made is that of its cgroup alone, and of none with its name."""
+    """One cgroup for all of them: a slice that was made belongs to its cgroup, and not to a later one of that name."""
     with cgroup(f"ggroup-t7-usher-{os.getpid()}") as path:
         yield path
 
 
 def freeze(mount: Mounted, place: Path, value: int) -> None:
-    """On every GPU, by its number: which one a program will use is not known."""
+    """Freeze or thaw on every GPU, by number: which one a program will use is unknown."""
     directory = mount / slice_directory(slice_path(place))
     directory.mkdir(parents=True, exist_ok=True)
     for gpu in filter(is_number, os.listdir(mount / "gpus")):

@@ -1,4 +1,4 @@
-"""A frozen program without the library goes into the host whole, on a real GPU, and comes back with its thaw."""
+"""A frozen program without the library goes into the host as a whole, on a real GPU, and comes back at its thaw."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ BYTES = 4 * GIB
 LARGE = 20 * GIB
 KERNEL_US = 200
 RUNS_S = 0.25
-"""So long one that is frozen runs at most, to come to the rest that the driver locks it in. Its agent takes seconds to
-start."""
+"""Longest time in seconds that a frozen program runs, to reach the state in which the driver can lock it. Its agent
+takes seconds to start."""
 
 
 def taken(run: Callable[[], object]) -> float:
-    """The seconds that it takes."""
+    """Return the seconds that a call takes."""
     began = time.monotonic()
     run()
     return time.monotonic() - began
@@ -39,7 +39,7 @@ def refused(group: Member, name: str, value: object, code: int) -> None:
 
 
 def in_the_host(group: Member, pid: int, nbytes: int = BYTES) -> None:
-    """By the driver, and by the books."""
+    """Check that it is in the host, by the driver and by the books."""
     assert nvml_used(pid) == 0
     wait_for(lambda: current(group) == 0, "the books say so")
     assert int(group.read("gmem.swap.current")) >= nbytes
@@ -47,7 +47,7 @@ def in_the_host(group: Member, pid: int, nbytes: int = BYTES) -> None:
 
 @pytest.mark.timeout(120)
 def test_what_takes_longer_than_the_deadline_goes_on(tmp_path_factory: pytest.TempPathFactory, worker: Start) -> None:
-    """Whoever asked is told so. What became of it is as the files say: a thaw that failed leaves it frozen."""
+    """The caller is told so. The files then show the outcome: a thaw that failed leaves it frozen."""
     with mounted(tmp_path_factory.mktemp("hasty"), "deadline=0.2", gpu="nvidia") as mount:
         run = worker(KERNEL_US, BYTES)
         group = Member(run.pid, 0, group_of(mount, run))
@@ -69,7 +69,7 @@ def test_what_takes_longer_than_the_deadline_goes_on(tmp_path_factory: pytest.Te
 
 @pytest.mark.timeout(120)
 def test_a_large_one_has_as_long_as_it_takes(gpu_mount: Mounted, worker: Start) -> None:
-    """The deadline of a lever, 5 s, comes once more for every 2 GiB."""
+    """The deadline of a lever, 5 s, is added once more for every 2 GiB."""
     run = worker(KERNEL_US, LARGE)
     group = Member(run.pid, 0, group_of(gpu_mount, run))
     write(group, "compute.freeze", 1)

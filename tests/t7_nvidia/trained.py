@@ -1,4 +1,4 @@
-"""A PyTorch program under limits or plain, what became of the limits, and what it computed."""
+"""A PyTorch program, limited or plain, with the fate of its limits and its results."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ STOP, MAY, HEAD, STEP = 8, 16, 24, 16
 def torch(
     mount: Mounted | None, mode: str, steps: int = STEPS, *limits: str, may: int | None = None, on: Sequence[str] = ()
 ) -> Iterator[Program]:
-    """A PyTorch program, managed or (None) plain; `may` are the steps that it does before it is told to go on, and `on`
-    the words before all others."""
+    """Run a PyTorch program, managed or (None) plain. `may` are the steps that it does before it is told to go on, and
+    `on` the words before all others."""
     words = [sys.executable, os.fspath(ROOT / "tests" / "t7_nvidia" / "workload.py"), mode, "PAGE"]
     with program(*on, *(run_in(mount, *limits) if mount else []), *words, size=HEAD + STEP * steps) as run:
         run.set(MAY, steps if may is None else may)
@@ -38,12 +38,12 @@ def torch(
 
 
 def seconds_of(run: Program, first: int, last: int) -> list[float]:
-    """How long its steps from `first` to before `last` took."""
+    """Return the durations of its steps from `first` to before `last`."""
     return [struct.unpack_from("<dd", run.page, HEAD + STEP * step)[1] for step in range(first, last)]
 
 
 def outcome(run: Program, seconds: float = 60) -> tuple[bytes, float]:
-    """What it computed in each step that it did, and its median step in microseconds, but for the first tenth."""
+    """Return the result of each step, and the median step without the first tenth, in microseconds."""
     assert run.process.wait(seconds) == 0
     losses = b"".join(run.page[HEAD + STEP * step : HEAD + STEP * step + 8] for step in range(run.passes))
     return losses, statistics.median(seconds_of(run, run.passes // 10, run.passes)) * 1e6
@@ -51,12 +51,12 @@ def outcome(run: Program, seconds: float = 60) -> tuple[bytes, float]:
 
 @attrs.define
 class Rewritten:
-    """What became of a limit that was rewritten all the time."""
+    """Fate of a limit that was rewritten all the time."""
 
     footprint: int
     written: int = 0
     refused: Counter[str] = attrs.field(factory=Counter)
-    """Writes that failed, by errno; the last one may, when the program has just ended."""
+    """Failed writes by errno; the last one may fail when the program has just ended."""
     moved: int = 0
     """Bytes moved out."""
 
@@ -69,7 +69,7 @@ class Rewritten:
 
 
 def rewrite(run: Program, group: Member, seed: int, until: Callable[[Rewritten], bool]) -> Rewritten:
-    """Set gmem.limit.high to between 40 and 100 % of the footprint every 200 ms, at random; in the end to none."""
+    """Set gmem.limit.high at random to between 40 and 100 % of the footprint every 200 ms; in the end to none."""
     rng, result = random.Random(seed), Rewritten(current(group))
     while run.process.poll() is None and not until(result):
         try:
@@ -79,6 +79,6 @@ def rewrite(run: Program, group: Member, seed: int, until: Callable[[Rewritten],
         except OSError as error:
             result.refused[errno.errorcode.get(error.errno or 0, str(error))] += 1
         time.sleep(0.2)
-    with contextlib.suppress(OSError):  # it may just have ended
+    with contextlib.suppress(OSError):  # the program may just have ended
         write(group, "gmem.limit.high", "max")
     return result

@@ -1,4 +1,4 @@
-"""A PyTorch program that knows nothing of ggroupfs: trains a small transformer, the same way each time.
+"""A PyTorch program that knows nothing of ggroupfs: it trains a small transformer, the same way each time.
 
     training.py FILE STEPS
 

@@ -1,9 +1,9 @@
-// A CUDA program that allocates GIB GiB in pieces of 64 MiB, by one way that there is, writes all of it, and holds it.
+// A CUDA program that allocates GIB GiB in pieces of 64 MiB, in one of several ways, writes all of it, and holds it.
 //
 //     ways FILE WAY GIB
 //
-// FILE (a page on tmpfs): pieces that it has (u64 @0), stop (u32 @24, set by the test), error (u32 @28: of what failed
-// to allocate; it holds what it has), done (u32 @32: it allocates no more).
+// FILE (a page on tmpfs): pieces that it has (u64 @0), stop (u32 @24, set by the test), error (u32 @28: of the failed
+// allocation; it keeps what it has), done (u32 @32: it allocates no more).
 #include <cuda.h>
 #include <cstdint>
 #include <cstdio>
@@ -100,7 +100,7 @@ static cudaError_t by_ipc(void) {
     return error ? error : fill(piece);
 }
 
-// A graph that allocates, and does not free: what it has allocated stays after its launch.
+// A graph that allocates, and does not free: its memory outlives its launch.
 static cudaError_t by_graph(void) {
     cudaStream_t stream;
     cudaGraph_t graph;

@@ -33,7 +33,7 @@ struct Page {
 	volatile uint64_t begun_ns, created_ns;
 };
 
-// Counts only cycles in which it ran: a difference larger than a few instructions is time spent preempted.
+// Count only cycles in which the kernel ran: a difference larger than a few instructions is time spent preempted.
 __global__ void spin(unsigned *arrived, unsigned long long *total, volatile uint64_t *finished, long long cycles)
 {
 	long long ran = 0, last = clock64();

@@ -3,9 +3,9 @@
     workload.py train FILE     a transformer of about 1 GB with its optimizer, deterministic
     workload.py infer FILE     a transformer's forward pass, replayed as one CUDA graph
 
-FILE (tmpfs) is 24 bytes and 16 for each step: the number of steps done, a word that is set to have it stop before the
-last, the number of steps that it may do so far; then for each step the loss (train) or a sum over what came out
-(infer), and the seconds that it took, both as doubles.
+FILE (tmpfs) has 24 bytes and 16 for each step: the number of steps done, a word that is set to make it stop before the
+last, the number of steps that it may do so far; then for each step the loss (train) or a sum over the output (infer),
+and the seconds that it took, both as doubles.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # deterministic matrix produc
 import torch
 
 HEAD, STEP = 24, 16
-"""Bytes of FILE before the first step, and of each."""
+"""Bytes of FILE before the first step, and of each step."""
 
 
 def model(layers: int) -> torch.nn.Module:
-    """A stack of transformer blocks, the same each time."""
+    """Return a stack of transformer blocks, the same each time."""
     torch.manual_seed(1)
     layer = torch.nn.TransformerEncoderLayer(768, 12, 3072, dropout=0.0, batch_first=True)
     return torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).cuda()
@@ -78,7 +78,7 @@ def main() -> None:
     work = Train() if mode == "train" else Infer()
     for number in range((len(page) - HEAD) // STEP):
         while not (stop := struct.unpack_from("<Q", page, 8)[0]) and number >= struct.unpack_from("<Q", page, 16)[0]:
-            time.sleep(0.005)  # it is another's turn
+            time.sleep(0.005)  # it is another program's turn
         if stop:
             break
         start = time.perf_counter()

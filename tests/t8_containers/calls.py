@@ -1,8 +1,8 @@
-"""Runs in a container with the library and a double of the driver: what a program calls, and whose it is then.
+"""Runs in a container that has the library and a double of the driver: calls entry points as a program would.
 
-    calls.py FOLDER     of libcuda.so.1
+    calls.py FOLDER     the folder of libcuda.so.1
 
-Prints the version of glibc, and ends with status 1 where a call fails.
+Prints the version of glibc. The exit status is 1 if a call fails or is not the library's where it should be.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ driver = ctypes.CDLL(os.path.join(sys.argv[1], "libcuda.so.1"))
 
 
 def is_library(name: str) -> bool:
-    """Whether an entry point, as dlsym(3) gives it, is the library's wrapper of it."""
+    """Whether an entry point that dlsym(3) returned is the library's wrapper."""
     address = ctypes.cast(getattr(driver, name), ctypes.c_void_p).value
     assert address is not None
     with open("/proc/self/maps", encoding="ascii") as maps:

@@ -1,4 +1,4 @@
-"""One machine for all tests of containers: podman and crun of Debian, both packages, and images of other suites."""
+"""One guest for all tests of containers, with Debian's podman and crun, both packages, and images of other suites."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tests.t8_containers.engine import CONFIGURED, GONE_S, IMAGES, NO_SLICE
 
 @pytest.fixture(scope="session")
 def machine() -> Iterator[Guest]:
-    """The machine has booted, and one command has installed all that there is to install."""
+    """A booted guest in which one command has installed the two packages."""
     place = Path(os.environ["GGROUP_CONTAINERS"])
     with booted(place / "root.tar", place / "share") as guest:
-        # A test starts it, as it can run here.
+        # A test starts Docker itself, with a configuration that works here.
         guest.ok("systemctl disable --now docker.socket docker containerd && systemctl reset-failed")
         guest.ok("dpkg -i /mnt/ggroupfs.deb /mnt/ggroupfs-container.deb")
         yield guest
@@ -25,7 +25,7 @@ def machine() -> Iterator[Guest]:
 
 @pytest.fixture(scope="session")
 def engine(machine: Guest) -> Guest:
-    """Podman has the images, and one that is the machine's own root, in which the command is."""
+    """The guest with podman's images, and with its own root as one more image, which has the ggroupfs command."""
     machine.write("/etc/containers/containers.conf", CONFIGURED)
     for image in IMAGES:
         machine.ok(f"podman import -q /mnt/{image}.tar {image}")
@@ -35,7 +35,7 @@ def engine(machine: Guest) -> Guest:
 
 @pytest.fixture
 def guest(engine: Guest) -> Iterator[Guest]:
-    """The service has mounted the tree, and its devices are there. After the test nothing of a container is left."""
+    """A mounted tree, whose devices are registered. After the test no container is left, and no slice of one."""
     engine.ok("systemctl start ggroupfs ggroupfs-cdi")
     yield engine
     engine.ok("podman rm -f -t 0 -a")

@@ -1,10 +1,10 @@
-# Containers of podman on a real systemd, with both packages, in a container (tests/container). Included by the Makefile at
-# the top; all runs there.
+# Tests containers of podman on a real systemd, with both packages, in a container (tests/container). Included by the
+# top Makefile, and run from there.
 
 CONTAINERS := build/containers
-# Since Debian 13 the command of Docker is a package of its own.
+# Since Debian 13 the docker command is in a package of its own.
 ENGINE_PACKAGES := $(GUEST_PACKAGES) podman crun runc containerd docker.io $(if $(filter bookworm,$(SUITE)),,docker-cli)
-# Images: of each the packages that its tests use, unpacked. The older ones first; musl with no glibc beside it.
+# Name, suite and unpacked packages of each image. The older suites come first; the image with musl has no glibc.
 IMAGES := old:bullseye:dash,coreutils,python3 new:bookworm:dash,coreutils,python3 musl:bullseye:musl,busybox-static
 
 .PHONY: test-containers containers-share containers-guest

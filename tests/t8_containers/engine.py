@@ -1,18 +1,18 @@
-"""Podman in the container of the tests: what it is configured with, and what is asked of the machine."""
+"""Podman in the container of the tests: its configuration, and commands that ask for the state of the guest."""
 
 from __future__ import annotations
 
 IMAGES = ("old", "new", "musl")
-"""Images, by the names that tests/t8_containers/containers.mk gives them."""
+"""The images, by the names that tests/t8_containers/containers.mk gives them."""
 CONFIGURED = """\
 [containers]
 pids_limit = 0
 default_sysctls = []
 default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]
 """
-"""What root of the test's machine may not have is not asked for (containers.conf(5)): its cgroups may lack a controller
-on a host that is hybrid, and its /proc/sys is read-only."""
+"""Leaves out what root in the test's container may not set (containers.conf(5)): on a hybrid host a controller may be
+missing from its cgroups, and its /proc/sys is read-only."""
 NO_SLICE = "! grep . /run/ggroup/ggroup.slices"
-"""Succeeds where the tree has no slice."""
+"""Succeeds if the tree has no slice."""
 GONE_S = 60.0
-"""Seconds that a slice may outlive what it was of."""
+"""Seconds that a slice may outlive its cgroup."""

@@ -1,8 +1,8 @@
-"""Runs in the guest: as many containers as are asked for, by the runtime, two at a time, of a bundle of podman's.
+"""Runs in the guest: starts many containers with the runtime itself, two at a time, from a bundle that podman made.
 
     many.py RUNTIME CONFIG COUNT WITH|WITHOUT
 
-Prints what they took: seconds of the clock and of the CPU, of each. Exit status 1 where one failed.
+Prints how long they took: elapsed and CPU seconds of each. The exit status is 1 if one of them failed.
 """
 
 import json

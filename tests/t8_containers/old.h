@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Read before each file of the double of the driver, which goes into old images as the library does (glibc.h). */
+/* Included before each file of the driver's double, which has to load in old images like the library (glibc.h). */
 #ifndef OLD_H
 #define OLD_H
 

@@ -1,4 +1,4 @@
-"""Docker of Debian: by hand, and where it knows those (Debian 13) by device and annotation."""
+"""Docker of Debian, set up by hand, and by device and annotation where it supports them (Debian 13)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ CONFIGURED = {
     "iptables": False,
     "storage-driver": "vfs",
 }
-"""Of the daemon. But for the devices it is what a container of tests takes, in which /proc/sys is read-only."""
+"""The daemon's configuration: devices, and settings that work in the test's container, whose /proc/sys is read-only."""
 KNOWS_DEVICES = 25
-"""First version with `features.cdi` and `docker run --annotation`."""
+"""The first version with `features.cdi` and `docker run --annotation`."""
 RUN = "docker run --network none"
 LIBRARY = "/opt/ggroup/libggroup-cuda.so"
 BY_HAND = (
@@ -28,14 +28,14 @@ BY_HAND = (
     f" -e LD_PRELOAD={LIBRARY} -e GGROUP_SOCKET=/run/ggroupfs/ggroup.sock"
     " --cgroup-parent batch.slice"
 )
-"""As docs/containers.md has it."""
+"""The options that docs/containers.md gives."""
 CALLS = "-v /mnt:/mnt:ro new python3 /mnt/calls.py /mnt"
 HIGH = 16 << 20
 
 
 @pytest.fixture(scope="module")
 def version(engine: Guest) -> Iterator[int]:
-    """The daemon runs, and has an image. The first number of its version."""
+    """The major version of the daemon, which runs and has an image."""
     engine.write("/etc/docker/daemon.json", json.dumps(CONFIGURED) + "\n")
     engine.ok("systemctl start containerd docker && docker import /mnt/new.tar new")
     yield int(engine.ok("docker version -f '{{.Server.Version}}'").partition(".")[0])
@@ -44,7 +44,7 @@ def version(engine: Guest) -> Iterator[int]:
 
 @pytest.fixture
 def docker(guest: Guest, version: int) -> Iterator[Guest]:
-    """After the test no container and no slice is left."""
+    """The guest with Docker running. After the test no container and no slice is left."""
     assert version > 0
     yield guest
     guest.ok("docker ps -aq | xargs --no-run-if-empty docker rm -f")
@@ -81,7 +81,7 @@ def test_a_slice_of_containers_is_limited_from_outside(docker: Guest) -> None:
 
 
 def test_devices_and_annotations_where_docker_knows_them(docker: Guest, version: int) -> None:
-    """Where it does not, it says so, and no container runs without what was asked for."""
+    """An older Docker says that it does not know them, and runs no container without the limits that were asked for."""
     options = "--device ggroup.io/gpu=0 --annotation ggroup.gmem.limit.high"
     done = docker.run(f"{RUN} -d --name one {options}=16M new sleep 1000")
     if version < KNOWS_DEVICES:

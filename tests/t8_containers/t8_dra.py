@@ -1,5 +1,5 @@
-"""Claims of the DRA driver with podman as the runtime: its CDI files and its hook, by crun and runc, in slices as the
-kubelet names them. The API server's part is a claim as it would tell it."""
+"""Claims of the DRA driver, with podman as the runtime: its CDI files and its hook, with crun and runc, in slices named
+as the kubelet names them. The API server is replaced by a claim in the form in which it would return it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tests.t8_containers.engine import GONE_S, NO_SLICE
 MIB = 1 << 20
 NODE = "node"
 RUN = "podman run --privileged --network none"
-"""A container of podman that asks for no right that root of the test's machine may not have."""
+"""Runs a container of podman without any right that root in the test's container does not have."""
 TREE = "-v /run/ggroup-shared:/run/ggroup-shared:ro,rslave"
 HOLDS = "ggroupfs tenant --mount /run/ggroup-shared/tree --gmem 32M --report 1"
-"""A program of the software GPU that holds twice what the claims here have."""
+"""A program of the software GPU that wants twice as much memory as the claims allow."""
 RAN = "/run/ran"
 NODE_SIDE = "/root/claims.py"
 SCRIPT = """
@@ -49,7 +49,7 @@ elif word == "unprepare":
 else:
     preparer.settle()
 """
-"""What the driver does with a claim, without a kubelet that asks."""
+"""The driver's part of preparing and unpreparing a claim, called without a kubelet."""
 
 
 class Claims:
@@ -62,7 +62,7 @@ class Claims:
         self._made: list[dict] = []
 
     def claim(self, parameters: Mapping[str, object] | None = None, memory: str = "16Mi", share: str = "30") -> dict:
-        """A claim that is allocated, with what it was given."""
+        """A claim that has been allocated a device, with these parameters."""
         result = {"request": "gpu", "driver": "gpu.ggroup.io", "pool": NODE, "device": self._device}
         result |= {"shareID": str(uuid.uuid4()), "consumedCapacity": {"memory": memory, "share": share}}
         whole = {"apiVersion": "gpu.ggroup.io/v1alpha1", "kind": "GroupParameters", **(parameters or {})}
@@ -77,7 +77,7 @@ class Claims:
         return self._guest.ok(f"/usr/bin/python3 -I {NODE_SIDE} {word} '{json.dumps(claim)}'").strip()
 
     def end(self) -> None:
-        """Unprepare all of them; nothing is left."""
+        """Unprepare all claims; none is left then."""
         for claim in self._made:
             self.node("unprepare", claim)
         left = "ls /run/cdi /run/ggroupfs-dra/claims /run/ggroupfs-dra/grants | grep json"
@@ -93,17 +93,17 @@ def claims(guest: Guest) -> Iterator[Claims]:
 
 
 def pod() -> str:
-    """The slice of a pod, as a kubelet with the systemd driver names it."""
+    """The slice of a new pod, named as a kubelet with the systemd driver names it."""
     return f"kubepods-burstable-pod{str(uuid.uuid4()).replace('-', '_')}.slice"
 
 
 def end(guest: Guest, parent: str) -> None:
-    """End a pod: its container, and its slice, which the kubelet removes and podman leaves."""
+    """End a pod: remove its container, and its slice, which podman leaves and a kubelet would remove."""
     guest.ok(f"podman rm -f -t 0 one && systemctl stop {parent}")
 
 
 def slice_of(guest: Guest, name: str) -> str:
-    """The slice of a container that runs, in the tree."""
+    """The slice of a running container, in the tree."""
     pid = guest.ok(f"podman inspect -f '{{{{.State.Pid}}}}' {name}").strip()
     return "/run/ggroup/slice" + guest.ok(f"sed -n s/^0:://p /proc/{pid}/cgroup").strip()
 
@@ -116,7 +116,7 @@ def test_a_share_holds_when_the_program_begins(guest: Guest, claims: Claims, run
     guest.ok(f"{run} -d --name one --cgroup-parent {parent} --device {device} {TREE} --rootfs /srv/own {HOLDS}")
     below = slice_of(guest, "one")
     above = below[: below.index(parent) + len(parent)]
-    # With crun the program is in a cgroup below that of the container.
+    # With crun the program's cgroup is one below the container's.
     place = f"{above}/{below.removeprefix(above).split('/')[1]}"
     for slice_ in (place, above):
         files = "gmem.limit.high gmem.limit.max compute.weight compute.priority compute.max"
@@ -132,7 +132,7 @@ def test_a_share_holds_when_the_program_begins(guest: Guest, claims: Claims, run
 
 @pytest.mark.parametrize("runtime", ["crun", "runc"])
 def test_a_second_pod_with_the_claim_does_not_start(guest: Guest, claims: Claims, runtime: str) -> None:
-    """The reason is in the system log, and runc tells it besides, as containerd does."""
+    """The reason is in the system log. runc also passes it on, as containerd does with its errors."""
     run = RUN.replace("podman", f"podman --runtime {runtime}", 1)
     device = claims.node("prepare", claims.claim())
     first = pod()
@@ -160,7 +160,7 @@ def test_a_claim_that_is_unprepared_is_no_container(guest: Guest, claims: Claims
 
 
 def test_a_limit_that_does_not_hold_is_no_container(guest: Guest, claims: Claims) -> None:
-    """The hook is what says so: the file of the claim is there, and the tree is not."""
+    """The hook refuses the container: the claim's file exists, but the tree is not mounted."""
     device = claims.node("prepare", claims.claim())
     guest.ok(f"rm -rf {RAN} && mkdir {RAN}")
     guest.ok("systemctl stop ggroupfs")

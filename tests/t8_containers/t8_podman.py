@@ -1,4 +1,4 @@
-"""Limits of containers of podman with crun: by the environment, by annotations, by a device, and what is refused."""
+"""Limits of podman's containers with crun: by the environment, annotations and a device, and what is refused."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from tests.t8_containers.engine import GONE_S, NO_SLICE
 
 MIB = 1 << 20
 HIGH = 16 * MIB
-"""Limit of the containers."""
+"""The limit of the containers."""
 RUN = "podman run --privileged --network none"
-"""A container of podman that asks for no right that root of the test's machine may not have."""
+"""Runs a container of podman without any right that root in the test's container does not have."""
 TREE = "-v /run/ggroup-shared:/run/ggroup-shared:ro,rslave"
 HOLDS = "ggroupfs tenant --mount /run/ggroup-shared/tree --gmem 32M --report 1"
-"""A program of the software GPU that holds twice as much, where the command is and the tree."""
+"""A program of the software GPU that wants twice the limit, in a container that has the command and the tree."""
 RAN = "/run/ran"
 MARKED = f"-v {RAN}:{RAN}"
 MANY = 1000
-"""Containers that come and go."""
+"""How many containers come and go."""
 
 
 def slice_of(guest: Guest, name: str) -> str:
-    """The slice of a container that runs, in the tree."""
+    """The slice of a running container, in the tree."""
     pid = guest.ok(f"podman inspect -f '{{{{.State.Pid}}}}' {name}").strip()
     return "/run/ggroup/slice" + guest.ok(f"sed -n s/^0:://p /proc/{pid}/cgroup").strip()
 
 
 def refused(guest: Guest, words: str) -> Completed:
-    """What podman says of a container that does not start; its program has not run."""
+    """What podman says about a container that does not start. Its program has not run."""
     guest.ok(f"rm -rf {RAN} && mkdir {RAN}")
     done = guest.run(f"{RUN} --rm {MARKED} {words}")
     assert done.code != 0, done
@@ -40,12 +40,12 @@ def refused(guest: Guest, words: str) -> Completed:
 
 
 def said(guest: Guest) -> str:
-    """The last line of the hook in the journal."""
+    """The hook's last line in the journal."""
     return guest.ok("journalctl -q -t ggroupfs-hook -n 1 -o cat")
 
 
 def test_what_is_installed(guest: Guest) -> None:
-    """One command, and nothing by hand: a hook, and the devices, which go with the service."""
+    """One command installs everything: the hook, and the devices, which come and go with the service."""
     assert guest.ok("systemctl is-active ggroupfs-cdi") == "active\n"
     devices = json.loads(guest.ok("cat /run/cdi/ggroupfs.json"))["devices"]
     assert [one["name"] for one in devices] == ["0", "all"]
@@ -57,7 +57,7 @@ def test_what_is_installed(guest: Guest) -> None:
 
 
 def test_by_the_environment(guest: Guest) -> None:
-    """The program and its children are a family below the cgroup of the container."""
+    """The program and its children form a family below the container's cgroup."""
     guest.ok(f"{RUN} -d --name one --device ggroup.io/gpu=0 -e GGROUP_GMEM_HIGH=16M {TREE} --rootfs /srv/own {HOLDS}")
     place = f"{slice_of(guest, 'one')}/family-0-*/0"
     guest.until(f"test $(cat {place}/gmem.current) = {HIGH}", "the family is at its limit")
@@ -66,7 +66,7 @@ def test_by_the_environment(guest: Guest) -> None:
 
 @pytest.mark.parametrize("annotation", ["ggroup.gmem.limit.high=16M", "ggroup.GMemHigh=16M"])
 def test_by_an_annotation(guest: Guest, annotation: str) -> None:
-    """The slice of the cgroup has the limit before the program runs, and goes with the cgroup."""
+    """The container's slice has the limit before the program starts, and vanishes with the cgroup."""
     options = f"--name one --device ggroup.io/gpu=all --annotation {annotation} --annotation ggroup.compute.weight=30"
     guest.ok(f"{RUN} -d {options} {TREE} --rootfs /srv/own {HOLDS}")
     place = slice_of(guest, "one")
@@ -77,7 +77,7 @@ def test_by_an_annotation(guest: Guest, annotation: str) -> None:
 
 
 def test_runc_calls_the_hook_as_well(guest: Guest) -> None:
-    """The runtime of containerd and of Docker."""
+    """runc is the runtime of containerd and of Docker."""
     other = RUN.replace("podman", "podman --runtime runc", 1)
     guest.ok(f"{other} -d --name one --annotation ggroup.gmem.limit.high=16M new sleep 1000")
     assert guest.ok(f"cat {slice_of(guest, 'one')}/0/gmem.limit.high") == f"{HIGH}\n"
@@ -92,8 +92,8 @@ def test_an_annotation_needs_no_device(guest: Guest) -> None:
 
 @pytest.mark.parametrize("image", ["old", "new"])
 def test_the_library_runs_in_an_image_of_debian(guest: Guest, image: str) -> None:
-    """It is in the program with all that it asks for (-z now), and has read its environment, of which it tells the
-    children."""
+    """The library is loaded with all symbols resolved (-z now), and has read its environment: the children inherit the
+    family that it made."""
     script = (
         'import os; is_in = "libggroup-cuda.so" in open("/proc/self/maps").read();'
         'print(is_in, os.confstr("CS_GNU_LIBC_VERSION"), flush=True); os.execlp("env", "env")'
@@ -103,7 +103,7 @@ def test_the_library_runs_in_an_image_of_debian(guest: Guest, image: str) -> Non
     assert lines[0] == f"True glibc {'2.31' if image == 'old' else '2.36'}"
     assert any(line.startswith("GGROUP_FAMILY=") and line.endswith(":high=1073741824") for line in lines)
     assert "GGROUP_SOCKET=/run/ggroupfs/ggroup.sock" in lines
-    # On a double of the driver: its calls are found and made, and those that the library catches are the library's.
+    # With the driver's double: all calls succeed, and those that the library is to catch reach its wrappers.
     calls = f"{RUN} --rm --device ggroup.io/gpu=0 -v /mnt:/mnt:ro {image} python3 /mnt/calls.py /mnt"
     assert guest.ok(calls).splitlines()[-1:] == [lines[0].removeprefix("True ")]
 
@@ -140,7 +140,7 @@ def test_without_the_service_nothing_runs_unlimited(guest: Guest) -> None:
 
 
 def test_a_container_goes_on_with_the_next_daemon(guest: Guest) -> None:
-    """Its limits are there, and its program, which was in a family, can be so again: the socket is another."""
+    """After an upgrade the limits are still there, and a new program in the container meets them at the new socket."""
     options = "--device ggroup.io/gpu=0 --annotation ggroup.gmem.limit.high=16M"
     guest.ok(f"{RUN} -d --name one {options} {TREE} --rootfs /srv/own sleep 1000")
     place = slice_of(guest, "one")
@@ -151,7 +151,7 @@ def test_a_container_goes_on_with_the_next_daemon(guest: Guest) -> None:
 
 
 def test_a_thousand_containers_leave_nothing(guest: Guest) -> None:
-    """Each with a limit by its annotation, by crun alone: podman would take most of the time, and change nothing."""
+    """Each has a limit by its annotation. crun is called directly: podman would only take most of the time."""
     guest.ok(f"{RUN.replace('run', 'create', 1)} --name model --annotation ggroup.gmem.limit.high=16M old true")
     guest.ok("podman init model")
     config = guest.ok("podman inspect -f '{{.OCIConfigPath}}' model").strip()

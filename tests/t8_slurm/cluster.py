@@ -1,4 +1,4 @@
-"""A cluster of one node in the container: slurmctld, slurmd and munge, ggroupfs with a software GPU, and the plugin."""
+"""A Slurm cluster of one node in the container: slurmctld, slurmd, munge, the plugin, and ggroupfs with one GPU."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from tests.container.guest import Completed, Guest
 
 MIB = 1 << 20
 CAPACITY = 1 << 30
-"""Bytes of memory that the GPU has."""
+"""The size of the GPU's memory, in bytes."""
 SHARDS = 64
-"""Shards of the GPU."""
+"""The number of the GPU's shards."""
 NODE = "guest"
 ADDRESS = "10.99.0.1"
-"""Of the node: Slurm resolves no name where a host has no address but those of its loopback (AI_ADDRCONFIG of
+"""The node's address. Slurm resolves no name on a host that only has loopback addresses (AI_ADDRCONFIG of
 getaddrinfo(3))."""
 PLUGSTACK = "/etc/slurm/plugstack.conf"
 SCOPE = f"/system.slice/{NODE}_slurmstepd.scope"
-"""Cgroup of all jobs, as Debian's slurmd calls it."""
+"""The cgroup of all jobs, as Debian's slurmd names it."""
 SLICES = f"/run/ggroup/slice{SCOPE}"
 OURS = "/run/ggroup/slice$(sed -n 's,^0::,,p' /proc/self/cgroup | sed 's,/step_.*,,')/0"
-"""Control files of the job's slice, as a script of it finds them."""
+"""The directory of the job's control files, for use in a job's script."""
 
 SLURM_CONF = f"""\
 ClusterName=test
@@ -45,73 +45,73 @@ NodeName={NODE} NodeAddr={ADDRESS} CPUs=128 RealMemory=1000 Gres=gpu:1,shard:{SH
 PartitionName=main Nodes={NODE} Default=YES MaxTime=INFINITE State=UP
 PartitionName=small Nodes={NODE} MaxTime=INFINITE State=UP
 """
-"""Processors are made up, so that fifty jobs run at the same time."""
+"""The CPUs are made up, so that fifty jobs can run at the same time."""
 
 GRES_CONF = f"Name=gpu File=/dev/full\nName=shard Count={SHARDS}\n"
-"""A GPU needs a device file; the software GPU has none."""
+"""Slurm needs a device file for a GPU, and the software GPU has none."""
 CGROUP_CONF = "CgroupPlugin=cgroup/v2\n"
 START_S = 120.0
-"""Seconds that the cluster may take to start, and what has ended to be gone."""
+"""Seconds that the cluster may take to start, and slices to vanish after their jobs."""
 ADDRESS_SET = f"""
 import fcntl, socket, struct
 request = struct.pack("16sH2x4s8x", b"lo:0", socket.AF_INET, socket.inet_aton("{ADDRESS}"))
 fcntl.ioctl(socket.socket(socket.AF_INET, socket.SOCK_DGRAM), 0x8916, request)
 """
-"""SIOCSIFADDR of netdevice(7), for an alias of the loopback."""
+"""Gives an alias of the loopback device an address: SIOCSIFADDR of netdevice(7)."""
 V2_ONLY = "[Service]\nEnvironment=LD_PRELOAD=/mnt/v2only.so\n"
-"""Has slurmd start on a host that is hybrid, too."""
+"""Makes slurmd start on a hybrid host, too."""
 LINE = "required ggroup.so"
-"""All that an administrator adds to plugstack.conf."""
+"""The line that an administrator adds to plugstack.conf."""
 
 
 @attrs.frozen
 class Cluster:
-    """What the tests do with it."""
+    """The cluster, as the tests use it."""
 
     guest: Guest
     """The container."""
 
     def submit(self, words: str, script: str, user: str = "alice") -> str:
-        """The number of a job, which sbatch takes."""
+        """Submit a job, which sbatch has to accept, and return its number."""
         done = self.try_submit(words, script, user)
         assert done.code == 0, done
         return done.out.strip()
 
     def try_submit(self, words: str, script: str, user: str = "alice") -> Completed:
-        """What sbatch says of a job."""
+        """Submit a job, and return sbatch's answer."""
         options = f"--parsable --chdir=/tmp --output=/tmp/%j.out {words}"
         return self.as_user(f"sbatch {options} --wrap {shlex.quote(script)}", user)
 
     def as_user(self, command: str, user: str = "alice") -> Completed:
-        """A command of a user."""
+        """Run a command as a user."""
         return self.guest.run(f"runuser -u {user} -- {command}")
 
     def until_ended(self, job: str) -> str:
-        """The state in which a job has ended."""
+        """Wait until a job has ended, and return its state."""
         states = "COMPLETED|FAILED|CANCELLED"
         shown = f"scontrol -o show job {job} | grep -oE 'JobState=({states})'"
         return self.guest.until(shown, f"job {job} has ended").strip().removeprefix("JobState=")
 
     def run(self, words: str, script: str, user: str = "alice") -> tuple[str, str]:
-        """The state of a job in the end, and what it wrote."""
+        """Run a job to its end, and return its state and its output."""
         job = self.submit(words, script, user)
         return self.until_ended(job), self.output(job)
 
     def output(self, job: str) -> str:
-        """What a job wrote."""
+        """The output of a job."""
         return self.guest.ok(f"cat /tmp/{job}.out")
 
     def comment(self, job: str) -> str:
-        """The AdminComment of a job, which may have blanks."""
+        """The AdminComment of a job, which may contain blanks."""
         found = re.search(r"^ *AdminComment=(.*)$", self.guest.ok(f"scontrol show job {job}"), re.MULTILINE)
         return found[1].strip() if found else ""
 
     def configure(self, line: str) -> None:
-        """Another line in plugstack.conf, which is read with each submission and each step."""
+        """Replace the line in plugstack.conf, which Slurm reads for each submission and each step."""
         self.guest.write(PLUGSTACK, f"{line}\n")
 
     def check(self) -> None:
-        """What holds whatever happens: the node is up, and once no job runs nothing of any is left."""
+        """Check what must hold after every test: the node is up, and once no job runs, nothing of a job is left."""
         assert self.guest.ok("sinfo --noheader --partition main --format %T").strip() in ("idle", "mixed", "allocated")
         self.guest.until('test -z "$(squeue --noheader)"', "no job is left")
         left = f'test -z "$(ls {SLICES} 2>/dev/null | grep ^job_)" && ! grep -q /job_ /run/ggroup/ggroup.slices'
@@ -120,7 +120,7 @@ class Cluster:
 
 
 def install(guest: Guest) -> None:
-    """The steps of docs/slurm.md, besides those of any cluster."""
+    """Follow the steps of docs/slurm.md, after those that any cluster needs."""
     guest.ok("dpkg -i /mnt/ggroupfs.deb")
     guest.ok("sed -i 's/^OPTIONS=.*/OPTIONS=-o soft.gmem=1G/' /etc/default/ggroupfs && systemctl restart ggroupfs")
     guest.ok("useradd --create-home alice && useradd --create-home bob")

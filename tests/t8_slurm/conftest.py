@@ -1,4 +1,4 @@
-"""One container for all of them, booted once, and a cluster in it."""
+"""One container with one cluster for all tests of this level, booted once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.t8_slurm.cluster import LINE, Cluster, install
 
 @pytest.fixture(scope="session")
 def installed() -> Iterator[Guest]:
-    """The cluster runs."""
+    """The container, in which the cluster runs."""
     place = Path(os.environ["GGROUP_SLURM"])
     with booted(place / "root.tar", place / "share") as guest:
         install(guest)
@@ -23,7 +23,7 @@ def installed() -> Iterator[Guest]:
 
 @pytest.fixture
 def cluster(installed: Guest) -> Iterator[Cluster]:
-    """The daemon runs, and nothing is configured. After the test the node is up, and nothing is left of any job."""
+    """The cluster with a running daemon and no options. After the test the node is up and no job has left anything."""
     installed.ok("systemctl start ggroupfs")
     cluster = Cluster(installed)
     cluster.configure(LINE)

@@ -1,13 +1,13 @@
-# The plugin for Slurm on a real one, in a container (tests/container). Included by the Makefile at the top; all runs there.
+# Tests the Slurm plugin on a real Slurm, in a container (tests/container). Included by the top Makefile; runs there.
 
 SLURM_TEST := build/slurm-test
-# slurmd and slurmctld are one host's.
+# slurmd and slurmctld run on the same host.
 SLURM_PACKAGES := $(GUEST_PACKAGES) munge slurm-client slurmctld slurmd
 SLURM_ACCOUNTS := build/slurm-accounts
 
 .PHONY: test-slurm slurm-share slurm-guest test-slurm-accounts
 
-# All that goes into it is named here, so it is made again when one of these changes.
+# The two rules name everything that goes into an archive, so it is made again when one of these changes.
 $(SLURM_ACCOUNTS)/root.tar: SLURM_PACKAGES += slurmdbd mariadb-server
 $(SLURM_TEST)/root.tar $(SLURM_ACCOUNTS)/root.tar: tests/t8_slurm/slurm.mk tests/container/root.sh tests/container/agent.py tests/container/agent.service
 	$(call apt_install,$(APT_SYSTEMD))
@@ -29,7 +29,7 @@ slurm-guest: build-test
 	@[ "$$(id -u)" = 0 ] || { echo "make test-slurm: a container is made as root" >&2; exit 1; }
 	GGROUP_SLURM=$(CURDIR)/$(SLURM_TEST) $(PYTEST) --timeout 600 --durations 5 tests/t8_slurm --ignore tests/t8_slurm/t8_accounts.py
 
-# No part of `make test`: a database takes as long to install as all else. sacct has the figures.
+# Not part of `make test`, as installing a database takes as long as all the rest. Tests the figures in sacct.
 test-slurm-accounts: build-test slurm-share $(SLURM_ACCOUNTS)/root.tar
 	@[ "$$(id -u)" = 0 ] || { echo "make test-slurm-accounts: a container is made as root" >&2; exit 1; }
 	rm -rf $(SLURM_ACCOUNTS)/share

@@ -1,4 +1,4 @@
-"""The figures of a job with slurmdbd, as sacct has them: `make test-slurm-accounts`."""
+"""A job's figures with slurmdbd, as sacct shows them: `make test-slurm-accounts`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ACCOUNTED = f"""\
 AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost={NODE}
 """
-"""What slurm.conf has besides."""
+"""Lines that are added to slurm.conf."""
 STARTED_S = 120.0
 """Seconds that a service may take to answer."""
 

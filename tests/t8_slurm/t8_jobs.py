@@ -1,4 +1,4 @@
-"""Jobs with options, shards and defaults: what holds while they run, and what stands in their record afterwards."""
+"""Jobs with options, shards and defaults: their limits while they run, and the figures in their records afterwards."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.t8_slurm.cluster import CAPACITY, LINE, MIB, NODE, OURS, SCOPE, SHARD
 SETTINGS = "gmem.limit.high gmem.limit.low compute.priority compute.weight"
 SHOW = f"cd {OURS} && cat {SETTINGS}"
 PLAIN = ["max", "0", "8", "100"]
-"""What they say of a slice for which nothing was asked."""
+"""The settings of a slice for which nothing was asked."""
 LIBRARY = "/usr/lib/ggroupfs/backend/cuda/libggroup-cuda.so"
 FIGURES = rf"ggroup/{NODE}: gpu_seconds=(?P<seconds>\d+\.\d{{3}}) gpu_mem_peak=(?P<peak>\d+)"
 
 
 def test_a_job_has_what_it_asks_for_and_its_figures_afterwards(cluster: Cluster) -> None:
-    """As the README of the plugin begins."""
+    """The example at the beginning of the plugin's README."""
     tenant = "ggroupfs tenant --gmem 64M --kernel 2ms --seconds 1"
     job = cluster.submit("--gpu-mem=2G --gpu-weight=400", f"{SHOW} && {tenant}")
     assert cluster.until_ended(job) == "COMPLETED", cluster.output(job)
@@ -40,7 +40,7 @@ def test_every_option(cluster: Cluster) -> None:
 
 
 def test_a_quota_holds(cluster: Cluster) -> None:
-    """By the figures of the job, against the time that its program says it took; a period more is what may be open."""
+    """Compares the job's GPU time with the time that its program took, allowing one unfinished period."""
     job = cluster.submit("--gpu-quota=30%", "ggroupfs tenant --gmem 16M --kernel 2ms --seconds 2 --report 10")
     assert cluster.until_ended(job) == "COMPLETED", cluster.output(job)
     took = json.loads(cluster.output(job).splitlines()[-1])["seconds"]
@@ -88,7 +88,7 @@ def test_what_the_environment_says_of_shards_and_partitions_is_not_believed(clus
 
 
 def test_defaults_of_a_partition(cluster: Cluster) -> None:
-    """For jobs with a GPU, or shards of one."""
+    """Such defaults are for jobs with a GPU, or with shards of one."""
     cluster.configure(f"{LINE} gpu-mem=50% small:gpu-mem=25% small:gpu-priority=12")
     quarter = str(CAPACITY // 4)
     assert cluster.run("-p small --gres=gpu:1", SHOW)[1].split() == [quarter, "0", "12", "100"]
@@ -98,7 +98,7 @@ def test_defaults_of_a_partition(cluster: Cluster) -> None:
 
 
 def test_steps_are_limited_together_and_each(cluster: Cluster) -> None:
-    """A step that is started in a script may ask for less, in a slice of its own."""
+    """A step that the script starts has a slice of its own and may ask for less than the job."""
     mine = OURS.replace("sed 's,/step_.*,,'", r"sed 's,\(/step_[^/]*\).*,\1,'")
     shown = quote(f"cat {mine}/gmem.limit.high {OURS}/gmem.limit.high")
     script = f"srun --gpu-mem=32M sh -c {shown}"
@@ -108,7 +108,7 @@ def test_steps_are_limited_together_and_each(cluster: Cluster) -> None:
 
 def test_a_job_of_srun_alone(cluster: Cluster) -> None:
     done = cluster.as_user(f"srun --chdir=/tmp --gpu-mem=48M --ntasks=2 sh -c {quote(SHOW)}")
-    # Lines of the two tasks come in any order.
+    # The lines of the two tasks come in any order.
     assert (done.code, sorted(done.out.split())) == (0, sorted(2 * [str(48 * MIB), "0", "8", "100"])), done
 
 
@@ -118,7 +118,7 @@ def test_an_allocation_passes_its_options_to_its_steps(cluster: Cluster) -> None
 
 
 def test_where_a_job_is(cluster: Cluster) -> None:
-    """The cgroups that docs/slurm.md names, and the socket for programs in them."""
+    """A job is in the cgroups that docs/slurm.md names, and its programs know the daemon's socket."""
     state, said = cluster.run("--gpu-mem=1M", "sed -n s,^0::,,p /proc/self/cgroup; echo $GGROUP_SOCKET")
     path, socket = said.split()
     assert state == "COMPLETED"
@@ -128,7 +128,7 @@ def test_where_a_job_is(cluster: Cluster) -> None:
 
 @contextlib.contextmanager
 def nvidia_said(cluster: Cluster) -> Iterator[None]:
-    """The tree says meanwhile that its GPUs are NVIDIA's, where limits of memory need the library."""
+    """Make the tree say that its GPUs are NVIDIA's, where memory limits need the library."""
     file = "/run/ggroup/ggroup.backend"
     cluster.guest.ok(f"sed 's/^gpu .*/gpu nvidia/' {file} >/tmp/backend && grep -qx 'gpu nvidia' /tmp/backend")
     cluster.guest.ok(f"mount --bind /tmp/backend {file}")
@@ -140,7 +140,7 @@ def nvidia_said(cluster: Cluster) -> Iterator[None]:
 
 @pytest.mark.parametrize("words", ["--gpu-mem=64M", "--gpu-mem-max=64M", "--gpu-mem-low=1M", "--gres=shard:1"])
 def test_tasks_with_a_limit_of_memory_have_the_library(cluster: Cluster, words: str) -> None:
-    """In front of what the user preloads; steps of the job, too, though they ask for nothing."""
+    """The library comes before what the user preloads, also in the job's steps, which ask for nothing themselves."""
     shown = "echo $LD_PRELOAD"
     with nvidia_said(cluster):
         state, said = cluster.run(f"{words} --export=ALL,LD_PRELOAD=libm.so.6", f"{shown}; srun sh -c {quote(shown)}")
@@ -154,7 +154,7 @@ def test_other_tasks_have_no_library(cluster: Cluster, words: str) -> None:
 
 
 def test_fifty_jobs_of_two_users_on_one_gpu(cluster: Cluster) -> None:
-    """Each has a shard of 16 MiB, and a program that wants twice as much. Nothing is left then (`Cluster.check`)."""
+    """Each has a shard of 16 MiB and a program that wants twice as much. `Cluster.check` finds nothing left over."""
     jobs = []
     for number in range(50):
         user = ("alice", "bob")[number % 2]

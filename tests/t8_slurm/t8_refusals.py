@@ -1,4 +1,4 @@
-"""What fails, where, and what it says: no node goes down by it (`Cluster.check`)."""
+"""What fails, at which point, and with which message. No node goes down because of it (`Cluster.check`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.t8_slurm.cluster import LINE, Cluster
 
 @contextlib.contextmanager
 def no_daemon(cluster: Cluster) -> Iterator[None]:
-    """The tree is not mounted meanwhile."""
+    """Stop the daemon for a while, so that the tree is not mounted."""
     cluster.guest.ok("systemctl stop ggroupfs")
     try:
         yield
@@ -51,7 +51,7 @@ def test_a_bound_is_refused_where_it_is_submitted(cluster: Cluster) -> None:
 
 
 def test_what_only_the_node_knows_fails_the_job(cluster: Cluster) -> None:
-    """A bound of a partition, and of a percentage."""
+    """A bound for one partition, and a bound in percent, are known only on the node."""
     cluster.configure(f"{LINE} small:gpu-mem<=25%")
     state, said = cluster.run("-p small --gpu-mem=512M", "echo it ran")
     assert state == "FAILED"

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* v2only.so - preloaded into slurmd, which does not start where /proc/PID/cgroup has a line of cgroup v1 in it, as in a
- * container on a hybrid host: here that file has its line of cgroup v2 alone, as on a host that has no other. */
+/*
+ * v2only.so - preloaded into slurmd, which refuses to start where /proc/PID/cgroup has a line of cgroup v1, as in a
+ * container on a hybrid host. It hides those lines: the file then has its line of cgroup v2 alone, as on other hosts.
+ */
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <stdarg.h>
@@ -9,7 +11,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define LINES 16384	/* bytes of such a file */
+#define LINES 16384	/* bytes of the file */
 
 static int is_cgroup(const char *path)
 {

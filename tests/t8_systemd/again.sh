@@ -1,5 +1,5 @@
 #!/bin/sh
-# again.sh PACKAGE OTHER VERSION: the same package with another version.
+# again.sh PACKAGE OTHER VERSION: writes OTHER, the same package with another version.
 set -eu
 
 work=$(mktemp -d)

@@ -1,4 +1,4 @@
-"""One container for all of them, booted once, and the package in it."""
+"""One container for all tests of this level, booted once, with the package installed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from tests.container.guest import Guest, booted
 
 BROKEN = pytest.StashKey[bool]()
-"""Whether a test has failed since the machine was last made as it was."""
+"""Whether a test has failed since the container was last restored."""
 STATE = "etc/fstab etc/default/ggroupfs etc/ggroupfs etc/systemd/system"
-"""What tests change there."""
+"""The files that tests change."""
 UNITS = "systemctl list-units --type=service,slice --plain --no-legend | cut -d ' ' -f 1 | sort"
 SAVE = f"""
 tar -cf /root/state.tar -C / {STATE}
@@ -30,14 +30,14 @@ systemctl stop ggroupfs
 (cd / && rm -rf {STATE} && tar -xf /root/state.tar) || exit
 systemctl daemon-reload && systemctl reset-failed
 """
-"""What a test that failed has left there is gone: jobs that wait, services, units, options."""
+"""Removes what a failed test has left: waiting jobs, services, units and options."""
 RESTORE_S = 600
 FILES = "find / -xdev -not -path '/root/*' -not -path '/var/log/*' -not -path '/tmp/*' | LC_ALL=C sort"
 
 
 @pytest.fixture(scope="session")
 def machine() -> Iterator[Guest]:
-    """It has booted, and nothing is installed."""
+    """The booted container, in which nothing is installed."""
     place = Path(os.environ["GGROUP_GUEST"])
     with booted(place / "root.tar", place / "share") as guest:
         yield guest
@@ -45,7 +45,7 @@ def machine() -> Iterator[Guest]:
 
 @pytest.fixture(scope="session")
 def installed(machine: Guest) -> Guest:
-    """The package is installed."""
+    """The container with the package installed."""
     machine.ok(f"{FILES} >/root/before")
     machine.ok("journalctl -q --cursor-file=/root/cursor >/dev/null")
     machine.ok("dpkg -i /mnt/ggroupfs.deb")
@@ -55,7 +55,7 @@ def installed(machine: Guest) -> Guest:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Remembers that a test failed, be it in what it did before or after."""
+    """Remember that a test failed, in its setup and teardown as well."""
     report = yield
     if report.failed:
         item.session.stash[BROKEN] = True
@@ -64,7 +64,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.fixture(autouse=True)
 def restored(request: pytest.FixtureRequest) -> None:
-    """What fails takes no others with it."""
+    """Restore the container after a failed test, so that the next ones do not fail because of it."""
     if "machine" in request.fixturenames and request.session.stash.get(BROKEN, False):
         machine: Guest = request.getfixturevalue("machine")
         machine.ok(RESTORE, RESTORE_S)
@@ -73,7 +73,7 @@ def restored(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture
 def guest(installed: Guest) -> Iterator[Guest]:
-    """The service has mounted the tree. After the test nothing of it is left that failed."""
+    """The container with the tree mounted by the service. After the test no unit is left in the failed state."""
     installed.ok("systemctl start ggroupfs")
     yield installed
     installed.ok("systemctl reset-failed")

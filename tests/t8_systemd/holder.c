@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * holder - a program of the software GPU that allocates and stays: hundreds of them start at once where `ggroupfs tenant`
- * takes seconds each.
+ * holder - a program of the software GPU that allocates memory and keeps it. Hundreds of them can start at once, where
+ * each `ggroupfs tenant` would take seconds.
  *
  * usage: holder BYTES [MOUNTPOINT]
- * Prints "held" once it has its memory. Exit status 1 and a line on standard error if it is refused.
+ * Prints "held" once it has its memory. If that is refused, prints an error and exits with status 1.
  */
 #include <err.h>
 #include <errno.h>
@@ -16,7 +16,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-/* backend/door/wire.py */
+/* as in backend/door/wire.py */
 enum { HELLO = 1, JOIN = 2, ALLOC = 32 };
 #define REPLY (1u << 31)
 
@@ -77,7 +77,7 @@ int main(int argc, char **argv)
 	ask(fd, ALLOC, strtoull(argv[1], NULL, 0));
 	puts("held");
 	fflush(stdout);
-	/* Until the other end goes. */
+	/* until the other end closes the connection */
 	while (recv(fd, &message, sizeof(message), 0) > 0)
 		;
 	errx(1, "the software GPU is gone");

@@ -1,22 +1,22 @@
-# The package on a real systemd, in a container (tests/container). Included by the Makefile at the top; all runs there.
+# Tests the package on a real systemd, in a container (tests/container). Included by the top Makefile; runs there.
 
 SYSTEMD := build/systemd
-# In the container: what the package depends on, and what a system takes. fuse3 has its library, which is another in each
-# release. The kernel is that of this machine.
+# The packages in the container: those that ours depends on, and those that a system needs. fuse3 brings its library,
+# whose package has another name in each release. The kernel is this machine's.
 GUEST_PACKAGES := systemd-sysv dbus udev kmod procps python3 fuse3
-# That of this machine: the package is for its Python.
+# This machine's release, because the package is built for its Python.
 SUITE := $(shell . /etc/os-release && echo $$VERSION_CODENAME)
 
 .PHONY: test-systemd systemd-share systemd-guest
 
-# All that goes into it is named here, so it is made again when one of these changes.
+# This rule names everything that goes into the archive, so it is made again when one of these changes.
 $(SYSTEMD)/root.tar: tests/t8_systemd/systemd.mk tests/container/root.sh tests/container/agent.py tests/container/agent.service
 	$(call apt_install,$(APT_SYSTEMD))
 	mkdir -p $(@D)
 	rm -f $(@D)/root.ext4
 	nice tests/container/root.sh $(SUITE) "$(GUEST_PACKAGES)" $@
 
-# What is handed to the guest: the package in two versions, and programs that are compiled here.
+# The files that the guest gets: the package in two versions, and compiled programs.
 systemd-share: $(SYSTEMD)/root.tar deb
 	rm -rf $(SYSTEMD)/share
 	mkdir -p $(SYSTEMD)/share

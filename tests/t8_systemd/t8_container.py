@@ -1,4 +1,4 @@
-"""The container that the other tests run in: however it ends, nothing of it is left on this machine."""
+"""The container in which the other tests run: however it ends, it leaves nothing on this machine."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ with booted(Path(sys.argv[1]), Path(sys.argv[2])) as guest:
 
 
 def words() -> Sequence[str]:
-    """A program that starts a container and says so."""
+    """The command line of a program that starts a container and says so."""
     place = Path(os.environ["GGROUP_GUEST"])
     return [sys.executable, "-c", STARTER, os.fspath(place / "root.tar"), os.fspath(place / "share")]
 
 
 @attrs.frozen
 class Started:
-    """A container of another process."""
+    """A container that another process has started."""
 
     starter: subprocess.Popen[str]
     keeper: int
     keeper_fd: int
     first_fd: int
-    """Of process 1 in there."""
+    """A pidfd of process 1 in the container."""
     cgroup: Path
     directory: Path
 
 
 @contextlib.contextmanager
 def started() -> Iterator[Started]:
-    """It has booted. In the end that process is told to end it."""
+    """A booted container. At the end its starter is told to end it."""
     with (
         subprocess.Popen(words(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as starter,
         contextlib.ExitStack() as stack,
@@ -68,18 +68,18 @@ def started() -> Iterator[Started]:
 
 
 def child(pid: int) -> int:
-    """The only one of a process."""
+    """The only child of a process."""
     [found] = procfs.content(f"/proc/{pid}/task/{pid}/children").split()
     return int(found)
 
 
 def until_ended(pidfd: int) -> None:
-    """Waits for that process."""
+    """Wait until a process has ended."""
     assert select.select([pidfd], [], [], PATIENCE_S)[0], "it has not ended"
 
 
 def test_it_ends_with_the_process_that_started_it() -> None:
-    """Killed, so that it can take nothing away itself."""
+    """That process is killed, so that it can clean up nothing itself."""
     with started() as container:
         assert container.cgroup.is_dir()
         assert container.directory.is_dir()
@@ -99,13 +99,13 @@ def test_it_ends_with_its_keeper_and_the_next_one_cleans_up() -> None:
             assert not container.cgroup.exists()
             assert another.is_dir()
         assert not another.exists()
-    # What started it takes it for a failure.
+    # The process that started the container reports a failure.
     assert container.starter.returncode == 1
     assert not container.directory.exists()
 
 
 def test_it_needs_rights_and_says_so() -> None:
-    """At once, as in a container that is not privileged."""
+    """It says so at once, as it would in a container that is not privileged."""
     without = ["setpriv", "--bounding-set", "-sys_admin", *words()]
     done = subprocess.run(
         without, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S, check=False

@@ -1,4 +1,4 @@
-"""Services with memory keys and without `ggroupfs run`, by a real systemd: what their programs have."""
+"""Services with memory keys but without `ggroupfs run`, on a real systemd: the library is in their programs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ UNITS = "/etc/systemd/system"
 LIBRARY = "/usr/lib/ggroupfs/backend/cuda/libggroup-cuda.so"
 SOCKET = "/run/ggroupfs/ggroup.sock"
 SLEEPS = "[Service]\nType=exec\nExecStart=/usr/bin/sleep infinity\n"
-"""A service that has started once its program runs, with the environment of that."""
+"""A service that counts as started once its program runs, so that the program's environment can be read."""
 KEYS = "[X-GGroup]\nGMemHigh=32M\n"
 
 
 @contextlib.contextmanager
 def started(guest: Guest, name: str, text: str) -> Iterator[str]:
-    """A service of that text; its main process."""
+    """The PID of the main process of a service with this unit file."""
     guest.write(f"{UNITS}/{name}", text)
     guest.ok(f"systemctl daemon-reload && systemctl start {name}")
     try:
@@ -33,7 +33,7 @@ def environment(guest: Guest, pid: str) -> dict[str, str]:
 
 
 def test_a_service_with_a_memory_key_has_the_library(guest: Guest) -> None:
-    """It is mapped, nothing is complained of, and the service is ordered after ours."""
+    """The library is mapped, there are no complaints, and the service is ordered after ggroupfs.service."""
     with started(guest, "keyed.service", SLEEPS + KEYS) as pid:
         found = environment(guest, pid)
         assert (found["LD_PRELOAD"], found["GGROUP_SOCKET"]) == (LIBRARY, SOCKET)
@@ -48,7 +48,7 @@ def test_one_without_has_not(guest: Guest) -> None:
 
 
 def test_a_limit_by_a_section_alone(guest: Guest) -> None:
-    """Of a program that nothing else was told."""
+    """The program needs nothing but the section in its unit file."""
     text = f"[Service]\nExecStart=/mnt/holder {64 * MIB}\n{KEYS}"
     with started(guest, "limited.service", text):
         until_holds(guest, f"{SLICES}/system.slice/limited.service/0", 32 * MIB)
@@ -83,7 +83,7 @@ def test_a_section_of_slices_d_that_is_its_name(guest: Guest) -> None:
 
 
 def test_one_with_another_root_has_it_there(guest: Guest) -> None:
-    """What it sees of the host is what its unit binds, and these two."""
+    """Of the host it sees only what its unit binds, and the library and the socket."""
     guest.ok("mkdir -p /srv/root/etc /srv/root/proc /srv/root/run /srv/root/usr /srv/root/tmp /srv/root/var")
     guest.ok("ln -sf usr/bin usr/lib usr/lib64 usr/sbin /srv/root/ && touch /srv/root/etc/os-release")
     text = (

@@ -1,4 +1,4 @@
-"""make install and make uninstall, on the host, below a DESTDIR."""
+"""make install and make uninstall, run on the host with a DESTDIR."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ TOP = Path(__file__).parents[2]
 
 
 def make(target: str, destination: Path, prefix: str) -> str:
-    """Runs it; what it printed on standard error."""
+    """Run a target of the Makefile, and return what it printed on standard error."""
     words = ["make", "-s", "-C", os.fspath(TOP), target, f"DESTDIR={destination}", f"PREFIX={prefix}"]
-    # Of the make that runs us, which has options of its own.
+    # Without the variables of the make that runs this test, which carry its options.
     environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS")}
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done
@@ -22,13 +22,13 @@ def make(target: str, destination: Path, prefix: str) -> str:
 
 
 def tree(top: Path) -> set[str]:
-    """Everything below it, directories too."""
+    """All paths below a directory, including directories."""
     return {os.fspath(path.relative_to(top)) for path in top.rglob("*")}
 
 
 @pytest.mark.parametrize("prefix", ["/usr/local", "/usr"])
 def test_uninstall_takes_away_exactly_what_install_made(tmp_path: Path, prefix: str) -> None:
-    """Not what was there before, be it empty, and not what others have put beside it since."""
+    """Directories that existed before stay, even empty ones, and so do files that others have added since."""
     (tmp_path / "usr/local/include").mkdir(parents=True)
     (tmp_path / "usr/local/bin").mkdir()
     (tmp_path / "usr/local/bin/other").touch()
@@ -64,7 +64,7 @@ def test_uninstall_takes_away_exactly_what_install_made(tmp_path: Path, prefix: 
 
 
 def test_the_installed_command_finds_its_own_modules_and_no_others(tmp_path: Path) -> None:
-    """A PYTHONPATH of the caller's is not looked at; what is private stays out of `ggroupfs run`."""
+    """The caller's PYTHONPATH is not searched, and running the command leaves no new files."""
     make("install", tmp_path, "/usr/local")
     lib = tmp_path / "usr/local/lib/ggroupfs"
     command = tmp_path / "usr/local/bin/ggroupfs"

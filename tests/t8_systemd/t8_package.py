@@ -1,4 +1,4 @@
-"""The package as it is installed: what runs, what is enabled, and what it says."""
+"""The package as installed: what runs, what is enabled, and what is logged."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from tests.container.guest import Guest
 from tests.t8_systemd.units import daemon
 
 EXPOSURE = 4.0
-"""What `systemd-analyze security` may say of the service, of 10; systemd/ggroupfs.service says what is missing."""
+"""The highest exposure that `systemd-analyze security` may report; systemd/ggroupfs.service says what it is due to."""
 
 
 def test_the_service_is_active_and_the_tree_is_there(installed: Guest) -> None:
-    """This is the first test: the service was started by the installation and by nothing else."""
+    """This is the first test, so only the installation can have started the service."""
     assert installed.ok("systemctl is-active ggroupfs") == "active\n"
     assert installed.ok("findmnt -n -o FSTYPE /run/ggroup") == "fuse.ggroupfs\n"
     assert f"pid {daemon(installed)}\n" in installed.ok("cat /run/ggroup/ggroup.backend")
@@ -21,7 +21,7 @@ def test_the_service_is_active_and_the_tree_is_there(installed: Guest) -> None:
 
 
 def test_nothing_was_complained_of(installed: Guest) -> None:
-    """By the service, or by systemd, of anything."""
+    """Neither the service nor systemd logged a warning."""
     match = "_SYSTEMD_UNIT=ggroupfs.service + _PID=1"
     done = installed.run(f"journalctl -q --cursor-file=/root/cursor -p warning {match}")
     assert (done.out, done.err) == ("", "")
@@ -44,7 +44,7 @@ def test_how_exposed_the_service_is(installed: Guest) -> None:
 
 
 def test_it_is_in_the_hosts_mount_namespace(installed: Guest) -> None:
-    """Or nobody else would see the tree. It has a network of its own, with nothing in it."""
+    """The mount has to be visible outside the service. Its network namespace is its own, and empty."""
     pid = daemon(installed)
     host, own = installed.ok(f"readlink /proc/1/ns/mnt /proc/{pid}/ns/mnt").split()
     assert host == own
@@ -53,7 +53,7 @@ def test_it_is_in_the_hosts_mount_namespace(installed: Guest) -> None:
 
 
 def test_the_command_and_its_tenant(guest: Guest) -> None:
-    """It finds its own modules, and writes none; a tenant works under the same tree."""
+    """The command finds its own modules and writes no files next to them. A tenant uses the same tree."""
     line = guest.ok("ggroupfs tenant --gmem 16M --kernel 50ms --report 1 --seconds 1").splitlines()[-1]
     assert '"corrupt": 0' in line
     assert guest.ok("ggroupfs show").startswith("PID")

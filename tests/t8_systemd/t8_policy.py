@@ -1,4 +1,4 @@
-"""A policy as a service: ready when it is at work, able to do what it is for, and no more."""
+"""Policies as services: ready once they work, able to do their task, and confined to it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.container.guest import Guest
 from tests.t8_systemd.units import MIB, SLICES, holding, until_holds
 
 EXPOSURE = 1.5
-"""What `systemd-analyze security` may say of it, of 10."""
+"""The highest exposure that `systemd-analyze security` may report for a policy's unit."""
 JOB = """
 from ggroupfs.client import Job
 with Job(persistent=1, ephemeral=1, duration=1, name="one") as job:
@@ -49,12 +49,12 @@ within = "/gpu.slice"
 headroom = "64M"
 interval = "600s"
 """
-"""It looks once, and then no more unless an event wakes it."""
+"""With this interval the policy looks once, and later only when an event wakes it."""
 
 
 @contextlib.contextmanager
 def policy(guest: Guest, name: str, config: str) -> Iterator[None]:
-    """The unit of that policy at work. In the end it has stopped, and nothing went wrong with it."""
+    """Run a policy's unit. At the end the unit is stopped, with no restart and no failure."""
     unit = f"ggroupfs-policy@{name}"
     guest.write(f"/etc/ggroupfs/policies/{name}.toml", config)
     guest.ok(f"systemctl start {unit}")
@@ -67,12 +67,12 @@ def policy(guest: Guest, name: str, config: str) -> Iterator[None]:
 
 
 def content(guest: Guest, *files: str) -> list[str]:
-    """What those files say."""
+    """The words in these files."""
     return guest.ok(f"cat {' '.join(files)}").split()
 
 
 def test_lanes_as_a_service(guest: Guest) -> None:
-    """It listens, takes a job in, freezes and thaws it; at the end its socket is gone."""
+    """The policy accepts a job, freezes and thaws it; after the end its socket is gone."""
     guest.ok("mkdir -p /etc/ggroupfs/policies && echo 'order = \"srtf\"' >/etc/ggroupfs/policies/lanes.toml")
     guest.ok("systemctl start ggroupfs-policy@lanes")
     assert guest.ok("systemctl is-active ggroupfs-policy@lanes") == "active\n"
@@ -87,7 +87,7 @@ def test_lanes_as_a_service(guest: Guest) -> None:
 
 
 def test_slo_as_a_service(guest: Guest) -> None:
-    """Who reports is a stranger to it, nobody, and is known by his cgroup: the share of that one rises."""
+    """The reports come from a process of another user, known to the policy by its cgroup: that slice's share rises."""
     guest.write("/tmp/reports.py", REPORTS)
     places = [f"{SLICES}/{name}.slice/0" for name in ("serving", "batch")]
     weights = [f"{place}/compute.weight" for place in places]
@@ -115,7 +115,7 @@ def test_slo_as_a_service(guest: Guest) -> None:
 
 @pytest.mark.parametrize("name", ["dynamic", "cooperative"])
 def test_memory_policies_as_services(guest: Guest, name: str) -> None:
-    """A limit is set, an event of the slice above has it follow, and in the end all is taken back."""
+    """The policy sets a limit, adapts it after an event of the slice above, and takes everything back at the end."""
     with (
         holding(guest, "chat", 64 * MIB, slice_="gpu-chat.slice"),
         holding(guest, "train", 256 * MIB, slice_="gpu-batch.slice"),

@@ -1,4 +1,4 @@
-"""The service and the mount units, when all goes well and when it does not."""
+"""The service and the mount units, in normal operation and after failures."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ async def main():
 
 trio.run(main)
 """
-"""Program that kills a process as the daemon does."""
+"""A program that kills a process with the daemon's own code."""
 
 
 def test_services_and_slices_are_in_the_tree(guest: Guest) -> None:
-    """Each at the path of its cgroup; a slice has the sum. They go as they end."""
+    """Each service is at the path of its cgroup, a slice has the sum, and both vanish when the services end."""
     with (
         holding(guest, "one", 64 * MIB, slice_="gpu.slice") as one,
         holding(guest, "two", 32 * MIB, slice_="gpu.slice") as two,
@@ -51,13 +51,13 @@ def test_a_process_that_moves_takes_its_memory_along(guest: Guest) -> None:
 
 
 def test_a_daemon_that_is_killed_comes_back(guest: Guest) -> None:
-    """With the mount, and the control files of the programs, which come back themselves as the software GPU went."""
+    """The mount comes back, and so do the programs' control files, since the software GPU's programs connect again."""
     with holding(guest, "survivor", 64 * MIB) as place:
         until_holds(guest, place, 64 * MIB)
         dead = daemon(guest)
         guest.ok("systemctl kill -s KILL ggroupfs")
         until_mounted_again(guest, dead)
-        # Of the processor, whatever else is busy.
+        # The CPU time until the mount was back: the elapsed time depends on what else is running.
         started_s = int(guest.ok("systemctl show -P CPUUsageNSec ggroupfs")) / 1e9
         assert guest.ok("systemctl show -P RestartUSec ggroupfs") == "500ms\n"
         assert 0.5 + started_s < 2, "the mount is back"
@@ -69,7 +69,7 @@ def test_a_daemon_that_is_killed_comes_back(guest: Guest) -> None:
 
 
 def test_a_container_has_the_tree_of_the_next_daemon(guest: Guest) -> None:
-    """By the directory above, after an upgrade and a kill; as podman and docker have it with rslave."""
+    """The container sees it below the parent directory, after an upgrade and a kill, as podman's do with rslave."""
     words = "unshare --mount --propagation slave sh -c 'mount --rbind /run/ggroup-shared /mnt && exec sleep infinity'"
     guest.ok(f"systemd-run -q --unit container {words}")
     guest.until("nsenter -m -t $(systemctl show -P MainPID container) test -e /mnt/tree/gpus", "the container has it")
@@ -86,7 +86,7 @@ def test_a_container_has_the_tree_of_the_next_daemon(guest: Guest) -> None:
 
 
 def test_a_daemon_that_hangs_is_found_by_the_watchdog(guest: Guest) -> None:
-    """Stopped, so that it is there and says nothing. systemd ends it with SIGKILL and starts another."""
+    """The daemon is stopped by a signal, so that it hangs. systemd ends it with SIGKILL and starts another one."""
     stopped = daemon(guest)
     guest.ok(f"kill -STOP {stopped}")
     until_mounted_again(guest, stopped)
@@ -96,7 +96,7 @@ def test_a_daemon_that_hangs_is_found_by_the_watchdog(guest: Guest) -> None:
 
 
 def test_a_tree_whose_mount_is_gone_is_found_by_the_watchdog(guest: Guest) -> None:
-    """The daemon runs, and no process can ask what it answers: a file that is open keeps it from seeing that."""
+    """The daemon runs but no process can reach it. A file that is still open keeps it from noticing the unmount."""
     forgotten = daemon(guest)
     guest.ok("systemd-run -q --unit=keeps -p StandardInput=file:/run/ggroup/ggroup.backend sleep 600")
     try:
@@ -108,7 +108,7 @@ def test_a_tree_whose_mount_is_gone_is_found_by_the_watchdog(guest: Guest) -> No
 
 
 def test_stop_unmounts(guest: Guest) -> None:
-    """And lets every program go; start mounts again."""
+    """A stop also thaws every program. A start mounts the tree again."""
     with holding(guest, "frozen", 16 * MIB) as place:
         until_holds(guest, place, 16 * MIB)
         guest.ok(f"echo 1 >{place}/compute.freeze")
@@ -122,7 +122,7 @@ def test_stop_unmounts(guest: Guest) -> None:
 
 
 def test_no_process_outlives_the_daemon(guest: Guest) -> None:
-    """The guard, which systemd sends no signal, has ended before the next daemon starts, and before a stop is over."""
+    """systemd sends the guard no signal, but it has ended before the next daemon starts or a stop is complete."""
     dead = daemon(guest)
     guard = guest.ok(f"pgrep -P {dead} -f guarding.py").strip()
     guest.ok("systemctl kill --kill-who=main -s KILL ggroupfs")
@@ -137,7 +137,7 @@ def test_no_process_outlives_the_daemon(guest: Guest) -> None:
 
 
 def test_options_of_the_mount(guest: Guest) -> None:
-    """/etc/default/ggroupfs, and a line for those that ask how the service is."""
+    """The options in /etc/default/ggroupfs count, and the service's status line shows their effect."""
     with mounted_with(guest, "-o soft.gpus=2"):
         assert guest.ok("systemctl show -P StatusText ggroupfs") == "/run/ggroup: 2 soft GPUs, ledger soft\n"
 
@@ -161,7 +161,7 @@ def test_mount_8(guest: Guest) -> None:
 
 
 def test_a_line_of_fstab(guest: Guest) -> None:
-    """As the README has it: systemd makes a unit of it, which goes before the one of the package."""
+    """The line is that of the README. systemd makes a unit of it, which takes precedence over the package's."""
     guest.ok("systemctl stop ggroupfs")
     guest.ok("echo 'none /run/ggroup fuse.ggroupfs nofail,x-mount.mkdir,soft.gmem=96M 0 0' >>/etc/fstab")
     guest.ok("rmdir /run/ggroup && systemctl daemon-reload && systemctl start run-ggroup.mount")
@@ -173,7 +173,7 @@ def test_a_line_of_fstab(guest: Guest) -> None:
 
 
 def test_the_mount_unit(guest: Guest) -> None:
-    """The same, of the package, instead of the service."""
+    """The same with the package's mount unit, instead of the service."""
     guest.ok("systemctl stop ggroupfs && systemctl start run-ggroup.mount")
     assert guest.ok("systemctl show -P FragmentPath run-ggroup.mount").endswith("/systemd/system/run-ggroup.mount\n")
     with holding(guest, "inside", 16 * MIB) as place:
@@ -184,7 +184,7 @@ def test_the_mount_unit(guest: Guest) -> None:
 
 
 def test_the_service_may_kill_a_process_of_another_user(guest: Guest) -> None:
-    """As for gmem.limit.max: all that confines the service is around what does that."""
+    """The daemon does so for gmem.limit.max. The test runs its code under all of the service's restrictions."""
     guest.write("/root/kill.py", KILL)
     unit = guest.ok("systemctl cat ggroupfs").replace("NotifyAccess=main\n", "").replace("Type=notify", "Type=oneshot")
     lines = [line for line in unit.splitlines() if not line.startswith(("Exec", "Restart", "Watchdog", "WantedBy"))]

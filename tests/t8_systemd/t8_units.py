@@ -1,4 +1,4 @@
-"""[X-GGroup] in unit files, by a real systemd: who gets which limits, and since when."""
+"""[X-GGroup] in unit files, on a real systemd: which services get which limits, and from when on."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from tests.t8_systemd.units import MIB, SLICES, daemon, mounted_with, until_hold
 
 UNITS = "/etc/systemd/system"
 CROWD = int(os.environ.get("GGROUP_CROWD", "200"))
-"""Services that start at once."""
+"""How many services start at once."""
 WAIT_S = 300
-"""Seconds that a program waits for its limits, 30 times the default: so much longer than on an idle machine may a crowd
-take to start where others want the processor, too."""
+"""Seconds that a program waits for its limits, 30 times the default: on a machine with other work, a crowd takes that
+much longer to start than on an idle one."""
 CROWD_S = 600
-"""What a crowd may take to start, or to end."""
+"""Seconds that a crowd may take to start, or to end."""
 PAGE = 2 * MIB
-"""Of the software GPU. An allocation is charged page by page, and what is too much goes after each."""
+"""A page of the software GPU. An allocation is charged page by page, and the excess is reclaimed after each page."""
 
 
 def service(nbytes: int, section: str, more: str = "") -> str:
-    """The text of a service whose program holds as much."""
+    """The unit file of a service whose program holds that many bytes."""
     return f"[Service]\nExecStart=/mnt/holder {nbytes}\n{more}\n[X-GGroup]\n{section}\n"
 
 
 @contextlib.contextmanager
 def unit(guest: Guest, name: str, text: str) -> Iterator[None]:
-    """A unit file that systemd has read, and that is gone afterwards, with all drop-ins and whoever ran by it."""
+    """Install a unit file. At the end the file is removed, with all drop-ins, and the unit's processes are ended."""
     guest.write(f"{UNITS}/{name}", text)
     guest.ok("systemctl daemon-reload")
     try:
@@ -41,15 +41,15 @@ def unit(guest: Guest, name: str, text: str) -> Iterator[None]:
 
 
 def start(guest: Guest, name: str) -> str:
-    """Starts it; its place in the tree."""
+    """Start a service, and return its directory in the tree."""
     guest.ok(f"systemctl start {name}")
     return f"{SLICES}/system.slice/{name}/0"
 
 
 @pytest.fixture
 def patient(guest: Guest) -> Iterator[Guest]:
-    """The daemon lets programs wait for as long as a busy machine takes. No program goes on without limits, and the
-    watchdog has no reason to end the daemon."""
+    """A daemon that makes programs wait for as long as a busy machine may take. At the end it has let no program start
+    without limits, and the watchdog has not ended it."""
     with mounted_with(guest, f"-o units.wait={WAIT_S}"):
         began = daemon(guest)
         yield guest
@@ -58,7 +58,7 @@ def patient(guest: Guest) -> Iterator[Guest]:
 
 
 def test_a_limit_holds_before_the_first_allocation_is_done(guest: Guest) -> None:
-    """And what this GPU does not take is logged, with file and line, and keeps nothing else from being done."""
+    """A setting that this GPU does not support is logged with its file and line, and all other settings apply."""
     text = service(1024 * MIB, "GMemHigh=512M\nComputeTimeSlice=5s")
     with unit(guest, "limited.service", text):
         place = start(guest, "limited.service")
@@ -94,7 +94,7 @@ def test_a_drop_in_wins(guest: Guest) -> None:
 
 
 def test_what_is_written_at_run_time_lasts_until_daemon_reload(guest: Guest) -> None:
-    """Then the files are read again, with what is new in them."""
+    """At the reload the unit files are read again, with any changes in them."""
     with unit(guest, "reloaded.service", service(64 * MIB, "GMemHigh=32M")):
         place = start(guest, "reloaded.service")
         until_holds(guest, place, 32 * MIB)
@@ -119,8 +119,8 @@ def test_a_process_that_moves_has_the_limits_of_where_it_is(guest: Guest) -> Non
 
 
 def test_a_slice_limits_all_that_is_in_it(patient: Guest) -> None:
-    """A crowd starts at once, three slices deep, of which the one in the middle is the tight one: half of what they
-    hold."""
+    """A crowd starts at once in the innermost of three slices. The middle one is the tightest: it allows half of what
+    the crowd holds."""
     tight = CROWD * PAGE
     levels = {"deep.slice": "1G", "deep-er.slice": str(tight), "deep-er-still.slice": "512M"}
     with contextlib.ExitStack() as stack:
@@ -132,15 +132,15 @@ def test_a_slice_limits_all_that_is_in_it(patient: Guest) -> None:
         middle = f"{SLICES}/deep.slice/deep-er.slice/0"
         until_holds(patient, middle, tight, "gmem.swap.current")
         until_holds(patient, middle, tight)
-        # Between a charge and what it pushes out others may charge: a page each at most.
+        # Between a charge and the reclaim that follows, each other program may charge one more page.
         assert int(patient.ok(f"cat {middle}/gmem.peak")) < 2 * tight
 
 
 def test_a_crowd_that_starts_at_once(patient: Guest) -> None:
-    """Each service has a limit of its own, from its first allocation on."""
+    """Each service has its own limit from its first allocation on."""
     with unit(patient, "crowd@.service", service(8 * PAGE, f"GMemHigh={PAGE}")):
         patient.ok(f"systemctl start $(seq -f 'crowd@%g.service' {CROWD})", CROWD_S)
-        # systemd puts instances into a slice of their template's.
+        # systemd puts the instances of a template into a slice of the template.
         places = f"{SLICES}/system.slice/system-crowd.slice/crowd@*.service/0"
         patient.until(f"test $(cat {places}/gmem.swap.current | grep -cx {7 * PAGE}) = {CROWD}", "all are limited")
         peaks = [int(line) for line in patient.ok(f"cat {places}/gmem.peak").split()]

@@ -1,4 +1,4 @@
-"""The end of the package: another version over it, removal and purge. These tests come last, in this order."""
+"""The end of the package: an upgrade, a removal and a purge. These tests run last, in this order."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from tests.t8_systemd.units import MIB, daemon, holding, until_holds
 
 
 def processor_s(guest: Guest, pid: int) -> float:
-    """Seconds that a process was on a processor (proc_pid_stat(5))."""
+    """The CPU time of a process, in seconds (proc_pid_stat(5))."""
     return sum(map(int, guest.ok(f"cat /proc/{pid}/stat").rpartition(")")[2].split()[11:13])) / 100
 
 
 def test_an_upgrade_goes_on(guest: Guest) -> None:
-    """The same process is a daemon of the new version, and what was asked for holds. What the administrator wrote
-    stays, and counts with the next start."""
+    """The same process runs the new version, and run-time settings still hold. The administrator's changes of files are
+    kept, and take effect at the next start."""
     guest.ok("sed -i 's/^OPTIONS=.*/OPTIONS=-o soft.gmem=1G/' /etc/default/ggroupfs")
     guest.ok("touch /etc/ggroupfs/slices.d/mine.conf")
     guest.ok("mkdir /run/ggroup/slice/kept.slice && echo 1 >/run/ggroup/slice/kept.slice/0/compute.freeze")
@@ -48,11 +48,11 @@ def test_removal_unmounts_and_leaves_only_configuration(guest: Guest) -> None:
 
 
 def test_purge_leaves_nothing(machine: Guest) -> None:
-    """But the user ggroup, as Debian has it of every user that a package makes."""
+    """Only the user ggroup stays, as Debian's policy is for every user that a package creates."""
     machine.ok("dpkg -P ggroupfs")
     machine.ok(f"{FILES} >/root/after")
     new = machine.ok("comm -13 /root/before /root/after").split("\n")[:-1]
-    # The backups of the files in which that user is.
+    # The lock and the backups of the files in which that user is.
     backups = {"/etc/.pwd.lock", "/etc/passwd-", "/etc/group-", "/etc/shadow-", "/etc/gshadow-"}
     assert set(new) - backups == set()
     assert machine.ok("comm -23 /root/before /root/after") == ""

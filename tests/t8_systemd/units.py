@@ -13,7 +13,7 @@ SLICES = "/run/ggroup/slice"
 
 @contextlib.contextmanager
 def holding(guest: Guest, name: str, nbytes: int, *properties: str, slice_: str = "system.slice") -> Iterator[str]:
-    """A service of that name whose program holds as much; its place in the tree. It comes back when it fails."""
+    """Run a service whose program holds that many bytes; its directory in the tree. It is restarted when it fails."""
     words = [f"-p {word}" for word in (*properties, "Restart=always", "RestartSec=1s", "StartLimitIntervalSec=0")]
     guest.ok(f"systemd-run -q --unit={name} --slice={slice_} {' '.join(words)} /mnt/holder {nbytes}")
     try:
@@ -23,13 +23,13 @@ def holding(guest: Guest, name: str, nbytes: int, *properties: str, slice_: str 
 
 
 def until_holds(guest: Guest, place: str, nbytes: int, name: str = "gmem.current") -> None:
-    """Waits until a file of the tree has that number."""
+    """Wait until a file of the tree has this number."""
     guest.until(f"test $(cat {place}/{name}) = {nbytes}", f"{place}/{name} is {nbytes}")
 
 
 @contextlib.contextmanager
 def mounted_with(guest: Guest, options: str) -> Iterator[None]:
-    """The service mounts with other options, and afterwards without."""
+    """Let the service mount with these options, and without any afterwards."""
     edit = "sed -i 's/^OPTIONS=.*/OPTIONS={}/' /etc/default/ggroupfs && systemctl restart ggroupfs"
     guest.ok(edit.format(options))
     try:
@@ -39,12 +39,12 @@ def mounted_with(guest: Guest, options: str) -> Iterator[None]:
 
 
 def daemon(guest: Guest) -> int:
-    """Pid of the main process of the service."""
+    """The PID of the service's main process."""
     return int(guest.ok("systemctl show -P MainPID ggroupfs"))
 
 
 def until_mounted_again(guest: Guest, dead: int) -> None:
-    """Waits until the service serves a tree again, by another process."""
+    """Wait until the service serves a tree again, with another process."""
     guest.until(
         f'test "$(systemctl is-active ggroupfs)" = active && ! grep -qx "pid {dead}" /run/ggroup/ggroup.backend'
         " && grep -q '^pid ' /run/ggroup/ggroup.backend",

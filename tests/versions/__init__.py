@@ -1,1 +1,1 @@
-"""Versions that meet: the real ones of two revisions (run.py), and what 0.1 said and wrote, recorded (v0_1)."""
+"""Tests across versions: two revisions run against each other (run.py), and recordings of 0.1 (v0_1)."""

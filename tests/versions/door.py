@@ -1,7 +1,7 @@
-"""The door of CUDA programs of one revision, in a process: ``python door.py SOCKET``, with PYTHONPATH that revision.
+"""Runs the daemon's door for CUDA programs of one revision: ``python door.py SOCKET``, with PYTHONPATH that revision.
 
-It does what a line of standard input says and answers with a line of JSON. It runs in trees of other revisions, so it
-uses only what 0.1 had.
+It does what each line of standard input says, and answers with a line of JSON. It runs in trees of other revisions, so
+it uses only what 0.1 had.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pyfuse3 import FUSEError
 
 FOLDER = Path("tests/t6_cuda")
 NAME = next(name for name in ("daemon", "t6_daemon") if any(Path(at, FOLDER, f"{name}.py").exists() for at in sys.path))
-"""Module with the daemon of tests: the second name is that of 0.1."""
+"""The module with the tests' daemon; in 0.1 it had the second name."""
 serving = importlib.import_module(".".join((*FOLDER.parts, NAME))).serving
 
 
 async def main(path: str) -> None:
-    """Until standard input ends."""
+    """Serve until standard input ends."""
     async with serving(Path(path)) as daemon:
         print(json.dumps("ready"), flush=True)
         while line := await trio.to_thread.run_sync(sys.stdin.readline):
@@ -32,7 +32,7 @@ async def main(path: str) -> None:
             else:
                 try:
                     text = await daemon.h.read(words[0])
-                except FUSEError:  # it is not there yet
+                except FUSEError:  # no such file yet
                     text = ""
                 print(json.dumps(text), flush=True)
 

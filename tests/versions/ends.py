@@ -17,12 +17,12 @@ PARTS = ("daemon", "memory", "move", "count", "driver")
 
 
 def compile_library(tree: Path, out: Path) -> Path:
-    """The library's end of the socket of one revision, with tests/t6_cuda/socket/daemon_main.c of it around."""
+    """Compile the library's end of one revision, with its tests/t6_cuda/socket/daemon_main.c around it."""
     library = tree / "backend" / "cuda" / "library"
-    if not library.exists():  # where it was in 0.1
+    if not library.exists():  # its place in 0.1
         library = tree / "backend" / "cuda"
     files = [library / "daemon" / f"{name}.c" for name in ("daemon", "session", "listener", "link", "family", "sight")]
-    sources = [file for file in files if file.exists()]  # each since it is there
+    sources = [file for file in files if file.exists()]  # some are new since 0.1
     includes = [f"-I{place}" for place in (CUDA_INCLUDE, library, *(library / part for part in PARTS))]
     flags = ["-std=gnu11", "-D_GNU_SOURCE", "-O1", "-g", "-pthread", *includes]
     main = tree / "tests" / "t6_cuda" / "socket" / "daemon_main.c"
@@ -38,25 +38,25 @@ class End:
         self.popen = subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True, env={**os.environ, **environment})
 
     def ask(self, *words: object) -> str:
-        """The answer."""
+        """Send a line and return the answer."""
         self.say(" ".join(map(str, words)))
         return self.listen()
 
     def say(self, line: str) -> None:
-        """Asks, and does not wait."""
+        """Send a line without waiting for the answer."""
         assert self.popen.stdin is not None
         self.popen.stdin.write(line + "\n")
         self.popen.stdin.flush()
 
     def listen(self) -> str:
-        """The next line. EOFError where it has ended."""
+        """The next line of the program. EOFError if it has ended."""
         assert self.popen.stdout is not None
         if not (line := self.popen.stdout.readline()):
             raise EOFError(f"{self.popen.args!r} has ended")
         return line.rstrip("\n")
 
     def end(self) -> None:
-        """It goes, at once."""
+        """Kill the program."""
         self.popen.kill()
         self.popen.wait()
         for stream in (self.popen.stdin, self.popen.stdout):
@@ -66,7 +66,7 @@ class End:
 
 @contextlib.contextmanager
 def library(binary: Path, socket: Path) -> Iterator[End]:
-    """A program with the library's end, that was told of a socket."""
+    """Run a program with the library's end, whose environment names the socket."""
     end = End([os.fspath(binary)], {"GGROUP_SOCKET": os.fspath(socket), "GGROUP_CUDA_LOG": "1"})
     try:
         yield end
@@ -75,7 +75,7 @@ def library(binary: Path, socket: Path) -> Iterator[End]:
 
 
 class Door(End):
-    """A daemon's door of one revision."""
+    """The door of a daemon of one revision."""
 
     def __init__(self, tree: Path, socket: Path) -> None:
         socket.unlink(missing_ok=True)
@@ -85,17 +85,17 @@ class Door(End):
         assert json.loads(self.listen()) == "ready"
 
     def read(self, file: str) -> str:
-        """What a file of its tree says."""
+        """The content of a file in the daemon's tree."""
         return str(json.loads(self.ask("read", file)))
 
     def write(self, file: str, text: str) -> None:
-        """Has something be set."""
+        """Write a text to a file in the daemon's tree."""
         assert json.loads(self.ask("write", file, text)) == "written"
 
 
 @contextlib.contextmanager
 def door(tree: Path, socket: Path) -> Iterator[Door]:
-    """A daemon's door, as long as it is needed."""
+    """Run a daemon's door until the end of the `with` block."""
     end = Door(tree, socket)
     try:
         yield end

@@ -1,8 +1,8 @@
-"""A journal of one revision: ``python journal.py write|read|keep PATH``, with PYTHONPATH that revision.
+"""Handles a journal with the code of one revision: ``python journal.py write|read|keep PATH``, PYTHONPATH naming it.
 
-`write` makes one in which there is something of everything that 0.1 knows. `read` prints what one says, as JSON, a list
-of operations; `keep` does so too, and writes it anew, as a daemon does that begins and is killed. It runs in trees of
-other revisions, so it uses only what 0.1 had.
+`write` makes a journal with something of every kind that 0.1 knows. `read` prints the content of a journal as JSON, a
+list of operations. `keep` does so too, and then rewrites the journal, like a daemon that starts and is killed. The
+program runs in trees of other revisions, so it uses only what 0.1 had.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import sys
 from pathlib import Path
 
-try:  # where they were in 0.1: first, as an editable install has the modules of this tree where that has none
+try:  # 0.1's places come first: what 0.1 lacks would be imported from an editable install of this tree
     from backend.identity import ROOT, Process, Slice, identify
     from backend.journal import format, state
     from backend.journal.file import Journal
@@ -29,7 +29,7 @@ GPUS = ("GPU-50f79900-0000-4000-8000-000000000000", "GPU-50f79900-0000-4000-8000
 
 
 def write(path: Path, process: Process) -> None:
-    """As a daemon does that is killed then; `process` is in it."""
+    """Write a journal with `process` in it, like a daemon that is then killed."""
     journal = Journal(path, boot=BOOT)
     one, other = GPUS
     job, part = Slice("/job.slice"), Slice("/job.slice/part\u00e4.scope")

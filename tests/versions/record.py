@@ -1,7 +1,7 @@
-"""Records what 0.1 says at the socket: ``python -m tests.versions.record TREE`` with its sources, into v0_1/.
+"""Records the messages of 0.1 on the socket, into v0_1/: ``python -m tests.versions.record TREE``, with its sources.
 
-A relay between the library and the daemon, both of that revision, writes down every message: ``>`` is of the program,
-``<`` of the daemon, ``+`` behind one says that a descriptor came with it, and ``!`` is what is done at that moment.
+A relay between the library and the daemon, both of that revision, writes down every message: ``>`` marks one of the
+program, ``<`` one of the daemon, a ``+`` at its end that a descriptor came with it, and ``!`` an action at that moment.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ SCRIPT = (
     "! free 24",
     "! limits",
 )
-"""What the program, or who administrates, does."""
+"""The actions of the program, and of an administrator."""
 
 
 class Relay:
-    """Between one program and the daemon."""
+    """Passes messages on between one program and the daemon, and records them."""
 
     def __init__(self, path: Path, daemon: Path) -> None:
         self.lines: list[str] = []
@@ -68,12 +68,12 @@ def record(tree: Path) -> list[str]:
             with library(binary, Path(folder, "relay")) as program:
                 for line in SCRIPT:
                     words = line.split()[1:]
-                    if words == ["status"]:  # until all is back on the GPU
+                    if words == ["status"]:  # wait until all is back on the GPU
                         while program.ask("status").split()[1] != "0":
                             pass
                         continue
                     relay.lines.append(line)
-                    if words[0] == "write":  # the relay is whom the daemon takes for the program
+                    if words[0] == "write":  # to the daemon, the relay is the program
                         daemon.write(f"{os.getpid()}/0/{words[1]}", words[2])
                     else:
                         program.ask(*words)

@@ -1,4 +1,4 @@
-"""What 0.1 said at the socket, as record.py wrote it down."""
+"""The messages of 0.1 on the socket, as record.py recorded them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ SESSION = Path(__file__).parent / "v0_1" / "session"
 
 @attrs.frozen
 class Line:
-    """One line of it."""
+    """One line of the recording."""
 
     by: str
-    """``>`` the library, ``<`` the daemon, ``!`` what is done."""
+    """``>`` for the library, ``<`` for the daemon, ``!`` for an action."""
     raw: bytes = b""
-    """The message."""
+    """The message, encoded."""
     descriptor: bool = False
-    """Whether one came with it."""
+    """Whether a descriptor came with the message."""
     done: str = ""
-    """What is done."""
+    """The action."""
 
     @property
     def message(self) -> Message:
@@ -32,7 +32,7 @@ class Line:
 
 
 def session() -> Iterator[Line]:
-    """The lines, in the order in which they were said."""
+    """The lines of the recording, in their order."""
     for line in SESSION.read_text(encoding="ascii").splitlines():
         by, rest = line.split(" ", 1)
         if by == "!":

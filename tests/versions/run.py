@@ -1,8 +1,8 @@
-"""Old against new, for real: ``python -m tests.versions.run [--old REVISION]`` (`make test-versions`).
+"""Runs old against new code: ``python -m tests.versions.run [--old REVISION]`` (`make test-versions`).
 
-It checks out a revision beside this tree, and has each part of the one meet each part of the other: the library and the
-daemon's door, programs of the software GPU and its daemon, a tree that is upgraded, downgraded and upgraded again while
-it is used, and journals. It needs root, git, gcc and cuda.h, and no GPU.
+It checks out a revision beside this tree, and runs each part of one revision with each part of the other: the library
+with the daemon's door, programs of the software GPU with its daemon, journals, and a tree that is upgraded, downgraded
+and upgraded again while it is used. It needs root, git, gcc and cuda.h, but no GPU.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from tests.versions.ends import CUDA_INCLUDE, Door, End, compile_library, librar
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 SECONDS = 120.0
-"""How long anything may take before it hangs, on a machine that is busy with other things, too."""
+"""The limit for each wait: beyond it something hangs, however busy the machine is."""
 MIB = 1 << 20
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
-    """Waits until it is so."""
+    """Wait until the condition holds."""
     end = time.monotonic() + SECONDS
     while not condition():
         assert time.monotonic() < end, f"never: {what}"
@@ -38,13 +38,13 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 
 def same(found: object, wanted: object, what: str) -> None:
-    """AssertionError, in words."""
+    """Raise AssertionError with both values in it, unless they are equal."""
     assert found == wanted, f"{what}: {found!r}, not {wanted!r}"
 
 
 @contextlib.contextmanager
 def checked_out(revision: str, folder: Path) -> Iterator[Path]:
-    """The tree of a revision."""
+    """Check out the tree of a revision, for the `with` block."""
     git = ["git", "-C", os.fspath(ROOT)]
     subprocess.run([*git, "worktree", "add", "-q", "--detach", folder, revision], check=True)
     try:
@@ -57,8 +57,10 @@ def checked_out(revision: str, folder: Path) -> Iterator[Path]:
 
 
 def meet(binary: Path, one: Path, other: Path, folder: Path) -> str:
-    """A program with a library lives with one daemon and then with another, as over an upgrade; its memory is limited,
-    moved and counted. What was seen."""
+    """Run a program that has the library with one daemon, then with another, as over an upgrade; return what was seen.
+
+    Its memory is limited, moved and counted each time.
+    """
     socket = folder / "daemon"
     daemon = Door(one, socket)
     try:
@@ -100,7 +102,7 @@ def _limited(program: End, daemon: Door, group: str) -> None:
 
 
 class Mount:
-    """A mounted tree, whose program is whichever one `current` leads to."""
+    """A mounted tree. The link `current` leads to the revision that is started next."""
 
     def __init__(self, folder: Path) -> None:
         self.path, self.current, self.folder = folder / "tree", folder / "current", folder
@@ -108,7 +110,7 @@ class Mount:
         self.daemon: subprocess.Popen[str] | None = None
 
     def install(self, tree: Path) -> None:
-        """From now on this is what is started."""
+        """Make this revision the one that is started from now on."""
         new = self.folder / "next"
         new.symlink_to(tree)
         new.rename(self.current)
@@ -130,7 +132,7 @@ class Mount:
         same(self.daemon.stdout.readline(), "ready\n", "it answers")
 
     def become_next(self) -> None:
-        """The daemon executes what is installed."""
+        """Make the daemon execute the installed revision."""
         assert self.daemon is not None
         assert self.daemon.stdout is not None
         self.daemon.send_signal(signal.SIGUSR2)
@@ -154,7 +156,7 @@ class Mount:
         (self.path / file).write_text(text)
 
     def asked(self) -> dict[str, str]:
-        """All that is set on slices, and whose files are."""
+        """All settings of the slices, and the owners of their files."""
         found = {}
         for name in ("a.slice", "a.slice/b.slice"):
             for file in ("gmem.limit.high", "gmem.limit.low", "gmem.swap.max", "compute.timeslice", "compute.freeze"):
@@ -168,7 +170,7 @@ class Mount:
 
 
 def has_memory(mount: Mount, tree: Path) -> None:
-    """A program of one revision with the daemon of another: it has memory, runs kernels, is limited and frozen."""
+    """Run a program of one revision with the daemon of another: it gets memory, runs kernels, is limited and frozen."""
     words = [sys.executable, "-m", "ggroupfs", "tenant", "--mount", os.fspath(mount.path), "--gmem", "64M"]
     words += ["--kernel", "1ms", "--report", "1"]
     environment = {**os.environ, "PYTHONPATH": os.fspath(tree)}
@@ -191,7 +193,7 @@ def has_memory(mount: Mount, tree: Path) -> None:
 
 
 def upgraded(old: Path, folder: Path, killed: bool) -> str:
-    """A tree that goes from old to new, back, and to new again; each time with what was set before."""
+    """Upgrade a tree from old to new, downgrade it, and upgrade it again; the settings must survive each step."""
     mount = Mount(folder)
     mount.install(old)
     mount.start()
@@ -231,7 +233,7 @@ def upgraded(old: Path, folder: Path, killed: bool) -> str:
 
 
 def journal(verb: str, tree: Path, path: Path, *words: str) -> list[str]:
-    """What one revision makes of a journal, in an order that is no version's."""
+    """What one revision reads from a journal, sorted, because the revisions' orders differ."""
     done = subprocess.run(
         [sys.executable, HERE / "journal.py", verb, path, *words],
         env={**os.environ, "PYTHONPATH": os.fspath(tree)},
@@ -243,9 +245,9 @@ def journal(verb: str, tree: Path, path: Path, *words: str) -> list[str]:
 
 
 def journals(writer: Path, readers: list[Path], folder: Path) -> str:
-    """One that `writer` wrote, which the others go on from, each as a daemon that is killed."""
+    """Let `writer` write a journal, from which each of the readers goes on, as a daemon that is then killed."""
     path = folder / "one.journal"
-    with subprocess.Popen(["sleep", "600"]) as process:  # it is to be alive
+    with subprocess.Popen(["sleep", "600"]) as process:  # a live process
         try:
             journal("write", writer, path, str(process.pid))
             wanted = journal("read", writer, path)
@@ -258,7 +260,7 @@ def journals(writer: Path, readers: list[Path], folder: Path) -> str:
 
 
 def carried(old: Path, folder: Path) -> str:
-    """One of a version after this one, which sets what neither knows: no reason to forget the rest."""
+    """A journal of a later version, with a setting that neither revision knows: everything else in it must be read."""
     from backend.ledgers.journal import format, state
     from backend.ledgers.journal.state import State
     from tests.versions.journal import BOOT, GPUS
@@ -282,7 +284,7 @@ def carried(old: Path, folder: Path) -> str:
 
 
 def main() -> int:
-    """Exit code 0 if all that is to work does."""
+    """Return 0 if everything works, which is the exit status."""
     parser = argparse.ArgumentParser(prog="tests.versions.run", description=__doc__)
     parser.add_argument("--old", default="249ae3a", help="a revision of git")
     parser.add_argument("--only", default="", help="a part of the name of what is run")

@@ -1,6 +1,6 @@
 #!/bin/bash
-# guest.sh SESSION: process 1 of the virtual machine. Makes of the kernel a system that tests can run on, runs the
-# command of the session and says how that ended. Where this script itself fails, the kernel panics, which ends all.
+# guest.sh SESSION: process 1 of the virtual machine. It turns the bare kernel into a system that tests can run on, runs
+# the session's command and reports how that ended. If this script itself fails, the kernel panics, which ends it all.
 set -eu
 
 # host.py wrote it: directory, module, seconds, command
@@ -15,7 +15,7 @@ mount -t tmpfs -o mode=1777 tmpfs /tmp
 mkdir -p /dev/pts /dev/shm
 mount -t devpts -o mode=620,ptmxmode=666 devpts /dev/pts
 mount -t tmpfs -o mode=1777 tmpfs /dev/shm
-# It may be below one of those, as it is for who tries things in /tmp.
+# It may be below one of those: a user may try things in /tmp.
 mkdir -p "$directory"
 mount --move /mnt "$directory"
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
@@ -23,14 +23,14 @@ mount -t debugfs debugfs /sys/kernel/debug
 mount -t tracefs tracefs /sys/kernel/tracing
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8
 [ -e /dev/fuse ] || modprobe fuse
-# What udev would have done, which does not run here.
+# udev, which does not run here, would do this.
 chmod 0666 /dev/fuse
 ln -s /proc/self/fd /dev/fd
 for number in 0:stdin 1:stdout 2:stderr; do ln -s "fd/${number%:*}" "/dev/${number#*:}"; done
 echo guest >/proc/sys/kernel/hostname
 [ -e /sys/fs/fuse/connections ] && mount -t fusectl fusectl /sys/fs/fuse/connections
 ip link set lo up
-# What systemd gives to everybody. The kernel's own bound is too low for a daemon that holds thousands of processes.
+# systemd gives every process this limit. The kernel's own is too low for a daemon that holds thousands of processes.
 ulimit -Hn 524288
 ulimit -Sn 1024
 
@@ -45,7 +45,7 @@ exec 3>"${status:?}"
 
 leaks=/sys/kernel/debug/kmemleak
 if [ -e $leaks ]; then
-	# What the kernel itself seems to have lost is not to be found again.
+	# Clear what the kernel itself seems to have lost.
 	echo scan >$leaks
 	echo clear >$leaks
 fi
@@ -53,7 +53,7 @@ if [ -n "${module:?}" ] && [ "$module" != none ]; then
 	insmod "$module"
 fi
 
-# Before the host loses patience: where everybody is, into the kernel's log.
+# Before the host gives up: write every task's stack into the kernel's log.
 (
 	read -r up _ </proc/uptime
 	sleep $((${seconds:?} > ${up%.*} ? seconds - ${up%.*} : 0))
@@ -76,13 +76,13 @@ if [ "$module" != none ]; then
 	echo "rmmod $code" >&3
 fi
 if [ -e $leaks ]; then
-	# kmemleak speaks of nothing that is younger than 5 s, and believes only what it saw twice.
+	# kmemleak ignores objects younger than 5 s, and reports only what it saw twice.
 	sleep 6
 	echo scan >$leaks
 	echo scan >$leaks
-	# A line at a time: a record of the log has a bound.
+	# A line at a time, since a record of the log is bounded.
 	while read -r line; do echo "kmemleak: $line" >/dev/kmsg; done <$leaks
 fi
 echo "done 0" >&3
-# The host lets no machine start again, so this is its end, and the quickest there is.
+# The host does not let a machine restart, so this is its end, and the quickest there is.
 echo b >/proc/sysrq-trigger

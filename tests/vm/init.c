@@ -1,5 +1,5 @@
-// The first program of the virtual machine, alone in its initramfs: loads the modules that the root filesystem takes,
-// mounts the host's root read-only with a tmpfs on top, and goes on there with the program that it was given.
+// The first program of the virtual machine, alone in its initramfs: it loads the modules that the root filesystem
+// needs, mounts the host's root read-only with a tmpfs on top, and executes the given program there.
 
 #define _GNU_SOURCE
 #include <err.h>
@@ -33,7 +33,7 @@ static void attach(const char *type, const char *path, unsigned long flags, cons
 
 static void host_as_root(void)
 {
-	// Nobody writes below while this machine lives, so what was read once is cached.
+	// The host does not write there while this machine lives, so reads are cached.
 	attach("9p", "/host", MS_RDONLY, "trans=virtio,version=9p2000.L,cache=loose,msize=512000");
 	attach("tmpfs", "/above", 0, "size=75%");
 	if (mkdir("/above/upper", 0755) || mkdir("/above/work", 0755))

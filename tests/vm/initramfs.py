@@ -1,4 +1,4 @@
-"""What the kernel of the virtual machine starts with: one static program, and the modules that a root takes."""
+"""The initramfs of the virtual machine: one static program, and the modules that a root filesystem needs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 WANTED = ("virtio_pci", "virtio_console", "9pnet_virtio", "9p", "overlay")
-"""Modules, where they are not in the kernel itself: the ports to the host, and the root filesystem."""
+"""Modules, unless they are in the kernel itself: the ports to the host, and the root filesystem."""
 
 UNPACK: Mapping[str, Callable[[bytes], bytes]] = {".ko": bytes, ".xz": lzma.decompress, ".gz": gzip.decompress}
-"""What makes a module of a file, by its last suffix: Debian 13 packs the modules of its kernels."""
+"""Functions that unpack a module file, by its last suffix: Debian 13 packs the modules of its kernels."""
 
 
 def write(path: Path, modules: Path | None) -> None:
-    """An initramfs for the kernel whose modules are in the directory `modules` (none: it needs none)."""
+    """Write an initramfs for the kernel whose modules are in the directory `modules` (None: it needs none)."""
     program = path.with_name("init")
     source = Path(__file__).with_name("init.c")
     subprocess.run(["cc", "-static", "-O1", "-Wall", "-Wextra", "-Werror", "-o", program, source], check=True)
@@ -34,7 +34,7 @@ def write(path: Path, modules: Path | None) -> None:
 
 
 def closure(modules: Path, wanted: Sequence[str]) -> list[str]:
-    """The files of what is wanted and all that it needs, in the order of loading (modules.dep(5))."""
+    """Return the files of the wanted modules and of all that they need, in the order of loading (modules.dep(5))."""
     needs = {}
     for line in (modules / "modules.dep").read_text().splitlines():
         name, _, others = line.partition(":")
@@ -45,7 +45,7 @@ def closure(modules: Path, wanted: Sequence[str]) -> list[str]:
     for one in wanted:
         if one in built_in:
             continue
-        # Each line has the deepest need last.
+        # Each line names the deepest need last.
         for name in (*reversed(needs[files[one]]), files[one]):
             if name not in order:
                 order.append(name)
@@ -53,17 +53,17 @@ def closure(modules: Path, wanted: Sequence[str]) -> list[str]:
 
 
 def _module(name: str) -> str:
-    """The name of the module in a file, which may be packed (``9pnet_virtio.ko.xz``)."""
+    """Return the name of the module in a file, which may be packed (``9pnet_virtio.ko.xz``)."""
     return os.path.basename(name).partition(".ko")[0].replace("-", "_")
 
 
 def _content(file: Path) -> bytes:
-    """The module in a file."""
+    """Return the unpacked module of a file."""
     return UNPACK[file.suffix](file.read_bytes())
 
 
 def _entry(name: str, mode: int, content: bytes = b"", device: tuple[int, int] = (0, 0)) -> bytes:
-    """One member of an archive in the "newc" format (Documentation/driver-api/early-userspace/buffer-format)."""
+    """Return a member of an archive in the "newc" format (Documentation/driver-api/early-userspace/buffer-format)."""
     encoded = name.encode() + b"\0"
     fields = (0, mode, 0, 0, 1, 0, len(content), 0, 0, *device, len(encoded), 0)
     header = b"070701" + b"".join(b"%08x" % field for field in fields) + encoded

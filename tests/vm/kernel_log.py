@@ -1,4 +1,4 @@
-"""What the kernel may not have said: the table of reports that fail a run."""
+"""Forbidden lines of the kernel's log: the table of reports that fail a run."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ REPORTS = (
     (r"invoked oom-killer|Out of memory", "a guest too small, or a leak"),
     (r"printk messages dropped", "what is lost may have been one of these"),
 )
-"""What a line of the kernel's log may not match, and what it would mean."""
+"""Patterns that no line of the kernel's log may match, with their meaning."""
 
 
 def reports(log: str) -> list[str]:
-    """The lines that are one."""
+    """Return the lines that are reports."""
     return [line for line in log.splitlines() if any(re.search(pattern, line) for pattern, _ in REPORTS)]
 
 
 def excerpt(log: str, lines: int = 150) -> list[str]:
-    """From the first report on; without one, the end."""
+    """Return the log from the first report on; without one, its end."""
     rows = log.splitlines()
     found = reports(log)
     first = max(0, rows.index(found[0]) - 5) if found else max(0, len(rows) - lines)

@@ -1,7 +1,7 @@
-# The kernel module: checked, built and tested. Included by the Makefile at the top; all runs there.
+# The kernel module: checked, built and tested. Included by the top Makefile; all runs there.
 
-# The release's own kernel: what the package that stands for it depends on. Not evaluated before it is needed, as it
-# comes with the packages.
+# The release's own kernel, which the package that stands for it depends on. Evaluated only when needed, as it comes
+# with the packages.
 depends_on = $(shell dpkg-query -W -f '$${Depends}' $(1) | grep -o '^$(patsubst %-amd64,%,$(1))-[^ ,]*')
 STOCK = /boot/$(patsubst linux-image-%,vmlinuz-%,$(call depends_on,linux-image-amd64))
 STOCK_HEADERS = /lib/modules/$(patsubst linux-headers-%,%,$(call depends_on,linux-headers-amd64))/build
@@ -10,7 +10,7 @@ SOURCES_OF_STOCK = $(call depends_on,linux-source)
 SOURCE_TAR = /usr/src/$(SOURCES_OF_STOCK).tar.xz
 
 VM := $(PY) -m tests.vm.run
-# The hypothesis profile of CI: the same histories each time, since a virtual machine has no time for luck.
+# The hypothesis profile of CI: the same histories each time, since a virtual machine is too slow for random ones.
 GUEST := --env CI=true --env GGROUP_LEDGER=kmod --env GGROUP_SLOW=10 \
 	--env HYPOTHESIS_STORAGE_DIRECTORY=/tmp/hypothesis -- $(PYTEST) --timeout 900
 
@@ -22,24 +22,24 @@ build/kmod/.packages: $(VENV)/.built-test
 build/kmod/stock/ggroup.ko: build/kmod/.packages $(KMOD_SOURCES)
 	$(MAKE) -s -C kmod modules KDIR=$(STOCK_HEADERS) BUILD=$(abspath $(@D))
 
-# The kernel's own style checker is in its sources alone.
+# The kernel's own style checker is only in its sources.
 build/kmod/checkpatch/checkpatch.pl: build/kmod/.packages
 	@mkdir -p $(@D)
 	tar -xf $(SOURCE_TAR) -C $(@D) --strip-components=2 --occurrence=1 \
 		$(addprefix $(SOURCES_OF_STOCK)/scripts/,checkpatch.pl spelling.txt const_structs.checkpatch)
 	touch $@
 
-# What a row of settings.def becomes is a piece of a list, and no statement.
+# A row of settings.def becomes a part of a list, not a statement.
 IS_A_ROW := MULTISTATEMENT_MACRO_USE_DO_WHILE,TRAILING_SEMICOLON,MACRO_ARG_PRECEDENCE,COMPLEX_MACRO,MACRO_WITH_FLOW_CONTROL,MACRO_ARG_UNUSED,MACRO_ARG_REUSE
 
-# Any word of any of them is an error.
+# Any output for any file is an error.
 check-kmod: build/kmod/checkpatch/checkpatch.pl
 	perl $< --no-tree --strict --max-line-length=100 --no-summary --quiet --ignore $(IS_A_ROW) -f $(filter-out %/Kbuild,$(KMOD_SOURCES:%.mod.c=))
 	rm -rf build/kmod/check
 	$(MAKE) -s -C kmod modules KDIR=$(STOCK_HEADERS) BUILD=$(CURDIR)/build/kmod/check W=1 C=2 2>&1 \
 		| grep -v 'Skipping BTF generation' | { ! grep .; }
 
-# Compiled here, since a compiler in the virtual machine is slow.
+# Compiled on the host, since a compiler in the virtual machine is slow.
 .PHONY: kmod-programs
 kmod-programs:
 	$(MAKE) -s -C tests/t5_module
@@ -47,10 +47,10 @@ kmod-programs:
 .PHONY: kmod-ready
 kmod-ready: check-kmod build/kmod/stock/ggroup.ko kmod-programs
 
-# Two machines at a time, one emulated processor each: what two share costs more than it brings. But for the one whose
-# tests are of calls that meet.
+# Two machines at a time, with one emulated processor each, since a shared machine is slower than it saves; except for
+# the machine whose tests are of concurrent calls.
 #
-# KMOD_LONG takes from ten minutes down to three and a half, the longest first; KMOD_SHORT less than a minute each.
+# KMOD_LONG take from ten minutes down to three and a half, the longest first; KMOD_SHORT less than a minute each.
 KMOD_LONG := kmod-guest-books kmod-guest-hazards kmod-guest-deaths
 KMOD_SHORT := kmod-guest-hostile kmod-guest-cost
 KMOD_GUESTS := $(KMOD_LONG) $(KMOD_SHORT)
@@ -59,9 +59,9 @@ test-kmod: kmod-ready
 	$(MAKE) -j2 --output-sync=target $(KMOD_GUESTS)
 
 # The other tests of mounts. Not a part of `make test`: each program that they start takes 4 s to begin there, which
-# comes to a quarter of an hour, and what docs/semantics.md says in milliseconds is not for an emulated processor.
+# adds up to a quarter of an hour, and what docs/semantics.md says in milliseconds is not for an emulated processor.
 #
-# Left out: three statements on shares and milliseconds, of programs too slow there to keep a GPU busy.
+# Left out: three statements on shares and milliseconds, whose programs are too slow there to keep a GPU busy.
 MOUNTS := $(GUEST) --timeout 1500 \
 	--deselect tests/t4_mounts/t4_tenants.py::test_timeslices_share_the_engine \
 	--deselect tests/t4_mounts/t4_tenants.py::test_freeze_stops_one_and_the_other_gains_all \
@@ -78,7 +78,7 @@ ON_STOCK = $(VM) --kernel $(STOCK) --module build/kmod/stock/ggroup.ko
 kmod-guest-books:
 	$(ON_STOCK) --seconds 2400 $(GUEST) tests/t5_module/t5_ledger_machine.py tests/t5_module/t5_restart.py
 
-# Of what is done beside cgroup2 each operation, and no histories of them: those take four minutes there.
+# Each operation of the comparison with cgroup2, without its histories, which take four minutes there.
 kmod-guest-hazards:
 	$(ON_STOCK) --seconds 2400 $(GUEST) --ignore tests/t5_module/t5_ledger_machine.py \
 		--ignore tests/t5_module/t5_restart.py --ignore tests/t5_module/t5_faults.py \
@@ -87,7 +87,7 @@ kmod-guest-hazards:
 		--deselect tests/t4_mounts/t4_cgroup_differential.py::test_histories \
 		tests/t4_mounts/t4_slices.py tests/t4_mounts/t4_cgroup_differential.py
 
-# Two histories of the three: each of them starts a daemon six times.
+# Two of the three histories, since each of them starts a daemon six times.
 kmod-guest-deaths:
 	$(ON_STOCK) --seconds 2400 $(GUEST) tests/t5_module/t5_killed.py \
 		'tests/t4_mounts/t4_restart.py::test_killed_while_somebody_is_at_it[0]' \
@@ -107,7 +107,7 @@ kmod-guest-mounts-2:
 	$(ON_STOCK) --seconds 1800 $(MOUNTS) tests/t4_mounts/t4_tenant_socket.py tests/t4_mounts/t4_bad_luck.py tests/t4_mounts/t4_mount_machine.py \
 		tests/t4_mounts/t4_tenants.py
 
-# The kernel that says what is wrong. Built once, for each version of its sources and of its configuration.
+# The debug kernel, which reports what is wrong. Built once for each version of its sources and configuration.
 DEBUG := build/kmod/debug-kernel
 DEBUG_IMAGE := $(DEBUG)/arch/x86/boot/bzImage
 
@@ -138,7 +138,7 @@ test-kmod-debug: build/kmod/debug/ggroup.ko kmod-programs
 
 .PHONY: kmod-debug-books kmod-debug-hazards kmod-debug-hostile
 
-# Ten minutes, or until every pair of calls has met: up to fifty on a machine that is busy.
+# Ten minutes, or until every pair of calls has met: up to fifty on a busy machine.
 kmod-debug-hostile: GGROUP_HOSTILE_S = 600
 kmod-debug-hostile:
 	$(ON_DEBUG) --cpus 2 --seconds 3600 --env GGROUP_HOSTILE_S=$(GGROUP_HOSTILE_S) $(GUEST) --timeout 3500 \
@@ -156,7 +156,7 @@ kmod-debug-hazards:
 
 KMOD_VERSION := $(shell sed -n 's/^PACKAGE_VERSION="\(.*\)"/\1/p' kmod/dkms.conf)
 
-# With dkms the module is built for every kernel that comes, without it for the one that runs.
+# With dkms the module is built for every kernel that is installed, without it for the running one.
 kmod-install:
 	install -D -m 644 kmod/60-ggroup.rules $(DESTDIR)/usr/lib/udev/rules.d/60-ggroup.rules
 	install -D -m 644 kmod/ggroup.conf $(DESTDIR)/usr/lib/modules-load.d/ggroup.conf

@@ -1,7 +1,7 @@
 """A virtual machine that runs one command, on the host's own filesystem, and is gone.
 
-QEMU emulates the processor, so no KVM is needed, and all takes about 15 times as long. The guest sees the host's root
-read-only (9p) under a tmpfs; what it says comes out of two ports and the serial console.
+QEMU emulates the processor, so no KVM is needed, and everything takes about 15 times as long. The guest sees the host's
+root read-only (9p) under a tmpfs; its output comes through two ports and the serial console.
 """
 
 from __future__ import annotations
@@ -22,57 +22,57 @@ from tests.vm.kernel_log import excerpt, reports
 
 GUEST = Path(__file__).with_name("guest.sh")
 PATIENCE = 30.0
-"""How many seconds a guest has to say where it hangs."""
+"""Seconds that a guest gets to report where it hangs."""
 LINE = (
     "console=ttyS0 loglevel=6 printk.devkmsg=on",
-    # On a busy host the interrupts of the timer come too late for the kernel to believe in them.
+    # On a busy host the timer's interrupts come too late for the kernel to believe in them.
     "no_timer_check",
-    # Faster by a tenth, and not what is tested.
+    # Faster by a tenth, and not under test.
     "mitigations=off init_on_alloc=0",
-    # The frequency of the TSC is measured when the machine starts, by a processor that others take away meanwhile: then
-    # its clock goes several times too fast. The HPET's is told.
+    # The kernel measures the frequency of the TSC as it boots, on a processor that the host may preempt meanwhile: then
+    # its clock runs several times too fast. The HPET's frequency is given.
     "tsc=unstable clocksource=hpet",
-    # Ends at the first report that is fatal: QEMU exits where a machine would start again.
+    # Ends at the first fatal report: QEMU exits where a machine would restart.
     "panic=-1 oops=panic sysctl.kernel.hung_task_panic=1 sysctl.kernel.hung_task_timeout_secs=60",
 )
-"""What every kernel is told."""
+"""Command line of every kernel."""
 
 
 @attrs.frozen
 class Machine:
-    """What to run."""
+    """A machine and its command."""
 
     command: Sequence[str]
-    """What the guest executes, in the directory of the caller."""
+    """Command that the guest executes, in the directory of the caller."""
     kernel: Path
-    """A bzImage."""
+    """Path of a bzImage."""
     modules: Path | None = None
-    """/lib/modules/VERSION of that kernel; None where everything is in it."""
+    """/lib/modules/VERSION of that kernel; None if it has everything built in."""
     module: Path | None = None
-    """A module that is loaded before the command and must unload after it."""
+    """Module that is loaded before the command and must unload after it."""
     cpus: int = 1
-    """One is twice as fast as two: emulated processors that share memory wait for each other."""
+    """Number of processors. One is twice as fast as two: emulated processors that share memory wait for each other."""
     memory: str = "2G"
     seconds: float = 300.0
-    """How long it may take."""
+    """Seconds that it may take."""
     counted: bool = False
-    """Its clock counts the instructions of its one processor, a nanosecond each: what one call costs, against another,
-    is the same in each run then, wherever the kernel lies and whoever else is busy."""
+    """Whether its clock counts the instructions of its one processor, a nanosecond each: then the cost of one call
+    relative to another is the same in each run, wherever the kernel lies and however busy the host is."""
     environment: dict[str, str] = attrs.Factory(dict)
 
 
 @attrs.frozen
 class Outcome:
-    """How it ended."""
+    """The end of a run."""
 
     status: dict[str, int]
-    """Exit statuses of what the guest did: "command", "rmmod", and "done" if it came to its end."""
+    """Exit statuses of the guest's steps: "command", "rmmod", and "done" if it came to its end."""
     log: str
-    """What the kernel said."""
+    """Log of the kernel."""
     timed_out: bool
 
     def complaints(self) -> list[str]:
-        """Everything that is wrong, in words; empty if all is well."""
+        """Return everything that is wrong, in words; empty if all is well."""
         found = reports(self.log)
         wrong = [f"guest: {what} exited with status {code}" for what, code in self.status.items() if code]
         if self.timed_out:
@@ -80,22 +80,22 @@ class Outcome:
         elif "done" not in self.status:
             wrong.append("guest: died")
         wrong += [f"kernel: {line}" for line in found]
-        # What else the kernel said matters where it, and no test, says what is wrong.
+        # The rest of the log matters where the kernel, and no test, reports what is wrong.
         return [*excerpt(self.log), *wrong] if found or self.status.get("done") is None else wrong
 
     def code(self) -> int:
-        """The exit status that stands for all of it."""
+        """The exit status of the whole."""
         return self.status.get("command") or (1 if self.complaints() else 0)
 
 
 def run(machine: Machine, output: Callable[[bytes], object]) -> Outcome:
-    """Boots, runs the command, hands over what it prints as it comes."""
+    """Boot, run the command, and pass on its output as it comes."""
     with tempfile.TemporaryDirectory(prefix="ggroup-vm-") as name:
         directory = Path(name)
         initramfs.write(directory / "initramfs", machine.modules)
         (directory / "session").write_text(_session(machine))
         reader, writer = os.pipe()
-        # With QEMU's parent goes QEMU, however that ends.
+        # QEMU dies with its parent, however that ends.
         words = ["setpriv", "--pdeathsig", "KILL", *_qemu(machine, directory, writer)]
         try:
             process = subprocess.Popen(words, stdin=subprocess.DEVNULL, pass_fds=[writer])
@@ -131,7 +131,7 @@ def _status(path: Path) -> dict[str, int]:
 
 
 def _session(machine: Machine) -> str:
-    """What guest.sh reads."""
+    """Return the session file that guest.sh reads."""
     environment = [f"{name}={value}" for name, value in machine.environment.items()]
     if machine.module:
         environment.append(f"GGROUP_MODULE={os.path.abspath(machine.module)}")
@@ -145,7 +145,7 @@ def _session(machine: Machine) -> str:
 
 
 def computer(cpus: int, memory: str) -> list[str]:
-    """The words for an emulated one without any device."""
+    """Return QEMU's words for an emulated computer without any device."""
     thread = "single" if cpus == 1 else "multi"
     words = ["qemu-system-x86_64", "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]
     words += ["-machine", "q35", "-cpu", "max,la57=off", "-accel", f"tcg,thread={thread},tb-size=512"]
@@ -157,7 +157,7 @@ def _qemu(machine: Machine, directory: Path, output: int) -> list[str]:
     words = computer(machine.cpus, machine.memory)
     words += ["-icount", "shift=0"] if machine.counted else []
     words += ["-fsdev", "local,id=root,path=/,security_model=none,readonly=on,multidevs=remap"]
-    # The transport has one name for all of its mounts: what the kernel calls the type.
+    # The transport has one name for all of its mounts, which the kernel calls the type.
     words += ["-device", "virtio-9p-pci,fsdev=root,mount_tag=9p"]
     words += ["-chardev", f"file,id=console,path={directory}/console", "-serial", "chardev:console"]
     words += ["-device", "virtio-serial-pci"]

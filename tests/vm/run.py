@@ -1,10 +1,10 @@
-"""Runs a command in a virtual machine, with the kernel module loaded if one is given.
+"""Runner of a command in a virtual machine, with the kernel module loaded if one is given.
 
     python -m tests.vm.run [--kernel PATH] [--module FILE] [--cpus N] [--seconds S] [--counted] [--env NAME=VALUE]
                         -- COMMAND
 
-The exit status is the command's, or 1 where something else is wrong: the guest died or hung, the module does not
-unload, or the kernel's log has what it may not have.
+The exit status is the command's, or 1 if something else is wrong: the guest died or hung, the module does not unload,
+or the kernel's log has a forbidden line.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.vm.machine import Machine, run
 
 
 def newest_kernel(pattern: str = "vmlinuz-*-amd64") -> Path:
-    """The kernel that linux-image-amd64 has installed."""
+    """Return the kernel that linux-image-amd64 has installed."""
     kernels = sorted(Path("/boot").glob(pattern), key=lambda path: path.stat().st_mtime)
     if not kernels:
         sys.exit(f"no kernel: /boot/{pattern}")
@@ -26,7 +26,7 @@ def newest_kernel(pattern: str = "vmlinuz-*-amd64") -> Path:
 
 
 def modules_of(kernel: Path) -> Path | None:
-    """Where the modules of an installed kernel are; None for one that was built without any."""
+    """Return the modules of an installed kernel; None for one that was built without any."""
     path = Path("/lib/modules", kernel.name.removeprefix("vmlinuz-"))
     return path if path.is_dir() else None
 
@@ -60,7 +60,7 @@ def main() -> int:
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
 
-    # So that what was begun is also taken away.
+    # So that everything that was begun is also undone.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     outcome = run(machine, output)
     if words.log:

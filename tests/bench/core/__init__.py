@@ -1,1 +1,1 @@
-"""What a measurement is. Pure: no clock, no file, no process."""
+"""The core of a measurement. Pure: no clock, no file, no process."""

@@ -1,10 +1,10 @@
-"""When requests come: bursts, as BurstGPT (Wang et al.) describes those of language models, by gamma-distributed gaps.
+"""Arrival times of requests: bursts, as BurstGPT (Wang et al.) describes those of language models, with gamma gaps.
 
 A shape below 1 is burstier than a Poisson process, which has 1: the coefficient of variation of the gaps is
 1 / sqrt(shape). The shape used here is ours, not one that was fitted to a trace.
 
-The gaps are scaled so that as many requests as the load wants come in the window, whatever the seed: the load of a
-short window would else be another for each seed, and latencies at high load go by it more than by what is compared.
+The gaps are scaled so that the number of requests in the window is the load's, for any seed. Otherwise the load of a
+short window would differ between seeds, which affects latencies at high load more than the compared systems do.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import random
 import zlib
 
 SHAPE = 0.5
-"""Of the gamma distribution; a coefficient of variation of 1.41."""
+"""Shape of the gamma distribution; a coefficient of variation of 1.41."""
 
 
 def arrivals(rate: float, seconds: float, seed: int, shape: float = SHAPE) -> list[float]:
-    """Times of round(rate * seconds) requests, seconds from the begin, ascending and below `seconds`.
+    """Return the times of round(rate * seconds) requests, in seconds from the start, ascending and below `seconds`.
 
-    ValueError where that is not one request.
+    ValueError if that is less than one request.
     """
     count = round(rate * seconds)
     if count < 1:
@@ -34,5 +34,5 @@ def arrivals(rate: float, seconds: float, seed: int, shape: float = SHAPE) -> li
 
 
 def seed_of(base: int, *what: object) -> int:
-    """A seed for one measurement: the same for every system, so all serve the same requests, and for every run."""
+    """Return a seed for one measurement: the same for every system and run, so that all serve the same requests."""
     return zlib.crc32(repr((base, *what)).encode())

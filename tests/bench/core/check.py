@@ -1,11 +1,11 @@
-"""What moved since the last record: a new record against the committed one.
+"""Changes since the last record: a new record compared with the committed one.
 
-Two machines, or one machine on two days, are never equally fast. So what is compared is how a system stands to the
-reference of its scenario within one run, repetition by repetition. Such a ratio has moved if its median changed by more
-than a tolerance, and by more than the spreads of both runs together: all of one run's repetitions from least to most,
-and all of the other's. A few repetitions may be close to each other by chance; so a spread counts as no less than what
-is usual for that figure in its scenario. With that, runs that differ by chance alone are seldom taken for a change
-(t0_bench.py says how seldom). One repetition says nothing about its spread, so nothing is said about it.
+Two machines, or one machine on two days, are never equally fast. So the ratio of a system to the reference of its
+scenario is compared, within one run, repetition by repetition. Such a ratio has moved if its median changed by more
+than a tolerance, and by more than the spreads of both runs together: from the least to the greatest of one run's
+repetitions, plus those of the other. A few repetitions may be close together by chance, so a spread counts as at least
+what is usual for that figure in its scenario. Then runs that differ only by chance are seldom reported as changed
+(t0_bench.py says how seldom). One repetition has no spread, so nothing is said about it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from tests.bench.core.record import Case, Cell, Record, Run
 from tests.bench.core.spread import Spread
 
 TOLERANCE = 0.1
-"""A smaller change of a ratio is never told."""
+"""Relative change of a ratio below which it is never reported."""
 ENOUGH = 2
-"""Repetitions that both records must have of it."""
+"""Repetitions that both records must have of a ratio."""
 
 
 @attrs.frozen
@@ -35,9 +35,9 @@ class Moved:
     case: Case
     figure: str
     before: Spread
-    """Of the ratio to the reference, in the committed record."""
+    """Spread of the ratio to the reference in the committed record."""
     after: Spread
-    """... and in the new one."""
+    """Spread of the ratio in the new record."""
     worse: bool
 
     def __str__(self) -> str:
@@ -50,23 +50,23 @@ class Moved:
 
 @attrs.frozen
 class Report:
-    """What came of a comparison."""
+    """Result of a comparison."""
 
     moved: tuple[Moved, ...]
-    """The worse ones first."""
+    """Changed ratios, those that got worse first."""
     compared: int
-    """Ratios that both have often enough."""
+    """Number of ratios with enough repetitions in both."""
     missing: tuple[str, ...]
-    """Of a scenario that both have: what the committed record has, and the new one not."""
+    """Figures of scenarios in both records that only the committed one has."""
 
     @property
     def failed(self) -> bool:
-        """Whether something is worse, or gone."""
+        """Whether a figure is worse, or missing."""
         return any(one.worse for one in self.moved) or bool(self.missing)
 
 
 def compare(before: Record, after: Record, tolerance: float = TOLERANCE) -> Report:
-    """Scenarios that both have."""
+    """Compare the scenarios that both records have."""
     moved: list[Moved] = []
     missing: list[str] = []
     compared = 0
@@ -90,7 +90,7 @@ def compare(before: Record, after: Record, tolerance: float = TOLERANCE) -> Repo
 
 
 def _ratios(old: Run, was: Cell, new: Run, now: Cell) -> Iterator[tuple[str, Spread, Spread]]:
-    """Of each figure that is good or bad, and not of the reference itself."""
+    """Yield the ratios of figures that can be better or worse, for all systems but the reference."""
     names = {name for sample in was.samples for name in sample.figures}
     for figure in sorted(names):
         if was.system == old.reference or KINDS[figure].lower is None:
@@ -101,7 +101,7 @@ def _ratios(old: Run, was: Cell, new: Run, now: Cell) -> Iterator[tuple[str, Spr
 
 
 def _width(*spreads: Spread) -> float:
-    """Of some together, of the logarithm."""
+    """Return the width of some spreads together, of the logarithm."""
     return sum(math.log(one.most / one.least) for one in spreads)
 
 

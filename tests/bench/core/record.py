@@ -1,7 +1,7 @@
-"""A record of measurements, which is one JSON file: every repetition of every figure, and what it was measured on.
+"""A record of measurements, in one JSON file: every repetition of every figure, and the machine it was measured on.
 
-Scenarios are measured one at a time, maybe on different machines. So each has what it was measured on with it, and
-merging two records replaces whole scenarios: figures of two runs are never beside each other.
+Scenarios are measured one at a time, maybe on different machines. So each carries its machine with it, and merging two
+records replaces whole scenarios: figures of two runs never stand side by side.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 import attrs
 
 SCHEMA = 1
-"""Of the file. Another one is refused."""
+"""Version of the file's format. Files with another one are refused."""
 
 Value = str | float | int
 Case = Mapping[str, Value]
-"""What was varied, such as {"load": 0.35, "batch": 3}."""
+"""Varied parameters, such as {"load": 0.35, "batch": 3}."""
 Figures = Mapping[str, float]
-"""By their names in core.figures."""
+"""Values by their names in core.figures."""
 
 
 @attrs.frozen
@@ -27,11 +27,11 @@ class Sample:
     """One repetition."""
 
     repetition: int
-    """From 0; the same number had the same requests."""
+    """Number from 0; the same number had the same requests."""
     at: float
-    """Seconds since the scenario began, when it was over."""
+    """Seconds from the scenario's start to the end of this repetition."""
     figures: Figures
-    """What was measured."""
+    """Measured values."""
 
 
 def _samples(found: Iterable[Sample]) -> Sequence[Sample]:
@@ -45,16 +45,16 @@ class Cell:
     system: str
     case: Case
     samples: Sequence[Sample] = attrs.field(converter=_samples)
-    """In the order they were measured in."""
+    """Samples in the order in which they were measured."""
 
     def values(self, figure: str) -> list[float]:
-        """Of one figure, by repetition."""
+        """Return the values of one figure, by repetition."""
         return [sample.figures[figure] for sample in self.samples if figure in sample.figures]
 
 
 @attrs.frozen
 class Absence:
-    """A system that is not, or not wholly, in a scenario."""
+    """A system that is missing from a scenario, wholly or in part."""
 
     system: str
     reason: str
@@ -70,33 +70,33 @@ def _absences(found: Iterable[Absence]) -> Sequence[Absence]:
 
 @attrs.frozen
 class Run:
-    """A scenario, measured."""
+    """A measured scenario."""
 
     scenario: str
-    """Its name."""
+    """Name of the scenario."""
     reference: str
-    """The system that others are compared with."""
+    """System that others are compared with."""
     on: Mapping[str, Value]
     """Machine, driver, versions, date, commit, command."""
     parameters: Mapping[str, Any]
-    """What was fixed: seeds, windows, and what was measured before everything else."""
+    """Fixed parameters: seeds, windows, and values that were measured before everything else."""
     seconds: float
-    """How long it took."""
+    """Seconds that it took."""
     cells: Sequence[Cell] = attrs.field(default=(), converter=_cells)
     absences: Sequence[Absence] = attrs.field(default=(), converter=_absences)
 
     def cell(self, system: str, case: Case) -> Cell | None:
-        """None where that was not measured."""
+        """Return a system's cell of a case; None if that was not measured."""
         return next((cell for cell in self.cells if cell.system == system and dict(cell.case) == dict(case)), None)
 
     def systems(self) -> list[str]:
-        """Those that were measured, the reference first, else as they came."""
+        """Return the measured systems, the reference first, then in the order in which they came."""
         names = dict.fromkeys(cell.system for cell in self.cells)
         return sorted(names, key=lambda name: name != self.reference)
 
     def compared(self, cell: Cell, figure: str) -> Cell | None:
-        """What the reference had in the same case, or in the nearest one that says less: alone on a GPU there is no
-        number of others. None where it has no such figure."""
+        """Return the reference's cell of the same case, or of the nearest one with fewer parameters: alone on a GPU
+        there is no number of others. None if it lacks the figure."""
         found = [
             other
             for other in self.cells
@@ -105,7 +105,7 @@ class Run:
         return max(found, key=lambda other: len(other.case), default=None)
 
     def ratios(self, cell: Cell, figure: str) -> list[float]:
-        """Of each repetition that both have, the figure over the reference's."""
+        """Return the figure over the reference's, for each repetition that both have."""
         other = self.compared(cell, figure)
         if other is None:
             return []
@@ -123,16 +123,16 @@ class Record:
     """All scenarios, each measured at most once."""
 
     runs: Mapping[str, Run]
-    """By the scenario's name."""
+    """Runs by the scenario's name."""
 
 
 def merge(base: Record, newer: Record) -> Record:
-    """Scenarios of the newer one replace those of the other."""
+    """Merge two records: scenarios of the newer one replace those of the other."""
     return Record({**base.runs, **newer.runs})
 
 
 def dump(record: Record) -> str:
-    """As JSON, a line for each sample, so that a diff shows what changed."""
+    """Return JSON with a line for each sample, so that a diff shows what changed."""
     runs = []
     for name, run in sorted(record.runs.items()):
         head = {key: value for key, value in attrs.asdict(run).items() if key not in ("cells", "absences")}
@@ -151,7 +151,7 @@ def _cell(cell: Cell) -> str:
 
 
 def load(text: str) -> Record:
-    """ValueError for what is no such record, or one of another schema."""
+    """Parse a record. ValueError for anything else, or another schema."""
     found = json.loads(text)
     if not isinstance(found, dict) or found.get("schema") != SCHEMA:
         raise ValueError(f"this is no record of schema {SCHEMA}")

@@ -1,7 +1,7 @@
-"""How a scenario is measured: its systems by turns, again and again, for as long as there is time.
+"""Measurement of a scenario: its systems in turn, again and again, for as long as there is time.
 
-In repetition n the n-th system begins, so none is always the first, and what drifts (clocks, temperature) falls on all.
-A system that is not there says why, once, and the others go on; so does one that fails.
+In repetition n the nth system begins, so that none is always first, and drift (clocks, temperature) affects all. A
+system that is unavailable says why, once, and the others go on; so does one that fails.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ class Subject(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the system."""
+        """Name of the system."""
         ...
 
     def measure(self, repetition: int) -> Iterator[tuple[Case, Figures]]:
-        """Sets it up, measures each case once, and takes it down. Unavailable where that cannot be."""
+        """Set up, measure each case once, and take down. Unavailable where that is impossible."""
         ...
 
 
 @attrs.frozen
 class Scenario:
-    """What is measured."""
+    """A scenario to measure."""
 
     name: str
     reference: str
-    """The name of the system that others are compared with."""
+    """Name of the system that others are compared with."""
     subjects: Sequence[Subject]
     prepare: Callable[[], Mapping[str, Any]] = dict
-    """Is done first; what it measures is among the parameters of the run."""
+    """Called first; its result is among the parameters of the run."""
     parameters: Mapping[str, Any] = attrs.field(factory=dict)
 
 
 @attrs.define
 class _Plan:
-    """What is left to do of a scenario."""
+    """The rest of a scenario's measurement."""
 
     cells: dict[tuple[str, str], Cell] = attrs.field(factory=dict)
     absences: list[Absence] = attrs.field(factory=list)
     longest: dict[str, float] = attrs.field(factory=dict)
-    """Seconds that a system took at most."""
+    """Longest time in seconds that each system took."""
 
     def takes(self, system: str) -> float:
-        """Seconds that a system takes, as far as is known."""
+        """Return the seconds that a system takes, as far as is known."""
         return self.longest.get(system, 0.0)
 
     def add(self, system: str, case: Case, sample: Sample) -> None:
@@ -75,9 +75,9 @@ def run(
     save: Callable[[Run], None] = lambda _: None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Run:
-    """At most so many repetitions, and none that would end more than `budget` seconds after the begin, by what the
-    system took before; nor one that would leave no time for the reference, without which it says nothing. `save` is
-    called after each system, for what there is by then."""
+    """Measure a scenario. There are at most so many repetitions, and none that would end more than `budget` seconds
+    after the start, judging by the system's former time; nor one that would leave no time for the reference, without
+    which it says nothing. `save` is called after each system, with what there is by then."""
     start, plan = clock(), _Plan()
     parameters = {**scenario.parameters, **scenario.prepare(), "repetitions": repetitions, "budget_s": budget}
     gone: set[str] = set()

@@ -1,4 +1,4 @@
-"""Middles and spreads of a few repetitions, and percentiles of many requests."""
+"""Medians and spreads of a few repetitions, and percentiles of many requests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import attrs
 
 
 def percentile(values: Sequence[float], part: float) -> float:
-    """The nearest-rank percentile: the least value that so large a part of them are not above. ValueError for none."""
+    """Return the nearest-rank percentile: the least value that at least `part` of them do not exceed. ValueError if
+    empty."""
     if not values:
         raise ValueError("no values")
     return sorted(values)[max(0, math.ceil(part * len(values)) - 1)]
@@ -17,20 +18,20 @@ def percentile(values: Sequence[float], part: float) -> float:
 
 @attrs.frozen
 class Spread:
-    """What repetitions came to."""
+    """Summary of repetitions."""
 
     median: float
-    """The middle one, or the mean of the two in the middle."""
+    """Middle value, or the mean of the two in the middle."""
     least: float
-    """The smallest."""
+    """Smallest value."""
     most: float
-    """The largest."""
+    """Largest value."""
     count: int
-    """How many."""
+    """Number of values."""
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """ValueError for none."""
+        """Summarize values. ValueError for none."""
         if not values:
             raise ValueError("no values")
         ordered, half = sorted(values), len(values) // 2

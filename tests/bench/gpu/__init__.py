@@ -1,1 +1,1 @@
-"""Systems that share a GPU, and the scenarios that compare them. What runs on a GPU is behind `Lab` and `System`."""
+"""Systems that share a GPU, and the scenarios that compare them. Everything on a GPU is behind `Lab` and `System`."""

@@ -12,14 +12,14 @@ from tests.bench.host import files, flyt, salus, scale
 
 @attrs.frozen
 class Entry:
-    """A scenario that can be asked for."""
+    """A scenario that can be selected."""
 
     make: Callable[[int], Scenario]
-    """Of a seed."""
+    """Make the scenario from a seed."""
     budget: float
-    """Seconds that it may take, unless somebody says otherwise."""
+    """Seconds that it may take by default."""
     repetitions: int
-    """At most."""
+    """Largest number of repetitions."""
 
 
 SCENARIOS: Mapping[str, Entry] = {

@@ -1,6 +1,6 @@
-"""What an access to a control file costs: cgroup2 in the kernel, the least a FUSE server can cost, and ggroupfs.
+"""The cost of an access to a control file: cgroup2 in the kernel, the cheapest FUSE server, and ggroupfs.
 
-The client is client.c. It, and each server, run on one CPU, as in files.py, which holds the same figures against
+The client is client.c. It, and each server, run on one CPU, as in files.py, which compares the same figures with
 budgets: wake-ups across CPUs would hide everything else. The files are memory.max or, where cgroup2 has no such
 controller, cgroup.max.depth; and gmem.limit.high of this process.
 """
@@ -28,12 +28,12 @@ CALLS = 1000
 BUILD = ROOT / "build" / "bench"
 REFERENCE = "a C libfuse server"
 Place = contextlib.AbstractContextManager[tuple[Path, str]]
-"""A file, and what can be written into it."""
+"""A file, and a value that can be written to it."""
 
 
 @contextlib.contextmanager
 def pinned() -> Iterator[None]:
-    """This process, and all that it starts, on one CPU; as before in the end."""
+    """Pin this process, and all that it starts, to one CPU; undone in the end."""
     every = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(every)})
     try:
@@ -43,7 +43,7 @@ def pinned() -> Iterator[None]:
 
 
 def timed(client: Path, file: Path, value: str, calls: int) -> Figures:
-    """The median of each operation. BenchError where one fails."""
+    """Return the median of each operation. BenchError if one fails."""
     done = subprocess.run([client, file, value, str(calls), *OPERATIONS], capture_output=True, text=True)
     if done.returncode:
         raise BenchError(f"client: {done.stderr}")
@@ -52,7 +52,7 @@ def timed(client: Path, file: Path, value: str, calls: int) -> Figures:
 
 @contextlib.contextmanager
 def in_cgroup2() -> Iterator[tuple[Path, str]]:
-    """A file of a cgroup of our own. Unavailable where none can be made."""
+    """Yield a file of a cgroup of our own. Unavailable if none can be made."""
     try:
         with cgroup(f"ggroup-bench-{os.getpid()}") as path:
             limit = path / "memory.max"
@@ -63,7 +63,7 @@ def in_cgroup2() -> Iterator[tuple[Path, str]]:
 
 @contextlib.contextmanager
 def served_by(command: Sequence[str], make: bool) -> Iterator[tuple[Path, str]]:
-    """A file of a mounted tree."""
+    """Yield a file of a mounted tree."""
     with mount(list(command)) as server:
         if make:
             server.add([os.getpid()])
@@ -76,24 +76,24 @@ class Accessed:
 
     name: str
     place: Callable[[Path], Place]
-    """Given where the programs in C are."""
+    """Function that yields a file, given the directory of the programs in C."""
     calls: int = CALLS
 
     def measure(self, repetition: int) -> Iterator[tuple[Case, Figures]]:
-        """See runner.Subject."""
+        """Measure; see runner.Subject."""
         with pinned(), self.place(programs()["baseline"]) as (file, value):
             yield {}, timed(programs()["client"], file, value, self.calls)
 
 
 @functools.cache
 def programs() -> Mapping[str, Path]:
-    """client.c, baseline.c and processes.c, built once."""
+    """Return client.c, baseline.c and processes.c, built once."""
     BUILD.mkdir(parents=True, exist_ok=True)
     return build(BUILD)
 
 
 def named() -> Mapping[str, str]:
-    """Which file of a cgroup it is here."""
+    """Return which file of a cgroup is used here."""
     try:
         with in_cgroup2() as (file, _):
             return {"cgroup2_file": file.name}
@@ -102,7 +102,7 @@ def named() -> Mapping[str, str]:
 
 
 def make(seed: int, calls: int = CALLS) -> Scenario:
-    """The scenario."""
+    """Return the scenario."""
     subjects = [
         Accessed(REFERENCE, lambda baseline: served_by([os.fspath(baseline)], False), calls),
         Accessed("cgroup2", lambda _: in_cgroup2(), calls),

@@ -1,9 +1,9 @@
 """Flyt's table 6 in virtual time: the mean latency of a critical program beside none to four of best effort.
 
-That is what there is to replay: the paper publishes no trace, and of the programs of its table 7 neither their service
-times nor their bounds. The critical program computes half of the time, since in the paper it has 8 of 16 SMs: after a
-request it thinks for about as long as one takes, by chance. Engine, scheduler and policy are the real ones
-(tests/support/served.py); with time slicing there is the runlist alone. A repetition has other times to think.
+That is all that can be replayed: the paper publishes no trace, and for the programs of its table 7 neither service
+times nor bounds. The critical program computes half of the time, since in the paper it has 8 of 16 SMs: after a request
+it pauses for a random time of about one request. Engine, scheduler and policy are the real ones
+(tests/support/served.py); with time slicing there is only the runlist. Each repetition has other pauses.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from tests.support.served import REQUEST_US, Served
 REFERENCE = "alone"
 OTHERS = (1, 2, 3, 4)
 SECONDS, BEGUN_S = 60.0, 20.0
-"""The policy finds the share in the first seconds, which do not count."""
+"""Seconds of a run, and seconds at its start, in which the policy finds the share, that do not count."""
 WITHIN = 1.02
-"""The paper's bound on how much slower the critical program is beside others."""
+"""Bound of the paper on the slowdown of the critical program beside others."""
 PACE = Pace(window=3, cooldown=1.0, silence=60.0)
 
 
 class Thinking(list[int]):
-    """Latencies of a program whose next request comes some time after each."""
+    """Latencies of a program whose next request comes some time after each one."""
 
     def __init__(self, program: Program, runlist: Runlist, seed: int) -> None:
         super().__init__()
         self._program, self._runlist, self._chance = program, runlist, random.Random(seed)
 
     def append(self, latency: int) -> None:
-        """A request is done."""
+        """Record a finished request, and schedule the next one."""
         super().append(latency)
         think = self._program.request_us * US * self._chance.uniform(0.5, 1.5)
         self._program.arrivals.append(self._runlist.now + int(think))
 
 
 def programs(others: int) -> list[Program]:
-    """The critical one, whose first request is there at once, and the others."""
+    """Return the critical program, with its first request waiting, and the others."""
     critical = Program(1, request_us=REQUEST_US, kernel_us=REQUEST_US, load=1.0, starts_us=1 << 50)
     critical.arrivals = [0]
     return [critical, *(Program(2 + number) for number in range(others))]
 
 
 def measured(machine: Machine, run: Callable[[float], object], seed: int, seconds: float) -> tuple[float, float]:
-    """Mean latency, and the others' part of the GPU, after the begin. `run` is told until when, in seconds."""
+    """Return the mean latency, and the others' fraction of the GPU, after the start. `run` gets an end in seconds."""
     critical, *batch = machine.programs
     critical.latencies = Thinking(critical, machine.runlist, seed)
     run(BEGUN_S)
@@ -63,13 +63,13 @@ def measured(machine: Machine, run: Callable[[float], object], seed: int, second
 
 
 def sliced(seed: int, others: int, seconds: float) -> tuple[float, float]:
-    """With equal turns for all."""
+    """Measure with equal turns for all."""
     machine = Machine(*programs(others), schedule=False)
     return measured(machine, lambda until: machine.run(until - machine.runlist.now / 1e9), seed, seconds)
 
 
 def kept(seed: int, others: int, seconds: float, upper: float) -> tuple[float, float]:
-    """With the policy slo."""
+    """Measure with the policy slo."""
     critical, *batch = programs(others)
     bounds = Bounds(upper=upper, lower=upper / 2)
     served = Served({"critical": (critical, bounds)}, batch, PACE, statistic="mean")
@@ -78,14 +78,14 @@ def kept(seed: int, others: int, seconds: float, upper: float) -> tuple[float, f
 
 @attrs.define
 class Beside:
-    """One system, or nobody beside it."""
+    """One system, or the critical program alone."""
 
     name: str
     seed: int
     seconds: float = SECONDS
 
     def measure(self, repetition: int) -> Iterator[tuple[Case, Figures]]:
-        """See runner.Subject."""
+        """Measure; see runner.Subject."""
         seed = self.seed + repetition
         alone, _ = sliced(seed, 0, self.seconds)
         if self.name == REFERENCE:
@@ -101,7 +101,7 @@ class Beside:
 
 
 def make(seed: int, seconds: float = SECONDS) -> Scenario:
-    """The scenario."""
+    """Return the scenario."""
     names: Sequence[str] = (REFERENCE, "time slicing", "ggroupfs, slo")
     fixed = {"seed": seed, "seconds": seconds, "begun_s": BEGUN_S}
     return Scenario("flyt", REFERENCE, [Beside(name, seed, seconds) for name in names], parameters=fixed)

@@ -1,6 +1,6 @@
 """Salus' trace of 100 jobs (its table 2) and its searches of 300 equal jobs (5.2), in virtual time.
 
-A repetition is another trace, by its seed. ggroupfs/replay/workloads.py says what of a trace was published, and
+Each repetition is another trace, by its seed. ggroupfs/replay/workloads.py says how much of a trace was published, and
 docs/policies/replay.md what is simulated.
 """
 
@@ -22,7 +22,7 @@ SEARCHES = ("superres_128", "resnet50_50")
 
 
 def replayed(trace: Sequence[TraceJob], order: Order) -> Figures:
-    """The figures of table 2."""
+    """Return the figures of table 2."""
     machine = Machine()
     summary = Simulator(trace, Lanes(machine.capacity, order), machine).run().summary()
     return {
@@ -39,15 +39,15 @@ class Ordered:
     order: Order
     seed: int
     jobs: int
-    """Of the trace; of a search there are three times as many."""
+    """Number of jobs of the trace; a search has three times as many."""
 
     @property
     def name(self) -> str:
-        """As the paper calls it."""
+        """Name in the paper."""
         return self.order.name
 
     def measure(self, repetition: int) -> Iterator[tuple[Case, Figures]]:
-        """See runner.Subject. The searches have no chance in them: they are replayed once."""
+        """Measure; see runner.Subject. The searches are deterministic, and replayed once."""
         yield {"trace": "table 2"}, replayed(salus(self.seed + repetition, self.jobs), self.order)
         if repetition == 0 and self.order in (Order.FIFO, Order.PACK):
             for name in SEARCHES:
@@ -55,6 +55,6 @@ class Ordered:
 
 
 def make(seed: int, jobs: int = 100) -> Scenario:
-    """The scenario."""
+    """Return the scenario."""
     subjects = [Ordered(order, seed, jobs) for order in Order]
     return Scenario("salus", REFERENCE, subjects, parameters={"seed": seed, "jobs": jobs})

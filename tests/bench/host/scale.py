@@ -25,7 +25,7 @@ REFERENCE = "cgroup2"
 
 
 def listed(directory: Path, entries: int, times: int = LISTS) -> float:
-    """Milliseconds of an `ls -l`, the fastest of some, its start included. BenchError if it lists fewer than that."""
+    """Return the milliseconds of an `ls -l`, the fastest of some, with its start. BenchError if it lists too few."""
     found = []
     for _ in range(times):
         start = time.perf_counter()
@@ -37,7 +37,7 @@ def listed(directory: Path, entries: int, times: int = LISTS) -> float:
 
 
 def made(directory: Path, names: Sequence[str]) -> float:
-    """Microseconds that the mkdir of one takes."""
+    """Return the microseconds that one mkdir takes."""
     start = time.perf_counter()
     for name in names:
         os.mkdir(directory / name)
@@ -52,7 +52,7 @@ class Cgroups:
     name: str = REFERENCE
 
     def measure(self, repetition: int) -> Iterator[tuple[Case, Figures]]:
-        """See runner.Subject."""
+        """Measure; see runner.Subject."""
         for count in self.counts:
             names = [str(number) for number in range(count)]
             try:
@@ -75,12 +75,12 @@ class Tree:
     name: str = "ggroupfs"
 
     def measure(self, repetition: int) -> Iterator[tuple[Case, Figures]]:
-        """See runner.Subject."""
+        """Measure; see runner.Subject."""
         for count in self.counts:
             with processes(programs()["processes"], count) as pids, mount(GGROUPFS) as server:
                 mkdir = made(server.mountpoint, [str(pid) for pid in pids])
                 ls = listed(server.mountpoint, count)
-                time.sleep(1)  # it settles
+                time.sleep(1)  # to settle
                 start, cpu = time.monotonic(), server.cpu_seconds()
                 time.sleep(self.idle_s)
                 idle = 100 * (server.cpu_seconds() - cpu) / (time.monotonic() - start)
@@ -89,5 +89,5 @@ class Tree:
 
 
 def make(seed: int, counts: Sequence[int] = COUNTS, idle_s: float = IDLE_S) -> Scenario:
-    """The scenario."""
+    """Return the scenario."""
     return Scenario("scale", REFERENCE, [Cgroups(counts), Tree(counts, idle_s)], parameters={"idle_s": idle_s})

@@ -1,1 +1,1 @@
-"""benchmarks/README.md, its plots, and the README's part: what a record says, and no more."""
+"""benchmarks/README.md, its plots, and the README's part: the contents of a record, and no more."""

@@ -63,7 +63,7 @@ def render(record: Record, root: Path) -> Iterator[Path]:
 
 
 def picture(folder: Path, name: str) -> Path:
-    """Where a scenario's plot is."""
+    """Return the path of a scenario's plot."""
     return folder / f"{name}.svg"
 
 
@@ -77,7 +77,7 @@ def _plots(record: Record, folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def page(record: Record, drawn: set[str]) -> str:
-    """Return benchmarks/README.md."""
+    """Return the text of benchmarks/README.md."""
     parts = [HEAD]
     for name, section in SECTIONS.items():
         if name in record.runs:

@@ -1,6 +1,6 @@
-"""Figures of MIG, GVM and Ghost, as published. None was measured here, and their programs and GPUs are others.
+"""Published figures of MIG, GVM and Ghost. None was measured here, and their programs and GPUs differ.
 
-The papers give most of their results in figures only; these are those that their text says in numbers.
+The papers give most of their results only in plots; these are the numbers in their text.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import attrs
 
 @attrs.frozen
 class Published:
-    """One statement."""
+    """One statement of a paper."""
 
     system: str
     what: str
-    """What was measured."""
+    """Measured quantity."""
     value: str
-    """As the paper has it."""
+    """Value as the paper has it."""
     source: str
     """Paper and section."""
 

@@ -1,1 +1,1 @@
-"""Programs that have an engine of many machines place jobs on this one."""
+"""Programs in which an engine that manages many machines places jobs on this one."""

@@ -1,4 +1,4 @@
-"""A job of an engine: a program of the software GPU that takes more memory than its limit, and tells what it holds."""
+"""A job of an engine: a program of the software GPU that takes more memory than its limit and reports what it holds."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 from backend.soft.client import Device
 
 PATIENCE_S = 300.0
-"""Seconds in which a job is let go that does not hang, however busy the machine is."""
+"""Seconds in which a job that does not hang is let go, however busy the machine is."""
 
 
 def held(mount: str, nbytes: int, going: str) -> tuple[int, int, int]:
-    """Take so many bytes, note that in a file of the directory `going`, and wait for the file ``go`` there; return the
-    process, its limit and what it held. TimeoutError."""
+    """Take `nbytes`, note that in a file of the directory `going`, and wait for the file ``go`` there. Return the
+    process, its limit and the bytes that it held. TimeoutError if ``go`` does not come."""
     with Device(mount) as device:
         device.join()
         device.alloc(nbytes)

@@ -16,13 +16,13 @@ from distributed import Client
 from tests.support.engines.held import PATIENCE_S, held
 
 JOB_GIB = 3
-"""Memory that each job asks the engine for."""
+"""GiB that each job asks the engine for."""
 TAKEN_BYTES = 128 << 20
-"""Memory that each takes."""
+"""Bytes that each job takes."""
 
 
 def main(scheduler: str, mount: str, place: Path) -> None:
-    """Run them."""
+    """Run the jobs."""
     with Client(scheduler_file=scheduler) as client:
         client.wait_for_workers(1, timeout=PATIENCE_S)
         asked = {"GGROUP_GIB": JOB_GIB, "GGROUP_SHARE": 25}
@@ -43,7 +43,7 @@ def main(scheduler: str, mount: str, place: Path) -> None:
 
 
 def _books(dask_worker: object) -> dict[str, dict[str, float]]:
-    """What a worker has, and what of it is not given away: the worker takes all jobs and begins those that fit."""
+    """Return a worker's resources, total and free: the worker accepts all jobs, and starts those that fit."""
     state = dask_worker.state  # type: ignore[attr-defined]
     return {"has": dict(state.total_resources), "free": dict(state.available_resources)}
 

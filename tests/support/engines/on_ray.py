@@ -17,15 +17,15 @@ import ray
 from tests.support.engines.held import PATIENCE_S, held
 
 JOB_GIB = 3
-"""Memory that each job asks the engine for."""
+"""GiB that each job asks the engine for."""
 LIMIT = "64M"
-"""Memory that it is held to."""
+"""Limit of each job."""
 TAKEN_BYTES = 128 << 20
-"""Memory that it takes."""
+"""Bytes that each job takes."""
 
 
 def main(mount: str, place: Path) -> None:
-    """Run them."""
+    """Run the jobs."""
     command = [sys.executable, "-m", "ggroupfs"]
     node = json.loads(subprocess.check_output([*command, "node", "--mount", mount, "--format", "ray"]))
     ray.init(num_cpus=4, resources=node, include_dashboard=False, _temp_dir=str(place / "ray"))

@@ -1,2 +1,1 @@
-"""Doubles of what a DRA driver meets: API server, scheduler, kubelet and container runtime, as those of Kubernetes 1.36
-do."""
+"""Doubles of a DRA driver's partners: API server, scheduler, kubelet and container runtime, as in Kubernetes 1.36."""

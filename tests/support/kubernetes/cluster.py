@@ -1,4 +1,4 @@
-"""A node of a cluster, of doubles but for the driver, the tree and the programs, which are real."""
+"""A node of a cluster, made of doubles; only the driver, the tree and the programs are real."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent.parent
 MANIFESTS = ROOT / "packaging" / "kubernetes" / "manifests.yaml"
 NODE = "node-1"
 AS_IN_ITS_POD = ("setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs")
-"""Words before the driver's that leave it what the securityContext of the DaemonSet does: root without a capability."""
+"""Command prefix that leaves the driver what the DaemonSet's securityContext does: root without a capability."""
 
 
 def manifests(path: Path = MANIFESTS) -> list[dict[str, Any]]:
@@ -39,7 +39,7 @@ def manifests(path: Path = MANIFESTS) -> list[dict[str, Any]]:
 
 
 class Cluster:
-    """One API server, scheduler and node."""
+    """An API server, a scheduler and one node."""
 
     def __init__(self, place: Path, server: ApiServer, token: Path, tree: Path, top: Path) -> None:
         self.place = place
@@ -64,7 +64,7 @@ class Cluster:
     # The driver
 
     def start(self, *before: str, register: bool = True) -> None:
-        """Start the driver; `before` are words of Python's that come before its options."""
+        """Start the driver; `before` are options of Python's that come before the driver's."""
         words = [
             *AS_IN_ITS_POD,
             sys.executable,
@@ -90,13 +90,13 @@ class Cluster:
         self.driver.wait()
 
     def stop(self) -> int:
-        """End the driver as its pod's end does; return its exit code."""
+        """End the driver as the end of its pod does; return its exit code."""
         assert self.driver is not None
         self.driver.terminate()
         return self.driver.wait(60)
 
     def logged(self) -> str:
-        """Return what the driver has said."""
+        """Return what the driver has logged."""
         return self.log.read_text()
 
     # Objects
@@ -108,7 +108,7 @@ class Cluster:
         parameters: Mapping[str, Any] | None = None,
         kind: str = NAME,
     ) -> dict[str, Any]:
-        """Make a claim with a request for each mapping of capacities; return it."""
+        """Make a claim with one request for each mapping of capacities; return it."""
         asked: list[dict[str, Any]] = []
         for number, capacity in enumerate(requests or ({},)):
             exactly: dict[str, Any] = {"deviceClassName": kind}
@@ -131,11 +131,11 @@ class Cluster:
 
     @staticmethod
     def path(name: str) -> str:
-        """Return the path of a claim."""
+        """Return the API path of a claim."""
         return f"{RESOURCE}/namespaces/default/resourceclaims/{name}"
 
     def scheduled(self, name: str, *requests: Mapping[str, str], **options: Any) -> dict[str, Any]:
-        """Make a claim that is to fit; return it with its allocation."""
+        """Make a claim, which must be allocated; return it with its allocation."""
         self.claim(name, *requests, **options)
         assert self.scheduler.schedule("default", name, str(uuid.uuid4()))
         return self.told(name)
@@ -151,7 +151,7 @@ class Cluster:
         return list(self.server.under(f"{RESOURCE}/resourceslices/").values())
 
     def left(self) -> Sequence[str]:
-        """Return the files that are of any claim."""
+        """Return the files that any claim has left."""
         return sorted(
             str(path.relative_to(self.place))
             for folder in (self.cdi, self.state)
@@ -162,7 +162,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def cluster(mount: Mounted) -> Iterator[Cluster]:
-    """A node whose tree is `mount`; at its end nothing may be left of it."""
+    """Yield a node whose tree is `mount`; at the end nothing of its claims may be left."""
     roles = [one for one in manifests() if one["kind"] == "ClusterRole"]
     server = ApiServer([rule for role in roles for rule in role["rules"]], NODE)
     place = Path(tempfile.mkdtemp(prefix="ggroup-dra-"))

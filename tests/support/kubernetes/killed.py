@@ -1,8 +1,8 @@
-"""`python -m tests.support.kubernetes.killed N OPTION...`: the driver, killed at its Nth step; without a kill for N 0.
+"""`python -m tests.support.kubernetes.killed N OPTION...`: run the driver, killed at its Nth step; never for N = 0.
 
-A step is a call that changes a file of a claim: one that begins to write it, gives it its name, or removes it. The kill
-comes instead of the call, so that with N and N + 1 there is one before and one after each of them. What a driver does
-before it listens is no step.
+A step is a call that changes a file of a claim: it begins to write the file, gives it its name, or removes it. The kill
+replaces the call, so N and N + 1 are a kill before and a kill after each step. Calls before the driver listens do not
+count.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ggroupfs.dra import plugin
 from ggroupfs.dra.cli import main
 
 SUFFIXES = (".json", ".json.new")
-"""Ends of the names of files of claims."""
+"""Suffixes of the files of claims."""
 
 
 class Steps:
-    """Counts calls, and kills."""
+    """Counts calls, and kills the process at one of them."""
 
     def __init__(self, at: int) -> None:
         self._at = at
@@ -30,7 +30,7 @@ class Steps:
         self._begun = False
 
     def begin(self, serve: Callable[..., Any]) -> Callable[..., Any]:
-        """Have steps count once the driver listens."""
+        """Wrap `serve` so that steps count once the driver listens."""
 
         def listening(*words: Any, **options: Any) -> Any:
             self._begun = True
@@ -39,7 +39,7 @@ class Steps:
         return listening
 
     def counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """A call that is a step where its first word is a file of a claim."""
+        """Wrap a call, which is a step if its first argument is a file of a claim."""
 
         def step(path: Any, *words: Any, **options: Any) -> Any:
             if self._begun and os.fspath(path).endswith(SUFFIXES):

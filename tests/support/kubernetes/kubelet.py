@@ -1,5 +1,4 @@
-"""A double of the kubelet's DRA manager: finds plugins, takes those that speak a version of its own, has claims
-prepared."""
+"""A double of the kubelet's DRA manager: finds plugins, accepts those with a version it knows, has claims prepared."""
 
 from __future__ import annotations
 
@@ -18,15 +17,15 @@ from ggroupfs.dra.interfaces import dra_pb2, health_pb2, registration_pb2
 from tests.support.kubernetes.server import RESOURCE, ApiServer
 
 SPEAKS = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
-"""Versions that a kubelet of 1.36 takes, the one that it likes best first."""
+"""Versions of the interface that a kubelet of 1.36 accepts, the preferred one first."""
 HEALTH = "v1alpha1.DRAResourceHealth"
-"""Version of health that it takes."""
+"""Version of the health interface that it accepts."""
 CDI_ID = re.compile(
     r"[A-Za-z][A-Za-z0-9_.-]*[A-Za-z0-9]/[A-Za-z][A-Za-z0-9_-]*[A-Za-z0-9]=[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?"
 )
 """Fully qualified name of a CDI device (tags.cncf.io/container-device-interface, pkg/parser)."""
 ANSWER_S = 45.0
-"""Seconds in which a claim has to be prepared."""
+"""Seconds within which a claim must be prepared."""
 
 
 class Broken(AssertionError):
@@ -35,16 +34,16 @@ class Broken(AssertionError):
 
 @attrs.frozen
 class Prepared:
-    """What a claim was answered."""
+    """The driver's answer for one claim."""
 
     error: str
-    """Reason where it was not prepared."""
+    """Reason why it was not prepared; empty if it was."""
     ids: Mapping[str, Sequence[str]]
-    """CDI devices by request."""
+    """Ids of CDI devices by request."""
 
 
 def _whole(message: Any) -> Any:
-    """Refuse a message with fields that are none of the interface's."""
+    """Refuse a message with fields that the interface does not have."""
     from google.protobuf.unknown_fields import UnknownFieldSet
 
     if len(UnknownFieldSet(message)):
@@ -53,13 +52,13 @@ def _whole(message: Any) -> Any:
 
 
 class Kubelet:
-    """One node's."""
+    """The DRA manager of one node."""
 
     def __init__(self, place: Path, server: ApiServer, speaks: Sequence[str] = SPEAKS) -> None:
         self._place = place
         self._server = server
         self.speaks = speaks
-        """Versions that it takes."""
+        """Versions of the interface that it accepts."""
         self._seen: tuple[int, int] | None = None
         self.endpoint: Path | None = None
         self.versions: Sequence[str] = ()
@@ -70,16 +69,16 @@ class Kubelet:
 
     @property
     def socket(self) -> Path:
-        """Where the driver's registration is to be found."""
+        """Path of the driver's registration socket."""
         return self._place / "plugins_registry" / f"{NAME}-reg.sock"
 
     def wipe(self) -> None:
-        """Remove the ResourceSlices of drivers that are not registered, as at the start of a kubelet."""
+        """Remove the ResourceSlices of drivers that are not registered, as a starting kubelet does."""
         for path in self._server.under(f"{RESOURCE}/resourceslices/"):
             self._server.delete(path)
 
     def look(self) -> bool:
-        """Look for a plugin that came, or came anew; return whether one was registered."""
+        """Look for a new or restarted plugin; return whether one was registered."""
         try:
             status = self.socket.stat()
         except FileNotFoundError:
@@ -101,15 +100,15 @@ class Kubelet:
         return taken is not None
 
     def register(self, seconds: float = 60.0) -> None:
-        """Wait for a plugin that comes anew, and for its ResourceSlice."""
+        """Wait for a new or restarted plugin, and for its ResourceSlice."""
         self._until(self.try_look, "a plugin", seconds)
         self._until(lambda: bool(self._server.under(f"{RESOURCE}/resourceslices/")), "a ResourceSlice", seconds)
 
     def try_look(self) -> bool:
-        """Look, and return False where the plugin does not answer."""
+        """Look; return False where the plugin does not answer."""
         try:
             return self.look()
-        except grpc.RpcError:  # it is not there yet, or no more
+        except grpc.RpcError:  # not there yet, or gone
             return False
 
     @staticmethod
@@ -139,7 +138,7 @@ class Kubelet:
             return _whole(call(request, timeout=ANSWER_S))
 
     def prepare(self, *claims: Mapping[str, Any]) -> list[Prepared]:
-        """Have claims prepared; Broken for an answer that a kubelet would not take."""
+        """Have claims prepared; Broken for an answer that a kubelet would refuse."""
         request = dra_pb2.NodePrepareResourcesRequest(claims=[_claim(claim) for claim in claims])
         answer = self._ask("NodePrepareResources", request, dra_pb2.NodePrepareResourcesResponse)
         if set(answer.claims) != {claim["metadata"]["uid"] for claim in claims}:
@@ -179,7 +178,7 @@ class Kubelet:
     # Health
 
     def health(self, ended: threading.Event) -> Iterator[Mapping[str, tuple[str, str]]]:
-        """Yield health and message of each device, as the driver streams them, until `ended` is set."""
+        """Yield health and message by device, as the driver streams them, until `ended` is set."""
         assert HEALTH in self.versions
         with grpc.insecure_channel(f"unix:{self.endpoint}") as channel:
             stream = channel.unary_stream(

@@ -1,7 +1,7 @@
-"""A double of a container runtime: containers are processes in cgroups of pods, with what CDI devices ask for.
+"""A double of a container runtime: containers are processes in cgroups of pods, edited as their CDI devices say.
 
-As runc does it: the process is there, in its cgroup, and waits; createRuntime hooks run with its state on standard
-input; one that fails ends the container; then the program begins.
+The order is runc's: the process is in its cgroup and waits; createRuntime hooks run with its state on standard input,
+and a hook that fails ends the container; then the program begins.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ FIELDS: Mapping[str, Mapping[str, type]] = {
     "hook": {"hookName": str, "path": str, "args": list, "env": list, "timeout": int},
     "mount": {"hostPath": str, "containerPath": str, "options": list},
 }
-"""Fields of CDI 0.3.0, as its schema has them: others are refused."""
+"""Fields of CDI 0.3.0, as its schema has them; others are refused."""
 DEVICE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
 
 
 class NotStarted(Exception):
-    """A container that did not start, with what the hook said."""
+    """A container that did not start, with the output of its hook."""
 
 
 def _checked(kind: str, thing: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -43,7 +43,7 @@ def _checked(kind: str, thing: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def resolve(directory: Path, ids: Sequence[str]) -> Iterator[Mapping[str, Any]]:
-    """Yield the edits for CDI devices, those of a file once; KeyError for one that no file has."""
+    """Yield the edits of CDI devices, the edits of a file once; KeyError for a device that no file has."""
     seen = set()
     for name in ids:
         kind, _, device = name.partition("=")
@@ -64,10 +64,10 @@ def resolve(directory: Path, ids: Sequence[str]) -> Iterator[Mapping[str, Any]]:
 
 @attrs.define
 class Container:
-    """One that runs."""
+    """A running container."""
 
     process: subprocess.Popen[str]
-    """Its program."""
+    """Process of its program."""
     cgroup: Path
     """Its cgroup."""
 
@@ -77,7 +77,7 @@ class Container:
         return "/" + str(self.cgroup.relative_to(cgroup2()))
 
     def end(self) -> None:
-        """SIGKILL, and its cgroup goes."""
+        """Kill the program and remove its cgroup."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
         for stream in (self.process.stdin, self.process.stdout):
@@ -87,23 +87,23 @@ class Container:
 
 
 class Runtime:
-    """What starts containers."""
+    """A runtime that starts containers below one cgroup."""
 
     def __init__(self, cdi: Path, top: Path) -> None:
         self._cdi = cdi
         self._top = top
-        """Cgroup in which ``kubepods.slice`` is."""
+        """Cgroup that holds ``kubepods.slice``."""
         self._count = 0
 
     def pod(self, uid: str, quality: str = "burstable") -> Path:
-        """Return the cgroup of a pod, as a kubelet with the systemd driver names it; it is made if it is not there."""
+        """Return the cgroup of a pod, named as a kubelet with the systemd driver does; make it if it is missing."""
         slices = ["kubepods.slice", f"kubepods-{quality}.slice", f"kubepods-{quality}-pod{uid.replace('-', '_')}.slice"]
         path = self._top.joinpath(*slices)
         path.mkdir(parents=True, exist_ok=True)
         return path
 
     def start(self, pod: Path, ids: Sequence[str], *command: str) -> Container:
-        """Start a container; NotStarted if a hook fails, with nothing left of it."""
+        """Start a container; NotStarted if a hook fails, with nothing left of the container."""
         self._count += 1
         edits = list(resolve(self._cdi, ids))
         environment = dict(os.environ)
@@ -141,7 +141,7 @@ class Runtime:
                 capture_output=True,
                 text=True,
                 env={},
-                timeout=hook["timeout"] * 4,  # the machine of tests may be a busy one
+                timeout=hook["timeout"] * 4,  # the test machine may be busy
                 check=False,
             )
             if done.returncode:
@@ -155,7 +155,7 @@ class Runtime:
 
 @contextmanager
 def top(name: str) -> Iterator[Path]:
-    """Yield a cgroup below our own for the kubelet's; nothing of it is left."""
+    """Yield a cgroup below our own for the kubelet; it is removed at the end."""
     path = cgroup2() / cgroup_of(os.getpid()).path.lstrip("/") / name
     path.mkdir()
     try:

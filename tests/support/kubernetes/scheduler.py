@@ -11,7 +11,7 @@ from tests.support.kubernetes.server import RESOURCE, ApiServer
 
 
 def consumed(device: Mapping[str, Any], asked: Mapping[str, str]) -> dict[str, int] | None:
-    """Return what a request consumes of a device; None where the device cannot have it, of which nothing tells."""
+    """Return what a request consumes of a device; None where the device cannot serve it. The reason is not reported."""
     if not set(asked) <= set(device["capacity"]):
         return None
     found = {}
@@ -33,7 +33,7 @@ def consumed(device: Mapping[str, Any], asked: Mapping[str, str]) -> dict[str, i
 
 
 class Scheduler:
-    """What is given away of each device, by the claims that are there."""
+    """The part of each device that is given away, computed from the claims that exist."""
 
     def __init__(self, server: ApiServer) -> None:
         self._server = server

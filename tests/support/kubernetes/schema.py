@@ -1,5 +1,4 @@
-"""What an API server refuses: objects that its OpenAPI schema does not have, and values that its validation does not
-take.
+"""Checks of an API server: the OpenAPI schemas of objects, and the validation of their values.
 
 The schemas are the published ones of Kubernetes (the package kubernetes-validate); the rules after them are those of
 pkg/apis/resource/validation of 1.36, as far as a DRA driver can break them.
@@ -20,7 +19,7 @@ import referencing
 from ggroupfs.dra import quantities
 
 VERSIONS = ("1.34.0", "1.36.0")
-"""Versions of Kubernetes whose schemas are asked: the first with consumable capacity, and that which was looked at."""
+"""Versions of Kubernetes whose schemas are used: the first with consumable capacity, and the one that was studied."""
 
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -32,7 +31,7 @@ DEVICES_MOST, DEVICES_WITH_TAINTS_MOST, NAMES_MOST, TEXT_MOST = 128, 64, 32, 64
 
 
 class Invalid(Exception):
-    """What is refused with 422, and why."""
+    """An object that is refused with 422, and why."""
 
 
 @functools.cache
@@ -51,7 +50,7 @@ def _definitions(version: str) -> Any:
 
 
 def check(thing: Mapping[str, Any], versions: tuple[str, ...] = VERSIONS) -> None:
-    """Refuse an object that the schema of its kind does not take, with fields that are unknown among them. Invalid."""
+    """Raise Invalid for an object that does not match the schema of its kind, or has unknown fields."""
     for version in versions:
         try:
             validator = _validator(version, thing["kind"], thing["apiVersion"])
@@ -67,7 +66,7 @@ def _require(condition: object, why: str) -> None:
 
 
 def check_slice(thing: Mapping[str, Any]) -> None:
-    """Refuse a ResourceSlice that validation does not take. Invalid."""
+    """Raise Invalid for a ResourceSlice that fails validation."""
     spec = thing["spec"]
     driver, pool, devices = spec["driver"], spec["pool"], spec.get("devices", [])
     _require(len(driver) <= 63 and SUBDOMAIN.fullmatch(driver), f"spec.driver: {driver}")
@@ -133,7 +132,7 @@ def _shared(entry: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def check_claim(claim: Mapping[str, Any]) -> None:
-    """Refuse a ResourceClaim whose status validation does not take. Invalid."""
+    """Raise Invalid for a ResourceClaim whose status fails validation."""
     status = claim.get("status", {})
     results = (status.get("allocation") or {}).get("devices", {}).get("results", ())
     allocated = {_shared(result) for result in results}
@@ -150,6 +149,6 @@ def check_claim(claim: Mapping[str, Any]) -> None:
 
 
 def entries(claim: Mapping[str, Any]) -> Iterator[tuple[tuple[Any, ...], Mapping[str, Any]]]:
-    """Yield the entries of ``status.devices``, a list whose keys are driver, pool, device and shareID."""
+    """Yield the entries of ``status.devices``, a list with the keys driver, pool, device and shareID."""
     for device in claim.get("status", {}).get("devices", ()):
         yield _shared(device), device

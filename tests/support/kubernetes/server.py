@@ -1,5 +1,4 @@
-"""A double of the API server: objects over HTTP, with the rights of a role, strict fields, and server-side apply of
-status."""
+"""A double of the API server: objects over HTTP, a role's rights, strict fields, and server-side apply of status."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ TOKEN = "token-of-the-driver"
 
 
 class Refusal(Exception):
-    """An answer that is an error."""
+    """An error as the answer to a request."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -30,7 +29,7 @@ class Refusal(Exception):
 
 
 class ApiServer:
-    """The objects, and which rights the driver's token has."""
+    """The objects, and the rights of the driver's token."""
 
     def __init__(self, rules: Sequence[Mapping[str, Any]], node: str) -> None:
         self.node = node
@@ -43,10 +42,10 @@ class ApiServer:
         self._version = 0
         self.url = ""
 
-    # As the cluster's own components, with every right
+    # As the cluster's own components, which have every right
 
     def put(self, path: str, thing: Mapping[str, Any]) -> dict[str, Any]:
-        """Keep an object as a component of the cluster writes it, which is checked as well."""
+        """Store an object as a component of the cluster writes it; it is validated as well."""
         with self.lock:
             stored = copy.deepcopy(dict(thing))
             metadata = stored.setdefault("metadata", {})
@@ -75,7 +74,7 @@ class ApiServer:
     # As the driver
 
     def answer(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
-        """Return what a request of the driver gets. Refusal."""
+        """Return the answer to a request of the driver, or raise Refusal."""
         parts = urlsplit(target)
         path, query = parts.path, parse_qs(parts.query)
         if headers.get("authorization") != f"Bearer {TOKEN}":
@@ -124,7 +123,7 @@ class ApiServer:
     def _apply(
         self, path: str, thing: Any, headers: Mapping[str, str], query: Mapping[str, list[str]]
     ) -> dict[str, Any]:
-        """Server-side apply of ``status.devices``: entries of the manager that it does not name any more go."""
+        """Apply ``status.devices`` on the server side: entries of this manager that are left out are removed."""
         if headers.get("content-type") != "application/apply-patch+yaml" or "fieldManager" not in query:
             raise Refusal(415, "only server-side apply is understood here")
         if not path.endswith("/status"):
@@ -135,7 +134,7 @@ class ApiServer:
             raise Refusal(409, "the UID in the precondition does not match")
         if set(thing["status"]) != {"devices"}:
             raise Refusal(403, "resourceclaims/binding: no right to change the allocation")
-        # Of what is applied each field is checked; what is required is so of the whole.
+        # Each field of the applied object is checked; required fields are checked on the merged object.
         self._check({**thing, "spec": there["spec"]})
         manager = query["fieldManager"][0]
         owned = self._owned.setdefault(path, {}).setdefault(manager, set())
@@ -195,14 +194,14 @@ class ApiServer:
 
 @contextmanager
 def listening(server: ApiServer, directory: Path) -> Iterator[Path]:
-    """Serve on a port of the loopback interface; yields the file with the driver's token."""
+    """Serve on a port of the loopback interface; yield the file with the driver's token."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         disable_nagle_algorithm = True
 
         def log_message(self, *_: object) -> None:
-            """Nothing is logged."""
+            """Log nothing."""
 
         def _any(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))

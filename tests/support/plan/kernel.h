@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* What kmod/plan.c has of the kernel, and of the module's other files, in a program. */
+/* Userspace stand-ins for what kmod/plan.c uses of the kernel and of the module's other files. */
 #ifndef PLAN_KERNEL_H
 #define PLAN_KERNEL_H
 
@@ -31,7 +31,7 @@ typedef uint32_t u32;
 #define down_write(lock)	((void)(lock))
 #define up_write(lock)	((void)(lock))
 
-/* Lists as in <linux/list.h>, as far as the walk goes. */
+/* Lists as in <linux/list.h>, as far as the walk needs them. */
 struct list_head {
 	struct list_head *next, *prev;
 };

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0
-/* kmod/plan.c on a tree that a test gives: one at a time, known by the place of each group in it. */
+/* kmod/plan.c on a tree that a test gives: one tree at a time, each group known by its place in it. */
 
 #include "kernel.h"
 #include "plan.h"
 
 #define GROUPS	64
 
-/* A group as the test gives it; the one above comes before it. */
+/* A group as the test gives it; its parent comes before it. */
 struct row {
-	u64 above;	/* its place, from 1; 0 for the root */
-	u64 process;	/* whether it is one */
+	u64 above;	/* place of the parent, from 1; 0 for the root */
+	u64 process;	/* whether it is a process */
 	u64 current_bytes, swap, high, low, swap_max;
 };
 
 static struct ggroup_device device, other;
 static struct ggroup groups[GROUPS];
 static u64 now_ns;
-static u64 late;	/* id of a group of another device, which is found from the second time on */
+static u64 late;	/* id of a group of another device, found from the second lookup on */
 
 #define group_of(link)	((struct ggroup *)((char *)(link) - offsetof(struct ggroup, sibling)))
 
@@ -105,14 +105,14 @@ int twin_foresee(u64 now, const struct ggroup_use *uses, unsigned int count)
 	return err;
 }
 
-/* For the next call of twin_foresee(). */
+/* Set the late group for the next call of twin_foresee(). */
 void twin_late(u64 id)
 {
 	late = id;
 	groups[id - 1].device = &other;
 }
 
-/* Returns how many targets there are, or a negated errno. */
+/* Return the number of targets, or a negated errno. */
 int twin_plan(u64 now, u64 top, u64 nbytes, struct ggroup_target *to, unsigned int capacity)
 {
 	struct ggroup_targets targets;

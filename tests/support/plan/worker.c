@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* kmod/reclaim.c with a plan, and the answers of a provider, that a test gives. */
+/* kmod/reclaim.c with a plan, and with the answers of a provider, that a test gives. */
 
 #include "worker.h"
 #include "plan.h"
@@ -7,7 +7,7 @@
 
 #define MOST	16
 
-/* What comes of one target of the plan, in its order, and what was done about it. */
+/* One target of the plan, in the plan's order: its answer, and what was done about it. */
 struct each {
 	u64 nbytes, below_low;
 	u64 moved, took_ms;	/* of the answer */
@@ -106,7 +106,7 @@ void ggroup_plan_free(struct ggroup_targets *targets)
 	(void)targets;
 }
 
-/* Returns what the call does; `moved` is how much it says. */
+/* Return the result of the call; store the bytes that it reports in `moved`. */
 int worker_reclaim(struct each *given, unsigned int number, u32 timeout_ms, u64 *moved)
 {
 	struct ggroup top = { .device = &device, .alive = true };

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* What kmod/reclaim.c has of the kernel, and of the module's other files, in a program. */
+/* Userspace stand-ins for what kmod/reclaim.c uses of the kernel and of the module's other files. */
 #ifndef PLAN_WORKER_H
 #define PLAN_WORKER_H
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Arrays; and those that are sparse, whose memory is mapped by the program. */
+/* Arrays, and sparse arrays, whose memory the program maps. */
 #include "memory.h"
 
 #include <stdlib.h>
@@ -7,11 +7,11 @@
 /* Memory that is mapped into a sparse array. */
 struct tile {
 	struct tile *next;
-	unsigned int x, y;	/* where it begins */
+	unsigned int x, y;	/* where the tile begins */
 	struct memory *memory;
 };
 
-/* The array that was destroyed last: the driver gives its handle out again at once. Atomically. */
+/* The array that was destroyed last: the driver gives its handle out again at once. Accessed atomically. */
 static struct CUarray_st *spare;
 
 static CUarray new_array(size_t width, unsigned int format, size_t rows, bool own, CUresult *result)
@@ -31,7 +31,7 @@ static CUarray new_array(size_t width, unsigned int format, size_t rows, bool ow
 	return NULL;
 }
 
-/* As what frees memory: what runs comes to its end first. */
+/* Like all calls that free memory, this first waits for running work. */
 static CUresult destroy(CUarray array)
 {
 	CUresult result = fake_unsafe();
@@ -92,7 +92,7 @@ FAKE_EXPORT cuArrayDestroy(CUarray array)
 	return destroy(array);
 }
 
-/* With all levels of two dimensions: a third more. */
+/* With all levels, two dimensions take a third more. */
 FAKE_EXPORT cuMipmappedArrayCreate(CUmipmappedArray *pHandle, const CUDA_ARRAY3D_DESCRIPTOR *about, unsigned int levels)
 {
 	CUresult result;
@@ -113,7 +113,7 @@ FAKE_EXPORT cuMipmappedArrayDestroy(CUmipmappedArray array)
 	return destroy((CUarray)array);
 }
 
-/* All tiles that begin there. */
+/* Unmap all tiles that begin there. */
 static void unmap(CUarray array, unsigned int x, unsigned int y, unsigned int width, unsigned int height)
 {
 	for (struct tile **at = &array->tiles, *tile; (tile = *at);) {
@@ -127,10 +127,10 @@ static void unmap(CUarray array, unsigned int x, unsigned int y, unsigned int wi
 	}
 }
 
-/* Rows of a tile, here. */
+/* Rows of a tile of this double. */
 #define TILE_ROWS 512
 
-/* Where something is mapped it is so no more. Each tile is mapped by itself, however many a call maps. */
+/* Replace what is mapped there. Each tile is mapped by itself, however many a call maps. */
 static void map(const CUarrayMapInfo *info)
 {
 	const unsigned int x = info->subresource.sparseLevel.offsetX, y = info->subresource.sparseLevel.offsetY;

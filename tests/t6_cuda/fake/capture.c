@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Stream capture: what is enqueued becomes nodes of a graph, in the order in which it was enqueued. */
+/* Stream capture: enqueued work becomes nodes of a graph, in the order in which it was enqueued. */
 
 #include "internal.h"
 
-static struct capture *captures; /* under fake_lock; the active ones, and old ones, whose events may be asked about */
+static struct capture *captures; /* under fake_lock; active ones, and old ones, whose events may still be queried */
 static uint64_t captures_begun;
 static __thread CUstreamCaptureMode thread_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A process that is checkpointed (cuCheckpointProcessCheckpoint): what its calls do then, as measured (docs/nvidia.md). */
+/* Calls of a process while it is checkpointed (cuCheckpointProcessCheckpoint), as measured (docs/nvidia.md). */
 
 #include "fake.h"
 
@@ -7,12 +7,12 @@
 
 #include "internal.h"
 
-/* They return once it was restored, and is unlocked. */
+/* Calls that return once the process was restored and is unlocked. */
 static const char *const wait[] = {
 	"cuMemCreate", "cuMemAlloc_v2", "cuLaunchKernel", "cuMemcpyDtoH_v2",
 };
 static const char *const fail[] = { "cuMemImportFromShareableHandle", "cuMemGetInfo_v2" };
-/* These do as always. All others end it: those that ask for work by SIGSEGV; of the rest nobody knows. */
+/* Calls that work as always. All others end the process: those that ask for work by SIGSEGV; the rest is unknown. */
 static const char *const as_always[] = {
 	"cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2", "cuDeviceGetUuid_v2", "cuDeviceGetUuid",
 };

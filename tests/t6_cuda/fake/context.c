@@ -16,7 +16,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static __thread CUcontext stack[DEPTH];
 static __thread int depth;
 
-/* Everything ever made, so that a check for leaks sees it as in use. */
+/* Everything ever made is linked here, so that a check for leaks sees it as in use. */
 struct object { struct object *next; };
 static struct object *objects;
 
@@ -109,9 +109,9 @@ FAKE_EXPORT cuDeviceGetName(char *name, int length, CUdevice device)
 	return CUDA_SUCCESS;
 }
 
-/* "FAKEFAKEFAKEFAK" and the number: both halves differ from 0, the last byte tells. */
-/* The number of the GPU that is the first of this process: a restore may change it. */
-static int moved_to;	/* atomically */
+/* A UUID is "FAKEFAKEFAKEFAK" and the number: both halves differ from 0, and the last byte is the number. */
+/* Number of the GPU that is the first of this process: a restore may change it. */
+static int moved_to;	/* accessed atomically */
 
 __attribute__((visibility("default"))) void fake_move(int number)
 {
@@ -246,7 +246,7 @@ static CUresult destroy_own(CUcontext context)
 
 DESTROY(cuCtxDestroy)
 DESTROY(cuCtxDestroy_v2)
-/* It is attached as often as it was made: once. */
+/* A context is attached as often as it was made: once. */
 DESTROY(cuCtxDetach)
 
 FAKE_EXPORT cuCtxGetApiVersion(CUcontext context, unsigned int *version)
@@ -258,7 +258,7 @@ FAKE_EXPORT cuCtxGetApiVersion(CUcontext context, unsigned int *version)
 	return CUDA_SUCCESS;
 }
 
-/* A green context is a context, with another type. */
+/* A green context is a context of another type. */
 FAKE_EXPORT cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc about, CUdevice device, unsigned int flags)
 {
 	FAKE(cuGreenCtxCreate);

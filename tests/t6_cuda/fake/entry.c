@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* cuGetProcAddress: the newest variant that is not newer than what the caller was compiled for. */
+/* cuGetProcAddress: returns the newest variant that is no newer than what the caller was compiled for. */
 
 #include "entry.h"
 
@@ -31,14 +31,14 @@ FAKE_EXPORT cuGetProcAddress_v2(const char *symbol, void **pointer, int version,
 	CUresult fault = fake_fault("cuGetProcAddress_v2");
 	bool too_old;
 
-	/* It works before cuInit. */
+	/* This works before cuInit. */
 	if (fault && fault != CUDA_ERROR_NOT_INITIALIZED)
 		return fault;
 	if (!symbol || !pointer)
 		return CUDA_ERROR_INVALID_VALUE;
 	*pointer = find(symbol, version, flags, &too_old);
-	/* A driver whose two ways to a function are not the same pointer. What comes back is only compared
-	 * in the test. */
+	/* A driver in which the two ways to a function give different pointers. The test only compares what comes
+	 * back. */
 	if (*pointer && fake_number("FAKE_ALIASES", 0))
 		*pointer = (char *)*pointer + 1;
 	if (status)

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What cuGetProcAddress knows; table.c is written by table.py. */
+/* The table of cuGetProcAddress; table.c is written by table.py. */
 #ifndef FAKE_ENTRY_H
 #define FAKE_ENTRY_H
 
 #include "fake.h"
 
 struct fake_entry {
-	const char *base;	/* without _v2, _ptsz */
+	const char *base;	/* name without _v2 and _ptsz */
 	int since;
 	bool per_thread;
 	void *pointer;

@@ -22,10 +22,10 @@ struct rule {
 static struct rule rules[32];
 static int rule_count;
 static int log_file = -1;
-static CUresult (*on_call)(const char *name); /* atomically */
+static CUresult (*on_call)(const char *name); /* accessed atomically */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pid_t initialised; /* the process that called cuInit; atomically */
+static pid_t initialised; /* the process that called cuInit; accessed atomically */
 
 void fake_die(const char *format, ...)
 {
@@ -59,7 +59,7 @@ static void add_rules(const char *text)
 			fake_die("FAKE_FAIL: %s", item);
 		rule->nth = nth;
 		rule->code = (CUresult)code;
-		/* Other threads are within calls: a strcmp() that meets a name half written may call it equal. */
+		/* Other threads are in calls: a strcmp() with a half-written name may find it equal. */
 		__atomic_store_n(&rule_count, rule_count + 1, __ATOMIC_RELEASE);
 	}
 	free(copy);
@@ -74,7 +74,7 @@ static void read_environment(void)
 	add_rules(getenv("FAKE_FAIL"));
 }
 
-/* What FAKE_FAIL_LATER says holds from now on. */
+/* Put the faults of FAKE_FAIL_LATER in force. */
 __attribute__((visibility("default"))) void fake_fail_now(void)
 {
 	pthread_mutex_lock(&lock);
@@ -82,8 +82,10 @@ __attribute__((visibility("default"))) void fake_fail_now(void)
 	pthread_mutex_unlock(&lock);
 }
 
-/* From now on `hook` is called first in every call, and what it answers but CUDA_SUCCESS is what the call does. NULL: no
- * more. */
+/*
+ * From now on call `hook` first in every call; if its answer is not CUDA_SUCCESS, that is the call's answer. NULL ends
+ * this.
+ */
 __attribute__((visibility("default"))) void fake_on_call(CUresult (*hook)(const char *name))
 {
 	__atomic_store_n(&on_call, hook, __ATOMIC_RELEASE);
@@ -116,7 +118,7 @@ CUresult fake_fault(const char *name)
 	return fake_initialised() || !strcmp(name, "cuInit") ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
 }
 
-/* As the driver: nothing works before cuInit, and nothing in a child of fork() afterwards. */
+/* As in the driver, nothing works before cuInit, or in a child of fork() afterwards. */
 bool fake_initialised(void)
 {
 	return __atomic_load_n(&initialised, __ATOMIC_ACQUIRE) == getpid();

@@ -20,10 +20,10 @@ struct CUgraph_st {
 	CUgraphNode first, last;
 };
 
-/* An executable graph has its own list of steps, so that the graph may change or go. */
+/* An executable graph has its own list of steps, so that the graph may change or be destroyed. */
 struct step {
 	struct step *next;
-	CUgraphNode node;	/* it was made from; compared only */
+	CUgraphNode node;	/* that it was made from; only compared */
 	struct job *job;
 	bool disabled;
 	struct step *child;
@@ -31,7 +31,7 @@ struct step {
 
 struct CUgraphExec_st {
 	enum fake_kind kind;
-	CUgraph source;		/* a copy: what a launch of this in a capture becomes */
+	CUgraph source;		/* a copy, for a launch of this in a capture */
 	struct step *first;
 };
 
@@ -345,7 +345,7 @@ FAKE_EXPORT cuGraphUpload(CUgraphExec exec, CUstream stream)
 	return CUDA_SUCCESS;
 }
 
-/* The same nodes in the same order, and what they do replaced; each step keeps whether it is disabled. */
+/* Update from a graph with the same nodes in the same order; each step keeps whether it is disabled. */
 static bool update(struct step *step, CUgraph graph)
 {
 	CUgraphNode node = graph->first;

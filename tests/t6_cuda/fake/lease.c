@@ -16,7 +16,7 @@ struct lease {
 	int peer;
 };
 
-/* A byte, and a descriptor. */
+/* A byte with a descriptor. */
 struct parcel {
 	char byte;
 	struct iovec part;

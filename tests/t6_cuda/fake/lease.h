@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Descriptors of memory that can be waited for, as the driver's own can: a socket, with the descriptor of that memory in
- * flight to it. Its peer, which is here, sees when it is closed for the last time.
+ * Descriptors of memory whose last close can be awaited, as the driver does it: a socket, with the descriptor of the
+ * memory in flight to it. Its peer, which is here, sees the last close.
  */
 #ifndef FAKE_LEASE_H
 #define FAKE_LEASE_H
@@ -10,13 +10,13 @@
 
 struct lease;
 
-/* A new descriptor of what `fd` is of; it is the first of `leases`. */
+/* Make a new descriptor of what `fd` refers to; it becomes the first of `leases`. */
 int lease_make(struct lease **leases, int fd);
-/* The first of some leases is of other memory, too. */
+/* Make the first of some leases one of other memory as well. */
 void lease_share(const struct lease *leases, struct lease **other);
-/* Whether one of them is open; those that are not are dropped. */
+/* Return whether one of them is open; drop those that are not. */
 bool lease_any(struct lease **leases);
-/* What a descriptor is of, by another of one's own; also of one that is not made here. Less than 0: it is none. */
+/* Return a descriptor of our own for what a lease refers to, even one that was not made here; negative for none. */
 int lease_open(int fd);
 
 #endif

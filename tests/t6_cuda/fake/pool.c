@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Pools: what they are asked and told, and how they are shared; what is allocated from them is in memory.c. */
+/* Pools: their attributes, and how they are shared; allocation from them is in memory.c. */
 #include "memory.h"
 
 #include <fcntl.h>
@@ -82,7 +82,7 @@ FAKE_EXPORT cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool pool, CUme
 	return CUDA_SUCCESS;
 }
 
-/* The descriptor names the device, as all that a pool which is imported has of it. */
+/* The descriptor names the device, which is all that an imported pool has of the original. */
 FAKE_EXPORT cuMemPoolExportToShareableHandle(void *handle, CUmemoryPool pool, CUmemAllocationHandleType type,
 					     unsigned long long flags)
 {
@@ -118,7 +118,7 @@ FAKE_EXPORT cuMemPoolExportPointer(CUmemPoolPtrExportData *data, CUdeviceptr ptr
 	return CUDA_SUCCESS;
 }
 
-/* Not the contents. */
+/* Without the contents. */
 FAKE_EXPORT cuMemPoolImportPointer(CUdeviceptr *ptr, CUmemoryPool pool, CUmemPoolPtrExportData *data)
 {
 	uint64_t bytes;

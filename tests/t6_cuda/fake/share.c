@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Memory that something but the program gets at: multicast objects, and addresses that others are given. */
+/* Memory that others than the program reach: multicast objects, and addresses that are handed out. */
 #include "memory.h"
 
 #include <sys/mman.h>
@@ -15,7 +15,7 @@ FAKE_EXPORT cuMulticastCreate(CUmemGenericAllocationHandle *handle, const CUmult
 	return CUDA_SUCCESS;
 }
 
-/* Dies where it is no handle. */
+/* Abort if it is no handle. */
 static void check(CUmemGenericAllocationHandle object, const char *what)
 {
 	fake_memory_let_go(fake_memory_keep(object, 0, 0, what));
@@ -51,7 +51,7 @@ FAKE_EXPORT cuMulticastUnbind(CUmemGenericAllocationHandle object, CUdevice devi
 	return fake_memory_unbind(object, offset, bytes, "cuMulticastUnbind") ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* What it names is not looked at any more. */
+/* The named memory is not looked at any more. */
 FAKE_EXPORT cuMemGetHandleForAddressRange(void *handle, CUdeviceptr address, size_t bytes, CUmemRangeHandleType type,
 					  unsigned long long flags)
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Streams and events. Each stream has a thread that runs what is queued, in order. The legacy stream waits
- * for all that was queued before in the blocking streams of its context, and they for it.
+ * Streams and events. Each stream has a thread that runs queued work in order. The legacy stream waits for everything
+ * queued before it in the blocking streams of its context, and they wait for it.
  */
 
 #include "internal.h"
@@ -19,7 +19,7 @@ struct wait {
 
 struct operation {
 	struct operation *next;
-	struct job *job;	/* NULL: only waits */
+	struct job *job;	/* NULL: it only waits */
 	size_t waits;
 	struct wait wait[];
 };
@@ -97,7 +97,7 @@ static void *run(void *argument)
 	return NULL;
 }
 
-/* With fake_lock held, as all below but entry points. */
+/* fake_lock is held, here and in all functions below that are no entry points. */
 static void append(struct fake_stream *stream, struct operation *operation)
 {
 	pthread_attr_t attributes;
@@ -170,7 +170,7 @@ static void end(struct fake_stream *stream)
 	pthread_cond_broadcast(&fake_changed);
 }
 
-/* A thread ends: so do its streams, once they have run. */
+/* End the streams of a thread that ends, once their work has run. */
 static void own_end(void *first)
 {
 	pthread_mutex_lock(&fake_lock);
@@ -381,7 +381,7 @@ FAKE_EXPORT cuCtxGetStreamPriorityRange(int *least, int *greatest)
 	return CUDA_SUCCESS;
 }
 
-/* Events. */
+/* Events */
 
 FAKE_EXPORT cuEventCreate(CUevent *event, unsigned int flags)
 {

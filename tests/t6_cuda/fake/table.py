@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the C file with cuGetProcAddress's table, from cuda.h and cudaTypedefs.h, and the entry points nobody wrote.
+"""Writer of the C file with cuGetProcAddress's table, from cuda.h and cudaTypedefs.h, and with missing entry points.
 
 python3 table.py CUDA_INCLUDE ENTRIES_DEF OBJECT... > table.c
 
-The table has what the objects define; the rules of versions come from NVIDIA's headers, not from entries.def, which is
-what is tested. An entry point that entries.def names and no object defines becomes one that answers NOT_SUPPORTED.
+The table has what the objects define. The rules of versions come from NVIDIA's headers and not from entries.def, which
+is under test. An entry point that entries.def names and no object defines becomes one that answers NOT_SUPPORTED.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NAME = re.compile(r"(cu\w+?)(?:_v(\d))?(_pt[sd][sz])?$")
 
 
 def declarations(include: str) -> dict[str, str]:
-    """Every entry point with its parameters, from cuda.h."""
+    """Return every entry point with its parameters, from cuda.h."""
     source = "#define __CUDA_API_VERSION_INTERNAL\n#include <cuda.h>\n"
     text = subprocess.run(
         ["gcc", "-E", "-P", f"-I{include}", "-"], input=source, text=True, check=True, capture_output=True
@@ -28,7 +28,7 @@ def declarations(include: str) -> dict[str, str]:
 
 
 def versions(include: str, names: list[str]) -> dict[str, int]:
-    """From which cudaVersion on each entry point is the one of its base name: the nth typedef is the nth variant."""
+    """Return the first cudaVersion of each entry point under its base name: the nth typedef is the nth variant."""
     typedefs: dict[tuple[str, str], set[int]] = defaultdict(set)
     text = (Path(include) / "cudaTypedefs.h").read_text(encoding="utf-8")
     for base, version, suffix in re.findall(r"\*PFN_(cu\w+?)_v(\d{4,5})((?:_pt[sd][sz])?)\)", text):
@@ -47,7 +47,7 @@ def versions(include: str, names: list[str]) -> dict[str, int]:
 
 
 def defined(objects: list[str]) -> set[str]:
-    """The entry points that the objects define."""
+    """Return the entry points that the objects define."""
     text = subprocess.run(["nm", "--defined-only", *objects], text=True, check=True, capture_output=True).stdout
     return set(re.findall(r" T (cu[A-Z]\w+)$", text, re.M))
 

@@ -1,4 +1,4 @@
-"""A machine with GPUs, programs and neighbours in a file, for agents on the double of libcuda.so.1 beside this."""
+"""A machine with GPUs, programs and neighbours in a file, for agents on this directory's double of libcuda.so.1."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ FLAGS = ("-std=gnu11", "-D_GNU_SOURCE", "-O2", "-g", "-Wall", "-Wextra", "-Werro
 
 @functools.cache
 def library() -> Path:
-    """Builds the double; where it is."""
+    """Build the double; return its path."""
     made = ROOT / "build" / "cuda" / "processes" / "libcuda.so.1"
     made.parent.mkdir(parents=True, exist_ok=True)
-    with open(ROOT / "build" / "processes.lock", "w") as lock:  # two sessions of pytest may be at it at once
+    with open(ROOT / "build" / "processes.lock", "w") as lock:  # two sessions of pytest may build at the same time
         fcntl.flock(lock, fcntl.LOCK_EX)
         new = made.with_suffix(".new")
         words = ["gcc", *FLAGS, f"-I{CUDA_INCLUDE}", "-shared", "-Wl,-soname,libcuda.so.1"]
@@ -45,7 +45,7 @@ def library() -> Path:
 
 
 class Gpu(ctypes.Structure):
-    """One of them."""
+    """One GPU."""
 
     _fields_ = (
         ("uuid", ctypes.c_ubyte * 16),
@@ -56,7 +56,7 @@ class Gpu(ctypes.Structure):
 
 
 class Program(ctypes.Structure):
-    """A program that uses one."""
+    """A program that uses a GPU."""
 
     _fields_ = (
         ("pid", ctypes.c_int32),
@@ -68,7 +68,7 @@ class Program(ctypes.Structure):
 
 
 class Hold(ctypes.Structure):
-    """What an agent holds."""
+    """Memory that an agent holds."""
 
     _fields_ = (
         ("pid", ctypes.c_int32),
@@ -92,18 +92,18 @@ class Table(ctypes.Structure):
 
 
 def name(gpu: int) -> str:
-    """The UUID of a GPU, as everybody writes it."""
+    """Return the UUID of a GPU in the usual form."""
     return f"GPU-{uuid.UUID(int=0x50F7990000004000800000000000 + gpu)}"
 
 
 @attrs.define
 class Machine:
-    """The file, mapped."""
+    """The machine, as its mapped file."""
 
     directory: Path
-    """Where it is, and what else agents leave."""
+    """Directory of the file, and of whatever else agents leave."""
     table: Table = attrs.field(init=False)
-    """The content."""
+    """Content of the file."""
 
     def __attrs_post_init__(self) -> None:
         path = self.directory / "machine"
@@ -120,7 +120,7 @@ class Machine:
         os.mkfifo(self.directory / "hang")
 
     def environment(self, faults: str = "") -> dict[str, str]:
-        """What agents on it run with."""
+        """Return the environment of agents on this machine."""
         return {
             LIBCUDA: str(library()),
             JOURNALS: str(self.directory / "checkpoints"),
@@ -131,23 +131,23 @@ class Machine:
         }
 
     def program(self, process: Process, nbytes: int, gpu: int = 0) -> Program:
-        """Has a program there."""
+        """Put a program on a GPU."""
         program = self.table.programs[0]
         program.pid, program.gpu, program.bytes = process.pid, gpu, nbytes
         return program
 
     @property
     def state(self) -> State:
-        """Of the program."""
+        """State of the program."""
         return State(self.table.programs[0].state)
 
     @property
     def place(self) -> str:
-        """Where it is, or was."""
+        """UUID of the GPU that it is, or was, on."""
         return name(self.table.programs[0].gpu)
 
     def held(self) -> list[tuple[int, int]]:
-        """Pid and bytes of what living processes hold."""
+        """Return pid and bytes of what living processes hold."""
         return [
             (hold.pid, hold.bytes)
             for hold in self.table.holds
@@ -155,5 +155,5 @@ class Machine:
         ]
 
     def calls(self) -> list[str]:
-        """Every call that was about a program, in order."""
+        """Return every call that was about a program, in order."""
         return [line.removeprefix("cuCheckpointProcess") for line in bytes(self.table.log).decode().split()]

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * A double of the part of libcuda.so.1 by which one process acts on others: checkpoints, and memory that is only
- * taken. The machine is a file that all processes map, and processes.py reads and writes: GPUs, programs, and what
- * agents hold. Strict, as the driver was seen to be: a call in the wrong state is ILLEGAL_STATE, a map that is none
- * INVALID_VALUE, and a restore without room loses the program for good. What a process holds goes with it.
+ * reserved. The machine is a file that all processes map, and processes.py reads and writes: GPUs, programs, and what
+ * agents hold. It is as strict as the driver was seen to be: a call in the wrong state is ILLEGAL_STATE, an invalid
+ * map is INVALID_VALUE, and a restore without room loses the program for good. What a process holds is freed with it.
  *
  * Environment: FAKE_MACHINE=path
  * FAKE_FAULTS=name:n:what[,...]  the nth call of `name` (1 is the first), where `what` is
  *     a number            answers that CUresult and does nothing
- *     before, after       the process is killed, before or after the call has done what it does
+ *     before, after       the process is killed before or after the call has its effect
  *     hang                opens the FIFO FAKE_HANG, and goes on when the other end is closed
- *     grab0, grab1, ...   after it, a neighbour takes all that this GPU has left
- * FAKE_SPENT=directory    faults happen once: each leaves a file here, and is none for who finds it
+ *     grab0, grab1, ...   after the call, a neighbour takes all that is left of this GPU
+ * FAKE_SPENT=directory    faults happen once: each leaves a file here, which keeps later processes from it
  */
 
 #include <cuda.h>
@@ -41,10 +41,10 @@
 
 /* As Machine in processes.py. */
 struct machine {
-	uint64_t size; /* of this */
+	uint64_t size; /* of this struct */
 	struct { uint8_t uuid[16]; char name[32]; uint64_t capacity, neighbours; } gpus[GPUS];
 	struct { int32_t pid, state, gpu, busy; uint64_t bytes; } programs[PROGRAMS];
-	struct { int32_t pid, gpu; uint64_t start, bytes; } holds[HOLDS]; /* contexts too; pid 0: free */
+	struct { int32_t pid, gpu; uint64_t start, bytes; } holds[HOLDS]; /* including contexts; pid 0: free */
 	uint64_t logged;
 	char log[LOG]; /* "name\n" for each call that was about a program */
 };
@@ -92,7 +92,7 @@ static void setup(void)
 	free(copy);
 }
 
-/* Whether this fault has not happened yet, to anybody. */
+/* Return whether this fault has not happened yet in any process. */
 static bool fresh(int fault)
 {
 	const char *directory = getenv("FAKE_SPENT");
@@ -150,7 +150,7 @@ static uint64_t available(int gpu)
 
 	for (int i = 0; i < HOLDS; i++) {
 		if (machine->holds[i].pid && start_of(machine->holds[i].pid) != machine->holds[i].start)
-			machine->holds[i].pid = 0; /* its process has ended */
+			machine->holds[i].pid = 0; /* the process has ended */
 		if (machine->holds[i].pid && machine->holds[i].gpu == gpu)
 			used += machine->holds[i].bytes;
 	}
@@ -161,7 +161,7 @@ static uint64_t available(int gpu)
 	return used > machine->gpus[gpu].capacity ? 0 : machine->gpus[gpu].capacity - used;
 }
 
-/* Index + 1 of what was taken, 0 where it is not there. */
+/* Reserve memory: return its index + 1, or 0 without room. */
 static int hold(int gpu, uint64_t bytes)
 {
 	if (available(gpu) < bytes)
@@ -179,7 +179,7 @@ static int hold(int gpu, uint64_t bytes)
 	return 0;
 }
 
-/* What each call goes through: its fault, if it has one, what it does, and what others do after it. */
+/* Run a call: its fault, if any, its effect, and then the acts of others. */
 static CUresult call(const char *name, CUresult (*effect)(void *), void *argument)
 {
 	int fault = -1;
@@ -297,7 +297,7 @@ EXPORT cuDeviceGetName(char *name, int length, CUdevice device)
 
 /* Contexts and memory */
 
-static int contexts[GPUS]; /* what is held for each */
+static int contexts[GPUS]; /* index + 1 of what each holds */
 static int current = -1;
 
 static CUresult retain(void *argument)
@@ -355,7 +355,7 @@ EXPORT cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUme
 	    prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE || no_gpu(creation.gpu) || prop->requestedHandleTypes ||
 	    prop->win32HandleMetaData || prop->allocFlags.compressionType || prop->allocFlags.usage)
 		return CUDA_ERROR_INVALID_VALUE;
-	if (current < 0)	/* that of any GPU will do (measured on two H200s) */
+	if (current < 0)	/* a context of any GPU will do (measured on two H200s) */
 		return CUDA_ERROR_INVALID_CONTEXT;
 	result = call("cuMemCreate", create, &creation);
 	*handle = result ? 0 : (CUmemGenericAllocationHandle)creation.made;
@@ -382,7 +382,7 @@ EXPORT cuMemRelease(CUmemGenericAllocationHandle handle)
 /* Other processes */
 
 struct operation {
-	int pid, from, to; /* from one state to another */
+	int pid, from, to; /* states before and after */
 	bool locks;
 	const CUcheckpointRestoreArgs *map;
 	CUprocessState *state;
@@ -404,7 +404,7 @@ static int gpu_of(const CUuuid *uuid)
 	return -1;
 }
 
-/* Where the map has programs of `place` go; -1 for one that is not of all GPUs, each to one like it. */
+/* Return where the map sends programs of `place`; -1 unless it maps all GPUs, each to one of its kind. */
 static int mapped(const CUcheckpointRestoreArgs *map, int place)
 {
 	unsigned int old = 0, new = 0;
@@ -466,7 +466,7 @@ EXPORT cuCheckpointProcessGetState(int pid, CUprocessState *state)
 EXPORT cuCheckpointProcessLock(int pid, CUcheckpointLockArgs *args)
 {
 	if (!args || !args->timeoutMs || args->reserved0 || !all_zero(args->reserved1, sizeof(args->reserved1)))
-		return CUDA_ERROR_INVALID_VALUE; /* the driver allows it, but nobody should wait for ever */
+		return CUDA_ERROR_INVALID_VALUE; /* the driver allows it, but no caller should wait for ever */
 	return call("cuCheckpointProcessLock", operate,
 		    &(struct operation){ pid, CU_PROCESS_STATE_RUNNING, CU_PROCESS_STATE_LOCKED, true, NULL, NULL });
 }

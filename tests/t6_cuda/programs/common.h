@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the tests' programs share. */
+/* Shared by the tests' programs. */
 #ifndef COMMON_H
 #define COMMON_H
 
@@ -16,7 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Ends the program unless the call answers `wanted`. */
+/* End the program unless the call answers `wanted`. */
 #define EXPECT(wanted, call)									\
 	do {											\
 		int result_ = (int)(call);							\
@@ -35,7 +35,7 @@
 		}										\
 	} while (0)
 
-/* The kernels: what the double calls, and how it learns of their parameters. */
+/* Define a kernel: the function that the double calls, and the description of its parameters. */
 #define KERNEL(name, ...)				\
 	const size_t name##_parameters[] = { __VA_ARGS__, 0 };	\
 	void name(void **parameters)
@@ -68,7 +68,7 @@ static inline uint64_t microseconds(void)
 	return (uint64_t)time.tv_sec * 1000000 + (uint64_t)time.tv_nsec / 1000;
 }
 
-/* Copies 0, 1, 2 ... to an address; `data` has room for them. */
+/* Copy 0, 1, 2 ... to an address; `data` has room for them. */
 static inline void number(CUdeviceptr address, uint64_t *data, size_t bytes)
 {
 	for (size_t i = 0; i < bytes / 8; i++)
@@ -76,7 +76,7 @@ static inline void number(CUdeviceptr address, uint64_t *data, size_t bytes)
 	DO(cuMemcpyHtoD_v2(address, data, bytes));
 }
 
-/* Says something to the test, and waits until it answers. */
+/* Print something for the test, and wait for its answer. */
 static inline void tell(const char *what, uint64_t number)
 {
 	char line[64];

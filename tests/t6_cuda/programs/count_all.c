@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * count_all CASE: launches kernels in one of the ways there are, says "launched N" once all have run (or, in
- * some cases, at a certain moment), and waits for an answer: the test has looked at the page by then.
+ * count_all CASE: launch kernels in one of the possible ways, print "launched N" once all have run (or, in some cases,
+ * at a certain moment), and wait for an answer, by which time the test has looked at the page.
  */
 #include <signal.h>
 #include <sys/wait.h>
@@ -9,7 +9,7 @@
 #include "common.h"
 
 static uint64_t ran;
-static uint64_t launched;	/* atomically */
+static uint64_t launched;	/* accessed atomically */
 static CUcontext context;
 static CUfunction f;
 
@@ -66,7 +66,7 @@ static void plain(void)
 	done();
 	launch(CU_STREAM_LEGACY);
 	done();
-	/* What fails is not counted. */
+	/* A failed launch does not count. */
 	EXPECT(CUDA_ERROR_INVALID_VALUE, cuLaunchKernel(f, 0, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL));
 	done();
 }
@@ -126,14 +126,14 @@ static void streams(void)
 	for (int i = 0; i < 2000; i++)
 		launch(many[i % 20]);
 	done();
-	/* Destroyed with work in them: it is still done, and counted. */
+	/* Streams destroyed with work in them: it is still done, and counted. */
 	for (int i = 0; i < 20; i++) {
 		for (int j = 0; j < 5; j++)
 			launch(many[i]);
 		DO(cuStreamDestroy_v2(many[i]));
 	}
 	done();
-	/* New ones, perhaps under the same handles. */
+	/* New streams, perhaps with the same handles. */
 	for (int i = 0; i < 20; i++)
 		launch(stream_new());
 	done();
@@ -152,7 +152,7 @@ static void *thread(void *shared)
 		DO(cuLaunchKernel_ptsz(f, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL));
 		add(1);
 	}
-	/* Its own stream is not waited for, and not used again. */
+	/* The thread's own stream is not waited for, and not used again. */
 	return NULL;
 }
 
@@ -206,7 +206,7 @@ static void graphs(void)
 		add(3 + 5 + 9);
 	}
 	done();
-	/* Nodes that are switched off and on, and one whose update keeps them. */
+	/* Nodes that are disabled and enabled, and an update that keeps that. */
 	DO(cuGraphGetNodes(inner, nodes, &count));
 	DO(cuGraphNodeSetEnabled(execs[0], nodes[0], 0));
 	DO(cuGraphNodeSetEnabled(execs[0], nodes[0], 0));
@@ -218,7 +218,7 @@ static void graphs(void)
 	DO(cuGraphLaunch(execs[0], stream));
 	add(1 + 1 + 2);
 	done();
-	/* The graph goes, the executable one stays. */
+	/* The graph is destroyed, the executable one stays. */
 	DO(cuGraphDestroy(outer));
 	DO(cuGraphLaunch(execs[1], stream));
 	add(5);
@@ -243,7 +243,7 @@ static void *meanwhile(void *stop)
 	return NULL;
 }
 
-/* What is captured is no launch until the graph is; and the capture gets nothing that is not the program's. */
+/* Captured work is no launch until the graph is launched; and the capture gets only the program's own nodes. */
 static void capture(CUstreamCaptureMode mode)
 {
 	CUstream stream = stream_new(), other = stream_new(), idle;
@@ -259,7 +259,7 @@ static void capture(CUstreamCaptureMode mode)
 	DO(cuGraphInstantiateWithFlags(&inner, graph_of(3), 0));
 	CHECK(!pthread_create(&beside, NULL, meanwhile, &stop));
 	for (int round = 0; round < 20; round++) {
-		/* Launches of which nobody knows yet whether they are finished. */
+		/* Launches that are not yet known to be finished. */
 		for (int i = 0; i < 5; i++) {
 			launch(stream);
 			launch(other);
@@ -275,7 +275,7 @@ static void capture(CUstreamCaptureMode mode)
 		DO(cuEventRecord(join, other));
 		DO(cuStreamWaitEvent(stream, join, 0));
 		DO(cuStreamEndCapture(stream, &graph));
-		/* Two kernels, a graph, and the two events. */
+		/* Two kernels, a graph, and two events. */
 		DO(cuGraphGetNodes(graph, NULL, &count));
 		CHECK(count == 5);
 		DO(cuGraphInstantiateWithFlags(&exec, graph, 0));
@@ -288,7 +288,7 @@ static void capture(CUstreamCaptureMode mode)
 	__atomic_store_n(&stop, true, __ATOMIC_RELEASE);
 	pthread_join(beside, NULL);
 	done();
-	/* One that is under way: what was launched before, and elsewhere, is counted and finished. */
+	/* A capture in progress: earlier launches, and those elsewhere, are counted and finished. */
 	idle = stream_new();
 	for (int i = 0; i < 5; i++)
 		launch(idle);
@@ -316,7 +316,7 @@ static void held(void)
 	add(1);
 	for (int i = 0; i < 700; i++)
 		launch(stream);
-	/* And in this thread's own stream. */
+	/* The same in this thread's own stream. */
 	DO(cuLaunchKernel_ptsz(w, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL));
 	DO(cuLaunchKernel_ptsz(f, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL));
 	add(2);
@@ -362,7 +362,7 @@ static void devices(void)
 	tell("launched", 2);
 }
 
-/* Two connections: a child that was forked before, and its parent. */
+/* Two connections: of a child that was forked before, and of its parent. */
 static void forked(void)
 {
 	pid_t child = fork();
@@ -374,7 +374,7 @@ static void forked(void)
 		launch(NULL);
 	DO(cuCtxSynchronize());
 	if (!child) {
-		/* Until its page is right the test does not let the parent go on; only then is it killed. */
+		/* The test lets the parent go on once the child's page is right; only then is the child killed. */
 		for (;;)
 			pause();
 	}

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* departs: a program that knows nothing, works in one thread, and is had to stand by, and moved, meanwhile. */
+/*
+ * departs: a program that knows nothing of ggroupfs, works in one thread, and is made to stand by, and moved,
+ * meanwhile.
+ */
 
 #include "common.h"
 
@@ -23,9 +26,9 @@ static CUdeviceptr address;
 static size_t count = BYTES / 8;
 static _Atomic bool stop;
 static _Atomic uint64_t launched;
-static _Atomic CUdeviceptr used;	/* more often than all else, so that it does not change places with that; 0: nothing */
+static _Atomic CUdeviceptr used;	/* most often used, so that it stays in place; 0: none */
 
-/* Asks, as another thread does, whether work is done. */
+/* Ask whether work is done, as another thread of a program does. */
 static void *ask(void *unused)
 {
 	CUevent event;
@@ -62,7 +65,7 @@ static void *work(void *unused)
 		if (launched % 4)
 			continue;
 		DO(cuCtxSynchronize());
-		if (getenv("FAKE_FAIL_LATER"))	/* what fails is not to be this */
+		if (getenv("FAKE_FAIL_LATER"))	/* the fault is not for this */
 			continue;
 		DO(cuMemAlloc_v2(&extra, 3 << 20));
 		DO(cuMemFree_v2(extra));
@@ -71,7 +74,7 @@ static void *work(void *unused)
 	return NULL;
 }
 
-/* Memory of the program's own, if it is to have some. */
+/* Memory of the program's own, if it has any. */
 struct object {
 	CUmemGenericAllocationHandle handle;
 	CUdeviceptr address;
@@ -104,7 +107,7 @@ static void end_object(const struct object *object, uint64_t *data)
 	DO(cuMemAddressFree(object->address, OBJECT));
 }
 
-/* Memory of which nothing is left to the program but a descriptor; -1: it is to have none. */
+/* Make memory of which only a descriptor is left to the program; -1 if it has none. */
 static int lend(void)
 {
 	const CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes hook_faults.c's table of calls from entries.def: one of each entry point, with nothing in its arguments but
-the stream that a test gives, if it does.
+"""Writer of hook_faults.c's table of calls from entries.def: one call of each entry point, with empty arguments except
+a stream that a test may give.
 
 python3 faults.py ENTRIES_DEF > hook_faults.inc
 """
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 GIVEN = {"CUstream": "stream_given", "const CUlaunchConfig *": "&config_given"}
-"""What a call gets for a parameter of that type."""
+"""Argument of a call for a parameter of that type."""
 
 
 def main() -> None:

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* LINK_LIBRARY: gate_all CASE: the gate from the inside; the library is part of this program. */
+/* LINK_LIBRARY: gate_all CASE: tests of the gate from the inside; the library is part of this program. */
 #include <sys/wait.h>
 
 #include "common.h"
@@ -10,7 +10,7 @@
 #define THREADS 4
 #define ROUNDS 300
 
-static bool shut;	/* atomically: between gate_close and gate_open */
+static bool shut;	/* between gate_close and gate_open; accessed atomically */
 static bool stop;
 static uint64_t launches;
 static CUcontext context;
@@ -22,7 +22,7 @@ KERNEL(nothing, sizeof(int))
 
 static __typeof__(&cuLaunchKernel) real_launch;
 
-/* What stands between the wrapper and the driver: nothing comes here while the gate is closed. */
+/* Stands between the wrapper and the driver: nothing may come here while the gate is closed. */
 static CUresult spy(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by,
 		    unsigned int bz, unsigned int shared, CUstream stream, void **parameters, void **extra)
 {
@@ -55,8 +55,8 @@ static void *hammer(void *argument)
 	return NULL;
 }
 
-/* Launches from several threads while another opens and closes; and a plain variable that only the closer,
- * and only those inside, may touch: a sanitizer sees whether the gate orders them. */
+/* Launches from several threads while another opens and closes the gate; and a plain variable that only the closer, and
+ * only threads inside, may touch: a sanitizer sees whether the gate orders them. */
 static int guarded[THREADS];
 
 static void *inside(void *number)
@@ -94,7 +94,7 @@ static void shut_and_open(void *(*thread)(void *))
 		CHECK(before == __atomic_load_n(&launches, __ATOMIC_RELAXED));
 		__atomic_store_n(&shut, false, __ATOMIC_SEQ_CST);
 		gate_open();
-		/* On a machine of few cores the others would otherwise hardly run. */
+		/* Otherwise the others would hardly run on a machine of few cores. */
 		for (int i = 0; i < 10; i++)
 			sched_yield();
 	}
@@ -112,7 +112,7 @@ static void *stays(void *argument)
 	gate_enter();
 	pthread_barrier_wait(&barrier);	/* it is inside */
 	pthread_barrier_wait(&barrier);	/* it may go */
-	/* Still open for a thread that is inside already. */
+	/* The gate is still open for a thread that is inside already. */
 	gate_enter();
 	gate_leave();
 	gate_leave();
@@ -159,7 +159,7 @@ static void nested(void)
 	pthread_t thread;
 	bool entered = false;
 
-	/* The closer may be inside itself. */
+	/* The closer itself may be inside. */
 	gate_enter();
 	CHECK(gate_close(1000));
 	CHECK(!pthread_create(&thread, NULL, waits_to_enter, &entered));
@@ -203,7 +203,7 @@ static void capture(void)
 	CHECK(gate_close(10000));
 	gate_open();
 	pthread_join(thread, NULL);
-	/* One that did not begin, and one whose context goes, hold nothing. */
+	/* A capture that did not begin, or whose context goes, holds nothing. */
 	EXPECT(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, cuStreamBeginCapture_v2(NULL, CU_STREAM_CAPTURE_MODE_GLOBAL));
 	CHECK(gate_close(1000));
 	gate_open();
@@ -236,7 +236,7 @@ static void death(void)
 	}
 }
 
-/* One that is cancelled while it waits to enter leaves the gate as it was. */
+/* A thread that is cancelled while it waits to enter leaves the gate as it was. */
 static void cancelled(void)
 {
 	struct timespec until;
@@ -269,7 +269,7 @@ static void in_fork(void)
 	gate_capture(1);
 	child = fork();
 	if (!child) {
-		/* The one that is inside is not here, nor is the capture. */
+		/* The child has neither the thread that is inside nor the capture. */
 		gate_enter();
 		gate_leave();
 		_exit(gate_close(1000) ? 0 : 1);
@@ -283,7 +283,7 @@ static void in_fork(void)
 	CHECK(gate_close(1000));
 	child = fork();
 	if (!child) {
-		/* Open, though the parent had it closed. */
+		/* Open, although the parent had closed it. */
 		gate_enter();
 		gate_leave();
 		_exit(0);
@@ -292,7 +292,7 @@ static void in_fork(void)
 	gate_open();
 }
 
-/* What it costs to enter and leave, in picoseconds. */
+/* Measure the cost of entering and leaving, in picoseconds. */
 static void cost(void)
 {
 	uint64_t begun = microseconds();

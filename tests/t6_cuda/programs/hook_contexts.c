@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Contexts that are made, used and destroyed in all the ways there are, with launches that are still running. */
+/* Make, use and destroy contexts in all possible ways, with launches that are still running. */
 #include "common.h"
 
 static int ran;

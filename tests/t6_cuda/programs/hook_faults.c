@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* hook_faults NAME: calls that entry point once, and prints what it answers. FAKE_FAIL sees to it that it fails. */
+/* hook_faults NAME: call that entry point once, and print its answer. FAKE_FAIL makes it fail. */
 #include "common.h"
 
 static long zeros[512];

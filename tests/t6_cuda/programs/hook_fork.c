@@ -71,7 +71,7 @@ int main(int argc, char **argv)
 		wait_for(child);
 		return 0;
 	}
-	/* With another thread in the middle of a launch, at every fork. */
+	/* At every fork another thread is in the middle of a launch. */
 	context = start(0);
 	CHECK(!pthread_create(&thread, NULL, launch_in, &stop));
 	for (int i = 0; i < 20; i++) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Linked to libcuda: says in which file each entry point of the table is that it was bound to. */
+/* Linked to libcuda: print the file to which each entry point of the table was bound. */
 #include <dlfcn.h>
 
 #include "common.h"

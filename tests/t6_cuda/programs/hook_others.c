@@ -1,13 +1,13 @@
 /* NO_LINK */
 /* SPDX-License-Identifier: Apache-2.0 */
-/* dlsym means for everything else what it means without us, and nothing is loaded or started for a program
- * without CUDA. */
+/* For all other symbols dlsym works as without the library, and a program without CUDA gets nothing loaded or
+ * started. */
 #include <dirent.h>
 #include <dlfcn.h>
 
 #include "common.h"
 
-/* A name of the driver that is this program's own: what RTLD_DEFAULT finds first. */
+/* A name of the driver that is this program's own: RTLD_DEFAULT finds it first. */
 CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes)
 {
 	*address = 42;
@@ -15,7 +15,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes)
 	return CUDA_SUCCESS;
 }
 
-/* A wrapper of the kind that other interposers have: RTLD_NEXT is by the caller's place in the search order. */
+/* A wrapper as other interposers have it: RTLD_NEXT depends on the caller's place in the search order. */
 void *malloc_of_libc(void)
 {
 	return dlsym(RTLD_NEXT, "malloc");

@@ -1,8 +1,8 @@
-/* NO_LINK: finds libcuda itself, as programs do that use the runtime. */
+/* NO_LINK: finds libcuda itself, as programs with the CUDA runtime do. */
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * hook_ways WAY [VERSION FLAGS]: for each name on stdin, looks it up in one of the ways there are, and says
- * in which file what it found is, and under which name that exports it: "name file symbol", or "name - -".
+ * hook_ways WAY [VERSION FLAGS]: look up each name of stdin in one of the possible ways; print the file in which it
+ * was found, and the symbol that exports it: "name file symbol", or "name - -".
  */
 #include <dlfcn.h>
 #include <stdint.h>
@@ -27,7 +27,7 @@ int main(int argc, char **argv)
 		*(void **)&v1 = dlsym(handle, "cuGetProcAddress");
 		*(void **)&v2 = dlsym(handle, "cuGetProcAddress_v2");
 	}
-	/* As cudart does: the way to all others is looked up by itself. */
+	/* As cudart does it: the function that finds all others is itself looked up. */
 	if (!strcmp(way, "cudart"))
 		CHECK(!v2("cuGetProcAddress", (void **)&v2, version, flags, &status));
 	while (scanf("%127s", name) == 1) {

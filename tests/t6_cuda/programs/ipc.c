@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* ipc: one process exports memory by legacy IPC, and others, which are this program again, open it. */
+/* ipc: one process exports memory by legacy IPC, and others, which run this program as well, open it. */
 
 #include "common.h"
 
@@ -21,7 +21,7 @@ void add_one(void **parameters)
 
 static uint64_t data[BYTES / 8];
 
-/* Bytes of physical memory that exist on the device. */
+/* Return the bytes of physical memory that exist on the device. */
 static void usage(int device, uint64_t *gpu)
 {
 	void (*ask)(int, uint64_t *, uint64_t *, uint64_t *);
@@ -60,8 +60,8 @@ static void interrupted(int number)
 	(void)number;
 }
 
-/* The other process: `words` are a handle in hexadecimal digits, what is there ("" for a handle that names nothing any
- * more), and how much of it. */
+/* The other process. `words` are a handle in hexadecimal digits, the first word of the memory ("" for a handle that is
+ * no longer valid), and its size. */
 static int other(char **words)
 {
 	const bool gone = !*words[1];
@@ -84,14 +84,14 @@ static int other(char **words)
 	expect(address, bytes, strtoul(words[1], NULL, 10));
 	DO(cuIpcOpenMemHandle_v2(&again, handle, 1));
 	CHECK(again == address);
-	handle.reserved[16] ^= 1;	/* the secret: whoever does not have it is not helped by its being open */
+	handle.reserved[16] ^= 1;	/* without the secret the open fails, even if the memory is open */
 	EXPECT(CUDA_ERROR_INVALID_VALUE, cuIpcOpenMemHandle_v2(&again, handle, 1));
 	handle.reserved[16] ^= 1;
 	DO(cuIpcCloseMemHandle(address));
-	work(address, bytes);	/* it is open still */
+	work(address, bytes);	/* still open */
 	DO(cuIpcCloseMemHandle(address));
 	DO(cuIpcOpenMemHandle_v2(&address, handle, 1));
-	return 0;	/* and is left open */
+	return 0;	/* left open */
 }
 
 static void run_other(const char *self, const CUipcMemHandle *handle, const char *first, size_t bytes)
@@ -111,7 +111,7 @@ static void run_other(const char *self, const CUipcMemHandle *handle, const char
 	CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
-/* Nothing is left of the GPU but what the library keeps of memory that was freed: that goes for what is exported. */
+/* Fill the GPU except for freed memory that the library keeps: an export takes that. */
 static void export_when_full(void)
 {
 	uint64_t gpu, full;
@@ -157,19 +157,19 @@ int main(int argc, char **argv)
 	EXPECT(CUDA_ERROR_INVALID_CONTEXT, cuIpcOpenMemHandle_v2(&unused, large_handle, 1));
 	run_other(argv[0], &large_handle, "1000", BYTES);
 	run_other(argv[0], &small_handle, "7", SMALL);
-	expect(large, BYTES, 1001);	/* they have worked on it */
+	expect(large, BYTES, 1001);	/* the others have worked on it */
 	expect(small, SMALL, 8);
 	memcpy(&same, &large_handle, sizeof(same));
-	same.reserved[16] ^= 1;	/* who was not given the handle may have read the name of the socket: not the secret */
+	same.reserved[16] ^= 1;	/* a stranger may have read the name of the socket, but not the secret */
 	run_other(argv[0], &same, "", BYTES);
 	run_other(argv[0], &large_handle, "1001", BYTES);
 	expect(large, BYTES, 1002);
 	DO(cuMemFree_v2(large));
 	usage(0, &gpu);
-	CHECK(gpu == before - BYTES);	/* not kept: somebody may have it mapped */
+	CHECK(gpu == before - BYTES);	/* not kept, since another process may have it mapped */
 	run_other(argv[0], &large_handle, "", BYTES);
 	DO(cuMemAlloc_v2(&large, BYTES));
-	run_other(argv[0], &large_handle, "", BYTES);	/* whatever is at that address now */
+	run_other(argv[0], &large_handle, "", BYTES);	/* whatever is at the address now */
 	export_when_full();
 	return 0;
 }

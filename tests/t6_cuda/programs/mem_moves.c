@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* mem_moves: memory of a program that knows nothing moves out, is used there, and comes back. Says where it is. */
+/* mem_moves: memory of a program that knows nothing of ggroupfs moves out, is used there, and comes back; prints where
+ * it is. */
 
 #include "common.h"
 

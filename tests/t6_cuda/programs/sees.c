@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sees [fork]: what a program is told of the size of its GPUs, by each way there is, as often as it is asked. */
+/* sees [fork]: print the size of its GPUs by each possible way, as often as it is asked. */
 #include <sys/wait.h>
 
 #include "common.h"
@@ -16,7 +16,7 @@ static void *found(const char *name)
 	return function;
 }
 
-/* Of each device in MiB, by linking and as the runtime finds it. */
+/* Print the MiB of each device, by linking and as the runtime finds it. */
 static void totals(void)
 {
 	total_of other = (total_of)found("cuDeviceTotalMem");

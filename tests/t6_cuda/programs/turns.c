@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* turns: a program that knows nothing, works in two threads, and says for each line what it launched in 50 ms, until one
- * is "end". After "hold" a kernel of it runs until "let". To "second" it says what it launched on the second GPU, where
- * it works from the first of those on. */
+/*
+ * turns: a program that knows nothing of ggroupfs and works in two threads. For each line it prints what it launched in
+ * 50 ms, until one is "end". After "hold" a kernel of it runs until "let". For "second" it prints what it launched on
+ * the second GPU, where it works from the first such line on.
+ */
 
 #include "common.h"
 
@@ -39,7 +41,7 @@ static _Atomic bool stop;
 static _Atomic uint64_t launched, launched_second, asked;
 static int zero;
 
-/* What is asked while there is no turn is answered. */
+/* Make calls that must be answered without a turn. */
 static void *ask(void *unused)
 {
 	CUevent event;
@@ -137,7 +139,7 @@ int main(void)
 			hold();
 		held = !let && (held || !strcmp(line, "hold\n"));
 		usleep(50000);
-		/* What is freed waits for that kernel. */
+		/* A free waits for that kernel. */
 		while (!held && asked == asked_before)
 			usleep(1000);
 		printf("launched %llu\n", (unsigned long long)(of_second ? launched_second - before_second : launched - before));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Tests of what one call of the driver that fails, once, leaves: `once NAME` runs one against the double; FAKE_DEVICES is 2. */
+/* Tests of a single failing driver call and its aftermath: `once NAME` runs one on the double; FAKE_DEVICES is 2. */
 
 #include <dlfcn.h>
 #include <string.h>
@@ -16,9 +16,9 @@ static struct device *device;
 static CUcontext contexts[2];
 static CUstream stream;
 
-/* The entry point whose next calls fail, and how many of them. */
-static const char *failing;	/* atomically */
-static unsigned int times;	/* atomically */
+/* Entry point whose next calls fail, and the number of such calls. */
+static const char *failing;	/* accessed atomically */
+static unsigned int times;	/* accessed atomically */
 
 static void *plain(const char *name)
 {
@@ -28,8 +28,8 @@ static void *plain(const char *name)
 	return found;
 }
 
-/* The thread that the failure came to waits at its next return of a context, until `let_go`. */
-static bool waits, waiting, let_go;	/* atomically */
+/* The thread that met the failure waits at its next return of a context, until `let_go`. */
+static bool waits, waiting, let_go;	/* accessed atomically */
 static __thread bool came_here;
 
 static void wait_here(void)
@@ -61,7 +61,7 @@ static void fail_next(const char *name)
 	__atomic_store_n(&times, 1, __ATOMIC_RELEASE);
 }
 
-/* Whether what was to fail has. */
+/* Return whether the call that was to fail has failed. */
 static bool has_failed(void)
 {
 	return !__atomic_load_n(&times, __ATOMIC_ACQUIRE);
@@ -100,7 +100,7 @@ static CUresult enable(void)
 	return result;
 }
 
-/* Access that could not be given to all is not taken for given. */
+/* Access that could not be given to everything does not count as given. */
 static void test_peers(void)
 {
 	static const char *const calls[] = { "cuCtxPushCurrent_v2", "cuMemSetAccess" };
@@ -116,7 +116,7 @@ static void test_peers(void)
 	CHECK(enable() == CUDA_SUCCESS && for_the_other(address));
 }
 
-/* One that may only read what the default pool gives can do that. */
+/* A GPU that may only read the default pool's memory can do that. */
 static void test_readers(void)
 {
 	const CUmemAccessDesc access = { .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 1 },
@@ -130,7 +130,10 @@ static void test_readers(void)
 	CHECK(cuMemPoolSetAccess(pool, &access, 1) == CUDA_SUCCESS && for_the_other(address));
 }
 
-/* What is said to the default pool is for what we serve of it, whether or not the driver could say which pool that is. */
+/*
+ * Settings of the default pool apply to what the library serves of it, even if the driver could not say which pool it
+ * is.
+ */
 static void test_pools(void)
 {
 	const CUmemAccessDesc access = { .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 1 },
@@ -150,7 +153,7 @@ static void test_pools(void)
 	CHECK(cuMemPoolSetAccess(pool, &access, 1) == CUDA_SUCCESS && for_the_other(address));
 }
 
-/* What is allocated is charged to the GPU that it is on: the pool's, or the stream's, whichever context is current. */
+/* An allocation is charged to its GPU, the pool's or the stream's, whichever context is current. */
 static void test_elsewhere(void)
 {
 	const CUmemPoolProps props = { .allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -188,7 +191,7 @@ static void test_elsewhere(void)
 	double_agree(device);
 }
 
-/* Whether a stream is captured: an error says nothing of what is charged, and nothing is kept from moving for good. */
+/* Whether a stream is captured: an error leaves the charge right, and nothing stays unmovable for good. */
 static void test_captures(void)
 {
 	CUdeviceptr address;
@@ -206,8 +209,10 @@ static void test_captures(void)
 	double_agree(device);
 }
 
-/* A copy that runs is waited for, though the driver once could not say whether it does: the double dies where its ends are
- * unmapped before. */
+/*
+ * A running copy is waited for, even if the driver could once not say whether it runs: the double aborts if the ends of
+ * the copy are unmapped before.
+ */
 static void test_copies(void)
 {
 	const CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -221,11 +226,11 @@ static void test_copies(void)
 	hold(true);
 	device->mover->copy_us = 10000;
 	fail_next("cuStreamQuery");
-	while (!has_failed())	/* a busy machine may not have come to the copy */
+	while (!has_failed())	/* a busy machine may not have reached the copy */
 		CHECK(double_out(device, UINT64_MAX) == 0);
 	device->mover->copy_us = 60000000;
 	hold(false);
-	while (device->resident)	/* once the copy has come to its end */
+	while (device->resident)	/* once the copy has ended */
 		double_out(device, UINT64_MAX);
 	CHECK(device->swapped == BYTES);
 	double_agree(device);
@@ -238,7 +243,7 @@ static void wait_for_it(void *argument)
 		usleep(1000);
 }
 
-/* What a stream has freed, and may use until it gets there, is not freed before. */
+/* Memory that a stream has freed, and may use until it gets there, is not freed before. */
 static void test_frees(void)
 {
 	CUdeviceptr address, other;
@@ -264,7 +269,10 @@ static void *bring_in(void *unused)
 	return unused;
 }
 
-/* What was to come, and did not, may be freed as soon as it is let go: the books have it on the GPU, and know that by then. */
+/*
+ * Memory that was to come in, and did not, may be freed as soon as it is let go: by then the books have it on the GPU,
+ * and know that.
+ */
 static void test_books(void)
 {
 	CUdeviceptr address;
@@ -284,7 +292,7 @@ static void test_books(void)
 	double_agree(device);
 }
 
-/* What is in a context that goes is out of the books, or the context stays. */
+/* Either memory in a context that goes leaves the books, or the context stays. */
 static void test_contexts(void)
 {
 	__typeof__(&cuGreenCtxCreate) make;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Tests of lent.c: `outlives NAME` runs one against the double of the driver, with FAKE_LENT=1. */
+/* Tests of lent.c: `outlives NAME` runs one on the double of the driver, with FAKE_LENT=1. */
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -37,10 +37,10 @@ static void start(void)
 	CHECK(retain(&context, 0) == CUDA_SUCCESS && real.cuCtxSetCurrent(context) == CUDA_SUCCESS);
 	device = device_current();
 	CHECK(device && device->elastic);
-	device->mover->copy_us = device->mover->work_us = 60000000;	/* a driver made of threads, on a busy machine */
+	device->mover->copy_us = device->mover->work_us = 60000000;	/* for a double made of threads */
 }
 
-/* Memory that can be exported, as an object of ours, or `fixed` as the driver's own. */
+/* Make memory that can be exported: an object of the library, or `fixed`, the driver's own. */
 static CUmemGenericAllocationHandle create(bool fixed)
 {
 	CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE },
@@ -61,7 +61,7 @@ static int export(CUmemGenericAllocationHandle handle)
 	return fd;
 }
 
-/* Memory that was made, exported, and released. */
+/* Make memory, export and release it; return the descriptor. */
 static int export_and_release(bool fixed)
 {
 	const CUmemGenericAllocationHandle handle = create(fixed);
@@ -87,7 +87,7 @@ static void check_charged(uint64_t bytes)
 	double_agree(device);
 }
 
-/* Each of the descriptors of it counts, wherever they are. */
+/* Each descriptor of it counts, wherever it is. */
 static void until_closed(bool fixed)
 {
 	const CUmemGenericAllocationHandle handle = create(fixed);
@@ -124,7 +124,7 @@ static void test_fixed(void)
 	until_closed(true);
 }
 
-/* One that nothing is open of any more is freed at once. */
+/* Memory without an open descriptor is freed at once. */
 static void test_closed_before(void)
 {
 	CUmemGenericAllocationHandle handle;
@@ -138,7 +138,7 @@ static void test_closed_before(void)
 	}
 }
 
-/* It is in no process while it is on its way to one. */
+/* A descriptor is in no process while it is on its way to one. */
 static void test_in_flight(void)
 {
 	union {
@@ -185,7 +185,7 @@ static void test_process(void)
 	check_charged(0);
 }
 
-/* It is charged, and this process has it. */
+/* Check that memory is charged, and that this process has it. */
 static void check_own(uint64_t bytes)
 {
 	lent_sweep();
@@ -193,7 +193,7 @@ static void check_own(uint64_t bytes)
 	double_agree(device);
 }
 
-/* The program imports what it has exported: it may let go of all else. `as`: the number of the descriptor then. */
+/* Import memory that the program has exported itself: it may let go of all else. `as`: number of the descriptor. */
 static void import_own(bool fixed, int as, bool before)
 {
 	const CUmemAccessDesc access = { .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE },
@@ -235,7 +235,7 @@ static void test_imported(void)
 		}
 }
 
-/* What it names is given to no other allocation either. */
+/* Memory that a descriptor names is given to no other allocation either. */
 static void test_named(void)
 {
 	CUdeviceptr address;
@@ -251,7 +251,7 @@ static void test_named(void)
 	check_charged(0);
 }
 
-/* The same memory is given to other processes. */
+/* The same memory is also given to other processes. */
 static void test_named_and_shared(void)
 {
 	CUipcMemHandle handle;
@@ -270,7 +270,7 @@ static void test_named_and_shared(void)
 	check_charged(0);
 }
 
-/* One descriptor, of what is mapped side by side. */
+/* One descriptor names several pieces that are mapped side by side. */
 static void test_named_together(void)
 {
 	CUmemAccessDesc access = { .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE },
@@ -296,7 +296,7 @@ static void test_named_together(void)
 	check_charged(0);
 }
 
-/* A program closes what it does not know, as a daemon does. What has that number then is none of ours. */
+/* A program closes descriptors that it does not know, as a daemon does. Their numbers may then be other files'. */
 static void test_closes_all(void)
 {
 	struct epoll_event event = { .events = EPOLLIN };
@@ -315,12 +315,12 @@ static void test_closes_all(void)
 	close(fd);
 	for (int i = 0; i < 64; i++)
 		CHECK(epoll_wait(sets[i], &event, 1, 0) == 0);
-	/* The double of the driver has lost its own descriptors. */
+	/* The double has lost its own descriptors, too. */
 	lent_sweep();
 	CHECK(device->lent == 0 && device->resident == pool_kept(device));
 }
 
-/* The other process, with a socket to this one: it opens what it is told of, and closes it when it is told to. */
+/* Run the other process, with a socket to this one: open what it is sent, and close it when told to. */
 static void peer(void)
 {
 	const int socket = atoi(getenv("UNIT_PEER"));
@@ -362,7 +362,7 @@ static void test_opened(void)
 	lent_sweep();
 	CHECK(device->lent == BYTES && device->resident - pool_kept(device) == BYTES);
 	CHECK(send(sockets[0], &byte, 1, 0) == 1 && recv(sockets[0], &byte, 1, 0) == 1);
-	/* The thread that handed the descriptor out may not have closed its own yet. */
+	/* The thread that handed out the descriptor may not have closed its own yet. */
 	while (__atomic_load_n(&device->lent, __ATOMIC_RELAXED)) {
 		sched_yield();
 		lent_sweep();
@@ -372,7 +372,7 @@ static void test_opened(void)
 	CHECK(waitpid(child, &status, 0) == child && !status);
 }
 
-/* It is in the way of an allocation for as long as it lives, and no longer. */
+/* It stands in the way of an allocation for as long as it lives, and no longer. */
 static void test_limit(void)
 {
 	CUdeviceptr address;

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Tests of pools that a program has made (source.c): `sources NAME` runs one against the double of the driver, FAKE_DEVICES 2. */
+/*
+ * Tests of the program's own pools (source.c): `sources NAME` runs one on the double of the driver; FAKE_DEVICES is 2.
+ */
 
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -36,7 +38,7 @@ static void start(void)
 	CHECK(retain(&context, 0) == CUDA_SUCCESS && real.cuCtxSetCurrent(context) == CUDA_SUCCESS);
 	device = device_current();
 	CHECK(device && device->elastic);
-	device->mover->copy_us = device->mover->work_us = 60000000;	/* a driver made of threads, on a busy machine */
+	device->mover->copy_us = device->mover->work_us = 60000000;	/* for a double made of threads */
 	CHECK(real.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
 }
 
@@ -114,7 +116,7 @@ static void wait_for_it(void *argument)
 		usleep(1000);
 }
 
-/* Each pool is asked of what is its own; the most of it, too, since that was set to 0. */
+/* Each pool reports its own figures, and its own maximum since that was set to 0. */
 static void test_counts(void)
 {
 	CUmemoryPool pools[2], standard;
@@ -132,13 +134,13 @@ static void test_counts(void)
 	CHECK(pool_of(addresses[0]) == pools[0] && pool_of(addresses[2]) == standard);
 	CHECK(get(pools[0], CU_MEMPOOL_ATTR_USED_MEM_CURRENT) == 2 * BYTES);
 	CHECK(get(pools[1], CU_MEMPOOL_ATTR_USED_MEM_CURRENT) == 0 && get(standard, CU_MEMPOOL_ATTR_USED_MEM_CURRENT) == BYTES);
-	/* What the stream has come to, as it may at once, goes with the next call that allocates or frees. */
+	/* Frees that the stream has reached, perhaps at once, take effect at the next call that allocates or frees. */
 	CHECK(real.cuLaunchHostFunc(stream, wait_for_it, &free_now) == CUDA_SUCCESS);
 	CHECK(cuMemFreeAsync(addresses[1], stream) == CUDA_SUCCESS);
 	CHECK(get(pools[0], CU_MEMPOOL_ATTR_USED_MEM_CURRENT) == BYTES);
 	CHECK(get(pools[0], CU_MEMPOOL_ATTR_USED_MEM_HIGH) == 2 * BYTES);
 	CHECK(get(pools[0], CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) == 2 * BYTES);
-	/* What one has freed is none of another's. */
+	/* Memory freed by one pool is not used by another. */
 	addresses[2] = allocate(pools[1]);
 	CHECK(addresses[2] != addresses[1] && get(pools[1], CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH) == BYTES);
 	CHECK(allocate(pools[0]) == addresses[1] && get(pools[0], CU_MEMPOOL_ATTR_USED_MEM_CURRENT) == 2 * BYTES);
@@ -172,7 +174,7 @@ static void test_destroyed(void)
 	double_agree(device);
 }
 
-/* cuMemAllocAsync takes from the pool that is the device's current one. */
+/* cuMemAllocAsync takes from the device's current pool. */
 static void test_current(void)
 {
 	__typeof__(&cuDeviceSetMemPool) set;
@@ -188,7 +190,7 @@ static void test_current(void)
 	free_all(address);
 }
 
-/* What others can have, and what has a size of its own, is the driver's: charged, named. */
+/* Pools that others can have, and pools with a maximum size, are the driver's: charged, and reported. */
 static void test_not_ours(void)
 {
 	CUmemoryPool pools[2];
@@ -206,7 +208,7 @@ static void test_not_ours(void)
 	}
 }
 
-/* Access for another GPU is for the pool alone, as long as nothing of it is ours. */
+/* Access for another GPU concerns only the pool, as long as the library serves nothing of it. */
 static void test_given(void)
 {
 	CUmemoryPool pool, other;

@@ -1,20 +1,21 @@
-// A CUDA program that serves requests, latency-critical: as a language model decodes, or as a convolutional network infers.
+// A latency-critical CUDA program that serves requests as a language model decodes, or a convolutional network infers.
 //
 //     critical FILE decode|convolution
 //
-//     decode        a request is TOKENS tokens; each reads all weights once, in LAYERS x 4 matrix-vector products that are
-//                   too small to fill the GPU for long: many short kernels, bound by memory
+//     decode        a request is TOKENS tokens; each reads all weights once, in LAYERS x 4 matrix-vector products that
+//                   are too small to fill the GPU for long: many short kernels, bound by memory
 //     convolution   a request is CONVOLUTIONS convolutions of 3 x 3 over IMAGES images: few medium kernels, bound by
 //                   arithmetic
 //
-// A request is one CUDA graph. A burst is a list of arrivals, which the caller writes before it says `go`. A request that
-// comes while another is served waits, and that counts (open loop). What has not begun at `limit` is given up: its latency
-// is what it has waited by then, and it is not counted as served.
+// A request is one CUDA graph. A burst is a list of arrivals, which the caller writes before it says `go`. A request
+// that comes while another is served waits, and that counts (open loop). A request that has not begun at `limit` is
+// given up: its latency is its waiting time so far, and it does not count as served.
 //
-// FILE (SIZE bytes on tmpfs): requests of the burst that are over, served or not (u64 @0), ready (u64 @8), stop (u32 @24, set
-// by the caller), error (u32 @28), number of the burst to serve (u32 @32, set by the caller), of the last one that is over
-// (u32 @36), its arrivals (u32 @40, set by the caller), of those served (u32 @44), its limit in nanoseconds since the begin
-// (u64 @48, set by the caller); from 4096 on, 4096 words each: arrivals in nanoseconds since the begin, and latencies.
+// FILE (SIZE bytes on tmpfs): requests of the burst that are over, served or not (u64 @0), ready (u64 @8), stop (u32
+// @24, set by the caller), error (u32 @28), number of the burst to serve (u32 @32, set by the caller), of the last one
+// that is over (u32 @36), its arrivals (u32 @40, set by the caller), number of served ones (u32 @44), its limit in
+// nanoseconds since the start (u64 @48, set by the caller); from 4096 on, 4096 words each: arrivals in nanoseconds
+// since the start, and latencies.
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -38,7 +39,7 @@ static Page *page;
 static const int WIDTH = 4096, LAYERS = 16, TOKENS = 4;
 static const int SIDE = 128, CHANNELS = 16, IMAGES = 16, CONVOLUTIONS = 16;
 
-// y = W x, a warp for each row; W is rows of 16-bit floats, held as pairs.
+// y = W x, one warp per row; W consists of rows of 16-bit floats, held as pairs.
 __global__ void product(const uint32_t *matrix, const float *x, float *y, int columns) {
     const int row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
     const uint4 *words = (const uint4 *)(matrix + (size_t)row * columns / 2);
@@ -57,7 +58,7 @@ __global__ void product(const uint32_t *matrix, const float *x, float *y, int co
         y[row] = sum;
 }
 
-// A thread for each pixel of an image and output channel.
+// One thread per pixel of an image and output channel.
 __global__ void convolve(const float *in, const float *weights, float *out) {
     const int x = blockIdx.x * blockDim.x + threadIdx.x, y = blockIdx.y, image = blockIdx.z / CHANNELS;
     const int to = blockIdx.z % CHANNELS;
@@ -138,7 +139,7 @@ int main(int argc, char **argv) {
     cudaGraphExec_t request;
     CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     const bool decode = !strcmp(argv[2], "decode");
-    (decode ? record_decode : record_convolution)(stream); // allocates, which a capture may not
+    (decode ? record_decode : record_convolution)(stream); // allocates, which a capture may not do
     CHECK(cudaStreamSynchronize(stream));
     CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
     (decode ? record_decode : record_convolution)(stream);

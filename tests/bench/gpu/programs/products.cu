@@ -2,9 +2,9 @@
 //
 //     products FILE
 //
-// FILE (a page on tmpfs): products done (u64 @0), ready (u64 @8), stop (u32 @24, set by the caller), error (u32 @28), work
-// (u32 @32, set by the caller: 1 to go on, 0 to stand idle), idle (u32 @36: 1 while it does, with nothing left on the GPU),
-// CLOCK_MONOTONIC just after its context was made, nanoseconds (u64 @40).
+// FILE (a page on tmpfs): products done (u64 @0), ready (u64 @8), stop (u32 @24, set by the caller), error (u32 @28),
+// work (u32 @32, set by the caller: 1 to go on, 0 to stand idle), idle (u32 @36: 1 while idle, with nothing left on the
+// GPU), CLOCK_MONOTONIC just after its context was made, nanoseconds (u64 @40).
 #include <cstdint>
 #include <cstdlib>
 #include <fcntl.h>
@@ -22,7 +22,7 @@ static Page *page;
 
 static const int SIDE = 2048, TILE = 64, STEP = 16, IN_FLIGHT = 8;
 
-// A block of 256 threads for a tile of 64 x 64, 4 x 4 of it for each thread.
+// A block of 256 threads computes a tile of 64 x 64, each thread 4 x 4 of it.
 __global__ void product(const float *a, const float *b, float *c) {
     __shared__ float rows[STEP][TILE], columns[STEP][TILE];
     const int tx = threadIdx.x % 16, ty = threadIdx.x / 16, row = blockIdx.y * TILE, column = blockIdx.x * TILE;

@@ -1,7 +1,7 @@
-"""How fast memory moves to the host and back, next to cudaMemcpy with pinned memory, which is as fast as the bus is.
+"""Bandwidth of memory moves to the host and back, next to cudaMemcpy with pinned memory, which has the bus's speed.
 
-Of ggroupfs it is the library's own clock: copying and remapping, without the wait for the program's kernels. Of unified
-memory it is a prefetch of memory that is all resident.
+For ggroupfs the library's own clock counts: copying and remapping, without the wait for the program's kernels. For
+unified memory it is a prefetch of memory that is all resident.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.bench.gpu.systems import Ggroupfs, nothing
 
 MIB, TIMES = 8192, 3
 PINNED_S, MOVED_S = 3.0, 2.0
-"""For the library to make pinned memory ahead; for all to be back."""
+"""Seconds for the library to make pinned memory ahead, and for all memory to be back."""
 REFERENCE = "cudaMemcpy, pinned"
 PROGRAM = Part(memory=True)
 
@@ -30,7 +30,7 @@ class Copied:
     name: str = REFERENCE
 
     def measure(self, repetition: int) -> Iterator[tuple[Case, Figures]]:
-        """See runner.Subject."""
+        """Measure; see runner.Subject."""
         with self.lab.copied() as copy:
             out, back = copy()
             yield {}, {"out_gb_s": out, "in_gb_s": back}
@@ -44,7 +44,7 @@ class Prefetched:
     name: str = "unified memory, prefetch"
 
     def measure(self, repetition: int) -> Iterator[tuple[Case, Figures]]:
-        """See runner.Subject."""
+        """Measure; see runner.Subject."""
         with self.lab.elastic([], MIB, 1, "managed") as program:
             out, back = program.prefetched
             yield {}, {"out_gb_s": out, "in_gb_s": back}
@@ -52,18 +52,18 @@ class Prefetched:
 
 @attrs.define
 class Limited:
-    """A limit that is lowered to half of what there is, and taken back."""
+    """A limit that is lowered to half of the memory in use, and lifted."""
 
     lab: Lab
     system: System
 
     @property
     def name(self) -> str:
-        """Of the system."""
+        """Name of the system."""
         return self.system.name
 
     def measure(self, repetition: int) -> Iterator[tuple[Case, Figures]]:
-        """See runner.Subject."""
+        """Measure; see runner.Subject."""
         with self.system.enter() as stage, self.lab.elastic(stage.words(PROGRAM), MIB, 1) as program:
             stage.share([(PROGRAM, program)])
             self.lab.sleep(PINNED_S)
@@ -76,7 +76,7 @@ class Limited:
 
 
 def make(lab: Lab, seed: int, system: System | None = None) -> Scenario:
-    """The scenario."""
+    """Return the scenario."""
     system = Ggroupfs("ggroupfs", nothing) if system is None else system
     subjects: list[Subject] = [Copied(lab), Prefetched(lab), Limited(lab, system)]
     return Scenario("bandwidth", REFERENCE, subjects, parameters={"mib": MIB, "times": TIMES})

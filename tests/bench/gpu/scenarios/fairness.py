@@ -1,4 +1,4 @@
-"""Three batch programs of weights 100, 200 and 400: how far what each gets done is from its share."""
+"""Three batch programs with weights 100, 200 and 400: how far each one's work is from its share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REFERENCE = "time slicing"
 
 
 def unfairness(work: Sequence[float], weights: Sequence[int]) -> float:
-    """The largest part by which a share differs from what its weight gives it. ValueError if nothing was done."""
+    """Return the largest relative difference of a share from what its weight demands. ValueError without any work."""
     total = sum(work)
     if not total:
         raise ValueError("nobody did anything")
@@ -34,11 +34,11 @@ class Weighed:
 
     @property
     def name(self) -> str:
-        """Of the system."""
+        """Name of the system."""
         return self.system.name
 
     def measure(self, repetition: int) -> Iterator[tuple[Case, Figures]]:
-        """See runner.Subject."""
+        """Measure; see runner.Subject."""
         parts = [Part(weight=weight) for weight in WEIGHTS]
         with self.system.enter() as stage, contextlib.ExitStack() as stack:
             programs = [stack.enter_context(self.lab.products(stage.words(part))) for part in parts]
@@ -57,7 +57,7 @@ class Weighed:
 
 
 def systems() -> list[System]:
-    """Those that are compared."""
+    """Return the systems that are compared."""
     total = sum(WEIGHTS)
     return [
         Plain(REFERENCE),
@@ -67,6 +67,6 @@ def systems() -> list[System]:
 
 
 def make(lab: Lab, seed: int, compared: Sequence[System] | None = None) -> Scenario:
-    """The scenario."""
+    """Return the scenario."""
     subjects = [Weighed(lab, one) for one in (systems() if compared is None else compared)]
     return Scenario("fairness", REFERENCE, subjects, parameters={"window_s": WINDOW_S, "settle_s": SETTLE_S})

@@ -1,7 +1,7 @@
-"""A latency-critical program beside one and three batch programs, at four loads: what it waits, and what they get done.
+"""A latency-critical program beside one and three batch programs, at four loads: its latency, and their throughput.
 
-Every system serves the same requests, of which a critical program alone would be busy for the load's part of the time.
-Requests come in bursts (core.arrivals). The batch programs multiply matrices back to back.
+Every system serves the same requests, which would keep a critical program alone busy for the load's fraction of the
+time. Requests come in bursts (core.arrivals). The batch programs multiply matrices back to back.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from tests.bench.gpu.systems import Ggroupfs, Mps, Plain, priority, timeslices
 LOADS = (0.1, 0.35, 0.6, 0.8)
 OTHERS = (1, 3)
 SECONDS = 2.0
-"""In which requests come; a system has as long again to serve them."""
+"""Seconds in which requests come; a system has as long again to serve them."""
 SETTLE_S = 1.5
-"""After others came: the scheduler looks at slices once a second."""
+"""Seconds after others came: the scheduler computes timeslices once a second."""
 CALIBRATION = 200
-"""Requests at once, to see how long one takes."""
+"""Number of requests at once that measure the duration of one."""
 CRITICAL, BATCH = Part(critical=True), Part()
 EXCLUSIVE = "exclusive"
 
 
 def systems() -> list[System]:
-    """Those that are compared."""
+    """Return the systems that are compared."""
     return [
         Plain("time slicing"),
         Mps("MPS"),
@@ -43,7 +43,7 @@ def systems() -> list[System]:
 
 
 def waited(served: Served) -> dict[str, float]:
-    """The figures of a burst."""
+    """Return the figures of a burst."""
     ms = [1e3 * one for one in served.latencies]
     return {
         "p50_ms": percentile(ms, 0.5),
@@ -56,7 +56,7 @@ def waited(served: Served) -> dict[str, float]:
 
 
 def rate(lab: Lab, programs: Sequence[Products], seconds: float) -> float:
-    """Products a second, of all together, from now on."""
+    """Return the products per second of all together, from now on."""
     before, start = sum(one.done for one in programs), lab.now()
     lab.sleep(seconds)
     return (sum(one.done for one in programs) - before) / (lab.now() - start)
@@ -64,24 +64,24 @@ def rate(lab: Lab, programs: Sequence[Products], seconds: float) -> float:
 
 @attrs.define
 class Bench:
-    """What all systems have in common."""
+    """The part that all systems have in common."""
 
     lab: Lab
     kind: str
-    """decode or convolution."""
+    """Kind of critical program: decode or convolution."""
     seed: int
     service_s: float = 0.0
-    """What a request takes alone, once that was measured."""
+    """Seconds that a request takes alone, once measured."""
 
     def calibrate(self) -> Mapping[str, Any]:
-        """Requests back to back, alone: what one takes is what all take, by their number."""
+        """Measure requests back to back, alone: the time of all divided by their number."""
         with self.lab.critical([], self.kind) as critical:
             served = critical.serve([0.0] * CALIBRATION, 60.0)
         self.service_s = max(served.latencies) / CALIBRATION
         return {"service_ms": 1e3 * self.service_s}
 
     def burst(self, critical: Critical, load: float, repetition: int, stage: Stage | None = None) -> Served:
-        """The requests of that load and repetition, the same each time."""
+        """Send the requests of that load and repetition, which are the same each time."""
         due = arrivals(load / self.service_s, SECONDS, seed_of(self.seed, self.kind, load, repetition))
         return critical.serve(due, 2 * SECONDS, None if stage is None else stage.report)
 
@@ -94,7 +94,7 @@ class Alone:
     name: str = EXCLUSIVE
 
     def measure(self, repetition: int) -> Iterator[tuple[Case, Figures]]:
-        """See runner.Subject."""
+        """Measure; see runner.Subject."""
         lab = self.bench.lab
         with lab.critical([], self.bench.kind) as critical:
             for load in LOADS:
@@ -106,18 +106,18 @@ class Alone:
 
 @attrs.define
 class Beside:
-    """All of them on one GPU, by some system."""
+    """All of them on one GPU, under some system."""
 
     bench: Bench
     system: System
 
     @property
     def name(self) -> str:
-        """Of the system."""
+        """Name of the system."""
         return self.system.name
 
     def measure(self, repetition: int) -> Iterator[tuple[Case, Figures]]:
-        """See runner.Subject."""
+        """Measure; see runner.Subject."""
         lab = self.bench.lab
         with self.system.enter() as stage, contextlib.ExitStack() as stack:
             critical = stack.enter_context(lab.critical(stage.words(CRITICAL), self.bench.kind))
@@ -137,7 +137,7 @@ class Beside:
 
 
 def maker(kind: str) -> Any:
-    """What makes the scenario for a kind of critical program."""
+    """Return a function that makes the scenario for a kind of critical program."""
 
     def make(lab: Lab, seed: int, compared: Sequence[System] | None = None) -> Scenario:
         bench = Bench(lab, kind, seed)

@@ -1,13 +1,14 @@
-"""How long it takes that a control file is written, until what it says holds; and until a program is in the tree.
+"""Time from the write of a control file until its effect holds, and until a new program is in the tree.
 
 The reference is a write that is booked and moves nothing on the GPU.
 
-Programs that are not ours and begin or end with the driver meanwhile, as a machine's own monitor starts them, have all
-levers wait (docs/nvidia.md). What they were beside is left out, and counted.
+Strangers that start or end with the driver meanwhile, as a machine's own monitor starts them, make all levers wait
+(docs/nvidia.md). Waits beside strangers are left out, and counted.
 
-A program appears at the daemon's next look, so it matters when between two looks it begins. As one is seen it is ended
-and the next begins: always as long after a look, by how long a start takes on that machine. So each waits first, and
-each for another part of the time between two looks: a dozen by chance alone are often close together.
+A program appears at the daemon's next look, so it matters when between two looks it starts. When one is seen it is
+ended and the next starts, which would always be equally long after a look, depending on the start-up time of the
+machine. So each waits first, and each for another part of the interval: a dozen random waits would often be close
+together.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ BATCH = Part()
 
 
 def pauses(chance: random.Random, count: int = STARTS) -> list[float]:
-    """Seconds, one in each of so many parts of the time between two looks, in no order."""
+    """Return waits in seconds, one in each of so many parts of the interval between two looks, in random order."""
     found = [(part + chance.random()) * POLL / count for part in range(count)]
     chance.shuffle(found)
     return found
 
 
 Wait = tuple[float, float]
-"""Its begin and its end, seconds of the lab's clock."""
+"""Start and end of a wait, in seconds of the lab's clock."""
 
 
 def waits(lab: Lab, acts: Sequence[Callable[[], None]], times: int = TIMES) -> list[list[Wait]]:
-    """When each of some acts began and ended, one after the other so many times."""
+    """Return the start and end of each of some acts, which are done one after another, so many times."""
     found: list[list[Wait]] = [[] for _ in acts]
     for _ in range(times):
         for act, into in zip(acts, found, strict=True):
@@ -55,7 +56,7 @@ def waits(lab: Lab, acts: Sequence[Callable[[], None]], times: int = TIMES) -> l
 
 
 def figures(waited: Sequence[Wait], strangers: Strangers) -> Figures:
-    """Of all waits but those beside strangers. Unavailable if there is no other."""
+    """Return the figures of all waits without strangers. Unavailable if there is none."""
     ms = [1e3 * (end - begin) for begin, end in waited if not strangers.during(begin, end)]
     if not ms:
         raise Unavailable("strangers were on the GPU all the time")
@@ -64,20 +65,20 @@ def figures(waited: Sequence[Wait], strangers: Strangers) -> Figures:
 
 
 def writing(stage: Stage, program: Running, name: str, value: str) -> Callable[[], None]:
-    """The act of writing a file."""
+    """Return the act of writing a file."""
     return lambda: stage.write(program, name, value)
 
 
 @attrs.define
 class Booked:
-    """What a write costs that has nothing to do with a GPU."""
+    """The cost of a write that does not concern a GPU."""
 
     lab: Lab
     system: System
     name: str = BOOKED
 
     def measure(self, repetition: int) -> Iterator[tuple[Case, Figures]]:
-        """See runner.Subject."""
+        """Measure; see runner.Subject."""
         with (
             self.lab.strangers() as strangers,
             self.system.enter() as stage,
@@ -91,7 +92,7 @@ class Booked:
 
 @attrs.define
 class Levers:
-    """Those that act on the GPU."""
+    """Writes that act on the GPU."""
 
     lab: Lab
     system: System
@@ -99,11 +100,11 @@ class Levers:
 
     @property
     def name(self) -> str:
-        """Of the system."""
+        """Name of the system."""
         return self.system.name
 
     def measure(self, repetition: int) -> Iterator[tuple[Case, Figures]]:
-        """See runner.Subject."""
+        """Measure; see runner.Subject."""
         with self.lab.strangers() as strangers, self.system.enter() as stage:
             appeared: list[Wait] = []
             chance = random.Random(seed_of(self.seed, "appears", repetition))
@@ -125,7 +126,7 @@ class Levers:
 
 
 def make(lab: Lab, seed: int, system: System | None = None) -> Scenario:
-    """The scenario."""
+    """Return the scenario."""
     system = Ggroupfs("ggroupfs", nothing) if system is None else system
     subjects: list[Subject] = [Booked(lab, system), Levers(lab, system, seed)]
     return Scenario("levers", BOOKED, subjects, parameters={"seed": seed, "times": TIMES})

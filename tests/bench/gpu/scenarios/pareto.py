@@ -1,9 +1,9 @@
-"""What the critical program's SLO costs the batch program: Ghost's figure 14, GVM's figure 15.
+"""The cost of the critical program's SLO for the batch program: Ghost's figure 14, GVM's figure 15.
 
-As there, the SLO is the p99 of the critical program alone, the batch program's throughput is told as a part of that
-alone, and a system is a curve: one point for each timeslice, or limit of the batch program's memory, that it is given.
-The programs are others than the paper's: requests as in `latency`, at a load of 35 %, and a program with 8 GiB of which
-half is used in one pass of eight only.
+As there, the SLO is the p99 of the critical program alone, the batch program's throughput is relative to that alone,
+and a system is a curve with one point for each timeslice, or memory limit, of the batch program. The programs differ
+from the papers': requests as in `latency`, at a load of 35 %, and a program with 8 GiB, half of which is used only in
+one pass of eight.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from tests.bench.gpu.systems import Ggroupfs, Mps, Plain, nothing, priority, slo
 LOAD = 0.35
 MIB, PARTS = 8192, 64
 SLICES_MS = (0.2, 1.0, 2.0, 5.0, 20.0)
-"""Of the batch program; the critical one has CRITICAL_MS."""
+"""Timeslices of the batch program, in milliseconds; the critical one has CRITICAL_MS."""
 CRITICAL_MS = 10.0
 PERCENTS = (100, 85, 70)
-"""Of its footprint that the batch program may have on the GPU."""
+"""Percentages of its footprint that the batch program may have on the GPU."""
 SLACK = 1.02
-"""An SLO is met by who is slower by so much: the same requests take a little longer or shorter each time."""
+"""Factor by which an SLO may be exceeded: the same requests vary a little each time."""
 SETTLE_S, MOVE_S, WINDOW_S = 1.0, 3.0, 2.0
 CRITICAL, BATCH = Part(critical=True), Part(memory=True)
 
 
 @attrs.define
 class Curve(Bench):
-    """What all systems have in common."""
+    """The part that all systems have in common."""
 
     slo_s: float = 0.0
-    """The p99 alone, once that was measured."""
+    """p99 alone in seconds, once measured."""
 
     def prepare(self) -> Mapping[str, Any]:
-        """How long a request takes; the SLO."""
+        """Measure the duration of a request, and the SLO."""
         found = dict(self.calibrate())
         with self.lab.critical([], self.kind) as critical:
             self.burst(critical, LOAD, 0)
@@ -51,7 +51,8 @@ class Curve(Bench):
         return {**found, "slo_ms": 1e3 * self.slo_s}
 
     def figures(self, burst: Callable[[], Served], batch: Elastic | None) -> Figures:
-        """Of a burst of the same requests each time, and of what the batch program does meanwhile."""
+        """Return the figures of a burst, which always has the same requests, and of the batch program's work
+        meanwhile."""
         passes, start = batch.passes if batch is not None else 0, self.lab.now()
         served = burst()
         met = sum(one <= self.slo_s for one in served.latencies) / len(served.latencies)
@@ -63,13 +64,13 @@ class Curve(Bench):
 
 @attrs.define
 class Alone:
-    """Each with the GPU to itself."""
+    """Each program with the GPU to itself."""
 
     curve: Curve
     name: str = EXCLUSIVE
 
     def measure(self, repetition: int) -> Iterator[tuple[Case, Figures]]:
-        """See runner.Subject."""
+        """Measure; see runner.Subject."""
         lab = self.curve.lab
         with lab.critical([], self.curve.kind) as critical:
             figures = self.curve.figures(lambda: self.curve.burst(critical, LOAD, 0), None)
@@ -84,34 +85,34 @@ class Point:
     """One setting of a system."""
 
     timeslice_ms: float | None = None
-    """Of the batch program; None leaves it to the system."""
+    """Timeslice of the batch program; None leaves it to the system."""
     percent: int = 100
-    """Of its footprint, the batch program's limit."""
+    """Limit of the batch program, in percent of its footprint."""
 
     @property
     def case(self) -> Case:
-        """As it is recorded."""
+        """The setting as it is recorded."""
         slices: Case = {} if self.timeslice_ms is None else {"timeslice_ms": self.timeslice_ms}
         return {**slices, **({} if self.percent == 100 else {"limit_percent": self.percent})}
 
 
 @attrs.define
 class Points:
-    """A system, with one setting after the other while both programs run."""
+    """A system, with one setting after another while both programs run."""
 
     curve: Curve
     system: System
     points: Sequence[Point] = (Point(),)
     warm: int = 0
-    """Bursts before those that count, for a system that learns from them."""
+    """Number of bursts before those that count, for a system that learns from them."""
 
     @property
     def name(self) -> str:
-        """Of the system."""
+        """Name of the system."""
         return self.system.name
 
     def measure(self, repetition: int) -> Iterator[tuple[Case, Figures]]:
-        """See runner.Subject."""
+        """Measure; see runner.Subject."""
         lab, limited = self.curve.lab, any(point.percent != 100 for point in self.points)
         besides = lab.context_mib() if limited else 0
         with self.system.enter() as stage, contextlib.ExitStack() as stack:
@@ -135,7 +136,7 @@ class Points:
 
 
 def curves(curve: Curve) -> list[Points]:
-    """Those that are compared."""
+    """Return the curves that are compared."""
     limits = [Point(percent=percent) for percent in PERCENTS]
     slices = [Point(timeslice_ms=one) for one in SLICES_MS]
     tight = [Point(timeslice_ms=SLICES_MS[0], percent=percent) for percent in PERCENTS[1:]]
@@ -151,7 +152,7 @@ def curves(curve: Curve) -> list[Points]:
 
 
 def make(lab: Lab, seed: int, compared: Callable[[Curve], Sequence[Points]] = curves) -> Scenario:
-    """The scenario."""
+    """Return the scenario."""
     curve = Curve(lab, "decode", seed)
     fixed = {"seed": seed, "shape": SHAPE, "load": LOAD, "mib": MIB, "critical_ms": CRITICAL_MS}
     return Scenario("pareto", EXCLUSIVE, [Alone(curve), *compared(curve)], curve.prepare, fixed)

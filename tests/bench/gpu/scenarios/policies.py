@@ -1,7 +1,7 @@
-"""A server of bursts and a batch program in a budget that is less than both can use: three ways to share the memory.
+"""A server of bursts and a batch program in a budget that is less than both could use: three ways to share the memory.
 
 A static split, as MIG would have it; `ggroupfs policy dynamic`, whose limit follows the server's load; and `ggroupfs
-policy cooperative`, where the batch program frees what it could compute again. The programs are those of
+policy cooperative`, where the batch program frees what it can recompute. The programs are those of
 tests/t7_nvidia/t7_dynamic.py: 16 GiB in a budget of 14. The server has compute.priority 0 in all three.
 """
 
@@ -22,16 +22,16 @@ REFERENCE = "ggroupfs, static split"
 
 @attrs.define
 class Way:
-    """One of the three."""
+    """One of the three ways."""
 
     lab: Lab
     name: str
     how: str
-    """As `Lab.shared` calls it."""
+    """Its name for `Lab.shared`."""
     seed: int
 
     def measure(self, repetition: int) -> Iterator[tuple[Case, Figures]]:
-        """See runner.Subject."""
+        """Measure; see runner.Subject."""
         found = self.lab.shared(self.how, seed_of(self.seed, repetition))
         ms = [1e3 * one for one in found.latencies]
         waited = {"p50_ms": percentile(ms, 0.5), "p99_ms": percentile(ms, 0.99), "requests": float(len(ms))}
@@ -39,7 +39,7 @@ class Way:
 
 
 def make(lab: Lab, seed: int) -> Scenario:
-    """The scenario."""
+    """Return the scenario."""
     names = {REFERENCE: "static", "ggroupfs, dynamic": "dynamic", "ggroupfs, cooperative": "cooperative"}
     subjects = [Way(lab, name, how, seed) for name, how in names.items()]
     return Scenario("policies", REFERENCE, subjects, parameters={"seed": seed})

@@ -1,9 +1,9 @@
 """One program that holds more than a budget of 16 GiB of GPU memory: how much of its speed is left.
 
-It goes over all of its memory in one pass of eight, and over half of it in the others. The card itself has far more
-free and is never oversubscribed with unified memory, which can hang it. So unified memory has the budget as a rule that
-the program keeps by itself (elastic.cu; docs/notes/measurements.md): the least recently used parts are sent to the
-host before others come back, by the kernel's page faults or by a prefetch; or its author decides for good (advice).
+It uses all of its memory in one pass of eight, and half of it in the others. The card itself has far more free memory,
+since oversubscribing it with unified memory can hang it. So with unified memory the program itself keeps to the budget,
+(elastic.cu; docs/notes/measurements.md): the least recently used parts are sent to the host before others come back, by
+the kernel's page faults or by a prefetch; or its author decides for good (advice).
 """
 
 from __future__ import annotations
@@ -20,24 +20,23 @@ from tests.bench.gpu.systems import Ggroupfs, Mps, Plain, nothing
 
 BUDGET_MIB = 16 << 10
 PERCENTS = (120, 150, 200)
-"""Of the budget, what the program holds."""
+"""Memory of the program in percent of the budget."""
 PARTS = 64
 CYCLE = 8
-"""Passes, of which one uses everything."""
+"""Length of a cycle in passes, one of which uses everything."""
 WINDOW_S, SLOW_S, STUCK_S = 2.0, 8.0, 90.0
 SETTLE_S, SETTLED_S = 6.0, 42.0
-"""How often, and for how long at most, a limited program is looked at until it gets no faster: what is used most comes
-back."""
+"""Seconds between two looks at a limited program, and in all, until its speed stops growing as hot memory returns."""
 FASTER = 1.1
 PROGRAM, LIMITED = Part(memory=True), Part(memory=True, limit="16G")
 RESIDENT = "all of it resident"
 
 
 def speed(lab: Lab, program: Elastic, window: float = WINDOW_S) -> float:
-    """Passes a second. Of a program so slow that a window has no whole cycle, by what its last passes of both kinds
-    took. TimeoutError for one that is stuck."""
+    """Return the passes per second. For a program without a whole cycle in a window, from its last passes of both
+    kinds. TimeoutError for one that is stuck."""
     first, deadline = program.passes, lab.now() + STUCK_S
-    while program.passes == first and lab.now() < deadline:  # from the end of a pass on
+    while program.passes == first and lab.now() < deadline:  # start at the end of a pass
         lab.sleep(0.005)
     first, start = program.passes, lab.now()
     while lab.now() < deadline:
@@ -49,12 +48,12 @@ def speed(lab: Lab, program: Elastic, window: float = WINDOW_S) -> float:
         if elapsed >= SLOW_S and hot and full and done < CYCLE:
             return CYCLE / ((CYCLE - 1) * hot + full)
         if elapsed >= SLOW_S + window and done >= CYCLE:
-            return done / elapsed  # so fast that the end of a cycle is never seen
+            return done / elapsed  # too fast for the end of a cycle to be seen
     raise TimeoutError(f"{program.passes} passes, and none of some kind, within {STUCK_S:.0f} s")
 
 
 def settled(lab: Lab, program: Elastic) -> float:
-    """Waits until a program gets no faster; returns the seconds until then, in steps of SETTLE_S."""
+    """Wait until a program gets no faster; return the seconds until then, in steps of SETTLE_S."""
     start, fastest = lab.now(), 0.0
     while (waited := lab.now() - start) < SETTLED_S:
         passes, began = program.passes, lab.now()
@@ -73,17 +72,17 @@ class Pressed:
     lab: Lab
     system: System
     options: Sequence[str] = ()
-    """Of elastic.cu; the word BUDGET stands for what of its data fits."""
+    """Options of elastic.cu; the word BUDGET stands for the size of data that fits."""
     part: Part = PROGRAM
     """LIMITED where the system is told the budget."""
 
     @property
     def name(self) -> str:
-        """Of the system."""
+        """Name of the system."""
         return self.system.name
 
     def measure(self, repetition: int) -> Iterator[tuple[Case, Figures]]:
-        """See runner.Subject."""
+        """Measure; see runner.Subject."""
         data = BUDGET_MIB - self.lab.context_mib()
         options = [str(data) if one == "BUDGET" else one for one in self.options]
         for percent in PERCENTS:
@@ -99,7 +98,7 @@ class Pressed:
 
 
 def subjects(lab: Lab) -> list[Pressed]:
-    """Those that are compared."""
+    """Return the subjects that are compared."""
     return [
         Pressed(lab, Plain(RESIDENT)),
         Pressed(lab, Ggroupfs("ggroupfs", nothing), part=LIMITED),
@@ -111,6 +110,6 @@ def subjects(lab: Lab) -> list[Pressed]:
 
 
 def make(lab: Lab, seed: int, compared: Sequence[Pressed] | None = None) -> Scenario:
-    """The scenario."""
+    """Return the scenario."""
     fixed = {"budget_mib": BUDGET_MIB, "parts": PARTS, "window_s": WINDOW_S}
     return Scenario("pressure", RESIDENT, subjects(lab) if compared is None else compared, parameters=fixed)

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Arrays, whose memory is the driver's own; and sparse ones, which physical memory of the program is mapped into. */
+/* Arrays, whose memory is the driver's own; and sparse arrays, into which the program maps physical memory. */
 #include "steps.h"
 
 #include "calls.h"
 #include "model.h"
 
 #define ARRAYS 5
-/* Of a sparse one; each takes a page. */
+/* Tiles of a sparse array; each takes a page. */
 #define TILES 4
-/* Elements of 4 bytes in a row, and rows of a page. */
+/* Elements of 4 bytes in a row, and rows in a page. */
 #define WIDTH 1024
 #define ROWS 512
 
 static struct array {
-	CUarray array;		/* NULL: none, or the other */
+	CUarray array;		/* NULL: none, or `levels` */
 	CUmipmappedArray levels;
 	bool sparse;
 	struct thing *tile[TILES];
@@ -39,7 +39,7 @@ void arrays_make(void)
 	case 1:
 		DO(cuArray3DCreate_v2, (&array->array, &deep));
 		break;
-	case 2:	/* with all levels it has a third more: whole pages */
+	case 2:	/* all levels together take a third more: whole pages */
 		deep.Height = ROWS * 3;
 		deep.Depth = 0;
 		DO(cuMipmappedArrayCreate, (&array->levels, &deep, 4));
@@ -92,7 +92,7 @@ static bool can_be_mapped(const struct thing *thing)
 	return thing->held && !thing->multicast;
 }
 
-/* Maps a page of something where a tile is, or what is there no more. */
+/* Map a page of memory to a tile, or unmap the tile. */
 void arrays_map(void)
 {
 	struct array *array = any_sparse();

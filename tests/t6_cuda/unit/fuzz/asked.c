@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Questions about memory, whose answers do not depend on where it is. */
+/* Queries about memory, whose answers do not depend on where it is. */
 #include "steps.h"
 
 #include "calls.h"
@@ -16,7 +16,7 @@ void asked_physical(void)
 
 	if (thing) {
 		DO(cuMemGetAllocationPropertiesFromHandle, (&prop, thing->name));
-		/* A handle that was imported says what the first was made as. */
+		/* An imported handle reports the properties of the first one. */
 		CHECK(!thing->exportable || prop.requestedHandleTypes);
 		CHECK(prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE);
 	}
@@ -26,7 +26,9 @@ void asked_physical(void)
 	}
 }
 
-/* What is at an address, of `bytes` from `start` on; `base` and `size`: of the addresses that the program has reserved there. */
+/*
+ * Query an address of the `bytes` from `start` on; `base` and `size` are the range that the program has reserved there.
+ */
 static void ask(CUdeviceptr start, size_t bytes, CUdeviceptr base, size_t size)
 {
 	CUpointer_attribute kinds[] = { CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
@@ -72,5 +74,5 @@ void asked_amounts(void)
 	DO(cuDeviceTotalMem_v2, (&total, 0));
 	CHECK(total);
 	DO(cuDeviceTotalMem, (&sum, 0));
-	CHECK(sum);	/* the limit may have changed since */
+	CHECK(sum);	/* the limit may have changed meanwhile */
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Multicast objects, and the memory that is bound to them: by its handle, or where it is. */
+/* Multicast objects, and memory that is bound to them, by its handle or by its address. */
 #include "steps.h"
 
 #include "calls.h"
@@ -10,8 +10,8 @@
 static struct binding {
 	struct thing *object;	/* NULL: none */
 	size_t offset, pages;
-	struct thing *thing;	/* what is bound; NULL: an allocation is */
-	struct plain *plain;	/* which one; NULL: it is freed */
+	struct thing *thing;	/* the bound memory; NULL: an allocation */
+	struct plain *plain;	/* the bound allocation; NULL: freed */
 } bindings[BINDINGS];
 
 static bool is_object(const struct thing *thing)
@@ -50,7 +50,7 @@ static size_t at_most(size_t pages, size_t most)
 	return pages < most ? pages : most;
 }
 
-/* A part of a mapping: all of its memory stays. */
+/* Bind a part of a mapping: all of its memory stays on the GPU. */
 static bool bind_view(struct binding *binding)
 {
 	const struct seen *view = model_view();
@@ -64,7 +64,7 @@ static bool bind_view(struct binding *binding)
 	return true;
 }
 
-/* All of an allocation. */
+/* Bind a whole allocation. */
 static bool bind_plain(struct binding *binding)
 {
 	struct plain *plain = model_plain_that(is_whole_pages);
@@ -90,7 +90,7 @@ static bool bind_handle(struct binding *binding)
 	return true;
 }
 
-/* Pages from there on to which nothing is bound. */
+/* Return the pages from there on to which nothing is bound. */
 static size_t room(const struct thing *object, size_t offset)
 {
 	size_t pages = object->pages - offset;
@@ -162,7 +162,7 @@ void bound_unbind(void)
 	}
 }
 
-/* What was bound to it is so no more. */
+/* Forget the bindings of an object that is gone. */
 void bound_gone(const struct thing *object)
 {
 	for (struct binding *binding = bindings; binding < bindings + BINDINGS; binding++)
@@ -170,7 +170,7 @@ void bound_gone(const struct thing *object)
 			unbound(binding);
 }
 
-/* What is behind it stays bound. */
+/* Note that an allocation was freed; its memory stays bound. */
 void bound_freed(const struct plain *plain)
 {
 	for (struct binding *binding = bindings; binding < bindings + BINDINGS; binding++)

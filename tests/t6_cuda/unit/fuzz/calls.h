@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The entry points of entries.def as a generator calls them: each call is counted, and may have one of the driver's calls
- * within it fail. An entry point that fails so has changed nothing: it is called again, and is to succeed.
+ * Calls of the entry points of entries.def by a generator. Each call is counted, and one of its calls of the driver
+ * may fail. An entry point that fails so has changed nothing: it is called again, and must succeed.
  */
 #ifndef UNIT_CALLS_H
 #define UNIT_CALLS_H
@@ -15,25 +15,27 @@ enum entry {
 	ENTRIES,
 };
 
-/* Before the first call, by the thread that makes them all. `faults`: whether calls of the driver fail. */
+/* Called first, by the thread that makes all calls. `faults`: whether calls of the driver fail. */
 void calls_start(bool faults);
-/* No call of the driver fails from here on. */
+/* Let no call of the driver fail from here on. */
 void calls_spare(void);
-/* Around each call. False of `calls_end`: the call failed as one of the driver's failed; it is to be made again. */
+/* Enclose each call. `calls_end` returns false if the call failed because of a driver call: it has to be repeated. */
 void calls_begin(enum entry entry);
 bool calls_end(enum entry entry, CUresult result, CUresult expected, const char *file, int line);
-/* Ends the test unless every entry point about memory, or about a context that has some, has succeeded, and with faults,
- * was called with each of its calls of the driver failing in turn. */
+/*
+ * End the test unless every entry point about memory, or about a context with memory, has succeeded, and with faults,
+ * was called with each of its driver calls failing in turn.
+ */
 void calls_check_all(void);
-/* Whether that is so of each that was called by now: some are only at the end. */
+/* Return whether that holds for each entry point called so far: some are called only at the end. */
 bool calls_finished(void);
-/* The last calls, on stderr. */
+/* Print the last calls to stderr. */
 void calls_say(void);
-/* How many there were, and how many faults. */
+/* Return the number of calls, and of faults. */
 uint64_t calls_made(void);
 uint64_t calls_faults(void);
 
-/* Calls an entry point, whose answer is to be `expected`, else the test ends. */
+/* Call an entry point, which must answer `expected`; otherwise the test ends. */
 #define CALL(expected, name, arguments)										\
 	do {													\
 		CUresult result_;										\

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Contexts that come, allocate, and take all of that with them; and primary ones, which others still use, or none. */
+/*
+ * Contexts that come, allocate, and take all of that with them; and primary ones, which may have other users, or none.
+ */
 #include "steps.h"
 
 #include <dlfcn.h>
@@ -15,7 +17,7 @@ static void *plain(const char *name)
 	return found;
 }
 
-/* In the context that is current. */
+/* Allocate in the current context. */
 static void allocate(void)
 {
 	const CUDA_ARRAY_DESCRIPTOR about = { .Width = 1024, .Height = 512, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1 };
@@ -68,7 +70,7 @@ void contexts_come_and_go(void)
 	CHECK(real.cuCtxSetCurrent(model.context) == CUDA_SUCCESS);
 }
 
-/* cuGreenCtxCreate is no entry point that is caught. */
+/* cuGreenCtxCreate is an entry point that is not caught. */
 void contexts_green(void)
 {
 	static __typeof__(&cuGreenCtxCreate) make;
@@ -96,7 +98,9 @@ static CUcontext retain(CUdevice gpu)
 	return context;
 }
 
-/* What the GPU that memory moves on is used by is released by another user of it, and stays; of the other GPU it goes. */
+/*
+ * Release the primary contexts: that of the GPU on which memory moves has another user and stays; the other one goes.
+ */
 void contexts_primary(void)
 {
 	CHECK(retain(0) == model.context);

@@ -5,9 +5,9 @@
 
 #include "device.h"
 
-/* Before the driver is begun. */
+/* Called before the driver is initialized. */
 void fuzz_prepare(void);
-/* In a context of each GPU, the first of which is current. */
+/* Run with a context of each GPU, the first of which is current. */
 void fuzz(struct device *device, CUcontext context, CUcontext other);
 
 #endif

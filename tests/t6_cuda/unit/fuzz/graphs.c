@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Graphs that allocate: what they copy is where the program has it, wherever that has been moved since. */
+/* Graphs that allocate: copies go to the program's address, wherever its memory has moved meanwhile. */
 #include "steps.h"
 
 #include "calls.h"

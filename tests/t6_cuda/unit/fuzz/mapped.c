@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Where physical memory is mapped, and for which GPUs. */
+/* Mappings of physical memory, and the GPUs that have access to them. */
 #include "steps.h"
 
 #include "calls.h"
@@ -45,7 +45,7 @@ void mapped_unmap(void)
 
 	if (!view)
 		return;
-	if (view->pages > 1 && !view->thing->by_driver && !view->thing->multicast && !model_any(4)) {	/* no part of one */
+	if (view->pages > 1 && !view->thing->by_driver && !view->thing->multicast && !model_any(4)) {	/* in part */
 		CALL(CUDA_ERROR_INVALID_VALUE, cuMemUnmap, (model_address(view->start), PAGE));
 		return;
 	}
@@ -81,7 +81,7 @@ void mapped_allow(void)
 	}
 }
 
-/* Addresses that nothing is mapped at. */
+/* Reserve addresses at which nothing is mapped. */
 void mapped_reserve(void)
 {
 	const size_t bytes = (1 + model_any(8)) * PAGE;

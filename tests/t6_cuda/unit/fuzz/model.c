@@ -7,7 +7,7 @@
 #include "moves.h"
 #include "steps.h"
 
-/* Views, and allocations, that are looked at between steps: each has up to 40 copies. */
+/* Number of views and of allocations that are checked between steps: each has up to 40 copies. */
 #define SOME 3
 
 struct model model;

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A thread that has memory moved, as the daemon would, while another makes calls: before, during and after them. */
+/* A thread that moves memory, as the daemon would, while another makes calls: before, during and after them. */
 #ifndef UNIT_MOVES_H
 #define UNIT_MOVES_H
 
 #include "device.h"
 
 void moves_start(struct device *device);
-/* Has something move, and waits for it. */
+/* Move something, and wait for the end. */
 void moves_now(void);
-/* ... and does not wait: it moves during the calls that come. */
+/* Move something during the calls that come next, without waiting. */
 void moves_along(void);
-/* The same from within a call of the driver: waits for a moment, as what moves may wait for that call. */
+/* Move something from within a call of the driver: wait only for a moment, since the move may wait for that call. */
 void moves_within(void);
-/* Nothing moves from here on, until it is asked for; or may, even if it is. */
+/* Move nothing from here on unless asked to; or allow moves, or forbid them altogether. */
 void moves_rest(void);
 void moves_allow(bool allowed);
 

@@ -14,23 +14,23 @@
 #include "model.h"
 #include "steps.h"
 
-/* What the other process exports: one of several chunks, and one that shares a chunk. */
+/* Exports of the other process: one of several chunks, and one that shares a chunk. */
 #define EXPORTS 2
-/* How often one is opened at the same time. */
+/* Number of times that one is open at once. */
 #define OPEN_MOST 3
 
-/* What one process tells the other about memory: its handle, and the word at an offset in it. */
+/* Message about memory from one process to the other: its handle, and the word at an offset in it. */
 struct told {
 	CUipcMemHandle handle;
 	size_t offset;
 	uint64_t word;
 };
 
-static int peer = -1;	/* a socket to the other process */
+static int peer = -1;	/* socket to the other process */
 static pid_t process;
 static struct told theirs[EXPORTS];
 static struct {
-	CUdeviceptr address;	/* 0: it is not open */
+	CUdeviceptr address;	/* 0: not open */
 	struct told *of;
 } opened[OPEN_MOST];
 
@@ -89,9 +89,9 @@ void opened_peer(void)
 	}
 }
 
-/* This one */
+/* This process */
 
-/* Before anything else: what comes to the child of fork() is not used there but for exec. */
+/* Called before anything else: a child of fork() uses nothing of what it inherits before it executes a program. */
 void opened_start(void)
 {
 	int sockets[2];
@@ -117,7 +117,7 @@ static bool has_word(const struct plain *plain)
 	return plain->kind == PLAIN && (plain->tail || plain->contents.written[0]);
 }
 
-/* An allocation is given to the other process, which opens it and looks. */
+/* Give an allocation to the other process, which opens and checks it. */
 void opened_give(void)
 {
 	struct plain *plain = model_plain_that(has_word);

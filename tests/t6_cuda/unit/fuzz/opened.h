@@ -3,7 +3,7 @@
 #ifndef UNIT_OPENED_H
 #define UNIT_OPENED_H
 
-/* The other process, which is `objects peer` with a socket in UNIT_PEER: it exports, and opens what it is told to. */
+/* Run the other process, `objects peer` with a socket in UNIT_PEER: it exports memory, and opens what it is told to. */
 void opened_peer(void);
 
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Access of another GPU to all that is allocated. */
+/* Access of another GPU to all allocations. */
 #include "steps.h"
 
 #include <dlfcn.h>
@@ -17,7 +17,7 @@ static bool for_the_other(CUdeviceptr address)
 	return ask(address, 1);
 }
 
-/* What the driver had to allocate itself is its own business. */
+/* Check access, except where the driver had to allocate itself. */
 static void check(void)
 {
 	for (const struct plain *plain = model.plains; plain < model.plains + PLAINS; plain++)
@@ -57,7 +57,7 @@ void peers_give(void)
 	check();
 }
 
-/* It keeps what it has. */
+/* End the access of new allocations; existing ones keep it. */
 void peers_end(void)
 {
 	for (int i = 0; i < 3; i++) {

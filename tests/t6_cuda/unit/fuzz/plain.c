@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Allocations: as large as asked for, in rows, and managed. */
+/* Allocations: plain ones, pitched ones, and managed ones. */
 #include "steps.h"
 
 #include "calls.h"
@@ -7,7 +7,7 @@
 #include "moves.h"
 #include "pools.h"
 
-/* Small ones share a chunk; those that end within a chunk, and that fill them. */
+/* Sizes of small ones, which share a chunk; of some that end within a chunk; and of some that fill chunks. */
 static size_t any_bytes(void)
 {
 	switch (model_any(4)) {
@@ -60,7 +60,7 @@ void plain_free(void)
 	plain->address = 0;
 }
 
-/* Where nothing can go to the host, what is beyond a limit is refused, by all that takes memory of the GPU. */
+/* Where no memory can go to the host, going over a limit is refused, by every call that takes GPU memory. */
 void plain_refused(void)
 {
 	const CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -80,7 +80,7 @@ void plain_refused(void)
 	case 1:
 		CALL(CUDA_ERROR_OUT_OF_MEMORY, cuArrayCreate_v2, (&array, &about));
 		break;
-	case 2:	/* what is kept, and what streams have freed, is for this */
+	case 2:	/* memory that is kept, or was freed in streams, serves this */
 		CALL(CUDA_ERROR_OUT_OF_MEMORY, cuMemAlloc_v2, (&address, model.device->resident + PAGE));
 		break;
 	default:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Allocations of streams, from the default pool and from pools of the program's own; and those pools. */
+/* Allocations in streams, from the default pool and from the program's own pools; and those pools. */
 #include "pools.h"
 
 #include <unistd.h>
@@ -9,8 +9,10 @@
 
 #define POOLS 4
 
-/* Of the program's own: ours to serve, until another GPU has access; or one that others can have, or have: what is imported is
- * another name for what another has. */
+/*
+ * Kinds of the program's own pools: served by the library until another GPU gets access; or shareable; or imported,
+ * which is another name for the memory of another pool.
+ */
 enum own_kind { SERVED, GIVEN, SHAREABLE, IMPORT };
 static struct own {
 	CUmemoryPool pool;	/* NULL: none */
@@ -26,7 +28,7 @@ CUmemoryPool pools_default(void)
 	return pool;
 }
 
-/* One of kinds from one to another; NULL: there is none. */
+/* Return a random pool between two kinds; NULL if there is none. */
 static struct own *any_pool(enum own_kind from, enum own_kind to)
 {
 	for (size_t i = 0, first = model_any(POOLS); i < POOLS; i++) {
@@ -46,7 +48,7 @@ static struct own *free_pool(void)
 	return NULL;
 }
 
-/* 0: the one that all share; or the thread's own, which the name of an entry point says. */
+/* Return 0 for the stream that all share, or the thread's own stream, which the name of an entry point selects. */
 static CUstream any_stream(void)
 {
 	const size_t number = model_any(3);
@@ -54,7 +56,7 @@ static CUstream any_stream(void)
 	return number < 2 ? model.streams[number] : NULL;
 }
 
-/* By each entry point in turn: each has a dozen calls of the driver that are to fail. */
+/* Allocate by each entry point in turn: each has a dozen calls of the driver that must fail once. */
 static void alloc_default(struct plain *plain)
 {
 	static unsigned int turn;
@@ -101,7 +103,7 @@ void pools_alloc(void)
 
 	if (!plain)
 		return;
-	/* What the double of the driver has of pools is counted in whole pages. */
+	/* The double of the driver counts pools in whole pages. */
 	*plain = (struct plain){ .kind = STREAMED, .bytes = (1 + model_any(8)) * PAGE };
 	if (own)
 		alloc_own(plain, own);
@@ -135,7 +137,7 @@ void pools_make(void)
 	own->kind = kind;
 }
 
-/* Bytes that are allocated from one that is served. */
+/* Return the bytes allocated from a pool that the library serves. */
 static cuuint64_t used_of(const struct own *own)
 {
 	cuuint64_t used = 0;
@@ -146,7 +148,7 @@ static cuuint64_t used_of(const struct own *own)
 	return used;
 }
 
-/* What is allocated from it outlives it. */
+/* Destroy a served pool; its allocations outlive it. */
 static void destroy_served(struct own *own)
 {
 	DO(cuMemPoolDestroy, (own->pool));
@@ -156,7 +158,7 @@ static void destroy_served(struct own *own)
 			model.plains[i].pool = POOLS;
 }
 
-/* Once nothing of it is allocated: the driver's double ends the test where something is. */
+/* Destroy the pools once nothing of them is allocated: otherwise the double of the driver ends the test. */
 void pools_destroy(void)
 {
 	struct own *own = any_pool(SERVED, IMPORT);
@@ -179,7 +181,7 @@ void pools_destroy(void)
 	own->pool = NULL;
 }
 
-/* A pool by a descriptor, and what is in it by a pointer. */
+/* Share a pool by a descriptor, and an allocation of it by a pointer. */
 void pools_share(void)
 {
 	struct own *own = any_pool(SHAREABLE, SHAREABLE), *other = free_pool();
@@ -205,7 +207,10 @@ void pools_share(void)
 	DO(cuMemPoolImportPointer, (&plain->address, other->pool, &data));
 }
 
-/* Nothing of it is there, or waits to be freed: else all that is allocated would stay from then on. */
+/*
+ * Return whether nothing of it is allocated, or waits to be freed: otherwise all of that would stay on the GPU for
+ * good.
+ */
 static bool may_be_given(const struct own *own)
 {
 	cuuint64_t reserved = 1;
@@ -218,7 +223,7 @@ static bool may_be_given(const struct own *own)
 	return !reserved;
 }
 
-/* Threshold, and access for another GPU, of a pool of the program's own; and what is kept goes. */
+/* Set the threshold of one of the program's own pools, and access for another GPU; and trim it. */
 void pools_tell(void)
 {
 	const CUmemAccessDesc access = { .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 1 },

@@ -5,9 +5,9 @@
 
 #include "model.h"
 
-/* The default one of the GPU. */
+/* Return the default pool of the GPU. */
 CUmemoryPool pools_default(void);
-/* Frees what came from a pool, in a stream or at once. */
+/* Free an allocation from a pool, in a stream or at once. */
 void pools_free(struct plain *plain);
 
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Addresses that something outside of the process gets at: by a descriptor for other drivers, and by an attribute. */
+/* Addresses that are handed out of the process: by a descriptor for other drivers, and by an attribute. */
 #include "steps.h"
 
 #include "calls.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a generator does: a step makes one call of an entry point, or the few that belong together, with what there is. */
+/* Steps of a generator: each makes one call of an entry point, or the few that belong together, on existing objects. */
 #ifndef UNIT_STEPS_H
 #define UNIT_STEPS_H
 
@@ -11,7 +11,7 @@ void things_release(void);
 void things_retain(void);
 void things_export(void);
 void things_close(void);
-/* A descriptor that the driver has given: closed now, or by a later step. */
+/* Take over a descriptor from the driver: close it now, or in a later step. */
 void things_keep(int fd);
 void things_end(void);
 void mapped_map(void);
@@ -33,7 +33,7 @@ void pools_tell(void);
 void pools_ask(void);
 void pools_end(void);
 
-/* arrays.c, graphs.c, contexts.c: what the driver places, and what goes with something else */
+/* arrays.c, graphs.c, contexts.c: memory that the driver places, and memory that goes with something else */
 void arrays_make(void);
 void arrays_destroy(void);
 void arrays_map(void);
@@ -43,11 +43,11 @@ void contexts_come_and_go(void);
 void contexts_green(void);
 void contexts_primary(void);
 
-/* bound.c, shares.c, opened.c, peers.c: what others get at */
+/* bound.c, shares.c, opened.c, peers.c: memory that others can reach */
 void bound_make(void);
 void bound_bind(void);
 void bound_unbind(void);
-/* A multicast object is gone; an allocation is freed. */
+/* Note that a multicast object is gone, or that an allocation was freed. */
 struct thing;
 void bound_gone(const struct thing *object);
 struct plain;
@@ -60,7 +60,7 @@ void opened_give(void);
 void opened_open(void);
 void opened_close(void);
 void opened_end(void);
-/* Once they have access, nothing that is allocated moves any more: near the end. */
+/* Give another GPU access, after which no allocation moves any more: near the end. */
 void peers_start(void);
 void peers_give(void);
 void peers_end(void);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The program's own physical memory: made, held by handles, exported and imported, and let go. */
+/* The program's own physical memory: made, held by handles, exported and imported, and released. */
 #include "steps.h"
 
 #include <fcntl.h>
@@ -9,7 +9,7 @@
 #include "model.h"
 
 #define KEPT 4
-static int kept[KEPT];	/* descriptors, and one more; 0: none */
+static int kept[KEPT];	/* descriptor + 1; 0: none */
 
 static struct contents *new_contents(void)
 {
@@ -31,7 +31,7 @@ void things_make(void)
 	if (thing->exportable)
 		prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 	prop.allocFlags.gpuDirectRDMACapable = model_any(2);
-	switch (model_any(10)) {	/* what is fixed from birth */
+	switch (model_any(10)) {	/* properties that never change */
 	case 0:
 		prop.allocFlags.compressionType = CU_MEM_ALLOCATION_COMP_GENERIC;
 		thing->by_driver = true;
@@ -70,7 +70,7 @@ void things_retain(void)
 	view->thing->held++;
 }
 
-/* Imported while it lives: else the driver's double counts it, and the library does not, as another process's. */
+/* Import memory while it lives: later, the double would count it as another process's, and the library would not. */
 static void import(struct thing *of, int fd)
 {
 	struct thing *thing = model_free_thing();
@@ -81,7 +81,7 @@ static void import(struct thing *of, int fd)
 	DO(cuMemImportFromShareableHandle, (&thing->name, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
 	thing->held = 1;
 	thing->contents->users++;
-	/* The driver exports it no more, and knows no other properties than the first's: nothing else is asked. */
+	/* The driver exports it no more, and only knows the first one's properties: nothing else is checked. */
 	model_named(thing);
 }
 
@@ -89,7 +89,7 @@ void things_keep(int fd)
 {
 	for (size_t i = 0; i < KEPT && model_any(4); i++)
 		if (!kept[i]) {
-			/* Under another number, as another process has it. */
+			/* Under another number, as in another process. */
 			kept[i] = 1 + fcntl(fd, F_DUPFD_CLOEXEC, 100);
 			break;
 		}
@@ -116,7 +116,7 @@ void things_export(void)
 	things_keep(fd);
 }
 
-/* Descriptors that are open, of memory that may be gone: another process could have them. */
+/* Close descriptors of memory that may be gone, as another process could have them. */
 void things_close(void)
 {
 	for (size_t i = 0, first = model_any(KEPT); i < KEPT; i++) {
@@ -130,7 +130,7 @@ void things_close(void)
 	}
 }
 
-/* All that is left, at the end. */
+/* Release all that is left, at the end. */
 void things_end(void)
 {
 	for (struct thing *thing = model.things; thing < model.things + THINGS; thing++)

@@ -14,13 +14,13 @@
 #include "calls.h"
 #include "double.h"
 
-/* Seconds that a step may take: they take milliseconds, but a machine may be busy, and a sanitizer slow. */
+/* Seconds that a step may take: it takes milliseconds, but a machine may be busy, and a sanitizer slow. */
 #define STEP_S 60
 #define FRAMES 40
-/* For how long a thread is waited for until the next one says where it is, us. */
+/* Microseconds that a thread gets to show its stack before the next one does. */
 #define TURN_US 100000
 
-static uint64_t step;	/* atomically */
+static uint64_t step;	/* accessed atomically */
 
 static void show_stack(int signal)
 {
@@ -33,14 +33,14 @@ static void show_stack(int signal)
 	backtrace_symbols_fd(frames, backtrace(frames, FRAMES), STDERR_FILENO);
 }
 
-/* What ends itself, as the double of the driver where it is misused, says how it came there. */
+/* Show the stack if the program ends itself, as the double of the driver does at misuse. */
 static void show_end(int signal)
 {
 	show_stack(signal);
 	calls_say();
 }
 
-/* One after the other: they would write over each other. Threads that block all signals say nothing. */
+/* Show all stacks one by one, as they would overwrite each other. Threads that block all signals show none. */
 static void show_all(void)
 {
 	DIR *directory = opendir("/proc/self/task");
@@ -58,7 +58,7 @@ static void show_all(void)
 	abort();
 }
 
-/* As the thread that takes SIGQUIT, which all others block. */
+/* Run as the thread that takes SIGQUIT, which all others block. */
 static void *watch(void *argument)
 {
 	const char *text = getenv("UNIT_STEP_S");
@@ -90,7 +90,7 @@ void watch_start(void)
 	pthread_t thread;
 	sigset_t quit;
 
-	backtrace(frames, FRAMES);	/* loads what it needs, which a handler of signals may not */
+	backtrace(frames, FRAMES);	/* loads what it needs, which a signal handler may not do */
 	sigemptyset(&quit);
 	sigaddset(&quit, SIGQUIT);
 	CHECK(!sigaction(SIGUSR2, &action, NULL) && !sigaction(SIGABRT, &aborted, NULL) && !pthread_sigmask(SIG_BLOCK, &quit, NULL));
