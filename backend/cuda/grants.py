@@ -1,10 +1,11 @@
-"""Grants of host memory: how much of it each CUDA program may pin for memory that is not on its GPUs, over all of them.
+"""Grants of host memory: how many bytes each CUDA program may pin for memory that is not on its GPUs, across all GPUs.
 
-What is pinned can be neither swapped nor reclaimed, and the driver has it charged to no memory cgroup (its GFP flags
-have no __GFP_ACCOUNT: nv_compute_gfp_mask() of kernel-open/nvidia/nv-vm.c). So the host is not asked program by
-program: all of them together have a part of what it has available, and those below a cgroup with a memory.max, or a
-memory.high, what that has left. What serves a program already is granted always: it is there, or reclaim would not
-hold. What is made ahead, and copies that are kept, have the rest, shared evenly.
+Pinned memory can be neither swapped nor reclaimed, and the driver charges it to no memory cgroup (its GFP flags have no
+__GFP_ACCOUNT: nv_compute_gfp_mask() of kernel-open/nvidia/nv-vm.c). A limit per program would therefore not protect the
+host. Instead, all programs together get a part of the memory that the host has available, and the programs below a
+cgroup with a memory.max or memory.high get what that has left. Bytes that already serve a program are always granted:
+they are pinned, and reclaim would fail without them. The rest is shared evenly among memory pinned in advance and
+copies that are kept.
 """
 
 from __future__ import annotations
@@ -21,38 +22,40 @@ from backend.core import hostroom
 from backend.process.identity import Process, Slice
 
 PART = 2
-"""Of what the host has available, what is pinned of it counted, one of so many parts is granted."""
+"""Divisor of the host's available memory: all grants together are one part of so many. What is pinned already counts as
+available here."""
 
 GRANULE = 2 << 20
-"""Bytes in the smallest chunk that the library pins: grants are multiples of it."""
+"""Size of the smallest chunk that the library pins, in bytes; grants are multiples of it."""
 
 LOOK_S = 2.0
-"""Seconds between two looks at the host, while a program has something of it, or wants it."""
+"""Interval at which the host's memory is read while any program has pinned some or wants some, in seconds."""
 
 TELL_S = 0.05
-"""Seconds between two times that all is shared anew, at least, however often programs say what they want."""
+"""Shortest time between two rounds of sharing, in seconds, however often programs report what they want."""
 
 SETTLE_S = 0.5
-"""Seconds after which a program that may have less than before has heard of it, and has said what it has still."""
+"""Time that a program has to hear of a lower grant and to report what it still holds, in seconds."""
 
 FLAP_BYTES, FLAP_PART = 64 << 20, 8
-"""What a program is told again differs by so many bytes, and by one of so many parts of what it was told before, where
-it neither gets all that it wants nor has more than it may: what the host has available changes all the time."""
+"""Least change of a grant that is told, in bytes and as a divisor of the grant told last; the larger one counts. It
+applies to a program that neither gets all it wants nor holds more than it may. The host's available memory changes all
+the time."""
 
 
 @attrs.frozen
 class Demand:
-    """What a program has of the host, and wants."""
+    """The host memory that a program uses, and the amount it wants."""
 
     used: int
-    """Bytes that serve it: granted always."""
+    """Bytes that serve the program; always granted."""
     wanted: int
-    """Bytes that it would have, those included."""
+    """Bytes that the program wants, including `used`."""
 
 
 def share(total: int, demands: Sequence[Demand]) -> list[int]:
-    """Return the bytes that each is granted of `total`: what serves it, and as much as any other, up to what it wants.
-    More than `total` where what serves them is more."""
+    """Return the bytes of `total` granted to each demand, in their order: what serves it, then even shares up to what
+    it wants. The sum exceeds `total` only if the bytes that serve the programs do."""
 
     def at(level: int) -> list[int]:
         return [max(one.used, min(one.wanted, level * GRANULE)) for one in demands]
@@ -60,7 +63,7 @@ def share(total: int, demands: Sequence[Demand]) -> list[int]:
     least, most = 0, -(-max((one.wanted for one in demands), default=0) // GRANULE)
     if sum(at(most)) <= total:
         return at(most)
-    while least < most:  # the highest level that fits
+    while least < most:  # find the highest level that fits
         middle = (least + most + 1) // 2
         if sum(at(middle)) <= total:
             least = middle
@@ -71,43 +74,44 @@ def share(total: int, demands: Sequence[Demand]) -> list[int]:
 
 @attrs.define(eq=False)
 class Pinned:
-    """What one program has of the host for one GPU, and wants of it."""
+    """The host memory that one program has pinned for one GPU, and its demand."""
 
     process: Process
     tell: Callable[[int], None]
-    """Tells it of a grant, bytes."""
+    """Tells the program its grant, in bytes."""
     path: list[Slice] = attrs.field(factory=list)
-    """Cgroups that it is in, as of the last look."""
+    """Cgroups of the program, as of the last look."""
     held: int = 0
-    """Bytes that it has pinned, those that serve it and those that do not: no more than it may."""
+    """Bytes that the program has pinned, whether they serve it or not, capped at what it may have."""
     demand: Demand = attrs.field(factory=lambda: Demand(0, 0))
     told: int | None = None
-    """Bytes that it was granted last."""
+    """Grant told last, in bytes; None before the first."""
 
     before: int = 0
-    """Bytes that it was granted before that, where they were more."""
+    """Grant told before that, in bytes, if it was higher."""
     lowered: float = -math.inf
-    """When it was told of less, by trio's clock."""
+    """Time at which the grant was last lowered, on trio's clock."""
 
     def reach(self) -> int:
-        """Return the bytes that it may have pinned now: one that may have less lets go of the rest soon."""
+        """Return the most bytes that the program may have pinned now. After a lower grant this stays high until it
+        settles."""
         return max(self.held, self.told or 0, self._before)
 
     @property
     def _before(self) -> int:
-        """What it was granted before, while it may not have heard of less."""
+        """The previous grant, in bytes, while the program may not have heard of the lower one; else 0."""
         return self.before if trio.current_time() < self.lowered + SETTLE_S else 0
 
     def grant(self, nbytes: int) -> None:
-        """It may have so many bytes from now on."""
+        """Set the program's grant to `nbytes`, and tell it."""
         if self.told is not None and nbytes < self.told:
             self.before, self.lowered = self.reach(), trio.current_time()
         self.told = nbytes
         self.tell(nbytes)
 
     def say(self, held: int, used: int, wanted: int, swapped: int) -> None:
-        """It says what it has, how much of that serves it, and how much it wants. What it has beyond what it was
-        granted, and beyond `swapped`, which it has in the host by the books, is not believed."""
+        """Take a report of the program, in bytes: `held` in all, `used` of that, and `wanted`. Figures above its grant
+        are capped, unless the books show as much `swapped` to the host."""
         believed = max(swapped, self.told or 0, self._before)
         self.held = min(held, believed)
         used = min(used, believed)
@@ -115,7 +119,7 @@ class Pinned:
 
 
 class Grants:
-    """See the module. Figures of the host are read once a look."""
+    """The grants of all programs. The host's figures are read once per look."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
@@ -132,20 +136,21 @@ class Grants:
         return sum(one.told or 0 for one in self._pinned.values())
 
     def say(self, key: Hashable, pinned: Pinned, said: tuple[int, int, int], swapped: int) -> None:
-        """A program says what :meth:`Pinned.say` takes; what it is granted it is told soon. `pinned` is what is known
-        of one that says so for the first time."""
+        """Take a program's report (`said`, as for :meth:`Pinned.say`); its grant is told soon after. `pinned` is the
+        entry to add on the first report for `key`."""
         if key not in self._pinned:
             self._looked = -math.inf
         self._pinned.setdefault(key, pinned).say(*said, swapped)
         self._due.set()
 
     def end(self, key: Hashable) -> None:
-        """It speaks no more: what it has is seen in what the host has available."""
+        """Forget a program whose connection has ended. What it still has pinned shows in the host's available
+        memory."""
         if self._pinned.pop(key, None) is not None:
             self._due.set()
 
     async def run(self) -> None:
-        """Tells programs of what they may have from now on."""
+        """Share the host's memory and tell programs their grants, until cancelled."""
         while True:
             with trio.move_on_after(self._again_s if self._pinned else math.inf):
                 await self._due.wait()
@@ -159,21 +164,21 @@ class Grants:
         if not self._pinned or now - self._looked < LOOK_S:
             return
         self._looked = now
-        # Both at one time: what is pinned since then is available no more.
+        # Read both at the same time: what has been pinned since is no longer available.
         pinned = sum(one.held for one in self._pinned.values())
         self._total = (hostroom.available(self._root) + pinned) // PART
         for one in self._pinned.values():
-            with contextlib.suppress(ProcessLookupError):  # its connection is about to end
+            with contextlib.suppress(ProcessLookupError):  # the connection is about to end
                 one.path = hostroom.path_of(one.process)
         paths = {slice_ for one in self._pinned.values() for slice_ in one.path}
         self._left = {slice_: hostroom.left(slice_, self._root) for slice_ in paths}
 
     def _share(self) -> dict[Hashable, int]:
-        """What each may have now, bytes."""
+        """Return what each program may have now, in bytes."""
         demands = {key: one.demand for key, one in self._pinned.items()}
         total = self._total
         grants = dict(zip(demands, share(total, list(demands.values())), strict=True))
-        # The lowest first: what it leaves its own those above have left.
+        # Deepest cgroups first: a parent then shares out only what its children were granted.
         for slice_, left in sorted(self._left.items(), key=lambda item: -item[0].path.count("/")):
             keys = [key for key, one in self._pinned.items() if slice_ in one.path]
             if sum(grants[key] for key in keys) > left:
@@ -182,8 +187,8 @@ class Grants:
         return grants
 
     def _tell(self) -> None:
-        """Tells those whose grant is another than they know, by enough to matter. What one is to let go of another may
-        have once it has."""
+        """Tell the programs whose grant has changed enough to matter. Lower grants are told first; the bytes are
+        granted to others once they have been freed."""
         shares = self._share()
         for more in (False, True):
             grants = self._free(shares) if more else shares
@@ -195,7 +200,7 @@ class Grants:
                     one.grant(grant)
 
     def _free(self, grants: Mapping[Hashable, int]) -> Mapping[Hashable, int]:
-        """Return these grants, without what others have still."""
+        """Return `grants` reduced by the bytes that other programs still hold."""
         total = self._total
         limits = [(total, list(grants))]
         limits += [(left, [k for k in grants if slice_ in self._pinned[k].path]) for slice_, left in self._left.items()]
@@ -211,6 +216,6 @@ class Grants:
 
 
 def _flaps(one: Pinned, told: int, grant: int) -> bool:
-    """Whether a grant is as good as the one that was told: it gets what it wants, or a bit more or less of it."""
+    """Return whether `grant` need not be told: it equals the one told, or is near it and covers part of the demand."""
     near = abs(grant - told) < max(FLAP_BYTES, told // FLAP_PART)
     return grant == told or (near and one.held <= grant < one.demand.wanted)
