@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What was counted is kept here: pages come and go with the daemon, and what
- * one shows is a copy. */
+/* The counts of a process are kept here: pages come and go with the daemon, and each one shows a copy. */
 
 #include "totals.h"
 
@@ -11,11 +10,11 @@
 static struct total {
 	struct device *device;
 	uint64_t submitted, finished, launches;
-	int64_t worked;		/* us for which some were pending; while some are, less the moment since when they are */
+	int64_t worked;		/* us with kernels pending; while some are, less the moment at which that began */
 	uint64_t since;		/* that moment; us */
 	struct totals_set set;
 	enum totals_told told;
-} totals[GG_ORDINALS];			/* under `lock`; by the program's number of the device */
+} totals[GG_ORDINALS];			/* under `lock`; indexed by the program's number of the device */
 static struct totals_page *page;	/* under `lock` */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -24,8 +23,8 @@ static bool is_pending(const struct total *total)
 	return total->submitted > total->finished;
 }
 
-/* One word, so that a daemon which reads it at any moment knows the time up to that: twice `worked`, and 1 while some are
- * pending, when the moment at which it is read is to be added. */
+/* Time and state in one word, so that a daemon that reads it at any moment knows the time up to then: twice `worked`,
+ * plus 1 while kernels are pending; then the moment of the read is to be added. */
 static uint64_t word(const struct total *total)
 {
 	return (uint64_t)total->worked << 1 | is_pending(total);
@@ -39,13 +38,13 @@ static void show(size_t ordinal)
 	if (!page || index < 0 || index >= GG_DEVICES)
 		return;
 	__atomic_store_n(&page->gpu[index].launches, totals[ordinal].launches, __ATOMIC_RELAXED);
-	/* The daemon finds no more in the second than in the first, if it reads the second first. */
+	/* If the daemon reads `finished` before `submitted`, it never finds more finished than submitted. */
 	__atomic_store_n(&page->gpu[index].worked, word(&totals[ordinal]), __ATOMIC_RELAXED);
 	__atomic_store_n(&page->gpu[index].submitted, totals[ordinal].submitted, __ATOMIC_RELAXED);
 	__atomic_store_n(&page->gpu[index].finished, totals[ordinal].finished, __ATOMIC_RELEASE);
 }
 
-/* On lines of their own: a launch says nothing new of these. */
+/* The working set has lines of its own, since a launch does not change it. */
 static void show_set(size_t ordinal)
 {
 	struct device *device = totals[ordinal].device;
@@ -61,7 +60,7 @@ static void show_set(size_t ordinal)
 	__atomic_store_n(&page->set[index].told, totals[ordinal].told, __ATOMIC_RELEASE);
 }
 
-/* `at` is when; 0: now. With `lock` held. */
+/* Adds to the counts as of `at`; 0: now. With `lock` held. */
 static void count(struct device *device, uint64_t submitted, uint64_t finished, uint64_t at)
 {
 	size_t ordinal = (size_t)device->ordinal;

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Pages are mapped at fixed places, and never unmapped: a thread may be about to read or write there. What ends is
- * replaced by memory of our own, in one call. A thread that waits sleeps in futex(2) on the word of the program that it
- * goes behind, which it may only read, until that expires: it is woken when that is shortened.
+ * Pages are mapped at fixed places and never unmapped, since a thread may be about to read or write there. A page that
+ * is no longer used is replaced by memory of the process, in one call. A waiting thread sleeps in futex(2) on the word
+ * of the program that it goes behind, which it can only read, until the time in it; it is woken if that time is brought
+ * forward.
  *
- * `lock` is taken with no other.
+ * `lock` is taken while no other lock is held.
  */
 
 #include "burst.h"
@@ -32,23 +33,23 @@
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "futex(2) is about the first half of a word");
 
 static struct lead {
-	struct burst_page *page;	/* atomically; NULL: there never was one */
+	struct burst_page *page;	/* atomically; NULL: there has never been one */
 	struct device *device;		/* atomically */
 	bool leads;			/* atomically */
-	bool busy;			/* atomically: the listening thread is to look at it */
+	bool busy;			/* atomically: the listening thread has to look at it */
 	uint64_t after_ns;		/* atomically */
 } leads[GG_ORDINALS];
 
 static struct follow {
-	char *pages;			/* atomically: BURST_LEADERS of them, side by side; NULL: there never were any */
-	unsigned int slots;		/* atomically: a bit for each that is another's */
+	char *pages;			/* atomically: BURST_LEADERS of them, side by side; NULL: never any */
+	unsigned int slots;		/* atomically: a bit for each page that belongs to another program */
 	unsigned int waiting;		/* atomically */
 	struct allowance allowance;	/* under `lock` */
 } follows[GG_ORDINALS];
 
 unsigned int burst_leading;
 void (*burst_wake)(void);
-static bool watching;		/* atomically: the listening thread looks again soon by itself */
+static bool watching;		/* atomically: the listening thread will look again soon anyway */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static uint64_t now_ns(void)
@@ -59,14 +60,14 @@ static uint64_t now_ns(void)
 	return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
-/* mmap(2), of what other threads may read or write at that moment: the kernel has them find the one or the other. The call of
- * the C library would be a write of all of it to ThreadSanitizer. */
+/* mmap(2) over memory that other threads may be reading or writing; the kernel shows them either the old or the new
+ * page. The wrapper of the C library would count as a write of the whole range to ThreadSanitizer. */
 static bool replace(void *at, size_t bytes, int protection, int flags, int fd)
 {
 	return syscall(SYS_mmap, at, bytes, protection, flags | MAP_FIXED, fd, 0L) != -1;
 }
 
-/* Memory of our own; NULL: there is none. At `at`, where that is given. */
+/* Maps memory of the process, at `at` unless that is NULL; NULL on failure. */
 static void *map_own(void *at, size_t bytes, int protection)
 {
 	void *mapped;
@@ -77,7 +78,8 @@ static void *map_own(void *at, size_t bytes, int protection)
 	return mapped == MAP_FAILED ? NULL : mapped;
 }
 
-/* Maps the daemon's page over our own; one that can be cut off would end the program (SIGBUS). */
+/* Maps the daemon's page over memory of the process. A file that could be truncated is refused: it would end the
+ * program (SIGBUS). */
 static bool map_page(void *at, int fd, int protection)
 {
 	struct stat status;
@@ -88,14 +90,14 @@ static bool map_page(void *at, int fd, int protection)
 	return replace(at, PAGE, protection, MAP_SHARED, fd);
 }
 
-/* Those that go before others */
+/* Programs that go before others */
 
 static void say(struct lead *lead, uint64_t until)
 {
 	__atomic_store_n(&lead->page->until, until, __ATOMIC_RELEASE);
 }
 
-/* Has those look that sleep until what was said before. */
+/* Wakes the threads that sleep until the time in the previous word. */
 static void wake_them(struct lead *lead)
 {
 	syscall(SYS_futex, &lead->page->until, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
@@ -131,7 +133,7 @@ bool burst_lead(struct device *device, int fd, uint64_t after_us)
 	__atomic_store_n(&lead->device, device, __ATOMIC_RELAXED);
 	__atomic_store_n(&lead->after_ns, (after_us < HOLD_AFTER_US_MOST ? after_us : HOLD_AFTER_US_MOST) * HOLD_NS_A_US,
 			 __ATOMIC_RELAXED);
-	/* What is pending already is looked at. */
+	/* Have work that is already pending looked at. */
 	__atomic_store_n(&lead->busy, leads_now, __ATOMIC_SEQ_CST);
 	__atomic_store_n(&lead->leads, leads_now, __ATOMIC_SEQ_CST);
 	count_leads();
@@ -157,7 +159,7 @@ void burst_begin(struct device *device)
 		say(lead, hold_word(now, true, 0));
 	if (__atomic_load_n(&lead->busy, __ATOMIC_SEQ_CST) || __atomic_exchange_n(&lead->busy, true, __ATOMIC_SEQ_CST))
 		return;
-	/* In a burst each request would pay for a write to a pipe, and a thread that is woken. */
+	/* Without this, each request of a burst would cost a write to a pipe and a thread that wakes up. */
 	if (__atomic_load_n(&watching, __ATOMIC_SEQ_CST))
 		return;
 	wake = __atomic_load_n(&burst_wake, __ATOMIC_ACQUIRE);
@@ -178,17 +180,17 @@ static bool is_busy(const struct lead *lead)
 	return __atomic_load_n(&lead->leads, __ATOMIC_SEQ_CST) && __atomic_load_n(&lead->busy, __ATOMIC_SEQ_CST);
 }
 
-/* Says whether anything is pending, by what is known. */
+/* Publishes whether anything is pending, and returns that. */
 static bool tell(struct lead *lead)
 {
 	bool pending;
 
-	/* Before the look: what is launched meanwhile says that it is, after it is counted. */
+	/* Cleared before the look: a launch made meanwhile sets it again, after it has been counted. */
 	__atomic_store_n(&lead->busy, false, __ATOMIC_SEQ_CST);
 	pending = is_pending(__atomic_load_n(&lead->device, __ATOMIC_RELAXED));
 	if (pending)
 		__atomic_store_n(&lead->busy, true, __ATOMIC_SEQ_CST);
-	/* It was busy as others came to go behind it: no launch has begun that period. */
+	/* The program was busy when others came to go behind it, so no launch has begun this period. */
 	if (pending && !__atomic_load_n(&lead->page->until, __ATOMIC_RELAXED))
 		__atomic_add_fetch(&lead->page->periods, 1, __ATOMIC_RELAXED);
 	say(lead, hold_word(now_ns(), pending, __atomic_load_n(&lead->after_ns, __ATOMIC_RELAXED)));
@@ -197,7 +199,7 @@ static bool tell(struct lead *lead)
 	return pending;
 }
 
-/* Whether others are held still, after its last request: the next one comes soon, or they go on. */
+/* Whether others are still held after its last request; either the next one comes soon, or the others go on. */
 static bool is_over_soon(const struct lead *lead)
 {
 	return __atomic_load_n(&lead->leads, __ATOMIC_SEQ_CST) &&
@@ -218,7 +220,7 @@ bool burst_tick(void)
 		any = true;
 	}
 	__atomic_store_n(&watching, any, __ATOMIC_SEQ_CST);
-	/* What began before that was said woke no thread. */
+	/* Work that began before `watching` was cleared woke no thread. */
 	for (size_t i = 0; !any && __atomic_load_n(&burst_leading, __ATOMIC_RELAXED) && i < GG_ORDINALS; i++)
 		any |= is_busy(&leads[i]);
 	return any;
@@ -234,7 +236,7 @@ void burst_end_of_wait(void)
 	driver_leave(mode);
 }
 
-/* Those that go behind */
+/* Programs that go behind others */
 
 bool burst_follow(struct device *device, unsigned int slot, int fd)
 {
@@ -260,7 +262,7 @@ bool burst_follow(struct device *device, unsigned int slot, int fd)
 	return slots;
 }
 
-/* The word that has it held for longest from `now` on; NULL: none has. */
+/* Returns the page whose word holds the program for longest from `now` on; NULL: none does. */
 static const struct burst_page *latest(const struct follow *follow, uint64_t now, uint64_t *word)
 {
 	unsigned int slots = __atomic_load_n(&follow->slots, __ATOMIC_ACQUIRE);
@@ -279,7 +281,7 @@ static const struct burst_page *latest(const struct follow *follow, uint64_t now
 	return found;
 }
 
-/* For how long it is held from now on, at most; 0: it is not. */
+/* Returns for how long the program is held from now on, at most; 0: it is not held. */
 static uint64_t held_for(struct follow *follow, bool was_held, const struct burst_page **page, uint64_t *word)
 {
 	uint64_t now, left, may;
@@ -360,7 +362,7 @@ void burst_end(struct device *device)
 			burst_follow(device, slot, -1);
 }
 
-/* What is mapped is the parent's, and says what that does. */
+/* The mapped pages belong to the parent, and tell what the parent does. */
 static void forget(void)
 {
 	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The time by which all waits and paces are measured, and threads that wait for it. */
+/* The clock of all waits and paces, and the means for threads to wait by it. */
 #ifndef GGROUP_CUDA_MOMENT_H
 #define GGROUP_CUDA_MOMENT_H
 
@@ -8,11 +8,11 @@
 #include <sys/prctl.h>
 #include <time.h>
 
-/* Nanoseconds by which a thread may be woken late that is to be punctual: 50 us by default, a quarter of a hold, and as much as
- * a program that goes behind others may have left on the GPU. */
+/* Timer slack of a thread that has to be punctual, in nanoseconds. The default of 50 us is a quarter of a hold, and as
+ * much as a program that goes behind others may have pending on the GPU. */
 #define MOMENT_SLACK_NS 1000
 
-/* CLOCK_MONOTONIC, in microseconds. */
+/* Returns CLOCK_MONOTONIC in microseconds. */
 static inline uint64_t moment_us(void)
 {
 	struct timespec now;
@@ -21,8 +21,8 @@ static inline uint64_t moment_us(void)
 	return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
 }
 
-/* Has the calling thread woken in time. What it had, in nanoseconds, for moment_late_again; 0 where that is not known or was
- * as good. */
+/* Makes the calling thread wake on time. Returns its previous slack, in nanoseconds, for moment_late_again; 0 if that
+ * is unknown or was as small. */
 static inline unsigned long moment_punctual(void)
 {
 	const int before = prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0);
@@ -38,7 +38,8 @@ static inline void moment_late_again(unsigned long slack_ns)
 		prctl(PR_SET_TIMERSLACK, slack_ns, 0, 0, 0);
 }
 
-/* A condition whose pthread_cond_timedwait(3) ends by that clock: pthread_cond_clockwait(3) is of glibc 2.30 (glibc.h). */
+/* Initialises a condition whose pthread_cond_timedwait(3) uses this clock; pthread_cond_clockwait(3) needs glibc 2.30
+ * (glibc.h). */
 static inline void moment_condition(pthread_cond_t *condition)
 {
 	pthread_condattr_t attributes;

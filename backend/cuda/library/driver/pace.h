@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How fast kernels of a program finish on a GPU, without a clock and without memory: what its run-ahead is bounded by. All
- * times are CLOCK_MONOTONIC, in microseconds, where nothing else is said.
+ * How fast a program's kernels finish on a GPU, as pure functions without a clock or memory; its run-ahead is bounded
+ * by this. All times are CLOCK_MONOTONIC, in microseconds unless stated otherwise.
  *
- * A time in which another program had the engine says nothing of the kernels: a program that goes behind others would take
- * its own for as long as their requests, launch too late, and leave the GPU without work. Where the others say that they had
- * it, nothing is learned. Others may have had it without a word, for a slice of 30 ms: so one kernel that took far longer
- * than those before counts PACE_LONGER_MOST times as long at most, or by one of 0.5 ms a program would be as far ahead as 10 ms,
- * and the engine be the other's again as soon as that had ended. Kernels that do take so long are known after some more.
+ * A time in which another program had the engine tells nothing about the kernels. Otherwise a program that goes behind
+ * others would take its kernels to last as long as their requests, launch too late, and leave the GPU without work. So
+ * nothing is learnt from times in which the others say that they had the engine. Others may also have it without saying
+ * so, for a slice of 30 ms. Therefore a kernel that took far longer than those before counts as at most
+ * PACE_LONGER_MOST times as long; otherwise, after one kernel of 0.5 ms, a program would be as far ahead as 10 ms, and
+ * would lose the engine again as soon as that had finished. If kernels really take so long, that is known after a few
+ * more.
  */
 #ifndef GGROUP_CUDA_PACE_H
 #define GGROUP_CUDA_PACE_H
@@ -15,29 +17,29 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Parts of the bound that have a marker each: what was launched at once is heard of in these, and not when all of it has
- * finished and the GPU has nothing left to do. */
+/* Parts of the bound that have a marker each. Without them, kernels launched together would be known to have finished
+ * only when all had, and the GPU had nothing left to do. */
 #define PACE_MARKS 8
-/* Finished kernels in which a longer gap is forgotten, about: more than run at once. */
+/* Finished kernels after which a longer gap is forgotten, approximately; more than run at once. */
 #define PACE_GAPS 64
-/* Times as long as kernels took lately that one which took longer counts, at most. */
+/* Most that a kernel which took longer than recent ones counts, as a multiple of their time. */
 #define PACE_LONGER_MOST 4
 
-/* What is known of how fast kernels finish on a GPU, while its run-ahead is bounded. */
+/* How fast kernels finish on a GPU, learnt while run-ahead is bounded there. */
 struct pace {
-	uint64_t finished, since;	/* so many have, by that moment, or did when the GPU was last idle; us */
-	uint64_t kernel_ns;		/* that one took lately, on the average; 0: not known */
-	uint64_t gap_us;		/* the longest lately in which none finished, but some were pending; 0: not known */
-	unsigned int vain;		/* waits, since then, in which none finished */
+	uint64_t finished, since;	/* kernels finished by then, or when the GPU was last idle; us */
+	uint64_t kernel_ns;		/* average time of a recent kernel; 0: unknown */
+	uint64_t gap_us;		/* longest recent time with kernels pending and none finishing; 0: unknown */
+	unsigned int vain;		/* waits since `since` in which no kernel finished */
 };
 
-/* What has finished by `now`, with some still pending or not. `watched`: there were some a moment ago. `disturbed`:
- * another program may have had the engine since the last time. */
+/* Learns from the kernels that have `finished` by `now`. `pending`: some are still pending. `watched`: some were, a
+ * moment ago. `disturbed`: another program may have had the engine since the last call. */
 static inline void pace_learn(struct pace *pace, uint64_t finished, bool pending, bool watched, bool disturbed, uint64_t now)
 {
 	const uint64_t gap_us = now - pace->since, most_ns = pace->kernel_ns * PACE_LONGER_MOST;
 	uint64_t took_ns = gap_us * 1000 / (finished - pace->finished);
-	/* Else all may have finished long ago: it was that long at most. */
+	/* Otherwise all may have finished long ago, and the gap is only an upper bound. */
 	const bool sure = pending || watched;
 
 	pace->finished = finished;
@@ -56,7 +58,8 @@ static inline void pace_learn(struct pace *pace, uint64_t finished, bool pending
 		pace->gap_us = gap_us;
 }
 
-/* Kernels behind which there is to be a marker, where `bound_us` is the lowest bound; 0: by time alone. */
+/* Returns the number of kernels behind which a marker is due, where `bound_us` is the lowest bound; 0: markers go by
+ * time alone. */
 static inline uint64_t pace_mark_every(const struct pace *pace, uint64_t bound_us)
 {
 	const uint64_t kernels = pace->kernel_ns ? bound_us * 1000 / PACE_MARKS / pace->kernel_ns : 0;
@@ -64,15 +67,15 @@ static inline uint64_t pace_mark_every(const struct pace *pace, uint64_t bound_u
 	return bound_us && !kernels ? 1 : kernels;
 }
 
-/* Whether so many kernels would take longer than a bound, by what is known; one that is not known does. */
+/* Whether `kernels` would take longer than the bound, as far as is known. Kernels of unknown length do. */
 static inline bool pace_takes_longer(const struct pace *pace, uint64_t kernels, uint64_t bound_us)
 {
 	return bound_us && kernels && (!pace->kernel_ns || kernels * pace->kernel_ns > bound_us * 1000);
 }
 
-/* What is left at `now` of so many kernels that are pending, in nanoseconds: of the oldest what it had since the last one
- * finished is done. What takes longer than others, or began later than is known, may be over at once. 0: nothing, or they are not
- * known. */
+/* Returns how much of the `pending` kernels is left at `now`, in nanoseconds: the oldest has run since the last one
+ * finished. A kernel that takes longer than others, or that began later than known, may end at once. 0: nothing is
+ * left, or the time of a kernel is unknown. */
 static inline uint64_t pace_left_ns(const struct pace *pace, uint64_t pending, uint64_t now)
 {
 	const uint64_t done_ns = now > pace->since ? (now - pace->since) * 1000 : 0;
@@ -82,7 +85,7 @@ static inline uint64_t pace_left_ns(const struct pace *pace, uint64_t pending, u
 	return (pending - 1) * pace->kernel_ns + (pace->kernel_ns > done_ns ? pace->kernel_ns - done_ns : 0);
 }
 
-/* Whether that is more than a bound; of kernels that are not known one may run, and another wait. */
+/* Whether more is left than the bound. Of kernels of unknown length one may run while another waits. */
 static inline bool pace_has_more(const struct pace *pace, uint64_t pending, uint64_t bound_us, uint64_t now)
 {
 	if (!bound_us || !pending)
@@ -90,7 +93,8 @@ static inline bool pace_has_more(const struct pace *pace, uint64_t pending, uint
 	return pace->kernel_ns ? pace_left_ns(pace, pending, now) > bound_us * 1000 : pending > 1;
 }
 
-/* Microseconds after which that is no more, if nothing is heard before; 0: it is not known. */
+/* Returns the time after which no more than the bound is left if nothing is heard before, in microseconds; 0:
+ * unknown. */
 static inline uint64_t pace_more_us(const struct pace *pace, uint64_t pending, uint64_t bound_us, uint64_t now)
 {
 	const uint64_t left_ns = pace_left_ns(pace, pending, now);

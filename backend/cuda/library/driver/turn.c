@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A thread that waits has no lock and is not inside the gate: it sleeps in futex(2) on the word of its GPU. So memory
- * moves meanwhile; a handler of a signal may fork there; and nothing is left behind by a thread that ends.
+ * A waiting thread holds no lock and is outside the gate: it sleeps in futex(2) on the word of its GPU. So memory can
+ * move meanwhile, a signal handler may fork there, and a thread that ends leaves nothing behind.
  *
- * Run-ahead is what is pending, by the counters, times what a kernel took lately (pace.h). A kernel may wait for another one
- * that its program has yet to launch: so a wait ends after the bound, or twice the time that one took before, without
- * anything that finishes, and the next such wait is half as long, of whichever thread.
+ * Run-ahead is the number of pending kernels, by the counters, times the recent time of a kernel (pace.h). A kernel may
+ * wait for another that its program has yet to launch. So a wait ends if nothing finishes for the bound, or for twice
+ * the longest gap seen; the next such wait, of whichever thread, is half as long.
  *
- * `lock` is taken with no other but that of totals.c after it.
+ * `lock` is taken with no other lock held; under it only that of totals.c is taken.
  */
 
 #include "turn.h"
@@ -32,36 +32,36 @@
 #include "stream.h"
 #include "totals.h"
 
-/* Microseconds. */
-#define DRAIN_MOST 1000000	/* for which the listening thread waits: it does nothing else then */
-#define DRAIN_LEAST 2000	/* to learn whether something runs: another thread asks the driver */
+/* All in microseconds, except where a comment says otherwise. */
+#define DRAIN_MOST 1000000	/* longest wait of the listening thread, which does nothing else then */
+#define DRAIN_LEAST 2000	/* shortest time to learn whether something runs: another thread asks the driver */
 #define RUN_AHEAD_MOST 10000000
-#define RUN_AHEAD_SHORT 2000	/* less than which is looked at punctually */
-#define LOOK_LEAST 50		/* between two looks what has finished */
+#define RUN_AHEAD_SHORT 2000	/* a bound below this is watched by a punctual thread */
+#define LOOK_LEAST 50		/* interval between two looks at what has finished */
 #define LOOK_MOST 1000
-#define PATIENCE_MOST 250000	/* for which a launch waits without anything that finishes, where the bound is less */
-/* Bounds for which one launch waits, while others finish; and twice its patience, at least. */
+#define PATIENCE_MOST 250000	/* longest wait of a launch with nothing finishing, if the bound is less */
+/* Longest wait of one launch while others finish, in bounds; twice its patience, if that is longer. */
 #define BOUNDS_MOST 16
-/* Waits in vain that are counted. */
+/* Most waits in vain that are counted. */
 #define VAIN_MOST 63
-/* For which what runs after the end of a turn is looked at in LOOK_DRAIN. */
+/* Time for which work is watched after the end of a turn, at intervals of LOOK_DRAIN. */
 #define DRAIN_WATCHED 50000
 #define LOOK_DRAIN 100
-#define LOOKS_DRAIN 10		/* until the listening thread hears what the daemon says */
+#define LOOKS_DRAIN 10		/* looks before the listening thread attends to the daemon again */
 
 enum { OPEN, CLOSED };
 
 static struct turn {
-	uint32_t word;		/* atomically: OPEN, CLOSED; threads sleep on it */
-	uint64_t run_ahead_us;	/* atomically; 0: not bounded */
-	uint64_t bound_us;	/* ... beside that: for memory to move */
-	uint64_t yield_us;	/* ... of what is left, of the kernel that runs as well; more after a while (hold.h) */
+	uint32_t word;		/* atomically: OPEN or CLOSED; threads sleep on it */
+	uint64_t run_ahead_us;	/* atomically; bound of a turn; 0: none */
+	uint64_t bound_us;	/* atomically; bound while memory waits to move; 0: none */
+	uint64_t yield_us;	/* atomically; bound on what is left, running kernel included; grows (hold.h) */
 	unsigned int waiting;	/* atomically */
-	bool seen;		/* of the listening thread: each thread inside has seen that it is closed */
-	bool drained;		/* atomically: nothing has run since */
-	uint64_t closed_at;	/* atomically: when it was closed last; us */
+	bool seen;		/* of the listening thread: every thread inside has seen that it is closed */
+	bool drained;		/* atomically: everything had finished, and nothing has run since */
+	uint64_t closed_at;	/* atomically: time of the last close; us */
 	struct device *device;	/* atomically; NULL before its first turn */
-	uint64_t gap;		/* atomically: how often a turn has ended */
+	uint64_t gap;		/* atomically: number of turns that have ended */
 	struct pace pace;	/* under `lock` */
 } turns[GG_ORDINALS];
 
@@ -78,20 +78,20 @@ static uint64_t lower(uint64_t one, uint64_t other)
 	return one && other ? one < other ? one : other : one + other;
 }
 
-/* The lower bound of all that is pending, in microseconds; 0: there is none. */
+/* The lower of the two bounds on all pending work, in microseconds; 0: there is none. */
 static uint64_t bound_of_all(const struct turn *turn)
 {
 	return lower(__atomic_load_n(&turn->run_ahead_us, __ATOMIC_RELAXED),
 		     __atomic_load_n(&turn->bound_us, __ATOMIC_RELAXED));
 }
 
-/* How far ahead it may be, in microseconds; 0: as far as the driver lets it. */
+/* The most that the program may be ahead, in microseconds; 0: as far as the driver lets it. */
 static uint64_t bound_of(const struct turn *turn)
 {
 	return lower(bound_of_all(turn), __atomic_load_n(&turn->yield_us, __ATOMIC_RELAXED));
 }
 
-/* Sleeps while the word is `word`, at most so long; 0: for ever. Spurious returns are harmless. */
+/* Sleeps while the word is `word`, for at most `us` microseconds; 0: for ever. Spurious returns are harmless. */
 static void sleep_while(struct turn *turn, uint32_t word, uint64_t us)
 {
 	const struct timespec time = { (time_t)(us / 1000000), (long)(us % 1000000) * 1000 };
@@ -108,7 +108,7 @@ static void pause_for(uint64_t us)
 	nanosleep(&time, NULL);
 }
 
-/* Two threads may be at it, for a turn and for memory that moves. */
+/* Two threads may call this at once, one for a turn and one for memory that moves. */
 static void count_any(void)
 {
 	unsigned int any = 0;
@@ -128,7 +128,7 @@ static void set(struct turn *turn, uint32_t word, uint64_t run_ahead_us)
 	syscall(SYS_futex, &turn->word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
-/* The GPU that `stream` is of; NULL: none that is known. A copy may go to a stream of a context that is not current. */
+/* The turns of the GPU of `stream`; NULL: unknown. A copy may go to a stream of a context that is not current. */
 static struct turn *of_stream(CUstream stream, bool per_thread)
 {
 	CUcontext context = NULL, current = NULL;
@@ -153,8 +153,8 @@ static struct turn *of_stream(CUstream stream, bool per_thread)
 
 /* Run-ahead */
 
-/* Whether what is pending would take longer than a bound, by what is known now; and microseconds after which it would not
- * any more, 0 where that is not known. */
+/* Whether the pending work would take longer than a bound, as far as is known now. `more_us`: microseconds until it no
+ * longer would; 0: unknown. */
 static bool is_ahead(struct turn *turn, struct device *device, bool watched, uint64_t *more_us)
 {
 	const uint64_t bound_us = bound_of_all(turn);
@@ -171,7 +171,7 @@ static bool is_ahead(struct turn *turn, struct device *device, bool watched, uin
 	if (finished > pace->finished)
 		pace_learn(pace, finished, pending, watched, held_until > pace->since, now);
 	if (!pending)
-		pace->since = now;	/* what comes next did not wait for anything */
+		pace->since = now;	/* the next kernel did not wait for any other */
 	if (yield_us)
 		yield_us = hold_ahead_us(yield_us, held_until, now);
 	__atomic_store_n(&device->mark_every, pace_mark_every(pace, lower(bound_us, yield_us)), __ATOMIC_RELAXED);
@@ -181,7 +181,7 @@ static bool is_ahead(struct turn *turn, struct device *device, bool watched, uin
 	return ahead;
 }
 
-/* Outside, it asks the driver as a program does that waits for work: not while the program stands by. */
+/* Outside the gate, it asks the driver as a program does that waits for its work: not while the program stands by. */
 static void look(struct device *device)
 {
 	CUstreamCaptureMode mode;
@@ -193,7 +193,7 @@ static void look(struct device *device)
 	gate_wait_leave();
 }
 
-/* How long nothing may finish until a launch is let go: it may be what the others wait for. */
+/* Returns how long nothing may finish before a launch is let go: the pending kernels may be waiting for it. */
 static uint64_t patience_of(const struct pace *pace, uint64_t bound_us)
 {
 	uint64_t patience = pace->gap_us && pace->gap_us < PATIENCE_MOST / 2 ? 2 * pace->gap_us : PATIENCE_MOST;
@@ -201,13 +201,13 @@ static uint64_t patience_of(const struct pace *pace, uint64_t bound_us)
 	return patience > bound_us ? patience : bound_us;
 }
 
-/* Waits, outside, until it is no more so far ahead. */
+/* Waits, outside the gate, until the program is no longer too far ahead. */
 static void fall_back(struct turn *turn, struct device *device)
 {
 	const uint64_t bound_us = bound_of(turn), start = moment_us();
 	const uint64_t pause = bound_us / 16 < LOOK_LEAST ? LOOK_LEAST : bound_us / 16 > LOOK_MOST ? LOOK_MOST : bound_us / 16;
 	struct pace *pace = &turn->pace;
-	/* Looks that are late leave the GPU without work where the bound is of their order. */
+	/* With so short a bound, late looks would leave the GPU without work. */
 	const unsigned long slack_ns = bound_us < RUN_AHEAD_SHORT ? moment_punctual() : 0;
 	uint64_t now, since, patience, last, finished, more_us = 0;
 	unsigned int vain;
@@ -218,7 +218,7 @@ static void fall_back(struct turn *turn, struct device *device)
 	finished = pace->finished;
 	pthread_mutex_unlock(&lock);
 	last = start + (bound_us * BOUNDS_MOST > patience * 2 ? bound_us * BOUNDS_MOST : patience * 2);
-	/* What comes next is launched as soon as it may be, and not at the look after that. */
+	/* The next launch goes as soon as it may, and not only at the next regular look. */
 	for (since = start;; sleep_while(turn, OPEN, more_us && more_us < pause ? more_us : pause)) {
 		bool in_vain;
 
@@ -232,9 +232,10 @@ static void fall_back(struct turn *turn, struct device *device)
 			vain = pace->vain;
 			since = now;
 		}
-		/* A pause at least: where a kernel takes far longer than those before, all that is let go is run ahead. */
+		/* Wait for one pause at least: if a kernel takes far longer than those before, every launch let go is
+		 * run-ahead. */
 		in_vain = now - since >= (patience >> vain > pause ? patience >> vain : pause);
-		/* One of the threads that wait at once says it for all. */
+		/* Of the threads that wait at the same time, only one counts the wait in vain. */
 		if (in_vain && pace->vain == vain)
 			pace->vain += vain < VAIN_MOST;
 		pthread_mutex_unlock(&lock);
@@ -246,7 +247,7 @@ static void fall_back(struct turn *turn, struct device *device)
 
 /* Holding */
 
-/* Whether work for the stream is captured: it runs later, and its capture must come to an end. */
+/* Whether work for the stream is being captured. It runs later, and the capture must be able to end. */
 static bool is_captured(enum turn_work work, CUstream stream, bool per_thread)
 {
 	return work == TURN_JOINS ? stream_capturing_any() : !stream_runs(stream, per_thread);
@@ -277,8 +278,8 @@ bool turn_hold(enum turn_work work, CUstream stream, bool per_thread)
 		device = closed ? NULL : device_current();
 		if (!closed && (!device || &turns[device->ordinal] != turn || !is_ahead(turn, device, false, &more_us)))
 			break;
-		/* What it launched last is to be heard of when it finishes, not milliseconds later. Inside: an event is work
-		 * for the GPU. */
+		/* Have the last launch noticed when it finishes, not milliseconds later. Inside the gate, since an
+		 * event is work for the GPU. */
 		if (!closed)
 			counters_mark(stream, per_thread);
 		gate_leave();
@@ -312,11 +313,11 @@ void turn_enter_context(CUcontext context)
 
 /* Turns */
 
-/* Whether nothing runs there. The driver is asked once all that is counted has finished: what waits in it cannot be had
- * back, and keeps a CPU busy. */
+/* Whether nothing runs on the GPU. The driver is asked only once everything that is counted has finished: a wait in the
+ * driver cannot be cancelled, and keeps a CPU busy. */
 static bool runs_nothing(struct device *device, uint64_t timeout_us)
 {
-	/* A stream of this GPU may join a capture that has begun on another one, whose gate is open. */
+	/* A stream of this GPU may join a capture that began on another GPU, whose gate is open. */
 	return !gate_capturing() && counters_drain(device) && quiet_wait(device, timeout_us);
 }
 
@@ -347,7 +348,8 @@ int turn_end(struct device *device, uint64_t timeout_us, bool *drained)
 	}
 	if (!turn->seen) {
 		turn->seen = gate_pass(until - start);
-		/* A thread that was inside may have begun to capture; none does here that has seen it. */
+		/* A thread that was inside may have begun a capture; a thread that has seen the closed gate begins none
+		 * here. */
 		if (gate_capturing()) {
 			set(turn, OPEN, 0);
 			return EBUSY;
@@ -396,7 +398,7 @@ bool turn_is_late(const struct device *device)
 	return is_closed(turn) && !__atomic_load_n(&turn->drained, __ATOMIC_RELAXED);
 }
 
-/* What is learnt of how fast kernels finish begins now. */
+/* Starts to learn anew how fast kernels finish. */
 static void begin_pace(struct device *device, struct pace *pace)
 {
 	uint64_t submitted;
@@ -420,7 +422,7 @@ void turn_begin(struct device *device, uint64_t run_ahead_us)
 	set(turn, OPEN, run_ahead_us < RUN_AHEAD_MOST ? run_ahead_us : RUN_AHEAD_MOST);
 }
 
-/* Where nothing is bounded any more, no launch waits for a part of what is pending. */
+/* Without a bound, no launch waits for a part of the pending work, so markers go by time alone. */
 static void mark_less(const struct turn *turn, struct device *device)
 {
 	if (!bound_of(turn))
@@ -448,7 +450,7 @@ static void open_one(struct turn *turn)
 		mark_less(turn, device);
 }
 
-/* Whether what was launched there before the end of its turn may run still, and is looked at. */
+/* Whether work launched before the end of the turn may still be running, and is watched. */
 static bool is_watched(const struct turn *turn)
 {
 	const struct device *device = __atomic_load_n(&turn->device, __ATOMIC_ACQUIRE);
