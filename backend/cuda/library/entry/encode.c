@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Tensor maps that are encoded: which memory each describes (move/tensor.h). */
+/* Tensor maps: which memory each encoded map describes (move/tensor.h). */
 
 #include "driver.h"
 #include "region.h"
 #include "tensor.h"
 #include "wrapper.h"
 
-/* Bits of an element in memory. */
+/* The size of an element in memory, in bits. */
 static size_t bits_of(CUtensorMapDataType type)
 {
 	switch (type) {
@@ -30,7 +30,8 @@ static size_t bits_of(CUtensorMapDataType type)
 	}
 }
 
-/* A program may encode a dimension that has no end: no element is beyond the allocation. 0: it is not one of ours. */
+/* Limits `bytes` to the allocation at `address`: a program may encode a dimension without an end. 0: it is no
+ * allocation of ours. */
 static size_t in_allocation(CUdeviceptr address, size_t bytes)
 {
 	struct device *device;

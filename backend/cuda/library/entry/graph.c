@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Graphs: how many kernels each executable one has, and which memory they touch.
+ * Graphs: how many kernels each executable graph has, and which memory they use.
  *
- * Kernels are counted when a graph is instantiated, those of child graphs too. What a conditional
- * node runs is decided on the GPU while it runs: not known here, and not counted; nor is what a
- * kernel launches itself, graphs among it. Updating an executable graph does not change how many
- * there are (its topology must stay); disabling a node does.
+ * Kernels are counted when a graph is instantiated, including those of child graphs. The body of a conditional node is
+ * chosen on the GPU while the graph runs, so it is unknown here and not counted; nor are launches made by a kernel, of
+ * graphs or others. Updating an executable graph does not change the number of kernels (its topology must stay);
+ * disabling a node does.
  */
 
 #include <stdlib.h>
@@ -23,17 +23,17 @@
 #include "turn.h"
 #include "wrapper.h"
 
-/* What a kernel is told of: a pointer, and 0 bytes; or what a tensor map describes. */
+/* Memory that a kernel's parameters refer to: a pointer, with 0 bytes, or the range that a tensor map describes. */
 struct use {
 	CUdeviceptr address;
 	size_t bytes;
-	size_t number;		/* of it in the graph */
+	size_t number;		/* its position in the graph */
 };
 
 /* An executable graph. */
 struct exec {
 	uint64_t kernels;
-	/* What its kernels are told of, in the order of its nodes, and each once. */
+	/* Memory that the kernels refer to, in the order of the nodes, without duplicates. */
 	struct use *uses;
 	size_t count, most;
 };
@@ -41,14 +41,13 @@ struct exec {
 static struct map execs;	/* under `lock`; of CUgraphExec to struct exec */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* Called for every word of the kernels' parameters: most are no addresses, which only
- * pages_use_from can tell. */
+/* Called for every word of the kernels' parameters. Most are no addresses; only pages_use_from can tell. */
 static void add_use(CUdeviceptr address, size_t bytes, void *argument)
 {
 	struct exec *exec = argument;
 	struct use *more;
 
-	/* Numbers and sizes: no GPU memory is in the first 16 MiB, nor beyond 57 bits. */
+	/* Skip numbers and sizes: no GPU memory lies in the first 16 MiB or beyond 57 bits. */
 	if (address < 16 * GG_MIB || address >> 57)
 		return;
 	if (exec->count == exec->most) {
@@ -67,7 +66,7 @@ static int by_value(size_t left, size_t right)
 	return (left > right) - (left < right);
 }
 
-/* Those of the same begin in the same chunk, and are as long. */
+/* Equal uses begin in the same chunk and have the same length. */
 static int by_chunk(const void *a, const void *b)
 {
 	const struct use *left = a, *right = b;
@@ -82,7 +81,7 @@ static int by_number(const void *a, const void *b)
 	return by_value(((const struct use *)a)->number, ((const struct use *)b)->number);
 }
 
-/* Of the same the first. */
+/* Removes duplicates; the first of equal uses stays. */
 static void each_once(struct exec *exec)
 {
 	size_t kept = 0;
@@ -100,7 +99,7 @@ static void each_once(struct exec *exec)
 		exec->uses[i].number = i;
 }
 
-/* CUDA_KERNEL_NODE_PARAMS and its like: a CUkernel may be in the place of a CUfunction. */
+/* CUDA_KERNEL_NODE_PARAMS and the like may have a CUkernel in place of a CUfunction. */
 #define FUNCTION_OF(parameters)								\
 	((parameters)->func ? (parameters)->func : (CUfunction)(parameters)->kern)
 
@@ -140,7 +139,7 @@ static void read_graph(struct exec *exec, CUgraph graph)
 	free(nodes);
 }
 
-/* All that is in a graph. */
+/* Reads the kernels and uses of a whole graph. */
 static struct exec whole(CUgraph graph)
 {
 	CUstreamCaptureMode mode = driver_enter();
@@ -176,8 +175,7 @@ static void learn(CUgraphExec handle, CUgraph graph)
 	free_exec(old);
 }
 
-/* The number stays as it was, so that disabled nodes stay disabled; the uses
- * are those of `graph`. */
+/* Replaces the uses by those of `graph`. The number of kernels stays, so that disabled nodes stay disabled. */
 static void learn_uses(CUgraphExec handle, CUgraph graph)
 {
 	struct exec fresh = whole(graph), *exec;
@@ -196,8 +194,7 @@ static void learn_uses(CUgraphExec handle, CUgraph graph)
 	free(fresh.uses);
 }
 
-/* Uses are added; those of the parameters that were replaced stay, as it is not known
- * whether others share them. */
+/* Adds uses. Those of the replaced parameters stay, since other nodes may share them. */
 static void add_uses(CUgraphExec handle, struct exec fresh)
 {
 	struct exec *exec;
@@ -222,7 +219,7 @@ static void add_kernel(CUgraphExec handle, CUfunction function, void **parameter
 	add_uses(handle, fresh);
 }
 
-/* What a graph has is learnt when it is instantiated, and again where its parameters change. */
+/* A graph is read when it is instantiated, and again when its parameters change. */
 
 #define INSTANTIATE(name, parameters, arguments)						\
 	FORWARD_THEN(name, parameters, arguments, learn(*phGraphExec, hGraph))
@@ -239,7 +236,7 @@ INSTANTIATE(cuGraphInstantiateWithFlags,
 	    (CUgraphExec *phGraphExec, CUgraph hGraph, unsigned long long flags),
 	    (phGraphExec, hGraph, flags))
 
-/* One that is uploaded with it puts work into a stream. */
+/* An instantiation that also uploads the graph puts work into a stream. */
 #define INSTANTIATE_IN(name)								\
 	WRAPPER name WITH_PARAMS							\
 	{										\
@@ -287,13 +284,13 @@ FORWARD_THEN(cuGraphExecNodeSetParams,
 	     if (nodeParams->type == CU_GRAPH_NODE_TYPE_KERNEL)
 		     add_kernel(hGraphExec, FUNCTION_OF(&nodeParams->kernel),
 				nodeParams->kernel.kernelParams, nodeParams->kernel.extra))
-/* Its topology must be that of the node's graph, so the number stays
+/* The topology must be that of the node's graph, so the number of kernels stays
  * (cuGraphExecChildGraphNodeSetParams). */
 FORWARD_THEN(cuGraphExecChildGraphNodeSetParams,
 	     (CUgraphExec hGraphExec, CUgraphNode hNode, CUgraph childGraph),
 	     (hGraphExec, hNode, childGraph), add_uses(hGraphExec, whole(childGraph)))
 
-/* A disabled kernel is not run, and not counted. */
+/* A disabled kernel does not run and is not counted. */
 WRAPPER cuGraphNodeSetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, unsigned int isEnabled)
 {
 	CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
@@ -319,7 +316,7 @@ WRAPPER cuGraphNodeSetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, unsigne
 	return result;
 }
 
-/* How many kernels a launch runs; and says that what they touch is hot. */
+/* Marks the memory of a graph as used, and returns how many kernels a launch runs. */
 static uint64_t use(CUgraphExec handle)
 {
 	struct exec *exec;
@@ -367,7 +364,7 @@ WRAPPER cuGraphExecDestroy(CUgraphExec hGraphExec)
 	struct exec *exec;
 
 	PASS_INSIDE(cuGraphExecDestroy, (hGraphExec));
-	/* First: the handle may be another's as soon as it is destroyed. */
+	/* First: once destroyed, the handle may be given to another graph. */
 	pthread_mutex_lock(&lock);
 	exec = map_take(&execs, hGraphExec);
 	pthread_mutex_unlock(&lock);

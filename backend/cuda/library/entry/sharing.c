@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Legacy IPC: its entry points (ipc.h). */
+/* Entry points of legacy IPC (ipc.h). */
 
 #include <string.h>
 
@@ -51,7 +51,7 @@ WRAPPER cuIpcGetMemHandle(CUipcMemHandle *pHandle, CUdeviceptr dptr)
 	return result;
 }
 
-/* False: it is not one of ours. */
+/* False: the handle is not one of the library's. */
 static bool open_ours(CUdeviceptr *address, const CUipcMemHandle *handle, CUresult *result)
 {
 	struct ipc_handle ours;
