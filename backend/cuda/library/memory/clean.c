@@ -9,7 +9,7 @@
 #include "turn.h"
 #include "view.h"
 
-/* A chunk that had changed so often in a row is no more marked, but once in so many times. */
+/* Times in a row that a chunk may change before it is no longer marked, and marks left out before it is tried again. */
 #define CHANGES 2
 #define AGAIN 16
 
@@ -138,7 +138,7 @@ bool clean_steal(struct device *device, enum chunk_class class, struct spare *co
 	return taken;
 }
 
-/* Frees one, the smallest there is; false: there is none. */
+/* Frees the smallest copy; false: there is none. */
 static bool shed(struct device *device)
 {
 	struct spare copy;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The thread that makes chunks of the host ahead, as many as the program is expected to need, and
- * lets go of what the GPU has kept unused for a while.
+ * The thread that allocates host chunks ahead, as many as the program is expected to need, and frees GPU memory that
+ * was kept unused for a while.
  */
 
 #include "daemon.h"
@@ -18,12 +18,12 @@
 #include <string.h>
 #include <time.h>
 
-/* What is made ahead in the host before anything was asked for: at most this, what it takes to
- * halve the program with its context (5/8 of what is resident), and what the daemon grants; with one that does not, an
- * eighth of the memory the host has available. */
+/* Most host memory that is allocated ahead before any was asked for. It is also limited to what it takes to halve the
+ * program with its context (5/8 of its resident bytes), and to the daemon's grant; without a daemon that grants, to an
+ * eighth of the host's available memory. */
 #define AHEAD_BYTES (8192 * GG_MIB)
 
-/* The class of which the host is to have one more; CLASSES: none. With the lock. */
+/* The class that needs one more host chunk; CLASSES: none. With the pool's lock held. */
 static enum chunk_class wanted(const struct pool *pool)
 {
 	enum chunk_class class;
@@ -37,7 +37,7 @@ static enum chunk_class wanted(const struct pool *pool)
 	return class;
 }
 
-/* Makes one chunk of the host, if one is wanted; false: none is. */
+/* Allocates one host chunk if one is wanted; false: none is. */
 static bool grow(struct device *device)
 {
 	struct pool *pool = device->pool;
@@ -58,7 +58,7 @@ static bool grow(struct device *device)
 	pthread_mutex_lock(&pool->lock);
 	if (result == CUDA_SUCCESS && kept_put(&pool->host[class], spare))
 		pool->host_bytes[class] += class_bytes[class];
-	else	/* no more for now than there is */
+	else	/* the host is short: want no more for now */
 		pool->goal[class] = pool->host_bytes[class] + pool->used[class];
 	pool->making = false;
 	host_count(device);
@@ -67,7 +67,7 @@ static bool grow(struct device *device)
 	return true;
 }
 
-/* Frees one that is more than may be, if there is one; false: there is none. */
+/* Frees one chunk above what may be kept; false: there is none. */
 static bool shed(struct device *device)
 {
 	struct pool *pool = device->pool;
@@ -90,7 +90,7 @@ static void *look_after(void *argument)
 	struct timespec until;
 	uint64_t due;
 
-	ours_enter();	/* for good: all that this thread does is ours */
+	ours_enter();	/* for good: all calls of this thread are the library's own */
 	for (;;) {
 		if (shed(device) || grow(device))
 			continue;
@@ -129,8 +129,8 @@ static uint64_t available(void)
 	return kib * 1024;
 }
 
-/* Has what was wanted last be made ahead, but for no more than `most` bytes, what is in use included. With the lock; true: that
- * is more than before. */
+/* Sets the goals from the last demand, limited to `most` bytes, including those in use. With the pool's lock held;
+ * true: they have grown. */
 static bool set_goals(struct pool *pool, uint64_t most)
 {
 	const uint64_t total = kept_sum(pool->resident), want = pool->wanted < most ? pool->wanted : most;
@@ -168,7 +168,7 @@ void keeper_expect(struct device *device, const uint64_t resident[CLASSES], uint
 	const uint64_t have = granted ? pool->wanted : kept_sum(pool->goal);
 
 	pthread_mutex_unlock(&pool->lock);
-	if (!total || want <= have + have / 4)	/* in steps: this is called for every allocation */
+	if (!total || want <= have + have / 4)	/* in steps, since this is called for every allocation */
 		return;
 	most = granted || pool->limit < UINT64_MAX ? pool->limit : available() / 8;
 	pthread_mutex_lock(&pool->lock);
@@ -178,7 +178,7 @@ void keeper_expect(struct device *device, const uint64_t resident[CLASSES], uint
 		kept_wake(device);
 	host_count(device);
 	pthread_mutex_unlock(&pool->lock);
-	if (granted)	/* it is asked for more */
+	if (granted)	/* ask it for more */
 		daemon_report(device);
 }
 

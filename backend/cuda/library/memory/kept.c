@@ -57,7 +57,7 @@ CUresult kept_make(struct device *device, CUmemLocationType type, int id, uint64
 	CUresult result;
 
 	CALL_REAL(result, cuMemCreate, (memory, bytes, &prop, 0));
-	/* The attribute is about the GPU; of the host's memory nothing says that it can be. */
+	/* The attribute describes GPU memory; there is none that says whether host memory can be exported. */
 	if (device->pool->exportable &&
 	    (result == CUDA_ERROR_NOT_SUPPORTED || result == CUDA_ERROR_INVALID_VALUE)) {
 		prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_NONE;

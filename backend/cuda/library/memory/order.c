@@ -19,12 +19,12 @@ static size_t bytes_of(const struct pick *pick)
 	return chunk_bytes(pick->region, pick->index);
 }
 
-/* Milliseconds for which a program runs until what it does not use any more is no part of its working set. */
+/* Run time after which unused memory leaves the working set, in milliseconds. */
 #define KEPT 1000
 
 /* Learning */
 
-/* Whether something that begins there was used. */
+/* Sets `argument`, a bool, if something that begins in the range was used. */
 static void uses_any(struct region *region, CUdeviceptr at, size_t bytes, size_t offset, void *argument)
 {
 	bool *any = argument;
@@ -45,7 +45,7 @@ static void forget_uses(struct region *region, CUdeviceptr at, size_t bytes, siz
 			pages_first(at, 0);
 }
 
-/* Calls `visit` for all addresses of a region. */
+/* Calls `visit` for each range of addresses of a region. */
 static void each_place(struct region *region,
 		       void (*visit)(struct region *region, CUdeviceptr at, size_t bytes, size_t offset, void *), void *argument)
 {
@@ -60,8 +60,8 @@ static uint32_t earlier(uint32_t one, uint32_t other)
 	return !one || (other && other < one) ? other : one;
 }
 
-/* A chunk is used first when the first of its pages is, at any of its addresses. `first`, and what is returned: what holds
- * for the page before, and for the last one. */
+/* Gives chunks the order of their first use: the first of any of their pages, at any address. `first` is the order that
+ * applies to the page before the range; returns the one of its last page. */
 static uint32_t see(struct region *region, CUdeviceptr at, size_t bytes, size_t offset, uint32_t first)
 {
 	const size_t end = offset + bytes;
@@ -77,7 +77,7 @@ static uint32_t see(struct region *region, CUdeviceptr at, size_t bytes, size_t 
 	return first;
 }
 
-/* As heat does (pick.c): what begins in a view goes on in the next one, if that is mapped right behind it. */
+/* As in pick.c for heat: what begins in one view continues in the next if that is mapped right behind it. */
 static void see_views(const struct device *device)
 {
 	CUdeviceptr end = 0;
@@ -91,7 +91,7 @@ static void see_views(const struct device *device)
 	}
 }
 
-/* What moves as a whole is used first when any of it is. */
+/* An object that moves as a whole counts as used when any part of it is first used. */
 static void even_out(struct region *region)
 {
 	uint32_t first = 0, order = 0;
@@ -202,15 +202,15 @@ void order_misses(struct device *device, uint64_t *missed, uint64_t *over)
 /* Choosing */
 
 /*
- * As many of those that were looked at as are wanted, of the ones that come first: a heap, whose top comes last. What moves
- * as a whole is one in it, as its first chunk, and all of its chunks in the end.
+ * The first of the chunks looked at, in order, up to the bytes wanted: a heap, with the last of them on top. What moves
+ * as a whole is one entry in it, as its first chunk, until all its chunks are added at the end.
  */
 struct choice {
 	struct pick *picks;
 	size_t count, chunks, most;
 	uint64_t bytes, want;
-	size_t whole_most;	/* of what goes as a whole, no more goes */
-	enum chunk_place from;	/* and what is there goes: from the GPU in the reverse order */
+	size_t whole_most;	/* largest object that may go as a whole, in bytes */
+	enum chunk_place from;	/* where the chunks are; those on the GPU go in reverse order */
 };
 
 static size_t unit_chunks(const struct pick *pick)
@@ -231,7 +231,7 @@ static bool unit_movable(const struct pick *pick, enum chunk_place from)
 	return true;
 }
 
-/* Those of one pointer have one number: then by address. */
+/* Chunks used by one pointer have the same number; they are ordered by address. */
 static int by_order(const void *a, const void *b)
 {
 	const uint32_t one = chunk_of(a)->order, other = chunk_of(b)->order;
@@ -239,7 +239,7 @@ static int by_order(const void *a, const void *b)
 	return one != other ? (one < other ? -1 : 1) : pick_by_address(a, b);
 }
 
-/* Whether one comes before the other. */
+/* Whether `one` is to move before `other`. */
 static bool is_before(const struct choice *choice, const struct pick *one, const struct pick *other)
 {
 	return choice->from == CHUNK_HOST ? by_order(one, other) < 0 : by_order(one, other) > 0;
@@ -289,12 +289,12 @@ static void choose(struct pick *pick, void *argument)
 		return;
 	if (object_is_whole(pick->region) && pick->region->reserved > choice->whole_most)
 		return;
-	/* What comes back must not be more than there is room for. */
+	/* What comes back must fit into the room there is. */
 	if (unit_chunks(pick) > choice->most || (choice->from == CHUNK_HOST && unit_bytes(pick) > choice->want))
 		return;
 	if (choice->bytes >= choice->want && !is_before(choice, pick, &choice->picks[0]))
 		return;
-	/* What has to go for a whole that does not fit in the end is looked at the next time. */
+	/* Chunks pushed out by an object that is pushed out itself in the end are left for the next look. */
 	while (choice->chunks + unit_chunks(pick) > choice->most) {
 		if (!is_before(choice, pick, &choice->picks[0]))
 			return;

@@ -11,17 +11,18 @@
 #include "turn.h"
 #include "view.h"
 
-/* Heat of one use a look of a whole chunk. */
+/* Heat of a whole chunk for one use per look. */
 #define ONE_USE 16
-/* Uses of whatever is used most until a look tells anything: one more or less is then no difference. */
+/* Uses of the most used page before a look means anything; one more or less then makes no difference. */
 #define LOOK_USES 8
-/* Heats are told apart by halves of octaves. */
+/* Number of heat levels: half octaves. */
 #define LEVELS 64
-/* What is to come for something else must be at least twice as hot, and hot at all. */
+/* Levels by which a chunk must be hotter than the one it displaces, at least twice as hot; and the least heat for
+ * that. */
 #define HOTTER 3
 #define HOT (4 * ONE_USE)
 
-/* 0 for none, then 1, 1.5, 2, 3, 4, 6, 8 ...: of two whose levels are three apart one is twice as hot at least. */
+/* The level of a heat: 0 for none, then 1, 1.5, 2, 3, 4, 6, 8 ...; three levels apart means at least twice as hot. */
 static unsigned int level(uint32_t heat)
 {
 	unsigned int octave;
@@ -63,10 +64,10 @@ bool pick_movable(const struct pick *pick, enum chunk_place from)
 	       (from == CHUNK_HOST || !chunk->pinned);
 }
 
-/* Bytes that can be moved, by their heat. */
+/* Movable bytes by heat. */
 struct heats {
-	bool unused;			/* only of what was not used in the last turn */
-	uint64_t bytes[2][LEVELS];	/* of either enum chunk_place */
+	bool unused;			/* only chunks not used in the last turn */
+	uint64_t bytes[2][LEVELS];	/* by enum chunk_place */
 };
 
 static void weigh(struct pick *pick, void *argument)
@@ -88,7 +89,7 @@ static struct heats weigh_all(struct region_tree *tree, bool unused)
 
 /* Looking */
 
-/* The uses of the page that was used most, where [offset, offset + bytes) of a region is mapped at `at`. */
+/* Raises `argument` to the uses of the most used page, for the range of a region mapped at `at`. */
 static void most_used(struct region *region, CUdeviceptr at, size_t bytes, size_t offset, void *argument)
 {
 	uint32_t *most = argument;
@@ -99,7 +100,7 @@ static void most_used(struct region *region, CUdeviceptr at, size_t bytes, size_
 		*most = pages_uses(at) > *most ? pages_uses(at) : *most;
 }
 
-/* Uses there become heat. `uses`, and what is returned: those that hold for the page before it, and for the last one. */
+/* Turns uses of a range into heat. `uses` applies to the page before it; returns what applies to its last page. */
 static uint32_t warm(struct region *region, CUdeviceptr at, size_t bytes, size_t offset, uint32_t uses)
 {
 	const size_t end = offset + bytes;
@@ -117,7 +118,8 @@ static uint32_t warm(struct region *region, CUdeviceptr at, size_t bytes, size_t
 	return uses;
 }
 
-/* What begins in a view goes on in the next one, if that is mapped right behind it: a tensor is larger than a segment. */
+/* What begins in one view continues in the next if that is mapped right behind it: a tensor may be larger than a
+ * segment. */
 static void warm_views(const struct device *device)
 {
 	CUdeviceptr end = 0;
@@ -131,7 +133,7 @@ static void warm_views(const struct device *device)
 	}
 }
 
-/* What moves as a whole is as hot as it is on average. */
+/* What moves as a whole has its average heat. */
 static void even_out(struct region *region)
 {
 	uint64_t sum = 0;
@@ -218,15 +220,15 @@ int pick_by_address(const void *a, const void *b)
 	return one->index < other->index ? -1 : one->index > other->index;
 }
 
-/* What is taken. */
+/* The chunks taken so far, and which to take. */
 struct taking {
 	struct pick *picks;
 	size_t count, most;
 	size_t bytes, want;
 	enum chunk_place from;
-	size_t whole_most;	/* of what goes as a whole, no more goes */
-	unsigned int at;	/* this level, or */
-	bool colder, hotter;	/* ... all that are colder, or hotter */
+	size_t whole_most;	/* largest object that may go as a whole, in bytes */
+	unsigned int at;	/* this level */
+	bool colder, hotter;	/* or all colder levels, or all hotter ones */
 	bool unused;		/* none that was used in the last turn */
 };
 
@@ -235,7 +237,7 @@ static bool full(const struct taking *taking)
 	return taking->count == taking->most || taking->bytes >= taking->want;
 }
 
-/* All of a region, or nothing. */
+/* Takes all chunks of a region, or none. */
 static bool take_whole(struct region *region, struct taking *taking)
 {
 	bool all = taking->most - taking->count >= region->chunks && region->reserved <= taking->whole_most;
@@ -257,7 +259,7 @@ static bool take(struct pick *pick, struct taking *taking)
 	if (full(taking) || !pick_movable(pick, taking->from) || (taking->unused && chunk_of(pick)->order) ||
 	    !(taking->colder ? at < taking->at : taking->hotter ? at > taking->at : at == taking->at))
 		return false;
-	/* One handle of the driver is behind all of it. */
+	/* One handle of the driver's holds all of it. */
 	if (object_is_whole(pick->region))
 		return take_whole(pick->region, taking);
 	chunk_of(pick)->busy = true;
@@ -270,12 +272,13 @@ static void take_each(struct pick *pick, void *argument)
 {
 	struct taking *taking = argument;
 
-	/* What comes back must not be more than there is room for. */
+	/* What comes back must fit into the room there is. */
 	if (taking->bytes + bytes_of(pick) <= taking->want)
 		take(pick, taking);
 }
 
-/* The chunk under the hand, which then goes on; false: there is none at all. With the lock. */
+/* Returns the chunk under the CLOCK's hand and moves the hand on; false: there are no chunks. With the lock of the
+ * tree. */
 static bool tick(struct region_tree *tree, struct pick *pick)
 {
 	if (!tree->ring)
@@ -297,7 +300,7 @@ static void count_one(struct pick *pick, void *argument)
 static size_t pick_coldest(struct device *device, size_t want, size_t whole_most, struct pick *picks, size_t most,
 			   bool goes_on)
 {
-	/* What it used in its last turn it will use in its next one. */
+	/* The memory used in the last turn will be used in the next. */
 	const bool waits = turn_is_over(device);
 	struct taking taking = { .picks = picks, .most = most, .want = want, .from = CHUNK_DEVICE, .whole_most = whole_most,
 				 .unused = waits };
@@ -314,7 +317,7 @@ static size_t pick_coldest(struct device *device, size_t want, size_t whole_most
 	heats = weigh_all(tree, waits);
 	while (taking.at < LEVELS - 1 && below + heats.bytes[CHUNK_DEVICE][taking.at] < want)
 		below += heats.bytes[CHUNK_DEVICE][taking.at++];
-	/* All that are colder, wherever they are; of the others those that the hand comes to next. */
+	/* All colder chunks, wherever they are; of this level those that the hand reaches next. */
 	taking.colder = true;
 	for (size_t i = 0; i < steps && tick(tree, &pick); i++)
 		take(&pick, &taking);
@@ -353,7 +356,7 @@ size_t pick_in(struct device *device, size_t want, struct pick *picks, size_t mo
 
 	pthread_mutex_lock(&tree_lock);
 	heats = weigh_all(tree, false);
-	/* All that is hotter than the coldest that is needed, then of those what fits. */
+	/* All chunks hotter than the coldest level needed, then as many of that as fit. */
 	do
 		taking.at--;
 	while (taking.at && (above += heats.bytes[CHUNK_HOST][taking.at]) < want);
@@ -366,7 +369,7 @@ size_t pick_in(struct device *device, size_t want, struct pick *picks, size_t mo
 	return taking.count;
 }
 
-/* Of those in [address, address + bytes) the ones that `wanted` takes. With the lock. */
+/* Picks the chunks in [address, address + bytes) that `wanted` accepts. With the lock of the tree. */
 static size_t take_range(CUdeviceptr address, size_t bytes, bool (*wanted)(const struct pick *, bool), bool how,
 			 struct pick *picks, size_t most)
 {
@@ -424,7 +427,7 @@ size_t pick_shareable(CUdeviceptr address, size_t bytes, uint64_t serial, bool c
 	return count;
 }
 
-/* Those that stood by with the program. */
+/* Chunks that stand by with the program */
 
 struct leaving {
 	struct pick *picks;
@@ -461,7 +464,7 @@ static void take_all(struct pick *pick, void *argument)
 {
 	struct leaving *leaving = argument;
 
-	/* Memory as the program made it outlives a checkpoint: the driver carries it. */
+	/* Memory created by the program itself survives a checkpoint: the driver carries it. */
 	if (object_is_whole(pick->region))
 		return;
 	if (chunk_of(pick)->pinned)

@@ -7,10 +7,11 @@
 #include "tree.h"
 #include "view.h"
 
-/* What undoes something is tried so often. */
+/* Attempts to undo something. */
 #define TRIES 3
 
-/* What is, or is to be, behind a run: one handle, chunks, or, where neither is said, what is there by the books. */
+/* The memory behind a run, or to be mapped there: one handle, one per chunk, or, with neither given, what the books
+ * say. */
 struct behind {
 	CUmemGenericAllocationHandle whole;
 	const CUmemGenericAllocationHandle *chunks;
@@ -20,7 +21,7 @@ struct behind {
 struct spot {
 	CUdeviceptr address;
 	size_t from, to;
-	const struct view *view;	/* NULL: of the region's own addresses */
+	const struct view *view;	/* NULL: at the region's own addresses */
 };
 
 static struct spot spot_of(const struct place_run *run, const struct view *view)
@@ -59,7 +60,7 @@ static CUresult unmap(const struct spot *spot, size_t bytes, int tries)
 	return result;
 }
 
-/* Maps what is behind a spot; the bytes that are. */
+/* Maps the memory of a spot; returns the bytes mapped. */
 static size_t map(const struct place_run *run, const struct spot *spot, struct behind behind, CUresult *result)
 {
 	const struct region *region = run->region;
@@ -103,7 +104,7 @@ static bool same(const struct access *one, const struct access *other)
 	return one->read == other->read && one->write == other->write;
 }
 
-/* Where the first of the calls about [from, to) of a spot ends: with a mapping. */
+/* Where the first driver call for [from, to) of a spot ends: at the end of a mapping. */
 static size_t end_of_call(const struct place_run *run, size_t from, size_t to, struct behind behind)
 {
 	const struct region *region = run->region;
@@ -118,7 +119,7 @@ static size_t end_of_call(const struct place_run *run, size_t from, size_t to, s
 	return end < to ? end : to;
 }
 
-/* By as few calls as there are kinds of access, and runs. */
+/* Sets access with as few calls as there are kinds of access and runs. */
 static CUresult allow(const struct place_run *run, const struct spot *spot, struct behind behind)
 {
 	CUmemAccessDesc access[GG_ORDINALS];
@@ -162,7 +163,7 @@ static CUresult enter(const struct place_run *run, const struct spot *spot, stru
 	return result;
 }
 
-/* Over all spots of a run. */
+/* An iteration over all spots of a run. */
 struct walk {
 	const struct view *next;
 	bool own;	/* the region's own addresses are still to come */
@@ -191,7 +192,7 @@ static bool step(const struct place_run *run, struct walk *walk, struct spot *sp
 	return false;
 }
 
-/* Leaves the first `most` spots. */
+/* Unmaps the first `most` spots. */
 static void leave_again(const struct place_run *run, size_t most)
 {
 	struct walk walk = walk_over(run);
