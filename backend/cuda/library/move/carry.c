@@ -19,7 +19,7 @@ CUresult carry_prepare(struct device *device)
 
 	if (mover->made_in == device->contexts)
 		return CUDA_SUCCESS;
-	/* Those of before went with their context. */
+	/* The earlier ones were destroyed with their context. */
 	memset(mover->stream, 0, sizeof(mover->stream));
 	memset(mover->event, 0, sizeof(mover->event));
 	for (int i = 0; i < MOVER_STREAMS && result == CUDA_SUCCESS; i++)

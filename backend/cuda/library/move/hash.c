@@ -13,30 +13,30 @@
 #include "moment.h"
 #include "place.h"
 
-/* Bytes that a block of threads takes: it leaves one sum. */
+/* Bytes per block of threads; a block leaves one sum. */
 #define PART_BYTES ((size_t)256 << 10)
 #define THREADS 256
 #define PARTS_MOST (PLACE_RUN_BYTES / PART_BYTES)
-/* For so long, us, the end of it is looked for without a pause: 64 MiB take 30. */
+/* Time for which the end is polled without a pause, in microseconds; 64 MiB take 30. */
 #define BRIEF_US 200
 #define PAUSE_NS 20000
 
-/* Of each device; with its mover's lock. */
+/* The state of each device; with its mover's lock. */
 static struct hasher {
-	uint64_t made_in;	/* device->contexts when this was made; with the context it goes */
-	CUfunction kernel;	/* these as far as they could be made */
+	uint64_t made_in;	/* device->contexts when this was made; it goes with the context */
+	CUfunction kernel;	/* this and the next: as far as they could be made */
 	CUevent event;
-	struct mark *sums;	/* in the host, where the kernel writes them */
+	struct mark *sums;	/* in host memory, where the kernel writes them */
 	unsigned int failures;	/* in a row */
-	unsigned int rest;	/* so often it is not tried again */
+	unsigned int rest;	/* calls to skip before the next attempt */
 } hashers[GG_ORDINALS];
 
-/* What fails may fail each time, and memory has to move: it is tried again after so many times that it could have been, twice as many
- * after each failure, up to the second. */
+/* Calls skipped after a failure, since it may recur each time, and memory has to move; doubled after each further one,
+ * up to the second value. */
 #define REST 16
 #define REST_MOST 4096
 
-/* Of this process, and told to no other. */
+/* Of this process, and kept from all others. */
 static uint64_t key[2];
 
 static CUresult load(CUfunction *kernel)
@@ -93,7 +93,7 @@ bool hash_ready(struct device *device)
 	return false;
 }
 
-/* Submits neighbours of one size, whose sums come to [first, ...) of all. */
+/* Launches the kernel on consecutive chunks of one size, with sums from `first` on. */
 static CUresult launch(const struct hasher *hasher, CUstream stream, CUdeviceptr at, size_t bytes, size_t count, size_t first)
 {
 	uint64_t vectors = bytes / 16;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The kernel of hash.c, as it is in hash_ptx.h. How that is made is said there.
+ * The kernel of hash.c, compiled in hash_ptx.h, which says how.
  *
- * NH (UMAC, RFC 4418): the sum modulo 2^128 of (m[2i] + k[2i]) * (m[2i+1] + k[2i+1]), of words and sums of 64 bits. Two chunks that
- * differ have the same with a probability of 2^-64 at most, if the key is as random as it looks: it is made from 128 random bits
- * and the place of each word.
+ * NH (UMAC, RFC 4418): the sum modulo 2^128 of (m[2i] + k[2i]) * (m[2i+1] + k[2i+1]), of words and sums of 64 bits. Two
+ * different chunks have the same mark with a probability of at most 2^-64, if the key is as random as it looks: it is
+ * made from 128 random bits and the place of each word.
  */
-#define PART 16384		/* vectors of 16 bytes that a block takes: PART_BYTES of hash.c */
+#define PART 16384		/* vectors of 16 bytes per block: PART_BYTES of hash.c */
 #define THREADS 256
 
 typedef unsigned long long word;
@@ -20,7 +20,7 @@ static __device__ word mixed(word x)	/* the finalizer of MurmurHash3 */
 	return x ^ x >> 33;
 }
 
-/* Of chunks side by side, one a row of blocks: blocks of a row share it. Each block leaves its sum. */
+/* Sums consecutive chunks, one per row of blocks; the blocks of a row share a chunk, and each leaves its sum. */
 extern "C" __global__ void __launch_bounds__(THREADS) ggroup_hash(const ulonglong2 *data, word vectors, ulonglong2 *sums, word key0,
 								   word key1)
 {

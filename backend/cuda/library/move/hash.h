@@ -1,26 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Marks of what is on the GPU, by a kernel of ours (hash.cu): two chunks with the same mark are equal. It runs in a context
- * of the program, while nothing of the program's own runs.
+ * Marks of chunks on the GPU, made by a kernel of the library (hash.cu): chunks with the same mark are equal. The
+ * kernel runs in a context of the program, while nothing of the program itself runs.
  */
 #ifndef GGROUP_CUDA_HASH_H
 #define GGROUP_CUDA_HASH_H
 
 #include "chunk.h"
 
-/* Whether marks can be made: the kernel is in the context that is borrowed. With the mover's lock, and nothing running: what
- * loads the kernel may wait for that. */
+/* Whether marks can be made: loads the kernel into the borrowed context if needed. With the mover's lock, and nothing
+ * running: loading may wait for that. */
 bool hash_ready(struct device *device);
 /*
- * Makes marks of chunks in a stream of ours, which no copies are in, and waits for that. An error: of none, and for some
- * time none are made, unless it is CUDA_ERROR_NOT_READY; `unsure`: and they may still be read.
+ * Makes the marks of chunks in a stream of the library that has no copies, and waits for them. On an error no mark is
+ * made, and none will be for some time, unless it is CUDA_ERROR_NOT_READY. `unsure`: the chunks may still be being
+ * read.
  */
 struct hash_order {
 	CUstream stream;
 	uint64_t wait_us;
-	size_t count;			/* of chunks */
-	const CUdeviceptr *at;		/* where each can be read */
-	const size_t *bytes;		/* of each; all of them no more than a run has */
+	size_t count;			/* number of chunks */
+	const CUdeviceptr *at;		/* address at which each can be read */
+	const size_t *bytes;		/* of each chunk; at most those of a run in all */
 };
 CUresult hash_chunks(struct device *device, const struct hash_order *order, struct mark *marks, bool *unsure);
 

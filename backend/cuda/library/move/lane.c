@@ -15,14 +15,14 @@
 #include "turn.h"
 #include "view.h"
 
-/* Bytes of copies on their way, at most, where that is more than one run. */
+/* Most bytes of copies in flight, if that is more than one run. */
 #define AHEAD_BYTES (4 * PLACE_RUN_BYTES)
-/* What undoes something is tried so often. */
+/* Attempts to undo something. */
 #define TRIES 3
-/* Chunks that are marked together: those of a run, but of one with a handle of the driver's, which has no copies. */
+/* Most chunks marked together: those of a run. One with a handle of the driver's has no copies, and no marks. */
 #define MARKED_MOST (PLACE_RUN_BYTES / GG_CHUNK)
 
-/* Neighbours in one region, up to PLACE_RUN_BYTES, or all of what one handle is behind. */
+/* Splits a batch into runs: consecutive chunks in one region, up to PLACE_RUN_BYTES, or all that one handle holds. */
 static size_t runs_of(const struct batch *batch, struct lane_run *runs)
 {
 	size_t count = 0;
@@ -59,7 +59,7 @@ bool lane_flies(const struct lane *lane)
 
 /* Windows */
 
-/* Addresses for `bytes`, if there are none yet. */
+/* Reserves addresses for `bytes`, unless there are some. */
 static CUresult reserve(struct window *window, size_t bytes)
 {
 	CUresult result = CUDA_SUCCESS;
@@ -73,7 +73,7 @@ static CUresult reserve(struct window *window, size_t bytes)
 	return result;
 }
 
-/* Behind what is mapped there. */
+/* Maps memory behind what is mapped in the window. */
 static CUresult show(struct window *window, CUmemGenericAllocationHandle memory, size_t bytes)
 {
 	const CUresult result = real.cuMemMap(window->address + window->mapped, bytes, 0, memory, 0);
@@ -82,7 +82,7 @@ static CUresult show(struct window *window, CUmemGenericAllocationHandle memory,
 	return result;
 }
 
-/* What is mapped there from `from` on can be copied. */
+/* Makes what the window maps from `from` on accessible to copies. */
 static CUresult allow(const struct device *device, const struct window *window, size_t from)
 {
 	const CUmemAccessDesc access = {
@@ -95,7 +95,7 @@ static CUresult allow(const struct device *device, const struct window *window, 
 	return real.cuMemSetAccess(window->address + from, window->mapped - from, &access, 1);
 }
 
-/* Unmaps so many bytes, those that were mapped first. */
+/* Unmaps the first `bytes` that the window maps. */
 static CUresult hide(struct window *window, size_t bytes)
 {
 	CUresult result = bytes ? CUDA_ERROR_UNKNOWN : CUDA_SUCCESS;
@@ -120,7 +120,7 @@ void lane_drop(struct window *window)
 	*window = (struct window){ 0 };
 }
 
-/* All bytes of a batch: a window is reserved for as many at most. */
+/* All bytes of a batch, which is the most that a window is reserved for. */
 static size_t bytes_of(const struct batch *batch)
 {
 	size_t bytes = 0;
@@ -130,7 +130,8 @@ static size_t bytes_of(const struct batch *batch)
 	return bytes;
 }
 
-/* A window on what is to be copied of objects, which the program may have mapped nowhere, or where no GPU may read it. */
+/* Maps a window on the parts of objects to be copied: the program may have mapped them nowhere, or where no GPU may
+ * read them. */
 static CUresult show_sources(struct device *device, struct batch *batch, struct lane_run *run)
 {
 	struct window *window = &batch->sources;
@@ -159,8 +160,8 @@ static CUresult show_sources(struct device *device, struct batch *batch, struct 
 	return result == CUDA_SUCCESS ? allow(device, window, allowed) : result;
 }
 
-/* Memory of the GPU for a run on its way in, at the window. With nothing of the program running: cuMemSetAccess waits for
- * kernels (measured on an H200), and the gate would be open to more of them meanwhile. What is made is let go of with the
+/* Allocates GPU memory for an incoming run, mapped in the window. Nothing of the program may be running: cuMemSetAccess
+ * waits for kernels (measured on an H200), and more could pass the open gate meanwhile. The memory is released with the
  * batch. */
 static CUresult make_room(struct device *device, struct batch *batch, const struct lane_run *run)
 {
@@ -193,10 +194,10 @@ static CUevent *event_of(struct device *device, const struct lane *lane, size_t 
 	return &device->mover->event[lane->batch->in][run % LANE_AHEAD];
 }
 
-/* Chunks of a run that are to be marked, and their marks. */
+/* The chunks of a run to be marked, and their marks. */
 struct marked {
 	size_t count;
-	size_t of[MARKED_MOST];		/* which of the batch */
+	size_t of[MARKED_MOST];		/* indices in the batch */
 	CUdeviceptr at[MARKED_MOST];
 	size_t bytes[MARKED_MOST];
 	struct mark mark[MARKED_MOST];
@@ -211,7 +212,7 @@ static void add(struct marked *marked, const struct batch *batch, size_t i, CUde
 	marked->bytes[marked->count++] = batch->bytes[i];
 }
 
-/* False: none of them. */
+/* Makes all of the marks; false: none. */
 static bool make_marks(struct device *device, struct lane *lane, struct marked *marked)
 {
 	const struct hash_order order = {
@@ -228,7 +229,7 @@ static struct chunk *chunk_of(const struct batch *batch, size_t i)
 	return &batch->pick[i].region->chunk[batch->pick[i].index];
 }
 
-/* What is in a chunk has the mark of it that was made in this gap. */
+/* Whether a chunk's mark was made in the current gap, so that it is still right. */
 static bool is_marked(const struct device *device, const struct batch *batch, size_t i)
 {
 	const uint64_t gap = turn_gap(device);
@@ -242,7 +243,7 @@ static void found(struct batch *batch, size_t i, const struct mark *mark)
 	clean_found(&batch->pick[i], batch->clean[i]);
 }
 
-/* Which of a run that have a copy are as that still. */
+/* Finds out which chunks of a run still equal their copies. */
 static void compare(struct device *device, struct lane *lane, const struct lane_run *run)
 {
 	struct batch *batch = lane->batch;
@@ -293,7 +294,7 @@ bool lane_send(struct device *device, struct lane *lane, uint64_t *room)
 	if (!batch->in)
 		compare(device, lane, run);
 	if (lane->unsure || copy(device, lane, run) != CUDA_SUCCESS) {
-		lane->shut = lane->unsure = true;	/* part of it may run, and no event tells */
+		lane->shut = lane->unsure = true;	/* part of it may run, with no event to tell */
 		return false;
 	}
 	if (!lane_flies(lane))
@@ -305,7 +306,7 @@ bool lane_send(struct device *device, struct lane *lane, uint64_t *room)
 
 /* Landing */
 
-/* Has those of a run that may keep what they came from be marked. */
+/* Marks those chunks of a run that may keep their host memory as a copy. */
 static void mark(struct device *device, struct lane *lane, const struct lane_run *run)
 {
 	struct batch *batch = lane->batch;
@@ -352,7 +353,7 @@ bool lane_mark(struct device *device, struct lane *lane)
 	return !lane->unsure;
 }
 
-/* Puts the new chunks behind the addresses of a run, or leaves the old ones there. */
+/* Maps the new chunks at the addresses of a run, or leaves the old ones there. */
 static bool remap(struct batch *batch, const struct lane_run *run)
 {
 	const struct place_run place = {
@@ -398,7 +399,7 @@ bool lane_land(struct device *device, struct lane *lane, uint64_t *room)
 	moved = !lane->unsure && remap(batch, run);
 	for (size_t i = run->first; i < run->first + run->count; i++)
 		batch->moved[i] = moved;
-	/* What is mapped at a window is not freed. */
+	/* Memory mapped in a window must not be freed. */
 	if (room && !lane->keeps && hide(&batch->sources, run->shown) != CUDA_SUCCESS)
 		lane->keeps = true;
 	if (room && !lane->keeps && moved) {
@@ -412,7 +413,7 @@ bool lane_land(struct device *device, struct lane *lane, uint64_t *room)
 	return true;
 }
 
-/* The chunk that a pick had in the host. */
+/* Frees the host chunk of a pick. */
 static void free_host(struct device *device, const struct batch *batch, size_t i, enum chunk_class class)
 {
 	const struct spare spare = { batch->from[i], batch->from_window[i] };

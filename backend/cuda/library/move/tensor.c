@@ -7,13 +7,13 @@
 
 #include "life.h"
 
-/* Places by the hash of the bytes, and as many maps at each. */
+/* Places in the table, by the hash of a map's bytes, and maps per place. */
 #define PLACES 1024
 #define WAYS 4
 #define WORDS (sizeof(CUtensorMap) / sizeof(uint64_t))
 
 /*
- * The parts are read without a lock, and may be of two maps for a moment: then memory that is not used counts as used
+ * The fields are read without a lock, so for a moment they may come from two maps; then unused memory counts as used
  * once.
  */
 static struct place {
@@ -27,7 +27,7 @@ static struct place {
 bool tensor_any;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* Of so many bits that no two maps of a program have the same. */
+/* Has enough bits that no two maps of a program share a value. */
 static uint64_t hash_of(const void *at)
 {
 	uint64_t word, hash = 0;

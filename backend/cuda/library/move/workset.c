@@ -15,21 +15,21 @@
 #include "turn.h"
 
 /* Microseconds. */
-#define SHORT 20000		/* a turn that tells less than this is a part of the next one */
-#define LONGEST 4000000		/* a turn that takes longer than this is as good as several */
-#define LOOK 1000000		/* of a program that takes no turns */
-#define REST 9000000		/* ... until it is looked at again */
-#define TELL 100000		/* between two times that it is told by itself: each is a walk through all chunks */
-#define PREPARED 10000000	/* for which memory comes by what the daemon asks for, after the last time */
+#define SHORT 20000		/* a turn in which less than this is seen is part of the next one */
+#define LONGEST 4000000		/* a turn longer than this counts as several */
+#define LOOK 1000000		/* time for which a program without turns is looked at */
+#define REST 9000000		/* time until it is looked at again */
+#define TELL 100000		/* time between two reports, each a walk through all chunks */
+#define PREPARED 10000000	/* time since the last PREPARE for which memory comes only as the daemon asks */
 #define NEVER 2000		/* ms */
 
-/* Of a device, by its ordinal. */
+/* The state of each device, by its ordinal. */
 static struct watch {
-	bool wanted, known;	/* the daemon asks for it; it was learnt once */
+	bool wanted, known;	/* the daemon asks for it; it has been learnt once */
 	bool takes_turns;
-	uint64_t since;		/* what is used counts; 0: it does not */
+	uint64_t since;		/* time from which uses count; 0: they do not */
 	uint64_t next_look, next_tell;
-	uint64_t prepared;	/* the last time; 0: never */
+	uint64_t prepared;	/* time of the last one; 0: never */
 } watches[GG_ORDINALS];
 
 static int64_t ms_until(uint64_t then)
@@ -61,7 +61,8 @@ static void learn(struct device *device, struct watch *watch)
 	watch->next_look = moment_us() + REST;
 }
 
-/* It is one for all devices. While a program waits for its turn, too: of the next one nothing is to be missed. */
+/* Uses are tracked for all devices or none. Also while the program waits for its turn, so that none of the next turn is
+ * missed. */
 static void want_heat(void)
 {
 	bool any = false;
@@ -97,7 +98,7 @@ int64_t workset_tick(struct device *device, bool wanted)
 		learn(device, watch), watch->next_tell = 0;
 	if (runs && !watch->since &&
 	    (watch->takes_turns || heat_is_wanted_for(HEAT_EXCHANGE) || now >= watch->next_look)) {
-		/* What was seen since the last time is no part of this one. */
+		/* Uses seen since the last look are not part of this one. */
 		if (!watch->takes_turns)
 			order_begin(device);
 		watch->since = now;
