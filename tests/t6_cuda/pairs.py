@@ -1,4 +1,4 @@
-"""Two programs of the double of the driver that launch all the time, and the daemon that they speak to."""
+"""Two programs that launch all the time on the double of the driver, and the daemon that they speak to."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.t6_cuda.daemon import Daemon, serving
 from tests.t6_cuda.harness import SECONDS, Program, running
 
 FAKE_UUID = b"FAKEFAKEFAKEFAK\0"
-"""Of the first GPU of the double (fake/context.c)."""
+"""UUID of the first GPU of the double (fake/context.c)."""
 
 
 @attrs.frozen
@@ -29,7 +29,7 @@ class Pair:
     second: Program
 
     async def launched(self, program: Program) -> int:
-        """Kernels in 50 ms from now on."""
+        """Return the kernels that a program launches in 50 ms from now on."""
         return await trio.to_thread.run_sync(self._launched, program)
 
     @staticmethod
@@ -40,14 +40,14 @@ class Pair:
         return program.hears("launched")
 
     async def until(self, program: Program, condition: Callable[[int], bool], what: str) -> None:
-        """Waits until what a program launches in 50 ms is so."""
+        """Wait until the number of kernels that a program launches in 50 ms meets `condition`."""
         end, counts = time.monotonic() + SECONDS, list[int]()
         while not counts or not condition(counts[-1]):
             assert time.monotonic() < end, f"{what}: {counts[-20:]}"
             counts.append(await self.launched(program))
 
     def rank(self, *behind: Program) -> None:
-        """Has these go behind the first."""
+        """Make these programs go behind the first."""
         identities = [identify(one.process.pid) for one in (self.first, *behind)]
         self.daemon.gpu.rank(dict.fromkeys(identities[1:], identities[:1]), HOLD_US)
 

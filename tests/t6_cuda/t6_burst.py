@@ -1,4 +1,4 @@
-"""Busy periods: what a program that goes before others says, and what that does to those that go behind it."""
+"""Busy periods: what a program that goes before others publishes, and how it holds the programs behind it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CASES = [
 ]
 
 KERNEL_US = 20_000
-"""Microseconds that a kernel takes where run-ahead is bounded, to what runs and four of them."""
+"""Time of a kernel where run-ahead is bounded to the running kernel and four more, in microseconds."""
 
 
 @pytest.mark.parametrize("sanitize", SANITIZERS)
@@ -42,7 +42,7 @@ def test_burst(case: str, sanitize: str) -> None:
 
 @pytest.mark.parametrize("sanitize", SANITIZERS)
 def test_run_ahead_of_one_that_goes_behind_is_bounded(tmp_path: Path, sanitize: str) -> None:
-    """By what kernels took lately; and it is heard in time of what has finished, so that the GPU does not run dry."""
+    """The bound goes by the time of recent kernels, and ends are noticed in time, so that the GPU does not run dry."""
     with daemon(tmp_path) as server:
         extra = {"GGROUP_SOCKET": str(server.path), "FAKE_KERNEL_US": str(KERNEL_US)}
         words = run("burst_all", "ahead", sanitize=sanitize, **extra).split()
@@ -50,13 +50,13 @@ def test_run_ahead_of_one_that_goes_behind_is_bounded(tmp_path: Path, sanitize: 
     assert int(words[3]) <= 8, words
 
 
-# Two programs, and the daemon
+# Two programs and the daemon
 
 
 @pytest.mark.parametrize("sanitize", ["", "thread"])
 def test_a_program_that_is_busy_holds_another(tmp_path: Path, sanitize: str) -> None:
-    """By pages that the daemon handed to both, for all but a hundredth of the time; until that says otherwise, or the
-    other dies."""
+    """It is held by pages that the daemon handed to both, for all but a hundredth of the time, until the daemon revokes
+    that or the other program dies."""
 
     async def main() -> None:
         with trio.fail_after(4 * SECONDS):

@@ -1,4 +1,4 @@
-"""The library's end of the socket, on its own, against the daemon's (backend/cuda), in real time."""
+"""The library's client, without the rest of the library, against the daemon's end (backend/cuda), in real time."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ Start = Callable[..., Program]
 
 @pytest.fixture
 def start(binary: Path, path: Path) -> Iterator[Start]:
-    """Starts programs; at their end nothing may be on standard error, where sanitizers complain."""
+    """Start programs; at their end standard error must be empty, where sanitizers report."""
     started: list[Program] = []
 
     def start(*wrapper: str, **environment: str) -> Program:
@@ -137,7 +137,7 @@ def test_a_working_set_is_told_and_comes_before_a_turn(start: Start, path: Path)
 
 
 def look_at_the_thread(pid: int) -> None:
-    """It has a name, takes no signals, and its descriptors do not outlive an exec."""
+    """Check that the thread has a name and takes no signals, and that its descriptors do not survive an exec."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     (ours,) = [task for task in tasks if (task / "comm").read_text() == "ggroup\n"]
     status = dict(line.split(":", 1) for line in (ours / "status").read_text().splitlines())
@@ -196,11 +196,12 @@ def test_charges_limits_counts_and_the_thread(start: Start, path: Path) -> None:
 
 
 WHOLE = ((1 << 64) - 1) // MIB
-"""What a program is told that is to see all that its GPU has, in MiB."""
+"""Size told to a program that may see all of its GPU, in MiB."""
 
 
 def test_the_size_is_that_of_the_first_question(start: Start, path: Path) -> None:
-    """Before it is managed, and whatever becomes of the limits, and of the daemon. A child has its own."""
+    """The first answer stays, even before the GPU is managed, and whatever becomes of the limits and the daemon. A
+    child has an answer of its own."""
     program = start()
 
     async def test() -> None:
@@ -222,7 +223,7 @@ def test_the_size_is_that_of_the_first_question(start: Start, path: Path) -> Non
 
 
 def test_the_size_without_a_daemon(start: Start, path: Path) -> None:
-    """All that there is, for good."""
+    """The program sees the whole size, for good."""
     program, nothing = start(), start(GGROUP_SOCKET="")
     assert program._do("sight 0") == nothing._do("sight 0") == [1, WHOLE]
 
@@ -239,7 +240,7 @@ def test_the_size_without_a_daemon(start: Start, path: Path) -> None:
 
 @contextlib.contextmanager
 def hanging_up(path: Path, times: int) -> Iterator[tuple[list[int], threading.Event]]:
-    """A daemon that takes a message of each of so many connections, and ends them; then it is gone, which is told."""
+    """A daemon that takes one message on each of `times` connections, ends them, and goes away, which it reports."""
     ended, gone = list[int](), threading.Event()
 
     def serve(listener: socket.socket) -> None:
@@ -262,7 +263,7 @@ def hanging_up(path: Path, times: int) -> Iterator[tuple[list[int], threading.Ev
 
 
 def test_a_daemon_that_is_replaced_while_it_is_asked_for_the_size(start: Start, path: Path) -> None:
-    """Its successor is waited for, since the answer is for good."""
+    """The program waits for the daemon's successor, since the answer is for good."""
     program = start()
 
     async def test() -> None:
@@ -321,8 +322,8 @@ def test_memory_goes_out_and_comes_back(start: Start, path: Path) -> None:
 
 
 def test_the_host_is_granted(start: Start, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over two programs: what serves them, and even parts of the rest; what one lets go of, or leaves, another has. The
-    next daemon is told what is there."""
+    """Two programs get what serves them and even parts of the rest; what one frees or leaves, the other gets. The next
+    daemon is told what is pinned."""
     monkeypatch.setattr("backend.core.hostroom.available", lambda root: 8 * GIB)
     monkeypatch.setattr("backend.core.hostroom.left", lambda slice_, root: 1 << 62)
     monkeypatch.setattr("backend.cuda.grants.LOOK_S", 0.1)
@@ -374,7 +375,7 @@ def test_refused(start: Start, path: Path) -> None:
 
 
 def test_over_limit_max_room_is_made_before_or_it_is_refused(start: Start, path: Path) -> None:
-    """The program is told before it allocates: what is refused is not there for a moment."""
+    """The program learns of the refusal before it allocates, so refused memory never exists."""
     program = start()
 
     async def test() -> None:
@@ -490,7 +491,7 @@ def test_the_daemon_goes_while_a_charge_waits(start: Start, path: Path) -> None:
 
 
 def test_a_program_that_closes_all_descriptors(start: Start, path: Path) -> None:
-    """A program that uses the numbers itself: its files are left alone, and it is managed again soon."""
+    """The program reuses the descriptor numbers itself: its files are left alone, and it is soon managed again."""
     program = start()
 
     async def test() -> None:
@@ -543,7 +544,7 @@ def test_a_program_that_is_killed_leaves_nothing(start: Start, path: Path) -> No
 
 @contextlib.contextmanager
 def listening_as(path: Path, user: int) -> Iterator[socket.socket]:
-    """A socket at `path` that `user` listens at."""
+    """A socket at `path`, on which `user` listens."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(os.fspath(path))
         listener.settimeout(60)
@@ -557,7 +558,7 @@ def listening_as(path: Path, user: int) -> Iterator[socket.socket]:
 
 @contextlib.contextmanager
 def managing(program: Program, listener: socket.socket) -> Iterator[socket.socket]:
-    """What a program connects with that wants its GPU managed."""
+    """The connection of a program that wants its GPU managed."""
     thread = threading.Thread(target=program._do, args=("use 0",))
     thread.start()
     connection, _ = listener.accept()
@@ -573,7 +574,7 @@ def test_nothing_is_said_to_a_daemon_of_another_user(start: Start, path: Path) -
 
 
 def test_a_daemon_outside_of_the_user_namespace_is_spoken_to(start: Start, path: Path) -> None:
-    """As that of root is, which has no number in a container: any user without one may be root."""
+    """A daemon whose uid has no mapping in the namespace, like root's in a container, is trusted: it may be root."""
     program = start("unshare", "--user", "--map-root-user")
     with listening_as(path, 1000) as listener, managing(program, listener) as connection:
         assert Message.decode(connection.recv(SIZE)).op == Op.HELLO
@@ -596,7 +597,8 @@ def test_descriptors_that_nobody_expects_are_closed(start: Start, path: Path, op
 
 
 async def ranks(program: Program, condition: Callable[[list[int]], bool]) -> list[int]:
-    """What a program was told: its own page, how long others are held, its run-ahead, and the pages that it reads."""
+    """Return what a program was told: its own page, how long others are held, its run-ahead, and the pages that it
+    reads."""
     with trio.fail_after(10):
         while True:
             found = await program.do("ranks")
@@ -608,7 +610,8 @@ NONE = [0] * 8
 
 
 def test_programs_get_the_pages_of_those_that_go_before_them(start: Start, path: Path) -> None:
-    """And no others: one of worse priority holds no better one, and what one was told before counts no more."""
+    """They get no other pages: a program of worse priority holds none of a better one, and earlier orders no longer
+    count."""
 
     first, second, third = start(), start(), start()
 
@@ -624,7 +627,7 @@ def test_programs_get_the_pages_of_those_that_go_before_them(start: Start, path:
             last = await ranks(third, lambda found: found[4] > 0 and found[3] > 0)
             assert last[:3] == [0, 0, YIELD_AHEAD_US]
             assert sorted(last[3:]) == sorted([page, middle[0], *NONE[2:]])
-            # The other way round: the page that the first one has mapped still is read by none.
+            # The other way round: nothing reads the page that the first program still maps.
             daemon.gpu.rank({first.process: [third.process]}, 150)
             assert await ranks(second, lambda found: not any(found)) == [0, 0, 0, *NONE]
             turned = await ranks(third, lambda found: found[0] > 0 and not any(found[3:]))
@@ -641,7 +644,7 @@ def test_programs_get_the_pages_of_those_that_go_before_them(start: Start, path:
 
 
 def test_a_program_that_ends_goes_before_none(start: Start, path: Path) -> None:
-    """One that connects anew has another page, which those behind it get."""
+    """A program that connects again has a new page, which the programs behind it get."""
 
     first, second = start(), start()
 

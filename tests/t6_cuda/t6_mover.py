@@ -1,4 +1,4 @@
-"""Level 6: chunks that move under kernels, copies and allocations of several threads (unit/unit.c)."""
+"""Level 6: chunks move under the kernels, copies and allocations of several threads (unit/unit.c)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.t6_cuda.units import attempt, calls, run_unit
 
 @pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"])
 def test_exact_under_random_limits(sanitize: str) -> None:
-    """Three threads allocate, launch, check and free, while the limit changes as fast as it can be met."""
+    """Three threads allocate, launch, check and free while the limit changes as fast as it can be met."""
     assert "reclaims" in run_unit("stress", sanitize, UNIT_SECONDS="4")
 
 
@@ -55,15 +55,15 @@ FAULTY = [
     *("cuEventRecord", "cuEventQuery", "cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease"),
     *("cuMemcpyDtoDAsync_v2", "cuMemAddressReserve", "cuMemAddressFree"),
 ]
-"""What moving with marks calls."""
+"""Entry points called by moving with marks."""
 
 MOST = int(os.environ.get("GGROUP_CUDA_FAULTS", "12"))
-"""Faults of one entry point that are tried, spread over all its calls."""
+"""Number of faults tried per entry point, spread over all its calls."""
 
 
 @pytest.mark.parametrize("entry", FAULTY)
 def test_any_call_may_fail(entry: str, tmp_path: Path) -> None:
-    """No data is lost, and the books are what the driver has, whichever call fails, with whichever error."""
+    """Whichever call fails, with whichever error, no data is lost and the books match the driver."""
     count = calls("clean_faults", tmp_path / "calls")[entry]
     assert count, f"{entry} is not called: what is tested here?"
     for number in range(1, count + 1, -(-count // MOST)):
@@ -74,7 +74,7 @@ def test_any_call_may_fail(entry: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("gpu", ["sm_75", "sm_90", "sm_100"])
 def test_the_kernel_is_one_for_any_gpu(gpu: str, tmp_path: Path) -> None:
-    """Of the toolkit that comes with the headers of CUDA, where it has an assembler."""
+    """Assemble with the ptxas of the toolkit that has CUDA's headers, if there is one."""
     assembler = shutil.which("ptxas")
     if assembler is None:
         pytest.skip("no ptxas here")
@@ -87,7 +87,7 @@ def test_the_kernel_is_one_for_any_gpu(gpu: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"])
 def test_a_program_that_knows_nothing(tmp_path: Path, sanitize: str) -> None:
-    """All of it together: the library loaded into a program, and a daemon at its socket."""
+    """All parts together: the library loaded into a program, and a daemon at its socket."""
     path = tmp_path / "socket"
     daemon = BookingDaemon(path)
     try:
@@ -101,7 +101,7 @@ def test_a_program_that_knows_nothing(tmp_path: Path, sanitize: str) -> None:
             assert program.hears("gpu") == daemon.resident // MIB
             daemon.room = True
             eventually(lambda: not daemon.swapped, lambda: f"{daemon.swapped} bytes stay away")
-            # What is granted is on its way: the program waits for its own copies to be right.
+            # The grant is on its way; the program waits until its own copies are right.
             program.go()
             assert program.hears("gpu") <= 22 + 20
             program.go()

@@ -1,4 +1,5 @@
-"""Level 6: the working set of a program: what is told of it, how it comes before a turn, and what goes first."""
+"""Level 6: the working set of a program: what is told of it, how it comes in before a turn, and which memory goes
+first."""
 
 from __future__ import annotations
 
@@ -22,13 +23,13 @@ EACH = 2 * MIB
 ALL = 8 * EACH
 AHEAD_US = 10_000
 LONG_S = 0.05
-"""Seconds of a turn that tells something."""
+"""Length of a turn that is long enough to count, in seconds."""
 KEPT_S = 1.05
-"""Seconds of one after which what earlier ones used is no part of the working set."""
+"""Length of a turn after which memory used in earlier ones has left the working set, in seconds."""
 
 
 class Setting(TurningDaemon):
-    """One that asks for working sets."""
+    """A daemon that asks for working sets."""
 
     features = CUDA_ALL
 
@@ -39,14 +40,14 @@ class Setting(TurningDaemon):
             super()._hear(connection, heard, page)
 
     def prepare(self, nbytes: int) -> int:
-        """Bytes that came. Under a sanitizer one call may not do."""
+        """Prepare up to `nbytes`; return the bytes that came in. Under a sanitizer one call may not do it all."""
         moved = 0
         while moved < nbytes and (step := self.ask(Op.PREPARE, nbytes - moved).check().args[0]):
             moved += step
         return moved
 
     def told(self) -> tuple[int, int] | None:
-        """MiB of the working set, and of that on the GPU; None where nothing is told."""
+        """Return the MiB of the working set, and of that on the GPU; None if nothing is told."""
         found = self.pages[-1].working_set(0)
         assert found is None or isinstance(found, WorkingSet)
         return None if found is None else (found.used // MIB, found.resident // MIB)
@@ -54,13 +55,13 @@ class Setting(TurningDaemon):
 
 @attrs.frozen
 class Rig:
-    """That daemon, and sets.c."""
+    """Such a daemon, and the program sets.c."""
 
     daemon: Setting
     program: Program
 
     def do(self, line: str = "look") -> set[int]:
-        """Has the program do something; those of its allocations that are on the GPU then."""
+        """Have the program do a line; return which of its allocations are on the GPU then."""
         assert self.program.process.stdin is not None
         self.program.process.stdin.write(line + "\n")
         self.program.process.stdin.flush()
@@ -68,7 +69,7 @@ class Rig:
         return {number for number in range(8) if bits >> number & 1}
 
     def turn(self, *lines: str, seconds: float = KEPT_S) -> None:
-        """One in which it does that."""
+        """Run a turn in which the program does these lines."""
         self.daemon.begin_turn(AHEAD_US)
         for line in lines:
             self.do(line)
@@ -76,7 +77,7 @@ class Rig:
         self.end_turn()
 
     def turns(self, told: tuple[int, int], *lines: str) -> None:
-        """The same until that is told: on a busy machine one may begin late, and be too short."""
+        """Run such turns until `told` is told: on a busy machine a turn may begin late, and be too short."""
 
         def tells() -> bool:
             self.turn(*lines)
@@ -85,11 +86,11 @@ class Rig:
         eventually(tells, lambda: f"{self.daemon.told()}, not {told}")
 
     def end_turn(self) -> None:
-        """Has it wait for its next one, however long this machine takes."""
+        """End the turn, however long this machine takes."""
         eventually(self.daemon.end_turn, lambda: "it does not drain")
 
     def goes_down_to(self, count: int) -> None:
-        """So many of its allocations are on the GPU afterwards. Under a sanitizer one call may not do."""
+        """Reclaim until `count` allocations are on the GPU. Under a sanitizer one call may not do it all."""
 
         def is_down() -> bool:
             if (over := self.daemon.resident - count * EACH) > 0:
@@ -99,12 +100,12 @@ class Rig:
         eventually(is_down, lambda: f"{self.daemon.resident} bytes stay")
 
     def all_go(self) -> None:
-        """Nothing of it is on the GPU afterwards."""
+        """Reclaim until none of the program's memory is on the GPU."""
         self.goes_down_to(0)
         assert not self.do()
 
     def ends(self) -> None:
-        """In its last turn it finds its memory right."""
+        """End the program in a last turn, in which it checks its memory."""
         self.daemon.begin_turn()
         assert self.program.process.stdin is not None
         self.program.process.stdin.write("end\n")
@@ -117,7 +118,7 @@ Start = Callable[..., Rig]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts them; `features` is what the daemon says that it can."""
+    """Start both; `features` are those that the daemon announces."""
     path = tmp_path / "socket"
     server = Setting(path)
     with contextlib.ExitStack() as stack:
@@ -143,7 +144,7 @@ SANITIZERS = ["", "thread", "address,undefined"]
 @pytest.mark.parametrize("sanitize", SANITIZERS)
 @pytest.mark.parametrize("way", ["use", "map", "graph"])
 def test_what_a_turn_used_comes_before_the_next_in_its_order(start: Start, way: str, sanitize: str) -> None:
-    """However the program tells its kernels of it; and nothing else comes while it waits."""
+    """This holds for every way in which kernels are told of memory; nothing else comes in while the program waits."""
     rig = start(sanitize)
     server = rig.daemon
     rig.turns((8, 8), f"{way} 5317")
@@ -183,7 +184,7 @@ def test_what_a_turn_used_goes_last_and_its_first_last_of_all(start: Start, sani
 
 
 def test_a_program_without_room_is_left_as_it_is(start: Start) -> None:
-    """The room is asked for, piece by piece."""
+    """The daemon is asked for the room piece by piece."""
     rig = start()
     server = rig.daemon
     rig.turns((4, 4), "use 01")
@@ -194,7 +195,7 @@ def test_a_program_without_room_is_left_as_it_is(start: Start) -> None:
 
 
 def test_a_short_turn_says_nothing_alone(start: Start) -> None:
-    """It is a part of the next one. And neither does one in which nothing was used."""
+    """A short turn is part of the next one. A turn in which nothing was used tells nothing either."""
     rig = start()
     server = rig.daemon
     rig.turns((8, 8), "use 0123")
@@ -207,7 +208,7 @@ def test_a_short_turn_says_nothing_alone(start: Start) -> None:
 
 
 def test_short_turns_count_together(start: Start) -> None:
-    """What comes first is what was used longest ago."""
+    """The memory used longest ago comes first."""
     rig = start()
     server = rig.daemon
 
@@ -226,7 +227,7 @@ def test_short_turns_count_together(start: Start) -> None:
 
 @pytest.mark.parametrize("sanitize", ["", "thread"])
 def test_a_program_that_takes_no_turns_is_looked_at(start: Start, sanitize: str) -> None:
-    """Every ten seconds, for one."""
+    """Its uses are looked at for one second in ten."""
     rig = start(sanitize)
     server = rig.daemon
     server.begin_turn()
@@ -261,7 +262,7 @@ def test_one_that_is_late_or_elsewhere_is_not_prepared(start: Start) -> None:
 
 
 def test_an_older_daemon_is_told_nothing(start: Start) -> None:
-    """And what is in the host comes back where there is room, as ever."""
+    """Memory in the host comes back as ever where there is room."""
     rig = start(features=CUDA)
     server = rig.daemon
     rig.turn("use 01")
@@ -273,7 +274,7 @@ def test_an_older_daemon_is_told_nothing(start: Start) -> None:
 
 
 def test_another_connection_is_told_anew(start: Start) -> None:
-    """By what the program uses from then on: its gate has opened."""
+    """The set is of what the program uses from then on: its gate has opened."""
     rig = start()
     server = rig.daemon
     rig.turn("use 01")

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Modules, functions and launches. */
+/* Modules, functions and launches of the double. */
 
 #include "internal.h"
 
@@ -18,11 +18,11 @@ struct CUfunc_st {
 	enum fake_kind kind;		/* FAKE_FUNCTION, or FAKE_KERNEL for a CUkernel */
 	CUcontext context;		/* NULL for a CUkernel */
 	void (*code)(void **);
-	const size_t *sizes;		/* 0 last; NULL: no parameters */
+	const size_t *sizes;		/* ends with 0; NULL: no parameters */
 	struct CUfunc_st *function;	/* of a CUkernel: its CUfunction */
 };
 
-/* A launch on its way: what the kernel gets are copies. */
+/* A launch in a queue, with copies of its parameters. */
 struct launch {
 	void (*code)(void **);
 	unsigned int rows;
@@ -46,7 +46,7 @@ static struct CUfunc_st *find(const char *name, enum fake_kind kind)
 	return function;
 }
 
-/* Each parameter lies at a multiple of its size, up to 16, as the ABI of the GPU has it. */
+/* Each parameter is aligned to its size, up to 16, as in the ABI of the GPU. */
 static CUresult parameter(const struct CUfunc_st *function, size_t index, size_t *offset, size_t *size)
 {
 	size_t end = 0;
@@ -66,7 +66,7 @@ static CUresult parameter(const struct CUfunc_st *function, size_t index, size_t
 	return CUDA_ERROR_INVALID_VALUE;
 }
 
-/* The second dimension of the grid of the kernel that runs in this thread, for that. */
+/* Second dimension of the grid, for the kernel that runs in this thread. */
 static __thread unsigned int rows;
 
 __attribute__((visibility("default"))) unsigned int fake_launch_rows(void)
@@ -224,7 +224,7 @@ FAKE_EXPORT cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsig
 		struct fake_stream *stream = (struct fake_stream *)list[i].hStream;
 		struct job *job;
 
-		/* Not the legacy stream, nor a thread's own, says its documentation. */
+		/* The documentation allows neither the legacy stream nor a thread's own. */
 		fake_check(stream, FAKE_STREAM, "cuLaunchCooperativeKernelMultiDevice");
 		job = fake_launch_job(list[i].function, list[i].kernelParams, NULL, &result);
 		if (job)

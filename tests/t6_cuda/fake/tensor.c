@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Tensor maps: as opaque as they can be, so that no word of one is an address. */
+/* Tensor maps of the double, made so opaque that no word of one is an address. */
 
 #include "fake.h"
 
 #define WORDS (sizeof(CUtensorMap) / sizeof(cuuint64_t))
 #define RANK_MOST 5
 
-/* Mixes a number into each word. */
+/* Mixes `number` into each word. */
 static void mix(CUtensorMap *map, uint64_t number)
 {
 	for (size_t i = 0; i < WORDS; i++) {
@@ -36,7 +36,7 @@ FAKE_EXPORT cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, c
 	return CUDA_SUCCESS;
 }
 
-/* Not the map that an encoding with that address makes: that is promised nowhere. */
+/* The result differs from encoding a map with that address; nothing promises that they are equal. */
 FAKE_EXPORT cuTensorMapReplaceAddress(CUtensorMap *map, void *address)
 {
 	FAKE(cuTensorMapReplaceAddress);

@@ -26,7 +26,7 @@ KERNEL(small, 4)
 /* A map alone, and one in a structure. */
 struct tiles {
 	uint64_t data;
-	CUtensorMap map;	/* 64 bytes behind it */
+	CUtensorMap map;	/* at offset 64 */
 	uint64_t more;
 };
 
@@ -72,7 +72,7 @@ static void encode(CUtensorMap *map, CUdeviceptr address, CUtensorMapDataType ty
 				  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
 }
 
-/* Exactly these, in this order: addresses and lengths. */
+/* Checks that exactly these addresses and lengths were seen, in this order. */
 static void saw_exactly(size_t n, const uint64_t addresses[], const size_t bytes[])
 {
 	CHECK(count == n);
@@ -80,7 +80,7 @@ static void saw_exactly(size_t n, const uint64_t addresses[], const size_t bytes
 		CHECK(seen[i] == addresses[i] && lengths[i] == bytes[i]);
 }
 
-/* Nothing in the bytes of a map tells what it describes, but the call that encoded it. */
+/* The bytes of a map tell nothing of its memory; only the call that encoded it does. */
 static void maps(CUmodule module)
 {
 	struct tiles tiles;
@@ -108,19 +108,19 @@ static void maps(CUmodule module)
 		    (size_t[]){ 0, 63 * 4096 + 2048, 0, (1 << 20) + 512, 0 });
 	look(f, NULL, extra);
 	saw_exactly(3, (uint64_t[]){ tiles.data, address, tiles.more }, (size_t[]){ 0, (1 << 20) + 512, 0 });
-	/* One that is changed describes as much elsewhere. */
+	/* A changed map describes the same amount elsewhere. */
 	DO(cuTensorMapReplaceAddress(&map, (void *)(address + (1 << 20))));
 	look(f, parameters, NULL);
 	CHECK(count == 5 && seen[1] == address + (1 << 20) && lengths[1] == 63 * 4096 + 2048);
 	EXPECT(CUDA_ERROR_INVALID_VALUE, cuTensorMapReplaceAddress(NULL, (void *)address));
-	/* No further than the allocation; and of what is not ours that much is not known. */
+	/* No further than the end of the allocation; outside of the library's allocations the length is unknown. */
 	encode(&map, address + (15 << 20), CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 1 << 20, UINT32_MAX, UINT64_C(1) << 39);
 	look(f, parameters, NULL);
 	CHECK(count == 5 && seen[1] == address + (15 << 20) && lengths[1] == 1 << 20);
 	encode(&map, pointer, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 1 << 10, 1 << 10, 1 << 12);
 	look(f, parameters, NULL);
 	CHECK(count == 5 && seen[1] == pointer && !lengths[1]);
-	/* Very many: the last ones are known. */
+	/* After very many maps the last ones are known. */
 	for (int i = 0; i < 100000; i++) {
 		CUtensorMap *one = i % 2 ? &map : &other;
 
@@ -165,7 +165,7 @@ int main(void)
 	look((CUfunction)kernel, parameters, NULL);
 	CHECK(count == 6);
 	DO(cuLaunchKernel((CUfunction)kernel, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL));
-	/* Very many functions: the table grows. */
+	/* With very many functions the table grows. */
 	for (int i = 0; i < 1000; i++) {
 		CUfunction other;
 
@@ -173,7 +173,7 @@ int main(void)
 		look(other, i % 2 ? parameters : one, NULL);
 		CHECK(count == (i % 2 ? 6 : 0));
 	}
-	/* While code is unloaded nothing is known, and afterwards it is asked again. */
+	/* While code is unloaded no layout is known, and afterwards the driver is asked again. */
 	heat_code_goes();
 	look(f, parameters, NULL);
 	CHECK(!count);

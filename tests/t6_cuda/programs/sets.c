@@ -18,7 +18,7 @@
 #define BYTES (2 << 20)
 #define COUNT 8
 
-static uint64_t *on_cpu[COUNT];	/* what is to be in each */
+static uint64_t *on_cpu[COUNT];	/* expected contents of each */
 static CUdeviceptr address[COUNT];
 static CUtensorMap maps[COUNT];
 static CUgraphExec exec;
@@ -30,7 +30,7 @@ void add_one(void **parameters)
 	**(uint64_t **)parameters[0] += 1;
 }
 
-/* Where the map says; the double of the driver does not. */
+/* Uses the memory that the real map describes, which the double cannot read from the map. */
 KERNEL(add_mapped, sizeof(CUtensorMap));
 void add_mapped(void **parameters)
 {

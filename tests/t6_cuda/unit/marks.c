@@ -7,11 +7,11 @@
 #include "chunk.h"
 #include "driver.h"
 
-/* The kernel of hash.cu. */
+/* The kernel of hash.cu, in C. */
 const size_t ggroup_hash_parameters[] = { sizeof(CUdeviceptr), sizeof(uint64_t), sizeof(void *), sizeof(uint64_t), sizeof(uint64_t), 0 };
 void ggroup_hash(void **parameters);
-static uint64_t made;	/* atomically: chunks */
-static bool holds;	/* atomically: they do not end */
+static uint64_t made;	/* atomically; chunks marked */
+static bool holds;	/* atomically; kernels do not end */
 
 static uint64_t mixed(uint64_t x)
 {
@@ -22,7 +22,7 @@ static uint64_t mixed(uint64_t x)
 
 void ggroup_hash(void **parameters)
 {
-	static unsigned int (*rows)(void);	/* of one stream: one at a time */
+	static unsigned int (*rows)(void);	/* launches of one stream run one at a time */
 	const uint64_t *data = *(uint64_t **)parameters[0], *key[2] = { parameters[3], parameters[4] };
 	const uint64_t vectors = *(uint64_t *)parameters[1], parts = vectors / 16384;
 	struct mark *sums = *(struct mark **)parameters[2];

@@ -6,9 +6,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* How many marks were made. */
+/* Number of marks made so far. */
 uint64_t marks_made(void);
-/* None ends from now on, or all do. */
+/* Has marks not end from now on, or lets all end. */
 void marks_hold(bool hold);
 
 #endif

@@ -51,7 +51,8 @@ static void enter_context(void)
 	CHECK(retain(&context, 0) == CUDA_SUCCESS && real.cuCtxSetCurrent(context) == CUDA_SUCCESS);
 	device = device_current();
 	CHECK(device && device->elastic);
-	device->mover->copy_us = device->mover->work_us = 60000000;	/* a driver made of threads, on a busy machine */
+	device->mover->copy_us = device->mover->work_us = 60000000;	/* for threads as the driver on a busy
+									 * machine */
 }
 
 static void begin(void)
@@ -108,7 +109,7 @@ static void map(CUdeviceptr address, size_t bytes, CUmemGenericAllocationHandle 
 	CHECK(cuMemSetAccess(address, bytes, &writable, 1) == CUDA_SUCCESS);
 }
 
-/* A word at the beginning and the end of a page. */
+/* Writes a word at the beginning and the end of a page. */
 static void write_page(CUdeviceptr page, uint64_t word)
 {
 	CHECK(cuMemcpyHtoD_v2(page, &word, 8) == CUDA_SUCCESS && cuMemcpyHtoD_v2(page + PAGE - 8, &word, 8) == CUDA_SUCCESS);
@@ -137,7 +138,7 @@ static bool have(CUdeviceptr address, size_t bytes, uint64_t word)
 	return right;
 }
 
-/* How long one call holds the driver's lock is bounded, however large what moves is. */
+/* The time for which one call holds the driver's lock is bounded, however large the memory that moves. */
 static void test_runs(void)
 {
 	const size_t bytes = 200 * MIB;
@@ -161,7 +162,7 @@ static void test_runs(void)
 		CHECK(double_in(device, UINT64_MAX) >= 2 * bytes);
 		CHECK(widest() == PLACE_RUN_BYTES);
 	}
-	/* As a departure does it. */
+	/* As a departure does. */
 	CHECK(region && place_leave(&(struct place_run){ region, 0, region->chunks }));
 	CHECK(place_enter(&(struct place_run){ region, 0, region->chunks }, NULL) == CUDA_SUCCESS);
 	CHECK(widest() == PLACE_RUN_BYTES);
@@ -175,8 +176,8 @@ static void use(CUdeviceptr address, size_t bytes, int times)
 		pages_use(address, bytes);
 }
 
-/* What goes as a whole has left the GPU before something comes in its place: the GPU has room for one of them (FAKE_MEMORY).
- * Mapped or not. */
+/* An object that goes as a whole has left the GPU before another comes in its place: the GPU has room for one of them
+ * (FAKE_MEMORY). Mapped or not. */
 static void test_instead(void)
 {
 	enum { BYTES = 8 << 20 };
@@ -214,7 +215,7 @@ static void test_instead(void)
 	CHECK(device->resident == BYTES && device->swapped == BYTES);
 }
 
-/* As PyTorch's expandable segments do it, and a server that sleeps, under a limit that holds all the time. */
+/* As PyTorch's expandable segments and a sleeping server do, always under a limit. */
 static void test_segments(void)
 {
 	enum { SEGMENTS = 8, BYTES = 20 << 20 };
@@ -240,7 +241,7 @@ static void test_segments(void)
 		CHECK(device->swapped == 0);
 		double_agree(device);
 		double_limit(limit);
-		/* All at once, as for sleep; or in the middle, as for what is not used. */
+		/* All at once, as for sleep; or in the middle, as for unused segments. */
 		if (round != 1)
 			CHECK(cuMemUnmap(address, (size_t)SEGMENTS * BYTES) == CUDA_SUCCESS);
 		for (int i = 0; i < SEGMENTS; i++) {
@@ -254,7 +255,8 @@ static void test_segments(void)
 	CHECK(cuMemAddressFree(address, (size_t)SEGMENTS * BYTES) == CUDA_SUCCESS);
 }
 
-/* A tensor in several segments is hot as a whole by the pointer to its first page; so is not what was mapped there before it. */
+/* A tensor in several segments is hot as a whole by the pointer to its first page; memory mapped there before it is
+ * not. */
 static void test_segments_are_hot(void)
 {
 	enum { SEGMENTS = 4, BYTES = 20 << 20 };
@@ -279,16 +281,16 @@ static void test_segments_are_hot(void)
 		CHECK(pick_look(device, false));
 		CHECK(pick_misplaced(device, UINT64_MAX) == 0);
 		out = double_out(device, BYTES);
-		CHECK(out >= BYTES && pick_misplaced(device, UINT64_MAX) == 0);	/* all are as hot */
+		CHECK(out >= BYTES && pick_misplaced(device, UINT64_MAX) == 0);	/* all are equally hot */
 		CHECK(double_in(device, UINT64_MAX) == out);
-		/* The last two are mapped anew, behind what begins there now. */
+		/* The last two are mapped anew, behind an object that begins there now. */
 		CHECK(cuMemUnmap(address + 2 * BYTES, 2 * BYTES) == CUDA_SUCCESS);
 		for (int i = 2; i < SEGMENTS; i++) {
 			pages_use_from(address + (CUdeviceptr)i * BYTES + PAGE);
 			map(address + (CUdeviceptr)i * BYTES, BYTES, handle[i]);
 		}
 	}
-	/* What is mapped right behind it, and begins by itself, is not hot by it. */
+	/* Memory mapped right behind it with a beginning of its own does not get its heat. */
 	for (int use = 0; use < 20; use++)
 		pages_use_from(address);
 	pages_use_from(address + 2 * BYTES);
@@ -316,8 +318,8 @@ static void used_are(uint64_t used, uint64_t resident)
 	CHECK(now_used == used << 20 && now_resident == resident << 20);
 }
 
-/* Of objects that have never moved each is a unit: it is used first when any of it is, at any of its addresses, and goes as a
- * whole; once it has moved each of its chunks is by itself. */
+/* An object that has never moved is one unit: it is used first when any part of it is, at any address, and goes as a
+ * whole. Once it has moved, each of its chunks counts by itself. */
 static void test_segments_in_order(void)
 {
 	enum { SEGMENTS = 4, BYTES = 20 << 20, SECOND = 1000000 };
@@ -333,17 +335,17 @@ static void test_segments_in_order(void)
 	}
 	again = reserve(BYTES);
 	map(again, BYTES, handle[1]);
-	order_begin(device);	/* that was before */
+	order_begin(device);	/* the earlier uses do not count */
 	pages_use(address[2] + 16 * PAGE / 2, PAGE);
 	pages_use(again + 9 * PAGE, PAGE);
 	pages_use(address[3], PAGE);
 	order_learn(device, SECOND);
 	used_are(60, 60);
 	end_turn();
-	CHECK(double_out(device, BYTES) == BYTES);	/* the one that was not used */
+	CHECK(double_out(device, BYTES) == BYTES);	/* the unused one */
 	CHECK(place(address[0]) != CU_MEM_LOCATION_TYPE_DEVICE);
 	used_are(60, 60);
-	CHECK(double_out(device, 1) == BYTES);		/* the last in order, all of it */
+	CHECK(double_out(device, 1) == BYTES);		/* all of the last one in order */
 	CHECK(place(address[3]) != CU_MEM_LOCATION_TYPE_DEVICE && place(address[1]) == CU_MEM_LOCATION_TYPE_DEVICE);
 	CHECK(double_out(device, BYTES) == BYTES);
 	CHECK(place(address[1]) != CU_MEM_LOCATION_TYPE_DEVICE && place(address[2]) == CU_MEM_LOCATION_TYPE_DEVICE);
@@ -370,8 +372,8 @@ static void test_segments_in_order(void)
 	double_agree(device);
 }
 
-/* More chunks than go at a time: as many as fit of what is last in order, and wholes as wholes, unless they
- * have more than may go so. */
+/* More chunks than go at a time: as many of the last in order as fit, and whole objects as wholes, unless they are
+ * larger than may go so. */
 static void test_many_in_order(void)
 {
 	enum { COUNT = 40, BYTES = 14 << 20, MOST = 100 };
@@ -399,7 +401,7 @@ static void test_many_in_order(void)
 	double_agree(device);
 }
 
-/* What is made before the first context is charged, and moves once there is one. */
+/* Memory made before the first context is charged, and can move once there is a context. */
 static void test_early(void)
 {
 	CUmemAllocationProp prop = movable();
@@ -414,7 +416,7 @@ static void test_early(void)
 	device = device_of(0);
 	CHECK(device && device->resident == 12 << 20);
 	double_agree(device);
-	double_limit(4 << 20);	/* there is no context to move anything in */
+	double_limit(4 << 20);	/* there is no context in which to move anything */
 	CHECK(device->resident == 12 << 20);
 	address = reserve(12 << 20);
 	enter_context();
@@ -430,7 +432,7 @@ static void test_early(void)
 	double_agree(device);
 }
 
-/* All of its views show the same, wherever it is, with the access that each has; FAKE_OFFSETS is 1. */
+/* All views of an object show the same, wherever it is, each with its access; FAKE_OFFSETS is 1. */
 static void test_views(void)
 {
 	const CUmemAccessDesc readable = { .location = writable.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READ };
@@ -473,7 +475,7 @@ static void test_views(void)
 		double_agree(device);
 		CHECK(have(one, bytes, 10 + (uint64_t)round) && have(two, bytes, 10 + (uint64_t)round));
 	}
-	/* Access for another GPU is there after a move, too; its handle is released, and may be had again. */
+	/* Access for another GPU is kept across a move, even with the handle released; the handle can be had again. */
 	CHECK(cuMemSetAccess(three, half, both, 2) == CUDA_SUCCESS);
 	CHECK(cuMemRelease(handle) == CUDA_SUCCESS);
 	CHECK(cuMemRelease(handle) == CUDA_ERROR_INVALID_VALUE);
@@ -482,7 +484,7 @@ static void test_views(void)
 	CHECK(cuMemUnmap(one, bytes) == CUDA_SUCCESS && cuMemUnmap(two, bytes) == CUDA_SUCCESS);
 	CHECK(cuMemRetainAllocationHandle(&again, (void *)(three + 7)) == CUDA_SUCCESS && again == handle);
 	CHECK(cuMemUnmap(three, half) == CUDA_SUCCESS);
-	CHECK(device->swapped == bytes);	/* mapped nowhere, and with a handle */
+	CHECK(device->swapped == bytes);	/* mapped nowhere, but with a handle */
 	CHECK(double_in(device, 4 << 20) && double_out(device, UINT64_MAX) && double_in(device, UINT64_MAX) == bytes);
 	map(two, bytes, handle);
 	CHECK(have(two, bytes, 12));
@@ -491,7 +493,7 @@ static void test_views(void)
 	double_agree(device);
 }
 
-/* The driver gives values out again; the program has none twice. */
+/* The driver gives values out again; the program never has two handles with one value. */
 static void test_names(void)
 {
 	enum { COUNT = 24, MORE = 48 };
@@ -504,7 +506,7 @@ static void test_names(void)
 	for (count = 0; count < COUNT; count++)
 		handle[count] = create((1 + count % 3) * PAGE);
 	CHECK(double_out(device, UINT64_MAX) != 0);
-	/* Of both kinds: what can move, and what cannot. */
+	/* Of both kinds, movable and fixed. */
 	for (; count < MORE; count++) {
 		prop.allocFlags.compressionType = count % 2;
 		CHECK(cuMemCreate(&handle[count], (1 + count % 3) * PAGE, &prop, 0) == CUDA_SUCCESS);
@@ -512,7 +514,7 @@ static void test_names(void)
 		for (size_t i = 0; i < count; i++)
 			CHECK(handle[i] != handle[count]);
 	}
-	CHECK(again);	/* else this tests nothing */
+	CHECK(again);	/* otherwise this tests nothing */
 	for (size_t i = 0; i < count; i++) {
 		const CUdeviceptr address = reserve((1 + i % 3) * PAGE);
 
@@ -527,7 +529,7 @@ static void test_names(void)
 	CHECK(device->resident == pool_kept(device) && device->swapped == 0 && device->foreign == 0);
 }
 
-/* What is exported has one handle of the driver's from then on, wherever it was, and stays. */
+/* Exported memory has one handle of the driver's from then on, wherever it was, and stays. */
 static void test_export(void)
 {
 	const size_t bytes = 36 << 20;
@@ -560,7 +562,7 @@ static void test_export(void)
 	double_agree(device);
 }
 
-/* Whatever makes memory known to another process is told of the program (workset.c). */
+/* Every call that makes memory known to another process is noted for the program (workset.c). */
 static int export_to_share(__typeof__(&cuMemExportToShareableHandle) how)
 {
 	CUmemAllocationProp prop = movable();
@@ -607,7 +609,7 @@ static void test_shared_by_range(void)
 	CHECK(foreign_is_shared());
 }
 
-/* What has moved, and can be exported; mapped, with 8 in it. */
+/* Exportable memory that has moved, mapped, with 8 in it. */
 struct export_of {
 	CUmemAllocationProp prop;
 	CUmemGenericAllocationHandle handle;
@@ -637,15 +639,15 @@ static CUresult export(const struct export_of *of)
 	return result;
 }
 
-/* What an address is asked, of an object that has moved while others of its batch have not. */
+/* Queries of an address, in an object that has moved while others of its batch have not. */
 struct question {
 	CUdeviceptr address;
 	size_t bytes;
-	unsigned long long number;	/* BUFFER_ID, from the beginning */
+	unsigned long long number;	/* BUFFER_ID before the first move */
 	bool answered;			/* atomically */
 };
 
-/* What is answered while it moves. */
+/* The queries answered while it moves. */
 static void ask_books(struct question *question)
 {
 	const CUdeviceptr at = question->address + question->bytes / 2 + 5;
@@ -663,7 +665,7 @@ static void ask_books(struct question *question)
 	question->number = number;
 }
 
-/* What the driver is asked once nothing of it moves. */
+/* The queries that the driver answers once nothing moves. */
 static void *ask_driver(void *argument)
 {
 	CUpointer_attribute kinds[] = { CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_DEVICE_POINTER,
@@ -693,7 +695,7 @@ static void *move_all_out(void *unused)
 	return unused;
 }
 
-/* Questions about an address have one answer: before the first move, during it and after. */
+/* Queries of an address give the same before the first move, during it and after. */
 static void test_questions(void)
 {
 	const size_t bytes[2] = { 20 << 20, 64 << 20 };
@@ -713,7 +715,7 @@ static void test_questions(void)
 	ask_books(&question);
 	CHECK(ask_driver(&question) == NULL && question.answered);
 	question.answered = false;
-	/* The first comes to its new place while the other, of one large chunk, is still copied. */
+	/* The first object gets to its new place while the other, with one large chunk, is still being copied. */
 	((void (*)(uint64_t))plain("fake_memory_hold_from"))(64 << 20);
 	CHECK(!pthread_create(&moving, NULL, move_all_out, NULL));
 	while (place(address[0]) != CU_MEM_LOCATION_TYPE_HOST_NUMA)
@@ -725,7 +727,7 @@ static void test_questions(void)
 	((void (*)(bool))plain("fake_memory_hold"))(false);
 	CHECK(!pthread_join(asking, NULL) && !pthread_join(moving, NULL));
 	ask_books(&question);
-	while (device->resident)	/* what was asked about as it was looked for has stayed */
+	while (device->resident)	/* an object that was queried during the search has stayed */
 		double_out(device, UINT64_MAX);
 	double_in(device, UINT64_MAX);
 	ask_books(&question);
@@ -745,8 +747,8 @@ static void *stay_inside(void *ready)
 	return NULL;
 }
 
-/* What runs is waited for, as the driver would not refuse for that; a copy that does not end is not, and keeps what it has
- * until it does. */
+/* An export waits for running work, as the driver would not refuse it for that; it does not wait for a copy that does
+ * not end, which keeps its memory until it does. */
 static void test_export_waits(void)
 {
 	void (*hold)(bool);
@@ -771,7 +773,7 @@ static void test_export_waits(void)
 	device->mover->copy_us = 60000000;
 	CHECK(export(&one) == CUDA_SUCCESS);
 	hold(false);
-	CHECK(export(&two) == CUDA_SUCCESS);	/* once the copy has come to its end */
+	CHECK(export(&two) == CUDA_SUCCESS);	/* once the copy has ended */
 	CHECK(device->foreign == one.bytes + two.bytes && device->swapped == 0);
 	CHECK(have(two.address, two.bytes, 8));
 	double_agree(device);
@@ -781,7 +783,7 @@ static void test_export_waits(void)
 	double_agree(device);
 }
 
-/* While it changes there are two of it: so many are charged, or none is made. */
+/* During an export the memory exists twice: both are charged, or no copy is made. */
 static void test_export_charged(void)
 {
 	const size_t bytes = 36 << 20;
@@ -795,14 +797,14 @@ static void test_export_charged(void)
 	CHECK(export(&of) == CUDA_ERROR_OUT_OF_MEMORY && device->foreign == 0);
 	CHECK(have(of.address, bytes, 8));
 	double_agree(device);
-	double_limit(device->resident + bytes);	/* what is in the host comes */
+	double_limit(device->resident + bytes);	/* memory in the host comes in */
 	double_limit(2 * bytes);
 	CHECK(device->resident == bytes && export(&of) == CUDA_SUCCESS);
 	CHECK(device->foreign == bytes && device->resident == bytes && have(of.address, bytes, 8));
 	double_agree(device);
 }
 
-/* Nothing is on the GPU but what is kept, and what is fixed and has so many bytes. */
+/* Checks that the GPU has only what is kept, and `bytes` of fixed memory. */
 static void has_fixed(uint64_t bytes)
 {
 	CHECK(double_out(device, UINT64_MAX) == 0);
@@ -820,7 +822,7 @@ static CUmemGenericAllocationHandle make_multicast(size_t bytes)
 	return handle;
 }
 
-/* What can move, and what cannot, as the program makes it. */
+/* Creates movable or fixed memory, as the program does. */
 static CUmemGenericAllocationHandle create_either(size_t bytes, bool fixed)
 {
 	CUmemAllocationProp prop = movable();
@@ -831,7 +833,7 @@ static CUmemGenericAllocationHandle create_either(size_t bytes, bool fixed)
 	return handle;
 }
 
-/* Bound by its handle, or where it is mapped, memory lives without either, and is charged as long: until it is unbound. */
+/* Memory bound by its handle, or where it is mapped, lives on without either, and stays charged until it is unbound. */
 static void test_bound(void)
 {
 	enum { BYTES = 20 << 20, OFFSET = 4 << 20 };
@@ -852,7 +854,7 @@ static void test_bound(void)
 		has_fixed(BYTES);
 		CHECK(cuMulticastUnbind(object, 0, OFFSET, BYTES) == CUDA_SUCCESS);
 		has_fixed(0);
-		/* By its address. Each of two bindings keeps it. */
+		/* By its address. Either of two bindings keeps it. */
 		handle = create_either(BYTES, fixed);
 		map(address, BYTES, handle);
 		CHECK(cuMulticastBindAddr(object, 0, address + OFFSET, BYTES - OFFSET, 0) == CUDA_SUCCESS);
@@ -867,7 +869,7 @@ static void test_bound(void)
 	CHECK(cuMemRelease(object) == CUDA_SUCCESS);
 }
 
-/* An allocation that is freed: no other gets what is behind it while something has that bound. */
+/* The memory of a freed allocation goes to no other while it is bound. */
 static void test_bound_allocation(void)
 {
 	CUmemGenericAllocationHandle object;
@@ -891,8 +893,8 @@ static void test_bound_allocation(void)
 	has_fixed(0);
 }
 
-/* A multicast object that goes lets go of what is bound to it: once it has neither a handle nor a mapping. What another process
- * may have goes on. */
+/* A multicast object with neither a handle nor a mapping goes, and releases the memory bound to it. An object that
+ * another process may have lives on. */
 static void test_bound_to_what_goes(void)
 {
 	enum { BYTES = 6 << 20 };
@@ -943,7 +945,8 @@ static CUarrayMapInfo tile(CUarray array, unsigned int first, unsigned int count
 	};
 }
 
-/* Memory of a sparse array is charged until each of its tiles is unmapped, is mapped otherwise, or went with the array. */
+/* Memory of a sparse array is charged until each of its tiles is unmapped or mapped to other memory, or the array is
+ * destroyed. */
 static void test_bound_to_array(void)
 {
 	enum { BYTES = 4 << 20 };
@@ -962,7 +965,7 @@ static void test_bound_to_array(void)
 		maps[1] = tile(array, 1, 1, handle[0]);
 		maps[2] = tile(array, 2, 1, handle[1]);
 		CHECK(cuMemMapArrayAsync(maps, 3, NULL) == CUDA_SUCCESS);
-		CHECK(maps[0].memHandle.memHandle == handle[0]);	/* they are the program's */
+		CHECK(maps[0].memHandle.memHandle == handle[0]);	/* the handles are the program's */
 		CHECK(cuMemRelease(handle[0]) == CUDA_SUCCESS && cuMemRelease(handle[1]) == CUDA_SUCCESS);
 		has_fixed(2 * BYTES);
 		maps[0] = tile(array, 0, 1, 0);
@@ -983,7 +986,7 @@ static void test_bound_to_array(void)
 	has_fixed(0);
 }
 
-/* ... where several tiles are mapped at once, and unmapped, or mapped otherwise, one after the other. */
+/* The same for several tiles mapped at once, and then unmapped, or mapped to other memory, one by one. */
 static void test_bound_in_part(void)
 {
 	enum { BYTES = 8 << 20, PIECE = 4 << 20 };
@@ -1008,13 +1011,13 @@ static void test_bound_in_part(void)
 		maps[0] = tile(array, 2, 2, other);
 		CHECK(cuMemMapArrayAsync(maps, 1, NULL) == CUDA_SUCCESS && cuMemRelease(other) == CUDA_SUCCESS);
 		has_fixed(BYTES + PIECE);
-		maps[0] = tile(array, 0, 2, 0);		/* the last of what was mapped first */
+		maps[0] = tile(array, 0, 2, 0);		/* the end of the first mapping */
 		CHECK(cuMemMapArrayAsync(maps, 1, NULL) == CUDA_SUCCESS);
 		has_fixed(PIECE);
 		maps[0] = tile(array, 0, 4, 0);
 		CHECK(cuMemMapArrayAsync(maps, 1, NULL) == CUDA_SUCCESS);
 		has_fixed(0);
-		/* The same of a multicast object. */
+		/* The same for a multicast object. */
 		handle = create_either(BYTES, fixed);
 		CHECK(cuMulticastBindMem(object, 0, handle, 0, BYTES, 0) == CUDA_SUCCESS && cuMemRelease(handle) == CUDA_SUCCESS);
 		handle = create_either(BYTES, fixed);
@@ -1032,10 +1035,10 @@ static void test_bound_in_part(void)
 	CHECK(cuMemRelease(object) == CUDA_SUCCESS && cuArrayDestroy(array) == CUDA_SUCCESS);
 }
 
-/* What another thread does within a call that frees, once the driver has: it is given what was freed. */
+/* What another thread does within a call that frees, right after the driver's: the driver gives it the freed value. */
 static struct {
 	void *(*other)(void *);	/* NULL: nothing */
-	CUresult refusal;	/* instead */
+	CUresult refusal;	/* returned instead */
 	CUmemGenericAllocationHandle handle;
 	CUdeviceptr address;
 	CUarray array;
@@ -1088,8 +1091,8 @@ static void *create_within(void *unused)
 	return unused;
 }
 
-/* The driver gives the value of a handle out again at once: what is created is not taken for what was released. What it refuses
- * to release stays in the books. */
+/* The driver gives the value of a handle out again at once: a created handle is not taken for the released one. A
+ * handle that the driver refuses to release stays in the books. */
 static void test_reused_handle(void)
 {
 	CUmemGenericAllocationHandle handle;
@@ -1115,7 +1118,7 @@ static void *map_within(void *unused)
 	return unused;
 }
 
-/* As are addresses: nor is what is mapped there. */
+/* The same for addresses: a new mapping is not taken for the old one. */
 static void test_reused_mapping(void)
 {
 	CUmemGenericAllocationHandle handle;
@@ -1145,7 +1148,7 @@ static void *map_object_within(void *unused)
 	return unused;
 }
 
-/* What can move, too: a thread may try to map it until the addresses are free. */
+/* The same for movable memory: a thread may try to map it until the addresses are free. */
 static void test_reused_view(void)
 {
 	CUmemGenericAllocationHandle old, mapped;
@@ -1210,7 +1213,7 @@ static void *sparse_within(void *unused)
 	return unused;
 }
 
-/* As are arrays, with memory of their own or of the program's. */
+/* The same for arrays, with memory of their own or the program's. */
 static void test_reused_array(void)
 {
 	CUarray array;
@@ -1230,12 +1233,12 @@ static void test_reused_array(void)
 	}
 }
 
-/* A context whose value is another's as soon as the driver has destroyed it. */
+/* A context whose value the driver gives out again as soon as it is destroyed. */
 static struct {
 	CUcontext context;
-	CUdeviceptr address;		/* of memory in the other one */
+	CUdeviceptr address;		/* of memory in the new context */
 	pthread_t thread;
-	pid_t number;			/* of the thread; atomically, all three */
+	pid_t number;			/* of the thread; these three atomically */
 	bool made, used;
 } reused;
 
@@ -1258,7 +1261,7 @@ static void *use_again(void *unused)
 	return unused;
 }
 
-/* The other thread waits for something. */
+/* Whether the other thread is waiting. */
 static bool is_asleep(void)
 {
 	const pid_t number = __atomic_load_n(&reused.number, __ATOMIC_ACQUIRE);
@@ -1284,7 +1287,7 @@ static CUresult destroy_and_make(CUcontext destroyed)
 	return CUDA_SUCCESS;
 }
 
-/* What is allocated in it does not go with the one before. */
+/* Memory allocated in the new context does not go with the old one. */
 static void test_reused_context(void)
 {
 	CUdeviceptr before, base;
@@ -1329,7 +1332,7 @@ static CUresult destroy_context_within(CUcontext destroyed)
 	return freed(CUDA_SUCCESS);
 }
 
-/* What went with a context is not charged for good where another context was given its value at once. */
+/* Memory that went with a context does not stay charged when another context gets its value at once. */
 static void test_reused_in_context(void)
 {
 	CUcontext other;
@@ -1347,7 +1350,7 @@ static void test_reused_in_context(void)
 	has_fixed(0);
 }
 
-/* What a network device could reach, which is all that is mapped. */
+/* Creates and maps memory that a network device could reach. */
 static CUdeviceptr reachable(size_t bytes)
 {
 	CUmemAllocationProp prop = movable();
@@ -1362,14 +1365,14 @@ static CUdeviceptr reachable(size_t bytes)
 	return address;
 }
 
-/* A device that is open keeps it on the GPU, for good: what was moved before it was opened can be moved on. */
+/* An open device keeps such memory on the GPU for good; memory moved before it was opened can still move. */
 static void test_outside_open(void)
 {
 	const size_t bytes = 12 << 20;
 	CUdeviceptr before, address;
 	int device_file;
 
-	/* A /dev of our own. */
+	/* A private /dev. */
 	CHECK(!unshare(geteuid() ? CLONE_NEWUSER | CLONE_NEWNS : CLONE_NEWNS));
 	CHECK(!mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) && !mount("none", "/dev", "tmpfs", 0, NULL));
 	CHECK(!mkdir("/dev/infiniband", 0700));
@@ -1388,7 +1391,7 @@ static void test_outside_open(void)
 	double_agree(device);
 }
 
-/* Where no descriptor is left to look with, one may be open. */
+/* Without a free descriptor to look with, a device may be open unseen. */
 static void test_outside_unseen(void)
 {
 	const size_t bytes = 12 << 20;
@@ -1403,13 +1406,13 @@ static void test_outside_unseen(void)
 	CHECK(double_out(device, UINT64_MAX) == 0 && device->foreign == bytes);
 	CHECK(!setrlimit(RLIMIT_NOFILE, &most));
 	CHECK(have(address, bytes, 6));
-	/* What is made from here on is looked after again, and is not reached by anything. */
+	/* Memory made from here on is tracked again, and no device reaches it. */
 	address = reachable(bytes);
 	CHECK(double_out(device, UINT64_MAX) == bytes && device->foreign == bytes && have(address, bytes, 6));
 	double_agree(device);
 }
 
-/* Any fault, once: errors are fine, lost data and wrong books are not. */
+/* Any single fault may cause errors, but no lost data and no wrong books. */
 static void test_faults(void)
 {
 	const CUmemAllocationProp prop = movable();
@@ -1473,14 +1476,14 @@ static void test_fuzz(void)
 	fuzz(device, context, other);
 }
 
-/* Of the generator: not for itself. */
+/* For the generator only, not a test by itself. */
 static void test_peer(void)
 {
 	start();
 	opened_peer();
 }
 
-/* Threads that make, map and free, while memory moves under them. */
+/* Threads that create, map and free while memory moves under them */
 
 static bool stop; /* atomically */
 
