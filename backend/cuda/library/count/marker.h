@@ -46,8 +46,8 @@ bool marker_look(struct counted *counted);
 /* Count launches of the stream as finished: all of them, or those behind the last marker. In any context. */
 void marker_finish_all(struct counted *counted);
 void marker_finish_unmarked(struct counted *counted);
-/* Drops the markers that are not waited for. Their events are destroyed with the context (`destroyed`; in any context),
- * or given back. */
+/* Frees the spare markers. Their events are destroyed here, unless that happened with their context (`destroyed`; then
+ * in any context). */
 void marker_drop(struct counted *counted, bool destroyed);
 
 void marker_forget(void);	/* in the child of fork() */

@@ -180,7 +180,7 @@ static bool is_busy(const struct lead *lead)
 	return __atomic_load_n(&lead->leads, __ATOMIC_SEQ_CST) && __atomic_load_n(&lead->busy, __ATOMIC_SEQ_CST);
 }
 
-/* Publishes whether anything is pending, and returns that. */
+/* Publishes whether anything is pending, as far as is known, and returns that. */
 static bool tell(struct lead *lead)
 {
 	bool pending;

@@ -8,7 +8,7 @@
  * costs at most twice as much as the best choice of a program that knows when its next request comes.
  *
  * A program that goes behind others is held for at most HOLD_ROW_NS in a row. Over any longer time it is held for at
- * most HOLD_ROW_NS plus 99 parts of 100, whatever is published.
+ * most HOLD_ROW_NS plus 99 hundredths of that time, whatever is published.
  */
 #ifndef GGROUP_CUDA_HOLD_H
 #define GGROUP_CUDA_HOLD_H
@@ -31,9 +31,9 @@
 #define HOLD_AHEAD_US_MOST 1000
 /* Longest hold in a row. */
 #define HOLD_ROW_NS (100000 * HOLD_NS_A_US)
-/* Time for which the gate then stays open. */
+/* Time for which the gate stays open after such a row. */
 #define HOLD_OPEN_NS (1000 * HOLD_NS_A_US)
-/* Parts of held time that one part of other time makes up for. */
+/* Held time that is made up for by other time, as a multiple of that. */
 #define HOLD_PARTS 99
 
 /* Returns the word that a program that goes before others publishes at `now`: until when they are held. */

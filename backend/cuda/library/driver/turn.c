@@ -4,8 +4,8 @@
  * move meanwhile, a signal handler may fork there, and a thread that ends leaves nothing behind.
  *
  * Run-ahead is the number of pending kernels, by the counters, times the recent time of a kernel (pace.h). A kernel may
- * wait for another that its program has yet to launch. So a wait ends if nothing finishes for the bound, or for twice
- * the longest gap seen; the next such wait, of whichever thread, is half as long.
+ * wait for another that its program has yet to launch. So a wait ends once nothing has finished for the bound, or for
+ * twice the longest recent gap if that is more; the next such wait, of whichever thread, is half as long.
  *
  * `lock` is taken with no other lock held; under it only that of totals.c is taken.
  */

@@ -55,7 +55,7 @@ bool turn_is_over(const struct device *device);
 bool turn_is_one(const struct device *device);
 /* The number of the current gap between two turns, if nothing runs in it; else 0. */
 uint64_t turn_gap(const struct device *device);
-/* Whether the turn is over and something was still running at the last turn_end; then it is no use to wait until
+/* Whether the turn is over and something was still running at the last turn_end; then there is no use waiting until
  * nothing runs. */
 bool turn_is_late(const struct device *device);
 /* Bounds run-ahead, as turn_begin does, while memory waits for a queue to finish (calm.h); the lower of the two bounds

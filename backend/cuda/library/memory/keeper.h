@@ -5,8 +5,8 @@
 
 #include "chunk.h"
 
-/* Has host chunks allocated in the background, as the program has grown, or `soon` bytes may have to move out before
- * long. `resident`: bytes of the regions in each class. Makes no call of the driver. */
+/* Has host chunks allocated in the background, because the program has grown, or because `soon` bytes may have to move
+ * out before long. `resident`: bytes of the regions in each class. Makes no call of the driver. */
 void keeper_expect(struct device *device, const uint64_t resident[CLASSES], uint64_t soon);
 
 /* Sets how many bytes of the host may be used from now on; UINT64_MAX: as much as the library takes by itself. Beyond

@@ -60,8 +60,8 @@ static uint32_t earlier(uint32_t one, uint32_t other)
 	return !one || (other && other < one) ? other : one;
 }
 
-/* Gives chunks the order of their first use: the first of any of their pages, at any address. `first` is the order that
- * applies to the page before the range; returns the one of its last page. */
+/* Gives chunks the number of their first use: the lowest of their pages, at any address. `first`: the number that
+ * applies to the page before the range; returns the one for its last page. */
 static uint32_t see(struct region *region, CUdeviceptr at, size_t bytes, size_t offset, uint32_t first)
 {
 	const size_t end = offset + bytes;
@@ -77,7 +77,7 @@ static uint32_t see(struct region *region, CUdeviceptr at, size_t bytes, size_t 
 	return first;
 }
 
-/* As in pick.c for heat: what begins in one view continues in the next if that is mapped right behind it. */
+/* As in pick.c for heat: an object that begins in one view continues in the next if that is mapped right behind it. */
 static void see_views(const struct device *device)
 {
 	CUdeviceptr end = 0;
@@ -91,7 +91,7 @@ static void see_views(const struct device *device)
 	}
 }
 
-/* An object that moves as a whole counts as used when any part of it is first used. */
+/* Gives an object that moves as a whole the first use of any part of it. */
 static void even_out(struct region *region)
 {
 	uint32_t first = 0, order = 0;
@@ -289,7 +289,7 @@ static void choose(struct pick *pick, void *argument)
 		return;
 	if (object_is_whole(pick->region) && pick->region->reserved > choice->whole_most)
 		return;
-	/* What comes back must fit into the room there is. */
+	/* Chunks that come back must fit into the room there is. */
 	if (unit_chunks(pick) > choice->most || (choice->from == CHUNK_HOST && unit_bytes(pick) > choice->want))
 		return;
 	if (choice->bytes >= choice->want && !is_before(choice, pick, &choice->picks[0]))

@@ -13,7 +13,8 @@ bool pages_ready(CUdeviceptr address, size_t bytes);
 void pages_fresh(CUdeviceptr address, size_t bytes);
 /* Sets the entries at the addresses of `region` to `value`. */
 void pages_set(const struct region *region, struct region *value);
-/* How often an object that begins in a page was used since the last look. The page is of a region that is set. */
+/* How often an object that begins in a page was used since the last look. The page is one that pages_set has
+ * entered. */
 uint32_t pages_uses(CUdeviceptr address);
 /* The same, as a look that starts the count again. If no object begins in the page, and `before`, which applies to the
  * page before it, is higher, returns that. */

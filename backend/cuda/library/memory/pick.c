@@ -118,8 +118,8 @@ static uint32_t warm(struct region *region, CUdeviceptr at, size_t bytes, size_t
 	return uses;
 }
 
-/* What begins in one view continues in the next if that is mapped right behind it: a tensor may be larger than a
- * segment. */
+/* An object that begins in one view continues in the next if that is mapped right behind it: a tensor may be larger
+ * than a segment. */
 static void warm_views(const struct device *device)
 {
 	CUdeviceptr end = 0;
@@ -133,7 +133,7 @@ static void warm_views(const struct device *device)
 	}
 }
 
-/* What moves as a whole has its average heat. */
+/* Gives every chunk of an object that moves as a whole the average heat. */
 static void even_out(struct region *region)
 {
 	uint64_t sum = 0;
@@ -272,7 +272,7 @@ static void take_each(struct pick *pick, void *argument)
 {
 	struct taking *taking = argument;
 
-	/* What comes back must fit into the room there is. */
+	/* Chunks that come back must fit into the room there is. */
 	if (taking->bytes + bytes_of(pick) <= taking->want)
 		take(pick, taking);
 }

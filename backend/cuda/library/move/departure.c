@@ -55,7 +55,7 @@ struct leaving {
 	size_t count;
 };
 
-/* Of the listening thread; all zero except while the program stands by. */
+/* State of the listening thread; all zero except while the program stands by. */
 static struct {
 	struct leaving leaving[GG_ORDINALS];
 	size_t devices;		/* number in `leaving`; all of them are locked */

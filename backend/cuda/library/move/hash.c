@@ -36,7 +36,7 @@ static struct hasher {
 #define REST 16
 #define REST_MOST 4096
 
-/* Of this process, and kept from all others. */
+/* The key of this process, kept from all others. */
 static uint64_t key[2];
 
 static CUresult load(CUfunction *kernel)

@@ -27,7 +27,7 @@ static struct place {
 bool tensor_any;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* Has enough bits that no two maps of a program share a value. */
+/* Returns a hash with enough bits that no two maps of a program share a value. */
 static uint64_t hash_of(const void *at)
 {
 	uint64_t word, hash = 0;

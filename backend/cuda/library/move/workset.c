@@ -15,12 +15,12 @@
 #include "turn.h"
 
 /* Microseconds. */
-#define SHORT 20000		/* a turn in which less than this is seen is part of the next one */
+#define SHORT 20000		/* a turn watched for less than this is part of the next one */
 #define LONGEST 4000000		/* a turn longer than this counts as several */
 #define LOOK 1000000		/* time for which a program without turns is looked at */
 #define REST 9000000		/* time until it is looked at again */
 #define TELL 100000		/* time between two reports, each a walk through all chunks */
-#define PREPARED 10000000	/* time since the last PREPARE for which memory comes only as the daemon asks */
+#define PREPARED 10000000	/* time after a PREPARE for which memory comes in only as the daemon asks */
 #define NEVER 2000		/* ms */
 
 /* The state of each device, by its ordinal. */
