@@ -55,8 +55,8 @@ def test_run_ahead_of_one_that_goes_behind_is_bounded(tmp_path: Path, sanitize: 
 
 @pytest.mark.parametrize("sanitize", ["", "thread"])
 def test_a_program_that_is_busy_holds_another(tmp_path: Path, sanitize: str) -> None:
-    """It is held by pages that the daemon handed to both, for all but a hundredth of the time, until the daemon revokes
-    that or the other program dies."""
+    """The busy program holds the other one, by pages that the daemon handed to both, for all but a hundredth of the
+    time, until the daemon revokes that or the busy program dies."""
 
     async def main() -> None:
         with trio.fail_after(4 * SECONDS):

@@ -96,7 +96,7 @@ def test_finished_is_what_has_run(sanitize: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sanitize", SANITIZERS)
 def test_the_time_with_kernels_pending(sanitize: str, tmp_path: Path) -> None:
-    """It advances with the clock while kernels are pending, whenever it is read, and then stands still."""
+    """The time advances with the clock while kernels are pending, whenever it is read, and then stands still."""
 
     def now_us() -> int:
         return time.monotonic_ns() // 1000
@@ -125,7 +125,7 @@ def test_the_time_with_kernels_pending(sanitize: str, tmp_path: Path) -> None:
 
 
 def test_soon_after_idle(tmp_path: Path) -> None:
-    """It takes milliseconds: markers are placed and looked at at most every 2 ms; the limit allows for a busy
+    """The end is known within milliseconds: markers are placed and looked at every 2 ms; the limit allows for a busy
     machine."""
     took = finishes("plain", 3, tmp_path, "")
     assert min(took) < 0.05, took

@@ -610,7 +610,7 @@ NONE = [0] * 8
 
 
 def test_programs_get_the_pages_of_those_that_go_before_them(start: Start, path: Path) -> None:
-    """They get no other pages: a program of worse priority holds none of a better one, and earlier orders no longer
+    """Programs get no other pages: a program of worse priority holds none of a better one, and earlier orders no longer
     count."""
 
     first, second, third = start(), start(), start()

@@ -40,8 +40,8 @@ def test_each_entry_point_is_held_that_brings_work() -> None:
 
 
 def test_an_open_gate_is_cheap() -> None:
-    """It costs one load more than the other gate: nanoseconds. The limit is far higher, so that a slow machine
-    passes."""
+    """An open gate costs one load more than the other gate: nanoseconds. The limit is far higher, so that a slow
+    machine passes."""
     assert int(run("turn_all", "cost")) < 200_000  # ps
 
 

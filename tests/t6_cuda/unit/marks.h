@@ -8,7 +8,7 @@
 
 /* Number of marks made so far. */
 uint64_t marks_made(void);
-/* Has marks not end from now on, or lets all end. */
+/* Keeps kernels from ending, or lets them end. */
 void marks_hold(bool hold);
 
 #endif

@@ -51,8 +51,7 @@ static void enter_context(void)
 	CHECK(retain(&context, 0) == CUDA_SUCCESS && real.cuCtxSetCurrent(context) == CUDA_SUCCESS);
 	device = device_current();
 	CHECK(device && device->elastic);
-	device->mover->copy_us = device->mover->work_us = 60000000;	/* for threads as the driver on a busy
-									 * machine */
+	device->mover->copy_us = device->mover->work_us = 60000000;	/* a driver of threads, on a busy machine */
 }
 
 static void begin(void)
@@ -854,7 +853,7 @@ static void test_bound(void)
 		has_fixed(BYTES);
 		CHECK(cuMulticastUnbind(object, 0, OFFSET, BYTES) == CUDA_SUCCESS);
 		has_fixed(0);
-		/* By its address. Either of two bindings keeps it. */
+		/* Bound by its address. Either of two bindings keeps it. */
 		handle = create_either(BYTES, fixed);
 		map(address, BYTES, handle);
 		CHECK(cuMulticastBindAddr(object, 0, address + OFFSET, BYTES - OFFSET, 0) == CUDA_SUCCESS);
@@ -1035,7 +1034,8 @@ static void test_bound_in_part(void)
 	CHECK(cuMemRelease(object) == CUDA_SUCCESS && cuArrayDestroy(array) == CUDA_SUCCESS);
 }
 
-/* What another thread does within a call that frees, right after the driver's: the driver gives it the freed value. */
+/* The work of another thread within a call that frees, right after the driver's call: the driver gives it the freed
+ * value. */
 static struct {
 	void *(*other)(void *);	/* NULL: nothing */
 	CUresult refusal;	/* returned instead */
