@@ -25,7 +25,7 @@ struct foreign {
 	struct foreign *next;		/* next of the mappings being removed */
 	uint64_t multicast;		/* number of a multicast object, which has no memory of its own; 0: none */
 	bool exported;			/* other processes may have it */
-	bool import;			/* of the program's own memory, charged already; only `lent` is set */
+	bool import;			/* import of the program's own, charged memory: only a name (`lent`) */
 	uint64_t lent;			/* its name in lent.h; 0: no descriptor of it was given out */
 	void (*gone)(uint64_t multicast);
 };
