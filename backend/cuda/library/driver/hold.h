@@ -24,16 +24,16 @@
 #define HOLD_WORD_NS_MOST (10000 * HOLD_NS_A_US)
 /* Longest hold after the last request; the daemon sets the actual one. */
 #define HOLD_AFTER_US_MOST 1000
-/* Work that a program behind others may have pending on the GPU, as a part of the time since it was last held. It grows
- * up to HOLD_AHEAD_US_MOST: with less pending, a thread that is late leaves the GPU without work, for nothing if no
- * other program comes. */
+/* Bound on the work that a program behind others may have pending on the GPU: a divisor of the time since it was last
+ * held. It grows up to HOLD_AHEAD_US_MOST: with less pending, a thread that is late leaves the GPU without work, for
+ * nothing if no other program comes. */
 #define HOLD_AHEAD_PART 64
 #define HOLD_AHEAD_US_MOST 1000
 /* Longest hold in a row. */
 #define HOLD_ROW_NS (100000 * HOLD_NS_A_US)
 /* Time for which the gate stays open after such a row. */
 #define HOLD_OPEN_NS (1000 * HOLD_NS_A_US)
-/* Held time that is made up for by other time, as a multiple of that. */
+/* Factor by which time not held shrinks the time held so far. */
 #define HOLD_PARTS 99
 
 /* Returns the word that a program that goes before others publishes at `now`: until when they are held. */

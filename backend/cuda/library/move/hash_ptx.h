@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * hash.cu for any GPU from compute capability 7.0 on, and any driver that knows PTX 7.0 (CUDA 11.0). Made from it by
+ * The PTX of hash.cu, for any GPU of compute capability 7.0 or later and any driver that knows PTX 7.0 (CUDA 11.0).
+ * It is the output of
  *
  *	nvcc -ptx -O3 -arch=compute_75 hash.cu
  *
- * of CUDA 13.0, with .version 7.0 and .target sm_70 in the place of those that it writes: nothing in it needs more.
+ * from CUDA 13.0, with .version and .target lowered to 7.0 and sm_70: no instruction needs more.
  */
 static const char HASH_PTX[] =
 	".version 7.0\n"
