@@ -49,7 +49,8 @@ APT := python3 python3-venv python3-dev gcc libc6-dev pkg-config libfuse3-dev fu
 APT_TEST := shellcheck inotify-tools util-linux mandoc dbus-daemon zsh
 APT_KMOD := perl linux-image-amd64 linux-headers-amd64 linux-source xz-utils sparse kmod qemu-system-x86 iproute2
 APT_KMOD_DEBUG := flex bison bc libelf-dev libssl-dev
-APT_DEB := dpkg-dev lintian
+APT_DEB := dpkg-dev
+APT_LINTIAN := lintian
 APT_SOAK := stress-ng
 APT_SYSTEMD := mmdebstrap util-linux libc6-dev
 
@@ -149,7 +150,7 @@ include tests/debian/debian.mk
 # test-kmod, test-systemd, test-containers and test-slurm, two at a time, as what they need before: the longest first, so
 # that both processors are at work to the end. All packages come first, since only one apt can run at a time.
 test-machines: build-test
-	$(call apt_install,$(APT_KMOD) $(APT_SYSTEMD) $(APT_DEB))
+	$(call apt_install,$(APT_KMOD) $(APT_SYSTEMD) $(APT_DEB) $(APT_LINTIAN))
 	$(MAKE) -j2 --output-sync=target containers-share slurm-share systemd-share kmod-ready
 	$(MAKE) -j2 --output-sync=target $(KMOD_LONG) systemd-guest containers-guest slurm-guest $(KMOD_SHORT)
 

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from backend.common import interpreter
@@ -43,12 +43,12 @@ def run(arguments: argparse.Namespace) -> int:
             stack.callback(_unmount, mount)
         print(f"ggroupfs is mounted on {mount}\n")
         soft = "gpu soft" in (mount / "ggroup.backend").read_text()
+        own = []
         if soft:
-            for gmem, kernel in (("2G", "2ms"), ("1G", "2ms")):
-                stack.enter_context(_tenant(mount, gmem, kernel))
+            own = [stack.enter_context(_tenant(mount, gmem, kernel)) for gmem, kernel in (("2G", "2ms"), ("1G", "2ms"))]
         _cat(mount / "ggroup.backend")
         _cat(mount / "ggroup.capabilities")
-        _tour(mount, soft=soft)
+        _tour(mount, own)
         if sys.stdin.isatty():
             print(f"\nThe tree stays on {mount}; look around in another terminal. Ctrl-C ends it.")
             with contextlib.suppress(KeyboardInterrupt):
@@ -64,8 +64,8 @@ def _unmount(mount: Path) -> None:
 
 
 @contextlib.contextmanager
-def _tenant(mount: Path, gmem: str, kernel: str) -> Iterator[None]:
-    """Run a tenant for the duration of the context, which begins once it has finished a kernel."""
+def _tenant(mount: Path, gmem: str, kernel: str) -> Iterator[int]:
+    """Run a tenant for the duration of the context, which begins once it has finished a kernel. Yields its pid."""
     process = subprocess.Popen(
         [sys.executable, "-m", "ggroupfs", "tenant", "--mount", mount, "--gmem", gmem, "--kernel", kernel],
         stdout=subprocess.DEVNULL,
@@ -74,7 +74,7 @@ def _tenant(mount: Path, gmem: str, kernel: str) -> Iterator[None]:
     try:
         while process.poll() is None and not _works(mount, process.pid):
             time.sleep(0.02)
-        yield
+        yield process.pid
     finally:
         process.terminate()
         process.wait()
@@ -84,19 +84,22 @@ def _works(mount: Path, pid: int) -> bool:
     return any(member.pid == pid and member.flat("gcgroup.stat").get("finished") for member in members(mount))
 
 
-def _tour(mount: Path, *, soft: bool) -> None:
-    """Show what the files do, with the processes that are there."""
-    found = list(members(mount))
+def _tour(mount: Path, own: Sequence[int]) -> None:
+    """Show what the files do with two processes of the demo's own.
+
+    `own` has their pids, and is empty on a GPU that is not soft. Programs that were there before are only listed: a
+    limit or a freeze would act on the work of others.
+    """
+    there = {member.pid: member for member in members(mount)}
     print(_table(mount) + "\n")
-    if len(found) < 2:
-        print("No two processes use a GPU: start some, and they will have directories here.")
+    if not own:
+        print("The tour writes only to programs of its own, which need a software GPU: --gpu soft, on another --mount.")
         return
-    first, second = found[:2]
+    first, second = (there[pid] for pid in own)
     print("$ ls " + str(first.path) + "\n" + "  ".join(sorted(os.listdir(first.path))) + "\n")
-    if soft:
-        _echo(first, "gmem.limit.high", "512M")
-        for name in ("gmem.current", "gmem.swap.current", "gmem.events"):
-            _cat(first.path / name)
+    _echo(first, "gmem.limit.high", "512M")
+    for name in ("gmem.current", "gmem.swap.current", "gmem.events"):
+        _cat(first.path / name)
     _progress("both as they are", first, second)
     _echo(first, "compute.timeslice", "1")
     _echo(second, "compute.timeslice", "4")
@@ -106,8 +109,7 @@ def _tour(mount: Path, *, soft: bool) -> None:
     _echo(first, "compute.freeze", "0")
     for member in (first, second):
         _echo(member, "compute.timeslice", "default")
-    if soft:
-        _echo(first, "gmem.limit.high", "max")
+    _echo(first, "gmem.limit.high", "max")
     print(_table(mount))
 
 

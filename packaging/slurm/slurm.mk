@@ -56,4 +56,8 @@ deb-slurm: slurm
 		packaging/slurm/control.in >$(SLURM_ROOT)/DEBIAN/control
 	dpkg-deb --root-owner-group -Zgzip --build $(SLURM_ROOT) $(SLURM_DEB)
 	rm -r $(SLURM_ROOT)
+
+.PHONY: deb-slurm-lint
+deb-slurm-lint: deb-slurm
+	$(call apt_install,$(APT_LINTIAN))
 	lintian --fail-on error $(SLURM_DEB)

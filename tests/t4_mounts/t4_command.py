@@ -447,6 +447,20 @@ def test_tenants_whose_daemon_ends(place: Path) -> None:
         assert errors.count("\n") == 1, errors
 
 
+def test_a_demo_leaves_other_programs_as_they_are(place: Path) -> None:
+    """A tenant that was there first keeps its settings, and nothing of it is written, while the tour runs beside it."""
+    with mounted(place) as mount, Tenant(mount, "--gmem", "16M", "--report", "0.05") as before:
+        path = mount.group(before.pid)
+        kept = {"gmem.limit.high": "32M", "compute.timeslice": "3"}
+        for name, value in kept.items():
+            (path / name).write_text(value)
+        settings = {name: (path / name).read_text() for name in (*kept, "compute.freeze", "compute.weight")}
+        text = ok("demo", "--mount", place)
+        assert "the first one frozen" in text
+        assert not [line for line in text.split("\n") if line.startswith("$ echo") and f"/{before.pid}/" in line]
+        assert {name: (path / name).read_text() for name in settings} == settings
+
+
 def test_demo(place: Path) -> None:
     """Without a terminal it ends after the tour with exit code 0, and leaves no mount and no process."""
     text = ok("demo", "--gpu", "soft", "--mount", place)

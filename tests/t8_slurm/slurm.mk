@@ -14,7 +14,7 @@ $(SLURM_TEST)/root.tar $(SLURM_ACCOUNTS)/root.tar: tests/t8_slurm/slurm.mk tests
 	mkdir -p $(@D)
 	nice tests/container/root.sh $(SUITE) "$(SLURM_PACKAGES)" $@
 
-slurm-share: $(SLURM_TEST)/root.tar deb deb-slurm
+slurm-share: $(SLURM_TEST)/root.tar deb deb-slurm-lint
 	rm -rf $(SLURM_TEST)/share
 	mkdir -p $(SLURM_TEST)/share
 	cp $(DEB) $(SLURM_TEST)/share/ggroupfs.deb

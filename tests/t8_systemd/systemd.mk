@@ -17,7 +17,7 @@ $(SYSTEMD)/root.tar: tests/t8_systemd/systemd.mk tests/container/root.sh tests/c
 	nice tests/container/root.sh $(SUITE) "$(GUEST_PACKAGES)" $@
 
 # The files that the guest gets: the package in two versions, and compiled programs.
-systemd-share: $(SYSTEMD)/root.tar deb
+systemd-share: $(SYSTEMD)/root.tar deb-lint
 	rm -rf $(SYSTEMD)/share
 	mkdir -p $(SYSTEMD)/share
 	cp $(DEB) $(SYSTEMD)/share/ggroupfs.deb
