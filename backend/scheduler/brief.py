@@ -79,7 +79,8 @@ class _Seen:
         return _Seen(distrusted=max(0, self.distrusted - 1), next=self._next)
 
     def add(self, used_us: int, launches: int) -> None:
-        """Note a window in which the program used the engine for `used_us` microseconds and launched `launches` times.
+        """Note a window in which the program used the engine for `used_us` microseconds and launched `launches`
+        times.
         """
         self.windows += 1
         self.used_us = KEPT * self.used_us + used_us

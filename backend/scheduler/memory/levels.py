@@ -104,8 +104,7 @@ class Levels:
                 running.scope.cancel()
 
     def has(self, process: Process) -> bool:
-        """Return whether a switch knew the process at its last look. A process that has left its slice is in no switch.
-        """
+        """Return whether a switch knew the process at its last look. A process that has left its slice is in none."""
         return any(process in running.switch.programs for running in self._running.values())
 
     def next_use(self) -> Mapping[Process, int]:

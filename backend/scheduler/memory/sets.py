@@ -66,10 +66,10 @@ def members(units: Iterable[Unit]) -> Set:
 
 @attrs.frozen
 class Cost:
-    """What it takes that a set has its memory after another one, where it has nothing of it before."""
+    """Time of the moves that bring a set its memory after another set, if none of it is there before."""
 
     hidden_us: int
-    """Microseconds of moves for which there is room beside the set that runs."""
+    """Microseconds of moves for which there is room while the other set runs."""
     stall_us: int
     """Microseconds of moves that have to wait until nothing runs, however long the turn was."""
 
@@ -117,8 +117,7 @@ def efficiency(sets: Sequence[Sequence[Unit]], rooms: Rooms, rates: Rates, turn_
 
 
 def _fits(units: Sequence[Unit], rooms: Rooms, part: int = 1) -> bool:
-    """Return whether the units fit together. Where several of them use a GPU, they must fit into 1/`part` of its room.
-    """
+    """Return whether the units fit together; where several of them use a GPU, into 1/`part` of its room."""
     for gpu, room in rooms.items():
         used = [unit.on(gpu) for unit in units if unit.on(gpu)]
         if sum(used) > room or (len(used) > 1 and part * sum(used) > room):
