@@ -256,8 +256,8 @@ def fields(columns: Iterable[Column]) -> frozenset[str]:
 def fitting(
     width: int, columns: Sequence[Column] = WATCHED, wanted: Column | None = None, least: int = LABEL_LEAST
 ) -> Sequence[Column]:
-    """As many columns, from the first, as fit beside names of `least` characters; `wanted` among them, in the place of
-    the last ones if it has to be.
+    """Return as many of the first columns as fit beside names of `least` characters, with `wanted` among them; it
+    replaces the last ones if necessary.
     """
     room = width - least
     kept = _first(room, columns)
