@@ -334,13 +334,13 @@ class Record:
     group: Group
     """The process or slice, and the GPU."""
     compute: Compute = attrs.field(factory=Compute)
-    """Of the Follower."""
+    """State of the Follower."""
     memory: Memory = attrs.field(factory=Memory)
-    """Of the Reclaimer."""
+    """State of the Reclaimer."""
     scheduled: Scheduled = attrs.field(factory=Scheduled)
-    """Of the Scheduler."""
+    """State of the Scheduler."""
     taken: Taken = attrs.field(factory=Taken)
-    """Of the Totals and the Tally."""
+    """Figures of the Totals and the Tally."""
     _writing: trio.Lock | None = None
     _deciding: trio.Lock | None = None
 

@@ -31,7 +31,7 @@ class TurnEnd(enum.Enum):
     """State of a program at the end of its turn."""
 
     DRAINED = "drained"
-    """It launches nothing more, and none of its work runs: its memory can move while it waits."""
+    """The program launches nothing more, and none of its work runs: its memory can move while it waits."""
     LATE = "late"
     """Its launches have stopped, or will once a move of its memory is over, but some of its work still runs: its memory
     stays until its next turn.

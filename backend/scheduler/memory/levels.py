@@ -1,8 +1,8 @@
 """The levels at which programs take memory turns: find each level that is short of memory, and run a switch for it.
 
 A level is a slice, or the root, on one or several GPUs. While all that its programs use has room, it has no turns. A
-slice below its own limit is no level, even if a slice above it is short. If both are short, a program takes its turns
-in the lower one, and what the lower one holds is not part of the room of the upper one.
+slice under its own limit has none, even if a slice above it is short. If both are short, a program takes its turns in
+the lower one, and what the lower one holds is not part of the room of the upper one.
 
 GPUs that gangs tie together share their levels: a program with contexts on two GPUs has one turn on both, and so have
 two programs that share memory. When the ties change, the switches of those GPUs end and others begin.
