@@ -213,7 +213,7 @@ class NvidiaGpu:
         self._listed.met(process)
         self._listed.tell(process, self.managed.met)
 
-    # ---- a lost GPU -------------------------------------------------------------------------------------------
+    # ---- a lost GPU ------------------------------------------------------------------------------------------
 
     def _is_loss(self, error: OSError) -> bool:
         """Return whether the driver reports by this error that the GPU is gone; if so, note the loss."""

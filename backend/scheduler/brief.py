@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from backend.scheduler.use import Sample
 
 BRIEF_US = 2_000
-"""Mean duration of a launch up to which a program comes to be brief, microseconds. Calculated, not measured, for the
+"""Mean duration of a launch up to which a program becomes brief, microseconds. Calculated, not measured, for the
 tail latency of requests of 1.55 ms, as a multiple of their latency alone: at a load of 35 % and more, beside kernels of
 3 ms, 1.29 with slices of 2 ms and 1.51 with slices of 50 us. At a load of 10 % long slices are worse: 1.62 and 1.36,
 and beside kernels of 2 ms 1.42 and 1.36.
