@@ -1,4 +1,4 @@
-"""Working sets: the memory that a program uses in one turn, in sums."""
+"""Working sets: how much memory a program uses in one turn, in bytes."""
 
 from __future__ import annotations
 
@@ -7,26 +7,28 @@ from typing import Final
 import attrs
 
 ANY: Final = "any"
-"""Name of GPU memory of which is not known which process it is shared with: any that shares some may be it."""
+"""Name of shared GPU memory whose other user is not known: it may be any process that shares memory."""
 
 
 @attrs.frozen
 class WorkingSet:
-    """The memory that a program used in its last turn that ended, or in the last second that it ran, if that is longer;
-    in the turn under way where none has ended yet."""
+    """Use of memory by a program in its last finished turn, or in the last second that it ran if that is longer; in the
+    present turn if none has finished yet.
+    """
 
     used: int = 0
-    """Bytes that its kernels used in that turn, and that it has still."""
+    """Bytes that its kernels used in that turn and that are still allocated."""
     resident: int = 0
-    """Bytes of them that are on the GPU now."""
+    """Bytes of `used` that are on the GPU now."""
     unwritten: int = 0
-    """Bytes that the program has on the GPU, used or not, and that it was found not to have written since the host had
-    them last: these go without being copied."""
+    """Bytes on the GPU, used or not, that the program was found not to have written since the host last had them: these
+    are moved out without a copy.
+    """
 
     missed: int = 0
-    """Bytes that its kernels used in that turn and had not in the one before: those came for it by the way."""
+    """Bytes used in that turn but not in the one before: they were fetched on demand."""
     over: int = 0
-    """Bytes that they used in the turn before and not in that: those were there in vain."""
+    """Bytes used in the turn before but not in that turn: they were fetched in vain."""
 
     def __add__(self, other: WorkingSet) -> WorkingSet:
         return WorkingSet(
@@ -35,5 +37,5 @@ class WorkingSet:
 
     @property
     def missing(self) -> int:
-        """Bytes of them that are in the host: what is to be fetched before it runs at full speed."""
+        """Bytes of `used` that are in the host, to be fetched before the program runs at full speed."""
         return self.used - self.resident

@@ -1,4 +1,4 @@
-"""A Gpu in front of another one: what it does not do itself, that one does."""
+"""Base of the Gpus that wrap another one: each call is passed to the wrapped Gpu unless it is overridden."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""What NVML's samples tell for certain of programs that do not count their kernels: how busy the engine was in times in
-which such a program was on the runlist from beginning to end. Pure.
+"""How busy the engine was while programs that do not count their kernels were on the runlist, from NVML's samples.
+Pure.
 
-A sample is of some time, about a sixth of a second, that has no regard to when a program is had stand and go on. One
-that covers both says how much of each fell into it. And of programs that share the engine it names one, or all with a
-part each, as the driver likes: so what all of them have in a sample is taken together, which is what the engine worked.
-Nothing is sampled of an engine that idles: that there is no sample says so, once one would have come.
+A sample covers about a sixth of a second, without regard to when a program is stopped and resumed. A sample that covers
+both does not say how much of each it covers, so only samples count during which the program was on the runlist from
+beginning to end. Of programs that share the engine a sample names one, or all with a part each, depending on the
+driver. So the parts of all programs are summed, which gives the work of the engine. An idle engine has no samples:
+their absence tells that it idled, once one would have been due.
 """
 
 from __future__ import annotations
@@ -19,50 +20,55 @@ import attrs
 from backend.process.identity import Process
 
 MARGIN_S = 0.01
-"""Seconds by which the ends of a sample are not known."""
+"""Uncertainty of the beginning and end of a sample, seconds."""
 LATE_S = 1.5
-"""Seconds after which no sample of a time is to be expected any more."""
+"""Seconds after which no more samples of a moment are to be expected."""
 SILENT_S = 0.5
-"""Seconds without a sample from which on an engine idled: three of an H200's."""
+"""Seconds without a sample from which on the engine counts as idle: three sample intervals of an H200."""
 LONGEST_S = 3.0
-"""Seconds between two samples, beyond which nothing is told of the time between."""
+"""Longest distance between two samples, seconds; time beyond it is not counted."""
 BUSY, BUSY_AMONG = 0.97, 0.9
-"""Part of a sample from which on the engine idled at no time: of one program, and of several, for which it switches."""
+"""Part of a sample above which the engine counts as busy throughout: with one program, and with several, since it
+switches between these.
+"""
 STRETCHES = 16
-"""Times off the runlist that are remembered of a program: those of the last six seconds, at a cycle of 0.4 s."""
+"""Number of times off the runlist that are remembered of a program: those of the last six seconds, with cycles of 0.4
+s.
+"""
 
 
 @attrs.define(eq=False)
 class Watch:
-    """What is known of one program."""
+    """Figures of one program."""
 
     off: deque[tuple[float, float]]
-    """From when to when it was off the runlist, or may have been; up to infinity where it is."""
+    """Times, from and until, during which it was off the runlist or may have been; until infinity while it is off."""
     watched: float = 0.0
-    """Microseconds on the runlist of which samples told."""
+    """Time on the runlist that samples cover, microseconds."""
     busy: float = 0.0
-    """What the engine worked of these."""
+    """Time of these in which the engine worked, microseconds."""
 
     def was_on(self, began: float, ended: float) -> bool:
-        """Whether it was on the runlist all of the time."""
+        """Return whether it was on the runlist all of the time."""
         return not any(since < ended and began < until for since, until in self.off)
 
 
 class Sight:
-    """See the module. Of one GPU; times are in seconds, by one clock."""
+    """The watched programs of one GPU; times are in seconds of one clock."""
 
     def __init__(self) -> None:
         self._each: dict[Process, Watch] = {}
-        self._known: float | None = None  # up to when samples have told
+        self._known: float | None = None  # time up to which samples were taken in
 
     def told(self, process: Process) -> tuple[int, int] | None:
-        """Microseconds on the runlist of which samples told, and what the engine worked of these; None where it is not
-        watched."""
+        """Return the time of a process on the runlist that samples cover, and the part of it in which the engine
+        worked, in microseconds; None if the process is not watched.
+        """
         watch = self._each.get(process)
         return None if watch is None else (int(watch.watched), int(watch.busy))
 
     def keep(self, processes: Iterable[Process], now: float, off: Collection[Process]) -> None:
-        """These do not count their kernels, and no others; those `off` are off the runlist."""
+        """Watch exactly these processes, which do not count their kernels; those in `off` are off the runlist."""
         there = set(processes)
         self._each = {process: watch for process, watch in self._each.items() if process in there}
         for process in there - self._each.keys():
@@ -70,7 +76,7 @@ class Sight:
             self._each[process] = Watch(deque([(-math.inf, until)], STRETCHES))
 
     def turns(self, process: Process, now: float, is_on: bool) -> None:
-        """A process goes off the runlist from now on, or was put back by now."""
+        """Note that a process goes off the runlist from now on, or was put back by now."""
         watch = self._each.get(process)
         if watch is None:
             return
@@ -81,8 +87,9 @@ class Sight:
             watch.off.append((now, math.inf))
 
     def take(self, now: float, shares: Mapping[int, float], age: float, span: float | None) -> None:
-        """Take samples: parts by pid, the last one of `age` seconds ago, and `span` after the one before; None where
-        that is not known. Without any, it is that time all the same."""
+        """Take samples: the parts by pid, the age of the last one, and its distance `span` from the one before; None if
+        unknown. Call it without samples, too, since that tells that the engine idled.
+        """
         if shares and span is not None:
             ended = min(now, now - age)
             began = ended - span if self._known is None else max(self._known, ended - span)
@@ -97,7 +104,7 @@ class Sight:
             self._known = now - LATE_S
 
     def _see(self, began: float, ended: float, part: float, busy: float) -> None:
-        """The engine worked so much of a time."""
+        """Count a time of which the engine worked `part`."""
         if not 0 < ended - began <= LONGEST_S:
             return
         us = (ended - began) * 1e6
@@ -108,8 +115,9 @@ class Sight:
 
 
 def joined(samples: Iterable[tuple[int, int, float]], before: int) -> Mapping[int, float]:
-    """Return the parts by pid of samples, each a pid, the time at its end and its part; the one before them ended
-    `before`. Drivers tell of each pid once, with the average since then, or of each sample by itself."""
+    """Return the parts by pid of samples, each a pid, the time at its end and its part; `before` is the end of the
+    sample before them. Drivers report each pid once, with the average since then, or each sample separately.
+    """
     each = sorted(samples, key=lambda one: one[1])
     pids = [pid for pid, _, _ in each]
     if len(set(pids)) == len(pids):

@@ -1,14 +1,15 @@
-"""Which programs launch work that is brief, of those that are held in the busy periods of others.
+"""Tell which held programs launch brief work, so that they may have a longer slice.
 
-What such a program has on the GPU as it is held goes on, and the others wait for it. Where that is brief it may as well
-go on in one slice; where it is long, the shortest slices have it wait.
+A program is *held* when the library delays its launches during the busy periods of programs of better priority. What it
+already has on the GPU at that moment runs on, and the better programs wait for it. If that work is brief, it may as
+well finish in one slice. If it is long, the shortest slices interrupt it.
 
-A program that is held comes onto the engine once in each time between two busy periods, and a few times more for what
-it has left. One that comes far more often launches all the same: in long slices it would have those that go before it
-wait for one in each gap between two requests, so it has short ones, for as long as that is remembered.
+A held program comes onto the engine once between two busy periods, and a few times more for the work that it has left.
+A program that comes far more often launches in spite of the hold. With long slices, the programs before it would wait
+for one slice in each gap between two requests. So it gets short slices for as long as this is remembered.
 
-A launch is a kernel or a graph of kernels. How long one takes is what the program used by how often it launched, over
-some seconds: use is told 0.2 s later than launches are.
+A launch is a kernel or a graph of kernels. The mean duration of a launch is the engine time of the program divided by
+its launches, over some seconds, because use is reported 0.2 s later than launches are.
 """
 
 from __future__ import annotations
@@ -24,29 +25,36 @@ if TYPE_CHECKING:
     from backend.scheduler.use import Sample
 
 BRIEF_US = 2_000
-"""Microseconds that a launch takes at most, on the average, of a program that was not brief before. In slices of 2 ms
-requests of 1.55 ms at a load of 35 % and more have a better tail beside kernels of 3 ms than in slices of 50 us (1.29
-and 1.51 times that alone), and a worse one at 10 %: 1.62 and 1.36, beside kernels of 2 ms 1.42 and 1.36 (reckoned)."""
+"""Mean duration of a launch up to which a program becomes brief, microseconds. Calculated, not measured, for the
+tail latency of requests of 1.55 ms, as a multiple of their latency alone: at a load of 35 % and more, beside kernels of
+3 ms, 1.29 with slices of 2 ms and 1.51 with slices of 50 us. At a load of 10 % long slices are worse: 1.62 and 1.36,
+and beside kernels of 2 ms 1.42 and 1.36.
+"""
 LONG_US = 3_000
-"""Microseconds beyond which it is not brief any more: each change is a call of the driver."""
+"""Mean duration of a launch above which a program ceases to be brief, microseconds. It is above BRIEF_US because each
+change takes a driver call.
+"""
 KEPT = 0.95
-"""Part of what was seen up to a window that counts after it: some 2 s of them."""
+"""Decay factor of the sums, per window: about 2 s of windows count."""
 WINDOWS_LEAST = 5
-"""Windows after which a program is judged first."""
+"""Number of windows before the first judgement of a program."""
 LAUNCHES_LEAST = 20
-"""Launches in what counts, less than which say nothing."""
+"""Number of launches in the sums below which a program is not judged."""
 
 STAYS_MOST, STAYS_LEAST = 2.5, 20
-"""Times that a program which is held comes onto the engine, at most, for each busy period of those before it, and
-besides, in what counts. (Reckoned: 1.0 to 1.8, with launches of BRIEF_US; of one that launches all the same as often as
-there are requests, 3.8 to 5000.)"""
+"""Bound on the stays on the engine of a held program: so many for each busy period of the programs before it, plus a
+constant, both over the windows that count. (Calculated: 1.0 to 1.8 stays with launches of BRIEF_US; 3.8 to 5000 for a
+program that launches in spite of the hold as often as there are requests.)
+"""
 DISTRUSTED_WINDOWS, DISTRUSTED_MOST = 300, 36_000
-"""Windows for which that is remembered, the first time, and at most: each time it is twice as long."""
+"""Time for which a program that exceeded the bound is distrusted, in windows: the first time, which doubles with each
+further time, and the longest.
+"""
 
 
 @attrs.define
 class _Seen:
-    """What counts of one program."""
+    """The decayed sums of one program."""
 
     windows: int = 0
     used_us: float = 0.0
@@ -55,11 +63,11 @@ class _Seen:
     periods: float = 0.0
     is_brief: bool = False
     distrusted: int = 0
-    """Windows for which it is taken not to be held, from now on."""
+    """Windows, from now on, for which the program is taken not to be held."""
     _next: int = DISTRUSTED_WINDOWS
 
     def come(self, stays: int, periods: int) -> None:
-        """A window has passed, in which it came onto the engine so often, and those before it had so many periods."""
+        """Note a window with `stays` stays on the engine, and `periods` busy periods of the programs before it."""
         self.stays = KEPT * self.stays + stays
         self.periods = KEPT * self.periods + periods
         self.distrusted = max(0, self.distrusted - 1)
@@ -67,11 +75,13 @@ class _Seen:
             self.distrusted, self._next = self._next, min(2 * self._next, DISTRUSTED_MOST)
 
     def again(self) -> _Seen:
-        """Return what is known of it as it is not held."""
+        """Return what is kept of a program that is not held: its distrust."""
         return _Seen(distrusted=max(0, self.distrusted - 1), next=self._next)
 
     def add(self, used_us: int, launches: int) -> None:
-        """A window has passed, in which it used so much, and launched so often."""
+        """Note a window in which the program used the engine for `used_us` microseconds and launched `launches`
+        times.
+        """
         self.windows += 1
         self.used_us = KEPT * self.used_us + used_us
         self.launches = KEPT * self.launches + launches
@@ -80,14 +90,15 @@ class _Seen:
 
 
 class Brief:
-    """The programs of one GPU."""
+    """The held programs of one GPU."""
 
     def __init__(self) -> None:
         self._seen: dict[Process, _Seen] = {}
 
     def observe(self, samples: Mapping[Process, Sample]) -> None:
-        """A window has passed. A program that is not there is forgotten, and of one that is not held all but whether it
-        is trusted; one that used nothing, as it was off the runlist or had no work, is what it was."""
+        """Note a window. Programs without a sample are forgotten; of a program that is not held only its distrust is
+        kept. A program that used nothing, because it was off the runlist or had no work, keeps its last judgement.
+        """
         periods = sum(sample.busy_periods or 0 for sample in samples.values())
         before, self._seen = self._seen, {}
         for process, sample in samples.items():
@@ -102,6 +113,6 @@ class Brief:
                 seen.add(sample.used_us, sample.held_launches)
 
     def has(self, process: Process) -> bool:
-        """Whether a program is held, as far as it shows, and what it launches is brief."""
+        """Return whether a program is held, as far as the samples show, and launches brief work."""
         seen = self._seen.get(process)
         return seen is not None and seen.is_brief and not seen.distrusted

@@ -1,9 +1,9 @@
-"""How parts of a GPU are brought about on hardware that knows timeslices and a runlist only.
+"""Scheduler of one GPU: turns shares into places on hardware that has only timeslices and a runlist.
 
-The runlist is a round: each channel group (TSG) that has work runs for its timeslice at most, then the next one, and
-every switch costs 0.2 ms of the engine, however long the slices are (measured on an H200, docs/nvidia.md). So programs
-that share have long slices (``fair.py``), and one that is to fill what they leave has the shortest (``filler.py``): it
-is off the engine as soon as they want it, and back in the same instant that they do not.
+The runlist is a round: each channel group (TSG) that has work runs for at most its timeslice, then the next one does. A
+switch costs 0.2 ms of the engine, however long the slices are (measured on an H200, docs/nvidia.md). So programs that
+share the engine have long slices (``fair.py``). A filler, which gets the time that these leave, has the shortest slice
+(``filler.py``): it is off the engine as soon as they want it, and back as soon as they do not.
 """
 
 from __future__ import annotations
@@ -23,44 +23,49 @@ from backend.scheduler.shares import Contender, Layer, strata
 from backend.scheduler.use import ACTIVE_US, HUNGRY_US, LEAD_US, LIGHT_US, Sample, Use
 
 FILLER_US = 50
-"""Slice of a program that fills what is left, microseconds."""
+"""Slice of a filler, microseconds."""
 HELD_US = 2_000
-"""Slice of a program that fills and is held in busy periods, where what it launches is brief, microseconds: what it may
-have on the GPU when it is held, YIELD_AHEAD_US and a launch, is over in one go, or in few. In slices of FILLER_US that
-would be run in the gaps between many requests, each of which pays two switches of 0.2 ms for it. One that launches all
-the same has so much more of each gap. (1 ms does as well for kernels of 0.2 ms; beside
-such of 1.5 ms p99 was 1.03 times that alone with 2 ms on an H200, with 1 ms 1.09 and 1.13.)"""
+"""Slice of a filler that is held in busy periods and launches brief work, microseconds. What it has on the GPU when it
+is held, YIELD_AHEAD_US and one launch, is over in one slice or in a few. With FILLER_US the same work would be run in
+the gaps between many requests, and each gap would pay two switches of 0.2 ms for it. A program that launches in spite
+of the hold takes that much more of each gap. (1 ms does as well for kernels of 0.2 ms. Beside kernels of 1.5 ms on an
+H200, p99 was 1.03 times that alone with 2 ms, and 1.09 and 1.13 times with 1 ms.)
+"""
 CONTEXT_US = 100
-"""Slice of each of its contexts, where it has several, microseconds: with switches, four of them are in the way for
-1.2 ms."""
+"""Slice per context of a filler with several contexts, microseconds: with switches, four contexts are in the way of
+others for 1.2 ms.
+"""
 
 LEFT_US = 2_000_000
-"""Microseconds over which is looked at what those that lead leave to others."""
+"""Time over which the share of the engine that the first layer leaves is averaged, microseconds."""
 WORTH = (0.1, 0.2)
-"""Part of the engine below which memory is not moved for the turns of those that fill, and above which it is again."""
+"""Fraction of the engine left to fillers below which no memory is moved for their turns, and the fraction above which
+it is moved again.
+"""
 
 
 def filler_us(contexts: int, is_brief: bool = False) -> int:
-    """Return the slice of a program that fills, microseconds; `is_brief`: it is held, and launches what is brief.
-    Several contexts of one program switch among themselves: with 50 us for all of them they would do nothing else."""
+    """Return the slice of a filler, microseconds. `is_brief` says that it is held and launches brief work. Several
+    contexts of a program switch among themselves: with FILLER_US for all of them they would do nothing else.
+    """
     if contexts > 1:
         return CONTEXT_US * contexts
     return HELD_US if is_brief else FILLER_US
 
 
 class Core:
-    """The scheduler of one GPU, without a clock and without a GPU."""
+    """The scheduler of one GPU, without the clock and the hardware."""
 
     def __init__(self, default_us: int = 2048) -> None:
-        """`default_us` is the timeslice that the driver gives a TSG."""
+        """`default_us` is the timeslice that the driver gives a TSG, microseconds."""
         self._default_us = default_us
         self._use = Use()
         self._fair = Fair()
         self._filler = Filler()
         self._waiting = Waiting()
-        self._others: Sequence[Layer] = ()  # those that fill what is left, the best first
-        self._left = 1.0  # part of the engine that those before them leave, of late
-        self._is_worth = True  # whether that is enough to move memory for
+        self._others: Sequence[Layer] = ()  # layers of fillers, the best first
+        self._left = 1.0  # recent average of the fraction of the engine that the first layer leaves
+        self._is_worth = True  # whether that is enough to move memory for the turns of fillers
 
     def decide(
         self,
@@ -69,9 +74,11 @@ class Core:
         samples: Mapping[Process, Sample],
         waiting: Collection[Process] = (),
     ) -> Parts[Mapping[Process, Place]]:
-        """Places of all contenders from now on. `samples` are of the `window_us` microseconds since it was asked last;
-        `active` of a contender is not looked at. Those that are `waiting` for a turn of memory have no place, and none
-        of the others shares with them. In parts: of a thousand contenders each takes some milliseconds."""
+        """Return the places of all contenders from now on. `samples` cover the `window_us` microseconds since the last
+        call; the field `active` of a contender is not read. Contenders that are `waiting` for a turn of memory get no
+        place, and no share is kept for them. Yields between parts of the work, since with a thousand contenders each
+        part takes some milliseconds.
+        """
         use = self._use
         use.observe(window_us, [one.process for one in contenders], samples)
         yield
@@ -86,8 +93,9 @@ class Core:
         return {one.process: places.get(one.process, NOWHERE) for one in contenders}
 
     def wants(self, process: Process) -> bool:
-        """Return whether a process has something to do, as far as it was seen, and is left enough of the engine for
-        it that its memory is worth a turn: behind one that is always busy it has a thousandth."""
+        """Return whether a process has work, as far as was seen, and gets enough of the engine to be worth moving its
+        memory for. A filler behind a program that is always busy gets a thousandth.
+        """
         fills = any(process in layer for layer in self._others)
         return self._use.wants(process, HUNGRY_US) and (self._is_worth or not fills)
 
@@ -98,12 +106,12 @@ class Core:
         self._is_worth = self._left > (WORTH[0] if self._is_worth else WORTH[1])
 
     def order(self, contenders: Sequence[Contender]) -> Order:
-        """Return what comes for these contenders, as it was decided last."""
+        """Return the order in which these contenders are to run, as of the last decision."""
         return self._waiting.order(contenders)
 
     def _places(self, window_us: int, contenders: Sequence[Contender]) -> Parts[dict[Process, Place]]:
         use = self._use
-        # One that alone has something to do loses nothing by short slices: it may as well go on as a filler.
+        # The only contender with work loses nothing by short slices: it may as well go on as a filler.
         alone = sum(use.wants(one.process, HUNGRY_US) for one in contenders) < 2
         yield
         seen = [

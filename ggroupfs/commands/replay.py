@@ -1,4 +1,4 @@
-"""``ggroupfs replay``: what a policy makes of a trace of jobs, in virtual time: on one GPU, or on a cluster."""
+"""``ggroupfs replay``: simulate a policy on a trace of jobs, in virtual time, on one GPU or on a cluster."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from ggroupfs.replay.turns import TurnsSimulator
 from ggroupfs.text.values import size
 
 KNOWN = {"lanes": "ggroupfs.policies.lanes:make"}
-"""Policies that go by a name of their own."""
+"""Short names of policies, and the MODULE:NAME of each."""
 MOST_NODES, MOST_GPUS = 100_000, 64
-"""Most nodes of a cluster, and most GPUs of a node."""
+"""Greatest number of nodes of a cluster, and of GPUs of a node."""
 TURNS = "turns"
-"""What goes by that name is no policy: all jobs run, and have turns of memory."""
+"""Name for `--policy` that selects turns of memory instead of a policy: all jobs run and take turns."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What it is told."""
+    """Add the arguments of the subcommand."""
     machine = Machine()
     parser.add_argument(
         "trace", nargs="?", type=Path, metavar="TRACE", help="a job a line, see docs/policies/replay.md"
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The subcommand."""
+    """Run the subcommand; return its exit status."""
     if arguments.generate is not None:
         if arguments.generate == "cluster":
             return _generate_cluster(arguments)
@@ -80,7 +80,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _result(arguments: argparse.Namespace, trace: Sequence[TraceJob], machine: Machine) -> Result:
-    """What a policy makes of a trace, or what turns of memory do, which are of the daemon and no policy."""
+    """Return the result of the policy on a trace; or of turns of memory, which the daemon schedules without a
+    policy.
+    """
     if arguments.policy != TURNS:
         return Simulator(trace, _policy(arguments, machine.capacity), machine).run()
     options = _options(arguments)
@@ -94,12 +96,12 @@ def _result(arguments: argparse.Namespace, trace: Sequence[TraceJob], machine: M
 
 
 def as_json(result: Result) -> dict[str, Any]:
-    """Figures and jobs, times in seconds."""
+    """Return figures and jobs, with times in seconds."""
     return {"summary": attrs.asdict(result.summary()), "jobs": [_job_as_json(outcome) for outcome in result.outcomes]}
 
 
 def as_text(result: Result) -> str:
-    """The figures, for people."""
+    """Return the figures as text."""
     summary = result.summary()
     rows = [
         ("makespan", f"{summary.makespan_s / 60:.1f} min"),
@@ -151,7 +153,7 @@ def _generate_cluster(arguments: argparse.Namespace) -> int:
 
 
 def _cluster(arguments: argparse.Namespace) -> int:
-    """Print a line for each placement, once it is done."""
+    """Print a line for each placement when it is done."""
     names = arguments.place.split(",")
     for name in names:
         if name not in report.POLICIES:
@@ -172,7 +174,9 @@ def _cluster(arguments: argparse.Namespace) -> int:
 
 
 def _nodes(word: str) -> tuple[int, int]:
-    """Return nodes and GPUs of each. argparse.ArgumentTypeError for what is not NUMBERxGPUS."""
+    """Return the number of nodes and the GPUs of each. argparse.ArgumentTypeError for a word that is not
+    NUMBERxGPUS.
+    """
     nodes, _, gpus = word.partition("x")
     if not (nodes.isascii() and nodes.isdigit() and gpus.isascii() and gpus.isdigit()):
         raise argparse.ArgumentTypeError(f"{word!r} is not NUMBERxGPUS")
@@ -200,7 +204,7 @@ def _policy(arguments: argparse.Namespace, capacity: int) -> Policy:
 
 
 def _factory(name: str) -> Callable[[int, Mapping[str, str]], Policy]:
-    """What makes the policy of that name. UsageError where there is none."""
+    """Return the factory of a policy. UsageError if there is none of that name."""
     module, colon, attribute = KNOWN.get(name, name).partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute) if colon else None

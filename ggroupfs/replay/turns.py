@@ -1,9 +1,9 @@
-"""Jobs of a trace whose memory is scheduled with time, on one GPU in virtual time, by the planner of the daemon. Pure.
+"""Simulate memory turns of jobs in a trace, on one GPU in virtual time, with the planner of the daemon. Pure.
 
-Each job runs from its arrival on. Where what all of them use has no room, they have turns (``-o turns=on``); with turns
-off, each keeps what it found room for when it came. A job uses all of its memory in each iteration: what of that is in
-the host it reads over the bus, each time. Jobs that run share the engine: all are as much slower as they need more than
-there is of it.
+Each job runs from its arrival. If the memory that all of them use exceeds the capacity, they take turns (``-o
+turns=on``). With turns off, each job keeps the room that it found when it came. A job uses all of its memory in each
+iteration, and reads the part in the host over the bus each time. Running jobs share the engine: all slow down by the
+factor by which their total need exceeds it.
 """
 
 from __future__ import annotations
@@ -22,54 +22,56 @@ from ggroupfs.replay.simulator import Machine
 from ggroupfs.replay.trace import US, TraceJob
 
 PIECE_US = 10_000
-"""Microseconds between two looks while memory moves."""
+"""Time between two looks while memory moves, microseconds."""
 LEVERS_US = 150_000
-"""Microseconds in which the calls of the driver come back that a turn of a job takes: three of 20 a second."""
+"""Time in which the driver calls of one turn of a job come back into the budget, microseconds: three calls at 20 a
+second.
+"""
 GPU = 0
-"""The only one."""
+"""Index of the only GPU."""
 
 
 @attrs.define(eq=False)
 class Running:
-    """A job that has arrived."""
+    """A job that has arrived and has not ended."""
 
     trace: TraceJob
     left_us: float
-    """What it would take yet with the GPU to itself, microseconds."""
+    """Remaining time with the GPU to itself, microseconds."""
     resident: int = 0
-    """Bytes of it on the GPU."""
+    """Bytes of its memory on the GPU."""
     since_us: int | None = None
-    """Since when it runs without a break; None while it waits."""
+    """Time since which it has run without a break, microseconds; None while it waits."""
     lane: int = 0
-    """The number of its set then."""
+    """Number of its set in that time."""
     service_us: float = 0.0
-    """Time of the engine that it used, microseconds."""
+    """Engine time used, microseconds."""
     withdrawals: int = 0
-    """How often memory of it began to go."""
+    """Number of times that a move of its memory to the host began while all of it was on the GPU."""
 
     @property
     def used(self) -> int:
-        """Bytes that an iteration uses."""
+        """Bytes that one iteration uses."""
         return self.trace.persistent + self.trace.ephemeral
 
     @property
     def needs(self) -> float:
-        """The part of the engine that it would use by itself."""
+        """The fraction of the engine that it would use alone."""
         return self.trace.gpu_us / (self.trace.gpu_us + self.trace.idle_us)
 
     def speed(self, machine: Machine) -> float:
-        """How fast it is with what it has on the GPU, of what it would be with all of it."""
+        """Return its speed with its present memory on the GPU, relative to that with all of it."""
         alone_us = self.trace.gpu_us + self.trace.idle_us
         return alone_us / (alone_us + (self.used - self.resident) * 1e6 / machine.pcie)
 
 
 class TurnsSimulator:
-    """See the module."""
+    """The simulation of one trace."""
 
     def __init__(
         self, trace: Sequence[TraceJob], machine: Machine | None = None, wait_us: int = WAIT_US, is_on: bool = True
     ) -> None:
-        """A job waits `wait_us` microseconds for its turn at most; not `is_on`, there are none."""
+        """A job waits at most `wait_us` microseconds for its turn. If `is_on` is false there are no turns."""
         self.machine = machine or Machine()
         self._trace = trace
         self._wait_us = wait_us
@@ -77,7 +79,7 @@ class TurnsSimulator:
         self._planner = Planner(Rates(self.machine.pcie, self.machine.pcie))
         self._plan = Plan()
         self._now_us = 0
-        self._starts_us: int | None = None  # when the turn that is about to begin does so
+        self._starts_us: int | None = None  # when the next turn begins, once that is decided
         self._coming = sorted(trace, key=lambda job: -job.arrival_us)
         self._jobs: dict[str, Running] = {}
         self._outcomes: dict[str, Outcome] = {}
@@ -87,7 +89,7 @@ class TurnsSimulator:
         self._peak = 0
 
     def run(self) -> Result:
-        """Everything, to the last job's end."""
+        """Simulate up to the end of the last job; return the result."""
         while self._coming or self._jobs:
             self._arrive()
             self._decide()
@@ -109,7 +111,7 @@ class TurnsSimulator:
         return self.machine.capacity - sum(job.resident for job in self._jobs.values())
 
     def _have(self, job: Running, resident: int) -> None:
-        """So many bytes of a job are on the GPU from now on."""
+        """Set the bytes of a job that are on the GPU from now on."""
         if resident < job.resident == job.used:
             job.withdrawals += 1
         if resident != job.resident:
@@ -125,7 +127,7 @@ class TurnsSimulator:
         return {name: Program({GPU: Claim(job.used, job.resident)}, ties, waiter) for name, job in self._jobs.items()}
 
     def _decide(self) -> None:
-        """What is to be done from now on; a turn that is over ends, and the next one begins once it is due."""
+        """Make a plan for the present. End a turn that is over, and begin the next one once it is due."""
         if not self._is_on:
             self._note(Plan())
             return
@@ -163,13 +165,13 @@ class TurnsSimulator:
     # Time
 
     def _speeds(self) -> Mapping[str, float]:
-        """How much of their work those that run do in a microsecond."""
+        """Return the work that each running job does per microsecond."""
         speeds = {n: job.speed(self.machine) for n, job in self._jobs.items() if n not in self._plan.waits}
         needed = sum(self._jobs[name].needs * speed for name, speed in speeds.items())
         return {name: speed / max(1.0, needed) for name, speed in speeds.items()}
 
     def _next_us(self) -> int:
-        """When something else is to be looked at: what of all that may happen is the first."""
+        """Return the time of the first event that may change the plan."""
         times: list[float] = [self._coming[-1].arrival_us] if self._coming else []
         times += [self._now_us + -(-self._jobs[name].left_us // speed) for name, speed in self._speeds().items()]
         if self._plan.has_turns:
@@ -192,12 +194,14 @@ class TurnsSimulator:
                 self._depart(name, job)
 
     def _move(self, moves: Moves, usec: int) -> None:
-        """What moves in so many microseconds; what comes has the room that is there, or has gone by then."""
+        """Move memory for `usec` microseconds. Memory that comes needs room that is free, or has become free by
+        then.
+        """
         most = self._planner.rates.into_in(usec)
         outs = _first(moves.outs, most)
         claims = {name: one.claims[GPU] for name, one in self._programs().items()}
-        # What a job lacks yet comes by itself in its turn, and once there are none any more, before what is planned for
-        # the next one.
+        # What a job still lacks comes in its turn without a plan, also once there are no turns any more, and before
+        # what is planned for the next turn.
         runs = [name for name in claims if name not in self._plan.waits and self._is_on]
         wanted = [*(Share(name, claims[name].missing) for name in runs), *moves.ins]
         ins = _first(wanted, min(most, self._free() + sum(share.nbytes for share in outs)))
@@ -215,7 +219,7 @@ class TurnsSimulator:
 
 
 def _first(shares: Sequence[Share], most: int) -> Sequence[Share]:
-    """The first of them, so many bytes at most."""
+    """Return the first of some shares, up to `most` bytes in total."""
     found = []
     for share in shares:
         nbytes = min(share.nbytes, most)

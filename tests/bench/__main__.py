@@ -29,7 +29,7 @@ SEED = 9
 
 
 def read(path: Path) -> Record:
-    """A record; an empty one where there is no file. SystemExit for a file that is none."""
+    """Return the record in a file; an empty one if there is no file. SystemExit if the file is not a record."""
     try:
         return record.load(path.read_text())
     except FileNotFoundError:
@@ -39,7 +39,7 @@ def read(path: Path) -> Record:
 
 
 def write(path: Path, what: Record) -> None:
-    """Whole, or not at all."""
+    """Write a record to a file, in whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(".new")
     fresh.write_text(record.dump(what))
@@ -47,7 +47,9 @@ def write(path: Path, what: Record) -> None:
 
 
 def measure(scenarios: Mapping[str, tuple[runner.Scenario, float, int]], on: Mapping[str, Any], out: Path) -> None:
-    """Each scenario, its budget in seconds and its repetitions. The file is written after every system."""
+    """Measure scenarios, each with a budget in seconds and a number of repetitions. The file is written after every
+    system.
+    """
 
     def save(run: Run) -> None:
         write(out, record.merge(read(out), Record({run.scenario: run})))
@@ -67,8 +69,9 @@ def measure(scenarios: Mapping[str, tuple[runner.Scenario, float, int]], on: Map
 
 
 def chosen(options: argparse.Namespace, known: Mapping[str, Any]) -> list[str]:
-    """The names that were asked for, or that begin with one that was and a dash. SystemExit for one that is not
-    known."""
+    """Return the names that were requested, or that begin with a requested name and a dash. SystemExit for an unknown
+    name.
+    """
     found: list[str] = []
     for name in options.only:
         named = [one for one in known if one == name or one.startswith(f"{name}-")]
@@ -79,7 +82,7 @@ def chosen(options: argparse.Namespace, known: Mapping[str, Any]) -> list[str]:
 
 
 def cells(options: argparse.Namespace) -> dict[str, str]:
-    """What of a case was asked for. SystemExit for what is no KEY=VALUE."""
+    """Return the values that restrict the cases. SystemExit for a word that is not KEY=VALUE."""
     pairs = [word.partition("=") for word in options.cell]
     if not all(key and sign and value for key, sign, value in pairs):
         raise SystemExit("--cell is KEY=VALUE, such as percent=300")
@@ -87,7 +90,7 @@ def cells(options: argparse.Namespace) -> dict[str, str]:
 
 
 def host(options: argparse.Namespace) -> int:
-    """Measures what needs no GPU."""
+    """Measure the scenarios that need no GPU."""
     from tests.bench.host import SCENARIOS
 
     names = chosen(options, SCENARIOS)
@@ -97,7 +100,7 @@ def host(options: argparse.Namespace) -> int:
 
 
 def gpu(options: argparse.Namespace) -> int:
-    """Measures on a GPU."""
+    """Measure the scenarios that need a GPU."""
     from tests.bench.gpu.lab import GpuLab
     from tests.bench.gpu.scenarios import SCENARIOS
 
@@ -108,13 +111,13 @@ def gpu(options: argparse.Namespace) -> int:
 
 
 def limits(options: argparse.Namespace, entry: Any) -> tuple[float, int]:
-    """Seconds, and repetitions."""
+    """Return the budget in seconds, and the repetitions."""
     budget = entry.budget if options.budget is None else options.budget
     return budget, entry.repetitions if options.repetitions is None else options.repetitions
 
 
 def keep(options: argparse.Namespace) -> int:
-    """Merges."""
+    """Merge what was measured into the committed record."""
     fresh = read(options.file)
     if not fresh.runs:
         raise SystemExit(f"{options.file}: there is nothing in it")
@@ -124,7 +127,7 @@ def keep(options: argparse.Namespace) -> int:
 
 
 def render(options: argparse.Namespace) -> int:
-    """Renders."""
+    """Render the page and its plots."""
     from tests.bench.page import documents
 
     for path in documents.render(read(COMMITTED), machine.ROOT):
@@ -133,7 +136,7 @@ def render(options: argparse.Namespace) -> int:
 
 
 def compare(options: argparse.Namespace) -> int:
-    """Checks."""
+    """Compare what was measured with the committed record."""
     before, after = read(COMMITTED), read(options.file)
     both = before.runs.keys() & after.runs.keys()
     if not both:
@@ -150,7 +153,7 @@ def compare(options: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit code."""
+    """Run the command; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, act in (("host", host), ("gpu", gpu)):

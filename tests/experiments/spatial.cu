@@ -89,7 +89,7 @@ static void kernel(int, long long, CUstream) {}
 static void prepare() {}
 #endif
 
-// SMs of this program, by groups of the least size that the hardware has.
+// SMs of this program, in groups of the least size that the hardware supports.
 struct Green {
 	std::vector<CUdevResource> groups;
 	unsigned each = 0;
@@ -107,7 +107,7 @@ struct Green {
 		each = groups[0].sm.smCount;
 	}
 
-	// The first groups that together have `sms`, and a stream on them.
+	// Take the first groups that together have `sms`, and make a stream on them.
 	CUstream stream(unsigned sms, CUgreenCtx *context)
 	{
 		CUdevResourceDesc desc;
@@ -179,7 +179,7 @@ static void map(CUdeviceptr at, CUmemGenericAllocationHandle handle, CUdevice de
 	TRY(cuMemSetAccess(at, CHUNK, &access, 1));
 }
 
-// As the library moves memory: the program's address keeps its contents, whatever backs it.
+// Remaps memory as the library does: the contents stay at the program's address, whatever backs it.
 static void remaps(CUcontext context, CUdevice device)
 {
 	CUdeviceptr at, beside;
@@ -268,7 +268,7 @@ int main(int argc, char **argv)
 		if (page->want != has) {
 			since = now();
 			has = page->want;
-			// In order behind what was launched on the SMs of before.
+			// In order after what was launched on the former SMs.
 			CUevent edge = events.each[DEPTH];
 			TRY(cuEventRecord(edge, stream));
 			CUcontext of = context;

@@ -1,9 +1,9 @@
-"""Space within a slice on the stock driver: what acts on MPS clients, and on green contexts, by progress.
+"""Experiment: how levers act on MPS clients and on green contexts within a slice on the stock driver, by progress.
 
     OUT=DIR PYTHONPATH=$PWD python3 tests/experiments/spatial.py     all cells that fit into LIMIT_S (150) seconds
-    CELLS="green mps-levers" ...     those whose names begin with one of these
+    CELLS="green mps-levers" ...     the cells whose names begin with one of these
 
-Each line is a cell with the rates of its programs (spatial.cu). All of it is in $OUT/spatial.json, too.
+Each line of output is a cell with the rates of its programs (spatial.cu). The same data is in $OUT/spatial.json.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ sys.path.insert(0, os.fspath(HERE))
 FIELDS = {"finished": (0, "<Q"), "copied": (8, "<Q"), "remapped": (16, "<Q"), "changed_ns": (24, "<Q")}
 FIELDS |= {name: (32 + 4 * n, "<I") for n, name in enumerate(("want", "has", "stop", "extra", "ready", "wrong"))}
 ERROR = slice(64, 192)
-"""Where a program writes the first call that failed."""
+"""Bytes of the page into which a program writes the first call that failed."""
 WINDOW_S = 1.0
-"""Seconds that progress is measured for."""
+"""Time over which progress is measured, seconds."""
 SETTLE_S = 0.3
-"""Seconds after a change in which what was under way comes to its end."""
+"""Time after a change for work under way to end, seconds."""
 START_S = 30.0
-"""Seconds for the first kernel of a program."""
+"""Longest wait for the first kernel of a program, seconds."""
 COPIES, REMAPS = 1, 2
 """Bits of `extra`."""
 FULL = 132 * 6
-"""Blocks of a kernel that fills an H200 six times."""
+"""Number of blocks of a kernel that fills an H200 six times."""
 
 
 class Failed(Exception):
@@ -93,7 +93,7 @@ class Program:
 
 
 class Experiment:
-    """The cells, what each found, and the time that is left."""
+    """The cells, their results, and the time that is left."""
 
     def __init__(self, out: Path) -> None:
         self.out, self.began = out, time.monotonic()
@@ -159,7 +159,7 @@ class Experiment:
         (self.out / "spatial.json").write_text(json.dumps(self.found, indent=1))
 
     def green(self, mode: str, environment: Mapping[str, str] | None = None) -> Any:
-        """Rates at parts of the SMs, and what each change took; SMs of 0 are all."""
+        """Return rates at several numbers of SMs, 0 for all, and the time that each change took."""
         found = []
         with self.programs((200, FULL), mode=mode, environment=environment) as (one,):
             for sms in (0, 32, 64, 96, 128, 0):
@@ -170,7 +170,9 @@ class Experiment:
         return found
 
     def beside(self, environment: Mapping[str, str]) -> Any:
-        """Two programs on halves of the SMs that both take from the first group on, and one alone there."""
+        """Return rates of two programs on halves of the SMs that both begin at the first group, and of one alone
+        there.
+        """
         with self.programs((200, FULL), (200, FULL), environment=environment) as (a, b):
             plain = self.rates([a, b])
             for one in (a, b):
@@ -179,7 +181,9 @@ class Experiment:
             return {"plain": plain, "both on the first 64": self.rates([a, b])}
 
     def levers(self, environment: Mapping[str, str]) -> Any:
-        """Two MPS clients and a program outside: what each lever on the first client does to all of them."""
+        """Return the effect of each lever on an MPS client, on that client, another client, and a program outside
+        MPS.
+        """
         import trio
 
         from backend.core.reasons import Engines
@@ -231,7 +235,7 @@ class Experiment:
             return found
 
     def percentage(self, environment: Mapping[str, str]) -> Any:
-        """Rates by CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, alone."""
+        """Return rates by CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, of a program alone."""
         found = {}
         for part in (100, 75, 50, 25):
             words = {**environment, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(part)}
@@ -240,7 +244,7 @@ class Experiment:
         return found
 
     def eight(self, environment: Mapping[str, str]) -> Any:
-        """Eight programs whose kernels fill 8 SMs."""
+        """Return rates of eight programs whose kernels fill 8 SMs."""
         with self.programs(*[(100, 8)] * 8, environment=environment) as those:
             each = [one[0] for one in self.rates(those)]
         return {"sum": round(sum(each), 1), "least": min(each), "most": max(each)}

@@ -1,8 +1,8 @@
-"""Belady's algorithm with the whole future known: the fewest chunks that have to move, of any that could.
+"""Belady's algorithm, with the whole future known: the least number of chunks that any algorithm has to move.
 
-What has to be on the GPU at each point of a timeline is a bundle of chunks. A chunk comes when a bundle has it, and the
-one goes whose next bundle is the farthest. For chunks of one size nothing moves less (the exchange argument for pages
-holds for bundles that fit).
+The chunks that have to be on the GPU at each point of a timeline are a bundle. A chunk is fetched when a bundle has it,
+and replaces the one whose next bundle is the farthest. For chunks of one size nothing moves less (the exchange argument
+for pages also holds for bundles that fit).
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ Chunk = Hashable
 
 @attrs.frozen
 class Moved:
-    """Chunks that moved."""
+    """Numbers of chunks that moved."""
 
     fetched: int
-    """How many came to the GPU."""
+    """Chunks moved to the GPU."""
     evicted: int
-    """How many went to the host."""
+    """Chunks moved to the host."""
 
     @property
     def both(self) -> int:
-        """How many in all."""
+        """Chunks moved in either direction."""
         return self.fetched + self.evicted
 
 
 def belady(room: int, resident: Collection[Chunk], bundles: Sequence[Collection[Chunk]]) -> Moved:
-    """Return what moves where at most `room` chunks are on the GPU, these from the start, and each bundle in turn."""
+    """Return the moves with at most `room` chunks on the GPU, starting with `resident`, for the bundles in turn."""
     uses: dict[Chunk, list[int]] = {}
     for time, bundle in enumerate(bundles):
         assert len(bundle) <= room

@@ -1,8 +1,8 @@
-"""In place of critical.cu (with a kind as its second argument), of decode.cu or science.cu (with MiB there), or of
-products.cu (without either): the same page, and no GPU.
+"""Stand-in without a GPU for programs of the benchmark, with the same page: for critical.cu (the second argument is a
+kind), for decode.cu or science.cu (MiB), or for products.cu (no second argument).
 
-What `gather` computes is wrong. A request takes REQUEST_NS of looking at the clock. `dies` as the kind ends it at once,
-with a word.
+The kind `gather` computes wrong results, and `dies` ends the program at once with a message. A request takes REQUEST_NS
+of busy waiting.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def products(page: mmap.mmap) -> None:
 
 
 def job(page: mmap.mmap, kind: str) -> int:
-    """Passes; and what the library would write of its moves."""
+    """Make passes, and write what the library would write about its moves."""
     struct.pack_into("<Q", page, 16, (1 << 64) - 1)
     print("ggroup: device 0: 3 MiB were clean", file=sys.stderr)
     print("ggroup: gpu 0: asked to move 8 MiB, moved 4 MiB in 1000 us", file=sys.stderr, flush=True)

@@ -1,6 +1,6 @@
-"""A GPU, the programs on it and the systems that share it, in virtual time, for the scenarios of tests/bench/gpu.
+"""Fake GPU, programs and systems in virtual time, for the scenarios of tests/bench/gpu.
 
-A program that computes alone has all of the GPU; how several divide it is the system's matter.
+A program that computes alone has all of the GPU. The system divides the GPU among several.
 """
 
 from __future__ import annotations
@@ -15,38 +15,38 @@ from tests.bench.core.runner import Unavailable
 from tests.bench.gpu.faces import Carried, Job, Part, Running, Served, Shared
 
 SERVICE_S = 0.002
-"""A request, alone."""
+"""Duration of a request alone, seconds."""
 PRODUCTS, PASSES = 1000.0, 400.0
-"""A second, alone."""
+"""Products and passes a second of a program alone."""
 
 
 @attrs.define(eq=False)
 class FakeProgram:
-    """Any of them. `words` say which system it was started by."""
+    """Any of the programs. `words` tell which system it was started by."""
 
     lab: FakeLab
     words: Sequence[str]
     pid: int
     critical: bool = False
     per_second: float = 0.0
-    """Of what it does, alone."""
+    """Rate of its work alone, a second."""
     share: float = 1.0
-    """Of the GPU, while it works."""
+    """Fraction of the GPU that it has while it works."""
     limit: str = "max"
     working: bool = False
     count: float = 0.0
     created: float = 0.0
     wrong: bool = False
-    """Whether what it computed is not right."""
+    """Whether its results are wrong."""
     options: Sequence[str] = ()
     bursts: list[tuple[float, ...]] = attrs.field(factory=list)
 
     def advance(self, seconds: float) -> None:
-        """Time passes."""
+        """Let time pass."""
         if self.working:
             self.count += self.per_second * self.share * seconds
 
-    # As products.cu and elastic.cu
+    # As products.cu and elastic.cu do
 
     @property
     def done(self) -> int:
@@ -75,7 +75,7 @@ class FakeProgram:
         self.working = on
         self.lab.divide()
 
-    # As decode.cu and its like
+    # As decode.cu and the others do
 
     def carried(self) -> Carried:
         return Carried(int(self.count * 100), int(self.count * 97), self.count / 400, int(self.count * 100), 0.25)
@@ -85,7 +85,7 @@ class FakeProgram:
             raise RuntimeError("what it computed is wrong: so it said")
         self.working = False
 
-    # As critical.cu
+    # As critical.cu does
 
     def serve(self, arrivals: Sequence[float], limit: float, watch: Callable[[float], None] | None = None) -> Served:
         start, at, latencies, given_up = self.lab.now(), 0.0, [], 0
@@ -108,14 +108,14 @@ Divide = Callable[[Sequence[FakeProgram]], None]
 
 
 def equally(programs: Sequence[FakeProgram]) -> None:
-    """Time slicing."""
+    """Share equally, as time slicing does."""
     for one in programs:
         one.share = 1 / len(programs)
 
 
 @attrs.define(eq=False)
 class FakeStage:
-    """What a system was told."""
+    """Stage that records what the system was told."""
 
     system: FakeSystem
     lab: FakeLab
@@ -153,7 +153,7 @@ class FakeSystem:
     name: str
     divide: Divide = equally
     refuses: str = ""
-    """Why it is not there."""
+    """Reason for which it is unavailable; empty if it is available."""
     stages: list[FakeStage] = attrs.field(factory=list)
 
     @contextlib.contextmanager
@@ -172,7 +172,7 @@ class FakeSystem:
 
 @attrs.define(eq=False)
 class FakeRoom:
-    """A slice, whose programs keep `keep` of their speed where it has room for less than they hold."""
+    """A slice whose programs keep the fraction `keep` of their speed while it has room for less than they hold."""
 
     lab: FakeLab
     keep: float
@@ -208,7 +208,7 @@ class FakeRooms:
     keep: float = 1.0
     told: Mapping[str, int] = attrs.field(factory=dict)
     rooms: list[FakeRoom] = attrs.field(factory=list)
-    """All that there were."""
+    """All rooms that were made."""
 
     @contextlib.contextmanager
     def enter(self) -> Iterator[FakeRoom]:
@@ -219,7 +219,7 @@ class FakeRooms:
 
 @attrs.frozen
 class FakeStrangers:
-    """Strangers that were there, and when."""
+    """Strangers, with the times at which they were present."""
 
     visits: Sequence[tuple[float, float]]
 
@@ -228,32 +228,32 @@ class FakeStrangers:
 
 
 class FakeLab:
-    """The GPU, and a clock that goes as programs sleep or serve."""
+    """The fake GPU, with a clock that advances while programs sleep or serve."""
 
     def __init__(self) -> None:
         self.time = 0.0
         self.programs: list[FakeProgram] = []
-        """That run."""
+        """Running programs."""
         self.started: list[FakeProgram] = []
-        """All that ever ran."""
+        """All programs that were ever started."""
         self.writes: list[tuple[str, str, str]] = []
         self.costs: dict[str, float] = {}
-        """Seconds that a write of a file takes."""
+        """Time that a write of a file takes, seconds."""
         self.appears = 0.05
-        """Seconds from a program's context until it is in the tree."""
+        """Time from a program's context until it is in the tree, seconds."""
         self.looks = 0.0
-        """Seconds, unless that is 0, between two looks for programs, at one of which it is."""
+        """Time between two looks for programs, at one of which it appears, seconds; 0 for none."""
         self.prepares = 0.02
-        """Seconds from there until it is idle."""
+        """Time from there until it is idle, seconds."""
         self.by: Divide = equally
         self.visits: list[tuple[float, float]] = []
-        """Of strangers."""
+        """Times of strangers."""
         self.cells: dict[str, object] = {}
-        """What of cases is wanted."""
+        """Values that cases are restricted to."""
         self.wrong = ""
-        """The kind of job whose result is not right."""
+        """Kind of the job whose results are wrong."""
         self.most_mib = 1 << 30
-        """More than that is more than a program may have."""
+        """Greatest memory of a program, MiB."""
 
     def now(self) -> float:
         return self.time
@@ -265,7 +265,7 @@ class FakeLab:
             one.advance(seconds)
 
     def divide(self) -> None:
-        """Anew, as programs begin and end."""
+        """Divide the GPU again, whenever a program begins or ends."""
         working = [one for one in self.programs if one.working or one.critical]
         if working:
             self.by(working)

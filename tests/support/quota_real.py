@@ -1,9 +1,9 @@
-"""A GPU as an H200 was measured to be, below quotas and in virtual time.
+"""A GPU that behaves as an H200 was measured to, for quotas in virtual time.
 
-Besides what :class:`tests.support.quotas.Traced` is late in: each switch takes 197 us of the engine, which the trace
-charges to the stay that it begins; a gate opens 0.3 ms after it was asked to, and is closed 0.15 ms after; that the
-last kernel has finished the library sees up to a look later; levers take their time; and of NVML's samples one in a
-while is of half the time of the others.
+It is late in more ways than :class:`tests.support.quotas.Traced`. Each switch takes 197 us of the engine, which the
+trace charges to the stay that it begins. A gate opens 0.3 ms after the request, and closes 0.15 ms after it. The
+library sees the end of the last kernel up to one look later. Levers take time. Now and then one of NVML's samples
+covers half the time of the others.
 """
 
 from __future__ import annotations
@@ -24,27 +24,30 @@ from backend.soft.runlist import US, Runlist, Tsg
 from tests.support.quotas import KERNEL_US, SPACING_S, STEP_S, Limited, Traced
 
 OPEN_S, CLOSE_S = 0.0003, 0.00015
-"""Seconds from the decision until the program launches again, and until it does no more: a message, and a thread that
-wakes for it."""
+"""Seconds from the decision until the program launches again, and until it stops: a message, and the wake-up of a
+thread.
+"""
 DRAIN_US = 2_000
-"""Microseconds for which the end of a turn is waited for at least (DRAIN_LEAST of library/driver/turn.c)."""
+"""Shortest wait for the end of a turn, microseconds (DRAIN_LEAST of library/driver/turn.c)."""
 LOOK_DRAIN_S, LOOK_S = 0.0002, 0.002
-"""Seconds between two looks of the library what has finished: behind a closed gate, and else."""
+"""Seconds between two looks of the library for finished kernels: behind a closed gate, and otherwise."""
 DETACH_S, ATTACH_S = (0.0008, 0.0007), (0.001, 0.001)
-"""Seconds that a lever takes, until it acts and from then on."""
+"""Seconds that a lever takes before and after it acts."""
 SHORT = 20
-"""One in so many samples is of half the time."""
+"""One in this number of samples covers half the time."""
 DEPTH = 32
-"""Kernels that a program launches ahead (worker.cu of tests/t7_nvidia)."""
+"""Number of kernels that a program launches ahead (worker.cu of tests/t7_nvidia)."""
 
 
 class Staying(Runlist):
-    """A runlist on whose engine the last context stays while it idles: to go on with that is no switch."""
+    """A runlist whose engine keeps the last context while it is idle: continuing with the same context is not a
+    switch.
+    """
 
     def __init__(self) -> None:
         super().__init__(SWITCH_US * US)
         self.last: Tsg | None = None
-        """Whose context is on the engine."""
+        """TSG of the context on the engine."""
 
     def _elect(self, until: int) -> Tsg | None:
         before = self._running
@@ -58,7 +61,7 @@ class Staying(Runlist):
 
 
 class Real(Traced):
-    """See the module."""
+    """A GPU in software with the delays of an H200."""
 
     switch_us = SWITCH_US
 
@@ -67,11 +70,11 @@ class Real(Traced):
         self._runlist = self._engine._runlist = Staying()
         self._turned = self._runlist._turned
         self._runlist._turned = self._note  # type: ignore[method-assign]
-        self._since: dict[Tsg, int] = {}  # when it had work again, nanoseconds of the engine
-        self._pending: dict[Tsg, int] = {}  # nanoseconds with work, before that
+        self._since: dict[Tsg, int] = {}  # time since which it has had work, nanoseconds of the engine
+        self._pending: dict[Tsg, int] = {}  # time with work before that, nanoseconds
         self._idle: dict[
             Tsg, tuple[int, int, int]
-        ] = {}  # when it had none, when that is seen, and what is seen as that
+        ] = {}  # when its work ended, when that is seen, and as what time it is seen
         self._chance = random.Random(1)
         self._samples_made = 0
         self._later: trio.Nursery | None = None
@@ -88,18 +91,18 @@ class Real(Traced):
             finally:
                 self._later = None
 
-    # What the trace tells
+    # Figures of the trace
 
     def on_engine(self, process: Process) -> int:
         return self.really(process) + SWITCH_US * self._came(process)
 
     def _came(self, process: Process) -> int:
-        """Times that it came onto the engine, of one that is there."""
+        """Return how often a living process came onto the engine."""
         tenant = self._tenants.get(process)
         return 0 if tenant is None else sum(tsg.stays for tsg in tenant.tsgs.values())
 
     def _stays(self, process: Process) -> int:
-        """As late as the trace."""
+        """Return the same as late as the trace reports it."""
         now = trio.current_time()
         if not self._stays_seen or now - self._stays_seen[-1][0] >= STEP_S:
             self._stays_seen.append((now, {one: self._came(one) for one in self._tenants}))
@@ -107,7 +110,7 @@ class Real(Traced):
             _, self._told_stays = self._stays_seen.pop(0)
         return self._told_stays.get(process, 0)
 
-    # What the library tells
+    # Figures of the library
 
     def _note(self, tsg: Tsg, runnable: bool) -> None:
         self._turned(tsg, runnable)
@@ -119,7 +122,7 @@ class Real(Traced):
             is_closed = any(tsg in tenant.tsgs.values() and tenant.gate.is_closed for tenant in self._tenants.values())
             look = round((LOOK_DRAIN_S if is_closed else LOOK_S) * 1e9)
             late = self._chance.randrange(look)
-            self._idle[tsg] = now, now + late, late - look // 2  # it is taken to have been in the middle
+            self._idle[tsg] = now, now + late, late - look // 2  # the work is taken to have ended in the middle
             self._pending[tsg] += late - look // 2
 
     def _pends(self, tsg: Tsg) -> bool:
@@ -144,7 +147,7 @@ class Real(Traced):
             pending_usec=sum(map(self._pending_ns, tsgs)) // US,
         )
 
-    # What takes its time
+    # Levers that take time
 
     async def end_turn(self, process: Process, bound_us: int, leaves: int = 0) -> TurnEnd:
         await trio.sleep(CLOSE_S)
@@ -158,7 +161,7 @@ class Real(Traced):
 
     async def _open(self, process: Process) -> None:
         await trio.sleep(OPEN_S)
-        with contextlib.suppress(OSError):  # it is gone
+        with contextlib.suppress(OSError):  # the process is gone
             await super().begin_turn(process)
 
     async def detach(self, process: Process, engines: Engines = Engines.ALL) -> None:
@@ -181,7 +184,9 @@ class Real(Traced):
 
 
 async def bursts(p: Limited, *, library: bool) -> Process:
-    """A program that works for 30 ms, and launches nothing for 20, by the clock, with up to DEPTH kernels ahead."""
+    """Run a program that works for 30 ms and launches nothing for 20 ms, in turn, by the clock, with up to DEPTH
+    kernels ahead.
+    """
     process = await p.h.arrive(p.spawn().pid, "/")
     number = await p.gpu.open_context(process, 8, lambda finished: None, gated=library)
     queue = p.gpu._tenants[process].tsgs[number].queue

@@ -1,4 +1,6 @@
-"""Programs below quotas on a software GPU, in virtual time: told of as it does, or as the driver of a real one does."""
+"""Programs with quotas on a software GPU in virtual time, whose use is reported exactly, or as by the driver of a real
+GPU.
+"""
 
 from __future__ import annotations
 
@@ -23,24 +25,26 @@ from tests.support.harness import Harness, running
 Spawn = Callable[..., subprocess.Popen[bytes]]
 
 LATE_S = 0.2
-"""Seconds by which the trace of a real GPU is late."""
+"""Delay of the trace of a real GPU, seconds."""
 READ_S = 0.1003
-"""Seconds between two reads of it: a read takes some of them."""
+"""Time between two reads of the trace, seconds; a read takes part of it."""
 SPACING_S = 1 / 6
-"""Seconds of which one of NVML's samples tells."""
+"""Time that one of NVML's samples covers, seconds."""
 SAMPLES_LATE_S = 0.8
-"""Seconds by which these are late."""
+"""Delay of these samples, seconds."""
 STEP_S = 0.0025
-"""Seconds for which the engine is looked at in one, for the trace."""
+"""Step in which the engine is inspected for the trace, seconds."""
 KERNEL_US = 500
-"""Microseconds of a kernel."""
+"""Duration of a kernel, microseconds."""
 
 
 class Traced(Bench):
-    """A software GPU that tells of its programs as the driver of a real one: what they used until 0.2 s ago, the time
-    in which their context stood on an idle engine among it, and whether they have work only of those with the
-    library. Of the others samples tell how busy they were: each of a sixth of a second, to the percent, and of several
-    that came since it was asked the last."""
+    """A software GPU that reports its programs as the driver of a real one does.
+
+    The use of a program is reported 0.2 s late, and includes the time in which its context was on an idle engine. Only
+    programs with the library report whether they have work. For the others, samples tell how busy they were: each of a
+    sixth of a second, in percent, and all that came since the last request.
+    """
 
     late_us = round(LATE_S * 1e6)
 
@@ -51,13 +55,15 @@ class Traced(Bench):
         self._on: Process | None = None
         self._seen: deque[tuple[float, Mapping[Process, int]]] = deque()
         self._told: Mapping[Process, int] = {}
-        self._told_at = 0.0  # of what time that is
+        self._told_at = 0.0  # the time of that report
         self._sampling, self._busy, self._sight = Sampling(), BusyTime(round(LATE_S / READ_S)), Sight()
         self._samples: deque[tuple[float, Mapping[int, float]]] = deque()
-        self._sampled: dict[Process, int] = {}  # what each had worked at the last sample
-        self._asked: float | None = None  # the time of the sample that was told last
-        self._ended: list[tuple[float, Process, int]] = []  # when, which, and what was told of it by then
-        self._engine._runlist.switch = 0  # a trace charges switches as well, and the figures of work here are without
+        self._sampled: dict[Process, int] = {}  # the work of each process at the last sample
+        self._asked: float | None = None  # the time of the last sample that was reported
+        # when it ended, the process, and what was reported of it by then
+        self._ended: list[tuple[float, Process, int]] = []
+        # a trace charges switches as well, while the figures of work here exclude them
+        self._engine._runlist.switch = 0
 
     async def run(
         self, bookkeeper: Bookkeeping, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -68,11 +74,11 @@ class Traced(Bench):
             await super().run(bookkeeper, task_status=task_status)
 
     def really(self, process: Process) -> int:
-        """Microseconds that a process worked, up to now."""
+        """Return the microseconds that a process has worked up to now."""
         return super().activity(process).gpu_usec or 0
 
     def on_engine(self, process: Process) -> int:
-        """Microseconds that a process had the engine and it did not idle."""
+        """Return the microseconds that a process had the engine while that was not idle."""
         return self.really(process)
 
     async def detach(self, process: Process, engines: Engines = Engines.ALL) -> None:
@@ -124,15 +130,15 @@ class Traced(Bench):
             self._bookkeeper.late(process, 0, {"gpu_usec": rest, "busy_usec": rest})
 
     def _others(self) -> list[tuple[Process, bool | None]]:
-        """Those without the library."""
+        """Return the processes without the library."""
         return [(process, None) for process, tenant in self._tenants.items() if not tenant.is_gated]
 
     def _standing(self) -> frozenset[Process]:
-        """Those of them that are off the runlist."""
+        """Return those of them that are off the runlist."""
         return frozenset(process for process, _ in self._others() if not self._tenants[process].attached)
 
     def _ask(self, now: float) -> None:
-        """Asks for samples as ``usage.py`` does."""
+        """Request samples as ``usage.py`` does."""
         if not self._sampling.is_due(now, self._standing()):
             return
         shares: Mapping[int, float] = {}
@@ -147,7 +153,7 @@ class Traced(Bench):
         self._busy.sample(self._others(), lambda process: self._told.get(process, 0), sampled)
 
     def spacing_s(self) -> float:
-        """Seconds that the next sample tells of."""
+        """The time that the next sample covers, seconds."""
         return SPACING_S
 
     async def _take_samples(self) -> None:
@@ -158,12 +164,12 @@ class Traced(Bench):
                 one.pid: (100 * (us - before.get(one, 0)) // round(spacing_s * 1e6)) / 100
                 for one, us in self._sampled.items()
             }
-            if any(each.values()):  # else NVML has none
+            if any(each.values()):  # otherwise NVML has no sample
                 self._samples.append((trio.current_time(), each))
 
     def activity(self, process: Process) -> Activity:
         activity = super().activity(process)
-        told = self._told.get(process, 0)  # of one that has ended, too
+        told = self._told.get(process, 0)  # also of a process that has ended
         tenant = self._tenants.get(process)
         if tenant is not None and tenant.is_gated:
             return attrs.evolve(activity, gpu_usec=told, busy_usec=told)
@@ -191,7 +197,7 @@ class Limited:
     _bodies: dict[Process, subprocess.Popen[bytes]] = attrs.field(factory=dict)
 
     async def end(self, process: Process) -> None:
-        """A process is killed, and gone from the tree."""
+        """Kill a process, and wait until it has left the tree."""
         body = self._bodies.pop(process)
         body.kill()
         body.wait()
@@ -200,8 +206,9 @@ class Limited:
     async def program(
         self, cgroup: str = "/", *, library: bool = True, work_s: float = 0.0, rest_s: float = 0.0, kernel_us: int = 0
     ) -> Process:
-        """A program that always has something to do; or one that works for `work_s` seconds of the engine and then has
-        nothing to do for `rest_s`, again and again."""
+        """Run a program that always has work; or one that uses the engine for `work_s` seconds and then rests for
+        `rest_s`, again and again.
+        """
         body = self.spawn()
         process = await self.h.arrive(body.pid, cgroup)
         self._bodies[process] = body
@@ -233,11 +240,11 @@ class Limited:
                 await trio.sleep(rest_s)
 
     def worked(self, process: Process) -> int:
-        """Microseconds that a process worked."""
+        """Return the microseconds that a process has worked."""
         return self.gpu.really(process) if isinstance(self.gpu, Traced) else self.gpu.used(process)
 
     async def shares(self, processes: Sequence[Process], seconds: float) -> list[float]:
-        """What each works of the time."""
+        """Return the fraction of the time in which each process works."""
         before = [self.worked(process) for process in processes]
         await trio.sleep(seconds)
         return [(self.worked(p) - b) / seconds / 1e6 for p, b in zip(processes, before, strict=True)]
@@ -245,7 +252,7 @@ class Limited:
 
 @contextlib.asynccontextmanager
 async def limited(spawn: Spawn, *, traced: bool = False, gpu: Bench | None = None) -> AsyncIterator[Limited]:
-    """A GPU, its daemon with a scheduler, and programs on it; one that tells of them as a real one where `traced`."""
+    """Run a GPU, its daemon with a scheduler, and programs; with `traced` their use is reported as by a real GPU."""
     gpu = gpu or (Traced() if traced else Bench())
     async with running(gpu, scheduler=True) as h, trio.open_nursery() as nursery:
         yield Limited(h, gpu, spawn, nursery)

@@ -1,6 +1,6 @@
-"""Programs of one GPU or several whose memory is scheduled with time, by the real planner, in simulated time.
+"""Programs with memory turns on one or several GPUs, by the real planner, in simulated time.
 
-What moves goes over a bus of two directions, each as fast as the planner thinks, and only into room that is there.
+Moves use a bus with two directions, each as fast as the planner assumes, and go only into room that is there.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from backend.scheduler.memory.planner import Plan, Planner, Program
 from backend.scheduler.memory.turns import AT_ONCE_US, OVERHEAD_US
 
 TICK_US = 10_000
-"""Microseconds between two looks."""
+"""Time between two looks, microseconds."""
 BUS = 40
-"""Times as long as memory of the GPU that memory of the host takes to be read, by a program that uses all of it."""
+"""Factor by which host memory is slower to read than GPU memory, for a program that uses all of its memory."""
 
 
 @attrs.define
 class Seen:
-    """What is seen of one program."""
+    """Observations of one program."""
 
     since_us: int | None = None
-    """Since when it waits."""
+    """Time since which it has waited, microseconds."""
     bound_us: int = 0
-    """How long it may wait, as was said since then: less is said once a program has gone."""
+    """Longest bound that was given for this wait, microseconds; the bound shrinks once a program has left."""
     longest_us: int = 0
-    """How long it waited at most."""
+    """Longest wait, microseconds."""
     ran_us: int = 0
-    """Microseconds for which it had its turn, or was not to wait for one."""
+    """Time in which it had its turn, or did not have to wait for one, microseconds."""
     worked_us: float = 0.0
-    """What it did then, in microseconds that it takes with all of its memory there."""
+    """Work done in that time, in microseconds that it takes with all of its memory on the GPU."""
 
 
 class World:
-    """See the module."""
+    """The simulated programs and GPUs."""
 
     def __init__(self, programs: Mapping[Name, Program], rooms: Mapping[int, int], rates: Rates) -> None:
         self.programs = dict(programs)
@@ -48,26 +48,26 @@ class World:
         self.seen: dict[Name, Seen] = {name: Seen() for name in programs}
         self.fetched = self.evicted = self.written = 0
         self.turns = 0
-        """Turns that have begun."""
+        """Number of turns that have begun."""
         self.stalled_us = 0
-        """Microseconds in which no set had its turn."""
+        """Time in which no set had its turn, microseconds."""
         self.over_us = 0
-        """Microseconds by which any program waited longer than its bound, at most."""
+        """Greatest excess of a program's wait over its bound, microseconds."""
         self.plan = Plan()
         self.ran: frozenset[Name] = frozenset()
-        """Programs whose turn it was at the last look, where a test notes it."""
-        self._starts_us: int | None = None  # when the turn that is about to begin does so
-        self._saved_us = AT_ONCE_US  # calls of the driver that are there, in the time in which they come back
+        """Programs that had their turn at the last look, as noted by a test."""
+        self._starts_us: int | None = None  # when the next turn begins, once that is decided
+        self._saved_us = AT_ONCE_US  # driver calls in the budget, as the time in which they come back
         self._saved_at_us = 0
 
     def run(self, usec: int) -> None:
-        """Lets so much time pass, microseconds."""
+        """Simulate `usec` microseconds."""
         end_us = self.now_us + usec
         while self.now_us < end_us:
             self.step()
 
     def step(self) -> None:
-        """Decides, does what is to be done, and has the time until the next look pass."""
+        """Decide, apply the decision, and let time pass until the next look."""
         turns = self.planner.turns
         self.plan = plan = self.planner.decide(self.now_us, self.programs, self.rooms)
         if plan.has_turns and not plan.is_over and plan.ends_us is not None and self.now_us >= plan.ends_us:
@@ -86,7 +86,7 @@ class World:
             self.turns += 1
             self.plan = plan = self.planner.decide(self.now_us, self.programs, self.rooms)
         self._see(plan)
-        # To the next look, or the end of the turn where that is sooner.
+        # To the next look, or to the end of the turn if that is sooner.
         next_us = self.now_us + TICK_US
         for at in (plan.ends_us, self._starts_us):
             if at is not None and self.now_us < at < next_us:
@@ -101,7 +101,7 @@ class World:
         self.now_us = next_us
 
     def _pull(self, names: Iterable[Name], part: float) -> None:
-        """Takes that part of the calls that the turns of some programs take."""
+        """Take `part` of the driver calls for the turns of some programs."""
         self._saved_us = min(AT_ONCE_US, self._saved_us + self.now_us - self._saved_at_us)
         self._saved_at_us = self.now_us
         self._saved_us -= round(part * sum(self.programs[n].waiter.levers_us for n in names if n in self.programs))
@@ -120,7 +120,7 @@ class World:
             self.over_us = max(self.over_us, waited_us - seen.bound_us)
 
     def _move(self, gpu: int, moves: Moves, usec: int, plan: Plan) -> None:
-        """What moves in so many microseconds."""
+        """Move memory for `usec` microseconds."""
         claims = {name: one.claims[gpu] for name, one in self.programs.items() if gpu in one.claims}
         outs = _first(moves.outs, self.rates.out_in(usec))
         ins = _first([Share(one.name, one.nbytes, one.nbytes) for one in moves.ins], self.rates.into_in(usec))
@@ -139,32 +139,32 @@ class World:
         self.written += made.written
 
     def held(self, gpu: int) -> int:
-        """Bytes that all have on a GPU."""
+        """Return the bytes that all programs have on a GPU."""
         return sum(one.claims[gpu].held for one in self.programs.values() if gpu in one.claims)
 
     def claim(self, name: Name, gpu: int, claim: Claim) -> None:
-        """Has a program claim that of a GPU."""
+        """Set the claim of a program on a GPU."""
         one = self.programs[name]
         self.programs[name] = attrs.evolve(one, claims={**one.claims, gpu: claim})
 
     def remove(self, name: Name) -> None:
-        """A program ends."""
+        """End a program."""
         del self.programs[name]
 
     def claims(self, gpu: int = 0) -> Claims:
-        """What all claim of a GPU."""
+        """Return the claims of all programs on a GPU."""
         return {name: one.claims[gpu] for name, one in self.programs.items() if gpu in one.claims}
 
 
 def _speed(program: Program) -> float:
-    """How fast a program is with what it has there, of what it would be with all of it."""
+    """Return the speed of a program with its present memory, relative to that with all of it."""
     used = sum(claim.used for claim in program.claims.values())
     missing = sum(claim.missing for claim in program.claims.values())
     return 1 / (1 + (BUS - 1) * missing / used) if used else 1.0
 
 
 def _first(shares: Iterable[Share], most: int) -> list[Share]:
-    """The first of them, so that no more is written than that."""
+    """Return the first shares, up to `most` bytes that were written and need a copy."""
     found = []
     for share in shares:
         over = max(0, share.written - most)

@@ -1,4 +1,4 @@
-"""The scenarios of the comparison over a fake GPU in virtual time, and how they are run."""
+"""The scenarios of the comparison on a fake GPU in virtual time, and how they are run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ HOUR = 3600.0
 
 
 def measured(lab: FakeLab, scenario: Scenario, repetitions: int = 2) -> Run:
-    """All of it."""
+    """Run a scenario to its end."""
     found = run(scenario, {}, repetitions=repetitions, budget=HOUR, clock=lab.now)
     assert not lab.programs, "something still runs"
     return found
@@ -59,7 +59,7 @@ def values(run: Run, system: str, case: Case, figure: str) -> list[float]:
 
 @attrs.define
 class Timed:
-    """A system that takes a while for each of its cases."""
+    """A system that takes some time for each of its cases."""
 
     name: str
     lab: FakeLab
@@ -97,7 +97,7 @@ def test_systems_take_turns_and_another_one_begins_each_time() -> None:
 
 
 def test_nothing_is_begun_that_would_not_end_within_the_budget() -> None:
-    """After 6 s of 12, b, which takes 4, is told to have had no time; the others go on."""
+    """After 6 s of 12, b, which takes 4, is reported to have had no time; the others go on."""
     lab = FakeLab()
     found, order = subjects(lab, takes=4.0)
     result = run(Scenario("s", "a", found), {}, repetitions=9, budget=9.5, clock=lab.now)
@@ -109,7 +109,7 @@ def test_nothing_is_begun_that_would_not_end_within_the_budget() -> None:
 
 
 def test_a_repetition_has_its_reference() -> None:
-    """What the others take may leave no time for that in the end, and they have nothing to be compared with then."""
+    """The other systems may leave no time for the reference in the end, and would have nothing to be compared with."""
     for tenths in range(1, 80):
         lab = FakeLab()
         found, _ = subjects(lab, takes=2.0)
@@ -146,7 +146,7 @@ def test_what_there_is_is_saved_after_every_system() -> None:
 
 
 def first(programs: Sequence[FakeProgram]) -> None:
-    """The critical program has all of the GPU, the others share what is left."""
+    """Give the critical program all of the GPU; the others share the rest."""
     others = [one for one in programs if not one.critical]
     for one in programs:
         one.share = 1.0 if one.critical else 0.6 / len(others)
@@ -183,7 +183,7 @@ def test_latency_beside_others() -> None:
 def test_every_system_serves_the_same_requests_and_each_repetition_others() -> None:
     lab = FakeLab()
     measured(lab, latency.maker("convolution")(lab, 9, systems(lab)), repetitions=3)
-    served = [one.bursts for one in lab.started if one.critical][1:]  # the first was for calibration
+    served = [one.bursts for one in lab.started if one.critical][1:]  # the first burst was for calibration
     loads = len(latency.LOADS)
     by_length = {len(bursts) for bursts in served}
     assert by_length == {loads, 2 * loads}, "alone once, and beside one and three"
@@ -194,7 +194,7 @@ def test_every_system_serves_the_same_requests_and_each_repetition_others() -> N
 
 
 def test_who_is_overloaded_gives_up_in_time() -> None:
-    """With three others it has a quarter of the GPU, and wants 0.8."""
+    """With three other programs it has a quarter of the GPU, and needs 0.8."""
     lab = FakeLab()
     found = measured(lab, latency.maker("decode")(lab, 9, systems(lab)), repetitions=1)
     case: Case = {"load": 0.8, "batch": 3}
@@ -306,7 +306,7 @@ def test_memory_pressure() -> None:
 
 @pytest.mark.parametrize("rate", [0.2, 0.9, 5.0, 400.0, 100_000.0])
 def test_the_speed_of_any_program_is_found_in_time(rate: float) -> None:
-    """Of slow ones by the time of their last passes, 7 of the short kind to 1 of the long one."""
+    """For slow programs the time of the last passes counts, 7 of the short kind to 1 of the long one."""
     lab = FakeLab()
     with lab.elastic([], 1, 1) as program:
         program.per_second = rate
@@ -318,7 +318,7 @@ def test_the_speed_of_any_program_is_found_in_time(rate: float) -> None:
 
 @pytest.mark.parametrize(("until", "seconds"), [(0, 6), (13, 18), (1000, 42)])
 def test_a_limited_program_is_measured_once_it_gets_no_faster(until: float, seconds: float) -> None:
-    """Twice as fast every 6 s for so long; 42 s are waited for at most."""
+    """It gets twice as fast every 6 s up to `until`; the scenario waits for 42 s at most."""
     lab = FakeLab()
     with lab.elastic([], 1, 1) as program:
         start, per_second = lab.now(), program.per_second
@@ -350,11 +350,11 @@ def test_a_program_that_dies_of_a_limit_says_where() -> None:
     assert found.absences == (Absence("MPS", "at 150 % of the budget the program ended: out of memory"),)
 
 
-# More memory than there is
+# More memory than there is room for
 
 
 def turned(lab: FakeLab, mixes: Sequence[oversubscribed.Mix], told: Mapping[str, int] | None = None) -> list[Subject]:
-    """Time slicing, and turns that keep nine tenths; and none, which keep a fiftieth."""
+    """Compare time slicing, turns that keep nine tenths of the speed, and no turns, which keep a fiftieth."""
     return [
         oversubscribed.Bench(lab, mixes, FakeRooms(lab, oversubscribed.DRIVER), pressed=False),
         oversubscribed.Bench(lab, mixes, FakeRooms(lab, oversubscribed.TURNS, 0.9, told or {})),
@@ -511,8 +511,9 @@ def test_a_program_may_appear_before_it_is_ready() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_programs_begin_at_any_time_between_two_looks(seed: int) -> None:
-    """However long one takes: else the time until they appear would be that of one moment, another in each run. (The
-    first of them begins whenever the mount is there.)"""
+    """This holds however long one look takes; otherwise the time until they appear would be that of a single moment,
+    which differs from run to run. (The first program begins whenever the mount is there.)
+    """
     lab = FakeLab()
     lab.looks = POLL
     found = measured(lab, levers.make(lab, seed, FakeSystem(lab, "ggroupfs")), repetitions=3)
@@ -527,7 +528,7 @@ def test_programs_begin_at_any_time_between_two_looks(seed: int) -> None:
 
 
 def test_a_lever_beside_strangers_is_left_out() -> None:
-    """And counted; where there is no other, it says so."""
+    """It is also counted; if no measurement is left, the scenario says so."""
     lab = FakeLab()
     lab.costs = {"gmem.peak": 0.5}
     lab.visits = [(1.2, 1.7), (40.1, 40.2)]
@@ -594,7 +595,7 @@ def test_every_scenario_names_a_reference_that_it_measures_and_no_system_twice()
 
 
 def test_a_page_and_a_check_of_all_of_it(tmp_path: Path) -> None:
-    """As on a GPU: measured, written, read, rendered with plots, and compared with itself."""
+    """The steps are those on a GPU: measure, write, read, render with plots, and compare the record with itself."""
     lab = FakeLab()
     compared = systems(lab)
     scenarios = [
@@ -641,7 +642,9 @@ def pressed(lab: FakeLab, compared: Sequence[FakeSystem]) -> list[pressure.Press
 
 
 def test_all_of_it_takes_half_an_hour() -> None:
-    """As the Makefile says; and each scenario less than ten minutes of it. What is run by name alone takes less."""
+    """The Makefile says so; and each scenario takes less than ten minutes of it. One that is run by name alone takes
+    less.
+    """
     budgets = [entry.budget for entry in SCENARIOS.values() if entry.by_default]
     assert max(budgets) <= 540
     assert sum(budgets) <= 1800
@@ -664,7 +667,7 @@ def test_percentages_of_mps_are_what_was_asked_for() -> None:
 def test_a_limit_is_written_until_it_holds(
     monkeypatch: pytest.MonkeyPatch, refusals: int, code: int, writes: int | None
 ) -> None:
-    """Programs may not give at once what they have; one that answers otherwise, or never comes to hold, is an error."""
+    """Programs may not give memory at once. An error other than that, or a limit that never holds, fails."""
     now, seen = [0.0], list[tuple[str, str]]()
 
     def write(room: SliceRoom, name: str, value: str) -> None:

@@ -16,7 +16,7 @@ from backend.cuda.page import ALONE, GPUS, LINE, USED, USED_AT, CounterPage
     ids=["not told", "nothing pends", "something does"],
 )
 def test_the_time_with_kernels_pending(word: int, worked: int | None) -> None:
-    """700 us, and since 5,000 us by the clock."""
+    """The values are 700 us, plus 5,000 us since then by the clock."""
     page = CounterPage()
     try:
         os.pwrite(page.descriptor, LINE.pack(10, 9, 3), 2 * LINE.size)
@@ -30,7 +30,7 @@ def test_the_time_with_kernels_pending(word: int, worked: int | None) -> None:
 
 
 def test_a_working_set_is_on_a_line_of_its_own() -> None:
-    """Libraries that know nothing of it have lines of counts that are as long."""
+    """Libraries without working sets have lines of counts that are as long."""
     page = CounterPage()
     try:
         os.pwrite(page.descriptor, LINE.pack(10, 9, 3), 2 * LINE.size)

@@ -1,4 +1,4 @@
-"""Level 2: grants of host memory (backend/cuda/grants.py), over a host of files."""
+"""Grants of host memory (backend/cuda/grants.py), on a host made of files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from backend.process.identity import Process, Slice
 
 MIB, GIB = 1 << 20, 1 << 30
 ANY = (1 << 64) - 1
-"""What a hostile program wants, and says that it has."""
+"""Amount that a hostile program requests, and reports to have."""
 
 BYTES = st.integers(0, 64).map(lambda count: count * GRANULE)
 DEMANDS = st.lists(st.builds(lambda used, more: Demand(used, used + more), BYTES, BYTES), max_size=6)
@@ -38,7 +38,7 @@ def test_a_share_is_even_above_what_serves(total: int, demands: list[Demand]) ->
 
 
 class Host:
-    """A machine, its cgroups and the programs on it."""
+    """A machine, its cgroups and its programs."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -94,7 +94,7 @@ def test_all_together_have_half_of_the_host(runs: Callable[[Test], None]) -> Non
         await host.are(a=3072)
         host.says("b", 0, 0, 3 * GIB)
         await host.are(a=2048, b=2048)
-        # What is pinned is not available any more, and counts all the same.
+        # Pinned memory is no longer available, and is counted all the same.
         host.says("a", 2 * GIB, 2 * GIB, 3 * GIB, 2 * GIB)
         host.available(6 * GIB)
         await host.are(a=2048, b=2048)
@@ -110,7 +110,7 @@ def test_all_together_have_half_of_the_host(runs: Callable[[Test], None]) -> Non
 
 
 def test_none_has_more_before_another_has_let_go_of_it(runs: Callable[[Test], None]) -> None:
-    """What was granted may be pinned by now, told or not; and what it says that it has still, it has."""
+    """A grant may be pinned already, reported or not; and what a program reports to have still, it has."""
 
     async def test(host: Host) -> None:
         host.says("a", 0, 0, 9 * GIB)
@@ -143,7 +143,7 @@ def test_what_serves_is_granted_always(runs: Callable[[Test], None]) -> None:
 
 
 def test_a_cgroup_has_what_its_limit_leaves(runs: Callable[[Test], None]) -> None:
-    """Those of a pod together, and of a slice of pods: what is pinned is not in memory.current."""
+    """The grants of a pod are added up, and those of a slice of pods: pinned memory is not in memory.current."""
 
     async def test(host: Host) -> None:
         host.cgroup("pods", None, 0)
@@ -187,7 +187,7 @@ def test_a_host_that_changes_a_little_is_not_told(runs: Callable[[Test], None]) 
         assert len(host.told["a"]) == 1
         host.available(6 * GIB)
         await host.are(a=3072)
-        # What it has is more than it may: it is told however little that is.
+        # It has more than it may, and is told so however small the excess is.
         host.says("a", 3 * GIB, 0, 9 * GIB)
         host.available(3 * GIB - 8 * MIB)
         await host.are(a=3068)

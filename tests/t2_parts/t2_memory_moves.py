@@ -1,4 +1,4 @@
-"""What moves at a turn: as few bytes as have to, never more than there is room for, and nothing that is clean."""
+"""The moves at a turn: as few bytes as possible, never more than there is room for, and nothing that is clean."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from backend.scheduler.memory.moves import DROPS, NEVER, Share, after, free_in, 
 from tests.support.belady import Moved, belady
 
 WITHIN = 1.05
-"""Factor by which more may move than Belady's algorithm moves."""
+"""Factor by which more may move than with Belady's algorithm."""
 RATES = Rates(out=40, into=50)
 
 
 @attrs.define
 class Course:
-    """A timeline of turns, each of one program, and what moves in it."""
+    """A timeline of turns, each of one program, and the moves in it."""
 
     room: int
     claims: Claims
     timeline: Sequence[int]
     ahead: int
-    """Chunks that can come behind a turn."""
+    """Number of chunks that can be fetched during a turn."""
     bundles: list[set[Hashable]] = attrs.field(factory=list)
-    """What has been there, as it had to be."""
+    """Chunks that had to be there, at each point."""
     fetched: int = 0
     evicted: int = 0
 
     def run(self) -> Moved:
-        """Return what moves, all in all."""
+        """Run all turns; return the total of the moves."""
         self._move([self.timeline[0]], [], 0)
         self._needs(self.timeline[0])
         for time, (one, other) in enumerate(zip(self.timeline, self.timeline[1:], strict=False)):
@@ -57,13 +57,15 @@ class Course:
         self.evicted += moves.evicted
 
     def _needs(self, *names: int) -> None:
-        """What is there of the first of a few programs, and all of one that has its turn."""
+        """Note as needed the resident chunks of these programs: the first ones of several, or all of the one that has
+        its turn.
+        """
         assert len(names) > 1 or self.claims[names[0]].missing == 0
         self.bundles.append({(name, chunk) for name in names for chunk in range(self.claims[name].resident)})
 
 
 def chunks(claims: Claims) -> set[Hashable]:
-    """The chunks that are on the GPU: the first of each program, in the order of their use, and those not used."""
+    """Return the chunks on the GPU: the first of each program, in the order of use, and those that are not used."""
     found: set[Hashable] = set()
     for name, claim in claims.items():
         found |= {(name, chunk) for chunk in range(claim.resident)}
@@ -80,10 +82,10 @@ def courses(draw: st.DrawFn) -> Course:
         resident = min(free, draw(st.integers(0, size)))
         claims[name] = Claim(size, resident)
         free -= resident
-    claims[len(sizes)] = Claim(0, cold=min(free, draw(st.integers(0, 20))))  # one that has nothing to do
+    claims[len(sizes)] = Claim(0, cold=min(free, draw(st.integers(0, 20))))  # a program without work
     if draw(st.booleans()):
         timeline = draw(st.lists(st.sampled_from(range(len(sizes))), min_size=2, max_size=60))
-    else:  # one after the other
+    else:  # in turn
         timeline = list(range(len(sizes))) * draw(st.integers(2, 10))
     return Course(room, claims, timeline, draw(st.sampled_from([0, 3, 10, 1000])))
 
@@ -91,7 +93,7 @@ def courses(draw: st.DrawFn) -> Course:
 @settings(max_examples=400)
 @given(courses())
 def test_what_moves_is_what_belady_moves(course: Course) -> None:
-    """With all that was there behind a turn being there; without anything ahead that is the plain algorithm."""
+    """All that was there during a turn counts as needed; without fetches ahead that is the plain algorithm."""
     claims = course.claims
     moved = course.run()
     best = belady(course.room, chunks(claims), course.bundles)
@@ -100,7 +102,7 @@ def test_what_moves_is_what_belady_moves(course: Course) -> None:
 
 @pytest.mark.parametrize("percent", [150, 200, 300])
 def test_what_comes_ahead_of_all_takes_no_more_than_each_turn_needs(percent: int) -> None:
-    """Four programs by turns: all of each one moves, as the one before it had to be there, too."""
+    """Four programs in turn: all memory of each moves, as that of the one before had to be there, too."""
     size, turns = 136, 40
     room = 4 * size * 100 // percent
     course = Course(room, {name: Claim(size) for name in range(4)}, list(range(4)) * (turns // 4), 1000)
@@ -135,7 +137,7 @@ def test_nothing_is_written_that_the_host_has() -> None:
 
 
 def test_a_piece_of_what_is_not_written_is_bounded_too() -> None:
-    """What comes meanwhile waits for its end, and so does the next plan."""
+    """Memory that comes meanwhile waits for the end of the piece, and so does the next plan."""
     rates, usec, gib = Rates(30 * 10**9, 30 * 10**9), 5000, 1 << 30
     assert out_in(Share("a", 8 * gib, 8 * gib), rates, usec) == rates.out_in(usec)
     assert out_in(Share("a", 8 * gib, 0), rates, usec) == DROPS * usec // 10**6

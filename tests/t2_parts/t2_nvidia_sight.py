@@ -1,4 +1,4 @@
-"""What samples tell for certain of programs that do not count their kernels."""
+"""How busy the engine was, from NVML's samples, while programs that do not count their kernels were on the runlist."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SPACING_S = 1 / 6
 
 
 def told(sight: Sight, process: Process) -> tuple[float, float]:
-    """Seconds that were watched, and busy."""
+    """Return the seconds that were watched, and busy."""
     found = sight.told(process)
     assert found is not None
     return found[0] / 1e6, found[1] / 1e6
@@ -33,7 +33,7 @@ def test_of_one_that_stays_all_samples_tell() -> None:
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("works", [1.0, 0.6])
 def test_of_one_that_stands_and_goes_on_none_tells_of_the_standing(seed: int, works: float) -> None:
-    """It is on the runlist for 0.5 s of each 1 s, which is in step with samples of a sixth; whatever their phase is."""
+    """The program is on the runlist for 0.5 s of each second, in step with samples of a sixth, at any phase."""
     phase = random.Random(seed).random() * SPACING_S
     sight = Sight()
     sight.keep([A], 0.0, ())
@@ -56,7 +56,7 @@ def test_of_one_that_stands_and_goes_on_none_tells_of_the_standing(seed: int, wo
 
 
 def test_a_sample_over_both_tells_nothing() -> None:
-    """In cycles of 0.4 s of which it is on for 0.12 s no sample is whole."""
+    """In cycles of 0.4 s with 0.12 s on the runlist, no sample is within the time on it."""
     sight = Sight()
     sight.keep([A], 0.0, ())
     for number in range(1, 100):
@@ -66,7 +66,7 @@ def test_a_sample_over_both_tells_nothing() -> None:
 
 
 def test_what_several_have_is_taken_together() -> None:
-    """The driver names one of them, or gives each its part: the engine worked all of the time."""
+    """The driver names one of the programs, or gives each a part: the engine worked all of the time."""
     sight = Sight()
     sight.keep([A, B], 0.0, ())
     for number in range(1, 61):
@@ -88,7 +88,7 @@ def test_that_there_is_no_sample_tells_of_an_engine_that_idles() -> None:
 
 
 def test_a_late_sample_is_of_the_time_that_it_says() -> None:
-    """It was on then, and is off by now."""
+    """The program was on the runlist then, and is off by now."""
     sight = Sight()
     sight.keep([A], 0.0, ())
     sight.take(0.3, {A.pid: 1.0}, 0.0, None)
@@ -124,6 +124,7 @@ def test_one_that_comes_off_the_runlist_is_watched_once_it_is_put_back() -> None
 def test_all_samples_of_an_answer_count(
     before: int, samples: list[tuple[int, int, float]], shares: dict[int, float]
 ) -> None:
-    """Each for its own time, where the driver tells of each by itself; the first is taken to be as long as the next
-    where it is not known when it began."""
+    """Each sample counts for its own time, if the driver reports them separately; the first is taken to be as long as
+    the next if its beginning is unknown.
+    """
     assert joined(samples, before) == pytest.approx(shares)

@@ -1,6 +1,6 @@
-"""Gangs whose memory is scheduled with time, on two software GPUs with a scheduler each, in virtual time.
+"""Memory turns of gangs, on two software GPUs with a scheduler each, in virtual time.
 
-A program of two GPUs waits for both in each step, as for a collective: with one of them held it stands.
+A program on two GPUs waits for both in each step, as for a collective: if one GPU is held, the program stops.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ from tests.support.switched import RATE
 Spawn = Callable[..., subprocess.Popen[bytes]]
 
 STEP_S = 0.01
-"""Seconds that a step takes with all of its memory there: longer than a turn that ends waits for it."""
+"""Duration of a step with all memory on the GPU, seconds: longer than the wait at the end of a turn."""
 APART_S = 0.06
-"""Seconds for which a gang may be on in one place and off in another: a drain, and levers, pulled one by one."""
+"""Longest time for which a gang may be on in one place and off in another, seconds: a drain, and levers pulled one by
+one.
+"""
 
 
 def machine(capacity: int, count: int = 2) -> list[SoftGpu]:
-    """GPUs of one machine."""
+    """Return the GPUs of one machine."""
     one = Machine()
     config = SoftConfig(capacity, MIB, RATE, RATE, batch=4 * MIB, switch_us=0)
     return [SoftGpu(index, config, one) for index in range(count)]
@@ -38,21 +40,21 @@ def machine(capacity: int, count: int = 2) -> list[SoftGpu]:
 
 @attrs.define(eq=False)
 class Wide:
-    """A program with a context on each of some GPUs, that uses all of its memory in each step, on all of them."""
+    """A program with a context on each of several GPUs, which uses all of its memory on all of them in each step."""
 
     process: Process
     gpus: Sequence[SoftGpu]
     step_us: int = round(STEP_S * 1e6)
     steps: int = 0
-    """Steps that all GPUs have done."""
+    """Number of steps that all GPUs have finished."""
     tsgs: dict[int, int] = attrs.field(factory=dict)
     pages: dict[int, range] = attrs.field(factory=dict)
     stamps: dict[tuple[int, int], int] = attrs.field(factory=dict)
     done: dict[int, int] = attrs.field(factory=dict)
-    """Kernels that each GPU has finished."""
+    """Number of kernels that each GPU has finished."""
     went_on: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
     slow: int | None = None
-    """A GPU whose kernels take 4 s: it waits there for what another one is to launch, say."""
+    """GPU whose kernels take 4 s, as if waiting there for a launch elsewhere."""
 
     async def make(self, pages: int) -> None:
         for gpu in self.gpus:
@@ -72,7 +74,7 @@ class Wide:
         return finished
 
     async def run(self) -> None:
-        """Launches on all GPUs, and waits for all."""
+        """Launch on all GPUs, and wait for all of them, again and again."""
         while True:
             async with trio.open_nursery() as nursery:
                 for gpu in self.gpus:
@@ -85,7 +87,7 @@ class Wide:
             self.steps += 1
 
     def check(self) -> None:
-        """Nothing is lost."""
+        """Check that no content is lost."""
         for gpu in self.gpus:
             for page in self.pages[gpu.info.index]:
                 assert gpu.read(self.process, page) == self.stamps[gpu.info.index, page]
@@ -99,7 +101,7 @@ class Stage:
         self.each: list[Wide] = []
 
     async def come(self, pages: int, *on: int, cgroup: str = "/") -> Wide:
-        """A program comes, with so many pages on each of these GPUs."""
+        """Start a program with `pages` pages on each of these GPUs."""
         process = await self.h.arrive(self.spawn().pid, cgroup, gpu=on[0])
         for gpu in on[1:]:
             await self.h.controller.bookkeeper.arrive(process, gpu)
@@ -114,24 +116,24 @@ class Stage:
         return self.h.controller._schedulers._levels
 
     def off(self, one: Wide) -> list[bool]:
-        """Whether a program is off the runlist, on each of its GPUs."""
+        """Return whether a program is off the runlist on each of its GPUs."""
         place = self.h.controller._follower.place
         return [place(Member(one.process, gpu.info.index)).off for gpu in one.gpus]
 
     def turns(self, one: Wide) -> int:
-        """Turns that it had, on its first GPU."""
+        """Return the number of its turns, on its first GPU."""
         member = Member(one.process, one.gpus[0].info.index)
         turned = self.h.controller.population.record(member).scheduled.turned
         return 0 if turned is None else turned.turns
 
     async def steps(self, seconds: float) -> list[int]:
-        """The steps that each does in so many seconds."""
+        """Return the number of steps of each program in `seconds` seconds."""
         before = [one.steps for one in self.each]
         await trio.sleep(seconds)
         return [one.steps - start for one, start in zip(self.each, before, strict=True)]
 
     async def apart(self, seconds: float, *gang: Wide) -> float:
-        """How long some programs were on and off at once, on any of their GPUs, at most."""
+        """Return the longest time for which the programs of a gang were on and off at once, on any of their GPUs."""
         longest, since = 0.0, trio.current_time()
         until = since + seconds
         while (now := trio.current_time()) < until:
@@ -163,7 +165,7 @@ async def test_two_programs_of_two_gpus_have_their_turns_on_both(spawn: Spawn) -
 
 @virtual
 async def test_one_gpu_without_room_is_enough(spawn: Spawn) -> None:
-    """What is on the other one alone, where there is room for all, runs all the time."""
+    """A program that is only on the other GPU, where there is room for all, runs all the time."""
     gpus = machine(96 * MIB)
     async with running(*gpus, scheduler=True) as h, trio.open_nursery() as nursery:
         stage = Stage(h, gpus, spawn, nursery)
@@ -182,7 +184,7 @@ async def test_one_gpu_without_room_is_enough(spawn: Spawn) -> None:
 
 @virtual
 async def test_programs_that_share_memory_have_their_turns_together(spawn: Spawn) -> None:
-    """Each on a GPU of its own, by a name that both know; beside others of each GPU."""
+    """The programs are on a GPU each, share memory by a common name, and run beside others on each GPU."""
     gpus = machine(96 * MIB)
     async with running(*gpus, scheduler=True) as h, trio.open_nursery() as nursery:
         stage = Stage(h, gpus, spawn, nursery)
@@ -216,7 +218,7 @@ async def test_what_is_shared_with_one_that_is_not_known_ties_all_that_share(spa
 @pytest.mark.parametrize("where", ["beside it", "in another slice"])
 @virtual
 async def test_there_are_no_turns_where_a_peer_may_have_none(spawn: Spawn, where: str) -> None:
-    """One without our gate, that may share anything; or one that shares, and is below another level."""
+    """The peer is a program without a gate, which may share anything; or a sharer below another level."""
     gpus = machine(160 * MIB)
     async with running(*gpus, scheduler=True) as h, trio.open_nursery() as nursery:
         stage = Stage(h, gpus, spawn, nursery)
@@ -241,8 +243,9 @@ async def test_there_are_no_turns_where_a_peer_may_have_none(spawn: Spawn, where
 
 @virtual
 async def test_a_gang_that_does_not_drain_goes_on(spawn: Spawn) -> None:
-    """Its kernel on one GPU waits for what it is to launch on the other; so it has no turns, for ever longer. Once it
-    drains it has."""
+    """The kernel on one GPU waits for a launch on the other. So the gang has no turns, for ever longer periods; once it
+    drains, it has turns.
+    """
     gpus = machine(96 * MIB)
     async with running(*gpus, scheduler=True) as h, trio.open_nursery() as nursery:
         stage = Stage(h, gpus, spawn, nursery)
@@ -274,7 +277,7 @@ async def test_a_gang_that_does_not_drain_goes_on(spawn: Spawn) -> None:
 
 @virtual
 async def test_gpus_are_tied_as_long_as_a_program_is_on_both(spawn: Spawn) -> None:
-    """Each has its turns by itself before and after; and nothing is left off in between."""
+    """Each GPU has its own turns before and after, and nothing stays off in between."""
     gpus = machine(96 * MIB)
     async with running(*gpus, scheduler=True) as h, trio.open_nursery() as nursery:
         popens: list[subprocess.Popen[bytes]] = []

@@ -1,4 +1,4 @@
-"""Memory that is scheduled with time by a daemon with its scheduler, on a software GPU, in virtual time."""
+"""Memory turns by a daemon with its scheduler, on a software GPU in virtual time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Programs:
         self.each: list[Looper] = []
 
     async def come(self, pages: int, cgroup: str = "/") -> Looper:
-        """A program comes, with so many pages."""
+        """Start a program with `pages` pages."""
         process = await self.h.arrive(self.spawn().pid, cgroup)
         one = Looper(process, 0, range(0))
         one.tsg = await self.gpu.open_context(process, 1, one.finished, gated=True)
@@ -42,25 +42,25 @@ class Programs:
         return one
 
     async def steps(self, seconds: float) -> list[int]:
-        """The steps that each does in so many seconds."""
+        """Return the number of steps of each program in `seconds` seconds."""
         before = [one.steps for one in self.each]
         await trio.sleep(seconds)
         return [one.steps - start for one, start in zip(self.each, before, strict=True)]
 
     def check(self) -> None:
-        """Nothing is lost."""
+        """Check that no content is lost."""
         for one in self.each:
             assert all(self.gpu.read(one.process, page) == stamp for page, stamp in one.stamps.items())
 
     def turns(self, process: Process) -> int:
-        """Turns that a program had for the sake of memory."""
+        """Return the number of memory turns that a program has had."""
         turned = self.h.controller.population.by_pid(process.pid).records[0].scheduled.turned
         return 0 if turned is None else turned.turns
 
 
 @virtual
 async def test_programs_that_need_more_than_there_is_have_turns(spawn: Spawn, caplog: pytest.LogCaptureFixture) -> None:
-    """They did 7 % of this by the driver's slices."""
+    """With the driver's slices they did 7 % of this."""
     caplog.set_level(logging.INFO)
     done = {}
     for wait_us in (1_000_000, None):
@@ -85,7 +85,7 @@ async def test_programs_that_need_more_than_there_is_have_turns(spawn: Spawn, ca
 
 @virtual
 async def test_a_slice_has_turns_of_its_own(spawn: Spawn) -> None:
-    """Its limit is the room; one beside it has none, and is as fast as ever."""
+    """The limit of the slice is its room. A program outside it takes no turns, and is as fast as ever."""
     gpu = soft(256 * MIB)
     async with running(gpu, scheduler=True) as h, trio.open_nursery() as nursery:
         programs = Programs(h, gpu, spawn, nursery)
@@ -117,7 +117,7 @@ async def test_with_room_for_all_there_are_no_turns(spawn: Spawn) -> None:
 
 @virtual
 async def test_turns_end_with_the_pressure(spawn: Spawn) -> None:
-    """And what waited goes on, wherever its process is by then."""
+    """The programs that waited go on, whatever slice they are in by then."""
     gpu = soft(256 * MIB)
     async with running(gpu, scheduler=True) as h, trio.open_nursery() as nursery:
         programs = Programs(h, gpu, spawn, nursery)
@@ -191,7 +191,7 @@ async def test_the_figures_tell_of_turns(spawn: Spawn) -> None:
 
 @virtual
 async def test_a_program_waits_no_longer_than_is_asked_for(spawn: Spawn) -> None:
-    """By its slice, or by itself: the shortest holds."""
+    """The bound is set on the slice or on the program; the shortest one holds."""
     gpu = soft(96 * MIB)
     async with running(gpu, scheduler=True, turn_wait_us=3_000_000) as h, trio.open_nursery() as nursery:
         programs = Programs(h, gpu, spawn, nursery)
@@ -232,7 +232,7 @@ async def _longest_waits(programs: Programs, seconds: float) -> list[float]:
 @virtual
 @pytest.mark.parametrize("count", [3, 6, 8])
 async def test_many_wait_no_longer_than_the_calls_of_the_driver_allow(spawn: Spawn, count: int) -> None:
-    """A switch takes three calls for each program, of 25 a second; however short the wait that is asked for."""
+    """A switch takes three driver calls per program, of 25 a second, however short the requested wait is."""
     gpu = soft(96 * MIB)
     async with running(gpu, scheduler=True, turn_wait_us=100_000) as h, trio.open_nursery() as nursery:
         programs = Programs(h, gpu, spawn, nursery)
@@ -240,7 +240,7 @@ async def test_many_wait_no_longer_than_the_calls_of_the_driver_allow(spawn: Spa
             await programs.come(48)
         await trio.sleep(10)
         bounds = h.controller._schedulers._each[0]._levels.bounds()
-        stall_us = RATES.into_usec(48 * MIB)  # where two of them fill the room
+        stall_us = RATES.into_usec(48 * MIB)  # two of them fill the room
         assert max(bounds.values()) <= (count - 1) * 150_000 + 25_000 + stall_us
         longest = await _longest_waits(programs, 20)
         assert max(longest) <= max(bounds.values()) / 1e6
@@ -250,7 +250,7 @@ async def test_many_wait_no_longer_than_the_calls_of_the_driver_allow(spawn: Spa
 
 @virtual
 async def test_nothing_comes_for_one_that_waits_but_as_is_planned(spawn: Spawn) -> None:
-    """Room that is there is offered to the others."""
+    """Free room is offered to the other programs only."""
     gpu = soft(110 * MIB)
     async with running(gpu, scheduler=True) as h, trio.open_nursery() as nursery:
         programs = Programs(h, gpu, spawn, nursery)
@@ -269,7 +269,7 @@ async def test_nothing_comes_for_one_that_waits_but_as_is_planned(spawn: Spawn) 
 
 @virtual
 async def test_a_program_that_ends_in_any_part_of_its_turns_leaves_nothing(spawn: Spawn) -> None:
-    """Another one comes in its place, again and again; and nothing of it is in the log."""
+    """Another program replaces it, again and again; and nothing of this is in the log."""
     gpu = soft(96 * MIB)
     async with running(gpu, scheduler=True) as h, trio.open_nursery() as nursery:
         popens: list[subprocess.Popen[bytes]] = []
@@ -300,7 +300,9 @@ async def test_a_program_that_ends_in_any_part_of_its_turns_leaves_nothing(spawn
 
 @virtual
 async def test_no_memory_moves_for_turns_behind_one_that_is_always_busy(spawn: Spawn) -> None:
-    """A thousandth of the engine is not worth it; and each turn that ends takes time of the one that leads."""
+    """A thousandth of the engine is not worth a move of memory, and each end of a turn takes time from the program that
+    leads.
+    """
     gpu = soft(96 * MIB)
     async with running(gpu, scheduler=True) as h, trio.open_nursery() as nursery:
         programs = Programs(h, gpu, spawn, nursery)

@@ -1,4 +1,4 @@
-"""What the benchmarks do with real processes, files and mounts, without a GPU."""
+"""The parts of the benchmarks that use real processes, files and mounts, without a GPU."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ PROGRAM = Path(__file__).parents[1] / "support" / "bench_program.py"
 PYTHON = [sys.executable]
 
 BUDGET_S = 500.0
-"""Seconds that a benchmark may take, which takes a few where others do not want the processor."""
+"""Longest time of a benchmark, seconds; it takes a few seconds on an idle processor."""
 
-# The pages of programs
+# Pages of programs
 
 
 @pytest.fixture
 def lab(monkeypatch: pytest.MonkeyPatch) -> real.GpuLab:
-    """A lab with the double of the CUDA programs."""
+    """A lab with stand-ins for the CUDA programs."""
     monkeypatch.setattr(real, "built", lambda source: os.fspath(PROGRAM))
     return real.GpuLab()
 
 
 def test_a_burst_is_served(lab: real.GpuLab) -> None:
-    """Latencies from arrival: the second of two that come at once waits for the first."""
+    """Latencies count from arrival: the second of two requests that come at once waits for the first."""
     heard: list[float] = []
     with lab.critical(PYTHON, "decode") as critical:
         for _ in range(2):
@@ -58,8 +58,9 @@ def test_a_burst_is_served(lab: real.GpuLab) -> None:
 
 
 def test_what_has_not_begun_in_time_is_given_up(lab: real.GpuLab) -> None:
-    """No earlier, and what has begun is served to its end. A program that is kept off the processor for all of the time
-    begins none: it is asked again."""
+    """It is not given up earlier, and a request that has begun is served to its end. A program that got no processor
+    time at all begins none, and the test runs it again.
+    """
     count, most = 100, 10
     limit, until = most * REQUEST_NS / 1e9, time.monotonic() + BUDGET_S
     with lab.critical(PYTHON, "decode") as critical:
@@ -105,7 +106,7 @@ def test_jobs_go_on_until_they_are_told(lab: real.GpuLab) -> None:
 
 @pytest.mark.parametrize("turns", ["on", "off"])
 def test_programs_in_a_slice_have_turns_where_they_have_less_room(turns: str) -> None:
-    """On the software GPU, as `oversubscribed` has them on a real one."""
+    """The test runs them on the software GPU, in the way `oversubscribed` does on a real one."""
     with systems.Turned("slices", [f"turns={turns}"], gpu="soft").enter() as room:
         words = [*room.words(), sys.executable, "-m", "ggroupfs", "tenant", "--mount", os.fspath(room.mount.path)]
         words += ["--gmem", "256M", "--touch", "1000000", "--kernel", "5ms", "--depth", "2"]
@@ -164,7 +165,7 @@ def test_the_programs_compile(name: str, monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert path.stat().st_mtime_ns == when, "not again"
 
 
-# MPS, with a double of its control daemon
+# MPS, with a stand-in for its control daemon
 
 
 DAEMON = """#!/bin/sh
@@ -306,7 +307,7 @@ def test_what_is_measured_goes_into_a_file_with_what_it_was_measured_on(tmp_path
     on = found.runs["flyt"].on
     assert on["command"] == shlex.join([Path(sys.executable).name, "-m", "tests.bench", *words])
     assert {"cpu", "cpus", "kernel", "python", "date"} <= set(on)
-    # Of sources that came without their history it is not known.
+    # For sources without their history the commit is unknown.
     assert ("commit" in on) == ((real.ROOT / ".git").exists() and shutil.which("git") is not None)
     assert str(on["date"])[:4] >= str(time.gmtime().tm_year)
 

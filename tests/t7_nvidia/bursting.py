@@ -9,7 +9,7 @@ from tests.t7_nvidia.conftest import STOP, Worker
 
 
 def bursts(one: Worker, over: threading.Event) -> None:
-    """It works for 30 ms, and idles for 20, again and again."""
+    """Work for 30 ms and idle for 20 ms, again and again."""
     while not over.is_set():
         one.set(STOP, 0)
         time.sleep(0.03)

@@ -1,10 +1,10 @@
-"""One rank of a program of two GPUs that knows nothing of ggroupfs: reads all of its memory, and sums up with the other
-rank by NCCL, in each step.
+"""One rank of a program on two GPUs, without any knowledge of ggroupfs. In each step it reads all of its memory, and
+sums up with the other rank by NCCL.
 
     ranks.py FILE MIB RANK RENDEZVOUS
 
-RENDEZVOUS is a file that both ranks meet by; RANK is the GPU, too. FILE (a page on tmpfs): steps done (u64 @0), sums
-wrong (u64 @16, all ones until both have stopped), stop (u32 @24, set by the caller for rank 0).
+RENDEZVOUS is a file through which the ranks meet; RANK is also the GPU. FILE is a page on tmpfs: steps done (u64 @0),
+wrong sums (u64 @16, all ones until both ranks have stopped), stop (u32 @24, set by the caller for rank 0).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import torch.distributed
 
 RANKS = 2
 PARTS = 32
-"""Tensors that the memory is in."""
+"""Number of tensors that the memory is divided into."""
 SUMMED = 16 << 20
-"""Elements that are summed up over the ranks in each step: 64 MiB."""
+"""Number of elements that are summed up over the ranks in each step: 64 MiB."""
 
 
 def main() -> int:

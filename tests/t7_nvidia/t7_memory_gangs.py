@@ -1,4 +1,4 @@
-"""Turns of memory of gangs, on a machine with two GPUs: programs of two ranks that sum up by NCCL."""
+"""Memory turns of gangs, on a machine with two GPUs: programs of two ranks that sum up by NCCL."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from tests.t7_nvidia.conftest import ROOT, wait_for
 from tests.t7_nvidia.programs import Program, program, run_in, slice_of
 
 MIB_EACH = 4096
-"""MiB of each rank, besides what NCCL takes."""
+"""Memory of each rank besides that of NCCL, MiB."""
 ROOM = 0.7
-"""Part of what both programs hold on a GPU that there is room for."""
+"""Room, as a fraction of what both programs hold on a GPU."""
 WATCHED_S = 20.0
-"""Seconds for which they are watched."""
+"""Time for which they are watched, seconds."""
 STUCK_S = 10.0
-"""Seconds in which a step ends, whatever waits for its turn: NCCL gives up after minutes."""
+"""Longest time of a step, whatever waits for its turn, seconds: NCCL gives up after minutes."""
 
 
 @contextlib.contextmanager
 def pair(mount: Mounted, within: str, meet: Path) -> Iterator[list[Program]]:
-    """A program of two ranks, a process and a GPU each."""
+    """Run a program of two ranks, with one process and GPU each."""
     with contextlib.ExitStack() as stack:
         words = [*run_in(mount, within=within), sys.executable, os.fspath(ROOT / "tests" / "t7_nvidia" / "ranks.py")]
         runs = [
@@ -40,7 +40,7 @@ def pair(mount: Mounted, within: str, meet: Path) -> Iterator[list[Program]]:
 
 @pytest.mark.timeout(400)
 def test_two_programs_of_two_ranks(tmp_path: Path) -> None:
-    """None hangs, and all sums are right."""
+    """No program hangs, and all sums are right."""
     with (
         mountpoint() as path,
         mounted(path, "turns=on", gpu="nvidia") as mount,

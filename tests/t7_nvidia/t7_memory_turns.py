@@ -1,4 +1,4 @@
-"""Turns of memory on a real GPU: what programs compute is right, whatever moves, and however the daemon ends."""
+"""Memory turns on a real GPU: the results of programs are right, whatever moves, and however the daemon ends."""
 
 from __future__ import annotations
 
@@ -18,33 +18,35 @@ from tests.t7_nvidia.programs import GIB, Program, current, member, program, run
 from tests.t7_nvidia.trained import STOP, outcome, rewrite, torch
 
 SIZE = 4 * GIB
-"""Bytes that each program computes with, besides its context."""
+"""Memory that each program computes with, besides its context, bytes."""
 COUNT = 3
-"""Programs."""
+"""Number of programs."""
 ROOM = 0.6
-"""Part of what they hold that the slice has room for."""
+"""Room of the slice, as a fraction of what the programs hold."""
 TURNS, TURNS_S = 200, 200.0
-"""Turns in which all is computed, of all programs together, and the seconds in which there are to be so many."""
+"""Number of turns, of all programs together, during which they compute, and the time within which there must be as
+many, seconds.
+"""
 WAIT = "500ms"
-"""Time that a program waits for a turn at most: turns are short, so that there are many."""
+"""Longest wait for a turn: turns are short, so that there are many."""
 KILLS, SLOWER_S = 20, 2.0
-"""Times that the daemon is killed, and seconds that this may cost each time."""
+"""Number of times that the daemon is killed, and the time that each may cost, seconds."""
 TRAINED_S = float(os.environ.get("GGROUP_MEMORY_TURNS_S", "480"))
-"""Seconds for which programs train."""
+"""Time for which programs train, seconds."""
 MOST_STEPS = 60_000
-"""Steps for which a program that trains has room: more than it does in that time."""
+"""Number of steps that a training program has room for, more than it can make in that time."""
 
 
 @contextlib.contextmanager
 def turning() -> Iterator[Mounted]:
-    """A mounted tree with turns of memory."""
+    """Mount a tree with memory turns."""
     with mountpoint() as path, mounted(path, "turns=on", gpu="nvidia") as mount:
         yield mount
 
 
 @contextlib.contextmanager
 def worked(mount: Mounted, elastic: str, within: str) -> Iterator[list[Program]]:
-    """Programs that check every word in the end."""
+    """Run programs that check every word at the end."""
     words = [*run_in(mount, within=within), elastic, "PAGE", str(SIZE >> 20)]
     with contextlib.ExitStack() as stack:
         runs = [stack.enter_context(program(*words)) for _ in range(COUNT)]
@@ -54,18 +56,18 @@ def worked(mount: Mounted, elastic: str, within: str) -> Iterator[list[Program]]
 
 
 def pressed(slice_: Member) -> None:
-    """The slice has room for a part of what its programs hold, and each waits a short time for its turn."""
+    """Give the slice room for a fraction of what its programs hold, and a short wait for turns."""
     write(slice_, "compute.wait.max", WAIT)
     write(slice_, "gmem.limit.high", int(current(slice_) * ROOM))
 
 
 def turns_of(slice_: Member) -> int:
-    """Turns that all programs of a slice had for the sake of memory."""
+    """Return the number of memory turns of all programs of a slice."""
     return slice_.flat("gcgroup.stat").get("memory_turns", 0)
 
 
 def go_on(runs: Sequence[Program], seconds: float) -> float:
-    """Waits until each has made a pass; returns how long that took."""
+    """Wait until each program has made a pass; return the seconds that this took."""
     before = [run.passes for run in runs]
     return wait_for(
         lambda: all(run.passes > was for run, was in zip(runs, before, strict=True)), "all go on", seconds=seconds
@@ -74,7 +76,7 @@ def go_on(runs: Sequence[Program], seconds: float) -> float:
 
 @pytest.mark.timeout(TURNS_S + 120)
 def test_two_hundred_turns(elastic: str) -> None:
-    """Every word of all programs is right after them."""
+    """Every word of all programs is right afterwards."""
     with turning() as mount, slice_of(mount, "memory") as (name, slice_), worked(mount, elastic, name) as runs:
         pressed(slice_)
         start = time.monotonic()
@@ -92,7 +94,7 @@ def test_two_hundred_turns(elastic: str) -> None:
 
 @pytest.mark.timeout(400)
 def test_a_daemon_killed_in_switches(elastic: str) -> None:
-    """At any moment of them: all programs go on at once, without turns, and have turns again by the next daemon."""
+    """Whenever it is killed, all programs continue at once without turns, and have turns again with the next daemon."""
     rng, idle, back = random.Random(45), [], []
     with mountpoint() as place, daemons(place, "turns=on", gpu="nvidia") as start:
         mount = start()
@@ -119,7 +121,7 @@ def test_a_daemon_killed_in_switches(elastic: str) -> None:
 
 @pytest.mark.timeout(TRAINED_S + 450)
 def test_training_with_turns_and_limits_that_move() -> None:
-    """Losses to the bit, of programs that train in turns while limits of each are rewritten."""
+    """Losses are equal to the bit, of programs that train in turns while the limits of each are rewritten."""
     with turning() as mount, slice_of(mount, "memory") as (name, slice_), contextlib.ExitStack() as stack:
         on = run_in(mount, within=name)
         runs = [stack.enter_context(torch(None, "train", MOST_STEPS, on=on)) for _ in range(COUNT)]

@@ -1,7 +1,7 @@
-"""Claims: what a program needs of the memory of one GPU to run at full speed, in sums.
+"""Claims: how much memory of one GPU a program needs to run at full speed, in bytes.
 
-Which memory that is only the library in the program knows, and in which order it is used first. It fetches in that
-order, and gives what is not used before what is, the last in that order first.
+Only the library in the program knows which memory that is, and the order of its first use in a turn. It fetches in that
+order. It gives memory outside the working set first, and then the working set, the last used first.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ import attrs
 from backend.core.settings import MAX
 
 Name = Hashable
-"""What a program is known by: a process, but for the tests of what is pure."""
+"""Name of a program: a process, except in the tests of pure code."""
 
 
 @attrs.frozen
 class Claim:
-    """See the module. Bytes."""
+    """What one program claims of the memory of one GPU, in bytes."""
 
     used: int
-    """What it uses in one turn: its working set."""
+    """Working set: the bytes that it uses in one turn."""
     resident: int = 0
-    """Bytes of that which are on the GPU."""
+    """Bytes of the working set that are on the GPU."""
     cold: int = 0
-    """What it has on the GPU besides, and can give."""
+    """Bytes that it has on the GPU outside its working set."""
     unwritten: int = 0
-    """Bytes that it has on the GPU and has not written since the host had them last: to give these costs nothing."""
+    """Bytes that it has on the GPU and has not written since the host last had them: moving these out costs nothing."""
     leaves: int = MAX
-    """What it may give at most: its swap.max, its protection, the room in the host."""
+    """Bytes that it may move out at most, as bounded by its swap.max, its protection, and the room in the host."""
 
     @property
     def missing(self) -> int:
@@ -38,16 +38,16 @@ class Claim:
 
     @property
     def held(self) -> int:
-        """What it has on the GPU, and can give as far as it may."""
+        """Bytes that it has on the GPU."""
         return self.resident + self.cold
 
     @property
     def stays(self) -> int:
-        """Bytes that it has on the GPU besides its working set, and keeps whatever it gives: its contexts, say."""
+        """Bytes outside the working set that remain on the GPU whatever is moved out, such as its contexts."""
         return min(self.cold, max(0, self.held - self.leaves))
 
     def given(self, nbytes: int) -> Claim:
-        """Return what it claims once it gave so many bytes, at most what it may."""
+        """Return the claim after `nbytes` were moved out; `nbytes` is at most `leaves`."""
         of_cold = min(nbytes, self.cold)
         return attrs.evolve(
             self,
@@ -58,35 +58,35 @@ class Claim:
         )
 
     def fetched(self, nbytes: int) -> Claim:
-        """Return what it claims once so many bytes that it lacked are there, at most all of them."""
+        """Return the claim after `nbytes` of what it lacked were fetched; `nbytes` is at most `missing`."""
         return attrs.evolve(self, resident=self.resident + nbytes)
 
 
 Claims = Mapping[Name, Claim]
-"""Those of all programs on one GPU."""
+"""The claims of all programs on one GPU."""
 
 
 @attrs.frozen
 class Rates:
-    """What the bus carries, each way while the other is as busy; bytes a second."""
+    """Rates of the bus in each direction while the other is as busy, bytes a second."""
 
     out: int
-    """From the GPU to the host."""
+    """Rate from the GPU to the host."""
     into: int
-    """From the host to the GPU."""
+    """Rate from the host to the GPU."""
 
     def into_usec(self, nbytes: int) -> int:
-        """Return the microseconds that so many bytes take to the GPU."""
+        """Return the microseconds that `nbytes` take to the GPU, rounded up."""
         return -(-nbytes * 1_000_000 // self.into)
 
     def out_usec(self, nbytes: int) -> int:
-        """Return the microseconds that so many bytes take to the host."""
+        """Return the microseconds that `nbytes` take to the host, rounded up."""
         return -(-nbytes * 1_000_000 // self.out)
 
     def into_in(self, usec: int) -> int:
-        """Return how many bytes come to the GPU in so many microseconds."""
+        """Return the bytes that come to the GPU in `usec` microseconds."""
         return usec * self.into // 1_000_000
 
     def out_in(self, usec: int) -> int:
-        """Return how many bytes go to the host in so many microseconds."""
+        """Return the bytes that go to the host in `usec` microseconds."""
         return usec * self.out // 1_000_000

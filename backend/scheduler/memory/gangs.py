@@ -1,9 +1,11 @@
 """Gangs: programs that are on and off together, and have their turns together. Pure.
 
-Programs that share GPU memory wait for each other's kernels, and so do the kernels of one program on several GPUs: a
-collective with one half held at a gate spins for ever, and what one of them drains waits for the other. So a gang is
-what hangs together by memory, over all GPUs. Until it is known of a program whether it does, it takes no turns, and no
-other of its gang: that is each that shares memory with a process of which is not known which.
+Programs that share GPU memory wait for each other's kernels, and so do the kernels of one program on several GPUs. A
+collective with one half held at a gate spins for ever, and the work that one program drains waits for the other. So a
+gang is all programs that are connected by shared memory, over all GPUs.
+
+A program takes no turns until its library has told what it shares, and neither does its gang: until then each program
+that shares memory may be in it.
 """
 
 from __future__ import annotations
@@ -18,30 +20,32 @@ from backend.scheduler.memory.claims import Name
 
 @attrs.frozen
 class Ties:
-    """What ties a program to others, and to GPUs."""
+    """What ties a program to other programs and to GPUs."""
 
     gpus: frozenset[int] = frozenset()
-    """GPUs that it has a context on."""
+    """GPUs on which it has a context."""
     shared: frozenset[Hashable] = frozenset()
-    """Names of memory that it shares, the same in all that share it; ANY where that may be with each that does."""
+    """Names of the memory that it shares, the same in all programs that share it; ANY if its peers are unknown, so that
+    each program that shares memory may be one.
+    """
     is_known: bool = False
-    """Whether that is all: its library says what it exports and imports."""
+    """Whether these ties are complete: its library tells what it exports and imports."""
 
 
 @attrs.frozen
 class Gang:
-    """Programs that are on and off together: one by itself, as a rule."""
+    """Programs that are on and off together; usually a single one."""
 
     members: frozenset[Name]
-    """Which."""
+    """The programs."""
     gpus: frozenset[int]
-    """GPUs that any of them has a context on: on all of them they are on together."""
+    """GPUs on which any of them has a context. They are on together on all of these."""
     takes_turns: bool
-    """Whether all is known of all of them."""
+    """Whether the ties of all members are known."""
 
     @property
     def is_wide(self) -> bool:
-        """Whether its kernels may wait for one another: on several GPUs, or of several programs."""
+        """Whether its kernels may wait for one another: it has several GPUs, or several programs."""
         return len(self.members) > 1 or len(self.gpus) > 1
 
 

@@ -1,10 +1,11 @@
-"""The levels at which memory is scheduled with time: a switch for each that is short of memory.
+"""The levels at which programs take memory turns: find each level that is short of memory, and run a switch for it.
 
-Where all that programs use has room there is none. A slice below its limit is no level, whatever is above it; where
-both are short, a program has its turns in the lower one, and what that one has is none of the room above.
+A level is a slice, or the root, on one or several GPUs. While all that its programs use has room, it has no turns. A
+slice under its own limit has none, even if a slice above it is short. If both are short, a program takes its turns in
+the lower one, and what the lower one holds is not part of the room of the upper one.
 
-GPUs that gangs tie together have their levels together: a program with contexts on two has one turn on both, and so
-have two programs that share memory. Where that changes, the switches of those GPUs end, and others begin.
+GPUs that gangs tie together share their levels: a program with contexts on two GPUs has one turn on both, and so have
+two programs that share memory. When the ties change, the switches of those GPUs end and others begin.
 """
 
 from __future__ import annotations
@@ -29,32 +30,33 @@ from backend.scheduler.shares import Contender
 log = logging.getLogger(__name__)
 
 LONELY_S = 5.0
-"""Seconds for which a level has no turns, and room, before its switch ends."""
+"""Seconds for which a level must have room and no turns before its switch ends."""
 
 TIES_S = 1.0
-"""Seconds between two looks for what ties GPUs, which is one at all programs. One that came to be on several meanwhile
-has no turns until then."""
+"""Seconds between two searches for gangs on several GPUs; each goes through all programs. A program that came to be on
+several GPUs since the last search has no turns until the next.
+"""
 
 
 @attrs.define(eq=False)
 class Running:
-    """A level, and the switch at work there."""
+    """A level and the switch that runs for it."""
 
     level: Level
     """The level."""
     switch: Switch
-    """What switches."""
+    """The switch."""
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
-    """What ends it."""
+    """Scope of the switch; cancelled to end it."""
     free_since: float | None = None
-    """Since when there are no turns, by trio's clock."""
+    """Time since which the level has had room and no turns, by trio's clock; None if it is short."""
 
 
 class Levels:
-    """See the module. Those of a machine."""
+    """All levels of a machine, and their switches."""
 
     def __init__(self, gpus: Mapping[int, Gpu], ledger: Ledger, population: Population, is_on: bool) -> None:
-        """Not `is_on`, there are no turns for the sake of memory."""
+        """If `is_on` is false, there are no memory turns."""
         self._gpus = gpus
         self._ledger = ledger
         self._population = population
@@ -62,29 +64,30 @@ class Levels:
         self._levers: dict[int, Levers] = {}
         self._contenders: dict[int, Sequence[Contender]] = {}
         self._running: dict[Place, Running] = {}
-        self._wide: Sequence[frozenset[int]] = ()  # GPUs that a gang is on, of each that is on several
-        self._looked = -math.inf  # when that was found out, by trio's clock
+        self._wide: Sequence[frozenset[int]] = ()  # the GPUs of each gang that is on several
+        self._looked = -math.inf  # time of the last search for these, by trio's clock
         self.nursery: trio.Nursery | None = None
-        """What switches run in, while the schedulers run."""
+        """The nursery of the switches, while the schedulers run."""
 
     def enter(self, gpu: int, levers: Levers) -> None:
-        """Has the programs of a GPU take turns, by these levers."""
+        """Let the programs of a GPU take turns, with `levers`."""
         self._levers[gpu] = levers
 
     def count(self, gpu: int) -> int:
-        """Return how many switches are at work on a GPU."""
+        """Return the number of switches on a GPU."""
         return sum(gpu in place.gpus for place in self._running)
 
     def look(self, gpu: int, contenders: Sequence[Contender]) -> None:
-        """Begins to switch at a level that has come to be short, and ends where it has room again; these contend on a
-        GPU from now on."""
+        """Note the `contenders` on a GPU from now on. Start a switch for each level that has come to be short, and end
+        the switches of levels that have had room for LONELY_S.
+        """
         self._contenders[gpu] = contenders
         if not self._is_on or self.nursery is None:
             return
         tied = self._tied(gpu)
         for place, running in self._running.items():
             if place.gpus != tied and place.gpus & tied:
-                running.scope.cancel()  # others are tied now
+                running.scope.cancel()  # other GPUs are tied now
         for place in self._short(tied):
             level = self._level(place)
             begun = self._running[place] = Running(level, Switch(level, name=str(place)))
@@ -101,11 +104,11 @@ class Levels:
                 running.scope.cancel()
 
     def has(self, process: Process) -> bool:
-        """Return whether a switch has a process, as it looked last: one that has left its slice none has."""
+        """Return whether a switch knew the process at its last look. A process that has left its slice is in none."""
         return any(process in running.switch.programs for running in self._running.values())
 
     def next_use(self) -> Mapping[Process, int]:
-        """Return when each process that waits has its turn, microseconds of some clock."""
+        """Return the time of the next turn of each waiting process, in microseconds of trio's clock."""
         found: dict[Process, int] = {}
         for running in self._running.values():
             plan, now_us = running.switch.plan, round(trio.current_time() * 1e6)
@@ -114,7 +117,7 @@ class Levels:
         return found
 
     def bounds(self) -> Mapping[Process, int]:
-        """Return how long each program that has turns waits at most, microseconds."""
+        """Return the longest wait of each program that takes turns, in microseconds."""
         return {
             name: running.switch.planner.turns.bound_us(name)
             for running in self._running.values()
@@ -127,15 +130,16 @@ class Levels:
         try:
             with running.scope:
                 await running.switch.run()
-        except Exception:  # as in the scheduler: all programs run as before, and the next look begins anew
+        except Exception:  # as in the scheduler: all programs run as before, and the next look starts again
             log.exception("%s: turns of memory failed", running.level.place)
         finally:
             running.level.planned(Plan())
             self._running.pop(running.level.place, None)
 
     def _tied(self, gpu: int) -> frozenset[int]:
-        """The GPUs that gangs tie to one, with itself: those that have turns, as far as can be told. The others are
-        always on."""
+        """Return `gpu` and the GPUs that gangs tie to it, directly or not. Only gangs that take turns count, since the
+        others are always on.
+        """
         tied = frozenset({gpu})
         if len(self._levers) < 2:
             return tied
@@ -147,7 +151,7 @@ class Levels:
         return tied
 
     def _ties(self) -> Mapping[Name, Ties]:
-        """What ties each process that contends to others, and to GPUs."""
+        """Return the ties of each contending process to other processes and to GPUs."""
         ties: dict[Name, Ties] = {}
         for contenders in self._contenders.values():
             for process in [one.process for one in contenders if one.process not in ties]:
@@ -168,7 +172,7 @@ class Levels:
         return Level(place, self._gpus, self._ledger, self._population, contenders, self._levers)
 
     def _below(self, group: SliceOn) -> Iterator[Contender]:
-        """Yield those that contend below a slice, and have their turns at no level below it."""
+        """Yield the contenders below a slice that take their turns at no level below it."""
         taken = {place.on(group.gpu) for place in self._running if group.gpu in place.gpus}
         for one in self._contenders.get(group.gpu, ()):
             levels = [level.group for level in one.path]
@@ -178,7 +182,7 @@ class Levels:
                 yield one
 
     def _short(self, gpus: frozenset[int]) -> Iterator[Place]:
-        """Yield the levels of some GPUs that have come to be short, the lowest first."""
+        """Yield the levels on `gpus` that have come to be short, the lowest first."""
         contenders = [one for gpu in gpus for one in self._contenders.get(gpu, ())]
         if len({one.process for one in contenders}) < 2:
             return
@@ -193,8 +197,10 @@ class Levels:
                 yield place
 
     def _is_short(self, place: Place) -> bool:
-        """Whether programs below a slice that can have turns use more of a GPU together than they have room for, beside
-        what none can give. That is reckoned only where something is in the host."""
+        """Return whether the programs with work below a slice use more of a GPU than they have room for, together with
+        what no program there can give, and two or more of them can take turns. Computed only if part of the slice is in
+        the host.
+        """
         if any(self._gpus[gpu].lost for gpu in place.gpus):
             return False
         try:

@@ -1,12 +1,14 @@
 """Sets: programs whose working sets are on the GPU together, and that have their turns together. Pure.
 
-Where all fit, there is one set, and no turns for the sake of memory. Else gangs are packed into sets, by what they use
-in a turn (the safety sum of Salus: what is not in turns is always there, and of the rest one set at a time). A set has
-at most half of the room, where that can be: then the next one comes as a whole while it runs, and none waits for the
-bus. Sets that fill the room are fewer, and what waits for a turn waits for fewer of them; but all of each set moves
-while nothing runs. Which is better depends on the bus and the turns, and is reckoned.
+If all programs fit, there is one set and there are no memory turns. Otherwise gangs are packed into sets by what they
+use in a turn. (This is the safety sum of Salus: memory that takes no turns is always there, and of the rest one set at
+a time.)
 
-A set stays what it is as long as it fits, as each change moves memory.
+A set has at most half of the room where that is possible. Then the whole next set is fetched while this one runs, and
+no set waits for the bus. Sets that fill the room are fewer, so each waits for fewer others, but all of their memory
+moves while nothing runs. Which is better depends on the bus and the length of turns, and is calculated.
+
+A set stays as it is for as long as it fits, because each change moves memory.
 """
 
 from __future__ import annotations
@@ -18,20 +20,20 @@ import attrs
 from backend.scheduler.memory.claims import Name, Rates
 
 BETTER = 1.1
-"""Factor by which other sets have to be better than those that there are, to take their place."""
+"""Factor by which other sets must be more efficient than the present ones to replace them."""
 
 
 @attrs.frozen
 class Unit:
-    """A gang, and what it uses."""
+    """A gang as it is packed: its programs and their working set."""
 
     members: frozenset[Name]
-    """Its programs."""
+    """The programs of the gang."""
     used: Mapping[int, int]
-    """Working set of all of them on each GPU, bytes."""
+    """Working set of all of them together on each GPU, bytes."""
 
     def on(self, gpu: int) -> int:
-        """Return its working set on a GPU, bytes."""
+        """Return the working set on a GPU, bytes."""
         return self.used.get(gpu, 0)
 
 
@@ -39,12 +41,14 @@ Set = frozenset[Name]
 """Programs that have their turns together."""
 
 Rooms = Mapping[int, int]
-"""Room for the sets on each GPU: without what is always there, and what cannot be moved; bytes."""
+"""Room for the sets on each GPU, bytes: without memory that is always there or cannot be moved."""
 
 
 def pack(units: Sequence[Unit], rooms: Rooms, rates: Rates, turn_us: int, before: Sequence[Set] = ()) -> Sequence[Set]:
-    """Return the sets of units that take turns, each unit in one of them. `turn_us` is the length of a turn, and
-    `before` are the sets that there are: they stay where they fit, and others would not be much better."""
+    """Return the sets of the units that take turns, each unit in one of them. `turn_us` is the length of a turn.
+    `before` are the present sets; they are kept if they fit and the best others are less than BETTER times as
+    efficient.
+    """
     if _fits(units, rooms):
         return [members(units)] if units else []
     kept = _kept(units, rooms, before)
@@ -62,20 +66,20 @@ def members(units: Iterable[Unit]) -> Set:
 
 @attrs.frozen
 class Cost:
-    """What it takes that a set has its memory after another one, where it has nothing of it before."""
+    """Time of the moves that bring a set its memory after another set, if none of it is there before."""
 
     hidden_us: int
-    """Microseconds of moves for which there is room beside the set that runs."""
+    """Microseconds of moves for which there is room while the other set runs."""
     stall_us: int
-    """Microseconds of moves that are made while nothing runs, however long the turn was."""
+    """Microseconds of moves that have to wait until nothing runs, however long the turn was."""
 
 
 NO_COST = Cost(0, 0)
-"""What it takes where nothing has to move."""
+"""The cost where nothing has to move."""
 
 
 def cost(one: Sequence[Unit], other: Sequence[Unit], rooms: Rooms, rates: Rates) -> Cost:
-    """Return what it takes that one set comes after another. What has no room by itself does not come."""
+    """Return the cost of set `other` when it runs after set `one`. What exceeds the room by itself is not fetched."""
     hidden_us = stall_us = 0
     for gpu, room in rooms.items():
         lacks = max(0, min(room, sum(unit.on(gpu) for unit in other)))
@@ -86,15 +90,16 @@ def cost(one: Sequence[Unit], other: Sequence[Unit], rooms: Rooms, rates: Rates)
 
 
 def costs(sets: Sequence[Sequence[Unit]], rooms: Rooms, rates: Rates) -> Sequence[Cost]:
-    """Return what each set takes that comes after the one before it, one after the other; nothing of one alone."""
+    """Return the cost of each change from one set to the next, around the cycle; none for a single set."""
     if len(sets) < 2:
         return []
     return [cost(one, other, rooms, rates) for one, other in zip(sets, [*sets[1:], *sets[:1]], strict=True)]
 
 
 def comings(sets: Sequence[Sequence[Unit]], rooms: Rooms, rates: Rates) -> Mapping[Set, Cost]:
-    """Return what each set takes to come after any of the others: the longest stall that may be, with as much behind
-    the turn before it as makes up the whole. Turns are given as they are due, in any order."""
+    """Return the most that each set costs after any other one, since turns are given as they are due, in any order. The
+    stall is the longest possible, and the hidden part is the rest of the largest sum of both.
+    """
     found = {}
     for number, other in enumerate(sets):
         each = [cost(one, other, rooms, rates) for at, one in enumerate(sets) if at != number]
@@ -105,14 +110,14 @@ def comings(sets: Sequence[Sequence[Unit]], rooms: Rooms, rates: Rates) -> Mappi
 
 
 def efficiency(sets: Sequence[Sequence[Unit]], rooms: Rooms, rates: Rates, turn_us: int) -> float:
-    """Return the part of the time in which programs run, where sets have turns of that length one after the other."""
+    """Return the fraction of the time in which programs run, if the sets have turns of `turn_us` in a cycle."""
     found = costs(sets, rooms, rates)
     stalls = sum(one.stall_us + max(0, one.hidden_us - turn_us) for one in found)
     return len(found) * turn_us / (len(found) * turn_us + stalls) if found else 1.0
 
 
 def _fits(units: Sequence[Unit], rooms: Rooms, part: int = 1) -> bool:
-    """Return whether units together have room, and at most that part of it where there are several on a GPU."""
+    """Return whether the units fit together; where several of them use a GPU, into 1/`part` of its room."""
     for gpu, room in rooms.items():
         used = [unit.on(gpu) for unit in units if unit.on(gpu)]
         if sum(used) > room or (len(used) > 1 and part * sum(used) > room):
@@ -121,8 +126,9 @@ def _fits(units: Sequence[Unit], rooms: Rooms, part: int = 1) -> bool:
 
 
 def _kept(units: Sequence[Unit], rooms: Rooms, before: Sequence[Set]) -> Sequence[Sequence[Unit]]:
-    """Return the sets as they were, with those that have come where there is room; nothing where one does not fit any
-    more. A set without a member is none."""
+    """Return the sets as they were, with new units added where there is room; none if one does not fit any more. A set
+    without members is dropped.
+    """
     kept: list[list[Unit]] = []
     left = list(units)
     for one in before:
@@ -136,8 +142,9 @@ def _kept(units: Sequence[Unit], rooms: Rooms, before: Sequence[Set]) -> Sequenc
 
 
 def _packed(units: Sequence[Unit], rooms: Rooms, part: int) -> Sequence[Sequence[Unit]]:
-    """Return sets of at most that part of the room each, the largest units first: first fit, decreasing. One that has
-    more is a set by itself."""
+    """Return sets that use at most 1/`part` of the room each, by first fit, the largest units first. A larger unit is a
+    set by itself.
+    """
     largest = sorted(units, key=lambda unit: -max((unit.on(gpu) / max(1, room) for gpu, room in rooms.items())))
     return _filled([], largest, rooms, part)
 

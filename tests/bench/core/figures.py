@@ -1,4 +1,4 @@
-"""What the figures of a measurement are: their units, and whether less or more of them is better."""
+"""Kinds of figures: their units, and whether less or more of them is better."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ class Kind:
     """A kind of figure."""
 
     label: str
-    """As tables and plots call it."""
+    """Name in tables and plots."""
     unit: str
-    """Empty for a part of 1, or a count."""
+    """Unit; empty for a fraction of 1, or a count."""
     lower: bool | None
-    """Whether less of it is better; None for what is only told."""
+    """Whether less is better; None for a figure that is only reported."""
 
 
 KINDS = {
@@ -53,4 +53,4 @@ KINDS = {
     "latency_ratio": Kind("latency, of that alone", "", True),
     "others_part": Kind("the others' part of the GPU", "", False),
 }
-"""By the name that they have in a record."""
+"""Kinds by the names that figures have in a record."""

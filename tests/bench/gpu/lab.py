@@ -1,4 +1,4 @@
-"""CUDA programs on this machine's GPU, and the pages of memory on which they are told what to do."""
+"""CUDA programs on this machine's GPU, controlled through shared pages of memory."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ COPIED_MIB = 4096
 
 
 def built(source: Path) -> str:
-    """A CUDA program, compiled unless that was done since its source changed. Unavailable without nvcc."""
+    """Return the path of a compiled CUDA program; compile it if its source is newer. Unavailable without nvcc."""
     path = BUILD / source.stem
     newest = max(one.stat().st_mtime for one in (source, TESTS / "words.cuh"))
     if not path.exists() or path.stat().st_mtime < newest:
@@ -69,8 +69,9 @@ def built(source: Path) -> str:
 
 @contextlib.contextmanager
 def started(ready: Callable[[Program], bool], *words: str, size: int = 4096) -> Iterator[Program]:
-    """A program that runs, and is ready. In the end it is told to stop, and waited for: a client of MPS that is killed
-    may take others with it."""
+    """Run a program, and yield it once it is ready. At the end the program is told to stop and waited for, because
+    killing a client of MPS may take others with it.
+    """
     with program(*words, size=size) as run:
         wait_for(lambda: ready(run) or run.process.poll() is not None, f"{words[-2:]} is ready", seconds=START_S)
         if run.process.poll() is not None:
@@ -84,13 +85,13 @@ def started(ready: Callable[[Program], bool], *words: str, size: int = 4096) -> 
 
 
 def last_line(log: Path) -> str:
-    """What a program said last, in short."""
+    """Return the last words of a program, shortened."""
     lines = log.read_text().strip().splitlines()
     return lines[-1][:200] if lines else "without a word"
 
 
 class CriticalProgram:
-    """critical.cu"""
+    """A running critical.cu."""
 
     def __init__(self, run: Program) -> None:
         self._run = run
@@ -104,7 +105,7 @@ class CriticalProgram:
         memoryview(run.page)[ARRIVALS : ARRIVALS + 8 * count] = data
         memoryview(run.page)[LIMIT : LIMIT + 8] = int(limit * 1e9).to_bytes(8, "little")
         run.set(COUNT, count)
-        memoryview(run.page)[:8] = bytes(8)  # requests that are over, of the burst before
+        memoryview(run.page)[:8] = bytes(8)  # requests finished in the burst before
         number = run.u32(OVER) + 1
         run.set(GO, number)
         told, deadline = 0, time.monotonic() + limit + START_S
@@ -119,7 +120,7 @@ class CriticalProgram:
         return Served([self._latency(number) for number in range(count)], count - run.u32(SERVED))
 
     def _tell(self, told: int, over: int, watch: Callable[[float], None] | None) -> int:
-        """How many latencies have been told now."""
+        """Report new latencies; return how many have been reported."""
         if watch is not None:
             for number in range(told, over):
                 watch(self._latency(number))
@@ -130,7 +131,7 @@ class CriticalProgram:
 
 
 class ProductsProgram:
-    """products.cu"""
+    """A running products.cu."""
 
     def __init__(self, run: Program) -> None:
         self._run = run
@@ -153,7 +154,7 @@ class ProductsProgram:
 
 
 class ElasticProgram:
-    """elastic.cu of the tests"""
+    """A running elastic.cu of the tests."""
 
     def __init__(self, run: Program) -> None:
         self._run = run
@@ -184,11 +185,11 @@ class ElasticProgram:
 CLEAN = re.compile(r"device \d+: (\d+) MiB were clean")
 OUT_MOVED = re.compile(r"asked to move \d+ MiB, moved (\d+) MiB in (\d+) us")
 IN_MOVED = re.compile(r"asked to prepare \d+ MiB, moved (\d+) MiB in (\d+) us")
-"""What the library writes of its moves."""
+"""Lines of the library about its moves."""
 
 
 def carried(log: str) -> Carried:
-    """What a log tells of moves for turns."""
+    """Return the moves for turns in a log."""
     clean = sum(int(found[1]) for found in CLEAN.finditer(log))
     out, back = (
         [(int(found[1]), int(found[2])) for found in pattern.finditer(log)] for pattern in (OUT_MOVED, IN_MOVED)
@@ -200,7 +201,7 @@ def carried(log: str) -> Carried:
 
 
 class WorkedProgram:
-    """decode.cu, science.cu or vision.py"""
+    """A running decode.cu, science.cu or vision.py."""
 
     def __init__(self, run: Program) -> None:
         self._run = run
@@ -222,12 +223,12 @@ class WorkedProgram:
 
 
 def _told(value: str | float) -> str:
-    """A value of a case, as it is asked for."""
+    """Return a value of a case as it is written on the command line."""
     return value if isinstance(value, str) else f"{value:g}"
 
 
 def command_of(job: Job) -> list[str]:
-    """The command of a job. Unavailable without nvcc, or torchvision."""
+    """Return the command of a job. Unavailable without nvcc, or torchvision."""
     match job.kind:
         case "decode":
             return [built(SOURCES / "decode.cu"), "PAGE", str(job.mib), *(["graph"] if job.graph else [])]
@@ -242,7 +243,7 @@ class GpuLab:
     """The GPU 0 of this machine."""
 
     def __init__(self, cells: Mapping[str, str] | None = None) -> None:
-        """`cells` says which cases are wanted, of those that a scenario can leave out: those with these values."""
+        """`cells` restricts the cases that a scenario can leave out to those with these values."""
         self._cells = cells or {}
 
     def wants(self, case: Mapping[str, str | float]) -> bool:
@@ -280,7 +281,7 @@ class GpuLab:
 
     @contextlib.contextmanager
     def _products(self, words: Sequence[str], mark: int) -> Iterator[ProductsProgram]:
-        """As soon as it has set that word of its page."""
+        """Start products.cu, and yield it once it has set the word `mark` of its page."""
         with started(lambda run: run.u64(mark) != 0, *words, built(SOURCES / "products.cu"), "PAGE") as run:
             yield ProductsProgram(run)
 
@@ -338,7 +339,7 @@ class GpuLab:
 
 
 def free_mib() -> int:
-    """MiB of GPU memory that no process has."""
+    """Return the free memory of the GPU, MiB."""
     pynvml.nvmlInit()
     try:
         found: int = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).free

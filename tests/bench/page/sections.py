@@ -1,4 +1,4 @@
-"""What the page says of each scenario: a title, a sentence, the figures of its table, and its plot."""
+"""Sections of the page, one per scenario: title, sentence, figures of the table, and plot."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ WAITS = ("p50_ms", "p99_ms", "batch_per_s", "given_up")
 
 @attrs.frozen
 class Section:
-    """Of the page."""
+    """One section of the page."""
 
     title: str
     text: str
-    """What was measured; nothing that the figures say."""
+    """What was measured, without results."""
     figures: Sequence[str]
-    """Columns of its table, where the record has them."""
+    """Columns of its table, as far as the record has them."""
     plot: str = ""
-    """A function of `plots`; none for none."""
+    """Name of a function of `plots`; empty for no plot."""
 
 
 LATENCY = (
@@ -152,4 +152,4 @@ SECTIONS = {
         ("mean_ms", "others_part"),
     ),
 }
-"""By scenario, in the order of the page."""
+"""Sections by scenario, in the order of the page."""

@@ -1,1 +1,1 @@
-"""Busy periods in virtual time: the library's own rules, and an engine on which programs go by them."""
+"""Busy periods in virtual time: the library's own rules, and a model of an engine with programs that follow them."""

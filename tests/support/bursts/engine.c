@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One engine with real costs of a switch, programs that serve requests, and one that fills, in virtual time: engine.py has
- * it for tests. They go by the library's own rules (hold.h, pace.h). All times are nanoseconds where nothing else is said.
+ * Model of one engine with the real cost of a switch, programs that serve requests, and a filler, in virtual time;
+ * engine.py wraps it for tests. The programs follow the library's own rules (hold.h, pace.h). All times are nanoseconds
+ * unless stated otherwise.
  *
- * The engine is round robin: a context runs until its timeslice is over or it has nothing to do; what comes next pays for a
- * switch, but the one that ran last.
+ * The engine is round robin: a context runs until its timeslice is over or it has no work. The next context pays for a
+ * switch, unless it is the one that ran last.
  */
 #include <stdlib.h>
 
@@ -14,20 +15,20 @@
 #define US INT64_C(1000)
 #define NEVER (INT64_C(1) << 62)
 #define LEADERS_MOST 4
-#define AHEAD_MOST 64		/* kernels, of a filler whose run-ahead is not bounded */
+#define AHEAD_MOST 64		/* kernels, of a filler with unbounded run-ahead */
 
-/* What an H200 and its host take. */
-#define SWITCH (197 * US)	/* of the engine, when another context gets it (docs/nvidia.md) */
+/* Times on an H200 and its host. */
+#define SWITCH (197 * US)	/* engine time when another context gets the engine (docs/nvidia.md) */
 #define LEAD_SLICE (60000 * US)
-#define LAUNCH (8 * US)		/* from the call that launches a request to the engine's having it */
-#define RETURN (12 * US)	/* from the end of a request on the engine to the call's return, and the word that says so */
-#define FILL (4 * US)		/* between two launches of what fills */
-#define LATE (10 * US)		/* by which a thread is late that waits for a time */
-#define LOOK (50 * US + LATE)	/* between two looks of what fills how far it is: LOOK_LEAST of turn.c */
+#define LAUNCH (8 * US)		/* from the call that launches a request until the engine has it */
+#define RETURN (12 * US)	/* from the end of a request on the engine to the return of the call, and its word */
+#define FILL (4 * US)		/* between two launches of the filler */
+#define LATE (10 * US)		/* delay of a thread that waits for a time */
+#define LOOK (50 * US + LATE)	/* between two looks of the filler at its run-ahead: LOOK_LEAST of turn.c */
 
 struct context {
-	int64_t timeslice, kernel;	/* each kernel takes so long */
-	int64_t queued, left;		/* kernels, and what the oldest still needs */
+	int64_t timeslice, kernel;	/* `kernel`: duration of each kernel */
+	int64_t queued, left;		/* kernels, and remaining time of the oldest */
 	int64_t finished, busy, stays;
 };
 
@@ -36,7 +37,7 @@ struct leader {
 	const int64_t *requests;
 	int64_t *latencies;
 	int64_t count, served, hold, until, next, periods;
-	bool busy;		/* a request of it is on the GPU, by its word */
+	bool busy;		/* whether a request of it is on the GPU, by its word */
 };
 
 struct filler {
@@ -54,7 +55,7 @@ struct model {
 	int count;
 	bool fills;
 	int64_t now, idle, left, switching;
-	int on;			/* context that ran last; -1: none. The filler's is behind those of the leaders */
+	int on;			/* context that ran last, -1 for none; the filler's comes after those of the leaders */
 };
 
 struct model *model_new(void)
@@ -78,7 +79,7 @@ static void begin(struct leader *leader, int64_t now)
 	leader->next = (arrival > now ? arrival : now) + LAUNCH;
 }
 
-/* A program that serves requests, and has others held for `hold` after one; less than 0: it never has. */
+/* A program that serves requests, and holds others for `hold` after each; a negative `hold` means never. */
 void model_lead(struct model *model, const int64_t *requests, int64_t count, int64_t service, int64_t hold, int64_t *latencies)
 {
 	struct leader *leader = &model->leaders[model->count++];
@@ -91,8 +92,8 @@ void model_lead(struct model *model, const int64_t *requests, int64_t count, int
 	begin(leader, 0);
 }
 
-/* One that launches kernels as fast as it may, and goes behind the others; `ahead_us` of 0: it launches AHEAD_MOST ahead.
- * One that does not obey says that it is held, and launches all the same. */
+/* A filler: launches kernels as fast as it may, and goes behind the others; with `ahead_us` 0 its run-ahead is
+ * AHEAD_MOST kernels. If it does not obey, it reports that it is held, and launches all the same. */
 void model_fill(struct model *model, int64_t kernel, uint64_t ahead_us, int64_t timeslice, bool obeys)
 {
 	model->filler.context = (struct context){ .timeslice = timeslice, .kernel = kernel };
@@ -114,7 +115,7 @@ static void queue(struct context *context)
 		context->left = context->kernel;
 }
 
-/* Whose turn it is, if there is one that has work. The context that ran last is there as long as none has. */
+/* Puts the next context with work on the engine; false if none has work, and then the last one stays. */
 static bool elect(struct model *model)
 {
 	const int all = model->count + model->fills;
@@ -140,7 +141,7 @@ static int64_t least(int64_t one, int64_t other)
 	return one < other ? one : other;
 }
 
-/* Runs to the end of the next kernel, and says whose it was, but no further than `until`; -1: to that. */
+/* Runs to the end of the next kernel, at most to `until`. Returns its context, or -1 if `until` came first. */
 static int advance(struct model *model, int64_t until)
 {
 	while (model->now < until) {
@@ -172,9 +173,9 @@ static int advance(struct model *model, int64_t until)
 	return -1;
 }
 
-/* What fills */
+/* The filler */
 
-/* The latest word. While something is pending that is said anew all the time. */
+/* Returns the latest word, which is rewritten all the time while requests are pending. */
 static int64_t word_of(const struct model *model, int64_t now)
 {
 	int64_t last = 0;
@@ -198,7 +199,7 @@ static int64_t held_for(struct model *model, int64_t now)
 	return filler->obeys ? least(left, (int64_t)allowance_left(&filler->allowance, (uint64_t)now)) : 0;
 }
 
-/* Hears what has finished: what a marker is behind. */
+/* Notes finished kernels: those before a marker that was reached. */
 static void look(struct filler *filler)
 {
 	const int64_t marked = (int64_t)pace_mark_every(&filler->pace, filler->bound_us), every = marked ? marked : 1;
@@ -262,9 +263,9 @@ static void fill(struct model *model, int64_t now)
 	queue(&filler->context);
 }
 
-/* Those that serve */
+/* The leaders, which serve requests */
 
-/* What is due: launches a request, or hears that one is done; whether it was the latter. */
+/* Does what is due: launches a request, or notes the end of one. Returns whether a request ended. */
 static bool serve(struct leader *leader, int64_t now)
 {
 	if (!leader->busy) {
@@ -282,7 +283,7 @@ static bool serve(struct leader *leader, int64_t now)
 	return true;
 }
 
-/* Goes on to a time. */
+/* Simulates up to a time. */
 void model_run(struct model *model, int64_t until)
 {
 	struct filler *filler = &model->filler;
@@ -301,7 +302,7 @@ void model_run(struct model *model, int64_t until)
 			continue;
 		}
 		for (int i = 0; i < model->count; i++)
-			/* One that sleeps is woken as what was said before is shortened. */
+			/* A filler that sleeps is woken when the lease in the word is shortened. */
 			if (model->leaders[i].next <= model->now && serve(&model->leaders[i], model->now) && filler->sleeps)
 				filler->next = least(filler->next, model->now + LATE);
 		if (model->fills && filler->next <= model->now)
@@ -314,13 +315,13 @@ int64_t model_now(const struct model *model)
 	return model->now;
 }
 
-/* In which nothing ran. */
+/* Returns the time in which nothing ran. */
 int64_t model_idle(const struct model *model)
 {
 	return model->idle;
 }
 
-/* Requests that are served, of all. */
+/* Returns the number of finished requests of all leaders. */
 int64_t model_served(const struct model *model)
 {
 	int64_t served = 0;
@@ -330,19 +331,19 @@ int64_t model_served(const struct model *model)
 	return served;
 }
 
-/* The engine's time that what fills had, without switches. */
+/* Returns the engine time of the filler, without switches. */
 int64_t model_filled(const struct model *model)
 {
 	return model->filler.context.busy;
 }
 
-/* How often it came onto the engine. */
+/* Returns the number of times that the filler came onto the engine. */
 int64_t model_stays(const struct model *model)
 {
 	return model->filler.context.stays;
 }
 
-/* Busy periods of all that serve. */
+/* Returns the number of busy periods of all leaders. */
 int64_t model_periods(const struct model *model)
 {
 	int64_t periods = 0;
@@ -352,7 +353,7 @@ int64_t model_periods(const struct model *model)
 	return periods;
 }
 
-/* From the call of a request to its return, without its work. */
+/* Returns the time from the call of a request to its return, without its work. */
 int64_t model_call(void)
 {
 	return LAUNCH + RETURN;

@@ -1,7 +1,8 @@
-"""One engine with real costs of a switch, programs that serve requests, and one that fills, in virtual time (engine.c).
+"""Model of one engine with the real cost of a switch, programs that serve requests, and a filler, in virtual time
+(engine.c).
 
-It has what an H200 showed (`tests/t7_nvidia/t7_bursts.py`): what a filler is ahead goes in slices of 50 us, and each
-gap between two requests pays for two switches. All times are nanoseconds where nothing else is said.
+It behaves as an H200 did (`tests/t7_nvidia/t7_bursts.py`): the run-ahead of a filler is run in slices of 50 us, and
+each gap between two requests pays for two switches. All times are nanoseconds unless stated otherwise.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import attrs
 
 US = 1_000
 SHAPE = 0.5
-"""Of the gamma distribution of gaps between requests: a deviation of 1.4 times the mean."""
+"""Shape of the gamma distribution of gaps between requests: the standard deviation is 1.4 times the mean."""
 
 
 def arrivals(seed: str, load: float, bursts: bool, service: int, seconds: float) -> list[int]:
-    """Return when requests come, as a gamma process, or for half of each second at twice the load."""
+    """Return the arrivals of requests: a gamma process; or, with `bursts`, twice the load for half of each second."""
     source, now, found = random.Random(seed), 0.0, list[int]()
     rate = (2 * load if bursts else load) / service
     while True:
@@ -31,7 +32,9 @@ def arrivals(seed: str, load: float, bursts: bool, service: int, seconds: float)
 
 
 def alone(requests: Sequence[int], took: int) -> list[int]:
-    """Return the latencies of requests that are served one after the other, on a GPU of their own, and take so long."""
+    """Return the latencies of requests that are served one after the other on a GPU of their own, and take `took`
+    each.
+    """
     free, found = 0, list[int]()
     for arrival in requests:
         free = max(free, arrival) + took
@@ -41,30 +44,30 @@ def alone(requests: Sequence[int], took: int) -> list[int]:
 
 @attrs.frozen
 class Fill:
-    """A program that launches kernels as fast as it may, and goes behind those that serve."""
+    """A filler: a program that launches kernels as fast as it may, and goes behind the programs that serve."""
 
     kernel: int
-    """The engine's time for each kernel."""
+    """Engine time of each kernel."""
     ahead_us: int
-    """Microseconds that it may have left as it launches more, at least; 0: 64 kernels."""
+    """Run-ahead below which it launches more, microseconds; 0 stands for 64 kernels."""
     timeslice: int
-    """Its longest run in a round."""
+    """Longest run in a round."""
     obeys: bool = True
     """Whether it launches nothing while it is held."""
 
 
 @attrs.define(eq=False)
 class Model:
-    """Programs that serve requests one after the other, and one that fills what they leave, if there is one."""
+    """Programs that serve requests one after the other, and at most one filler."""
 
     rules: ctypes.CDLL
-    """The rules, compiled (:func:`tests.support.bursts.rules.compiled`)."""
+    """The compiled rules (:func:`tests.support.bursts.rules.compiled`)."""
     requests: Sequence[Sequence[int]]
-    """When they come, for each of those that serve."""
+    """Arrivals of requests, for each program that serves."""
     service: int
-    """The engine's time for each request."""
+    """Engine time of each request."""
     hold: int
-    """For how long others are held after one, if no other comes; less than 0: they never are."""
+    """Time for which the filler is held after a request if no other comes; negative for never."""
     fill: Fill | None = None
     _latencies: list[ctypes.Array[c_int64]] = attrs.field(factory=list)
     _kept: list[ctypes.Array[c_int64]] = attrs.field(factory=list)
@@ -85,17 +88,17 @@ class Model:
         self.rules.model_free(self._model)
 
     def run(self, until: int) -> None:
-        """Go on to a time."""
+        """Simulate up to a time."""
         self.rules.model_run(self._model, until)
 
     def serve(self) -> None:
-        """Go on until all requests are served."""
+        """Simulate until all requests are served."""
         while self.rules.model_served(self._model) < sum(map(len, self.requests)):
             self.run(self.now + 10_000 * US)
 
     @property
     def latencies(self) -> list[list[int]]:
-        """Of the requests of each of those that serve."""
+        """Return the latencies of the requests of each program that serves."""
         return [list(one) for one in self._latencies]
 
     @property
@@ -104,20 +107,20 @@ class Model:
 
     @property
     def idle(self) -> int:
-        """In which nothing ran."""
+        """Return the time in which nothing ran."""
         return int(self.rules.model_idle(self._model))
 
     @property
     def filled(self) -> int:
-        """The engine's time that the one that fills had, without switches."""
+        """Return the engine time of the filler, without switches."""
         return int(self.rules.model_filled(self._model))
 
     @property
     def periods(self) -> int:
-        """Busy periods of all that serve."""
+        """Return the number of busy periods of all programs that serve."""
         return int(self.rules.model_periods(self._model))
 
     @property
     def stays(self) -> int:
-        """How often that came onto the engine."""
+        """Return the number of times that the filler came onto the engine."""
         return int(self.rules.model_stays(self._model))

@@ -23,7 +23,7 @@ uint64_t rules_ahead_us(uint64_t ahead_us, uint64_t until_us, uint64_t now_us)
 	return hold_ahead_us(ahead_us, until_us, now_us);
 }
 
-/* For how long it may be held from `now` on; `held`: it was, since the last time. */
+/* Returns for how long the program may be held from `now` on; `held`: whether it was held at the last call. */
 uint64_t rules_may(struct allowance *allowance, uint64_t now, bool held)
 {
 	allowance_observe(allowance, now, held);

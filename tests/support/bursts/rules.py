@@ -12,13 +12,13 @@ ROOT = Path(__file__).parents[3]
 
 
 class Allowance(ctypes.Structure):
-    """struct allowance."""
+    """The library's struct allowance."""
 
     _fields_ = (("at", c_uint64), ("held", c_uint64), ("open_until", c_uint64))
 
 
 class Pace(ctypes.Structure):
-    """struct pace."""
+    """The library's struct pace."""
 
     _fields_ = (
         ("finished", c_uint64),
@@ -30,7 +30,7 @@ class Pace(ctypes.Structure):
 
 
 def compiled(directory: Path) -> ctypes.CDLL:
-    """Compile the rules, and the engine that goes by them, into a directory, and load them."""
+    """Compile the rules and the model engine into a directory, and load them."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     assert compiler, "no C compiler"
     out = directory / "rules.so"

@@ -1,10 +1,10 @@
-// A CUDA program that copies between the GPU and pinned host memory by cudaMemcpyAsync, as fast as that goes.
+// A CUDA program that copies between the GPU and pinned host memory by cudaMemcpyAsync, as fast as possible.
 //
 //     copies FILE MIB
 //
-// FILE (a page on tmpfs): ready (u64 @8), stop (u32 @24, set by the caller), error (u32 @28), number of the measurement to
-// make (u32 @32, set by the caller), of the last one that is over (u32 @36), bytes a second to the host, to the GPU (u64 @40,
-// @48), and of both at once (u64 @56, @64), for as long as both go.
+// FILE is a page on tmpfs: ready (u64 @8), stop (u32 @24, set by the caller), error (u32 @28), number of the
+// measurement to make (u32 @32, set by the caller), number of the last one that is finished (u32 @36), bytes a second
+// to the host and to the GPU (u64 @40, @48), and in each direction while both are busy (u64 @56, @64).
 #include <cstdint>
 #include <cstdlib>
 #include <fcntl.h>
@@ -27,7 +27,7 @@ static uint64_t timed(void *to, const void *from, size_t bytes, cudaMemcpyKind k
     return bytes / (now() - start);
 }
 
-// Both ways at once, by halves of the same memory: a rate of each over the time that the slower one takes.
+// Copies in both directions at once, by halves of the same memory: both rates are over the time of the slower one.
 static void both(char *device, char *host, size_t bytes) {
     static cudaStream_t streams[2];
     for (cudaStream_t &stream : streams)

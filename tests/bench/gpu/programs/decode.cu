@@ -1,12 +1,12 @@
-// A CUDA program of the shape of a language model that decodes: each step reads all of its memory once, layer by layer,
-// and writes next to nothing.
+// A CUDA program with the memory accesses of a language model that decodes: each step reads all of its memory once,
+// layer by layer, and writes next to nothing.
 //
 //     decode FILE MIB [graph]
 //
-// FILE (a page on tmpfs): steps done (u64 @0), words wrong (u64 @16, all ones until it was told to stop: then the sums that
-// are not what all steps make), stop (u32 @24, set by the caller), error (u32 @28).
+// FILE is a page on tmpfs: steps done (u64 @0), wrong words (u64 @16, all ones until the program is told to stop, then
+// the number of sums that differ from those of all steps), stop (u32 @24, set by the caller), error (u32 @28).
 //
-// With `graph` a step is a CUDA graph of one kernel a layer; without, it is as many launches.
+// With `graph` a step is a CUDA graph of one kernel per layer; without, it is as many launches.
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -52,9 +52,9 @@ static void step(cudaStream_t stream) {
     CHECK(cudaGetLastError());
 }
 
-// The sum that one step adds for a layer whose first word has that number (words.cuh: fill).
+// Returns the sum that one step adds for a layer whose first word has that number (words.cuh: fill).
 static unsigned long long sum_of(uint64_t first) {
-    return 0x9E3779B97F4A7C15ull * (first * words + words / 2 * (words - 1)); // they are even
+    return 0x9E3779B97F4A7C15ull * (first * words + words / 2 * (words - 1)); // the number of words is even
 }
 
 int main(int argc, char **argv) {

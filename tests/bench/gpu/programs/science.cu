@@ -1,14 +1,14 @@
-// Scientific CUDA programs without a library: each pass goes over all of their memory, and writes a part of it.
+// Scientific CUDA programs without a library: each pass goes over all of their memory, and writes part of it.
 //
 //     science FILE MIB KIND
 //
-// KIND: wavelet      one level of a 2D Haar transform of an image, rows and then columns: as dwt2d of Rodinia
+// KIND: wavelet      one level of a 2D Haar transform of an image, rows and then columns, like dwt2d of Rodinia
 //       stencil      seven points of a cube
-//       gather       fluxes over four neighbours of each cell of an unstructured mesh: as cfd of Rodinia
-//       neighbours   the distance of each of many places to one, and the least of them: as nn of Rodinia
+//       gather       fluxes over four neighbours of each cell of an unstructured mesh, like cfd of Rodinia
+//       neighbours   the distances of many places to one, and the least of them, like nn of Rodinia
 //
-// FILE (a page on tmpfs): passes done (u64 @0), words wrong (u64 @16, all ones until it was told to stop: then 1 where
-// what the last pass wrote is not what the first one did), stop (u32 @24, set by the caller), error (u32 @28).
+// FILE is a page on tmpfs: passes done (u64 @0), wrong words (u64 @16, all ones until the program is told to stop, then
+// 1 if the output of the last pass differs from that of the first), stop (u32 @24, set by the caller), error (u32 @28).
 #include <cfloat>
 #include <cstdint>
 #include <cstdlib>
@@ -27,7 +27,7 @@ static Page *page;
 
 static const int BLOCKS = 1056, THREADS = 256, IN_FLIGHT = 2, NEAR = 4096;
 
-// Numbers of 32 bits, of which there are enough for 16 GiB of floats: to divide longer ones takes longer than to read.
+// Indices have 32 bits, enough for 16 GiB of floats: dividing longer ones takes longer than reading memory.
 #define EACH(i, count)                                                                                       \
     for (uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < (count); i += gridDim.x * blockDim.x)
 
@@ -39,7 +39,7 @@ __global__ void fill_floats(float *to, uint32_t count) {
     EACH(i, count) to[i] = value(i);
 }
 
-// Halves of sums and of differences, side by side.
+// Writes half the sums and half the differences side by side.
 __global__ void haar_rows(const float *from, float *to, uint32_t side) {
     EACH(i, side * side / 2) {
         const uint32_t row = i / (side / 2), x = i % (side / 2);
@@ -69,7 +69,7 @@ __global__ void stencil(const float *from, float *to, uint32_t side) {
     }
 }
 
-// Three neighbours of a cell are near, as a mesh is numbered, and one is anywhere.
+// Three neighbours of a cell are near, as in a numbered mesh, and one is anywhere.
 __global__ void fill_neighbours(uint32_t *neighbours, uint32_t cells) {
     EACH(i, 4 * cells) {
         const uint32_t chance = i * 2654435761u;
@@ -97,10 +97,10 @@ __global__ void distances(const float2 *places, float *found, unsigned int *leas
         found[i] = sqrtf(x * x + y * y);
         mine = fminf(mine, found[i]);
     }
-    atomicMin(least, __float_as_uint(mine)); // as it is positive
+    atomicMin(least, __float_as_uint(mine)); // the order of positive floats is that of their bits
 }
 
-// A sum that tells what stands where.
+// Returns a sum that depends on the position of each word.
 __global__ void sum_up(const uint32_t *words, uint32_t count, unsigned long long *sum) {
     unsigned long long mine = 0;
     EACH(i, count) mine += words[i] * (2ull * i + 1);
@@ -110,7 +110,7 @@ __global__ void sum_up(const uint32_t *words, uint32_t count, unsigned long long
 static float *input, *between, *output;
 static uint32_t *neighbours;
 static unsigned int *least;
-static size_t side, count; // of a square or a cube; cells or places
+static size_t side, count; // side of a square or a cube; number of cells or places
 static size_t written;     // words of `output`
 static const char *kind;
 
@@ -128,7 +128,7 @@ static float *floats(size_t many, bool filled) {
     return found;
 }
 
-// The largest even number whose power is no more than that.
+// Returns the largest even number whose power is at most `most`.
 static size_t root(size_t most, int power) {
     size_t low = 2;
     for (size_t step = 1 << 20; step > 1; step /= 2) {

@@ -1,10 +1,10 @@
-"""Inference by a model of torchvision that knows nothing of ggroupfs: the same batch again and again.
+"""Inference by a model of torchvision, without any knowledge of ggroupfs: the same batch again and again.
 
     vision.py FILE MIB MODEL
 
-The batch is as large as makes the program's memory about MIB. Weights are random, the same each time. FILE (a page on
-tmpfs): passes done (u64 @0), outputs wrong (u64 @16: all ones until it was told to stop; then those that are not to the
-bit what the first pass made), stop (u32 @24, set by the caller), error (u32 @28).
+The batch is chosen so that the program's memory is about MIB. Weights are random, and the same each time. FILE is a
+page on tmpfs: passes done (u64 @0); wrong outputs (u64 @16: all ones until the program is told to stop, then the number
+that differ in any bit from those of the first pass); stop (u32 @24, set by the caller); error (u32 @28).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import torch
 import torchvision
 
 SIDE = {"inception_v3": 299}
-"""Pixels of a side of the images, where those are no 224."""
+"""Side of the images in pixels, if not 224."""
 TRIED = (16, 32)
-"""Batches by whose memory that of others is reckoned."""
+"""Batches from whose memory that of other batches is extrapolated."""
 IN_FLIGHT = 2
 
 
 def reserved(model: torch.nn.Module, batch: int, side: int) -> int:
-    """Bytes that a pass over so many images takes in all."""
+    """Return the total memory of a pass over a batch, bytes."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     model(images(batch, side))
@@ -36,14 +36,14 @@ def reserved(model: torch.nn.Module, batch: int, side: int) -> int:
 
 
 def images(batch: int, side: int) -> torch.Tensor:
-    """The same each time."""
+    """Return random images, the same each time."""
     chance = torch.Generator(device="cuda").manual_seed(2)
     made = torch.randn(batch, 3, side, side, generator=chance, device="cuda", dtype=torch.bfloat16)
     return made.contiguous(memory_format=torch.channels_last)
 
 
 def main() -> int:
-    """Run until it is told to stop."""
+    """Run until told to stop."""
     path, mib, name = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     with open(path, "r+b") as file:
         page = mmap.mmap(file.fileno(), 4096)

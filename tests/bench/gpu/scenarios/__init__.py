@@ -1,4 +1,4 @@
-"""The scenarios that need a GPU, by name. Each can be run by itself, within a budget of time of its own."""
+"""The scenarios that need a GPU, by name. Each can be run alone, within its own time budget."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from tests.bench.gpu.scenarios import (
 )
 
 Make = Callable[[Lab, int], Scenario]
-"""Of a lab and a seed."""
+"""Makes a scenario for a lab and a seed."""
 
 
 @attrs.frozen
 class Entry:
-    """A scenario that can be asked for."""
+    """A scenario that can be run by name."""
 
     make: Make
     budget: float
-    """Seconds that it may take, unless another time is asked for."""
+    """Time that it may take unless another is requested, seconds."""
     repetitions: int
-    """At most."""
+    """Largest number of repetitions."""
     by_default: bool = True
-    """Whether it is run where no name is given."""
+    """Whether it is run when no name is given."""
 
 
 SCENARIOS: Mapping[str, Entry] = {

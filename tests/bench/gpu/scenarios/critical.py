@@ -1,8 +1,8 @@
-"""A latency-critical program beside others that use more memory than they have room for, and have turns of it.
+"""Scenario: a latency-critical program beside others that use more memory than there is, and take turns of it.
 
-It goes before them (`compute.priority` 0), so that it is in every set and none of its memory goes. It serves bursts of
-requests of which it alone would be busy for 35 % of the time (core.arrivals), with room for all and with room for two
-thirds. Beside a system without priorities it is one of many.
+The critical program has priority (`compute.priority` 0), so it is in every set and none of its memory is moved out. It
+serves bursts of requests that alone would keep it busy 35 % of the time (core.arrivals), with room for all programs and
+with room for two thirds of their memory. In a system without priorities it is one program among many.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from tests.bench.gpu.systems import Turned, WholeGpu
 NAME = "oversubscribed-critical"
 KIND, LOAD, PERCENT, WAIT_S = "convolution", 0.35, 150, 2.0
 BURSTS = 2
-"""Bursts of one case, of as many seconds as all (latency.SECONDS)."""
+"""Number of bursts of one case; together they last latency.SECONDS."""
 OTHERS = tuple(Job("decode", EACH_MIB, graph=True) for _ in range(3))
 
 
 @attrs.define
 class Beside:
-    """The critical program and the others, by some system."""
+    """The critical program and the others in one system."""
 
     bench: latency.Bench
     rooms: Rooms
     pressed: bool = True
-    """Whether anything but room for all is measured."""
+    """Whether the cases without room for all are measured."""
 
     @property
     def name(self) -> str:
-        """Of the system."""
+        """The name of the system."""
         return self.rooms.name
 
     def measure(self, repetition: int) -> Iterator[tuple[Case, Figures]]:
-        """See runner.Subject."""
+        """Yield cases and figures; see runner.Subject."""
         lab = self.bench.lab
         with (
             self.rooms.enter() as room,
@@ -63,7 +63,7 @@ class Beside:
         lab.sleep(SETTLE_S)
 
     def _burst(self, lab: Lab, critical: Critical, others: Sequence[Worked], repetition: int) -> Figures:
-        """Of some bursts together; and passes a second of the others meanwhile."""
+        """Return the figures of some bursts together, with the passes of the other programs per second."""
         before, start = sum(one.passes for one in others), lab.now()
         served = [self.bench.burst(critical, LOAD, BURSTS * repetition + number) for number in range(BURSTS)]
         rate = (sum(one.passes for one in others) - before) / (lab.now() - start)
@@ -73,7 +73,7 @@ class Beside:
 
 
 def make(lab: Lab, seed: int, compared: Sequence[Rooms] | None = None) -> Scenario:
-    """The scenario."""
+    """Return the scenario."""
     bench = latency.Bench(lab, KIND, seed)
     found: Sequence[Rooms] = (
         [WholeGpu(DRIVER), Turned(TURNS, ["turns=on"]), Turned(OFF, ["turns=off"])] if compared is None else compared
