@@ -53,6 +53,9 @@ DRAIN_SLICE_US = 2_000
 DRAIN_WORK_US = 400_000
 """Microseconds on the engine after which a program that drains is given up: it has a long kernel. Beside one that fills
 it has most of the engine. The trace is 0.25 s late at most, so that much of its turn may be among them."""
+DRAIN_BUS_US = 2_000_000
+"""The same of a program that has memory in the host: its kernels have the engine for as long as they read that over the
+bus, which takes some forty times as long, and as much longer as others read there, too. Turns of memory begin so."""
 HEARD_S = 0.3
 """Seconds after the end of a drain in which what it used is heard of."""
 UNDRAINED_S, UNDRAINED_MOST_S = 4.0, 60.0
@@ -85,18 +88,20 @@ class Ends:
         over: Callable[[Process, Callable[[], Awaitable[bool]]], Awaitable[None]],
         is_exact: Callable[[Process], bool],
         is_moving: Callable[[Process], bool],
+        is_away: Callable[[Process], bool],
         lever_s: float,
     ) -> None:
-        """`slot` is what is kept of a process; `is_exact` says whether the machine tells exactly what it uses, and
-        `is_moving` whether memory of it may be moving. `over` calls the function that has a process off once it was
-        drained, and that returns whether it was to be, and takes note of what comes of it. `lever_s` is what the levers
-        of one process may take, seconds."""
+        """`slot` is what is kept of a process; `is_exact` says whether the machine tells exactly what it uses,
+        `is_moving` whether memory of it may be moving, and `is_away` whether it has some in the host. `over` calls the
+        function that has a process off once it was drained, and that returns whether it was to be, and takes note of
+        what comes of it. `lever_s` is what the levers of one process may take, seconds."""
         self._follower = follower
         self._member = member
         self._slot = slot
         self._over = over
         self._is_exact = is_exact
         self._is_moving = is_moving
+        self._is_away = is_away
         self._lever_s = lever_s
         self._drains: dict[Process, Drain] = {}
         self.nursery: trio.Nursery | None = None
@@ -182,7 +187,8 @@ class Ends:
                 del self._drains[process]
             elif (sample := samples.get(process)) is not None:
                 drain.used_us += sample.used_us or 0
-                if drain.used_us > DRAIN_WORK_US or (drain.is_told and not self._is_exact(process)):
+                most_us = DRAIN_BUS_US if self._is_away(process) else DRAIN_WORK_US
+                if drain.used_us > most_us or (drain.is_told and not self._is_exact(process)):
                     drain.scope.cancel()
                 found[process] = attrs.evolve(sample, drains=True)
         return found
