@@ -50,6 +50,8 @@ struct memory *fake_memory_keep(CUmemGenericAllocationHandle handle, uint64_t of
 void fake_memory_let_go(struct memory *memory);
 /* A descriptor of what is mapped at these addresses; less than 0: nothing is. */
 int fake_memory_lease(CUdeviceptr address, uint64_t bytes);
+/* Whether what is mapped at an address is in the host; in `end`, up to which of so many bytes that holds. */
+bool fake_memory_in_host(CUdeviceptr address, uint64_t bytes, uint64_t *end);
 /* Whether something is at all of these addresses. Dies where it is in the host. */
 bool fake_memory_known(CUdeviceptr address, uint64_t bytes, const char *what);
 
