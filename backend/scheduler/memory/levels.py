@@ -18,6 +18,7 @@ import trio
 
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger
+from backend.core.records import Books
 from backend.process.identity import ROOT, Process, Slice, SliceOn
 from backend.scheduler.memory.claims import Name
 from backend.scheduler.memory.gangs import Ties, gangs
@@ -194,11 +195,12 @@ class Levels:
 
     def _is_short(self, place: Place) -> bool:
         """Whether programs below a slice that can have turns use more of a GPU together than they have room for, beside
-        what none can give. That is reckoned only where something is in the host."""
+        what none can give. That is reckoned only where something is in the host, or is to go there: programs drain
+        soonest while all of their memory is on the GPU."""
         if any(self._gpus[gpu].lost for gpu in place.gpus):
             return False
         try:
-            pressed = [gpu for gpu in place.gpus if self._ledger.books(place.on(gpu)).swap]
+            pressed = [gpu for gpu in place.gpus if _is_pressed(self._ledger.books(place.on(gpu)))]
         except OSError:
             return False
         if not pressed:
@@ -212,3 +214,8 @@ class Levels:
             if sum(one.ties.is_known for one in working) > 1 and bool(rooms) and used > rooms[gpu]:
                 return True
         return False
+
+
+def _is_pressed(books: Books) -> bool:
+    """Return whether a group has memory in the host, or more on the GPU than it may."""
+    return books.swap > 0 or books.current > books.high
