@@ -136,7 +136,7 @@ class Stage:
     def _told(self, name: str, act: Callable[..., object]) -> Callable[..., object]:
         async def told(gpu: int, process: Process, nbytes: int) -> int:
             self._step(name, process)
-            if name == "fetch" and self.chunk:
+            if name == "fetch" and self.chunk and nbytes < self.missing(process):
                 nbytes -= nbytes % self.chunk
             drains = self.drains_first and process in self.off and self.ends.get(process) is not TurnEnd.DRAINED
             return await act(gpu, process, nbytes) if nbytes and not drains else 0  # type: ignore[misc]
@@ -227,6 +227,10 @@ class Stage:
         follower = self.h.controller._follower
         follower.schedule(Member(process, 0), place)
         await follower.apply(Member(process, 0))
+
+    def missing(self, process: Process) -> int:
+        """Bytes of a program that are in the host."""
+        return self.h.ledger.books(Member(process, 0)).swap
 
     def turned(self, process: Process) -> Turned:
         """What is counted of a program."""

@@ -29,7 +29,7 @@ GRACE_S = 0.02
 """Seconds that a piece may take beyond the end of its phase before it is given up."""
 AGAIN_S = 0.01
 """Seconds after which a move is asked for again that moved nothing; each time twice as long."""
-TRIED_S = 0.1
+TRIED_S = 0.04
 """Seconds between two times of that from which on it is taken to fail."""
 LEARNS = 0.2
 """Part that one piece has in what is known of a rate."""
