@@ -39,7 +39,7 @@ from backend.core.tally import LOST, PERIODS, UNDONE, Memory
 from backend.core.totals import Totals
 from backend.core.turns import HOLD_US
 from backend.core.workingset import WorkingSet
-from backend.core.writers import Changes, Writers
+from backend.core.writers import Asked, Changes, Writers
 from backend.process.delegated import delegate_of
 from backend.process.identity import ROOT, Group, Member, Process, Slice, SliceOn
 from backend.process.looks import identified
@@ -51,6 +51,9 @@ log = logging.getLogger(__name__)
 DEADLINE_S = 5.0
 """Seconds after which a write that the hardware does not answer gives ETIMEDOUT; more where programs move as a whole
 (:mod:`backend.core.deadlines`)."""
+LIMIT_AGAIN_S, LIMIT_LEFT_S = 0.25, 0.1
+"""Seconds after which reclaim for a new limit is tried again that ended short, and that are left then of the time that
+the write has: it is told that less was moved, and not that nothing answers."""
 
 
 class Controller:
@@ -359,6 +362,8 @@ class Controller:
                 promised, whole = self._promised(group), self._whole(group)
                 await self._reclaimer.settle(group, short)
                 promised -= self._kept(group, whole)
+                if promised >= short:
+                    await self._settled(group, setting, asked)
                 ends = kills and self._killer.beyond(group) > 0 and await self._killer.is_enough(group)
             if ends:
                 if isinstance(group, SliceOn) and self.population.holds(group):
@@ -369,6 +374,21 @@ class Controller:
                     return
             if self._short(group, setting):  # ENODEV for one that is gone
                 raise fail(errno.EBUSY if promised < short else errno.EAGAIN)
+
+    async def _settled(self, group: Group, setting: Setting, asked: Asked) -> None:
+        """Returns once a group is under its limit, its programs give no more, or the write that asks for that has
+        little time left. What runs may keep memory where it is for a while, as kernels that read over the bus do: a
+        program lets go of them, and is asked again later."""
+        gpu, until = self.gpus[group.gpu], asked.scope.deadline - LIMIT_LEFT_S
+        with trio.move_on_at(until):
+            while (short := self._short(group, setting)) and trio.current_time() + LIMIT_AGAIN_S < until:
+                each = [gpu.footprint(resident.process) for resident in self.population.below(group)]
+                if sum(max(0, one.movable - (one.unmovable or 0)) + one.later for one in each) < short:
+                    return
+                if not any(one.later for one in each):
+                    return
+                await trio.sleep(LIMIT_AGAIN_S)
+                await self._reclaimer.settle(group, short)
 
     async def _killed(self, group: Group, changes: Changes) -> bool:
         """Wait until a new limit holds, or will not by a kill. Whether any was killed for it: that cannot be taken

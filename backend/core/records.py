@@ -74,6 +74,9 @@ class GpuInfo:
     """Longest timeslice accepted, microseconds."""
     granule: int = 1
     """Bytes that move between GPU and host together: a page."""
+    chunk: int = 0
+    """Bytes in the largest part of a program's memory that moves as a whole, where that is more than a granule: less
+    than that may not come at all. 0: a granule."""
 
     def takes(self, lever: Lever) -> range:
         """The values of a lever that this GPU takes, besides 0."""
@@ -259,6 +262,9 @@ class Footprint:
     """Bytes of programs whose library was found not to speak: nothing of them moves before it does."""
     clean: int | None = None
     """Bytes in the host of copies of what is on the GPU: to go that need not be written. They are not swap."""
+    later: int = 0
+    """Bytes that it could move, by its own word, and has just moved less of than it was asked for: it is asked again
+    after a while."""
 
     def __add__(self, other: Footprint) -> Footprint:
         return Footprint(
@@ -270,6 +276,7 @@ class Footprint:
             self.whole + other.whole,
             self.silent + other.silent,
             _total(self.clean, other.clean),
+            self.later + other.later,
         )
 
 

@@ -300,7 +300,10 @@ class Managed:
             comes = trio.current_time() < expected.waited_until and not self._halted(process)
             return Footprint(movable=expected.movable if comes else 0)
         known = program.holding.footprint
-        return attrs.evolve(known, movable=0) if self._stuck(program) else known
+        if not self._stuck(program):
+            return known
+        later = 0 if self._cannot(program) else max(0, known.movable - (known.unmovable or 0))
+        return attrs.evolve(known, movable=0, later=later)
 
     def spoken(self, process: Process) -> float:
         """As :meth:`backend.core.protocols.Gpu.spoken`."""
@@ -363,9 +366,11 @@ class Managed:
 
     def _stuck(self, program: Program) -> bool:
         """Whether it could not move anything if it wanted to, or has just tried."""
-        process = program.holding.process
-        short = program.short_until > trio.current_time()
-        return bool(program.departs or program.overdue or short or self._halted(process))
+        return program.short_until > trio.current_time() or self._cannot(program)
+
+    def _cannot(self, program: Program) -> bool:
+        """Whether it could not, however long ago it tried."""
+        return bool(program.departs or program.overdue or self._halted(program.holding.process))
 
     def _halted(self, process: Process) -> bool:
         return self.stays(process) or is_stopped(process.pid)

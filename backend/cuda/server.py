@@ -21,6 +21,7 @@ import trio
 
 from backend.common.errors import errno_of, fail
 from backend.common.lasting import lasting
+from backend.common.tracing import TRACE
 from backend.core.turns import TurnEnd
 from backend.core.workingset import WorkingSet
 from backend.cuda.burst import BurstPage
@@ -88,6 +89,10 @@ for what runs (0.3 s) and the copy (0.2 s, ``library/move/batch.c``)."""
 STAYS = (errno.EBUSY, errno.EOPNOTSUPP, errno.EMFILE, errno.ENOMEM)
 """What a program may say to a DEPART that it does not follow (departure.c)."""
 
+
+LAST_S = 0.2
+"""Seconds for which an answer to the last PREPARE is waited for by the next: it was given up as its phase was over, and
+what comes by it is as good."""
 
 WAIT_US = 50_000
 """Microseconds that a program is asked to wait at a time for what it launched: its library does nothing else then, so
@@ -415,6 +420,7 @@ class Session:
         if (preparing := self._preparing.pop(reply.seq, None)) is not None:
             preparing.done.set()
             moved = 0 if reply.status else reply.args[0]
+            self._trace("prepared", reply)
             if (reply.op, reply.gpu) != (Op.PREPARE, preparing.gpu) or moved > preparing.nbytes:
                 return False
             preparing.moved = moved
@@ -422,6 +428,7 @@ class Session:
         asked = self._asked.pop(reply.seq, None)
         if asked is None or reply.op != Op.RECLAIM or reply.gpu != asked.holding.gpu:
             return False
+        self._trace("reclaimed", reply)
         holding, nbytes = asked.holding, 0 if reply.status else reply.args[0]
         holding.ask(-asked.nbytes)
         try:
@@ -436,6 +443,12 @@ class Session:
         if asked.late:
             self._gpus[holding.gpu].answered(holding)
         return True
+
+    def _trace(self, what: str, reply: Message) -> None:
+        """Where the time of a move went, by the program's word: moving, waiting for what ran, with its gate closed,
+        and making memory of the host."""
+        us, waited, closed, made = reply.args[1:5]
+        TRACE.add(f"{what} {self.process.pid}", us=us, waited=waited, closed=closed, made=made)
 
     @property
     def page(self) -> int:
@@ -624,9 +637,14 @@ class Session:
         return self._can(Feature.SETS) and self._page.is_alone(gpu)
 
     async def prepare(self, gpu: int, nbytes: int) -> int:
-        """See :class:`backend.cuda.managed.Mover`. One that has not answered the last time is not asked again."""
-        if not self._can(Feature.SETS) or self._preparing:
+        """See :class:`backend.cuda.managed.Mover`. One that has not answered the last time is not asked again: what it
+        was asked for then is waited for, for LAST_S."""
+        if not self._can(Feature.SETS):
             return 0
+        for last in list(self._preparing.values()):
+            with trio.move_on_after(LAST_S):
+                await last.done.wait()
+            return last.moved if last.gpu == gpu else 0
         self._seq += 1
         seq, preparing = self._seq, Preparing(gpu, nbytes)
         self._preparing[seq] = preparing

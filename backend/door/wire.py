@@ -171,7 +171,8 @@ class Op(enum.IntEnum):
     """(group, pid, start time) -> (): answered when none of its TSGs is running."""
     RECLAIM = 20
     """(group, pid, start time, bytes) -> (bytes moved). Of a CUDA program (0, 0, 0, bytes) -> (bytes moved,
-    microseconds): memory of its own on `gpu` is to go to the host. Booked when the answer comes, whatever waits."""
+    microseconds; those of waits for what ran, with its gate closed, and for memory of the host): memory of its own on
+    `gpu` is to go to the host. Booked when the answer comes, whatever waits."""
     DEPART = 21
     """(what) -> (): asked of a CUDA program: it is about to be moved to another GPU. Answered once nothing of it
     runs, all of its memory that the library has placed in the host and, if `what` is 1, on every GPU, is held by
@@ -191,13 +192,13 @@ class Op(enum.IntEnum):
     nothing more while what is pending would take longer than that, by how fast its kernels finished lately; 0: as far
     ahead as the driver lets it. ENODEV as for END_TURN."""
     PREPARE = 24
-    """(bytes) -> (bytes moved, microseconds that took): asked of a CUDA program that waits for its turn on `gpu`: at
-    most so much of what it used in its last turn, and that is in the host, comes back, in the order of its first use.
-    (Of turns of less than a second: in those of the last second that it ran.) It asks for each piece by MOVE_IN, as for
-    all that comes back, and ends where that gives EAGAIN. Its gate stays closed, and nothing comes that is not asked
-    for, by this or by ROOM. ENODEV as for END_TURN; EBUSY while it is about to be moved, or not drained. While its gate
-    is closed RECLAIM takes what it did not use before what it did, and of that the last in that order first; what the
-    host has as it is it drops."""
+    """(bytes) -> (bytes moved, microseconds that took, and where they went as of RECLAIM): asked of a CUDA program that
+    waits for its turn on `gpu`: at most so much of what it used in its last turn, and that is in the host, comes back,
+    in the order of its first use. (Of turns of less than a second: in those of the last second that it ran.) It asks
+    for each piece by MOVE_IN, as for all that comes back, and ends where that gives EAGAIN. Its gate stays closed, and
+    nothing comes that is not asked for, by this or by ROOM. ENODEV as for END_TURN; EBUSY while it is about to be
+    moved, or not drained. While its gate is closed RECLAIM takes what it did not use before what it did, and of that
+    the last in that order first; what the host has as it is it drops."""
     ALLOC = 32
     """(bytes) -> (first page, pages): memory on `gpu`, rounded up to pages. ENOMEM where the limits refuse it."""
     FREE = 33

@@ -103,7 +103,8 @@ class Scheduler:
         self._core = Core(gpu.info.timeslice_default_us)
         self._bucket = Bucket(RATE, BURST)
         self._ends = Ends(
-            follower, self._member, self._of, self._pull, self._is_exact, self._is_moving, LEVER * seconds
+            *(follower, self._member, self._of, self._pull),
+            *(self._is_exact, self._is_moving, self._is_away, LEVER * seconds),
         )
         self._rests: set[Process] = set()  # those that wait for a turn of memory
         self._wait_us = wait_us
@@ -271,6 +272,13 @@ class Scheduler:
     def _is_moving(self, process: Process) -> bool:
         """Whether memory of a process may be moving, so that its program does nothing else."""
         return self._gpu.is_leaving(process) or self._population.record(self._member(process)).memory.may_come()
+
+    def _is_away(self, process: Process) -> bool:
+        """Whether memory of a process is in the host."""
+        try:
+            return self._ledger.books(self._member(process)).swap > 0
+        except OSError:
+            return False
 
     # What is done about it
 

@@ -74,9 +74,13 @@ class Looper:
 class Stage:
     """A GPU, its programs, and the switch, without a scheduler."""
 
-    def __init__(self, h: Harness, gpu: SoftGpu, nursery: trio.Nursery, wait_us: int = 1_000_000) -> None:
+    def __init__(
+        self, h: Harness, gpu: SoftGpu, nursery: trio.Nursery, wait_us: int = 1_000_000, chunk: int = 0
+    ) -> None:
+        """Memory comes in whole chunks of so many bytes, where that is said, as that of the library does."""
         self.h, self.gpu, self.nursery = h, gpu, nursery
-        self.wait_us = wait_us
+        self.wait_us, self.chunk = wait_us, chunk
+        gpu.info = attrs.evolve(gpu.info, chunk=chunk)
         self.programs: dict[Process, Looper] = {}
         self.off: dict[Process, float] = {}
         """Programs that wait, and since when."""
@@ -92,6 +96,8 @@ class Stage:
         self.switch: Switch
         self.scope: trio.CancelScope
         self.stamp = 0
+        self.drains_first = False
+        """Whether nothing moves of one that waits and is not drained yet, as of a program with the library."""
         self.leaves: list[int] = []
         """Bytes that were to go of programs whose turns ended."""
         self.start()
@@ -130,7 +136,10 @@ class Stage:
     def _told(self, name: str, act: Callable[..., object]) -> Callable[..., object]:
         async def told(gpu: int, process: Process, nbytes: int) -> int:
             self._step(name, process)
-            return await act(gpu, process, nbytes)  # type: ignore[misc]
+            if name == "fetch" and self.chunk and nbytes < self.missing(process):
+                nbytes -= nbytes % self.chunk
+            drains = self.drains_first and process in self.off and self.ends.get(process) is not TurnEnd.DRAINED
+            return await act(gpu, process, nbytes) if nbytes and not drains else 0  # type: ignore[misc]
 
         return told
 
@@ -218,6 +227,10 @@ class Stage:
         follower = self.h.controller._follower
         follower.schedule(Member(process, 0), place)
         await follower.apply(Member(process, 0))
+
+    def missing(self, process: Process) -> int:
+        """Bytes of a program that are in the host."""
+        return self.h.ledger.books(Member(process, 0)).swap
 
     def turned(self, process: Process) -> Turned:
         """What is counted of a program."""

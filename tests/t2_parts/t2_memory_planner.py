@@ -71,6 +71,28 @@ def test_programs_keep_their_speed(count: int, percent: int, wait_us: int, least
     assert world.plan.has_turns
 
 
+def test_a_turn_is_put_off_for_memory_that_comes_late() -> None:
+    """By a patient planner, for one and a half times what all of it takes; by another it begins as it has to."""
+    world = decode(4, 300, 2 * SECOND)
+    world.run(10 * SECOND)
+    while not world.plan.is_over:
+        world.step()
+    planner, coming = world.planner, world.plan.coming
+    ended_us, whole_us = planner.turns.ended_us, RATES.into_usec(17 * GIB // 2)
+    for name in coming:
+        world.claim(name, 0, attrs.evolve(world.claims()[name], resident=0))
+    late_us = planner.turns.latest_us + 1
+    assert planner.decide(late_us, world.programs, world.rooms).ends_us == late_us - 1
+    plan = planner.decide(late_us, world.programs, world.rooms, is_patient=True)
+    assert plan.ends_us is not None
+    assert late_us < plan.ends_us <= late_us + whole_us
+    assert plan.moves[0].ins, "it comes meanwhile"
+    at_last_us = ended_us + 2 * whole_us
+    plan = planner.decide(at_last_us, world.programs, world.rooms, is_patient=True)
+    assert plan.ends_us is not None
+    assert plan.ends_us < at_last_us
+
+
 def test_room_for_all_means_no_turns_and_no_moves() -> None:
     world = World({name: program(4 * GIB, 4 * GIB) for name in range(4)}, {0: 16 * GIB}, RATES)
     world.run(5 * SECOND)

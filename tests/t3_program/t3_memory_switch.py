@@ -52,6 +52,43 @@ async def test_three_programs_have_turns_and_each_goes_on(spawn: Spawn) -> None:
 
 
 @virtual
+async def test_memory_comes_in_chunks_whatever_room_is_left_over(spawn: Spawn) -> None:
+    """There is always some that is too little for one: what comes waits until there is more."""
+    gpu = soft(100 * MIB)
+    async with running(gpu) as h, trio.open_nursery() as nursery:
+        stage = Stage(h, gpu, nursery, chunk=8 * MIB)
+        for _ in range(3):
+            await stage.come(spawn().pid, 48)
+        await trio.sleep(2)
+        before = {process: one.steps for process, one in stage.programs.items()}
+        await trio.sleep(10)
+        steps = [one.steps - before[process] for process, one in stage.programs.items()]
+        assert sum(steps) >= 0.9 * 10 / 0.002, "nearly all of the time some program runs at full speed"
+        assert min(steps) >= 0.8 * max(steps)
+        stage.check()
+        nursery.cancel_scope.cancel()
+
+
+@virtual
+async def test_one_that_drains_late_gives_its_memory_once_it_is_drained(spawn: Spawn) -> None:
+    """A kernel that takes longer than a program has to drain: what moves waits for it, and no turn is lost by that."""
+    gpu = soft(96 * MIB)
+    async with running(gpu) as h, trio.open_nursery() as nursery:
+        stage = Stage(h, gpu, nursery)
+        stage.drains_first = True
+        for _ in range(3):
+            (await stage.come(spawn().pid, 48)).step_us = 8_000
+        await trio.sleep(2)
+        before = {process: one.steps for process, one in stage.programs.items()}
+        await trio.sleep(10)
+        steps = [one.steps - before[process] for process, one in stage.programs.items()]
+        assert sum(steps) >= 0.9 * 10 / 0.008, "nearly all of the time some program runs at full speed"
+        assert min(steps) >= 0.8 * max(steps)
+        stage.check()
+        nursery.cancel_scope.cancel()
+
+
+@virtual
 async def test_with_room_for_all_nothing_is_done(spawn: Spawn) -> None:
     gpu = soft(96 * MIB)
     async with running(gpu) as h, trio.open_nursery() as nursery:

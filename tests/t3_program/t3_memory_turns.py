@@ -116,6 +116,32 @@ async def test_with_room_for_all_there_are_no_turns(spawn: Spawn) -> None:
 
 
 @virtual
+async def test_turns_begin_as_a_limit_is_lowered(spawn: Spawn) -> None:
+    """And not once memory has gone: what runs takes long to give any, and what has its gate closed gives at once."""
+    gpu = soft(256 * MIB)
+    async with running(gpu, scheduler=True) as h, trio.open_nursery() as nursery:
+        programs, reclaim = Programs(h, gpu, spawn, nursery), gpu.reclaim
+        for _ in range(3):
+            await programs.come(48, "/jobs")
+        await trio.sleep(1)
+
+        async def give(process: Process, nbytes: int) -> int:
+            if h.controller.population.record(Member(process, 0)).scheduled.rests:
+                return await reclaim(process, nbytes)
+            await trio.sleep(4)
+            return 0
+
+        gpu.reclaim = give  # type: ignore[method-assign]
+        nursery.start_soon(h.write, "slice/jobs/0/gmem.limit.high", 96 * MIB)
+        await trio.sleep(1)
+        assert int(await h.read("slice/jobs/0/gmem.current")) <= 96 * MIB
+        assert any(programs.turns(one.process) for one in programs.each)
+        await trio.sleep(4)
+        programs.check()
+        nursery.cancel_scope.cancel()
+
+
+@virtual
 async def test_turns_end_with_the_pressure(spawn: Spawn) -> None:
     """The programs that waited go on, whatever slice they are in by then."""
     gpu = soft(256 * MIB)

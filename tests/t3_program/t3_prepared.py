@@ -11,7 +11,7 @@ import trio
 
 from backend.core.turns import TurnEnd
 from backend.core.workingset import ANY, WorkingSet
-from backend.cuda.page import ALONE, SHARES, USED
+from backend.cuda.page import ALONE, SHARES, USED, USED_AT
 from backend.door.wire import CUDA, CUDA_ALL, Message, Op
 from tests.support.cuda_session import GIB, MIB, Drive, Rig
 from tests.support.cuda_session import drive as drive
@@ -34,9 +34,7 @@ class Prepared(Gated):
     def tell(self, used: int, resident: int, clean: int = 0, told: int = ALONE, missed: int = 0, over: int = 0) -> None:
         """What stands on its page."""
         assert self.page is not None
-        before = self.page[:16]
-        USED.pack_into(self.page, 0, used, resident, clean, told, missed, over)
-        self.page[:16] = before
+        USED.pack_into(self.page, USED_AT, used, resident, clean, told, missed, over)
 
     async def library(self, message: Message) -> Message | None:
         if message.op == Op.END_TURN:
@@ -146,6 +144,30 @@ def test_what_a_program_lacks_comes_before_its_turn(drive: Drive) -> None:
 
 def silent(message: Message) -> Message | None:
     return None
+
+
+def test_what_was_given_up_is_waited_for_by_the_next(drive: Drive) -> None:
+    """The end of a phase gives a piece up, which goes on: the one after it says what came."""
+
+    async def test(rig: Rig) -> None:
+        program = await prepared(rig, GIB, GIB)
+        await end_turn(rig.h, program)
+        library, asked = program.library, list[int]()
+
+        async def slow(message: Message) -> Message | None:
+            if message.op == Op.PREPARE:
+                asked.append(message.args[0])
+                await trio.sleep(0.1)
+            return await library(message)
+
+        program.obey = slow
+        with trio.move_on_after(0.05):
+            await rig.gpu.prepare(program.process, 4 * PIECE)
+        assert await rig.gpu.prepare(program.process, 2 * PIECE) == 4 * PIECE
+        assert await rig.gpu.prepare(program.process, 2 * PIECE) == 2 * PIECE
+        assert asked == [4 * PIECE, 2 * PIECE]
+
+    drive(test)
 
 
 def too_much(message: Message) -> Message | None:

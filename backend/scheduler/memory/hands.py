@@ -18,6 +18,9 @@ class Hands(Protocol):
     def rooms(self) -> Mapping[int, int]:
         """What all claims have room for on each GPU, bytes. None while it is lost: nothing waits for its turn then."""
 
+    def chunk(self, gpu: int) -> int:
+        """Bytes in the largest part of memory that moves as a whole on a GPU: fewer may not come at all."""
+
     def is_off(self, name: Name) -> bool:
         """Whether a program waits for its turn, as it was had to, on all of its GPUs."""
 

@@ -179,6 +179,9 @@ class Level:
             found[gpu] = max(0, books.high - (books.current - ours))
         return found
 
+    def chunk(self, gpu: int) -> int:
+        return max(self._gpus[gpu].info.chunk, self._gpus[gpu].info.granule)
+
     def _claim(self, process: Process, index: int) -> Claim | None:
         """What a process claims of a GPU; None where its library does not tell."""
         books, gpu = self._books(process, index), self._gpus[index]

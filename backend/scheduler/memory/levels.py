@@ -19,6 +19,7 @@ import trio
 
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger
+from backend.core.records import Books
 from backend.process.identity import ROOT, Process, Slice, SliceOn
 from backend.scheduler.memory.claims import Name
 from backend.scheduler.memory.gangs import Ties, gangs
@@ -199,12 +200,12 @@ class Levels:
     def _is_short(self, place: Place) -> bool:
         """Return whether the programs with work below a slice use more of a GPU than they have room for, together with
         what no program there can give, and two or more of them can take turns. Computed only if part of the slice is in
-        the host.
+        the host, or is to go there: programs drain soonest while all of their memory is on the GPU.
         """
         if any(self._gpus[gpu].lost for gpu in place.gpus):
             return False
         try:
-            pressed = [gpu for gpu in place.gpus if self._ledger.books(place.on(gpu)).swap]
+            pressed = [gpu for gpu in place.gpus if _is_pressed(self._ledger.books(place.on(gpu)))]
         except OSError:
             return False
         if not pressed:
@@ -218,3 +219,8 @@ class Levels:
             if sum(one.ties.is_known for one in working) > 1 and bool(rooms) and used > rooms[gpu]:
                 return True
         return False
+
+
+def _is_pressed(books: Books) -> bool:
+    """Return whether a group has memory in the host, or more on the GPU than it may."""
+    return books.swap > 0 or books.current > books.high

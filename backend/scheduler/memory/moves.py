@@ -6,6 +6,7 @@ farthest, and of one program what it uses last. So as many bytes move as have to
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Collection, Mapping, Sequence
 
 import attrs
@@ -16,6 +17,13 @@ NEVER = 1 << 62
 """Next use of a program of which no turn is known, microseconds."""
 DROPS = 60 * 10**9
 """Bytes a second that go without being written: to have the host behind 64 MiB takes the driver 1 ms (H200)."""
+
+
+class Way(enum.Enum):
+    """A direction of the bus."""
+
+    OUT = "out"
+    IN = "in"
 
 
 @attrs.frozen

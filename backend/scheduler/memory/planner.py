@@ -13,12 +13,15 @@ import attrs
 from backend.scheduler.memory import moves as moving
 from backend.scheduler.memory.claims import Claim, Claims, Name, Rates
 from backend.scheduler.memory.gangs import Gang, Ties, gangs
-from backend.scheduler.memory.moves import Moves
+from backend.scheduler.memory.moves import Moves, Way
 from backend.scheduler.memory.sets import Cost, Rooms, Set, Unit, comings, members, pack
 from backend.scheduler.memory.turns import TURN_US, Turns, Waiter
 
 CALM_US = 5_000_000
 """Microseconds for which there has to be room for all before turns end: sets that come and go move memory each time."""
+
+Still = tuple[int, Name, Way]
+"""What does not move for now: memory of a program, that way, on a GPU."""
 
 
 @attrs.frozen
@@ -76,8 +79,18 @@ class Planner:
         """The gangs of the programs that were looked at last."""
         self._pressed_us: int | None = None  # when there was no room for all last
 
-    def decide(self, now_us: int, programs: Mapping[Name, Program], rooms: Rooms) -> Plan:
-        """Return the plan from now on. `rooms` is what the claims of all programs have room for on each GPU, bytes."""
+    def decide(
+        self,
+        now_us: int,
+        programs: Mapping[Name, Program],
+        rooms: Rooms,
+        still: Collection[Still] = (),
+        *,
+        is_patient: bool = False,
+    ) -> Plan:
+        """Return the plan from now on. `rooms` is what the claims of all programs have room for on each GPU, bytes;
+        `still` is what does not move now: sets and turns are as if it did. Where it `is_patient` a turn is put off for
+        memory that is slower to come than is known."""
         units, always = self._units(programs, rooms)
         left = {gpu: room - _reserved(gpu, programs, always) for gpu, room in rooms.items()}
         sets = self._sets(now_us, units, left)
@@ -92,11 +105,24 @@ class Planner:
         coming = turns.coming or turns.queue()[0]
         runs = (turns.current or frozenset()) | always
         ends_us = turns.latest_us if is_over else turns.ends_us
+        if is_over and is_patient:
+            ends_us = max(ends_us, self._begins_us(now_us, programs, coming))
         left_us = max(0, ends_us - now_us)
         moves = {
-            gpu: self._moves(gpu, now_us, left_us, programs, room, coming, runs, always) for gpu, room in rooms.items()
+            gpu: self._moves(gpu, now_us, left_us, programs, room, coming, runs, always, still)
+            for gpu, room in rooms.items()
         }
         return Plan(sets, always, turns.waiting, coming, moves, is_over, ends_us)
+
+    def _begins_us(self, now_us: int, programs: Mapping[Name, Program], coming: Set) -> int:
+        """When the next turn begins at the latest that is put off for what still comes."""
+        lacks: dict[int, int] = {}
+        for name in coming & programs.keys():
+            for gpu, claim in programs[name].claims.items():
+                lacks[gpu] = lacks.get(gpu, 0) + claim.missing
+        later_us = max(map(self.rates.into_usec, lacks.values()), default=0)
+        most_us = self.turns.ended_us + self.turns.patience_us(coming)
+        return min(now_us + later_us, most_us)
 
     def end(self, now_us: int) -> None:
         """The turn is over."""
@@ -154,14 +180,24 @@ class Planner:
         coming: Set,
         runs: Collection[Name],
         always: Collection[Name],
+        still: Collection[Still],
     ) -> Moves:
         """Return what moves on one GPU for the set that comes next. Nothing goes for what does not come in the
         `left_us` microseconds before this turn ends, or the next begins: then what ran gives, which is used last."""
-        claims = claims_on(gpu, programs)
+        claims = {name: _still(gpu, name, claim, still) for name, claim in claims_on(gpu, programs).items()}
         reserved = sum(max(0, claims[name].missing - claims[name].cold) for name in always if name in claims)
         wanted = [name for name in claims if name in coming and name not in runs]
         most_in = self.rates.into_in(left_us)
         return moving.plan(room - reserved, claims, wanted, runs, self.turns.next_use(now_us), most_in)
+
+
+def _still(gpu: int, name: Name, claim: Claim, still: Collection[Still]) -> Claim:
+    """Return what a program claims of the moves that can be made now."""
+    if (gpu, name, Way.OUT) in still:
+        claim = attrs.evolve(claim, leaves=0)
+    if (gpu, name, Way.IN) in still:
+        claim = attrs.evolve(claim, used=claim.resident)
+    return claim
 
 
 def claims_on(gpu: int, programs: Mapping[Name, Program]) -> Claims:

@@ -9,13 +9,13 @@ It has no state of its own but the planner's: the programs that should wait are 
 step, and what differs is done. So each step has a way back. Of a program that is gone nothing is left to do. One whose
 turn does not end, or does not begin, has no turns for some time: it runs with all of them; so does one that does not
 drain. A gang has its turns as a whole: where one of it does not drain soon, its kernel may wait for what another has
-yet to launch, so all of them go on, and have no turns for some time. What does not move in one
-phase is not asked again in it, and the turn begins with what is there: the rest is read over the bus. However a move
-ends, the turn begins in time. After a daemon that was killed everything that waits begins its turn, or is had to wait
-anew.
+yet to launch, so all of them go on, and have no turns for some time. Of one that drains nothing moves before it is
+drained, and what did not move is asked again a little later, as long as the phase lasts; then the turn begins with
+what is there: the rest is read over the bus. However a move ends, the turn begins in time. After a daemon that was
+killed everything that waits begins its turn, or is had to wait anew.
 
-Bytes move in pieces that take PIECE_US each way, both ways at once, and are planned anew for each piece: so a limit, a
-kill or a free comes between no more than two pieces.
+Bytes move in pieces (``pieces.py``), both ways at once, and are planned anew for each piece: so a limit, a kill or a
+free comes between no more than two pieces.
 """
 
 from __future__ import annotations
@@ -23,25 +23,30 @@ from __future__ import annotations
 import enum
 import errno
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Mapping
 
 import attrs
 import trio
 
-from backend.scheduler.memory.claims import Claim, Name, Rates
+from backend.common.tracing import TRACE
+from backend.scheduler.memory import telling
+from backend.scheduler.memory.claims import Name, Rates
 from backend.scheduler.memory.gangs import Gang
 from backend.scheduler.memory.hands import Hands
-from backend.scheduler.memory.moves import Moves, Share, leaves, out_in
-from backend.scheduler.memory.planner import Plan, Planner, Program, claims_on
+from backend.scheduler.memory.moves import Way, leaves
+from backend.scheduler.memory.pieces import Pieces
+from backend.scheduler.memory.planner import Plan, Planner, Program, Still, claims_on
 
 log = logging.getLogger(__name__)
 
-PIECE_US = 5_000
-"""Microseconds that a piece takes: of 50 GB/s a quarter of a GB; what it costs to ask for it is a part in fifty."""
-PIECE_LEAST_US = 500
-"""Microseconds of a phase in which nothing more is moved: to ask for it takes as long."""
-GRACE_S = 0.02
-"""Seconds that a piece may take beyond the end of its phase before it is given up."""
+LOOK_S = 0.003
+"""Seconds after which is looked again whether a program that drains has done so: then its memory moves."""
+DRAIN_S = 1.0
+"""Seconds for which no turn begins that lacks memory, while a program drains whose memory is to make room, or what did
+not move is to be asked for again. What lacks memory is read over the bus, by a turn that is as slow as a fortieth, and
+by what drains beside it, which takes as much longer for that: two passes over 8 GiB take 0.35 s alone."""
+LACKS = 0.05
+"""Part of the working sets of a turn up to which it begins without."""
 AGAIN_S, AGAIN_MOST_S = 5.0, 60.0
 """Seconds for which a program has no turns whose turn did not end; each time twice as long, up to the second."""
 GANG_DRAIN_S, GANG_LOOK_S = 0.1, 0.005
@@ -55,8 +60,6 @@ BEGINS_AGAIN_S = 0.1
 long."""
 RATES = Rates(30 * 10**9, 30 * 10**9)
 """What a bus is taken to carry before anything was moved."""
-LEARNS = 0.2
-"""Part that one piece has in what is known of a rate."""
 
 
 class Phase(enum.Enum):
@@ -72,13 +75,6 @@ class Phase(enum.Enum):
     """No set has its turn: the memory of the next one comes."""
     BEGINS = "begins"
     """Programs begin their turns."""
-
-
-class Way(enum.Enum):
-    """A direction of the bus."""
-
-    OUT = "out"
-    IN = "in"
 
 
 @attrs.define
@@ -106,7 +102,8 @@ class Switch:
         """What was decided last."""
         self.phase = Phase.FREE
         """What is done now."""
-        self._spent: set[tuple[int, Name, Way]] = set()  # what moved no more in this phase
+        self._pieces = Pieces(hands)
+        self._phase_at = 0.0  # when the turn, or what is between two, began
         self._troubles: dict[Name, Trouble] = {}  # of those whose turns do not end
         self._stands: dict[Name, Trouble] = {}  # ... and of those whose turns do not begin
         self._is_told = False
@@ -118,12 +115,19 @@ class Switch:
 
     async def step(self) -> None:
         """Decides, and does one thing of it."""
+        began_us = _now_us()
         programs, rooms = self._known(), self._hands.rooms()
         self.programs = programs
         self._forget(programs)
-        self.plan = plan = self.planner.decide(_now_us(), programs, rooms) if rooms else self._none()
+        still = self._still(programs)
+        had_turns = self.plan.has_turns
+        decide = self.planner.decide
+        self.plan = plan = decide(_now_us(), programs, rooms, still, is_patient=True) if rooms else self._none()
+        if plan.has_turns and not had_turns:
+            self._phase_at = trio.current_time()
         self._tell(plan)
         self._hands.planned(plan)
+        TRACE.add("decided", steps=1, us=_now_us() - began_us)
         if await self._settle(programs, plan):
             return
         if not plan.has_turns:
@@ -132,31 +136,63 @@ class Switch:
         elif plan.is_over:
             await self._come(plan)
         elif _now_us() >= _end_us(plan):
+            self._begin_phase()
             self.planner.end(_now_us())
-            self._spent.clear()
         else:
             self.phase = Phase.RUNS
-            if not await self._move(plan):
+            if not await self._pieces.move(plan, self.planner):
                 await self._rest(plan)
 
     async def _come(self, plan: Plan) -> None:
         """Has the memory of the next set come, and its turn begin."""
         self.phase = Phase.MOVES
-        if any(moves.ins for moves in plan.moves.values()) and _now_us() < _end_us(plan) and await self._move(plan):
-            return
+        if _now_us() < _end_us(plan):
+            if any(moves.ins for moves in plan.moves.values()) and await self._pieces.move(plan, self.planner):
+                return
+            waits = self._drains() or self._pieces.are_tried
+            if self._lacks(plan) and waits and trio.current_time() < self._phase_at + DRAIN_S:
+                await trio.sleep(LOOK_S)
+                return
+        self._begin_phase()
         self.planner.begin(_now_us())
-        self._spent.clear()
         self._hands.turned(plan.coming)
 
     async def _rest(self, plan: Plan) -> None:
-        """Returns once the turn is over, or anything else is known."""
-        with trio.move_on_after(max(0.0, (_end_us(plan) - _now_us()) / 1e6)):
+        """Returns once the turn is over, anything else is known, or what did not move may do so."""
+        until = [_end_us(plan) / 1e6, *self._pieces.again]
+        if self._drains():
+            until.append(trio.current_time() + LOOK_S)
+        now = trio.current_time()
+        with trio.move_on_at(min((at for at in until if at > now), default=now + LOOK_S)):
             await self._hands.news()
+
+    def _begin_phase(self) -> None:
+        """What did not move in the phase before may do so from now on."""
+        plan, now = self.plan, trio.current_time()
+        if TRACE.path is not None and plan.has_turns:
+            runs = self.planner.turns.current or frozenset()
+            troubles = [*self._troubles, *self._stands]
+            telling.phase(plan, self.programs, runs, self.planner.rates, now - self._phase_at, troubles)
+        self._pieces.begin()
+        self._phase_at = now
+
+    def _drains(self) -> bool:
+        """Whether a program whose turn is over has yet to be drained."""
+        return any(
+            self._hands.is_off(name) and not self._hands.is_drained(name) and not self._hands.is_stuck(name)
+            for name in self.programs
+        )
+
+    def _lacks(self, plan: Plan) -> bool:
+        """Whether the programs whose turn is the next lack memory, so much that it is worth a wait."""
+        there = [self.programs[name] for name in plan.coming if name in self.programs]
+        claims = [claim for one in there for claim in one.claims.values()]
+        return sum(claim.missing for claim in claims) > LACKS * sum(claim.used for claim in claims)
 
     # What is known
 
     def _known(self) -> Mapping[Name, Program]:
-        """The programs, those without turns that are in trouble, and without what does not move in this phase."""
+        """The programs, those without turns that are in trouble."""
         found = {}
         for name, one in self._hands.programs().items():
             if self._hands.is_stuck(name) and _may(self._troubles, name):
@@ -164,20 +200,21 @@ class Switch:
             is_standing = name in self._stands and not self._hands.is_on(name)
             if is_standing or not _may(self._troubles, name) or not _may(self._stands, name):
                 one = attrs.evolve(one, ties=attrs.evolve(one.ties, is_known=False))
-            found[name] = attrs.evolve(one, claims={gpu: self._left(gpu, name, c) for gpu, c in one.claims.items()})
+            found[name] = one
         return found
 
-    def _left(self, gpu: int, name: Name, claim: Claim) -> Claim:
-        if (gpu, name, Way.OUT) in self._spent:
-            claim = attrs.evolve(claim, leaves=0)
-        if (gpu, name, Way.IN) in self._spent:
-            claim = attrs.evolve(claim, used=claim.resident)
-        return claim
+    def _still(self, programs: Mapping[Name, Program]) -> frozenset[Still]:
+        """What does not move now: it moved nothing a moment ago, or its program waits and is not drained yet."""
+        found = set(self._pieces.still)
+        for name, one in programs.items():
+            if self._hands.is_off(name) and not self._hands.is_drained(name):
+                found |= {(gpu, name, way) for gpu in one.claims for way in Way}
+        return frozenset(found)
 
     def _none(self) -> Plan:
         """Nothing is planned, while a GPU is lost: when it is back everything begins anew."""
         self.planner = Planner(self.planner.rates)
-        self._spent.clear()
+        self._begin_phase()
         return Plan()
 
     def _forget(self, there: Mapping[Name, Program]) -> None:
@@ -215,12 +252,15 @@ class Switch:
         return {gpu: leaves(claims_on(gpu, programs), name, rooms[gpu]) for gpu in each if gpu in rooms}
 
     async def _begin(self, name: Name) -> None:
+        began_us = _now_us()
         try:
             await self._hands.begin(name)
         except OSError as error:
+            telling.lever("begin", name, began_us, error=error.strerror)
             if error.errno != errno.ESRCH:
                 _note(self._stands, name, BEGINS_AGAIN_S)
         else:
+            telling.lever("begin", name, began_us)
             _over(self._stands, name)
 
     async def _end(self, gang: Gang, leaves: Mapping[Name, Mapping[int, int]]) -> None:
@@ -252,63 +292,15 @@ class Switch:
     async def _end_one(self, name: Name, leaves: Mapping[int, int], drained: dict[Name, bool]) -> None:
         """Ends the turn of one program, and says whether it is drained; nothing of one that is gone, or that fails by
         itself."""
+        began_us = _now_us()
         try:
             drained[name] = await self._hands.end(name, leaves)
+            telling.lever("end", name, began_us, drained=drained[name], leaves=sum(leaves.values()))
         except OSError as error:
+            telling.lever("end", name, began_us, error=error.strerror)
             if error.errno != errno.ESRCH:
                 _note(self._troubles, name, AGAIN_S)
                 drained[name] = False
-
-    # What moves
-
-    async def _move(self, plan: Plan) -> bool:
-        """Moves a piece each way on each GPU. Returns whether there was any."""
-        left_us = _end_us(plan) - _now_us()
-        if left_us < PIECE_LEAST_US:
-            return False
-        pieces = [piece for gpu, moves in plan.moves.items() for piece in self._pieces(gpu, moves, left_us)]
-        if not pieces:
-            return False
-        with trio.move_on_after(left_us / 1e6 + GRACE_S):
-            async with trio.open_nursery() as nursery:
-                for piece in pieces:
-                    nursery.start_soon(piece)
-        return True
-
-    def _pieces(self, gpu: int, moves: Moves, left_us: int) -> Iterable[Callable[[], Awaitable[None]]]:
-        """Yield what moves a piece each way. None takes longer than the phase."""
-        rates, piece_us = self.planner.rates, min(PIECE_US, left_us)
-        if moves.outs:
-            yield self._piece(gpu, moves.outs[0], Way.OUT, out_in(moves.outs[0], rates, piece_us))
-        if moves.ins and moves.free:
-            yield self._piece(gpu, moves.ins[0], Way.IN, min(moves.free, rates.into_in(piece_us)))
-
-    def _piece(self, gpu: int, share: Share, way: Way, most: int) -> Callable[[], Awaitable[None]]:
-        nbytes = max(1, min(share.nbytes, most))
-        act = self._hands.evict if way is Way.OUT else self._hands.fetch
-
-        async def move() -> None:
-            began = trio.current_time()
-            try:
-                moved = await act(gpu, share.name, nbytes)
-            except OSError:
-                moved = 0
-            if not moved:
-                self._spent.add((gpu, share.name, way))
-                return
-            if share.written or way is Way.IN:
-                self._learn(way, moved, trio.current_time() - began)
-
-        return move
-
-    def _learn(self, way: Way, nbytes: int, seconds: float) -> None:
-        """Notes how fast a piece went; small ones say more of what it takes to ask."""
-        rates = self.planner.rates
-        before = rates.out if way is Way.OUT else rates.into
-        if seconds <= 0 or nbytes < before * PIECE_US / 2e6:
-            return
-        rate = round(before + LEARNS * (nbytes / seconds - before))
-        self.planner.rates = Rates(rate, rates.into) if way is Way.OUT else Rates(rates.out, rate)
 
 
 def _may(troubles: Mapping[Name, Trouble], name: Name) -> bool:

@@ -37,6 +37,9 @@ AT_ONCE_US = 600_000
 that the scheduler saves (BURST of ``scheduler.py``), at the most of them a second. A set with more begins later."""
 LOST = 0.05
 """Part of the time that may be lost by moves and switches, where turns could be longer."""
+LATER = 1.5
+"""Times as long as its memory takes at most that a turn is put off for it, where what moves was slower than is known. A
+program that lacks a tenth of its memory is as slow as a fifth, and so is its drain, for which the next one waits."""
 NO_END = 1 << 62
 """A time that does not come, microseconds."""
 WAIT_US = 1_000_000
@@ -67,6 +70,8 @@ class Turns:
     """The one whose turn is about to begin."""
     began_us: int = 0
     """When the turn began."""
+    ended_us: int = 0
+    """When the last one ended."""
     _costs: Mapping[Set, Cost] = attrs.field(factory=dict)
     _waiters: Mapping[Name, Waiter] = attrs.field(factory=dict)
     _since: dict[Name, int] = attrs.field(factory=dict)  # when each program began to wait
@@ -143,6 +148,7 @@ class Turns:
 
     def end(self, now_us: int) -> None:
         """The turn is over: its programs wait from now on, and the first that waits is about to have the next."""
+        self.ended_us = now_us
         self.coming = next(iter(self.queue()), self.current)
         for name in self.current or ():
             self._since[name] = now_us
@@ -177,6 +183,12 @@ class Turns:
             before_us += 0 if last is None else self.step_us(last, one)
             latest_us, last = min(latest_us, self._until(one) - before_us), one
         return latest_us
+
+    def patience_us(self, one: Set) -> int:
+        """Return for how long after the end of a turn that of a set, which lacks memory, may be put off beyond
+        `latest_us`: LATER times what its memory takes at most."""
+        cost = self._cost(one)
+        return round(LATER * (cost.hidden_us + cost.stall_us)) + OVERHEAD_US
 
     def next_use(self, now_us: int) -> Mapping[Name, int]:
         """Return when each program has its next turn, as far as can be told; of those that run, the one after this."""

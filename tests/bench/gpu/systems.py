@@ -13,6 +13,7 @@ from pathlib import Path
 
 import attrs
 
+from backend.common.tracing import VARIABLE
 from ggroupfs.client import Latencies
 from ggroupfs.client.reading import flat
 from tests.bench.core.runner import Unavailable
@@ -26,8 +27,11 @@ Programs = Sequence[tuple[Part, Running]]
 
 LIMIT_S, LIMIT_AGAIN_S = 10.0, 0.6
 """Seconds for which a limit is written again that answers EAGAIN, and between two writes. A program that is asked to
-move lets go where none of its kernels ends within 0.3 s, as beside others that read over the bus; then it is not asked
-for 0.5 s."""
+move lets go where none of its kernels ends within 0.3 s, as beside others that read over the bus. A write tries again
+for as long as it may take, and is told that less was moved after that."""
+TRACES = Path(__file__).parent.parent.parent.parent / "build"
+"""Where traces of turns are written."""
+_begun = set[Path]()  # those of this run
 
 
 class PlainStage:
@@ -303,6 +307,24 @@ class SliceRoom(Everything):
             os.close(file)
 
 
+@contextlib.contextmanager
+def _traced(name: str) -> Iterator[None]:
+    """Daemons that are started write what their turns of memory take into build/turns-NAME.jsonl
+    (`python -m tests.bench.timeline`): all of one run, one behind the other."""
+    path = TRACES / f"turns-{name}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    before = os.environ.get(VARIABLE)
+    if path not in _begun:
+        _begun.add(path)
+        path.unlink(missing_ok=True)
+    os.environ[VARIABLE] = os.fspath(path) if before is None else before
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[VARIABLE]
+
+
 @attrs.frozen
 class Turned:
     """A mounted tree, with turns of memory or without, and a cgroup that the programs are in."""
@@ -316,6 +338,7 @@ class Turned:
     @contextlib.contextmanager
     def enter(self) -> Iterator[SliceRoom]:
         with contextlib.ExitStack() as stack:
+            stack.enter_context(_traced("-".join(option.partition("=")[2] or option for option in self.options)))
             mount = stack.enter_context(mounted(stack.enter_context(mountpoint()), *self.options, gpu=self.gpu))
             place = stack.enter_context(cgroup(f"ggroup-bench-{os.getpid()}"))
             yield SliceRoom(mount, slice_path(place))

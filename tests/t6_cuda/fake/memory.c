@@ -6,6 +6,7 @@
  */
 #include "memory.h"
 #include "lease.h"
+#include "timed.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -169,6 +170,25 @@ __attribute__((visibility("default"))) int fake_memory_place(CUdeviceptr address
 			place = (int)range->memory->prop.location.type;
 	pthread_mutex_unlock(&lock);
 	return place;
+}
+
+static struct range *containing(struct range *list, uint64_t address);
+
+bool fake_memory_in_host(CUdeviceptr address, uint64_t bytes, uint64_t *end)
+{
+	bool host = false;
+
+	*end = bytes;
+	pthread_mutex_lock(&lock);
+	const struct range *range = containing(mappings, address);
+
+	if (range) {
+		host = range->memory->prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE;
+		if (range->start + range->bytes - address < bytes)
+			*end = range->start + range->bytes - address;
+	}
+	pthread_mutex_unlock(&lock);
+	return host;
 }
 
 static struct range *containing(struct range *list, uint64_t address)
@@ -414,6 +434,7 @@ FAKE_EXPORT cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const
 		fake_die("cuMemCreate: location %d of type %d", prop->location.id, (int)prop->location.type);
 	if (is_busy())
 		nanosleep(&(struct timespec){ .tv_nsec = BUSY_NS }, NULL);
+	fake_timed_call(FAKE_CREATE, host, size);
 	struct memory *memory = new_memory(prop);
 
 	pthread_mutex_lock(&lock);
@@ -452,10 +473,13 @@ FAKE_EXPORT cuMemRelease(CUmemGenericAllocationHandle handle)
 	FAKE(cuMemRelease);
 	pthread_mutex_lock(&lock);
 	struct memory *memory = memory_of(handle, "cuMemRelease");
+	const bool host = memory->prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE;
+	const uint64_t bytes = memory->handles + memory->mappings == 1 ? memory->bytes : 0;
 
 	memory->handles--;
 	forget(memory);
 	pthread_mutex_unlock(&lock);
+	fake_timed_call(FAKE_RELEASE, host, bytes);
 	return CUDA_SUCCESS;
 }
 
@@ -549,6 +573,7 @@ FAKE_EXPORT cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAl
 	mapping->offset = offset;
 	memory->mappings++;
 	pthread_mutex_unlock(&lock);
+	fake_timed_call(FAKE_MAP, false, size);
 	return CUDA_SUCCESS;
 }
 
@@ -575,6 +600,8 @@ FAKE_EXPORT cuMemUnmap(CUdeviceptr ptr, size_t size)
 		fake_die("cuMemUnmap(%llx, %zu): not whole mappings", ptr, size);
 	if (overlaps(copies, ptr, size))
 		fake_die("cuMemUnmap(%llx, %zu): a copy is still queued", ptr, size);
+	const bool host = containing(mappings, ptr)->memory->prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE;
+
 	for (uint64_t at = ptr; at < ptr + size;) {
 		struct range *range = containing(mappings, at);
 
@@ -585,6 +612,7 @@ FAKE_EXPORT cuMemUnmap(CUdeviceptr ptr, size_t size)
 	}
 	clear(ptr, size);
 	pthread_mutex_unlock(&lock);
+	fake_timed_call(FAKE_UNMAP, host, size);
 	return CUDA_SUCCESS;
 }
 
@@ -616,6 +644,8 @@ FAKE_EXPORT cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc *
 		fake_die("cuMemSetAccess(%llx, %zu): not whole mappings", ptr, size);
 	if (size > widest && containing(mappings, ptr)->bytes < size)
 		widest = size;
+	const bool host = containing(mappings, ptr)->memory->prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE;
+
 	for (size_t i = 0; i < count; i++) {
 		if (desc[i].location.type == CU_MEM_LOCATION_TYPE_HOST) {
 			for (uint64_t at = ptr; at < ptr + size; at += containing(mappings, at)->bytes)
@@ -646,6 +676,7 @@ FAKE_EXPORT cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc *
 			fake_die("mprotect: %s", strerror(errno));
 	}
 	pthread_mutex_unlock(&lock);
+	fake_timed_call(FAKE_ACCESS, host, size);
 	return CUDA_SUCCESS;
 }
 
@@ -1272,7 +1303,9 @@ static void carry_out(void *argument)
 		usleep(1000);
 	while (transfer->can_hang && transfer->width >= __atomic_load_n(&held, __ATOMIC_ACQUIRE))
 		usleep(1000);
-	for (uint64_t slice = 0; slice < transfer->slices; slice++)
+	if (transfer->way != NEITHER && fake_timed())
+		fake_timed_copy(transfer->way, transfer->width);
+	else for (uint64_t slice = 0; slice < transfer->slices; slice++)
 		for (uint64_t row = 0; row < transfer->rows; row++) {
 			uint8_t *to = (uint8_t *)(transfer->to + slice * transfer->to_slice + row * transfer->to_pitch);
 

@@ -59,6 +59,8 @@ static int end_turn(struct device *device, const struct message *command, struct
 
 	if (!error && !again)
 		workset_turn_over(device);
+	if (!error && command->args[1])
+		workset_prepared(device);
 	/* Kernels of ours run until this is answered; one that runs longer is to end before the GPU is taken away. */
 	if (!error && drained && command->args[1]) {
 		mover_mark(device, command->args[1]);
@@ -95,16 +97,29 @@ static void rank(const struct message *command, int fd)
 		close(fd);
 }
 
+/* Where the time went since `before`: people look for what takes long. */
+static void tell_spent(struct device *device, const struct mover_spent *before, struct message *reply)
+{
+	const struct mover_spent now = mover_spent(device);
+
+	reply->args[2] = now.waited - before->waited;
+	reply->args[3] = now.closed - before->closed;
+	reply->args[4] = now.made - before->made;
+}
+
 /* As end_turn. What waits until nothing runs would do so in vain where something that the turn left runs still. */
 static int prepare(struct device *device, const struct message *command, struct message *reply)
 {
+	struct mover_spent before;
 	uint64_t usec;
 
 	if (departure_begun() || turn_is_late(device))
 		return EBUSY;
+	before = mover_spent(device);
 	workset_prepared(device);
 	reply->args[0] = mover_prepare(device, command->args[0], &usec);
 	reply->args[1] = usec;
+	tell_spent(device, &before, reply);
 	log_line("gpu %d: asked to prepare %llu MiB, moved %llu MiB in %llu us", device->index,
 		 (unsigned long long)(command->args[0] / GG_MIB), (unsigned long long)(reply->args[0] / GG_MIB),
 		 (unsigned long long)usec);
@@ -148,12 +163,15 @@ static void obey(const struct message *command)
 	} else if (command->op == OP_PREPARE) {
 		reply.status = -prepare(managed->device, command, &reply);
 	} else if (!departure_begun()) {
+		const struct mover_spent before = mover_spent(managed->device);
+
 		moved = mover_out(managed->device, command->args[3], &usec);
 		log_line("gpu %d: asked to move %llu MiB, moved %llu MiB in %llu us", managed->device->index,
 			  (unsigned long long)(command->args[3] / GG_MIB), (unsigned long long)(moved / GG_MIB),
 			  (unsigned long long)usec);
 		reply.args[0] = moved;
 		reply.args[1] = usec;
+		tell_spent(managed->device, &before, &reply);
 		workset_tell(managed->device);
 	}
 	pthread_mutex_lock(&session.lock);
@@ -235,8 +253,10 @@ static int64_t move_back(void)
 		/* The daemon answers once what moved us has ended: until then the driver is busy with that. */
 		const bool may_come = managed->ours || session_now_ms() - session.lost_at > ALONE;
 		const bool told = managed->ours && session.features & FEATURE_SETS;
-		/* What comes before its turn the daemon asks for: the room may be for another program, whose turn is sooner. */
-		const bool waits = told && turn_is_over(managed->device);
+		/* What comes before its turn the daemon asks for: the room may be for another program, whose turn is sooner, in
+		 * its own turn as well, and what comes by itself then has to wait until nothing runs. */
+		const bool prepared = told && workset_is_prepared(managed->device);
+		const bool waits = prepared || (told && turn_is_over(managed->device));
 
 		pthread_mutex_unlock(&session.lock);
 		next = sooner(next, workset_tick(managed->device, told));
@@ -253,7 +273,7 @@ static int64_t move_back(void)
 		exchange_settle(managed->device);
 		pthread_mutex_lock(&session.lock);
 		/* Where there is room now there will be some then. */
-		if (calm_rests(managed->device))
+		if (prepared || calm_rests(managed->device))
 			managed->room = 0;
 		want = at_most(managed->swapped + owed, MOVE_BACK_PIECE);
 		if (want && ((due && !waits) || managed->room) && !calm_rests(managed->device)) {
@@ -269,7 +289,7 @@ static int64_t move_back(void)
 			managed->room += moved >= want;
 		}
 		/* Where nothing more comes back, what is hot may come for what is cold. */
-		if (!managed->room && !(waits && workset_is_prepared(managed->device))) {
+		if (!managed->room && !prepared) {
 			pthread_mutex_unlock(&session.lock);
 			next = sooner(next, exchange_tick(managed->device));
 			pthread_mutex_lock(&session.lock);

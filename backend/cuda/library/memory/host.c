@@ -3,6 +3,7 @@
 
 #include "driver.h"
 #include "kept.h"
+#include "moment.h"
 
 static void host_destroy(struct device *device, enum chunk_class class, struct spare spare)
 {
@@ -123,6 +124,7 @@ CUresult host_take(struct device *device, enum chunk_class class, struct spare *
 {
 	struct pool *pool = device->pool;
 	CUresult result = CUDA_SUCCESS;
+	uint64_t start;
 	bool found;
 
 	pthread_mutex_lock(&pool->lock);
@@ -130,11 +132,13 @@ CUresult host_take(struct device *device, enum chunk_class class, struct spare *
 	if (found)
 		pool->host_bytes[class] -= class_bytes[class];
 	pthread_mutex_unlock(&pool->lock);
+	start = moment_us();
 	if (!found)
 		result = host_make(device, class, spare);
 	if (result != CUDA_SUCCESS)
 		return result;
 	pthread_mutex_lock(&pool->lock);
+	pool->made_us += found ? 0 : moment_us() - start;
 	pool->used[class] += class_bytes[class];
 	if (pool->used[class] > pool->peak[class])
 		pool->peak[class] = pool->used[class];
@@ -208,6 +212,14 @@ void host_resume(struct device *device)
 	pool->halted = false;
 	pthread_cond_broadcast(&pool->wake);
 	pthread_mutex_unlock(&pool->lock);
+}
+
+uint64_t host_made_us(struct device *device)
+{
+	pthread_mutex_lock(&device->pool->lock);
+	uint64_t us = device->pool->made_us;
+	pthread_mutex_unlock(&device->pool->lock);
+	return us;
 }
 
 uint64_t host_kept(struct device *device)

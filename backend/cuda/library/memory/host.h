@@ -30,6 +30,9 @@ bool host_is_short(struct device *device, enum chunk_class class);
 /* Frees one that is kept, if there are more than may be; false: there are not. A context as for pool.h. */
 bool host_shed(struct device *device);
 
+/* Microseconds that chunks took to be made for what had to go, and not ahead, ever. */
+uint64_t host_made_us(struct device *device);
+
 /* A new chunk of the host, mapped at its window. */
 CUresult host_make(struct device *device, enum chunk_class class, struct spare *spare);
 

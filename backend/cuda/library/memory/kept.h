@@ -42,6 +42,7 @@ struct pool {
 	bool granted;		/* a daemon has said what may be had of the host */
 	uint64_t grant;		/* ... bytes, what is in use included */
 	uint64_t wanted;	/* the most that was to be ready, or in use, bytes */
+	uint64_t made_us;	/* that chunks of the host took to be made which were not ready */
 	uint64_t resident[CLASSES];	/* of each class, when that was last looked at */
 };
 

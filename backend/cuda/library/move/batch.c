@@ -14,6 +14,7 @@
 #include "pick.h"
 #include "pool.h"
 #include "tree.h"
+#include "turn.h"
 #include "view.h"
 
 #include <stdlib.h>
@@ -312,11 +313,14 @@ static void say(const struct device *device, const struct batch *batch, const st
 }
 
 /* How much moves at a time, after that much did in one closed gate. */
-static void learn(struct mover *mover, const struct outcome *outcome, const struct taken *taken)
+static void learn(struct mover *mover, bool gap, const struct outcome *outcome, const struct taken *taken)
 {
 	uint64_t fits;
 
 	if (outcome->moved != outcome->all || !outcome->moved || !taken->closed || outcome->clean)
+		return;
+	/* Of a program that waits for its turn it is as much as is asked for (mover.c). */
+	if (gap)
 		return;
 	fits = (uint64_t)((double)outcome->moved * (double)may_close(taken->waited) / (double)taken->closed);
 	/* Small ones tell little. */
@@ -338,12 +342,14 @@ static bool carry_closed(struct device *device, struct batch *out, struct batch 
 	/* The gate first: a thread that destroys a context is inside, and waits for those that borrow it. */
 	if (!calm_close(device, GATE_MS)) {
 		log_line("device %d: the gate does not close", device->ordinal);
+		device->mover->waited_us += moment_us() - taken->waited;
 		calm_over(device, false);
 		return false;
 	}
 	*borrowed = calm_quiet(device, device) && users_quiet(device, out) && users_quiet(device, in) && device_borrow(device);
 	begun = moment_us();
 	taken->waited = begun - taken->waited;
+	device->mover->waited_us += taken->waited;
 	calm_over(device, *borrowed);
 	if (*borrowed) {
 		real.cuThreadExchangeStreamCaptureMode(&mode);
@@ -354,6 +360,7 @@ static bool carry_closed(struct device *device, struct batch *out, struct batch 
 		log_line("device %d: what runs does not end", device->ordinal);
 	}
 	taken->closed = moment_us() - begun;
+	device->mover->closed_us += taken->closed;
 	/* The places are right before any thread goes on; memory is freed after. */
 	gate_open();
 	return true;
@@ -397,7 +404,7 @@ uint64_t batch_move(struct device *device, struct batch *batch)
 		taken.all = moment_us() - start;
 		device->mover->busy_us += taken.all;
 		say(device, batch, &outcome, &taken);
-		learn(device->mover, &outcome, &taken);
+		learn(device->mover, turn_gap(device), &outcome, &taken);
 	} else {
 		settle(device, batch);
 	}

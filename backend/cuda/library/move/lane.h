@@ -85,6 +85,8 @@ struct mover {
 	uint64_t work_us;		/* for how long what runs is waited for at first, while none of it ends */
 	struct calm calm;		/* ... and how that went */
 	uint64_t busy_us;		/* spent on moving, ever: not on waiting for the program */
+	uint64_t waited_us;		/* ... on that, and */
+	uint64_t closed_us;		/* ... with the gate closed and nothing running; both by the holder of the lock */
 	struct batch *stuck[2];		/* given up on, with copies that may still run */
 };
 

@@ -5,6 +5,7 @@
 #include "chunk.h"
 #include "daemon.h"
 #include "driver.h"
+#include "host.h"
 #include "keeper.h"
 #include "life.h"
 #include "moment.h"
@@ -21,6 +22,8 @@
 
 /* Bytes that move together at first (batch.c). */
 #define BATCH_FIRST (512 * GG_MIB)
+/* The same of a program that waits for its turn: no thread of it goes on sooner as its gate opens in between. */
+#define BATCH_GAP (2048 * GG_MIB)
 /* For how long a copy is waited for: it takes milliseconds, unless the GPU does not run this process at all (frozen). */
 #ifndef COPY_US
 #define COPY_US 1000000
@@ -95,6 +98,12 @@ static uint64_t end(struct device *device, uint64_t busy_us)
 	return usec;
 }
 
+/* Bytes that move together now. */
+static uint64_t at_once(const struct device *device)
+{
+	return turn_gap(device) ? BATCH_GAP : device->mover->batch_bytes;
+}
+
 /* Out */
 
 static uint64_t bytes_of(const struct pick *picks, size_t count)
@@ -152,21 +161,20 @@ uint64_t mover_booked(struct device *device)
 
 uint64_t mover_out(struct device *device, uint64_t bytes, uint64_t *usec)
 {
-	struct mover *mover = device->mover;
 	const uint64_t start = moment_us();
 	uint64_t resident[CLASSES], freed, moved, step, busy_us;
 
 	*usec = 0;
-	if (!mover)
+	if (!device->mover)
 		return 0;
 	freed = begin(device, &busy_us);
 	object_pin_reachable(device);
 	/* What was let back and never came is in the host already. */
 	moved = pool_credited(device);
 	while (freed + moved < bytes && moment_us() - start < CALL_US && batch_reap(device)) {
-		uint64_t rest = bytes - freed - moved;
+		const uint64_t rest = bytes - freed - moved, most = at_once(device);
 
-		step = out(device, rest < mover->batch_bytes ? rest : mover->batch_bytes);
+		step = out(device, rest < most ? rest : most);
 		if (!step)
 			break;
 		moved += step;
@@ -216,18 +224,17 @@ static size_t grant(struct device *device, const struct pick *picks, size_t coun
 static uint64_t come(struct device *device, uint64_t bytes,
 		     size_t (*pick)(struct device *, size_t, struct pick *, size_t), uint64_t *usec)
 {
-	struct mover *mover = device->mover;
 	const uint64_t start = moment_us();
 	struct pick picks[MOST];
 	uint64_t moved = 0, step = 1, busy_us;
 
 	*usec = 0;
-	if (!mover)
+	if (!device->mover)
 		return 0;
 	begin(device, &busy_us);
 	while (moved < bytes && step && moment_us() - start < CALL_US && batch_reap(device)) {
-		uint64_t rest = bytes - moved;
-		size_t count = pick(device, rest < mover->batch_bytes ? rest : mover->batch_bytes, picks, MOST);
+		const uint64_t rest = bytes - moved, most = at_once(device);
+		size_t count = pick(device, rest < most ? rest : most, picks, MOST);
 
 		count = grant(device, picks, count);
 		qsort(picks, count, sizeof(*picks), pick_by_address);
@@ -334,6 +341,18 @@ uint64_t mover_mark(struct device *device, uint64_t bytes)
 	ours_leave();
 	pthread_mutex_unlock(&mover->lock);
 	return marked;
+}
+
+struct mover_spent mover_spent(struct device *device)
+{
+	struct mover_spent spent = { 0 };
+
+	if (!device->mover)
+		return spent;
+	pthread_mutex_lock(&device->mover->lock);
+	spent = (struct mover_spent){ device->mover->waited_us, device->mover->closed_us, host_made_us(device) };
+	pthread_mutex_unlock(&device->mover->lock);
+	return spent;
 }
 
 bool mover_rests(struct device *device)
