@@ -1,9 +1,10 @@
 """Whether a ratio changed, by its repetitions in two records: worse, better, the same, or too noisy to tell.
 
 Repetitions are interleaved (core.runner, papers.cells): a ratio is of two systems in one round, so what drifts is in
-both and divides out. The logarithms of such ratios are compared by Welch's interval at 99.9 % (a run compares hundreds
-of them). A change is told if it is larger than that interval and than LEAST. A ratio is too noisy to tell if a change of
-FIND would be found with less than POWER: so of each that is called the same a change of FIND would have been seen.
+both and divides out. The logarithms of such ratios are compared by Welch's interval at 99.9 %, as a run compares
+hundreds of them. A change is told if it is larger than that interval and than LEAST. A ratio is too noisy to tell if a
+change of FIND would be found with less than POWER: so of each that is called the same a change of FIND would have been
+seen.
 """
 
 from __future__ import annotations

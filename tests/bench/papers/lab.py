@@ -22,6 +22,8 @@ from tests.t7_nvidia.programs import STOP, Program, program
 PROGRAMS = Path(__file__).parent / "programs"
 READY, WRONG, GO, OVER = 8, 16, 32, 36
 """Offsets of programs/page.py."""
+CALLS = (40, 48, 56, 64)
+"""Offsets of calls.cu."""
 START_S, STOP_S, LOOK_S = 240.0, 60.0, 0.01
 """Seconds for a program to be ready: it imports torch and makes 8 billion weights; to end; and between two looks."""
 SERVE_S = 60.0
@@ -92,6 +94,10 @@ class Lab(Protocol):
 
     def nursery(self, words: Sequence[str]) -> contextlib.AbstractContextManager[Nursery]:
         """What starts jobs, ready."""
+        ...
+
+    def calls(self, words: Sequence[str]) -> tuple[float, float, float, float]:
+        """calls.cu: microseconds of a copy to the GPU and back, of a launch, and of cudaGetDeviceCount."""
         ...
 
     def ballast(self, mib: int) -> contextlib.AbstractContextManager[None]:
@@ -261,6 +267,12 @@ class PapersLab:
             run = stack.enter_context(program(*words, *self.words("nursery", [os.fspath(orders)])))
             ready(stack.enter_context(stopped(run)), time.monotonic() + START_S)
             yield NurseryProgram(run, orders)
+
+    def calls(self, words: Sequence[str]) -> tuple[float, float, float, float]:
+        with program(*words, built(PROGRAMS / "calls.cu"), "PAGE") as run, stopped(run):
+            ready(run, time.monotonic() + START_S)
+            into, out, launch, count = (run.u64(offset) / 1e3 for offset in CALLS)
+            return into, out, launch, count
 
     @contextlib.contextmanager
     def ballast(self, mib: int) -> Iterator[None]:

@@ -89,6 +89,11 @@ def latencies(told: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     }
 
 
+def one_by_one(told: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The same where each model had the GPU to itself: the GPU hosted one."""
+    return {**latencies(told), "hosted": 1.0}
+
+
 def completions(told: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Figures of table 2, of the jobs that were done; Unavailable where none was."""
     done = [one for one in told if one.get("ended") is not None and not one.get("error")]
@@ -149,11 +154,17 @@ def cells(lab: Lab, seed: int, compared: Sequence[Way] | None = None, jobs: int 
         return {"most": most, "together": False, "jobs": traced(seed_of(seed, TRACE, number), jobs)}
 
     yield Cell(
-        *(PACKING, EXCLUSIVE, {"trace": "one at a time"}, SECONDS[EXCLUSIVE]),
-        measure(None, lambda _: {"most": 1, "together": False, "jobs": alone()}, latencies),
+        *(PACKING, EXCLUSIVE, {}, SECONDS[EXCLUSIVE]),
+        measure(None, lambda _: {"most": 1, "together": False, "jobs": alone()}, one_by_one),
     )
     yield Cell(TRACE, FIFO, {}, SECONDS[FIFO], measure(None, lambda number: trace(number, 1), completions))
     for way in ways() if compared is None else compared:
         every = {"most": len(MODELS) * INSTANCES, "together": True, "jobs": packed()}
-        yield Cell(PACKING, way.name, {"trace": "42 models"}, 90.0, measure(way, lambda _, it=every: it, latencies))
+        yield Cell(
+            PACKING,
+            way.name,
+            {"models": len(MODELS) * INSTANCES},
+            90.0,
+            measure(way, lambda _, it=every: it, latencies),
+        )
         yield Cell(TRACE, way.name, {}, 300.0, measure(way, lambda number: trace(number, PLACES), completions))

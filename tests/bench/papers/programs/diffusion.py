@@ -16,16 +16,13 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
-import select
-import struct
 import sys
-import threading
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from giver import giving
 from page import PASSES, READY, UNKNOWN, WRONG, Page
 from torch import nn
 
@@ -274,26 +271,6 @@ class Loop:
         return int((other | ~torch.isfinite(self.last)).sum().item())
 
 
-class Giver(threading.Thread):
-    """Listens for what is asked back, and notes it."""
-
-    def __init__(self, mount: str) -> None:
-        super().__init__(daemon=True)
-        self.asked = threading.Event()
-        self.bytes = 0
-        self._path = f"{mount}/{os.getpid()}/0/usermemfd"
-
-    def run(self) -> None:
-        """Until the process ends."""
-        with open(self._path, "rb", buffering=0) as file:
-            poller = select.poll()
-            poller.register(file, select.POLLIN)
-            while True:
-                if poller.poll(1000) and len(record := file.read(16) or b"") == 16:
-                    self.bytes += struct.unpack("=QQ", record)[0]
-                    self.asked.set()
-
-
 def main() -> int:
     """Make images until told to stop."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -307,18 +284,16 @@ def main() -> int:
     page = Page(options.page)
     page.set64(WRONG, UNKNOWN)
     torch.backends.cudnn.deterministic = True
-    loop, done, giver = Loop(SHAPES[options.shape], options.batch, options.device, options.seed), 0, None
+    loop, done = Loop(SHAPES[options.shape], options.batch, options.device, options.seed), 0
+    asked = giving(options.cooperate)
     while not page.stop:
         loop.step(done)
         if options.device != "cpu":
             torch.cuda.synchronize()
         done += 1
         page.set64(PASSES, done)
-        if options.cooperate and giver is None:  # the process is in the tree by now
-            giver = Giver(options.cooperate)
-            giver.start()
-        if giver is not None and giver.asked.is_set():
-            giver.asked.clear()
+        if asked.is_set():
+            asked.clear()
             torch.cuda.empty_cache()
         page.set64(READY, 1)
     wrong = loop.wrong()
