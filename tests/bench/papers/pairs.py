@@ -174,9 +174,10 @@ def cells(
     for low, percent in itertools.product(LOWS, (100, PRESSED)):
         case = {"low": low, "memory": percent}
         for way in both if percent == 100 else less:
-            kinds = ("gamma", "onoff") if isinstance(way, Ggroup) and low == "diffusion" else ("gamma",)
+            ours = way.name.startswith("ggroupfs")
+            kinds = ("gamma", "onoff") if ours and low == "diffusion" else ("gamma",)
             for kind in kinds:
-                seconds = BEGIN_S + serves + (0 if isinstance(way, Ggroup) or percent == 100 else BEGIN_S)
+                seconds = BEGIN_S + serves + (0 if ours or percent == 100 else BEGIN_S)
                 more = {**case, "arrivals": kind}
                 yield Cell(NAME, way.name, more, seconds, bench.beside(way, low, kind, percent))
     for name, duty, way in curve() if points is None else points:
