@@ -42,7 +42,7 @@ class Moved:
     before: Spread
     """Of the ratio to the reference, in the committed record."""
     after: Spread
-    """... and in the new one."""
+    """Of the same, in the new record."""
     worse: bool
 
     def __str__(self) -> str:

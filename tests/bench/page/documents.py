@@ -15,7 +15,7 @@ BEGIN, END = "<!-- benchmarks: by `make bench-render` -->", "<!-- end of benchma
 SHOWN = ("latency-decode", "pareto")
 """Scenarios of which the README shows the plots."""
 TABLE = "latency-decode"
-"""... and the one whose table it shows: a row a system, at one case."""
+"""Scenario whose table the README shows: a row a system, at one case."""
 TABLE_CASE = {"load": 0.35, "batch": 3}
 TABLE_TEXT = """A program that decodes, at 35 % load, beside three batch programs that would fill the GPU: medians, with
 the least and the most; `x` is of what each has alone. {}."""
