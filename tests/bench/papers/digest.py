@@ -12,7 +12,9 @@ from pathlib import Path
 
 PRODUCT = ("ggroupfs", "backend", "kmod", "systemd", "pyproject.toml")
 PROGRAMS = ("tests/bench/papers", "tests/bench/gpu", "tests/bench/core/arrivals.py")
-KINDS = frozenset({".py", ".c", ".h", ".cu", ".cuh", ".toml", ".service", ".S", ".map", ".proto", ".pyi", ""})
+KINDS = frozenset(
+    {".py", ".mk", ".def", ".c", ".h", ".cu", ".cuh", ".toml", ".service", ".S", ".map", ".proto", ".pyi", ""}
+)
 """Suffixes of files that are code, or say how it is built."""
 LENGTH = 16
 """Hexadecimal digits that are told."""

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import attrs
 
-from tests.bench.gpu.lab import CREATED, SOURCES, ProductsProgram, built, started
+from tests.bench.core.runner import Unavailable
+from tests.bench.gpu.lab import CREATED, SOURCES, START_S, STOP_S, ProductsProgram, built, last_line
 from tests.support.mounted import Mounted, eventually, mounted, mountpoint
 from tests.support.policy_program import PolicyProgram
-from tests.t7_nvidia.programs import run_in, where
+from tests.t7_nvidia.conftest import wait_for
+from tests.t7_nvidia.programs import STOP, Program, program, run_in, where
 
 TICKS = os.sysconf("SC_CLK_TCK")
 WORKING = 10
 """One program of so many works, where it is not said."""
+AT_ONCE = 16
+"""Programs that start at a time."""
 SLICE = "gpu.bench"
 """How the names of slices begin that no cgroup has."""
 FILE = "compute.weight"
@@ -27,6 +32,30 @@ def daemon_cpu_s(pid: int) -> float:
     """CPU seconds of a process so far, all threads (proc_pid_stat, fields 14 and 15)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+@contextlib.contextmanager
+def together(commands: Sequence[Sequence[str]]) -> Iterator[list[Program]]:
+    """Programs that have made their contexts, AT_ONCE of them at a time. Unavailable if one ends before. In the end all
+    are told to stop before one is waited for: two hundred would else take minutes."""
+    with contextlib.ExitStack() as stack:
+        runs: list[Program] = []
+        try:
+            for first in range(0, len(commands), AT_ONCE):
+                fresh = [stack.enter_context(program(*command)) for command in commands[first : first + AT_ONCE]]
+                runs += fresh
+                for run in fresh:
+                    ended = run.process.poll
+                    wait_for(lambda: run.u64(CREATED) != 0 or ended() is not None, "it works", seconds=START_S)  # noqa: B023
+                    if ended() is not None:
+                        raise Unavailable(f"program {len(runs)} ended: {last_line(run.log)}")
+            yield runs
+        finally:
+            for run in runs:
+                run.set(STOP, 1)
+            for run in runs:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    run.process.wait(STOP_S)
 
 
 @attrs.define
@@ -39,16 +68,16 @@ class GpuTree:
 
     def programs(self, count: int, gpus: Sequence[int] | None = None) -> list[ProductsProgram]:
         """See scale.Tree. Programs with `gpus` have the library, which migrates them."""
-        words = [] if gpus is None else run_in(self.mount)
-        found = []
+        words, every = ([], [0]) if gpus is None else (run_in(self.mount), list(gpus))
+        commands = []
         for number in range(count):
-            gpu = 0 if gpus is None else gpus[number % len(gpus)]
+            gpu = every[number % len(every)]
             # All GPUs are visible: the first is the one that it works on.
-            order = ",".join(map(str, [gpu, *(other for other in sorted(set(gpus or [0])) if other != gpu)]))
-            before = ["env", f"CUDA_VISIBLE_DEVICES={order}"] if gpu else []
-            command = [*before, *words, built(SOURCES / "products.cu"), "PAGE"]
-            run = self.stack.enter_context(started(lambda run: run.u64(CREATED) != 0, *command))
-            found.append(ProductsProgram(run))
+            order = ",".join(map(str, [gpu, *(other for other in sorted(set(every)) if other != gpu)]))
+            before = ["env", f"CUDA_VISIBLE_DEVICES={order}"] if len(every) > 1 else []
+            commands.append([*before, *words, built(SOURCES / "products.cu"), "PAGE"])
+        runs = self.stack.enter_context(together(commands))
+        found = [ProductsProgram(run) for run in runs]
         for number, one in enumerate(found):
             eventually((self.mount.path / str(one.pid)).exists, f"{one.pid} is in the tree")
             if gpus is not None or number % WORKING == 0:
