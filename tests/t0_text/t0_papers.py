@@ -17,9 +17,10 @@ from tests.bench.core.check import compare
 from tests.bench.core.record import Cell, Record, Run, Sample
 from tests.bench.core.spread import percentile
 from tests.bench.core.verdict import ENOUGH, QUANTILES, Verdict, judged
+from tests.bench.machine import ROOT
 from tests.bench.papers import clocks, requests
 from tests.bench.papers.clocks import Look
-from tests.bench.papers.digest import digest
+from tests.bench.papers.digest import COMMON, MEASURING, digest, measuring
 from tests.bench.papers.requests import Answer, Slo, figures, planned, slo_of, times
 
 # Requests
@@ -256,6 +257,18 @@ def test_a_name_and_a_new_file_are_of_the_code_too(tree: Path) -> None:
     assert len(found) == 3
     with pytest.raises(FileNotFoundError, match="no code"):
         digest(tree / "docs")
+
+
+def test_each_scenario_has_a_digest_of_what_measures_it() -> None:
+    """What is named is there, and all programs are named; a mend of one scenario leaves the cells of others valid."""
+    names = [*COMMON, *(name for several in MEASURING.values() for name in several)]
+    assert all((ROOT / name).exists() for name in names)
+    programs = {path.name for path in (ROOT / "tests/bench/papers/programs").iterdir() if path.is_file()}
+    assert programs == {Path(name).name for name in names if "papers/programs/" in name}
+    assert len({measuring(ROOT, name) for name in ("pairs", "salus-trace", "flyt", "scale-gpu")}) == 4
+    assert measuring(ROOT, "salus-packing") == measuring(ROOT, "salus-trace")
+    with pytest.raises(KeyError):
+        measuring(ROOT, "other")
 
 
 # Clocks

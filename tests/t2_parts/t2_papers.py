@@ -633,3 +633,21 @@ def test_the_plan_of_this_machine(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert papers.rounds("1-3") == [1, 2, 3]
     with pytest.raises(ValueError, match="no range"):
         papers.rounds("3-1")
+
+
+def test_a_scenario_that_was_mended_leaves_the_others_as_they_are(tmp_path: Path) -> None:
+    counted = Counted(FakePapersLab())
+    one, other = counted.cell("a"), attrs.evolve(counted.cell("b"), scenario="t")
+    digests = {"s": "1", "t": "1"}
+
+    def more(cell: Cell) -> dict[str, Any]:
+        return {"programs": digests[cell.scenario]}
+
+    run(counted.lab, [one, other], tmp_path, (0,), more=more)
+    digests["t"] = "2"
+    run(counted.lab, [one, other], tmp_path, (0,), more=more)
+    assert counted.order == ["a0", "b0", "b0"]
+    made = cells.merged(cells.read(tmp_path.glob("*.json")), {"s": "a", "t": "b"})
+    assert [run.on["programs"] for run in made.runs.values()] == ["1", "2"]
+    lines = list(cells.plan([one, other], (0, 1), tmp_path, {"product": "aa"}, more))
+    assert [line.split()[3] for line in lines[:2]] == ["1", "1"], "of any GPU"

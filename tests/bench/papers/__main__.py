@@ -68,9 +68,14 @@ def rounds(text: str) -> list[int]:
 def where(small: bool) -> dict[str, Any]:
     """What is measured on, and of which code."""
     on = dict(machine.described(machine.command(), gpu=not small))
-    on |= {"product": digest.digest(machine.ROOT), "programs": digest.digest(machine.ROOT, digest.PROGRAMS)}
+    on |= {"product": digest.digest(machine.ROOT)}
     on.setdefault("gpu", "none")
     return on
+
+
+def measuring(cell: Cell) -> dict[str, str]:
+    """The digest of what measures a cell."""
+    return {"programs": digest.measuring(machine.ROOT, cell.scenario)}
 
 
 def measure(options: argparse.Namespace) -> int:
@@ -85,7 +90,11 @@ def measure(options: argparse.Namespace) -> int:
         print(line, flush=True)
 
     left = cells.run(
-        *(chosen, options.rounds, options.out, on), budget=options.budget, watch=lambda: clocks.watched(look), tell=tell
+        *(chosen, options.rounds, options.out, on),
+        more=measuring,
+        budget=options.budget,
+        watch=lambda: clocks.watched(look),
+        tell=tell,
     )
     tell(f"{left} cells are left for another time" if left else "all cells are there")
     return 0
@@ -101,9 +110,10 @@ def show(options: argparse.Namespace) -> int:
     chosen = cells.chosen(
         every(options.scenario, options.gpus, options.seed, options.small), wanted(options), options.gpus
     )
-    # What is there already counts only where it is of the same code; the GPU of a plan is that of this machine.
-    on = where(small=not Path("/dev/nvidiactl").exists())
-    for line in cells.plan(chosen, options.rounds, options.out, on):
+    # What is there already counts only where it is of the same code; of a machine without a GPU, on any.
+    there = Path("/dev/nvidiactl").exists()
+    on = {key: value for key, value in where(small=not there).items() if there or key != "gpu"}
+    for line in cells.plan(chosen, options.rounds, options.out, on, measuring):
         print(line)
     return 0
 

@@ -24,7 +24,7 @@ from tests.bench.core.runner import Unavailable
 
 SCHEMA = 1
 SAME = ("product", "programs", "gpu")
-"""What of `on` is to be the same in all that is merged."""
+"""What of `on` is to be the same in all that is merged; `programs` within a scenario."""
 
 
 @attrs.frozen
@@ -104,7 +104,7 @@ def there(path: Path, on: Mapping[str, Value]) -> bool:
         found = json.loads(path.read_text())
     except (FileNotFoundError, ValueError):
         return False
-    return all(found["on"].get(key) == on.get(key) for key in SAME)
+    return all(found["on"].get(key) == on[key] for key in SAME if key in on)
 
 
 def run(
@@ -113,6 +113,7 @@ def run(
     out: Path,
     on: Mapping[str, Value],
     *,
+    more: Callable[[Cell], Mapping[str, Value]] = lambda _: {},
     budget: float = float("inf"),
     watch: Callable[[], Any],
     clock: Callable[[], float] = time.monotonic,
@@ -127,8 +128,8 @@ def run(
     took: dict[str, float] = {}
     out.mkdir(parents=True, exist_ok=True)
     for number, cell in order(cells, rounds):
-        path = path_of(out, cell, number)
-        if there(path, on):
+        path, mine = path_of(out, cell, number), {**on, **more(cell)}
+        if there(path, mine):
             continue
         if clock() - start + max(cell.seconds, took.get(cell.name, 0.0)) > budget:
             left += 1
@@ -146,7 +147,7 @@ def run(
                 told["absent"] = f"failed: {type(error).__name__}: {error}"[:300]
         took[cell.name] = clock() - began
         head = {"schema": SCHEMA, "scenario": cell.scenario, "system": cell.system, "case": dict(cell.case)}
-        whole = {**head, "round": number, "seconds": round(took[cell.name], 3), "on": dict(on), "clocks": dict(clocks)}
+        whole = {**head, "round": number, "seconds": round(took[cell.name], 3), "on": mine, "clocks": dict(clocks)}
         fresh = path.with_suffix(".new")
         fresh.write_text(json.dumps({**whole, **told}))
         os.replace(fresh, path)
@@ -155,11 +156,17 @@ def run(
     return left
 
 
-def plan(cells: Sequence[Cell], rounds: Sequence[int], out: Path, on: Mapping[str, Value]) -> Iterator[str]:
-    """Lines that say what would be measured, and how long it takes."""
+def plan(
+    cells: Sequence[Cell],
+    rounds: Sequence[int],
+    out: Path,
+    on: Mapping[str, Value],
+    more: Callable[[Cell], Mapping[str, Value]] = lambda _: {},
+) -> Iterator[str]:
+    """Lines that say what would be measured, and how long it takes. What `on` does not say may be anything."""
     total, count = 0.0, 0
     for cell in cells:
-        missing = [number for number in rounds if not there(path_of(out, cell, number), on)]
+        missing = [number for number in rounds if not there(path_of(out, cell, number), {**on, **more(cell)})]
         total, count = total + cell.seconds * len(missing), count + len(missing)
         yield f"{cell.seconds:5.0f} s  x {len(missing)}  {cell.name}"
     yield f"{total:5.0f} s  in all, for {count} cells ({total / 60:.0f} min)"
@@ -199,12 +206,14 @@ def read(paths: Iterable[Path]) -> list[Found]:
 def same(found: Sequence[Found]) -> None:
     """Mixed where cells differ in what is to be the same; it names both and how many there are of each."""
     for key in SAME:
-        counts: dict[str, int] = {}
+        counts: dict[str, dict[str, int]] = {}
         for one in found:
-            counts[str(one.on.get(key))] = counts.get(str(one.on.get(key)), 0) + 1
-        if len(counts) > 1:
-            told = ", ".join(f"{count} with {value}" for value, count in sorted(counts.items()))
-            raise Mixed(f"these cells are not of one {key}: {told}")
+            mine = counts.setdefault(one.scenario if key == "programs" else "", {})
+            mine[str(one.on.get(key))] = mine.get(str(one.on.get(key)), 0) + 1
+        for scenario, values in counts.items():
+            if len(values) > 1:
+                told = ", ".join(f"{count} with {value}" for value, count in sorted(values.items()))
+                raise Mixed(f"these cells{scenario and f' of {scenario}'} are not of one {key}: {told}")
 
 
 def merged(

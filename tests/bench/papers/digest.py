@@ -1,17 +1,35 @@
 """What a measurement is of: a digest of the product's code, so that cells are merged only where it is the same.
 
-Prose, tests and benchmarks may change between two sessions; what is measured may not. Of the measuring side there is a
-digest of its own, of the programs: a record says it, and a merge refuses two of it as well.
+Prose, tests and benchmarks may change between two sessions; what is measured may not. Of what measures a scenario there
+is a digest of its own, and a merge refuses two of that within a scenario as well.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 PRODUCT = ("ggroupfs", "backend", "kmod", "systemd", "pyproject.toml")
-PROGRAMS = ("tests/bench/papers", "tests/bench/gpu", "tests/bench/core/arrivals.py")
+COMMON = (
+    *("tests/bench/papers/lab.py", "tests/bench/papers/requests.py", "tests/bench/papers/sharing.py"),
+    *("tests/bench/gpu/lab.py", "tests/bench/gpu/systems.py", "tests/bench/core/arrivals.py"),
+)
+_PROGRAMS = "tests/bench/papers/programs/"
+_TORCH = (f"{_PROGRAMS}page.py", f"{_PROGRAMS}zoo.py")
+MEASURING: Mapping[str, Sequence[str]] = {
+    "pairs": (
+        "tests/bench/papers/pairs.py",
+        *(
+            f"{_PROGRAMS}{name}"
+            for name in ("page.py", "llm.py", "diffusion.py", "finetune.py", "giver.py", "ballast.cu")
+        ),
+    ),
+    "salus": ("tests/bench/papers/salus.py", *_TORCH, f"{_PROGRAMS}nursery.py"),
+    "flyt": ("tests/bench/papers/flyt.py", *_TORCH, f"{_PROGRAMS}calls.cu", "tests/bench/gpu/programs"),
+    "scale": ("tests/bench/papers/scale.py", "tests/bench/papers/site.py", "tests/bench/gpu/programs/products.cu"),
+}
+"""What measures, besides COMMON, by how the name of a scenario begins: a mend of one leaves the others as they are."""
 KINDS = frozenset(
     {".py", ".mk", ".def", ".c", ".h", ".cu", ".cuh", ".toml", ".service", ".S", ".map", ".proto", ".pyi", ""}
 )
@@ -52,3 +70,8 @@ def digest(root: Path, names: Iterable[str] = PRODUCT) -> str:
     if not count:
         raise FileNotFoundError(f"{root}: there is no code of the product")
     return made.hexdigest()[:LENGTH]
+
+
+def measuring(root: Path, scenario: str) -> str:
+    """The digest of what measures a scenario. KeyError for one that is not known."""
+    return digest(root, (*COMMON, *MEASURING[scenario.partition("-")[0]]))
