@@ -19,6 +19,7 @@ from tests.bench.gpu.faces import Part
 from tests.bench.gpu.systems import Mps, Plain
 from tests.bench.papers import __main__ as papers
 from tests.bench.papers import cells, clocks, flyt, page, pairs, salus, scale, sharing
+from tests.bench.papers import lab as lab_module
 from tests.bench.papers.cells import Cell, Measured, Mixed, Wanted
 from tests.bench.papers.requests import planned
 from tests.support.fake_bench import FakeLab, FakeSystem
@@ -651,3 +652,86 @@ def test_a_scenario_that_was_mended_leaves_the_others_as_they_are(tmp_path: Path
     assert [run.on["programs"] for run in made.runs.values()] == ["1", "2"]
     lines = list(cells.plan([one, other], (0, 1), tmp_path, {"product": "aa"}, more))
     assert [line.split()[3] for line in lines[:2]] == ["1", "1"], "of any GPU"
+
+
+# Programs, as the lab starts and ends them: stubs that speak by the page, without torch
+
+STUB = """
+import json, sys, time
+sys.path.insert(0, {folder!r})
+from pathlib import Path
+from page import GO, OVER, PASSES, READY, WRONG, Page, whole
+page, number = Page(sys.argv[1]), 0
+if {dies!r}:
+    sys.exit("out of memory")
+page.set64(READY, 1)
+while not page.stop:
+    page.set64(PASSES, page.u64(PASSES) + 1)
+    if {serves!r} and page.u32(GO) != number:
+        number = page.u32(GO)
+        folder = Path(sys.argv[2])
+        order = json.loads((folder / f"{{number}}.json").read_text())
+        told = [dict(one, ttft_s=0.5, itl_s=[0.25]) for one in order.get("requests", order.get("jobs"))]
+        whole(folder / f"{{number}}.result.json", json.dumps(told))
+        page.set32(OVER, number)
+    time.sleep(0.005)
+page.set64(WRONG, {wrong})
+sys.exit(int({wrong} != 0))
+"""
+
+
+@pytest.fixture
+def stubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, more in {
+        "llm": {"serves": True},
+        "nursery": {"serves": True},
+        "diffusion": {},
+        "zoo": {"dies": True},
+        "finetune": {"wrong": 7},
+    }.items():
+        words = {"folder": str(lab_module.PROGRAMS), "dies": False, "serves": False, "wrong": 0, **more}
+        (tmp_path / f"{name}.py").write_text(STUB.format(**words))
+    monkeypatch.setattr(lab_module, "PROGRAMS", tmp_path)
+    return tmp_path
+
+
+def test_a_server_and_a_loop(stubs: Path) -> None:
+    lab = lab_module.PapersLab("cpu")
+    with lab.both([], [], ["diffusion", "--batch", "1"]) as (server, loop):
+        for count in (2, 3):
+            answers = server.serve(planned("gamma", count, 1.0, 1), 5.0, 1)
+            assert [(one.ttft_ms, list(one.itl_ms)) for one in answers] == [(500.0, [250.0])] * count
+        before, until = loop.passes, lab.now() + 30
+        while loop.passes == before:
+            assert lab.now() < until
+            lab.sleep(0.01)
+        loop.finish()
+        assert loop.ended
+    with lab.nursery([]) as nursery:
+        assert len(nursery.serve({"jobs": [{"at": 0.0}]}, 5.0)) == 1
+
+
+def test_a_loop_that_is_wrong_or_ends(stubs: Path) -> None:
+    lab = lab_module.PapersLab("cpu")
+    with lab.loops([([], ["finetune"])]) as (loop,), pytest.raises(RuntimeError, match="wrong"):
+        loop.finish()
+    with (
+        pytest.raises(Unavailable, match="the program ended: out of memory"),
+        lab.loops([([], ["zoo", "vae", "infer"])]),
+    ):
+        pass
+
+
+def test_a_server_that_ends_in_a_round_is_told(stubs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab_module.json, "dumps", lambda _: "no JSON")
+    ended = pytest.raises(Unavailable, match="the program ended: json")
+    with lab_module.PapersLab("cpu").server([]) as server, ended:
+        server.serve(planned("gamma", 2, 1.0, 1), 5.0, 1)
+
+
+def test_small_shapes_come_last_so_that_they_hold(stubs: Path) -> None:
+    with lab_module.PapersLab("cpu", small=True).loops([([], pairs.LOWS["diffusion"])]) as (loop,):
+        words = loop.run.process.args
+    assert isinstance(words, list)
+    assert [words[number + 1] for number, word in enumerate(words) if word == "--shape"] == ["sdxl", "small"]
+    assert words[-2:] == ["--device", "cpu"]
