@@ -95,9 +95,7 @@ class FakePapersLab:
         return self.run(words, SERVER_MIB)
 
     @contextlib.contextmanager
-    def loops(
-        self, commands: Sequence[tuple[Sequence[str], Sequence[str]]], *, wait: bool = True
-    ) -> Iterator[list[FakeProgram]]:
+    def loops(self, commands: Sequence[tuple[Sequence[str], Sequence[str]]]) -> Iterator[list[FakeProgram]]:
         with contextlib.ExitStack() as stack:
             made = [stack.enter_context(self.run([*words, *command], LOOP_MIB)) for words, command in commands]
             for other in self.running:  # a server that is there already

@@ -382,14 +382,11 @@ def grouped(tmp_path: Path, way: sharing.Ggroup, percent: int) -> tuple[FakeRoom
         (tmp_path / str(pid) / "0").mkdir(parents=True)
         (tmp_path / str(pid) / "0" / "gmem.current").write_text(f"{mib << 20}\n")
         (tmp_path / str(pid) / "0" / "gmem.limit.high").write_text("max\n")
-    with contextlib.ExitStack() as stack:
-        made = sharing.GgroupHold(room, way, percent, stack)  # type: ignore[arg-type]
-        with made.both(lab, ["loop"]) as (server, loop):
-            assert (server.pid, loop.pid) == (101, 102)
-            limits = {
-                str(pid): (tmp_path / str(pid) / "0" / "gmem.limit.high").read_text().strip() for pid in (101, 102)
-            }
-            command = list(lab.running[-1].words)
+    made = sharing.GgroupHold(room, way, percent)  # type: ignore[arg-type]
+    with made.both(lab, ["loop"]) as (server, loop):
+        assert (server.pid, loop.pid) == (101, 102)
+        limits = {str(pid): (tmp_path / str(pid) / "0" / "gmem.limit.high").read_text().strip() for pid in (101, 102)}
+        command = list(lab.running[-1].words)
     return room, limits, command
 
 

@@ -80,10 +80,10 @@ class Lab(Protocol):
         ...
 
     def loops(
-        self, commands: Sequence[tuple[Sequence[str], Sequence[str]]], *, wait: bool = True
+        self, commands: Sequence[tuple[Sequence[str], Sequence[str]]]
     ) -> contextlib.AbstractContextManager[Sequence[Steps]]:
-        """Programs, each of the words before it and its name and options, started together. Ready on return, or only
-        started. Unavailable if one ends before it is ready, with its last words."""
+        """Programs, each of the words before it and its name and options, started together and ready on return.
+        Unavailable if one ends before, with its last words."""
         ...
 
     def both(
@@ -238,13 +238,11 @@ class PapersLab:
             yield ServerProgram(run, orders)
 
     @contextlib.contextmanager
-    def loops(
-        self, commands: Sequence[tuple[Sequence[str], Sequence[str]]], *, wait: bool = True
-    ) -> Iterator[list[StepsProgram]]:
+    def loops(self, commands: Sequence[tuple[Sequence[str], Sequence[str]]]) -> Iterator[list[StepsProgram]]:
         with contextlib.ExitStack() as stack:
             runs = [self._loop(stack, words, command) for words, command in commands]
             until = time.monotonic() + START_S
-            for run in runs if wait else ():
+            for run in runs:
                 ready(run, until)
             yield [StepsProgram(run) for run in runs]
 

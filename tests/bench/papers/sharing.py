@@ -135,7 +135,6 @@ class GgroupHold:
     room: SliceRoom
     sharing: Ggroup
     percent: int
-    stack: contextlib.ExitStack
 
     @contextlib.contextmanager
     def both(self, lab: Lab, command: Sequence[str]) -> Iterator[tuple[Server, Steps]]:
@@ -187,5 +186,5 @@ class Ggroup:
     def enter(self, percent: int) -> Iterator[GgroupHold]:
         """See Sharing."""
         turned = Turned(self.name, [f"turns={'on' if self.how == 'turns' else 'off'}"])
-        with contextlib.ExitStack() as stack:
-            yield GgroupHold(stack.enter_context(turned.enter()), self, percent, stack)
+        with turned.enter() as room:
+            yield GgroupHold(room, self, percent)
