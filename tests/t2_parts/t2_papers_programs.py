@@ -25,7 +25,16 @@ class Running:
         self.page = tmp_path / "page"
         self.page.write_bytes(bytes(4096))
         command = [sys.executable, os.fspath(PROGRAMS / f"{name}.py"), os.fspath(self.page), *options]
-        self.process = subprocess.Popen([*command, "--device", "cpu"], stderr=subprocess.PIPE, text=True)
+        self.log = tmp_path / "log"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen([*command, "--device", "cpu"], stderr=log)
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
 
     def word(self, offset: int, kind: str = "<Q") -> int:
         with self.page.open("rb") as file:
@@ -40,44 +49,44 @@ class Running:
     def until(self, offset: int, value: int, kind: str = "<Q") -> None:
         deadline = time.monotonic() + READY_S
         while self.word(offset, kind) < value:
-            assert self.process.poll() is None, self.process.communicate()[1][-2000:]
+            assert self.process.poll() is None, self.log.read_text()[-2000:]
             assert time.monotonic() < deadline
             time.sleep(0.05)
 
     def end(self) -> None:
         """Told to stop, it ends well, and what it computed is right."""
         self.set(STOP, 1)
-        assert self.process.wait(120) == 0, self.process.communicate()[1][-2000:]
+        assert self.process.wait(120) == 0, self.log.read_text()[-2000:]
         assert self.word(WRONG) == 0
 
 
 @pytest.mark.parametrize("name", ["diffusion", "finetune"])
 def test_a_loop(tmp_path: Path, name: str) -> None:
-    run = Running(tmp_path, name, *SMALL[name])
-    run.until(READY, 1)
-    run.until(0, 3)
-    run.end()
+    with Running(tmp_path, name, *SMALL[name]) as run:
+        run.until(READY, 1)
+        run.until(0, 3)
+        run.end()
 
 
 @pytest.mark.parametrize("words", ["vae train --batch 4", "superres infer", "seq2seq train --batch 2"])
 def test_a_model(tmp_path: Path, words: str) -> None:
-    run = Running(tmp_path, "zoo", *words.split(), "--iterations", "3")
-    assert run.process.wait(READY_S) == 0
-    assert (run.word(0), run.word(WRONG)) == (3, 0)
+    with Running(tmp_path, "zoo", *words.split(), "--iterations", "3") as run:
+        assert run.process.wait(READY_S) == 0, run.log.read_text()[-2000:]
+        assert (run.word(0), run.word(WRONG)) == (3, 0)
 
 
 def test_a_server_answers_each_request_in_full(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="the server is transformers'")
     requests = [{"at": 0.1 * n, "prompt": 10 + 40 * n, "output": 3 + n} for n in range(6)]
     (tmp_path / "1.json").write_text(json.dumps({"limit_s": 120.0, "requests": requests}))
-    run = Running(tmp_path, "llm", os.fspath(tmp_path), "--shape", "small", "--kv-mib", "4")
-    run.until(READY, 1)
-    run.set(GO, 1)
-    run.until(OVER, 1, "<I")
+    with Running(tmp_path, "llm", os.fspath(tmp_path), "--shape", "small", "--kv-mib", "4") as run:
+        run.until(READY, 1)
+        run.set(GO, 1)
+        run.until(OVER, 1, "<I")
+        run.end()
     answers = json.loads((tmp_path / "1.result.json").read_text())
     assert [len(one["itl_s"]) + 1 for one in answers] == [one["output"] for one in requests]
     assert all(one["ttft_s"] > 0 and min(one["itl_s"]) > 0 for one in answers)
-    run.end()
 
 
 def test_a_nursery_does_jobs_and_tells_which_fail(tmp_path: Path) -> None:
@@ -92,18 +101,18 @@ def test_a_nursery_does_jobs_and_tells_which_fail(tmp_path: Path) -> None:
     ):
         (tmp_path / f"{number}.json").write_text(json.dumps(order))
     pytest.importorskip("torchvision", reason="the models are torchvision's")
-    run = Running(tmp_path, "nursery", os.fspath(tmp_path))
-    run.until(READY, 1)
-    for number in (1, 2):
-        run.set(GO, number)
-        run.until(OVER, number, "<I")
+    with Running(tmp_path, "nursery", os.fspath(tmp_path)) as run:
+        run.until(READY, 1)
+        for number in (1, 2):
+            run.set(GO, number)
+            run.until(OVER, number, "<I")
+        run.end()
     first, second = (json.loads((tmp_path / f"{number}.result.json").read_text()) for number in (1, 2))
     assert [one["error"] for one in first] == [None, None]
     assert first[1]["latencies"]
     assert second[0]["error"] is None
     assert "none_such" in second[1]["error"]
     assert second[0]["began"] >= second[1]["ended"], "one at a time"
-    run.end()
 
 
 def test_the_shapes_are_those_that_were_published(monkeypatch: pytest.MonkeyPatch) -> None:
