@@ -142,12 +142,12 @@ def compare(options: argparse.Namespace) -> int:
     if not both:
         raise SystemExit(f"{options.file} and {COMMITTED} have no scenario in common")
     report = check.compare(before, after)
-    for line in (*report.moved, *(f"gone   {one}" for one in report.missing)):
+    for line in (*report.moved, *report.noisy, *(f"gone   {one}" for one in report.missing)):
         print(line)
     count = sum(one.worse for one in report.moved)
     print(
         f"{report.compared} ratios compared in {', '.join(sorted(both))}: {count} worse, "
-        f"{len(report.moved) - count} better, {len(report.missing)} gone"
+        f"{len(report.moved) - count} better, {len(report.missing)} gone, {len(report.noisy)} too noisy to tell"
     )
     return int(report.failed)
 

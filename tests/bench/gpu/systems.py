@@ -84,12 +84,19 @@ def control() -> str:
 class MpsStage(PlainStage):
     """A control daemon that runs, and those that are to be its clients."""
 
-    def __init__(self, environment: Mapping[str, str], percentage: Callable[[Part], int | None]) -> None:
-        self._environment, self._percentage = environment, percentage
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        percentage: Callable[[Part], int | None],
+        priority: Callable[[Part], int | None] = lambda part: None,
+    ) -> None:
+        self._environment, self._percentage, self._priority = environment, percentage, priority
 
     def words(self, part: Part) -> list[str]:
         percentage = self._percentage(part)
         more = {} if percentage is None else {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(percentage)}
+        if (priority := self._priority(part)) is not None:
+            more["CUDA_MPS_CLIENT_PRIORITY"] = str(priority)
         if part.limit:
             more["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={part.limit}"
         return ["env", *(f"{key}={value}" for key, value in {**self._environment, **more}.items())]
@@ -123,6 +130,8 @@ class Mps:
     name: str = "MPS"
     percentage: Callable[[Part], int | None] = lambda part: None
     """CUDA_MPS_ACTIVE_THREAD_PERCENTAGE of a program; None for all."""
+    priority: Callable[[Part], int | None] = lambda part: None
+    """CUDA_MPS_CLIENT_PRIORITY of a program: 0 is normal, 1 below it; None for what the server has."""
 
     @contextlib.contextmanager
     def enter(self) -> Iterator[MpsStage]:
@@ -143,7 +152,7 @@ class Mps:
                 )
             try:
                 self._started(daemon, top)
-                yield MpsStage(environment, self.percentage)
+                yield MpsStage(environment, self.percentage, self.priority)
             finally:
                 _end(daemon, environment)
         finally:
@@ -269,6 +278,11 @@ class SliceRoom(Everything):
 
     def __init__(self, mount: Mounted, path: str) -> None:
         self.mount, self._path = mount, path
+
+    @property
+    def within(self) -> str:
+        """The path of the slice."""
+        return self._path
 
     @property
     def _files(self) -> Path:

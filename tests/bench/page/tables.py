@@ -25,6 +25,15 @@ CASES: Mapping[str, Callable[[Any], str]] = {
     "mix": str,
     "programs": lambda value: f"{value} programs",
     "graphs": lambda value: "graphs" if value else "launches",
+    "arrivals": lambda value: f"{value} arrivals",
+    "low": lambda value: f"beside {value}",
+    "memory": lambda value: f"{value} % of the memory of both",
+    "duty": lambda value: f"the other for {value} % of the time",
+    "table": lambda value: f"table {value}",
+    "program": str,
+    "models": lambda value: f"{value} models",
+    "slices": lambda value: f"{value:,} slices",
+    "gpus": lambda value: f"{value} GPUs",
     "turn_s": lambda value: f"turns of {value:g} s",
 }
 """Text for a case, by the parameter that was varied."""
