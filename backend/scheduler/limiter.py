@@ -118,6 +118,11 @@ class Limiter:
         stood, one.stood = one.stood, one.is_spent
         return stood
 
+    def quota_us(self, process: Process) -> int | None:
+        """What is there of a quota for a process alone at once, microseconds; None where it has none of its own."""
+        one = self._limited.get(process)
+        return None if one is None else one.quota_us
+
     def ended(self, process: Process) -> None:
         """A process is about to be gone: what it did last is charged, by a guess where that is told late."""
         self._leaving.pop(process, None)
@@ -322,10 +327,12 @@ class Limiter:
         """Charges what was worked, has processes stand or go on, and returns when to look again, microseconds."""
         now_us = self._now_us()
         for account in self._accounts.values():
-            account.strung = 1
+            account.strung, account.is_late = 1, False
         for process, one in self._limited.items():
             one.wants_sight = bool(one.levers) and self._meters.wants_sight(process, now_us)
-            one.part = self._meters.part(process)
+            for account in one.accounts if one.levers and self._gpu.late_us else ():
+                account.is_late = True
+            one.part, one.pace = self._meters.part(process), self._meters.pace(process)
         string(RATE, self._limited.values())
         self._charge()
         for process, one in self._limited.items():
@@ -389,9 +396,12 @@ class Limiter:
         return None
 
     def _most_after_us(self, member: Member, one: Limited) -> int:
-        """Return what a process that stands at its gate may do there, microseconds."""
+        """Return what a process that stands at its gate may be taken to do there, microseconds. Beside others what it
+        launched ahead has its slices, each after theirs: it is taken to have a part of that time."""
         if self._gpu.is_leaving(member.process) or self._population.record(member).memory.may_come():
             return MOVING_US
+        if one.holds:
+            return GATE_US + 2 * self._follower.place(member).timeslice_us
         return GATE_US if one.is_bound else 0
 
     def _start(self, process: Process, one: Limited, act: Act) -> int | None:
