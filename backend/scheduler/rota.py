@@ -43,14 +43,17 @@ class Rota:
         self.is_over = True
 
     def of(self, those: Sequence[Process]) -> Process:
-        """Return the one of these, at least one, that works now. One that comes had as much as the one that had the
-        least."""
+        """Return the one of these, at least one, that works now."""
         if self.is_over or self.current is None or self.current not in those:
-            least = min((self._had[one] for one in those if one in self._had), default=0)
-            self._had = {one: self._had.get(one, least) for one in those}
-            self.current = min(those, key=self._had.__getitem__)
+            self.current = self.next(those)
             self.is_over = False
         return self.current
+
+    def next(self, those: Sequence[Process]) -> Process:
+        """Return the one of these, at least one, that had the least. One that comes had as much as that."""
+        least = min((self._had[one] for one in those if one in self._had), default=0)
+        self._had = {one: self._had.get(one, least) for one in those}
+        return min(those, key=self._had.__getitem__)
 
 
 @attrs.define
@@ -74,10 +77,16 @@ class Rotation:
         quotas, and all that are known of the GPU."""
         those = self._on_it(now_us, limited, known)
         accounts = limited[those[0]].accounts if those else ()
-        if not those or any(account.is_spent for account in accounts):
+        if not those:
             self.rota.end()
-            for one in () if those else limited.values():
+            for one in limited.values():
                 one.waits = False
+        elif any(account.is_spent for account in accounts):
+            self.rota.end()
+            following = self.rota.next(those)
+            # All of them stand: the next period is reckoned by that (``stringing.py``).
+            for process, one in limited.items():
+                one.waits = process in those and process != following
         else:
             begins, before = self.rota.is_over, self.rota.current
             current = self.rota.of(those)
@@ -87,24 +96,26 @@ class Rotation:
             elif now_us - self._since_us > SPARED * longest_us:
                 limited[current].rests_us = now_us + RESTS_US
             for process, one in limited.items():
-                one.waits = process != current
+                one.waits = process in those and process != current
             for account in accounts:  # the others are kept from what that one leaves
                 account.is_kept = True
 
     def _on_it(self, now_us: int, limited: Mapping[Process, Limited], known: Set[Process] | None) -> Sequence[Process]:
         """Return the processes that may work one in each period: all that are on the GPU, if they are equals below the
         same quotas, always have work, and do as they are had; else none. One that does not go on in its period would
-        keep all others from theirs."""
+        keep all others from theirs. One that has just come works besides, until all of them stand: only then is known
+        whether that takes levers, and to have the others go on for that would take as many calls as there are."""
         if not 2 <= len(limited) <= TURNS_MOST or known != limited.keys():
             return ()
         first = next(iter(limited.values()))
         for process, one in limited.items():
             if (
                 one.failing
-                or not one.levers
+                or one.levers is False
                 or one.equals != first.equals
                 or now_us < one.rests_us
                 or not self.may_wait(process)
             ):
                 return ()
-        return tuple(limited)
+        those = tuple(process for process, one in limited.items() if one.levers)
+        return those if len(those) > 1 else ()
