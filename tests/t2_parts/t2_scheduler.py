@@ -34,8 +34,8 @@ def test_weights(contexts: int) -> None:
 
 
 class Charging:
-    """A runlist that charges each switch to whom it is for, as the trace of a real GPU does, to programs that always
-    have work; every stay is 2.4 % longer than its timeslice besides (measured on an H200)."""
+    """A runlist that charges each switch to the program that it is for, as the trace of a real GPU does, to programs
+    that always have work; every stay is 2.4 % longer than its timeslice besides (measured on an H200)."""
 
     def __init__(self, *programs: Program) -> None:
         self.programs = programs
@@ -88,7 +88,7 @@ def test_switches_are_charged(contexts: int) -> None:
 
 def test_who_had_more_than_his_part_has_it_no_longer() -> None:
     """Beside one that comes and goes, and was given much of it, others have less than their parts: they are as much in
-    want as he, and are not taken for such that come and go."""
+    want as it does, and are not taken for such that come and go."""
     machine = Machine(
         Program(1, request_us=8600, kernel_us=100, load=0.5, weight=6000),
         Program(2, weight=2000),
@@ -188,7 +188,7 @@ def test_a_critical_program_beside_three_batch_programs() -> None:
 
 
 def test_turns_are_long_where_nobody_waits_for_less() -> None:
-    """Two batch programs take turns of 2 s. One comes that does not fill his: no turn is longer then than 0.5 s."""
+    """Two batch programs take turns of 2 s. One comes that does not fill its own: no turn is longer then than 0.5 s."""
     leader = Program(1, priority=0, request_us=8600, kernel_us=100, load=0.35)
     light = Program(4, request_us=5000, load=0.1, starts_us=20_000_000)
     machine = Machine(leader, Program(2), Program(3), light)
@@ -211,7 +211,7 @@ LIGHT = [
 @pytest.mark.parametrize("late", [0, 2])
 @pytest.mark.parametrize("others", LIGHT)
 def test_what_one_filler_leaves_another_has(others: list[Program], late: int) -> None:
-    """Nothing lies idle while any of them has work; and who goes before them waits no longer for it."""
+    """Nothing lies idle while any of them has work; and one that goes before them waits no longer for it."""
 
     def use(*fillers: Program, schedule: bool) -> tuple[Machine, float]:
         one = Program(1, priority=0, request_us=8600, kernel_us=100, load=0.1)
@@ -257,14 +257,14 @@ class Thinking(Machine):
 
 @pytest.mark.parametrize(("work_us", "think_us", "least"), [(5000, 1000, 0.17), (10_000, 10_000, 0.1)])
 def test_who_thinks_between_has_his_turns(work_us: int, think_us: int, least: float) -> None:
-    """In equal turns he would have half of what he works of 0.9 of the time; no less than half of that is his."""
+    """In equal turns it would have half of what it works of 0.9 of the time; no less than half of that is its part."""
     machine = Thinking(work_us, think_us)
     machine.run(5)
     assert used_in(machine, 20)[2] / 20e6 >= least
 
 
 def test_the_first_second_beside_three_batch_programs() -> None:
-    """Who comes is not slowed down until somebody has been seen to use the GPU."""
+    """One that comes is not slowed down until a program has been seen to use the GPU."""
     slower, _, _ = critical(*[Program(n) for n in (2, 3, 4)], seconds=1)
     assert slower <= 1.05
 
@@ -356,14 +356,14 @@ def test_who_comes_and_goes_waits_for_short_rounds() -> None:
 
 
 def test_who_does_nothing_makes_no_rounds_short() -> None:
-    """One who is new is waited for, but nobody has seen him come and go."""
+    """One that is new is waited for, but it has not been seen to come and go."""
     machine = Machine(Program(1, ends_us=0), Program(2), Program(3), late=2)
     machine.run(5)
     assert [program.place.timeslice_us for program in machine.programs[1:]] == [pytest.approx(30_000, rel=0.05)] * 2
 
 
 def test_who_is_gone_makes_no_rounds_short() -> None:
-    """One came and went again and again, so rounds were to be short for long. He ends, and three come that do not."""
+    """One came and went again and again, so rounds were to be short for long. It ends, and three come that do not."""
     machine = Machine(Program(1, request_us=2000, load=0.1), Program(2), Program(3))
     machine.run(60)
     machine.replace(Program(4), Program(5), Program(6))
@@ -374,7 +374,7 @@ def test_who_is_gone_makes_no_rounds_short() -> None:
 
 
 def test_rounds_are_long_again_when_who_came_and_went_has_always_something_to_do() -> None:
-    """What he did in short rounds says nothing of how he does in long ones."""
+    """What it did in short rounds says nothing of what it does in long ones."""
     machine = Machine(Program(1, request_us=2000, load=0.1), Program(2), Program(3))
     machine.run(3)
     service = machine.programs[0]
@@ -429,7 +429,7 @@ def test_parts_of_the_active_add_up_to_one(contenders: list[Contender]) -> None:
 
 @given(trees(), st.data())
 def test_what_is_left_goes_to_siblings_first(contenders: list[Contender], data: st.DataObject) -> None:
-    """Who uses little has that, nobody has more than he wants, and a group has its part if it has use for it."""
+    """One that uses little has that, none has more than it wants, and a group has its part if it has use for it."""
     most = {one.process: data.draw(st.floats(0, 0.3)) for one in contenders if data.draw(st.booleans())}
     parts = due(contenders, most)
     assert all(part <= most.get(process, 1) + 1e-9 for process, part in parts.items())
@@ -461,8 +461,8 @@ def test_siblings_of_the_best_priority_share_by_weight(contenders: list[Contende
 @settings(max_examples=15)
 @given(trees(), st.integers(0, 1000))
 def test_any_history(contenders: list[Contender], seed: int) -> None:
-    """Of those who fill, one that has something to do is on the runlist, with the shortest slice; of those who share,
-    everybody; and over a long time everybody is."""
+    """Of those that fill, one that has something to do is on the runlist, with the shortest slice; of those that share,
+    each; and over a long time each of all is."""
     core, chance = Core(DEFAULT), random.Random(seed)
     on: dict[Process, int] = {}
     turns, slices, before = 0, 0, {one.process: Place() for one in contenders}
@@ -497,7 +497,7 @@ def test_any_history(contenders: list[Contender], seed: int) -> None:
         turns += sum(places[p].off != before[p].off for p in places)
         slices += sum(places[p].timeslice_us != before[p].timeslice_us for p in places)
         before = places
-    assert all(on.values()), "nobody starves"
+    assert all(on.values()), "none starves"
     if everybody_wants:
         assert turns <= 2 * (500 * RATE + BURST) + len(contenders), "all but one are off in the beginning"
         assert slices <= len(contenders) * 500e6 / (LATE_US + LOOK_US), "one for each look"
@@ -544,9 +544,9 @@ class Waiting(Machine):
 
 
 def test_who_waits_for_each_result_has_his_part_beside_long_ones() -> None:
-    """In long rounds he has one result in each. The neighbour's work becomes slow after 20 s: within 3 s of that he has
-    what two of his kind have beside each other, but for the switches, and goes on to have it. By the driver's slices he
-    has less: what he does takes a bit longer than one."""
+    """In long rounds it has one result in each. The neighbour's work becomes slow after 20 s: within 3 s of that it has
+    what two of its kind have beside each other, but for the switches, and goes on to have it. By the driver's slices it
+    has less: what it does takes a bit longer than one."""
     launches = (lambda _: (2, 1100), lambda now: (2, 1100) if now < 20 else (16, 700))
     driver = Waiting(*launches, schedule=False)
     driver.run(30)
@@ -563,7 +563,7 @@ def test_who_waits_for_each_result_has_his_part_beside_long_ones() -> None:
 
 
 def test_who_waits_no_more_has_his_part_and_no_more() -> None:
-    """The slice of who never waits was fitted to one who did; then he does as the other."""
+    """The slice of one that never waits was fitted to one that did; then it does as the other."""
     ours = Waiting(lambda now: (2, 1100) if now < 20 else (16, 700), lambda _: (16, 700))
     ours.run(23)
     before = [program.used for program in ours.programs]
