@@ -4,7 +4,8 @@
     python3 tests/experiments/time_gpu.py --plan [CELL...]     the cells and the seconds that they take, without a GPU
     python3 tests/experiments/time_gpu.py [CELL...]            measure them, as root; OUT: a folder for the results
     python3 tests/experiments/time_gpu.py --merge [FILE...]    the results in these files, or in OUT, and the plot
-    python3 tests/experiments/time_gpu.py --self-test          without a GPU: the plan, and what comes of several files
+    python3 tests/experiments/time_gpu.py --self-test          without a GPU: the plan, and what comes of several files;
+                                                               and tails by programs that only pretend, as root
 
 CELL: names of cells, or what they begin with. short, long, quotas and beside are pieces, each of which is one run.
 Results of one product are pooled, whichever runs they are of; each is written down as it comes.
@@ -85,7 +86,29 @@ def self_test() -> None:
         print(text)
         assert "2000 requests; OVER 1.05, UNDER 0.88" in text
         assert "0.3000 0.3100 of 0.3; NOT WITHIN 3%" in text
+    dry()
     print("ok")
+
+
+def dry() -> None:
+    """Short requests by ggroupfs and by time slicing, of programs that only pretend, beside a software GPU."""
+    import tests.t7_nvidia.programs as programs
+    from tests.experiments.bursts import FAKE
+    from tests.experiments.timed import tails
+
+    with tempfile.TemporaryDirectory() as name:
+        binary = Path(name) / "requests"
+        binary.write_text(FAKE.replace("{python}", sys.executable))
+        binary.chmod(0o755)
+        tails.GPU, tails.FULL_S = "soft", 0.2
+        programs.run_in = lambda mount: []  # type: ignore
+        programs.member = lambda mount, run: None  # type: ignore
+        programs.write = lambda *words: None  # type: ignore
+        mine = [one for one in cells.CELLS if one.piece == "short" and not one.session.startswith("mps")]
+        tails.Tails(results.Found(Path(name)), os.fspath(binary), 1550).run(mine)
+        each = results.merged(Path(name).glob("time-*.json"))
+        assert len(each) == len(mine)
+        assert len(results.knob(each, cells.KNOB_CELLS[0])) == len(cells.HOLDS)
 
 
 if __name__ == "__main__":
