@@ -41,6 +41,8 @@ SLICE_LEAST_US = 50
 SWITCH_US = 170
 """What the trace of a GPU charges for a switch besides the slice: from the end of the last stay to the end of the save
 (81 + 92 us on an H200, docs/nvidia.md)."""
+STAY = 1.024
+"""What a program has of the engine in a stay, by its slice (measured on an H200)."""
 LOOK_US = 1_000_000
 """What was used is looked at over no less than this."""
 MEMORY_US = 8_000_000
@@ -69,8 +71,8 @@ BOUND = (0.25, 4.0)
 
 
 def _whole_part(quota_us: int, slice_us: int) -> int:
-    """Return the whole part of a quota that is nearest to a slice, microseconds."""
-    return max(SLICE_LEAST_US, round(quota_us / max(1, round(quota_us / slice_us))))
+    """Return the slice whose stay is the whole part of a quota that is nearest to a slice, microseconds."""
+    return max(SLICE_LEAST_US, round(quota_us / max(1, round(quota_us / slice_us)) / STAY))
 
 
 @attrs.define
