@@ -49,10 +49,6 @@ class Limited:
     """Whether it takes calls of the driver to have it stand; None before that is known."""
     is_bound: bool = False
     """Whether it has stood before, so that its library bounds what it launches ahead."""
-    stands_at_gate: bool = False
-    """Whether it stands, and on the runlist."""
-    after_us: int = 0
-    """Work since its gate closed, microseconds."""
     holds: bool = False
     """Whether its gate alone had it stand, the last time: it did no more there than it may be ahead."""
     overran: bool = False

@@ -293,8 +293,6 @@ class Limiter:
         for process, worked in self._meters.look(now_us, looks).items():
             limited = self._limited.get(process)
             self._rotation.charge(process, worked)
-            if worked and limited is not None and limited.stands_at_gate:
-                limited.after_us += worked
             for account in (self._gone[process] if limited is None else limited).accounts if worked else ():
                 account.charge(worked)
         on = {
@@ -380,7 +378,6 @@ class Limiter:
         spent, is_spent = self._follower.spent(member), one.is_spent
         one.stood = one.stood or is_spent
         if is_spent and spent is None:
-            one.after_us = 0
             return self._start(process, one, Act.SPEND)
         if not is_spent and (spent is not None or one.is_behind):
             due_us = self._start(process, one, Act.RESTORE)
@@ -388,7 +385,7 @@ class Limiter:
                 account.is_kept = True
             return due_us
         if spent is Engines.NONE and self._gpu.activity(process).pending != 0:
-            if one.after_us > self._most_after_us(member, one):
+            if self._meters.after_us(process) > self._most_after_us(member, one):
                 self._start(process, one, Act.STOP)
             return now_us + GATE_LOOK_US
         if self._gpu.late_us:
@@ -415,7 +412,8 @@ class Limiter:
         spent = self._follower.spent(Member(process, self._index))
         if act is Act.RESTORE:
             self._meters.begins(process)
-        one.stands_at_gate = spent is Engines.NONE
+        elif act is Act.SPEND and spent is Engines.NONE:
+            self._meters.closes(process)
         self._changed(process, spent is not None and self._stands_for_long(one))
         self._woken.set()
 

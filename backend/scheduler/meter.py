@@ -162,6 +162,9 @@ class Meter:
     """Part of the time before the last look in which it could run, and had work."""
     begins: bool = False
     """Whether it has just been let go on: what waited at its gate is work that it does not say yet."""
+    after_us: float = 0.0
+    """What it used since its gate closed, microseconds; where that is told late what it was taken to use: what is put
+    right meanwhile is of before."""
     marks: Marks = attrs.field(factory=Marks)
     least: Least = attrs.field(factory=Least)
     """Of what it had of the engine, and of its chances."""
@@ -266,6 +269,15 @@ class Meters:
         if process in self._each:
             self._each[process].begins = self._each[process].had_work = True
 
+    def closes(self, process: Process) -> None:
+        """A process stands at its gate from now on."""
+        if process in self._each:
+            self._each[process].after_us = 0.0
+
+    def after_us(self, process: Process) -> float:
+        """Return what a process was taken to use since its gate closed, microseconds."""
+        return self._each[process].after_us
+
     def _figure(self, activity: Activity) -> int | None:
         if self._late_us == 0 and activity.busy_usec is not None:
             return activity.busy_usec
@@ -285,6 +297,7 @@ class Meters:
             if self._late_us == 0 and figure is not None:
                 found[process] = max(0, figure - (meter.told_us or 0))
                 meter.told_us, meter.had_work = figure, activity.pending != 0
+                meter.after_us += found[process]
                 continue
             behind[process] = activity
             chances[process] = meter.look(now_us, activity, could_run)
@@ -293,6 +306,7 @@ class Meters:
         scale = any_chance / guessed if guessed > any_chance > 0 else 1.0  # they have one engine
         for process, chance in chances.items():
             meter = self._each[process]
+            meter.after_us += max(0, now_us - meter.marks.last_us(now_us)) * chance * meter.share * scale
             meter.marks.add(now_us, chance, meter.share * scale)
         if behind:
             self._any.add(now_us, any_chance)
