@@ -68,7 +68,7 @@ def test_where_no_sample_comes_it_is_not_looked_for_all_the_time() -> None:
     watched = Watched()
     watched.begin(Activity(gpu_usec=0))
     assert not watched.wants_sight(0)
-    for began_us in (NEW_US, NEW_US + TRIED_US + AGAIN_US):
+    for began_us in (FIRST_US, FIRST_US + TRIED_US + AGAIN_US):
         assert watched.wants_sight(began_us)
         assert watched.wants_sight(began_us + TRIED_US - 1)
         assert not watched.wants_sight(began_us + TRIED_US)
@@ -77,7 +77,6 @@ def test_where_no_sample_comes_it_is_not_looked_for_all_the_time() -> None:
 def test_of_one_that_is_new_it_is_looked_for_later() -> None:
     """One that comes and goes has ended by then."""
     watched = Watched()
-    watched.begin(activity(0, 0))
     assert not watched.wants_sight(0)
     assert not watched.wants_sight(NEW_US - 1)
     assert watched.wants_sight(NEW_US)
