@@ -34,6 +34,7 @@ from backend.scheduler.parts import Pace
 from backend.scheduler.quota import CHECK_US, Account
 from backend.scheduler.rota import Rotation
 from backend.scheduler.stringing import string
+from backend.scheduler.watched import WORKS
 
 READ_US = 5_000
 """Microseconds between two reads of processes that may run, where what they use is told late: whether they have work
@@ -328,9 +329,10 @@ class Limiter:
             account.strung, account.is_late = 1, False
         for process, one in self._limited.items():
             one.wants_sight = bool(one.levers) and self._meters.wants_sight(process, now_us)
-            for account in one.accounts if one.levers and self._gpu.late_us else ():
-                account.is_late = True
             one.part, one.pace = self._meters.part(process), self._meters.pace(process)
+            works = one.part >= WORKS  # else what comes back is of samples, and a second late
+            for account in one.accounts if one.levers and self._gpu.late_us and works else ():
+                account.is_late = True
         string(RATE, self._limited.values())
         self._charge()
         for process, one in self._limited.items():

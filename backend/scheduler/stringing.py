@@ -76,7 +76,7 @@ def _cycles(rate: float, calls: Counter[Account], shortest_us: Mapping[Account, 
 def _sight(account: Account, one: Limited) -> int:
     """Return the periods in whose quota a sample of a program falls, as it is charged for its time on the runlist; 1
     where that would be too many."""
-    found, least_us = 1, ON_US * one.pace
+    found, least_us = 1, ON_US * (one.pace if one.part >= IDLES else one.part)
     if one.part >= IDLES:
         most = SIGHT_CYCLES_US[-1] // account.period_us
         counts: Iterable[int] = range(account.strung, most + 1, account.strung)
