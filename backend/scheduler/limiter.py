@@ -34,6 +34,7 @@ from backend.scheduler.parts import Pace
 from backend.scheduler.quota import CHECK_US, Account
 from backend.scheduler.rota import Rotation
 from backend.scheduler.stringing import string
+from backend.scheduler.watched import WORKS
 
 READ_US = 5_000
 """Microseconds between two reads of processes that may run, where what they use is told late: whether they have work
@@ -117,6 +118,11 @@ class Limiter:
             return False
         stood, one.stood = one.stood, one.is_spent
         return stood
+
+    def quota_us(self, process: Process) -> int | None:
+        """What is there of a quota for a process alone at once, microseconds; None where it has none of its own."""
+        one = self._limited.get(process)
+        return None if one is None else one.quota_us
 
     def ended(self, process: Process) -> None:
         """A process is about to be gone: what it did last is charged, by a guess where that is told late."""
@@ -288,8 +294,6 @@ class Limiter:
         for process, worked in self._meters.look(now_us, looks).items():
             limited = self._limited.get(process)
             self._rotation.charge(process, worked)
-            if worked and limited is not None and limited.stands_at_gate:
-                limited.after_us += worked
             for account in (self._gone[process] if limited is None else limited).accounts if worked else ():
                 account.charge(worked)
         on = {
@@ -322,10 +326,13 @@ class Limiter:
         """Charges what was worked, has processes stand or go on, and returns when to look again, microseconds."""
         now_us = self._now_us()
         for account in self._accounts.values():
-            account.strung = 1
+            account.strung, account.is_late = 1, False
         for process, one in self._limited.items():
             one.wants_sight = bool(one.levers) and self._meters.wants_sight(process, now_us)
-            one.part = self._meters.part(process)
+            one.part, one.pace = self._meters.part(process), self._meters.pace(process)
+            works = one.part >= WORKS  # else what comes back is of samples, and a second late
+            for account in one.accounts if one.levers and self._gpu.late_us and works else ():
+                account.is_late = True
         string(RATE, self._limited.values())
         self._charge()
         for process, one in self._limited.items():
@@ -373,7 +380,6 @@ class Limiter:
         spent, is_spent = self._follower.spent(member), one.is_spent
         one.stood = one.stood or is_spent
         if is_spent and spent is None:
-            one.after_us = 0
             return self._start(process, one, Act.SPEND)
         if not is_spent and (spent is not None or one.is_behind):
             due_us = self._start(process, one, Act.RESTORE)
@@ -381,7 +387,7 @@ class Limiter:
                 account.is_kept = True
             return due_us
         if spent is Engines.NONE and self._gpu.activity(process).pending != 0:
-            if one.after_us > self._most_after_us(member, one):
+            if self._meters.after_us(process) > self._most_after_us(member, one):
                 self._start(process, one, Act.STOP)
             return now_us + GATE_LOOK_US
         if self._gpu.late_us:
@@ -389,9 +395,12 @@ class Limiter:
         return None
 
     def _most_after_us(self, member: Member, one: Limited) -> int:
-        """Return what a process that stands at its gate may do there, microseconds."""
+        """Return what a process that stands at its gate may be taken to do there, microseconds. Beside others what it
+        launched ahead has its slices, each after theirs: it is taken to have a part of that time."""
         if self._gpu.is_leaving(member.process) or self._population.record(member).memory.may_come():
             return MOVING_US
+        if one.holds:
+            return GATE_US + 2 * self._follower.place(member).timeslice_us
         return GATE_US if one.is_bound else 0
 
     def _start(self, process: Process, one: Limited, act: Act) -> int | None:
@@ -405,7 +414,8 @@ class Limiter:
         spent = self._follower.spent(Member(process, self._index))
         if act is Act.RESTORE:
             self._meters.begins(process)
-        one.stands_at_gate = spent is Engines.NONE
+        elif act is Act.SPEND and spent is Engines.NONE:
+            self._meters.closes(process)
         self._changed(process, spent is not None and self._stands_for_long(one))
         self._woken.set()
 

@@ -34,9 +34,17 @@ SILENT_US = 500_000
 LEARNT_US = 20_000
 """Microseconds of chances from which what was made of them is learnt."""
 HALF_US = 100_000
-"""Microseconds of chances after which what was made of those before counts half. Beside others a program has the engine
-for slices of 30 ms: of 40 ms of chances it makes all or nothing, and taken for half each time that had guesses be off
-by another slice."""
+"""Microseconds of chances after which what was made of those before counts half, of what is learnt quickly."""
+MEMORY_US = 3_000_000
+"""Microseconds of chances that are taken together where a process goes on as before. Beside others a program has the
+engine for slices of 30 ms: of 40 ms of chances it makes all or nothing, and what is learnt of a tenth of a second is
+off by a tenth. A quota of 40 ms that went by that was off by a slice, which is heard of when the program stands
+already."""
+JUMP = 0.25
+"""Difference of what is learnt quickly from what is known, from which on a process has other neighbours, or other
+habits."""
+PACE_LEAST = 0.1
+"""Part of the time in which a process could run that it is charged for, at least: nine others have the rest."""
 SLACK_US = 20_000
 """Microseconds by which the time of a figure is not known."""
 SKEW_US = 2_000
@@ -112,6 +120,27 @@ class Least:
 
 
 @attrs.define(eq=False)
+class Share:
+    """What a process made of its chances of late: in the mean of a time in which nothing changed much."""
+
+    part: float = 1.0
+    """Part of its chances."""
+    _quick: float = attrs.field(default=1.0, init=False)
+    _weight: float = attrs.field(default=HALF_US, init=False)  # microseconds of chances that the part is of
+
+    def learn(self, worked: float, chances: float) -> None:
+        """It worked so much of these chances, microseconds; too few of them say nothing."""
+        if chances < LEARNT_US:
+            return
+        part = min(1.0, worked / chances)
+        self._quick += (part - self._quick) * (1 - 0.5 ** (chances / HALF_US))
+        self.part += (part - self.part) * chances / (self._weight + chances)
+        self._weight = min(MEMORY_US, self._weight + chances)
+        if abs(self._quick - self.part) > JUMP:
+            self.part, self._weight = self._quick, HALF_US
+
+
+@attrs.define(eq=False)
 class Meter:
     """The meter of one process."""
 
@@ -123,7 +152,7 @@ class Meter:
     """Work up to the time of which is known, since the meter began, microseconds."""
     counted_us: int = 0
     """Work that was returned so far, microseconds."""
-    share: float = 1.0
+    shared: Share = attrs.field(factory=Share)
     """What the process made of its chances of late."""
     had_work: bool = True
     """Whether it had work at the last look."""
@@ -133,6 +162,9 @@ class Meter:
     """Part of the time before the last look in which it could run, and had work."""
     begins: bool = False
     """Whether it has just been let go on: what waited at its gate is work that it does not say yet."""
+    after_us: float = 0.0
+    """What it used since its gate closed, microseconds; where that is told late what it was taken to use: what is put
+    right meanwhile is of before."""
     marks: Marks = attrs.field(factory=Marks)
     least: Least = attrs.field(factory=Least)
     """Of what it had of the engine, and of its chances."""
@@ -143,9 +175,7 @@ class Meter:
         """So much was worked in a time with these chances, unless samples say less."""
         counted = self.watched.take(worked, activity) if activity.pending is None else worked
         self.known_us += counted
-        if chances >= LEARNT_US:
-            part = self.watched.part if activity.pending is None else 1.0
-            self.share += (min(1.0, part * worked / chances) - self.share) * (1 - 0.5 ** (chances / HALF_US))
+        self.shared.learn(worked * (self.watched.part if activity.pending is None else 1.0), chances)
 
     def look(self, now_us: int, activity: Activity, could_run: float) -> float:
         """Return in what part of the time since the last look it could run, and had work."""
@@ -160,6 +190,11 @@ class Meter:
             had = (self.had_work + has_work) / 2
         self.had_work, self.begins, self.chance = has_work, False, could_run * had
         return self.chance
+
+    @property
+    def share(self) -> float:
+        """What it made of its chances of late."""
+        return self.shared.part
 
     @property
     def always_works(self) -> bool:
@@ -219,6 +254,11 @@ class Meters:
         meter = self._each[process]
         return 1.0 if meter.counts else meter.watched.part
 
+    def pace(self, process: Process) -> float:
+        """Return what part of the time in which a process could run it was charged for, of late, PACE_LEAST at least:
+        beside others that is less than what it works of its time on the engine."""
+        return max(PACE_LEAST, min(self._each[process].share, self.part(process)))
+
     def wants_sight(self, process: Process, now_us: int) -> bool:
         """Whether a process is to be on the runlist for ON_US of ``watched.py`` in one go: samples tell of it then."""
         meter = self._each[process]
@@ -228,6 +268,15 @@ class Meters:
         """A process goes on that stood."""
         if process in self._each:
             self._each[process].begins = self._each[process].had_work = True
+
+    def closes(self, process: Process) -> None:
+        """A process stands at its gate from now on."""
+        if process in self._each:
+            self._each[process].after_us = 0.0
+
+    def after_us(self, process: Process) -> float:
+        """Return what a process was taken to use since its gate closed, microseconds."""
+        return self._each[process].after_us
 
     def _figure(self, activity: Activity) -> int | None:
         if self._late_us == 0 and activity.busy_usec is not None:
@@ -248,6 +297,7 @@ class Meters:
             if self._late_us == 0 and figure is not None:
                 found[process] = max(0, figure - (meter.told_us or 0))
                 meter.told_us, meter.had_work = figure, activity.pending != 0
+                meter.after_us += found[process]
                 continue
             behind[process] = activity
             chances[process] = meter.look(now_us, activity, could_run)
@@ -256,6 +306,7 @@ class Meters:
         scale = any_chance / guessed if guessed > any_chance > 0 else 1.0  # they have one engine
         for process, chance in chances.items():
             meter = self._each[process]
+            meter.after_us += max(0, now_us - meter.marks.last_us(now_us)) * chance * meter.share * scale
             meter.marks.add(now_us, chance, meter.share * scale)
         if behind:
             self._any.add(now_us, any_chance)

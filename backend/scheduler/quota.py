@@ -17,6 +17,9 @@ CHECK_US = 1_000
 """Microseconds between two looks at a group that may run, at least."""
 OWED_US = 1_000_000
 """Microseconds of which the quotas are owed at most to a group that waits for its turn meanwhile."""
+BACK_US = 500_000
+"""Microseconds of which the quotas are owed to a group that stood, where it is heard late what it used: so much may
+come back in one period, as for a process that has ended."""
 TURN_US = 500_000
 """Microseconds in which a turn has begun, and what is owed is used."""
 DEBT_S, DEBT_LEAST_US = 60, 1_000_000
@@ -45,6 +48,10 @@ class Account:
     """Whether something of it stood in this period: what is left is owed to it."""
     waited_us: int | None = None
     """When something of it waited for its turn last: what is left then is owed to it, up to the quotas of OWED_US."""
+    is_late: bool = False
+    """Whether it is heard late what was used: a group that stands does so until the next period then, and has what it
+    is given back in that. Let go on at once for a millisecond, beside others, it has nothing of that, or a whole
+    slice."""
     strung: int = 1
     """Periods that are to be strung together from the next one on: their quotas are there at the beginning of them."""
     _span: int = attrs.field(default=1, init=False)  # periods that are strung together now
@@ -60,6 +67,7 @@ class Account:
         used = self._span * self.quota_us - self.left_us
         self.quota_us, self.period_us = quota_us, period_us
         self.left_us = min(self._span * quota_us, self._span * quota_us - used)
+        self.is_spent = self.is_spent and self.left_us < self._due_us
 
     def advance(self, now_us: int) -> int:
         """It is that time. Return the periods that have ended since it was told last, and in which the group had
@@ -90,7 +98,7 @@ class Account:
 
     def decide(self) -> bool:
         """Return whether the group is to stand from now on, or to go on standing."""
-        self.is_spent = self.left_us < self._due_us if self.is_spent else self.left_us <= 0
+        self.is_spent = (self.is_late or self.left_us < self._due_us) if self.is_spent else self.left_us <= 0
         self.is_kept = self.is_kept or self.is_spent
         return self.is_spent
 
@@ -99,6 +107,8 @@ class Account:
         """What may be left for the next period, microseconds."""
         waited = self.waited_us is not None and self.began_us - self.waited_us < TURN_US
         periods = self._span if self.is_kept or self._starves else 0
+        if self.is_late and self.is_kept:
+            periods = max(periods, BACK_US // self.period_us)
         return self.quota_us * (max(periods, OWED_US // self.period_us) if waited else periods)
 
     @property

@@ -262,6 +262,7 @@ class Scheduler:
                 held_launches=launches,
                 busy_periods=periods,
                 stood=self._limiter.stood(one.process),
+                quota_us=self._limiter.quota_us(one.process),
             )
         return samples
 

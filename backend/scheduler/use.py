@@ -51,6 +51,8 @@ class Sample:
     """How often it had others held that were not before; None of one that none goes behind."""
     stood: bool = False
     """Whether it did so at any time of the window."""
+    quota_us: int | None = None
+    """What is there of a quota for this process alone at once, microseconds; None where it has none of its own."""
 
 
 class Use:
@@ -105,6 +107,11 @@ class Use:
         """Whether a process stood until its quota let it work, of late: that it uses little, and leaves the engine
         before its slice is over, says nothing of what it wants."""
         return process in self._stood
+
+    def quota_us(self, process: Process) -> int | None:
+        """What is there at once of the quota of a process that stands for it now and then, microseconds; None of
+        others."""
+        return self.samples.get(process, Sample()).quota_us if self.is_limited(process) else None
 
     def contexts(self, process: Process) -> int:
         """What its timeslice is split over, at least 1."""

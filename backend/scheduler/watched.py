@@ -30,6 +30,9 @@ AGAIN_US = 60_000_000
 """Microseconds after which it is looked again whether one that works always still does."""
 FIRST_US = 3_300_000
 """Microseconds after which it is looked for the first time whether it does, where no sample has told by then."""
+NEW_US = 10_000_000
+"""The same of one that is below a quota from its begin on: where programs
+come and go, each would have a long cycle else, soon after it has come, and the quota of all of them with it."""
 TRIED_US = 5_000_000
 """Microseconds for which that is tried where no sample comes, before it is given up for as long."""
 
@@ -42,6 +45,7 @@ class Watched:
     """Part of its time on the engine that it is taken to work."""
     is_seen: bool = False
     """Whether any sample has told since it is watched."""
+    _is_known: bool = False  # whether it was there before it was below a quota
     _told: tuple[int, int] | None = None  # time that was watched, and busy, as it was told last
     _weight: float = 0.0  # microseconds of samples that the part is made of
     _open: float = 0.0  # on the engine since the last sample
@@ -52,6 +56,7 @@ class Watched:
 
     def begin(self, activity: Activity) -> None:
         """It is watched from now on. What was told before is the guess for what comes until the first sample."""
+        self._is_known = True
         if activity.watched_usec and activity.watched_busy_usec is not None:
             self.part = min(1.0, activity.watched_busy_usec / activity.watched_usec)
         self._told = (activity.watched_usec or 0, activity.watched_busy_usec or 0)
@@ -78,7 +83,7 @@ class Watched:
         if self.is_seen and self.part < IDLES:
             return True
         if self._due_us is None:
-            self._due_us = now_us + FIRST_US
+            self._due_us = now_us + (FIRST_US if self._is_known else NEW_US)
         if now_us < self._due_us:
             return False
         tries_us = self._tries_us = now_us if self._tries_us is None else self._tries_us

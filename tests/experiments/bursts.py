@@ -341,8 +341,7 @@ def experiment() -> None:
                 for kind in kinds:
                     found, figures = beside(mount, leaders, other, variant, wanted[kind])
                     count = sum(map(len, wanted[kind]))
-                    took = figures.pop("took")  # bursts end half a second before SECONDS do
-                    speed, load = figures.pop("passes") / took / full, count * service_us / 1e6 / took
+                    took, service_s = figures.pop("took"), leaders[0].u64(t7.ALONE_NS) / 1e9
                     ratios = [spread(a, 0.99) / spread(b, 0.99) for a, b in zip(found, alone[kind], strict=True)]
                     halves = [spread(a, 0.5) / spread(b, 0.5) for a, b in zip(found, alone[kind], strict=True)]
                     name = str(kind) if several == 1 else "two"
@@ -351,7 +350,7 @@ def experiment() -> None:
                         variant,
                         p99=max(ratios),
                         p50=max(halves),
-                        share=speed / max(0.01, 1 - load),
+                        share=t7.share(figures.pop("passes"), full, count, service_s, took),
                         requests=count,
                         **figures,
                         ms=[round(1e3 * x, 3) for one in found for x in one],

@@ -23,6 +23,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -294,7 +295,9 @@ class Real:
         self.found[name] = {"done": done, "before": a, "after": b, "seconds": took}
         (self.out / "cells.json").write_text(json.dumps(self.found))
 
-    def run(self) -> None:
+    @contextlib.contextmanager
+    def tree(self) -> Iterator[Path]:
+        """A mount whose daemon has a probe in it; what programs run is yielded, built."""
         import shutil
 
         import tests.support.mounted as support
@@ -314,14 +317,18 @@ class Real:
         place = Path(tempfile.mkdtemp(prefix="ggroup-"))
         try:
             with support.mounted(place, gpu="nvidia", expect_errors=("",)) as self.mount:
-                for way in ("library", "levers"):
-                    self.one(way, binary)
-                for way in ("library", "levers"):
-                    if self.wants(f"four-{way}", 24):
-                        self.four(way, binary)
+                yield binary
                 print("".join(self.mount.errors)[-1500:])
         finally:
             shutil.rmtree(place, ignore_errors=True)
+
+    def run(self) -> None:
+        with self.tree() as binary:
+            for way in ("library", "levers"):
+                self.one(way, binary)
+            for way in ("library", "levers"):
+                if self.wants(f"four-{way}", 24):
+                    self.four(way, binary)
 
     def start(self, way: str, binary: Path, limited: bool = True) -> Any:
         import mmap

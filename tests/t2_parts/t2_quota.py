@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from backend.core.records import Activity
 from backend.process.identity import Process
-from backend.scheduler.meter import Meters
-from backend.scheduler.quota import CHECK_US, IDLE_CHECK_US, OWED_US, Account
+from backend.scheduler.meter import Meters, Share
+from backend.scheduler.quota import BACK_US, CHECK_US, IDLE_CHECK_US, OWED_US, Account
 
 LOADS = settings(print_blob=True, max_examples=200, deadline=None)
 WHO = Process(1, 1)
@@ -293,3 +293,63 @@ def test_what_a_group_leaves_by_itself_is_lost(rests_at_us: int) -> None:
         account.advance(now_us)
         account.decide()
     assert account.left_us == 30_000
+
+
+def test_one_that_stands_and_is_told_of_late_does_so_until_the_next_period() -> None:
+    """What it is given back meanwhile it has then, up to what may come back in one."""
+    account = Account(30_000, 100_000, 0, is_late=True)
+    account.charge(30_000)
+    assert account.decide()
+    account.charge(-8_000)
+    assert account.decide()
+    assert account.next_us(50_000) == 100_000
+    account.advance(100_000)
+    assert not account.decide()
+    assert account.left_us == 38_000
+    account.charge(38_000)
+    assert account.decide()
+    account.charge(-200_000)
+    account.advance(200_000)
+    assert account.left_us == 30_000 + BACK_US // 100_000 * 30_000
+
+
+def test_a_greater_quota_has_one_that_stands_go_on() -> None:
+    account = Account(30_000, 100_000, 0, is_late=True)
+    account.charge(30_000)
+    assert account.decide()
+    account.change(60_000, 100_000)
+    assert not account.decide()
+
+
+def learnt(windows: list[tuple[int, int]], share: Share) -> list[float]:
+    """What it is known to make of its chances after each of these (work, chances)."""
+    return [share.learn(worked, chances) or share.part for worked, chances in windows]
+
+
+def beside(part: float, count: int) -> list[tuple[int, int]]:
+    """Windows of one that has the engine for slices of 30 ms, 240 ms of each 400 ms, as a trace tells of it."""
+    slices, found = 30_000, list[tuple[int, int]]()
+    round_us = round(slices / part)
+    for cycle in range(count):
+        phase = cycle * 7_000 % round_us
+        for began, ended in ((0, 60_000), (60_000, 160_000), (160_000, 240_000)):
+            worked = sum((us + phase) % round_us < slices for us in range(began, ended, 500)) * 500
+            found.append((worked, ended - began))
+    return found
+
+
+@pytest.mark.parametrize("part", [0.25, 0.5])
+def test_slices_are_not_taken_for_a_change(part: float) -> None:
+    """By a tenth of a second alone its share is off by a tenth, and a quota by as much."""
+    found = learnt(beside(part, 60), Share())[60:]
+    assert max(found) - min(found) <= 0.05
+    assert sum(found) / len(found) == pytest.approx(part, abs=0.02)
+
+
+def test_a_neighbour_that_comes_or_goes_is_seen_soon() -> None:
+    share = Share()
+    found = learnt(beside(0.5, 30), share)
+    assert learnt([(100_000, 100_000)] * 4, share)[-1] > 0.75
+    assert learnt([(100_000, 100_000)] * 20, share)[-1] > 0.9
+    assert found[-1] < 0.6
+    assert learnt(beside(0.5, 3), share)[-1] < 0.7

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from backend.core.records import Activity
-from backend.scheduler.watched import AGAIN_US, FIRST_US, PUT_RIGHT_US, TRIED_US, Watched
+from backend.scheduler.watched import AGAIN_US, FIRST_US, NEW_US, PUT_RIGHT_US, TRIED_US, Watched
 
 
 def activity(watched: int, busy: int) -> Activity:
@@ -54,13 +54,13 @@ def test_what_was_known_before_is_the_first_guess_alone() -> None:
 
 def test_it_is_looked_for_a_sample_at_first_and_now_and_then() -> None:
     watched = Watched()
-    watched.begin(activity(0, 0))
+    watched.begin(activity(1_000_000, 1_000_000))
     assert not watched.wants_sight(0)
     assert watched.wants_sight(FIRST_US)
-    watched.take(100_000, activity(160_000, 160_000))
+    watched.take(100_000, activity(1_160_000, 1_160_000))
     assert not watched.wants_sight(FIRST_US + 1)
     assert watched.wants_sight(FIRST_US + 1 + AGAIN_US)
-    watched.take(100_000, activity(320_000, 240_000))
+    watched.take(100_000, activity(1_320_000, 1_240_000))
     assert watched.wants_sight(FIRST_US + 2 + AGAIN_US), "it idles: its quota goes by samples"
 
 
@@ -72,3 +72,11 @@ def test_where_no_sample_comes_it_is_not_looked_for_all_the_time() -> None:
         assert watched.wants_sight(began_us)
         assert watched.wants_sight(began_us + TRIED_US - 1)
         assert not watched.wants_sight(began_us + TRIED_US)
+
+
+def test_of_one_that_is_new_it_is_looked_for_later() -> None:
+    """One that comes and goes has ended by then."""
+    watched = Watched()
+    assert not watched.wants_sight(0)
+    assert not watched.wants_sight(NEW_US - 1)
+    assert watched.wants_sight(NEW_US)

@@ -20,7 +20,7 @@ FILL_US = 200
 MOST = 8192
 """Arrivals that requests.cu takes."""
 SIZE = 4096 + 2 * 8 * MOST
-GO, OVER, COUNT, ALONE_NS, ARRIVALS = 32, 36, 40, 48, 4096
+GO, OVER, COUNT, ROUNDS, ALONE_NS, ARRIVALS = 32, 36, 40, 44, 48, 4096
 """Where requests.cu says what."""
 SHAPE = 0.5
 """Of the gamma distribution of gaps: a deviation of 1.4 times the mean."""
@@ -78,6 +78,17 @@ def serve(run: Program, requests: Sequence[int]) -> list[float]:
     assert run.process.poll() is None
     found = struct.unpack_from(f"<{len(requests)}Q", run.page, ARRIVALS + 8 * MOST)
     return [ns / 1e9 for ns in found]
+
+
+def share(passes: float, full: float, count: int, service_s: float, took_s: float) -> float:
+    """Return the speed of what fills, by what requests leave it of a time of `took_s` seconds.
+
+    That is from when they were told to begin until the last one was served: no time after that counts, in which none
+    was to come (half a second of each burst). `passes` is what it did in that time, `full` what it does a second on a
+    GPU of its own, `service_s` what each of `count` requests takes on one, as its process measured it: the times of
+    arrivals are made by that, too.
+    """
+    return passes / took_s / full / max(0.01, 1 - count * service_s / took_s)
 
 
 def p99(latencies: Sequence[float]) -> float:

@@ -15,7 +15,20 @@ import pytest
 from tests.support.mounted import Mounted, mounted
 from tests.t7_nvidia.conftest import built, wait_for
 from tests.t7_nvidia.programs import member, program, rate, run_in, write
-from tests.t7_nvidia.requested import ALONE_NS, CELLS, FILL_US, FULL, KERNELS, SHORT, SIZE, Cell, arrivals, p99, serve
+from tests.t7_nvidia.requested import (
+    ALONE_NS,
+    CELLS,
+    FILL_US,
+    FULL,
+    KERNELS,
+    SHORT,
+    SIZE,
+    Cell,
+    arrivals,
+    p99,
+    serve,
+    share,
+)
 
 
 @pytest.fixture(scope="module")
@@ -33,12 +46,14 @@ def holding(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def measure(mount: Mounted, requests: str, cell: Cell) -> tuple[float, float, float]:
-    """p99 alone, by that beside what fills; the speed of that, of its own alone; and of what the requests leave it."""
+    """Return p99 beside what fills, by that alone; the speed of that, of its own alone; and of what the requests leave
+    it in the time in which they are served (:func:`tests.t7_nvidia.requested.share`)."""
     words = run_in(mount)
     with program(*words, requests, "PAGE", "serve", str(cell.service_us), str(KERNELS), size=SIZE) as one:
         wait_for(lambda: one.u64(ALONE_NS) > 0 or one.process.poll() is not None, "it serves", seconds=60)
         assert one.process.poll() is None
-        requested = arrivals(cell, one.u64(ALONE_NS) / 1e9)
+        service_s = one.u64(ALONE_NS) / 1e9
+        requested = arrivals(cell, service_s)
         alone = serve(one, requested)
         with program(*words, requests, "PAGE", "fill", str(FILL_US), size=SIZE) as other:
             group = member(mount, other)
@@ -48,12 +63,11 @@ def measure(mount: Mounted, requests: str, cell: Cell) -> tuple[float, float, fl
             time.sleep(1)  # as long as the scheduler takes to see both
             before, begun = other.passes, time.monotonic()
             beside = serve(one, requested)
-            took = time.monotonic() - begun  # bursts end half a second before SECONDS do
-            speed = (other.passes - before) / took / full
+            passes, took_s = other.passes - before, time.monotonic() - begun
             other.finish()
         one.finish()
-    load = len(requested) * cell.service_us / 1e6 / took
-    return p99(beside) / p99(alone), speed, speed / max(0.01, 1 - load)
+    left = share(passes, full, len(requested), service_s, took_s)
+    return p99(beside) / p99(alone), passes / took_s / full, left
 
 
 @pytest.mark.timeout(240)
