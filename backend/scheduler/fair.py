@@ -10,9 +10,10 @@ A program that waits for each of its results leaves the engine before its slice 
 that never does it has its part only if that one's slice is as long as its own stays, in proportion: so it is fitted.
 
 A program that stands for its quota does not come and go of its own will: rounds stay long beside it. In short ones a
-quota of 30 ms had been done in eight stays, each with a switch. Its slice is the quota, or a whole part of that. What
-it had is known when it stands already, and where it is in its slice is not: a time of whole rounds has as many whole
-slices, whenever it begins, so that it stands while others have the engine, with all of its quota and no more.
+quota of 30 ms had been done in eight stays, each with a switch. Its slice is its quota, or a whole part of that: what
+it had is known only once it stands, and where it is in its slice is not known at all. A time of whole rounds has as
+many whole slices, whenever it begins, so the program stands while others have the engine, with all of its quota and no
+more.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ SWITCH_US = 170
 """What the trace of a GPU charges for a switch besides the slice: from the end of the last stay to the end of the save
 (81 + 92 us on an H200, docs/nvidia.md)."""
 STAY = 1.024
-"""What a program has of the engine in a stay, by its slice (measured on an H200)."""
+"""Length of a stay on the engine, as a multiple of the slice (measured on an H200)."""
 LOOK_US = 1_000_000
 """What was used is looked at over no less than this."""
 MEMORY_US = 8_000_000
@@ -71,7 +72,7 @@ BOUND = (0.25, 4.0)
 
 
 def _whole_part(quota_us: int, slice_us: int) -> int:
-    """Return the slice whose stay is the whole part of a quota that is nearest to a slice, microseconds."""
+    """Return the slice, microseconds, whose stay is a whole part of a quota: of those the one nearest to `slice_us`."""
     return max(SLICE_LEAST_US, round(quota_us / max(1, round(quota_us / slice_us)) / STAY))
 
 
@@ -299,7 +300,7 @@ class Fair:
                 self._patience = min(LIVELY_MOST_US, 2 * self._patience) if self._calm < self._patience else LIVELY_US
             self._shorten(self._patience, some)
         self._look_for_a_stayer(use)
-        full = self._full(use) - limited  # what one has below a quota is what it wants
+        full = self._full(use) - limited  # below a quota a program wants no more than it has
         self._recent = dict.fromkeys(self._parts, 0)
         self._stays = dict.fromkeys(self._parts, 0)
         self._light = (self._light | self._seen) - full - limited

@@ -50,14 +50,14 @@ class Limited:
     is_bound: bool = False
     """Whether it has stood before, so that its library bounds what it launches ahead."""
     holds: bool = False
-    """Whether its gate alone had it stand, the last time: it did no more there than it may be ahead."""
+    """Whether its gate alone stopped it the last time: it did no more there than it may be ahead."""
     overran: bool = False
-    """Whether it did more at its gate than that the last time: once it may be of what it launched before it was
+    """Whether it did more at its gate than that the last time. Once, that may be what it launched before it was
     bound."""
     demand: int = 0
     """Calls in a cycle of all that are below the same quota at the top: those with few go first."""
     quota_us: int | None = None
-    """What is there of a quota for this process alone in a cycle, microseconds; None where all are shared with
+    """Quota that this process alone has in a cycle, microseconds; None where it shares each of its quotas with
     others."""
     equals: object = None
     """What is the same for processes that may have periods in turns."""

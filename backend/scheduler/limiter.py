@@ -120,7 +120,7 @@ class Limiter:
         return stood
 
     def quota_us(self, process: Process) -> int | None:
-        """What is there of a quota for a process alone at once, microseconds; None where it has none of its own."""
+        """Return the quota that a process alone has at once, microseconds; None where it has none of its own."""
         one = self._limited.get(process)
         return None if one is None else one.quota_us
 
@@ -330,7 +330,7 @@ class Limiter:
         for process, one in self._limited.items():
             one.wants_sight = bool(one.levers) and self._meters.wants_sight(process, now_us)
             one.part, one.pace = self._meters.part(process), self._meters.pace(process)
-            works = one.part >= WORKS  # else what comes back is of samples, and a second late
+            works = one.part >= WORKS  # else what is given back is by samples, and a second late
             for account in one.accounts if one.levers and self._gpu.late_us and works else ():
                 account.is_late = True
         string(RATE, self._limited.values())
@@ -395,8 +395,9 @@ class Limiter:
         return None
 
     def _most_after_us(self, member: Member, one: Limited) -> int:
-        """Return what a process that stands at its gate may be taken to do there, microseconds. Beside others what it
-        launched ahead has its slices, each after theirs: it is taken to have a part of that time."""
+        """Return the work that a process which stands at its gate may be guessed to do there, microseconds. Beside
+        others what it launched ahead has slices of its own, each after theirs, and it is guessed to have a part of all
+        that time."""
         if self._gpu.is_leaving(member.process) or self._population.record(member).memory.may_come():
             return MOVING_US
         if one.holds:

@@ -34,17 +34,15 @@ SILENT_US = 500_000
 LEARNT_US = 20_000
 """Microseconds of chances from which what was made of them is learnt."""
 HALF_US = 100_000
-"""Microseconds of chances after which what was made of those before counts half, of what is learnt quickly."""
+"""Microseconds of chances after which what was made of those before counts half, in the quick mean."""
 MEMORY_US = 3_000_000
-"""Microseconds of chances that are taken together where a process goes on as before. Beside others a program has the
-engine for slices of 30 ms: of 40 ms of chances it makes all or nothing, and what is learnt of a tenth of a second is
-off by a tenth. A quota of 40 ms that went by that was off by a slice, which is heard of when the program stands
-already."""
+"""Microseconds of chances over which the mean is taken while a process goes on as before. Beside others a program has
+the engine for slices of 30 ms: of 40 ms of chances it makes all or nothing, and the mean of a tenth of a second is off
+by a tenth. A quota of 40 ms that went by that was off by a slice, which is heard of only once the program stands."""
 JUMP = 0.25
-"""Difference of what is learnt quickly from what is known, from which on a process has other neighbours, or other
-habits."""
+"""Difference of the quick mean from the long one from which on a process has other neighbours, or other habits."""
 PACE_LEAST = 0.1
-"""Part of the time in which a process could run that it is charged for, at least: nine others have the rest."""
+"""Least part of the time in which a process could run that it is charged for: nine others have the rest."""
 SLACK_US = 20_000
 """Microseconds by which the time of a figure is not known."""
 SKEW_US = 2_000
@@ -121,7 +119,7 @@ class Least:
 
 @attrs.define(eq=False)
 class Share:
-    """What a process made of its chances of late: in the mean of a time in which nothing changed much."""
+    """The part that a process made of its chances of late: the mean over the time in which it went on as before."""
 
     part: float = 1.0
     """Part of its chances."""
@@ -129,7 +127,8 @@ class Share:
     _weight: float = attrs.field(default=HALF_US, init=False)  # microseconds of chances that the part is of
 
     def learn(self, worked: float, chances: float) -> None:
-        """It worked so much of these chances, microseconds; too few of them say nothing."""
+        """Take into the mean that the process worked `worked` of `chances`, microseconds; less than LEARNT_US of
+        chances say nothing."""
         if chances < LEARNT_US:
             return
         part = min(1.0, worked / chances)
@@ -163,8 +162,8 @@ class Meter:
     begins: bool = False
     """Whether it has just been let go on: what waited at its gate is work that it does not say yet."""
     after_us: float = 0.0
-    """What it used since its gate closed, microseconds; where that is told late what it was taken to use: what is put
-    right meanwhile is of before."""
+    """Work since its gate closed, microseconds; a guess where that is told late, since a figure that comes meanwhile is
+    of the time before."""
     marks: Marks = attrs.field(factory=Marks)
     least: Least = attrs.field(factory=Least)
     """Of what it had of the engine, and of its chances."""
@@ -193,7 +192,7 @@ class Meter:
 
     @property
     def share(self) -> float:
-        """What it made of its chances of late."""
+        """The part that it made of its chances of late."""
         return self.shared.part
 
     @property
@@ -255,8 +254,8 @@ class Meters:
         return 1.0 if meter.counts else meter.watched.part
 
     def pace(self, process: Process) -> float:
-        """Return what part of the time in which a process could run it was charged for, of late, PACE_LEAST at least:
-        beside others that is less than what it works of its time on the engine."""
+        """Return the part of the time in which a process could run that it was charged for of late, at least
+        PACE_LEAST. Beside others that is less than the part of its time on the engine in which it works."""
         return max(PACE_LEAST, min(self._each[process].share, self.part(process)))
 
     def wants_sight(self, process: Process, now_us: int) -> bool:
@@ -270,12 +269,12 @@ class Meters:
             self._each[process].begins = self._each[process].had_work = True
 
     def closes(self, process: Process) -> None:
-        """A process stands at its gate from now on."""
+        """Note that a process stands at its gate from now on."""
         if process in self._each:
             self._each[process].after_us = 0.0
 
     def after_us(self, process: Process) -> float:
-        """Return what a process was taken to use since its gate closed, microseconds."""
+        """Return the work, by guess where that is told late, of a process since its gate closed, microseconds."""
         return self._each[process].after_us
 
     def _figure(self, activity: Activity) -> int | None:

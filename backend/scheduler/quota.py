@@ -18,8 +18,8 @@ CHECK_US = 1_000
 OWED_US = 1_000_000
 """Microseconds of which the quotas are owed at most to a group that waits for its turn meanwhile."""
 BACK_US = 500_000
-"""Microseconds of which the quotas are owed to a group that stood, where it is heard late what it used: so much may
-come back in one period, as for a process that has ended."""
+"""Microseconds of which the quotas are owed at most to a group that stood, where its use is heard of late: so much may
+be given back in one period, as for a process that has ended."""
 TURN_US = 500_000
 """Microseconds in which a turn has begun, and what is owed is used."""
 DEBT_S, DEBT_LEAST_US = 60, 1_000_000
@@ -49,9 +49,9 @@ class Account:
     waited_us: int | None = None
     """When something of it waited for its turn last: what is left then is owed to it, up to the quotas of OWED_US."""
     is_late: bool = False
-    """Whether it is heard late what was used: a group that stands does so until the next period then, and has what it
-    is given back in that. Let go on at once for a millisecond, beside others, it has nothing of that, or a whole
-    slice."""
+    """Whether its use is heard of late. A group that stands does so until the next period then, and has in that what it
+    is given back meanwhile: beside others, a group that goes on at once for a millisecond has nothing of that, or a
+    whole slice."""
     strung: int = 1
     """Periods that are to be strung together from the next one on: their quotas are there at the beginning of them."""
     _span: int = attrs.field(default=1, init=False)  # periods that are strung together now

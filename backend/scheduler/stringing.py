@@ -4,10 +4,9 @@ A program without the library takes CYCLE_CALLS for each context in each period.
 quotas that stand at the top, each with all that is below it, however much that is: a slice with a thousand programs has
 long periods itself, and no other has longer ones for that than with one such program beside it.
 
-One of which samples are to tell has longer cycles meanwhile (``watched.py``). What counts is how long it is on the
-runlist in one go, and beside others that is longer than its quota: a cycle that gave it the whole of ON_US on an
-engine of its own would move twice as much work to its beginning as it has to, and be missed by whatever is measured
-from the middle of it.
+A program of which samples are to tell has longer cycles meanwhile (``watched.py``). What counts is how long it is on
+the runlist in one go, and beside others that is longer than its quota: a cycle with all of ON_US as its quota would
+move twice as much work to its beginning as it has to, and a time that is measured from its middle would miss that.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ from backend.scheduler.watched import IDLES, ON_US
 USED = 0.8
 """Part of the calls that periods are strung together for: each process is to find some when it needs them."""
 SIGHT_CYCLES_US = (1_000_000, 2_000_000)
-"""Microseconds of a cycle in which a program that idles in between is on the runlist for long enough that samples tell
-of it: the first that does, if any; a time of 10 s is a whole number of each, and has its quota. One that always works
-has such a cycle once, of as many ordinary ones as it takes, up to the last of these: the next ones begin when they
-would have."""
+"""Lengths of a cycle, microseconds, in which a program that idles in between is on the runlist for long enough that
+samples tell of it: the first that is enough is taken, if any. A time of 10 s is a whole number of each, and has its
+quota. A program that always works has such a cycle once, of as many ordinary ones as it takes, up to the last of these
+lengths: the next cycles begin when they would have."""
 CYCLE_CALLS = 3
 """Calls for each context in a period: one that takes it off the runlist, and two that put it back and look."""
 
 
 def string(rate: float, each: Collection[Limited]) -> None:
     """Have as many periods of the accounts of these strung together as they need, where there are `rate` calls of the
-    driver a second; and note the calls of all that are below the same top, and what is there for one alone in a
+    driver a second; and note the calls of all that are below the same top, and the quota that each alone has in a
     cycle."""
     calls, shortest_us, members = Counter[Account](), dict[Account, int](), Counter[Account]()
     for one in each:
@@ -61,8 +60,8 @@ def string(rate: float, each: Collection[Limited]) -> None:
 
 
 def _cycles(rate: float, calls: Counter[Account], shortest_us: Mapping[Account, int]) -> Mapping[Account, float]:
-    """Return how long cycles have to be, microseconds, by the quota at the top, where those below it take so many
-    calls in each, and have such periods."""
+    """Return the length of cycles, microseconds, by the quota at the top: `rate` is in calls a second, `calls` in calls
+    for each cycle of all below that quota, `shortest_us` the shortest period among them."""
     cycles_us, left = dict[Account, float](), USED * rate
     tops = sorted(calls, key=lambda top: calls[top] / shortest_us[top])
     for number, top in enumerate(tops):
@@ -74,8 +73,8 @@ def _cycles(rate: float, calls: Counter[Account], shortest_us: Mapping[Account, 
 
 
 def _sight(account: Account, one: Limited) -> int:
-    """Return the periods in whose quota a sample of a program falls, as it is charged for its time on the runlist; 1
-    where that would be too many."""
+    """Return the number of periods in whose quota a sample of a program falls, by what it is charged for its time on
+    the runlist; 1 where that would be too many."""
     found, least_us = 1, ON_US * (one.pace if one.part >= IDLES else one.part)
     if one.part >= IDLES:
         most = SIGHT_CYCLES_US[-1] // account.period_us

@@ -52,7 +52,7 @@ class Sample:
     stood: bool = False
     """Whether it did so at any time of the window."""
     quota_us: int | None = None
-    """What is there of a quota for this process alone at once, microseconds; None where it has none of its own."""
+    """Quota that this process alone has at once, microseconds; None where it has none of its own."""
 
 
 class Use:
@@ -109,7 +109,7 @@ class Use:
         return process in self._stood
 
     def quota_us(self, process: Process) -> int | None:
-        """What is there at once of the quota of a process that stands for it now and then, microseconds; None of
+        """Return the quota that a process which stands for it now and then has at once, microseconds; None of
         others."""
         return self.samples.get(process, Sample()).quota_us if self.is_limited(process) else None
 

@@ -31,8 +31,8 @@ AGAIN_US = 60_000_000
 FIRST_US = 3_300_000
 """Microseconds after which it is looked for the first time whether it does, where no sample has told by then."""
 NEW_US = 10_000_000
-"""The same of one that is below a quota from its begin on: where programs
-come and go, each would have a long cycle else, soon after it has come, and the quota of all of them with it."""
+"""The same of a program that is below a quota from its start on: where programs come and go, each of them would else
+have a long cycle soon after it has come, and the quota of all of them with it."""
 TRIED_US = 5_000_000
 """Microseconds for which that is tried where no sample comes, before it is given up for as long."""
 
@@ -45,7 +45,7 @@ class Watched:
     """Part of its time on the engine that it is taken to work."""
     is_seen: bool = False
     """Whether any sample has told since it is watched."""
-    _is_known: bool = False  # whether it was there before it was below a quota
+    _is_known: bool = False  # whether it ran before it was below a quota
     _told: tuple[int, int] | None = None  # time that was watched, and busy, as it was told last
     _weight: float = 0.0  # microseconds of samples that the part is made of
     _open: float = 0.0  # on the engine since the last sample

@@ -297,7 +297,7 @@ class Real:
 
     @contextlib.contextmanager
     def tree(self) -> Iterator[Path]:
-        """A mount whose daemon has a probe in it; what programs run is yielded, built."""
+        """Mount a tree whose daemon has a probe in it, and yield the built file that programs run."""
         import shutil
 
         import tests.support.mounted as support

@@ -296,7 +296,7 @@ def test_what_a_group_leaves_by_itself_is_lost(rests_at_us: int) -> None:
 
 
 def test_one_that_stands_and_is_told_of_late_does_so_until_the_next_period() -> None:
-    """What it is given back meanwhile it has then, up to what may come back in one."""
+    """The group has then what it is given back meanwhile, up to what may come back in one period."""
     account = Account(30_000, 100_000, 0, is_late=True)
     account.charge(30_000)
     assert account.decide()
@@ -322,12 +322,13 @@ def test_a_greater_quota_has_one_that_stands_go_on() -> None:
 
 
 def learnt(windows: list[tuple[int, int]], share: Share) -> list[float]:
-    """What it is known to make of its chances after each of these (work, chances)."""
+    """Return the part of a share after each of these windows (work, chances), microseconds."""
     return [share.learn(worked, chances) or share.part for worked, chances in windows]
 
 
 def beside(part: float, count: int) -> list[tuple[int, int]]:
-    """Windows of one that has the engine for slices of 30 ms, 240 ms of each 400 ms, as a trace tells of it."""
+    """Return the windows, as a trace tells of them, of a program that has the engine for slices of 30 ms, 240 ms of
+    each 400 ms."""
     slices, found = 30_000, list[tuple[int, int]]()
     round_us = round(slices / part)
     for cycle in range(count):
@@ -340,7 +341,7 @@ def beside(part: float, count: int) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("part", [0.25, 0.5])
 def test_slices_are_not_taken_for_a_change(part: float) -> None:
-    """By a tenth of a second alone its share is off by a tenth, and a quota by as much."""
+    """By a tenth of a second alone the share is off by a tenth, and a quota by as much."""
     found = learnt(beside(part, 60), Share())[60:]
     assert max(found) - min(found) <= 0.05
     assert sum(found) / len(found) == pytest.approx(part, abs=0.02)

@@ -82,7 +82,7 @@ def test_all_that_are_there_and_equals_have_periods_in_turns() -> None:
 
 
 def test_one_that_has_just_come_works_besides() -> None:
-    """Whether that takes levers is not known: the others go on to wait for all that."""
+    """Whether the new process takes levers is not known; the others wait on all the same."""
     each, rotation = limited(), Rotation(lambda process: True, lambda process: True)
     rotation.look(0, each, {A, B, C})
     each[D] = Limited(each[A].accounts, levers=None)
@@ -91,7 +91,7 @@ def test_one_that_has_just_come_works_besides() -> None:
 
 
 def test_the_next_period_is_reckoned_for_one_of_them() -> None:
-    """As all of them stand: periods are strung together for the calls of those that go on."""
+    """While all of them stand, periods are strung together for the calls of those that go on."""
     each, rotation = limited(), Rotation(lambda process: True, lambda process: True)
     rotation.look(0, each, {A, B, C})
     rotation.charge(A, 30_000)

@@ -578,7 +578,7 @@ def test_who_waits_no_more_has_his_part_and_no_more() -> None:
     ("quota_us", "slice_us"), [(40_000, 40_000), (80_000, 80_000 / 3), (3_000, 3_000), (None, None)]
 )
 def test_the_slice_of_one_below_a_quota_is_a_whole_part_of_it(quota_us: int | None, slice_us: float | None) -> None:
-    """So that a time of whole rounds has all of it, whenever that begins."""
+    """A time of whole rounds then has all of the quota, whenever it begins."""
     core, limited, other = Core(DEFAULT), Process(1, 1), Process(2, 1)
     contenders = [Contender(one, (Level(one, 4, 100),)) for one in (limited, other)]
     samples = {limited: Sample(30_000, stood=quota_us is not None, quota_us=quota_us), other: Sample(70_000)}

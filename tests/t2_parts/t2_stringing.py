@@ -60,7 +60,7 @@ def test_no_more_are_asked_for_than_there_are(groups: list[tuple[int, int]]) -> 
 
 
 def looked_for(quota_us: int, *, pace: float = 1.0, part: float = 1.0, period_us: int = 100_000) -> int:
-    """The periods of a program that samples are to tell of."""
+    """Return the number of periods strung together for a program that samples are to tell of."""
     account = Account(quota_us, period_us, 0)
     (one,) = below(account)
     one.wants_sight, one.pace, one.part = True, pace, part

@@ -75,7 +75,7 @@ def test_where_no_sample_comes_it_is_not_looked_for_all_the_time() -> None:
 
 
 def test_of_one_that_is_new_it_is_looked_for_later() -> None:
-    """One that comes and goes has ended by then."""
+    """A program that comes and goes has ended by then."""
     watched = Watched()
     assert not watched.wants_sight(0)
     assert not watched.wants_sight(NEW_US - 1)

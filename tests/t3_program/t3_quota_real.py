@@ -17,7 +17,7 @@ NEAR = {100_000: 0.03, 1_000_000: 0.05}
 SETTLED_S, SETTLED_FOUR_S, SECONDS = 6.0, 20.0, 10.0
 
 STEP_S, STEPS = 0.1, 60
-"""Seconds between the begins of two times of SECONDS, and how many of them are looked at: some cycles of each kind."""
+"""Seconds between the beginnings of two times of SECONDS, and their number: some cycles of each kind."""
 
 each_way = pytest.mark.parametrize("library", [True, False], ids=["library", "levers"])
 
@@ -72,7 +72,7 @@ async def test_beside_another(spawn: Spawn, share: float, period: int, library: 
 @pytest.mark.parametrize(("share", "others"), [(0.1, 1), (0.3, 1), (0.2, 3)])
 @virtual
 async def test_at_any_time_beside_others(spawn: Spawn, share: float, others: int, library: bool) -> None:
-    """What it had of the engine is told when it stands already, and where it is in its slice is not."""
+    """What a program had of the engine is told only once it stands, and where it is in its slice is not told at all."""
     async with limited(spawn, gpu=Real()) as p:
         one = await p.program(library=library)
         await trio.sleep(3)
@@ -123,7 +123,7 @@ async def test_a_slice_of_four(spawn: Spawn, library: bool) -> None:
 @each_way
 @virtual
 async def test_a_slice_of_four_that_fork(spawn: Spawn, library: bool) -> None:
-    """One ends and another begins each second, and the quota holds over any time."""
+    """Each second one program ends and another begins; the quota holds over any time."""
     async with limited(spawn, gpu=Real()) as p:
         four, gone = [await p.program("/jobs", library=library) for _ in range(4)], [0]
         await p.h.write("slice/jobs/0/compute.max", "30000 100000")
