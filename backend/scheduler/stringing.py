@@ -78,6 +78,8 @@ def _sight(account: Account, one: Limited) -> int:
     found, least_us = 1, ON_US * (one.pace if one.part >= IDLES else one.part)
     if one.part >= IDLES:
         most = SIGHT_CYCLES_US[-1] // account.period_us
+        if most * account.quota_us < ON_US * one.part:
+            return found  # on an engine of its own no sample falls: nor is a cycle longer beside others
         counts: Iterable[int] = range(account.strung, most + 1, account.strung)
     else:
         counts = (math.ceil(cycle_us / account.period_us) for cycle_us in SIGHT_CYCLES_US)

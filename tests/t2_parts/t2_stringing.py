@@ -82,6 +82,12 @@ def test_where_no_sample_can_fall_cycles_stay_as_they_are() -> None:
     assert looked_for(100_000, period_us=1_000_000) == 1
 
 
+def test_a_small_quota_has_no_longer_cycle_beside_others() -> None:
+    """A time that is measured from the middle of a cycle of 2 s would miss a tenth of the quota of 10 s."""
+    assert looked_for(10_000, pace=0.5) == 4
+    assert looked_for(100_000, pace=0.5, period_us=1_000_000) == 1
+
+
 @pytest.mark.parametrize(("part", "pace", "cycle_us"), [(0.6, 0.6, SIGHT_CYCLES_US[1]), (0.6, 0.3, SIGHT_CYCLES_US[1])])
 def test_one_that_idles_is_looked_at_for_longer(part: float, pace: float, cycle_us: int) -> None:
     assert looked_for(30_000, part=part, pace=pace) * 100_000 == cycle_us
