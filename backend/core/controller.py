@@ -38,6 +38,7 @@ from backend.core.settings import Lever, Setting
 from backend.core.tally import LOST, PERIODS, UNDONE, Memory
 from backend.core.totals import Totals
 from backend.core.turns import HOLD_US
+from backend.core.walls import OuterWalls
 from backend.core.workingset import WorkingSet
 from backend.core.writers import Changes, Writers
 from backend.process.delegated import delegate_of
@@ -120,6 +121,8 @@ class Controller:
         )
         self._overs = Overs(ledger, self.population, self._killer, self._tell)
         self._reclaimer.left_over = self._overs.mark
+        self.walls = OuterWalls(ledger, self.gpus, self.population, self.facts)
+        """What the kernel itself keeps of the hard limits of slices."""
         self._migrator = Migrator(
             ledger,
             self.gpus,
@@ -164,6 +167,8 @@ class Controller:
                 for resident in inherited:
                     self._membership.follow(resident)
                 nursery.start_soon(lasting, "the look for moves", self._migrator.run)
+                self.walls.begin()
+                nursery.start_soon(lasting, "limits of the kernel", self.walls.run)
                 nursery.start_soon(lasting, "deadlines", self._deadlines.run)
                 task_status.started()
         finally:
@@ -171,6 +176,7 @@ class Controller:
                 self._totals.take_all_down()
             finally:  # whatever becomes of figures, nothing stays frozen
                 if not self.handed_over:
+                    self.walls.release()
                     with trio.move_on_after(self._deadlines.seconds, shield=True):
                         self.released = await self._follower.release()
                 self._membership.exits.close()
@@ -330,6 +336,8 @@ class Controller:
         none ends, where that would not be enough either. EAGAIN as for gmem.limit.high. Neither once one was killed for
         it: then the limit stays, as that of memory.max does."""
         await self._set_limit(group, settings.LIMIT_MAX, nbytes)
+        if isinstance(group, SliceOn):
+            self.walls.hold(group)
 
     async def _set_limit(self, group: Group, setting: Setting, nbytes: int) -> None:
         assert setting.control is not None

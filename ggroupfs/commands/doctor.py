@@ -84,6 +84,7 @@ def _machine() -> Iterator[Finding]:
     yield Finding("/dev/fuse", "ok" if fuse else "missing", f"Linux {platform.release()}" if fuse else "modprobe fuse")
     yield host.cgroups()
     yield host.openings()
+    yield host.dmem()
     yield host.mps()
     yield from host.versions()
 
