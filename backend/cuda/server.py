@@ -342,7 +342,8 @@ class Session:
             case Op.TOTAL:
                 if request.gpu not in self._gpus:
                     raise fail(errno.ENODEV)
-                return (await self._gpus[request.gpu].total(self.process),)
+                view = await self._gpus[request.gpu].view(self.process)
+                return view if self._can(Feature.VIEW) else view[:1]
             case Op.REPORT:
                 self._holding(request.gpu).report(*args[:5])
             case Op.HOST:

@@ -213,6 +213,17 @@ void sight_look(CUdevice ordinal, const CUuuid *uuid)
 	(void)uuid;
 }
 
+bool sight_view(const CUuuid *uuid, struct sight *sight)
+{
+	(void)uuid;
+	(void)sight;
+	return false;
+}
+
+void sight_forget(void)
+{
+}
+
 void daemon_report(struct device *device)
 {
 	/* Others are in the middle of something; and mover_exchange alone leaves the rest to its caller. */

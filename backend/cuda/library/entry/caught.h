@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which entry points of the driver are caught, and the wrapper of each. */
+/* Which entry points of the driver, and of NVML, are caught, and the wrapper of each. */
 #ifndef GGROUP_CUDA_CAUGHT_H
 #define GGROUP_CUDA_CAUGHT_H
 
@@ -7,9 +7,13 @@
 
 /* Whether a name, with its suffix, is one that is caught. */
 bool caught_is(const char *name);
-/* The wrapper of what is at `pointer` in libcuda; NULL: not one that is caught. */
+/* Whether the program has loaded what has that name: libcuda, or NVML. */
+bool caught_loaded(const char *name);
+/* The wrapper of what is at `pointer` in one of both; NULL: not one that is caught. */
 void *caught_at(const void *pointer);
-/* The wrapper of a name; NULL where the driver lacks it. */
+/* The same, where nothing may be looked for: of what is not known yet it is NULL. */
+void *caught_behind(const void *pointer);
+/* The wrapper of a name; NULL where the driver, or NVML, lacks it. */
 void *caught_wrapper(const char *name);
 /* The wrapper of a name in any case: what our library exports under it. */
 void *caught_exported(const char *name);
