@@ -28,6 +28,7 @@ from backend.core.membership import Membership
 from backend.core.migrator import Migrator
 from backend.core.oom import OomKiller
 from backend.core.over import Overs
+from backend.core.past import Pasts
 from backend.core.peaks import Mark, Peaks
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger, Moves
@@ -121,6 +122,7 @@ class Controller:
         )
         self._overs = Overs(ledger, self.population, self._killer, self._tell)
         self._reclaimer.left_over = self._overs.mark
+        self._pasts = Pasts(self.gpus, self.population, self._tell)
         self.walls = OuterWalls(ledger, self.gpus, self.population, self.facts)
         """What the kernel itself keeps of the hard limits of slices."""
         self._migrator = Migrator(
@@ -154,6 +156,7 @@ class Controller:
                 nursery.start_soon(lasting, "compute", self._follower.background.run)
                 nursery.start_soon(lasting, "reclaim", self._reclaimer.background.run)
                 nursery.start_soon(lasting, "the watch for levels over their limit", self._overs.run)
+                nursery.start_soon(lasting, "the watch for what is past the library", self._pasts.run)
                 nursery.start_soon(lasting, "the watch for moves", self._membership.follow_cgroups)
                 nursery.start_soon(lasting, "telling of room", self._notices.run)
                 nursery.start_soon(lasting, "figures", self._totals.run)
@@ -526,6 +529,10 @@ class Controller:
         self.books(group)
         return self._overs.is_over(group)
 
+    def is_past(self, group: Group) -> bool:
+        """Whether a program of a group holds much that its library did not see."""
+        return self._pasts.is_past(group)
+
     def listens(self, group: Group, change: int) -> None:
         """A program whose memory it is opened (1) or closed (-1) a usermemfd."""
         self._reclaimer.listens(group, change)
@@ -539,6 +546,7 @@ class Controller:
         """Watcher: a move of it has no end any more, and its end is not waited for."""
         self._migrator.gone(process)
         self._killer.forget(process)
+        self._pasts.forget(process)
 
     def process_moved(self, process: Process) -> None:
         """Watcher: nothing is kept for where it was."""
