@@ -1,8 +1,8 @@
-"""Programs whose library does not see all that they allocate: what the driver counts for them is more than they charged.
+"""Programs whose library does not see all that they allocate: the driver counts more for them than they charged.
 
 The library is found by what a program links to and looks up. What finds the driver in another way (a static program, a
-namespace of the loader's own, a table of the driver that nothing documents), and what the driver allocates by itself for
-graphs, is in the driver's figure alone. It is shown for as long as it is there, and told of once.
+namespace of the loader's own, a table of the driver that nothing documents), and what the driver allocates by itself
+for graphs, is in the driver's figure alone. It is shown for as long as it is there, and told of once.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ LOOK_S = 1.0
 class Pasts:
     """See the module."""
 
-    def __init__(
-        self, gpus: Mapping[int, Gpu], population: Population, tell: Callable[[Group, Channel], None]
-    ) -> None:
+    def __init__(self, gpus: Mapping[int, Gpu], population: Population, tell: Callable[[Group, Channel], None]) -> None:
         self._gpus = gpus
         self._population = population
         self._tell = tell

@@ -188,7 +188,7 @@ def _keyed(keys: str) -> Source:
 def _events(text: str) -> Mapping[str, Any]:
     """Parse gmem.events: counts, and two states."""
     counts = dict(flat(text))
-    states = {key: bool(counts.pop(key)) for key in ("over", "past") if key in counts}
+    states: dict[str, Any] = {key: bool(counts.pop(key)) for key in ("over", "past") if key in counts}
     return {"events": counts, **states}
 
 
