@@ -77,6 +77,8 @@ class Feature(enum.IntFlag):
     VIEW = 1 << 11
     """TOTAL is answered with what is free and used of that now, too, and may be asked again: NVML in a program says
     that."""
+    MANAGED = 1 << 12
+    """The fifth word of HOST: managed memory is charged, and counted by no driver."""
 
 
 FIRST = Feature(0b11111)
@@ -93,6 +95,7 @@ CUDA = (
     | Feature.BURSTS
     | Feature.HOST
     | Feature.VIEW
+    | Feature.MANAGED
 )
 """What is spoken at the door of CUDA programs, unless more is asked for."""
 
@@ -164,9 +167,10 @@ class Op(enum.IntEnum):
     have said that its memory is managed, and is not in the tree by asking. It keeps the first answer
     (backend/core/sight.py); the others are only told with :attr:`Feature.VIEW`."""
     HOST = 15
-    """(bytes, bytes, bytes, bytes) -> (): so much of the host the sender has pinned for memory of `gpu`, so much of
-    that serves it, so much it would have in all, and of so much that is on the GPU the host has a copy. It is told of
-    what it may have by GRANT. As an event it is not answered."""
+    """(bytes, bytes, bytes, bytes, bytes) -> (): so much of the host the sender has pinned for memory of `gpu`, so much
+    of that serves it, so much it would have in all, of so much that is on the GPU the host has a copy, and so much of
+    what it has charged is managed memory, which the driver counts for no process (with :attr:`Feature.MANAGED`). It is
+    told of what it may have by GRANT. As an event it is not answered."""
     ARRIVE = 16
     """(0, pid, start time) -> (): from the kernel module: that process wants a group; answered once it has one."""
     SET_TIMESLICE = 17

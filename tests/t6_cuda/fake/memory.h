@@ -34,6 +34,9 @@ bool fake_deallocate(CUdeviceptr address);
 /* The bytes of one; 0: there is none that begins there. */
 uint64_t fake_allocated(CUdeviceptr address, CUmemoryPool *pool);
 
+/* The managed allocation that has an address, and its number; false: there is none. */
+bool fake_managed(CUdeviceptr address, uint64_t *start, uint64_t *bytes, uint64_t *id);
+
 /* A multicast object: a handle without memory of its own. What is bound to it lives until it is unbound, or the object is
  * gone. */
 CUmemGenericAllocationHandle fake_memory_multicast(uint64_t bytes);

@@ -183,6 +183,13 @@ int daemon_move_in(struct device *device, uint64_t bytes)
 	return result;
 }
 
+/* As with an older daemon. */
+bool daemon_knows_managed(struct device *device)
+{
+	(void)device;
+	return false;
+}
+
 bool daemon_limits(struct device *device, uint64_t *total, uint64_t *left)
 {
 	(void)device;
