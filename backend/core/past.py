@@ -68,8 +68,8 @@ class Pasts:
             if member.process not in self._told:
                 self._told.add(member.process)
                 log.warning(
-                    "GPU %d: process %d holds %d past its library, which limits do not move: it finds the driver in"
-                    " another way, or has graphs that allocate (docs/nvidia.md)",
+                    "GPU %d: process %d holds %d bytes past its library, which limits do not move: it finds the driver"
+                    " in another way, or has graphs that allocate (docs/nvidia.md)",
                     *(member.gpu, member.process.pid, found[member]),
                 )
 

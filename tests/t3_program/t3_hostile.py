@@ -910,6 +910,7 @@ assert path.exists()
 # ---- lies ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.logs("past its library")
 def test_memory_that_is_said_to_be_away_does_not_stay_in_the_books(drive: Drive) -> None:
     """It charges 40 GiB, has none, and says that they change places just now: NVML wins but for what can be true."""
 
@@ -930,6 +931,7 @@ def test_memory_that_is_said_to_be_away_does_not_stay_in_the_books(drive: Drive)
     drive(test)
 
 
+@pytest.mark.logs("past its library")
 def test_what_is_said_to_live_by_descriptors_is_no_more_than_was_charged(drive: Drive) -> None:
     """It may have that, and is charged as if it had. Nothing of another is charged, and what it has besides is seen."""
 

@@ -50,7 +50,7 @@ def test_what_nvml_has_more_than_is_charged_is_said(drive: Drive, caplog: pytest
 
     drive(test)
     (line,) = (line for line in caplog.messages if PAST in line)
-    assert f"holds {PAST_MOST + 512 * MIB} past its library" in line
+    assert f"holds {PAST_MOST + 512 * MIB} bytes past its library" in line
 
 
 def test_a_context_is_none_and_nor_is_what_is_charged(drive: Drive) -> None:

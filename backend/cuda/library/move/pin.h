@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What stays where it is: exported, or used by another GPU. */
+/* What stays where it is: exported, or reached from outside. */
 #ifndef GGROUP_CUDA_PIN_H
 #define GGROUP_CUDA_PIN_H
 
@@ -13,7 +13,5 @@ CUresult pin_range(CUdeviceptr address, size_t bytes);
 CUresult pin_objects(CUdeviceptr address, size_t bytes);
 /* One that is claimed stays, with one handle of the driver's behind it. */
 CUresult pin_whole(struct region *region);
-/* From now on everything on `device` can be used by `peer` too, and stays on the GPU. */
-CUresult pin_peer(struct device *device, CUdevice peer);
 
 #endif

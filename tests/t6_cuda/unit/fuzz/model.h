@@ -61,7 +61,6 @@ struct model {
 	struct seen views[ARENA];	/* by the page of the arena that each begins at */
 	struct seen *at_page[ARENA];
 	struct plain plains[PLAINS];
-	bool peers;			/* all that is allocated is for another GPU, too, and stays */
 	uint64_t renamed;		/* handles that are names of ours */
 	uint64_t checked, checked_in_host;	/* pages */
 };
