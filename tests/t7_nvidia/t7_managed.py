@@ -21,7 +21,7 @@ SETTLES_S = 3.0
 
 
 def used() -> int:
-    """Bytes of the GPU that are in use, by whoever."""
+    """Bytes of the GPU that are in use, by any program."""
     pynvml.nvmlInit()
     try:
         return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).used)

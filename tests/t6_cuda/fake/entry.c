@@ -52,7 +52,7 @@ static const void *table_words[] = {
 	(const void *)(5 * sizeof(void *)), (const void *)cuMemAlloc_v2, (const void *)fake_number, NULL,
 	(const void *)cuLaunchKernel,
 };
-/* ... and these have none, or nothing that anybody else has. */
+/* ... and these have none, or nothing that any other one has. */
 static const void *bare_words[] = { (const void *)cuMemAlloc_v2, (const void *)cuLaunchKernel };
 static const void *strange_words[] = { (const void *)(2 * sizeof(void *)), (const void *)fake_number };
 

@@ -16,7 +16,7 @@ void daemon_manage(struct device *device);
 
 /* Charges `bytes`; 0 once every level is under its high, ENOMEM where it is refused. Waits: not inside the gate. */
 int daemon_charge(struct device *device, uint64_t bytes);
-/* Whether the daemon knows that managed memory is charged, and counted by nobody (device->managed). */
+/* Whether the daemon knows that managed memory is charged, and that no driver counts it (device->managed). */
 bool daemon_knows_managed(struct device *device);
 /* They were freed: those on the GPU, those in the host. Does not wait. */
 void daemon_uncharge(struct device *device, uint64_t resident, uint64_t swapped);

@@ -34,7 +34,7 @@
 /* In two registers, on x86-64 and arm64. */
 struct found {
 	void *symbol;		/* the answer, if `elsewhere` is NULL */
-	void *elsewhere;	/* libc's own function: to jump to, so that it sees who calls */
+	void *elsewhere;	/* libc's own function: to jump to, so that it sees what calls it */
 };
 
 struct found hook_find(void *handle, const char *name);
