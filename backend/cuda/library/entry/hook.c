@@ -37,9 +37,11 @@ struct found {
 	void *elsewhere;	/* libc's own function: to jump to, so that it sees what calls it */
 };
 
-struct found hook_find(void *handle, const char *name);
-struct found hook_find_version(void *handle, const char *name, const char *version);
-struct found hook_open(const char *file, int flags, const void *caller);
+/* Called by the few instructions below alone. */
+#define BY_STUB __attribute__((visibility("hidden"), used))
+BY_STUB struct found hook_find(void *handle, const char *name);
+BY_STUB struct found hook_find_version(void *handle, const char *name, const char *version);
+BY_STUB struct found hook_open(const char *file, int flags, const void *caller);
 
 /* A function of ours that asks `decide` first, with the arguments of the program, and `third` in the third register. */
 #if defined(__x86_64__)
@@ -220,8 +222,7 @@ EARLY static bool may_be_ours(const void *handle, const char *name)
 			(name[0] == 'd' && name[1] == 'l' && handle != RTLD_NEXT && handle != RTLD_DEFAULT));
 }
 
-EARLY __attribute__((visibility("hidden"), used))
-struct found hook_find(void *handle, const char *name)
+EARLY struct found hook_find(void *handle, const char *name)
 {
 	struct found found = { NULL, NULL };
 
@@ -231,8 +232,7 @@ struct found hook_find(void *handle, const char *name)
 	return found;
 }
 
-EARLY __attribute__((visibility("hidden"), used))
-struct found hook_find_version(void *handle, const char *name, const char *version)
+EARLY struct found hook_find_version(void *handle, const char *name, const char *version)
 {
 	struct found found = { NULL, NULL };
 
@@ -269,8 +269,7 @@ static __attribute__((noinline)) void *open_deep(const char *file, int flags)
 	return handle;
 }
 
-EARLY __attribute__((visibility("hidden"), used))
-struct found hook_open(const char *file, int flags, const void *caller)
+EARLY struct found hook_open(const char *file, int flags, const void *caller)
 {
 	struct found found = { NULL, driver_libc(LIBC_DLOPEN) };
 
