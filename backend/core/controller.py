@@ -28,6 +28,7 @@ from backend.core.membership import Membership
 from backend.core.migrator import Migrator
 from backend.core.oom import OomKiller
 from backend.core.over import Overs
+from backend.core.past import Pasts
 from backend.core.peaks import Mark, Peaks
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger, Moves
@@ -38,6 +39,7 @@ from backend.core.settings import Lever, Setting
 from backend.core.tally import LOST, PERIODS, UNDONE, Memory
 from backend.core.totals import Totals
 from backend.core.turns import HOLD_US
+from backend.core.walls import OuterWalls
 from backend.core.workingset import WorkingSet
 from backend.core.writers import Asked, Changes, Writers
 from backend.process.delegated import delegate_of
@@ -123,6 +125,9 @@ class Controller:
         )
         self._overs = Overs(ledger, self.population, self._killer, self._tell)
         self._reclaimer.left_over = self._overs.mark
+        self._pasts = Pasts(self.gpus, self.population, self._tell)
+        self.walls = OuterWalls(ledger, self.gpus, self.population, self.facts)
+        """What the kernel itself keeps of the hard limits of slices."""
         self._migrator = Migrator(
             ledger,
             self.gpus,
@@ -154,6 +159,7 @@ class Controller:
                 nursery.start_soon(lasting, "compute", self._follower.background.run)
                 nursery.start_soon(lasting, "reclaim", self._reclaimer.background.run)
                 nursery.start_soon(lasting, "the watch for levels over their limit", self._overs.run)
+                nursery.start_soon(lasting, "the watch for what is past the library", self._pasts.run)
                 nursery.start_soon(lasting, "the watch for moves", self._membership.follow_cgroups)
                 nursery.start_soon(lasting, "telling of room", self._notices.run)
                 nursery.start_soon(lasting, "figures", self._totals.run)
@@ -167,6 +173,8 @@ class Controller:
                 for resident in inherited:
                     self._membership.follow(resident)
                 nursery.start_soon(lasting, "the look for moves", self._migrator.run)
+                self.walls.begin()
+                nursery.start_soon(lasting, "limits of the kernel", self.walls.run)
                 nursery.start_soon(lasting, "deadlines", self._deadlines.run)
                 task_status.started()
         finally:
@@ -174,6 +182,7 @@ class Controller:
                 self._totals.take_all_down()
             finally:  # whatever becomes of figures, nothing stays frozen
                 if not self.handed_over:
+                    self.walls.release()
                     with trio.move_on_after(self._deadlines.seconds, shield=True):
                         self.released = await self._follower.release()
                 self._membership.exits.close()
@@ -333,6 +342,8 @@ class Controller:
         none ends, where that would not be enough either. EAGAIN as for gmem.limit.high. Neither once one was killed for
         it: then the limit stays, as that of memory.max does."""
         await self._set_limit(group, settings.LIMIT_MAX, nbytes)
+        if isinstance(group, SliceOn):
+            self.walls.hold(group)
 
     async def _set_limit(self, group: Group, setting: Setting, nbytes: int) -> None:
         assert setting.control is not None
@@ -538,6 +549,10 @@ class Controller:
         self.books(group)
         return self._overs.is_over(group)
 
+    def is_past(self, group: Group) -> bool:
+        """Whether a program of a group holds much that its library did not see."""
+        return self._pasts.is_past(group)
+
     def listens(self, group: Group, change: int) -> None:
         """A program whose memory it is opened (1) or closed (-1) a usermemfd."""
         self._reclaimer.listens(group, change)
@@ -551,6 +566,7 @@ class Controller:
         """Watcher: a move of it has no end any more, and its end is not waited for."""
         self._migrator.gone(process)
         self._killer.forget(process)
+        self._pasts.forget(process)
 
     def process_moved(self, process: Process) -> None:
         """Watcher: nothing is kept for where it was."""

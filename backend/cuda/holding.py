@@ -77,6 +77,8 @@ class Holding:
         self.lent = 0
         """Bytes of `charged` that it reports to have let go of, and that live by descriptors which others may have: the
         driver counts them for no process."""
+        self.uncounted = 0
+        """Bytes of `charged` that are managed memory, as it says: the driver counts that for no process."""
         self.due = 0
         """Bytes of `charged` that were let back, and that the driver was not seen to count yet."""
         self._granted = 0  # bytes of those since the last look
@@ -182,6 +184,13 @@ class Holding:
         self.lent = min(lent, self._capacity)
         self._mark()
 
+    def uncounts(self, nbytes: int) -> None:
+        """So much of what it has charged the driver does not count: its own word, and no more than it has charged. A
+        look that falls between its charge and this counts it either way."""
+        self._mark()
+        self.uncounted = min(nbytes, self._capacity)
+        self._mark()
+
     def copies(self, nbytes: int) -> None:
         """Of so much that is on the GPU the host has a copy: its own word, for people."""
         self.clean = min(nbytes, self._capacity)
@@ -211,7 +220,7 @@ class Holding:
             if correction != self._correction:
                 self._correction = max(correction, -self.charged)
                 self._bookkeeper.observe(self.process, self.gpu, self.charged + self._correction)
-        self._least = self._most = self.charged
+        self._least = self._most = self._counted
         self._mark()  # what is promised, asked for, away or due may not be there, and what comes may be there twice
 
     def _come(self, nbytes: int) -> None:
@@ -235,7 +244,12 @@ class Holding:
         self._mark()
 
     def _mark(self) -> None:
-        lent = min(self.lent, self.charged)
+        lent = min(self.lent, self._counted)
         gone = self.promised + self.asked + self.away + lent + self.due
-        self._least = min(self._least, self.charged - gone)
-        self._most = max(self._most, self.charged + self.twice)
+        self._least = min(self._least, self._counted - gone)
+        self._most = max(self._most, self._counted + self.twice)
+
+    @property
+    def _counted(self) -> int:
+        """Bytes of `charged` that the driver counts, once they are there."""
+        return self.charged - min(self.uncounted, self.charged)

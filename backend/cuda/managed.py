@@ -658,7 +658,9 @@ class Managed:
         levels = self.booked.levels(process, self.info.index)
         return *sight.limits(levels, self.info.capacity), levels[0].swap
 
-    async def total(self, process: Process) -> int:
+    async def view(self, process: Process) -> Sequence[int]:
         """What a program that asks for the first time is to see as the size of this GPU, whether or not it speaks of
-        its memory yet (2^64 - 1: all that there is)."""
-        return sight.total(await self.booked.prospect(process, self.info.index), self.info.capacity)
+        its memory yet (2^64 - 1: all that there is); and what is free and used of that now, as
+        :func:`backend.core.sight.view` has them."""
+        levels = await self.booked.prospect(process, self.info.index)
+        return sight.total(levels, self.info.capacity), *sight.view(levels, self.info.capacity)

@@ -24,6 +24,8 @@ WITHOUT: Mapping[Feature, str] = {
     Feature.TURNS: "until its next turn it is without its copy engines, and none of its memory moves",
     Feature.BURSTS: "between requests of programs of better priority others run, and it runs between those of others",
     Feature.HOST: "it pins memory of the host by its own rule, whatever others have",
+    Feature.MANAGED: "its managed memory is not limited",
+    Feature.VIEW: "NVML in it tells of the whole GPU",
     Feature.TOTAL: "the size that its GPU looks to have is the limit of the moment, and before its first context all",
 }
 """What does not work on a program whose library lacks a feature. That it cannot limit itself is not told: the program

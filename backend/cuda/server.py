@@ -347,11 +347,14 @@ class Session:
             case Op.TOTAL:
                 if request.gpu not in self._gpus:
                     raise fail(errno.ENODEV)
-                return (await self._gpus[request.gpu].total(self.process),)
+                view = await self._gpus[request.gpu].view(self.process)
+                return view if self._can(Feature.VIEW) else view[:1]
             case Op.REPORT:
                 self._holding(request.gpu).report(*args[:5])
             case Op.HOST:
                 self._holding(request.gpu).copies(args[3])
+                if self._can(Feature.MANAGED):
+                    self._holding(request.gpu).uncounts(args[4])
                 swapped = self._holding(request.gpu).swapped
                 pinned = Pinned(self.process, partial(self._grant, request.gpu))
                 self._grants.say((self, request.gpu), pinned, (args[0], args[1], args[2]), swapped)

@@ -74,6 +74,11 @@ class Feature(enum.IntFlag):
     SETS = 1 << 10
     """PREPARE, and the words of its working set on the page of counters: memory of CUDA programs is scheduled with
     time."""
+    VIEW = 1 << 11
+    """TOTAL is answered with what is free and used of that now, too, and may be asked again: NVML in a program says
+    that."""
+    MANAGED = 1 << 12
+    """The fifth word of HOST: managed memory is charged, and counted by no driver."""
 
 
 FIRST = Feature(0b11111)
@@ -89,6 +94,8 @@ CUDA = (
     | Feature.TOTAL
     | Feature.BURSTS
     | Feature.HOST
+    | Feature.VIEW
+    | Feature.MANAGED
 )
 """What is spoken at the door of CUDA programs, unless more is asked for."""
 
@@ -154,13 +161,16 @@ class Op(enum.IntEnum):
     EINVAL for 0; E2BIG for more families than a process may be in, EAGAIN for more than its user may have, EOPNOTSUPP
     for what no GPU acts on."""
     TOTAL = 14
-    """() -> (bytes that `gpu` is to look to the sender as if it had them in all, or 2^64-1 for those that it has):
-    where the sender is now, or would be if it used that GPU, once what files ask for holds there. It need not have said
-    that its memory is managed, and is not in the tree by asking. It keeps the answer (backend/core/sight.py)."""
+    """() -> (bytes that `gpu` is to look to the sender as if it had them in all, or 2^64-1 for those that it has; bytes
+    that are free under all limits above it, or 2^64-1 where there is none; bytes that the level with the least limit
+    holds): where the sender is now, or would be if it used that GPU, once what files ask for holds there. It need not
+    have said that its memory is managed, and is not in the tree by asking. It keeps the first answer
+    (backend/core/sight.py); the others are only told with :attr:`Feature.VIEW`."""
     HOST = 15
-    """(bytes, bytes, bytes, bytes) -> (): so much of the host the sender has pinned for memory of `gpu`, so much of
-    that serves it, so much it would have in all, and of so much that is on the GPU the host has a copy. It is told of
-    what it may have by GRANT. As an event it is not answered."""
+    """(bytes, bytes, bytes, bytes, bytes) -> (): so much of the host the sender has pinned for memory of `gpu`, so much
+    of that serves it, so much it would have in all, of so much that is on the GPU the host has a copy, and so much of
+    what it has charged is managed memory, which the driver counts for no process (with :attr:`Feature.MANAGED`). It is
+    told of what it may have by GRANT. As an event it is not answered."""
     ARRIVE = 16
     """(0, pid, start time) -> (): from the kernel module: that process wants a group; answered once it has one."""
     SET_TIMESLICE = 17

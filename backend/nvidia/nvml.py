@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import importlib
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -27,6 +28,9 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
+UNLIMITED = "GGROUP_NVML"
+"""Variable of the environment that has NVML say what it says without the library in this process, where it is "0":
+a daemon that was started by `ggroupfs run`, or below a limit of its own, is to see the GPU as it is."""
 DEADLINE = 2.0
 """Seconds for one call; the usual one takes 40 us, the first after a driver load a second."""
 P2P_READ_WRITE = (0, 1)
@@ -90,6 +94,7 @@ class Nvml:
 
     async def open(self) -> None:
         """Loads the library. OSError(ENODEV) where there is none or no driver."""
+        os.environ[UNLIMITED] = "0"
         await self._call(self._nvml.nvmlInit)
 
     async def gpus(self) -> Sequence[GpuInfo]:

@@ -77,6 +77,7 @@ def _gmem_events(controller: Controller, group: Group) -> str:
             "oom_kill": books.events_oom_kill,
             "oom_group_kill": books.events_oom_group_kill,
             "over": int(controller.is_over(group)),
+            "past": int(controller.is_past(group)),
         }
     )
 

@@ -86,6 +86,7 @@ ROWS = (
     Row("resident_byte_seconds", "Memory on the GPU times how long it was there.", "byte_seconds", counter=True),
     Row("timeslice_seconds", "Timeslice (compute.timeslice); none for the default of a slice.", "timeslice", _ms),
     Row("over_limit", "Whether it is over a limit, and reclaim has not changed that (gmem.events).", "over"),
+    Row("past_library", "Whether a program in it holds much that its library did not see (gmem.events).", "past"),
     Row("frozen", "Whether it is frozen, and nothing of it runs (compute.events).", "frozen"),
     Row("populated", "Whether it has a context on the GPU (compute.events).", "populated"),
     Row("migrations", "Moves to another GPU; of a slice, to this one (compute.events).", "migrated", counter=True),

@@ -149,6 +149,8 @@ class Figures:
     """gmem.events, what is counted there."""
     over: bool | None = None
     """Whether it is over a limit, and reclaim has not changed that (gmem.events)."""
+    past: bool | None = None
+    """Whether a program in it holds much that its library did not see (gmem.events)."""
 
 
 @attrs.frozen
@@ -184,10 +186,10 @@ def _keyed(keys: str) -> Source:
 
 
 def _events(text: str) -> Mapping[str, Any]:
-    """Parse gmem.events: counts, and one state."""
+    """Parse gmem.events: counts, and two states."""
     counts = dict(flat(text))
-    over = counts.pop("over", None)
-    return {"events": counts, **({} if over is None else {"over": bool(over)})}
+    states: dict[str, Any] = {key: bool(counts.pop(key)) for key in ("over", "past") if key in counts}
+    return {"events": counts, **states}
 
 
 OFF = "off_"
@@ -221,7 +223,7 @@ SOURCES: Mapping[str, Source] = {
     "gmem.swap.max": _one("swap_max", values.size),
     "gmem.limit.max": _one("limit_max", values.size),
     "gmem.oom.group": _one("oom_group", values.switch),
-    "gmem.events": Source(frozenset(("events", "over")), _events),
+    "gmem.events": Source(frozenset(("events", "over", "past")), _events),
     "compute.timeslice": _one("timeslice", lambda text: values.span(text) / 1000),
     "compute.freeze": _one("freeze", values.switch),
     "compute.events": _keyed("frozen populated migrated undone lost"),

@@ -39,6 +39,7 @@ from backend.core.tally import Memory
 from backend.core.turns import HOLD_US, TurnEnd
 from backend.core.workingset import WorkingSet
 from backend.ledgers.soft import SoftLedger
+from backend.process.dmem import Walls
 from backend.process.identity import ROOT, Member, Process, Slice, SliceOn
 from backend.scheduler.memory.turns import WAIT_US
 from backend.soft.config import SoftConfig
@@ -531,12 +532,13 @@ async def running(
     memory: Memory | None = None,
     lives: LivesMemory | None = None,
     turn_wait_us: int | None = WAIT_US,
+    walls: Walls | None = None,
 ) -> AsyncIterator[Harness]:
     """The program on these GPUs (by default one SoftGpu of 64 MiB), checked and ended at the end; no descriptor stays.
 
     `keeper` knows owners and modes from before, `moves` the processes that were on the way to another GPU, `memory`
-    what happened in groups, and `lives` how long slices stay. The Notifier's waiting part runs only with a
-    `mountpoint`, which it truncates files in.
+    what happened in groups, and `lives` how long slices stay; `walls` are the kernel's own limits. The Notifier's
+    waiting part runs only with a `mountpoint`, which it truncates files in.
     """
     gc.collect()
     before = descriptors()
@@ -558,6 +560,8 @@ async def running(
             hold_us=hold_us,
             turn_wait_us=turn_wait_us,
         )
+        if walls is not None:
+            controller.walls.files = walls
         tree, events = Tree(controller, keeper), Events()
         messenger = Messenger()
         notifier = Notifier(tree, events, kernel, messenger, os.fspath(mountpoint or "/nowhere"))

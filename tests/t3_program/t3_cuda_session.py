@@ -724,6 +724,7 @@ def test_a_charge_that_waits_is_not_taken_for_a_lie(drive: Drive) -> None:
     drive(test)
 
 
+@pytest.mark.logs("past its library")
 @pytest.mark.parametrize("busy", [False, True])
 def test_a_liar_is_found_out(drive: Drive, busy: bool) -> None:
     """It charges less than it has, or more; the books follow the driver, however busy the program keeps itself."""

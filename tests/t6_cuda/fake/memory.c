@@ -804,6 +804,21 @@ uint64_t fake_allocated(CUdeviceptr address, CUmemoryPool *pool)
 	return bytes;
 }
 
+bool fake_managed(CUdeviceptr address, uint64_t *start, uint64_t *bytes, uint64_t *id)
+{
+	pthread_mutex_lock(&lock);
+	const struct range *range = containing(allocations, address);
+	const bool managed = range && range->managed;
+
+	if (managed) {
+		*start = range->start;
+		*bytes = range->bytes;
+		*id = range->id;
+	}
+	pthread_mutex_unlock(&lock);
+	return managed;
+}
+
 FAKE_EXPORT cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)
 {
 	CUresult result = fake_unsafe();

@@ -34,6 +34,9 @@ bool fake_deallocate(CUdeviceptr address);
 /* Return its size in bytes; 0 if none begins there. */
 uint64_t fake_allocated(CUdeviceptr address, CUmemoryPool *pool);
 
+/* Find the managed allocation that has an address, and its number; false where there is none. */
+bool fake_managed(CUdeviceptr address, uint64_t *start, uint64_t *bytes, uint64_t *id);
+
 /* Make a multicast object: a handle without memory of its own. Bound memory lives until it, or the object, is gone. */
 CUmemGenericAllocationHandle fake_memory_multicast(uint64_t bytes);
 /* Return false if it does not end within the object. */

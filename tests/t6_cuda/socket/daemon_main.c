@@ -16,6 +16,7 @@
 #include "ours.h"
 #include "session.h"
 #include "sight.h"
+#include "unified.h"
 #include "totals.h"
 #include "turn.h"
 #include "workset.h"
@@ -305,6 +306,21 @@ uint64_t mover_in(struct device *device, uint64_t bytes, uint64_t *usec)
 	}
 	moved_in += moved;
 	return moved;
+}
+
+/* It has none. */
+uint64_t unified_out(struct device *device, uint64_t bytes)
+{
+	(void)device;
+	(void)bytes;
+	return 0;
+}
+
+uint64_t unified_in(struct device *device, uint64_t bytes)
+{
+	(void)device;
+	(void)bytes;
+	return 0;
 }
 
 uint64_t mover_prepare(struct device *device, uint64_t bytes, uint64_t *usec)

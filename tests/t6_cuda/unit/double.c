@@ -183,6 +183,13 @@ int daemon_move_in(struct device *device, uint64_t bytes)
 	return result;
 }
 
+/* As with an older daemon. */
+bool daemon_knows_managed(struct device *device)
+{
+	(void)device;
+	return false;
+}
+
 bool daemon_limits(struct device *device, uint64_t *total, uint64_t *left)
 {
 	(void)device;
@@ -211,6 +218,17 @@ void sight_look(CUdevice ordinal, const CUuuid *uuid)
 {
 	(void)ordinal;
 	(void)uuid;
+}
+
+bool sight_view(const CUuuid *uuid, struct sight *sight)
+{
+	(void)uuid;
+	(void)sight;
+	return false;
+}
+
+void sight_forget(void)
+{
 }
 
 void daemon_report(struct device *device)

@@ -1575,8 +1575,13 @@ static void test_peers(void)
 	for (int i = 0; i < 6; i += 2)
 		CHECK(accessible(before + ((uint64_t)i << 20), 1));
 	CHECK(accessible(after, 1) && accessible(after, 0));
-	CHECK(double_out(device, UINT64_MAX) == 0);
-	CHECK(device->foreign == 10 << 20 && device->swapped == 0);
+	CHECK(device->swapped == 2 << 20);	/* what was in the host is still */
+	/* It moves as all does, and both have access wherever it is. */
+	CHECK(double_out(device, UINT64_MAX) == 8 << 20);
+	CHECK(device->foreign == 0 && device->swapped == 10 << 20);
+	CHECK(accessible(before, 0) && accessible(before, 1) && accessible(after, 0) && accessible(after, 1));
+	CHECK(double_in(device, UINT64_MAX) == 10 << 20);
+	CHECK(accessible(before, 0) && accessible(before, 1) && accessible(after, 0) && accessible(after, 1));
 	CHECK(cuMemFree_v2(before) == CUDA_SUCCESS && cuMemFree_v2(after) == CUDA_SUCCESS);
 	CHECK(device->foreign == 0);
 }

@@ -30,6 +30,7 @@
 #include "session.h"
 #include "totals.h"
 #include "turn.h"
+#include "unified.h"
 #include "workset.h"
 
 /* Milliseconds. */
@@ -166,6 +167,8 @@ static void obey(const struct message *command)
 		const struct mover_spent before = mover_spent(managed->device);
 
 		moved = mover_out(managed->device, command->args[3], &usec);
+		if (moved < command->args[3])
+			moved += unified_out(managed->device, command->args[3] - moved);
 		log_line("gpu %d: asked to move %llu MiB, moved %llu MiB in %llu us", managed->device->index,
 			  (unsigned long long)(command->args[3] / GG_MIB), (unsigned long long)(moved / GG_MIB),
 			  (unsigned long long)usec);
@@ -280,6 +283,8 @@ static int64_t move_back(void)
 			managed->room = 0;
 			pthread_mutex_unlock(&session.lock);
 			moved = mover_in(managed->device, want, &usec);
+			if (moved < want)
+				moved += unified_in(managed->device, want - moved);
 			if (moved)
 				log_line("gpu %d: moved %llu MiB back in %llu us", managed->device->index,
 					  (unsigned long long)(moved / GG_MIB), (unsigned long long)usec);
@@ -401,7 +406,7 @@ static void manage(struct managed *managed)
 	/* A daemon begins with that. */
 	managed->foreign = managed->exchanged = managed->away = managed->intact = managed->lent = 0;
 	managed->report = false;
-	managed->held = managed->used = managed->wanted = managed->clean = 0;
+	managed->held = managed->used = managed->wanted = managed->clean = managed->unified = 0;
 	managed->report_host = false;
 	/* What the last daemon granted holds until this one says another thing, if it can. */
 	managed->granted = !(session.features & FEATURE_HOST);

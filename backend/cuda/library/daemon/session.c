@@ -103,14 +103,16 @@ static void note_host(struct managed *managed)
 	const uint64_t used = __atomic_load_n(&device->host_used, __ATOMIC_RELAXED);
 	const uint64_t wanted = __atomic_load_n(&device->host_wanted, __ATOMIC_RELAXED);
 	const uint64_t clean = __atomic_load_n(&device->clean, __ATOMIC_RELAXED);
+	const uint64_t unified = __atomic_load_n(&device->managed, __ATOMIC_RELAXED);
 
-	if (wanted == managed->wanted && is_near(held, managed->held) && is_near(used, managed->used) &&
+	if (unified == managed->unified && wanted == managed->wanted && is_near(held, managed->held) && is_near(used, managed->used) &&
 	    is_near(clean, managed->clean))
 		return;
 	managed->held = held;
 	managed->used = used;
 	managed->wanted = wanted;
 	managed->clean = clean;
+	managed->unified = unified;
 	managed->report_host = true;
 }
 
@@ -160,6 +162,7 @@ int session_flush(struct managed *managed)
 		message = session_about(OP_HOST, managed, managed->held, managed->used);
 		message.args[2] = managed->wanted;
 		message.args[3] = managed->clean;
+		message.args[4] = session.features & FEATURE_MANAGED ? managed->unified : 0;
 		error = transmit(&message);
 		if (error)
 			return error;

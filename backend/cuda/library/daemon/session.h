@@ -29,6 +29,7 @@ struct managed {
 	uint64_t foreign, exchanged, away, intact, lent;	/* as in struct device, told or to be told */
 	bool report;
 	uint64_t held, used, wanted, clean;	/* ... of the host */
+	uint64_t unified;	/* ... that is managed memory */
 	bool report_host;
 	bool granted;		/* it has said what may be had of the host, which is not passed on yet: */
 	uint64_t grant;

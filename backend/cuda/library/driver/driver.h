@@ -28,11 +28,19 @@ bool driver_open(void);
 bool driver_loaded(void);
 /* Call libc's own dlsym. */
 void *driver_dlsym(void *handle, const char *name);
+/* Whether an address is in the object that this is linked into: a library that is not the driver may resolve to us. */
+bool driver_is_ours(const void *pointer);
+
+/* Whether it is resolved; nothing is looked for. */
+bool driver_opened(void);
+/* libc's own dlopen, under ours. */
+void *driver_dlopen(const char *file, int flags);
 
 void driver_forget(void);	/* in the child of fork(): only its lock; libcuda is still mapped */
 
-/* Return libc's own dlsym. */
-void *driver_libc_dlsym(void);
+/* Return libc's own function that the library's hides; NULL where no libc is known. */
+enum driver_libc { LIBC_DLSYM, LIBC_DLVSYM, LIBC_DLOPEN, LIBC_HIDDEN };
+void *driver_libc(enum driver_libc which);
 
 /* Not instrumented by -fsanitize. */
 #define EARLY __attribute__((no_sanitize("address", "thread", "undefined")))

@@ -12,6 +12,7 @@
 #include "lent.h"
 #include "object.h"
 #include "ours.h"
+#include "peer.h"
 #include "pin.h"
 #include "region.h"
 #include "view.h"
@@ -83,7 +84,7 @@ WRAPPER cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags)
 	}
 	/* The current context may use from now on all that is, and will be, on the peer. */
 	if (result == CUDA_SUCCESS && peer && peer->regions && peer != device)
-		result = pin_peer(peer, device->ordinal);
+		result = peer_give(peer, device->ordinal);
 	if (result != CUDA_SUCCESS) {
 		undone = real.cuCtxDisablePeerAccess(peerContext);
 		(void)undone;
@@ -92,8 +93,8 @@ WRAPPER cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags)
 	return result;
 }
 
-/* What a peer was given it keeps: that it is used no more costs nothing but that
- * it stays on the GPU. */
+/* What a peer was given it keeps: that it is used no more costs nothing but a look whether it
+ * rests, where memory moves. */
 FORWARD(cuCtxDisablePeerAccess, (CUcontext peerContext), (peerContext))
 
 /* What the program asks about an address */

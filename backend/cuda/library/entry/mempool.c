@@ -13,7 +13,7 @@
 #include "life.h"
 #include "memory.h"
 #include "parked.h"
-#include "pin.h"
+#include "peer.h"
 #include "pool.h"
 #include "quiet.h"
 #include "region.h"
@@ -350,7 +350,7 @@ WRAPPER cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void 
 static CUresult give_access(struct device *device, CUdevice peer)
 {
 	CUstreamCaptureMode mode = driver_enter();
-	CUresult result = pin_peer(device, peer);
+	CUresult result = peer_give(device, peer);
 
 	driver_leave(mode);
 	return result;

@@ -15,6 +15,7 @@ struct region_tree {
 	struct region *small;	/* those for small allocations */
 	CUdevice peers[GG_DEVICES];
 	size_t peer_count;
+	uint64_t users;		/* atomically: those, a bit an ordinal */
 	uint64_t peers_done;	/* a bit an index of these: what was there before has been given to it, too */
 	uint64_t resident[CLASSES];	/* bytes on the GPU */
 	uint64_t pinned;

@@ -283,13 +283,13 @@ static void wait_for(struct device *device, void *argument)
 		users->quiet = users->quiet && device->mover && calm_quiet(users->device, device);
 }
 
-/* Other GPUs of the process may be using an object. */
+/* Other GPUs of the process may be using it. */
 static bool users_quiet(struct device *device, const struct batch *batch)
 {
 	struct users users = { .device = device, .quiet = true };
 
 	for (size_t i = 0; batch && i < batch->count; i++)
-		if (batch->pick[i].region->object && (!i || batch->pick[i].region != batch->pick[i - 1].region))
+		if (!i || batch->pick[i].region != batch->pick[i - 1].region)
 			users.which |= view_users(batch->pick[i].region);
 	if (users.which & ~(UINT64_C(1) << device->ordinal))
 		device_each(wait_for, &users);

@@ -62,8 +62,8 @@ static void step(uint64_t number, uint64_t count)
 		step_in_turn();
 	else
 		often[model_any(COUNT(often))]();
-	/* From then on what is allocated stays where it is: the last tenth has nothing but objects move. */
-	if (number == count - count / 10 || (number > count - count / 10 && number % 50 == 0))
+	/* From then on what is allocated is for another GPU, too. */
+	if (number == count - count / 3 || (number > count - count / 3 && number % 50 == 0))
 		peers_give();
 	if (number % SOME_EVERY == 0)
 		model_check_some();
@@ -147,7 +147,7 @@ void fuzz(struct device *device, CUcontext context, CUcontext other)
 	end();
 	say(count);
 	double_agree(device);
-	/* One chunk is kept for small allocations, and stays where others had access to it. */
+	/* One chunk is kept for small allocations, and the driver may have had to allocate it. */
 	CHECK(device->foreign <= PAGE && device->swapped == 0 && device->resident - pool_kept(device) <= PAGE);
 	if (count < ENOUGH)
 		return;
