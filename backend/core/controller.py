@@ -127,7 +127,7 @@ class Controller:
         self._reclaimer.left_over = self._overs.mark
         self._pasts = Pasts(self.gpus, self.population, self._tell)
         self.walls = OuterWalls(ledger, self.gpus, self.population, self.facts)
-        """What the kernel itself keeps of the hard limits of slices."""
+        """The hard limits of slices that the kernel keeps, too."""
         self._migrator = Migrator(
             ledger,
             self.gpus,
@@ -550,7 +550,7 @@ class Controller:
         return self._overs.is_over(group)
 
     def is_past(self, group: Group) -> bool:
-        """Whether a program of a group holds much that its library did not see."""
+        """Return whether a program of a group holds much that its library did not see."""
         return self._pasts.is_past(group)
 
     def listens(self, group: Group, change: int) -> None:

@@ -78,7 +78,7 @@ class Holding:
         """Bytes of `charged` that it reports to have let go of, and that live by descriptors which others may have: the
         driver counts them for no process."""
         self.uncounted = 0
-        """Bytes of `charged` that are managed memory, as it says: the driver counts that for no process."""
+        """Bytes of `charged` that the program reports as managed memory: the driver counts that for no process."""
         self.due = 0
         """Bytes of `charged` that were let back, and that the driver was not seen to count yet."""
         self._granted = 0  # bytes of those since the last look
@@ -185,8 +185,8 @@ class Holding:
         self._mark()
 
     def uncounts(self, nbytes: int) -> None:
-        """So much of what it has charged the driver does not count: its own word, and no more than it has charged. A
-        look that falls between its charge and this counts it either way."""
+        """Note the bytes of what the program has charged that the driver does not count: the program's own word, and no
+        more than it has charged. A look that falls between its charge and this report counts them either way."""
         self._mark()
         self.uncounted = min(nbytes, self._capacity)
         self._mark()

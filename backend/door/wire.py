@@ -75,8 +75,8 @@ class Feature(enum.IntFlag):
     """PREPARE, and the words of its working set on the page of counters: memory of CUDA programs is scheduled with
     time."""
     VIEW = 1 << 11
-    """TOTAL is answered with what is free and used of that now, too, and may be asked again: NVML in a program says
-    that."""
+    """TOTAL is answered with the bytes that are free and used now, too, and may be asked again: NVML in a program says
+    these."""
     MANAGED = 1 << 12
     """The fifth word of HOST: managed memory is charged, and counted by no driver."""
 

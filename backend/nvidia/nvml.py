@@ -29,7 +29,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 UNLIMITED = "GGROUP_NVML"
-"""Variable of the environment that has NVML say what it says without the library in this process, where it is "0":
+"""Variable of the environment with which, where it is "0", NVML says in this process what it says without the library:
 a daemon that was started by `ggroupfs run`, or below a limit of its own, is to see the GPU as it is."""
 DEADLINE = 2.0
 """Seconds for one call; the usual one takes 40 us, the first after a driver load a second."""

@@ -166,7 +166,7 @@ FLAGS: Mapping[str, tuple[str, str]] = {
         "the daemon's log says which process",
     ),
 }
-"""States of gmem.events, what is said of groups that are in one, and where more is said."""
+"""States of gmem.events, each with the message for groups that are in it, and where to find more."""
 
 
 def over(mount: Path) -> Sequence[Path]:

@@ -58,7 +58,7 @@ def openings() -> Finding:
 
 
 def dmem(walls: Walls | None = None) -> Finding:
-    """Whether the kernel keeps hard limits of slices, too."""
+    """Report whether the kernel keeps hard limits of slices, too."""
     try:
         regions = [name for name in (walls or Files()).regions() if name.split("/", 1)[0] == DRIVER]
     except OSError as error:

@@ -129,7 +129,7 @@ def _of_tree(place: Place) -> tuple[Finding, bool]:
 
 
 def walls(facts: Mapping[str, str]) -> str:
-    """Return what is said of hard limits that the kernel keeps, too; nothing where no driver has it do so."""
+    """Return the words about hard limits that the kernel keeps, too; none where no driver has it do so."""
     if facts.get("dmem.missing", "0") != "0":
         return (
             f"; hard limits of slices that the kernel does not keep, too: {facts['dmem.missing']}, as their cgroups"

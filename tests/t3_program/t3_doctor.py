@@ -58,7 +58,7 @@ def test_whether_an_opening_can_be_had_wait(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class Regions(Files):
-    """What the kernel says of regions: those, or an error."""
+    """The regions that the kernel names, or an error."""
 
     def __init__(self, regions: Mapping[str, int] | None) -> None:
         self.known = regions
@@ -85,7 +85,7 @@ def test_whether_the_kernel_keeps_limits(regions: Mapping[str, int] | None, verd
 
 
 def test_which_limits_the_kernel_keeps() -> None:
-    """Of a tree, by what its daemon says."""
+    """The words about a tree, by the facts of its daemon."""
     assert mounted.walls({}) == ""
     facts = {"dmem": "nvidia/0000:1b:00/vidmem", "dmem.limits": "3", "dmem.missing": "0"}
     assert mounted.walls(facts) == "; hard limits of slices that the kernel keeps, too: 3"

@@ -34,7 +34,7 @@ SEEN_S = 1.2
 OVER_MAX, OVER_HIGH, KILLED = r"over its gmem\.limit\.max: ", r"over its gmem\.limit\.high: ", "cannot be moved: killed"
 """Lines of the log."""
 PAST = "past its library"
-"""What another says of a program that holds much that its library did not see."""
+"""Words of the log line about a program that holds much that its library did not see."""
 SPARED_ADJ = 900
 """oom_score_adj that spares a process in these tests: a lower one would take CAP_SYS_RESOURCE."""
 

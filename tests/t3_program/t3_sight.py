@@ -62,7 +62,7 @@ def test_the_hard_limit_counts_and_else_the_high(levels: list[Books], total: int
     ],
 )
 def test_what_nvml_says_is_of_the_level_with_the_least_limit(levels: list[Books], expected: tuple[int, int]) -> None:
-    """What is free is so under all limits."""
+    """The free bytes are those under all limits."""
     assert sight.view([*levels, Books(high=CAPACITY, current=70 * GIB)], CAPACITY) == expected
 
 
@@ -128,7 +128,8 @@ def test_what_was_set_on_a_process_before_it_begins(drive: Drive) -> None:
 
 @pytest.mark.logs("its library is older than this daemon and lacks view")
 def test_what_is_free_and_used_is_told_with_it_each_time(drive: Drive) -> None:
-    """Of where the sender is, which need have no context; a library that does not know of it is told the size alone."""
+    """They are those of the slice that the sender is in, without a context, too; an older library is told the size
+    alone."""
 
     class Older(Program):
         features = CUDA & ~Feature.VIEW

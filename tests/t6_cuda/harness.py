@@ -135,7 +135,7 @@ def entries() -> list[Row]:
 
 
 def monitored() -> set[str]:
-    """The entry points of NVML that are caught."""
+    """Return the names of the entry points of NVML that are caught."""
     text = (ROOT / "backend/cuda/library/nvml.def").read_text(encoding="utf-8")
     return set(re.findall(r"^NVML\((\w+),", text, re.M))
 

@@ -90,7 +90,8 @@ def test_dlsym_finds_ours(way: str, sanitize: str) -> None:
 
 @pytest.mark.parametrize("way", ["dlvsym", "libc-dlvsym", "deep-dlvsym"])
 def test_dlvsym_finds_none(way: str) -> None:
-    """As without us: neither libcuda nor its double has versions, and libc finds one of a version alone there."""
+    """The same as without the library: neither libcuda nor its double has versions, and dlvsym finds only symbols that
+    have one."""
     names = [row.name for row in entries()]
     assert ways(way, names, 13000, 0, "libdeep.so") == dict.fromkeys(names, ("-", "-"))
 
@@ -98,7 +99,8 @@ def test_dlvsym_finds_none(way: str) -> None:
 @pytest.mark.parametrize("library", ["libdeep.so", "libdeep-now.so", "./fake/libdeep.so"])
 @pytest.mark.parametrize("way", ["dlsym", "linked", "twice"])
 def test_a_library_that_finds_others_first_finds_ours(way: str, library: str) -> None:
-    """One that is loaded with RTLD_DEEPBIND, by each of its own ways; and one that such a one has loaded."""
+    """A library that is loaded with RTLD_DEEPBIND, by each of its own ways; and a library that such a library has
+    loaded."""
     names = [row.name for row in entries()]
     own = "cuMemsetD8_v2"
     found = ways(f"deep-{way}", names, 13000, 0, library)
@@ -110,7 +112,7 @@ def test_a_library_that_finds_others_first_finds_ours(way: str, library: str) ->
 
 @pytest.mark.parametrize("library", ["libdeep.so", "libdeep-now.so"])
 def test_it_is_given_ours_by_the_driver(library: str) -> None:
-    """As it asks cuGetProcAddress, to which it links."""
+    """The library asks cuGetProcAddress, to which it links."""
     rows = entries()
     found = ways("deep-get", sorted({base(row.name) for row in rows}), 13000, PER_THREAD, library)
     assert found == {name: (LIBRARY, family(rows, name, 13000, per_thread=True)) for name in found}
@@ -138,7 +140,7 @@ class Sizing(GrantingDaemon):
 
 @pytest.mark.parametrize("library", ["libdeep.so", "libdeep-now.so"])
 def test_its_calls_are_caught(tmp_path: Path, library: str) -> None:
-    """Those that the loader binds at the first call, too."""
+    """Calls that the loader binds at the first call are caught, too."""
     daemon = Sizing(tmp_path / "socket")
     try:
         extra = {"GGROUP_SOCKET": str(daemon.path), "FAKE_MEMORY": str(1 << 30)}
@@ -148,7 +150,7 @@ def test_its_calls_are_caught(tmp_path: Path, library: str) -> None:
 
 
 def test_tables_of_the_driver_have_ours_and_others_keep_their_meaning() -> None:
-    """Those of cuGetExportTable, where that can be told; and what libc says of all else."""
+    """Tables of cuGetExportTable, where their form can be told; and the answers of libc about all other names."""
     run("hook_escapes")
 
 

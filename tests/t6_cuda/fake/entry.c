@@ -47,12 +47,12 @@ FAKE_EXPORT cuGetProcAddress_v2(const char *symbol, void **pointer, int version,
 	return *pointer ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
-/* Tables as the real ones are, that is of a form that nothing documents: of this one the first word is its size. */
+/* Tables in the form of the real ones, which nothing documents: the first word of this one is its size. */
 static const void *table_words[] = {
 	(const void *)(5 * sizeof(void *)), (const void *)cuMemAlloc_v2, (const void *)fake_number, NULL,
 	(const void *)cuLaunchKernel,
 };
-/* ... and these have none, or nothing that any other one has. */
+/* A table without its size, and one without a function that is caught. */
 static const void *bare_words[] = { (const void *)cuMemAlloc_v2, (const void *)cuLaunchKernel };
 static const void *strange_words[] = { (const void *)(2 * sizeof(void *)), (const void *)fake_number };
 

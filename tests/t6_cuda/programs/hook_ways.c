@@ -15,7 +15,7 @@
 typedef void *(*finding)(void *handle, const char *name);
 typedef void *(*finding_version)(void *handle, const char *name, const char *version);
 
-/* libc's own, by a handle of it. */
+/* Look up by libc's own function, found by a handle of libc. */
 static void *of_libc(const char *function)
 {
 	void *libc = dlopen("libc.so.6", RTLD_NOW), *found = dlsym(libc, function);
@@ -23,7 +23,7 @@ static void *of_libc(const char *function)
 	return found ? found : dlsym(dlopen("libdl.so.2", RTLD_NOW), function);
 }
 
-/* From a library that finds others first (fake/deep). */
+/* Look up from a library that finds others before the one that is preloaded (fake/deep). */
 static void *deeply(const char *way, const char *library, const char *name, int version, cuuint64_t flags)
 {
 	void *deep = dlopen(library, RTLD_NOW | RTLD_DEEPBIND), *function;

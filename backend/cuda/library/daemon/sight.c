@@ -176,7 +176,7 @@ static enum answer find(const char *path, const CUuuid *uuid, uint64_t feature, 
 	}
 }
 
-/* With the lock: the first answer for a GPU; NULL: there was none. */
+/* Return the first answer for a GPU; NULL where there was none. Called with the lock. */
 static const uint64_t *answered(const CUuuid *uuid)
 {
 	for (int i = 0; i < answer_count; i++)

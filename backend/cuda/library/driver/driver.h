@@ -28,12 +28,13 @@ bool driver_open(void);
 bool driver_loaded(void);
 /* Call libc's own dlsym. */
 void *driver_dlsym(void *handle, const char *name);
-/* Whether an address is in the object that this is linked into: a library that is not the driver may resolve to us. */
+/* Return whether an address is in the object that this is linked into: a lookup in something that is not the driver may
+ * find the library's wrappers. */
 bool driver_is_ours(const void *pointer);
 
-/* Whether it is resolved; nothing is looked for. */
+/* Return whether all of them are resolved; nothing is looked up. */
 bool driver_opened(void);
-/* libc's own dlopen, under ours. */
+/* Call libc's own dlopen, which the library's hides. */
 void *driver_dlopen(const char *file, int flags);
 
 void driver_forget(void);	/* in the child of fork(): only its lock; libcuda is still mapped */

@@ -35,7 +35,7 @@ struct found {
 	void *elsewhere;	/* libc's own function, to jump to, so that it sees the caller */
 };
 
-/* Called by the few instructions below alone. */
+/* Called only by the few instructions below. */
 #define BY_STUB __attribute__((visibility("hidden"), used))
 BY_STUB struct found hook_find(void *handle, const char *name);
 BY_STUB struct found hook_find_version(void *handle, const char *name, const char *version);
@@ -205,7 +205,7 @@ static __attribute__((noinline)) struct found find(void *handle, const char *nam
 		if (found.symbol && found.symbol == driver_libc(own->which))
 			found.symbol = own->ours;
 	} else if (version && !special && !of_libc(handle, name, version)) {
-		found.symbol = NULL;	/* and dlerror() says why */
+		found.symbol = NULL;	/* dlerror() says why */
 	} else {
 		found.symbol = special ? in_scope(handle, name) : by_handle(handle, name);
 	}

@@ -93,8 +93,8 @@ WRAPPER cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags)
 	return result;
 }
 
-/* What a peer was given it keeps: that it is used no more costs nothing but a look whether it
- * rests, where memory moves. */
+/* A peer keeps the access that it was given: access that is no longer used costs only a look at whether the peer rests,
+ * where memory moves. */
 FORWARD(cuCtxDisablePeerAccess, (CUcontext peerContext), (peerContext))
 
 /* What the program asks about an address */

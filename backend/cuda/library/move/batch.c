@@ -283,7 +283,7 @@ static void wait_for(struct device *device, void *argument)
 		users->quiet = users->quiet && device->mover && calm_quiet(users->device, device);
 }
 
-/* Other GPUs of the process may be using it. */
+/* Other GPUs of the process may be using the memory of a batch. */
 static bool users_quiet(struct device *device, const struct batch *batch)
 {
 	struct users users = { .device = device, .quiet = true };

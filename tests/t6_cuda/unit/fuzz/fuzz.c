@@ -62,7 +62,7 @@ static void step(uint64_t number, uint64_t count)
 		step_in_turn();
 	else
 		often[model_any(COUNT(often))]();
-	/* From then on what is allocated is for another GPU, too. */
+	/* From then on another GPU has access to all allocations, too. */
 	if (number == count - count / 3 || (number > count - count / 3 && number % 50 == 0))
 		peers_give();
 	if (number % SOME_EVERY == 0)
