@@ -65,7 +65,10 @@ def _unmount(mount: Path) -> None:
 
 @contextlib.contextmanager
 def _tenant(mount: Path, gmem: str, kernel: str) -> Iterator[int]:
-    """Run a tenant for the duration of the context, which begins once it has finished a kernel. Yields its pid."""
+    """Run a tenant for the duration of the context, which begins once it has finished a kernel.
+
+    Yields its pid. RuntimeError if the tenant ends before that.
+    """
     process = subprocess.Popen(
         [sys.executable, "-m", "ggroupfs", "tenant", "--mount", mount, "--gmem", gmem, "--kernel", kernel],
         stdout=subprocess.DEVNULL,
@@ -74,6 +77,8 @@ def _tenant(mount: Path, gmem: str, kernel: str) -> Iterator[int]:
     try:
         while process.poll() is None and not _works(mount, process.pid):
             time.sleep(0.02)
+        if process.returncode is not None:
+            raise RuntimeError(f"demo: a tenant ended with exit code {process.returncode} before its first kernel")
         yield process.pid
     finally:
         process.terminate()

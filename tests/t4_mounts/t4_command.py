@@ -461,6 +461,14 @@ def test_a_demo_leaves_other_programs_as_they_are(place: Path) -> None:
         assert {name: (path / name).read_text() for name in settings} == settings
 
 
+def test_a_demo_whose_tenant_ends_says_so(place: Path) -> None:
+    """Its first tenant needs more memory than the GPU has, and says that itself, too."""
+    with mounted(place, "soft.gmem=64M"):
+        result = ggroupfs("demo", "--mount", place)
+    assert result.returncode == 1
+    assert "ggroupfs: demo: a tenant ended with exit code 1 before its first kernel\n" in result.stderr
+
+
 def test_demo(place: Path) -> None:
     """Without a terminal it ends after the tour with exit code 0, and leaves no mount and no process."""
     text = ok("demo", "--gpu", "soft", "--mount", place)
