@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -206,20 +205,14 @@ def test_a_server_has_its_latency_kept(mount: Mounted, tmp_path: Path, path: Pat
     """It computes for 20 ms and is to answer within 35, beside a program that always has work. It reports by itself,
     without being told its group. With the initial fifth of the GPU it would take some 100 ms."""
     with ended("-c", SERVER, mount.path, path) as server, Tenant(mount, *OPTIONS) as batch:
-        assert server.stdout is not None
-
-        def latency(count: int) -> float:
-            """Return the mean latency of its next requests, in seconds."""
-            return sum(float(server.stdout.readline()) for _ in range(count)) / count
-
-        latency(1)
+        latency(server, 1)
         file = tmp_path / "slo.toml"
         file.write_text(SERVED.format(socket=path, critical=server.pid, batch=batch.pid))
         with PolicyProgram(mount.path, "slo", file) as policy:
             assert batch.number("compute.weight") == 8000
             told = policy.until("share", was=0.2)
             assert told["latency_ms"] > 35
-            eventually(lambda: max(latency(10), latency(10)) <= 0.04, "its latency is within its bound")
+            eventually(lambda: max(latency(server, 10), latency(server, 10)) <= 0.04, "its latency is within its bound")
 
 
 MOVED = """
@@ -256,8 +249,7 @@ def test_where_no_share_helps_somebody_is_moved(two: Mounted, tmp_path: Path, pa
         ended("-c", SERVER, two.path, path) as server,
         Tenant(two, *OPTIONS, "--gmem", memory) as batch,
     ):
-        assert server.stdout is not None
-        server.stdout.readline()
+        latency(server, 1)
         file = tmp_path / "slo.toml"
         text = MOVED.format(socket=path, critical=server.pid, migrate=str(who != "nobody").lower())
         file.write_text(text + f"[[best_effort]]\npid = {batch.pid}\n")
@@ -278,9 +270,9 @@ def test_where_no_share_helps_somebody_is_moved(two: Mounted, tmp_path: Path, pa
                     assert (told["gpu"], told["was"]) == (1, 0)
                 else:
                     eventually(lambda: (two.group(batch.pid, 1) / "compute.weight").read_text() == "10000\n", "all")
-                server_latencies = [float(server.stdout.readline()) for _ in range(200)]
-                # The daemon, too, waits for a processor where others keep them busy: that is in single latencies.
-                assert statistics.median(server_latencies[-50:]) <= 0.035
+                latency(server, 150)
+                # The daemon, too, waits for a processor where others keep them busy: that may be in any 50.
+                eventually(lambda: latency(server, 50) <= 0.035, "its latency is within its bound")
             policy.send_signal(signal.SIGTERM)
             assert policy.wait() == 0
         places = [os.listdir(two / pid) for pid in (server.pid, batch.pid)]
@@ -296,8 +288,7 @@ def test_a_slice_that_was_moved_has_nothing_left_behind(two: Mounted, tmp_path: 
         ended("-c", SERVER, two.path, path) as server,
         Tenant(two, *OPTIONS, "--gmem", "64M") as tenant,
     ):
-        assert server.stdout is not None
-        server.stdout.readline()
+        latency(server, 1)
         enter(tenant.pid, batch)
         here = two / "slice" / slice_path(batch)
         eventually(lambda: (here / "0" / "gmem.current").read_text() == f"{64 << 20}\n", "it is in its slice")
@@ -356,6 +347,12 @@ def ended(*words: object) -> Iterator[subprocess.Popen[str]]:
             yield program
         finally:
             program.kill()
+
+
+def latency(server: subprocess.Popen[str], count: int) -> float:
+    """Return the mean latency of the next requests of SERVER, in seconds."""
+    assert server.stdout is not None
+    return sum(float(server.stdout.readline()) for _ in range(count)) / count
 
 
 @contextlib.contextmanager
