@@ -18,6 +18,7 @@
 #   make test-gpu     the tests that need an NVIDIA GPU with its stock driver, nvcc and PyTorch; GPU=1 for that one alone
 #   make install      into PREFIX (/usr/local), below DESTDIR; `make uninstall` takes away exactly that
 #   make deb          a Debian package, in build/deb
+#   make deb-lint     what Debian expects of the package and of that for containers; deb-slurm-lint: of Slurm's
 #   make deb-slurm    the plugin for Slurm as a package of its own, in build/slurm
 #   make kmod-install the kernel module, by dkms where it is there, with what loads it at boot (DESTDIR)
 #   make bench        the measured comparison, what needs no GPU; two minutes, into build/bench.json
