@@ -22,7 +22,10 @@
 #   make deb-slurm    the plugin for Slurm as a package of its own, in build/slurm
 #   make kmod-install the kernel module, by dkms where it is there, with what loads it at boot (DESTDIR)
 #   make bench        the measured comparison, what needs no GPU; two minutes, into build/bench.json
-#   make bench-gpu    ... and what needs one: nvcc, no network; half an hour. ONLY="pareto levers" for some of it
+#   make bench-gpu    ... and what needs one: nvcc, no network; half an hour. ONLY="pareto levers" for some of it;
+#                     ONLY=oversubscribed for turns of memory, a quarter of an hour more
+#   make bench-papers the papers' pairs on real programs (PyTorch, transformers), cell by cell: tests/bench/papers/README.md;
+#                     PAPERS="--scenario pairs --budget 540"
 #   make bench-check  what moved since the committed record; bench-keep puts build/bench.json there
 #   make bench-render benchmarks/README.md and its plots, from the committed record
 #   make bench-files  what one file access costs, against a C server
@@ -60,7 +63,7 @@ SHELL_SCRIPTS := .ci/run completions/ggroupfs.bash tests/vm/guest.sh tests/t7_nv
 	$(wildcard packaging/debian/*rm packaging/debian/*inst packaging/container/*rm packaging/container/*inst)
 
 .PHONY: all build build-test run test check test-unit test-hostile test-machines test-gpu fuzz soak bench-files tables screenshot dashboard clean
-.PHONY: bench bench-gpu bench-keep bench-render bench-check
+.PHONY: bench bench-gpu bench-papers bench-keep bench-render bench-check
 .PHONY: check-kmod test-kmod test-kmod-mounts test-kmod-debug kmod-install
 
 all: build
@@ -164,9 +167,10 @@ test-gpu: build-test cuda
 	@[ -e /dev/nvidiactl ] || { echo "make test-gpu: no NVIDIA driver on this machine (/dev/nvidiactl)" >&2; exit 1; }
 	$(GPU:%=tests/t7_nvidia/one_gpu.sh %) $(PYTEST) -s tests/t7_nvidia
 
-# Each scenario has a budget of time; BUDGET (seconds) and REPETITIONS are for every one that is run.
+# Each scenario has a budget of time; BUDGET (seconds) and REPETITIONS are for every one that is run. CELLS="percent=300
+# graphs=1" are the cases that are wanted, of those of `oversubscribed`.
 BENCH := $(PY) -m tests.bench
-BENCH_OPTIONS = $(ONLY:%=--only %) $(BUDGET:%=--budget %) $(REPETITIONS:%=--repetitions %)
+BENCH_OPTIONS = $(ONLY:%=--only %) $(CELLS:%=--cell %) $(BUDGET:%=--budget %) $(REPETITIONS:%=--repetitions %)
 
 bench: build-test
 	@[ "$$(id -u)" = 0 ] || { echo "make bench: only root may mount a tree that acts on every process" >&2; exit 1; }
@@ -175,6 +179,10 @@ bench: build-test
 bench-gpu: build-test cuda
 	@[ -e /dev/nvidiactl ] || { echo "make bench-gpu: no NVIDIA driver on this machine (/dev/nvidiactl)" >&2; exit 1; }
 	$(BENCH) gpu $(BENCH_OPTIONS)
+
+bench-papers: build-test cuda
+	@[ -e /dev/nvidiactl ] || { echo "make bench-papers: no NVIDIA driver on this machine (/dev/nvidiactl)" >&2; exit 1; }
+	$(PY) -m tests.bench.papers run $(PAPERS)
 
 bench-keep bench-render bench-check: bench-%: build-test
 	$(BENCH) $*

@@ -23,11 +23,12 @@ from backend.core.follower import Follower
 from backend.core.foresight import Foresight
 from backend.core.frozen import FrozenSlices
 from backend.core.lives import Memory as LivesMemory
-from backend.core.member import Record
+from backend.core.member import Record, Turned
 from backend.core.membership import Membership
 from backend.core.migrator import Migrator
 from backend.core.oom import OomKiller
 from backend.core.over import Overs
+from backend.core.past import Pasts
 from backend.core.peaks import Mark, Peaks
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger, Moves
@@ -38,10 +39,13 @@ from backend.core.settings import Lever, Setting
 from backend.core.tally import LOST, PERIODS, UNDONE, Memory
 from backend.core.totals import Totals
 from backend.core.turns import HOLD_US
-from backend.core.writers import Changes, Writers
+from backend.core.walls import OuterWalls
+from backend.core.workingset import WorkingSet
+from backend.core.writers import Asked, Changes, Writers
 from backend.process.delegated import delegate_of
 from backend.process.identity import ROOT, Group, Member, Process, Slice, SliceOn
 from backend.process.looks import identified
+from backend.scheduler.memory.turns import WAIT_US
 from backend.scheduler.schedulers import Schedulers
 
 log = logging.getLogger(__name__)
@@ -49,6 +53,9 @@ log = logging.getLogger(__name__)
 DEADLINE_S = 5.0
 """Seconds after which a write that the hardware does not answer gives ETIMEDOUT; more where programs move as a whole
 (:mod:`backend.core.deadlines`)."""
+LIMIT_AGAIN_S, LIMIT_LEFT_S = 0.25, 0.1
+"""Seconds after which reclaim for a new limit is tried again that ended short, and that are left then of the time that
+the write has: it is told that less was moved, and not that nothing answers."""
 
 
 class Controller:
@@ -64,8 +71,10 @@ class Controller:
         memory: Memory | None = None,
         lives: LivesMemory | None = None,
         hold_us: int | None = HOLD_US,
+        turn_wait_us: int | None = WAIT_US,
     ) -> None:
-        """`moves`, `memory` and `lives` have what the daemon before us left, and leave it for the next."""
+        """`turn_wait_us` is how long a program waits at most for a turn of memory, microseconds; None: there are none.
+        `moves`, `memory` and `lives` have what the daemon before us left, and leave it for the next."""
         self.ledger = ledger
         self.gpus: Mapping[int, Gpu] = {gpu.info.index: gpu for gpu in gpus}
         for gpu in self.gpus.values():
@@ -94,7 +103,10 @@ class Controller:
         self.population.dropped.append(self.frozen.left)
         self._follower = Follower(ledger, self.gpus, self.population, self._tell, deadlines, self._totals.tally)
         self._schedulers = Schedulers(
-            ledger, self.gpus, self.population, self._follower, seconds, scheduler, self._totals.tally.periods, hold_us
+            *(ledger, self.gpus, self.population, self._follower),
+            *(seconds, scheduler, self._totals.tally.periods),
+            hold_us,
+            turn_wait_us,
         )
         self._totals.ending = self._schedulers.ended
         self._writers = Writers(ledger, self.population, self._follower, self._schedulers, deadlines)
@@ -113,6 +125,9 @@ class Controller:
         )
         self._overs = Overs(ledger, self.population, self._killer, self._tell)
         self._reclaimer.left_over = self._overs.mark
+        self._pasts = Pasts(self.gpus, self.population, self._tell)
+        self.walls = OuterWalls(ledger, self.gpus, self.population, self.facts)
+        """The hard limits of slices that the kernel keeps, too."""
         self._migrator = Migrator(
             ledger,
             self.gpus,
@@ -144,6 +159,7 @@ class Controller:
                 nursery.start_soon(lasting, "compute", self._follower.background.run)
                 nursery.start_soon(lasting, "reclaim", self._reclaimer.background.run)
                 nursery.start_soon(lasting, "the watch for levels over their limit", self._overs.run)
+                nursery.start_soon(lasting, "the watch for what is past the library", self._pasts.run)
                 nursery.start_soon(lasting, "the watch for moves", self._membership.follow_cgroups)
                 nursery.start_soon(lasting, "telling of room", self._notices.run)
                 nursery.start_soon(lasting, "figures", self._totals.run)
@@ -157,6 +173,8 @@ class Controller:
                 for resident in inherited:
                     self._membership.follow(resident)
                 nursery.start_soon(lasting, "the look for moves", self._migrator.run)
+                self.walls.begin()
+                nursery.start_soon(lasting, "limits of the kernel", self.walls.run)
                 nursery.start_soon(lasting, "deadlines", self._deadlines.run)
                 task_status.started()
         finally:
@@ -164,6 +182,7 @@ class Controller:
                 self._totals.take_all_down()
             finally:  # whatever becomes of figures, nothing stays frozen
                 if not self.handed_over:
+                    self.walls.release()
                     with trio.move_on_after(self._deadlines.seconds, shield=True):
                         self.released = await self._follower.release()
                 self._membership.exits.close()
@@ -210,6 +229,19 @@ class Controller:
     def periods(self, group: Group) -> int:
         """How many periods of its quota have ended in which a group had something to do."""
         return self._totals.tally.counted(group, PERIODS)
+
+    def turned(self, group: Group) -> Turned | None:
+        """What memory that is scheduled with time made of a process, or of those in a slice now; None where none of
+        them ever had a turn for its sake."""
+        each = [one.records[group.gpu].scheduled.turned for one in self.population.below(group)]
+        known = [one for one in each if one is not None]
+        return sum(known[1:], known[0]) if known else None
+
+    def working_set(self, group: Group) -> WorkingSet:
+        """What a process used of its memory in its last turn, or those in a slice now did, of which that is known."""
+        gpu = self.gpus[group.gpu]
+        each = [gpu.working_set(one.process) for one in self.population.below(group)]
+        return sum((one for one in each if one is not None), WorkingSet())
 
     def off(self, group: Group) -> Mapping[str, int]:
         """Return how many processes at or below a group are off the runlist, by the names of the reasons; and, as `gr`,
@@ -310,6 +342,8 @@ class Controller:
         none ends, where that would not be enough either. EAGAIN as for gmem.limit.high. Neither once one was killed for
         it: then the limit stays, as that of memory.max does."""
         await self._set_limit(group, settings.LIMIT_MAX, nbytes)
+        if isinstance(group, SliceOn):
+            self.walls.hold(group)
 
     async def _set_limit(self, group: Group, setting: Setting, nbytes: int) -> None:
         assert setting.control is not None
@@ -339,6 +373,8 @@ class Controller:
                 promised, whole = self._promised(group), self._whole(group)
                 await self._reclaimer.settle(group, short)
                 promised -= self._kept(group, whole)
+                if promised >= short:
+                    await self._settled(group, setting, asked)
                 ends = kills and self._killer.beyond(group) > 0 and await self._killer.is_enough(group)
             if ends:
                 if isinstance(group, SliceOn) and self.population.holds(group):
@@ -349,6 +385,21 @@ class Controller:
                     return
             if self._short(group, setting):  # ENODEV for one that is gone
                 raise fail(errno.EBUSY if promised < short else errno.EAGAIN)
+
+    async def _settled(self, group: Group, setting: Setting, asked: Asked) -> None:
+        """Returns once a group is under its limit, its programs give no more, or the write that asks for that has
+        little time left. What runs may keep memory where it is for a while, as kernels that read over the bus do: a
+        program lets go of them, and is asked again later."""
+        gpu, until = self.gpus[group.gpu], asked.scope.deadline - LIMIT_LEFT_S
+        with trio.move_on_at(until):
+            while (short := self._short(group, setting)) and trio.current_time() + LIMIT_AGAIN_S < until:
+                each = [gpu.footprint(resident.process) for resident in self.population.below(group)]
+                if sum(max(0, one.movable - (one.unmovable or 0)) + one.later for one in each) < short:
+                    return
+                if not any(one.later for one in each):
+                    return
+                await trio.sleep(LIMIT_AGAIN_S)
+                await self._reclaimer.settle(group, short)
 
     async def _killed(self, group: Group, changes: Changes) -> bool:
         """Wait until a new limit holds, or will not by a kill. Whether any was killed for it: that cannot be taken
@@ -498,6 +549,10 @@ class Controller:
         self.books(group)
         return self._overs.is_over(group)
 
+    def is_past(self, group: Group) -> bool:
+        """Return whether a program of a group holds much that its library did not see."""
+        return self._pasts.is_past(group)
+
     def listens(self, group: Group, change: int) -> None:
         """A program whose memory it is opened (1) or closed (-1) a usermemfd."""
         self._reclaimer.listens(group, change)
@@ -511,6 +566,7 @@ class Controller:
         """Watcher: a move of it has no end any more, and its end is not waited for."""
         self._migrator.gone(process)
         self._killer.forget(process)
+        self._pasts.forget(process)
 
     def process_moved(self, process: Process) -> None:
         """Watcher: nothing is kept for where it was."""

@@ -74,6 +74,9 @@ class GpuInfo:
     """Longest timeslice accepted, microseconds."""
     granule: int = 1
     """Bytes that move between GPU and host together: a page."""
+    chunk: int = 0
+    """Bytes in the largest part of a program's memory that moves as a whole, where that is more than a granule: less
+    than that may not come at all. 0: a granule."""
 
     def takes(self, lever: Lever) -> range:
         """The values of a lever that this GPU takes, besides 0."""
@@ -144,6 +147,8 @@ class Books:
     """compute.max: work on the GPU in each period, microseconds; MAX is no quota."""
     period_us: int = settings.PERIOD.default
     """compute.max: the period, microseconds."""
+    wait_max_us: int = 0
+    """compute.wait.max, microseconds; 0 is ``default``."""
     pressure_bytes: int = 0
     """usermemfd: bytes to give back, of the latest record."""
     pressure_seq: int = 0
@@ -203,12 +208,27 @@ class Activity:
     """Time on the engine with work to do, microseconds."""
     busy_sampled_usec: int | None = None
     """What of that comes from the driver's samples, and not from the program's counts of its kernels, microseconds."""
+    held_launches: int | None = None
+    """Launches, ever, of a program that launches nothing in the busy periods of all those that go before it; None for
+    one of which that is not so. Of one process alone."""
+    busy_periods: int | None = None
+    """How often it had others held that were not before, ever, by its own word; None where none goes behind it. Of one
+    process alone."""
+    pending_usec: int | None = None
+    """Time in which some of its kernels were launched and not completed, by its own word, microseconds: also while it
+    was off the runlist, or waited for others. It begins anew where the program speaks anew."""
+    watched_usec: int | None = None
+    """Time on the runlist of which samples tell for certain how busy the engine was, microseconds; of one process that
+    does not count its kernels."""
+    watched_busy_usec: int | None = None
+    """What of that the engine worked, microseconds."""
 
     def __add__(self, other: Activity) -> Activity:
         return Activity(
             submitted=_total(self.submitted, other.submitted),
             finished=_total(self.finished, other.finished),
             pending=_total(self.pending, other.pending),
+            pending_usec=_total(self.pending_usec, other.pending_usec),
             gpu_usec=_total(self.gpu_usec, other.gpu_usec),
             gpu_usec_estimate=_total(self.gpu_usec_estimate, other.gpu_usec_estimate),
             tsgs=self.tsgs + other.tsgs,
@@ -240,6 +260,11 @@ class Footprint:
     """Bytes of programs that go into the host, or come back from it, only as a whole: a wait for that is long."""
     silent: int = 0
     """Bytes of programs whose library was found not to speak: nothing of them moves before it does."""
+    clean: int | None = None
+    """Bytes in the host of copies of what is on the GPU: to go that need not be written. They are not swap."""
+    later: int = 0
+    """Bytes that it could move, by its own word, and has just moved less of than it was asked for: it is asked again
+    after a while."""
 
     def __add__(self, other: Footprint) -> Footprint:
         return Footprint(
@@ -250,6 +275,8 @@ class Footprint:
             _total(self.exchanged, other.exchanged),
             self.whole + other.whole,
             self.silent + other.silent,
+            _total(self.clean, other.clean),
+            self.later + other.later,
         )
 
 
@@ -311,6 +338,9 @@ class Place:
     drain_us: int | None = attrs.field(default=None, eq=False)
     """Longest run in a round while it drains, microseconds; 0 what it has. None where it does not: no part of the
     decision, either."""
+
+    leaves: int = attrs.field(default=0, eq=False)
+    """Bytes of its memory that are about to go before its next turn, where it is off; no part of it, either."""
 
     @property
     def drains(self) -> bool:

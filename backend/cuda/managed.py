@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from backend.core import sight
 from backend.core.protocols import Bookkeeping
 from backend.core.records import Footprint, GpuInfo
 from backend.core.turns import AHEAD_S, AHEAD_US, YIELD_AHEAD_US, TurnEnd
+from backend.core.workingset import ANY, WorkingSet
 from backend.cuda.burst import BurstPage
 from backend.cuda.holding import Holding
 from backend.process.identity import Process
@@ -33,6 +34,9 @@ has answered."""
 
 SHORT_S = 0.5
 """Seconds for which a program that moved less than it was asked to is not asked again."""
+
+PREPARE_S = 0.5
+"""Seconds for a piece of a working set to come: 5 ms are usual."""
 
 DEPART_S = 5.0
 """Seconds for a program to stand by: 43 ms for 8 GiB, 0.3 s for 6 GiB in chunks of 2 MiB, and until nothing runs."""
@@ -64,11 +68,27 @@ class Mover(Protocol):
     async def move_out(self, holding: Holding, nbytes: int, seconds: float) -> bool:
         """Asks the program to move memory to the host, which is booked when it answers; whether it did in time."""
 
+    def working_set(self, gpu: int) -> WorkingSet | None:
+        """What the program used of the memory of a GPU in its last turn; None where its library does not tell."""
+
+    def is_alone(self, gpu: int) -> bool:
+        """Whether the program says that it shares no memory of a GPU with another process."""
+
+    async def prepare(self, gpu: int, nbytes: int) -> int:
+        """Has at most so much of that come from the host, while the program waits for its turn; returns how much did,
+        as it says. What comes is booked as the program asks for it. May be cancelled."""
+
     def room(self, gpu: int, nbytes: int) -> None:
         """Tells the program that so much may come back."""
 
     def counts(self, gpu: int) -> tuple[int, int] | None:
         """Kernels submitted and finished; None where its library cannot count them here."""
+
+    def launches(self, gpu: int) -> int | None:
+        """Calls that submitted kernels; None where its library cannot count them here."""
+
+    def pending_us(self, gpu: int) -> int | None:
+        """Microseconds for which some of them were submitted and not finished; None where its library does not tell."""
 
     @property
     def page(self) -> int:
@@ -79,7 +99,7 @@ class Mover(Protocol):
         on GPUs is used from where it is afterwards, if the other one is `near`. OSError as there, and ETIMEDOUT; then
         it may do so later."""
 
-    async def end_turn(self, gpu: int, bound_us: int) -> TurnEnd:
+    async def end_turn(self, gpu: int, bound_us: int, leaves: int = 0) -> TurnEnd:
         """Closes the gate of turns of the program, and waits up to `bound_us` microseconds until it is drained, and
         some 20 ms more for the answer. Asked again while it is late it waits again, and until it is answered that it
         is drained it stays late. May be cancelled."""
@@ -280,7 +300,10 @@ class Managed:
             comes = trio.current_time() < expected.waited_until and not self._halted(process)
             return Footprint(movable=expected.movable if comes else 0)
         known = program.holding.footprint
-        return attrs.evolve(known, movable=0) if self._stuck(program) else known
+        if not self._stuck(program):
+            return known
+        later = 0 if self._cannot(program) else max(0, known.movable - (known.unmovable or 0))
+        return attrs.evolve(known, movable=0, later=later)
 
     def spoken(self, process: Process) -> float:
         """As :meth:`backend.core.protocols.Gpu.spoken`."""
@@ -292,6 +315,33 @@ class Managed:
         """Kernels submitted and finished; None for a program that does not say."""
         program = self._programs.get(process)
         return program.mover.counts(self.info.index) if program is not None else None
+
+    def held_launches(self, process: Process) -> int | None:
+        """Launches of a program that is held in the busy periods of all those that it goes behind; None for one that
+        goes behind none, or behind one that cannot have it held: that has its library, or the other's, against it."""
+        program, behind = self._programs.get(process), self._behind.get(process, ())
+        if program is None or not behind:
+            return None
+        for one in behind:
+            leader = self._programs.get(one)
+            if leader is None or leader.page is None or leader.page not in program.ahead:
+                return None
+        return program.mover.launches(self.info.index)
+
+    def busy_periods(self, process: Process) -> int | None:
+        """Busy periods of a program, ever, by its own word; None for one that goes before none."""
+        program = self._programs.get(process)
+        if program is None or program.page is None:
+            return None
+        try:
+            return program.page.periods()
+        except OSError:  # its connection has ended
+            return None
+
+    def pending_us(self, process: Process) -> int | None:
+        """Microseconds for which kernels of a program were submitted and not finished; None where it does not say."""
+        program = self._programs.get(process)
+        return program.mover.pending_us(self.info.index) if program is not None else None
 
     def look(self, process: Process, nbytes: int) -> None:
         """The driver's figure for a process."""
@@ -316,9 +366,11 @@ class Managed:
 
     def _stuck(self, program: Program) -> bool:
         """Whether it could not move anything if it wanted to, or has just tried."""
-        process = program.holding.process
-        short = program.short_until > trio.current_time()
-        return bool(program.departs or program.overdue or short or self._halted(process))
+        return program.short_until > trio.current_time() or self._cannot(program)
+
+    def _cannot(self, program: Program) -> bool:
+        """Whether it could not, however long ago it tried."""
+        return bool(program.departs or program.overdue or self._halted(program.holding.process))
 
     def _halted(self, process: Process) -> bool:
         return self.stays(process) or is_stopped(process.pid)
@@ -394,14 +446,14 @@ class Managed:
 
     # Turns
 
-    async def end_turn(self, process: Process, bound_us: int) -> TurnEnd:
+    async def end_turn(self, process: Process, bound_us: int, leaves: int = 0) -> TurnEnd:
         """See :class:`backend.core.protocols.Gpu`. One that is stopped does not answer: it is not waited for."""
         program = self._programs.get(process)
         if program is None or program.departs or is_stopped(process.pid):
             return TurnEnd.UNGATED
         number = program.turn_number
         program.bound_until = None  # or it would pass meanwhile, and the gate be opened for that
-        end = await program.mover.end_turn(self.info.index, bound_us)
+        end = await program.mover.end_turn(self.info.index, bound_us, leaves)
         if self._programs.get(process) is not program or program.departs:
             return TurnEnd.UNGATED
         if program.turn_number != number:  # its next one has begun
@@ -421,6 +473,27 @@ class Managed:
         program.bound_until = trio.current_time() + AHEAD_S
         if end is not TurnEnd.DRAINED and self.booked.knows(process, self.info.index):
             self.booked.reclaim_soon(process, self.info.index)
+
+    def working_set(self, process: Process) -> WorkingSet | None:
+        """See :class:`backend.core.protocols.Gpu`."""
+        program = self._programs.get(process)
+        return None if program is None or program.departs else program.mover.working_set(self.info.index)
+
+    def shares(self, process: Process) -> frozenset[Hashable] | None:
+        """See :class:`backend.core.protocols.Gpu`. What a program shares has no name: it may be with any that does."""
+        program = self._programs.get(process)
+        if program is None or program.departs or program.mover.working_set(self.info.index) is None:
+            return None
+        return frozenset() if program.mover.is_alone(self.info.index) else frozenset({ANY})
+
+    async def prepare(self, process: Process, nbytes: int) -> int:
+        """See :class:`backend.core.protocols.Gpu`. One that is not drained, or stopped, is not asked."""
+        program = self._programs.get(process)
+        if program is None or program.turn_end is not TurnEnd.DRAINED or self._stuck(program):
+            return 0
+        with trio.move_on_after(PREPARE_S):
+            return await program.mover.prepare(self.info.index, nbytes)
+        return 0
 
     def open_all(self) -> None:
         """Opens all gates, since the GPU is lost: a launch fails in the driver's words, and waits for no turn, nor for
@@ -585,7 +658,9 @@ class Managed:
         levels = self.booked.levels(process, self.info.index)
         return *sight.limits(levels, self.info.capacity), levels[0].swap
 
-    async def total(self, process: Process) -> int:
+    async def view(self, process: Process) -> Sequence[int]:
         """What a program that asks for the first time is to see as the size of this GPU, whether or not it speaks of
-        its memory yet (2^64 - 1: all that there is)."""
-        return sight.total(await self.booked.prospect(process, self.info.index), self.info.capacity)
+        its memory yet (2^64 - 1: all that there is); and what is free and used of that now, as
+        :func:`backend.core.sight.view` has them."""
+        levels = await self.booked.prospect(process, self.info.index)
+        return sight.total(levels, self.info.capacity), *sight.view(levels, self.info.capacity)

@@ -11,22 +11,28 @@ import errno
 import logging
 import math
 import os
+import time
 import uuid
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import attrs
 import trio
 
 from backend.common.errors import errno_of, fail
+from backend.common.lasting import lasting
+from backend.common.tracing import TRACE
 from backend.core.turns import TurnEnd
+from backend.core.workingset import WorkingSet
 from backend.cuda.burst import BurstPage
+from backend.cuda.grants import Grants, Pinned
 from backend.cuda.holding import Holding
 from backend.cuda.managed import Managed
 from backend.cuda.page import CounterPage
 from backend.cuda.peers import Peers
 from backend.door import tenants
 from backend.door.asking import Asking
-from backend.door.wire import CUDA, STATUSES, VERSION, Feature, Message, Op, met
+from backend.door.wire import STATUSES, VERSION, Feature, Message, Op, met
 from backend.process.identity import Process
 
 log = logging.getLogger(__name__)
@@ -34,7 +40,7 @@ log = logging.getLogger(__name__)
 WAITING = (Op.CHARGE, Op.MANAGE, Op.TOTAL)
 """Requests that may take their time."""
 
-EVENTS = (Op.UNCHARGE, Op.REPORT)
+EVENTS = (Op.UNCHARGE, Op.REPORT, Op.HOST)
 """Requests that are not answered if they come with a seq of 0."""
 
 NEEDS = {
@@ -47,6 +53,7 @@ NEEDS = {
     Op.WANT: Feature.FAMILY,
     Op.FAMILY: Feature.FAMILY,
     Op.TOTAL: Feature.TOTAL,
+    Op.HOST: Feature.HOST,
 }
 """What both sides have to have said that they can. Otherwise it is as with what is unknown: ENOSYS."""
 
@@ -63,6 +70,10 @@ ANSWER_S = 0.02
 """Seconds that an answer to END_TURN may be on its way, beyond the time that was given to drain: 0.1 ms are usual. The
 scheduler waits for it, with whatever else it has to do."""
 
+MARK_S = 0.02
+"""Seconds that it may take besides where memory is about to go: the program finds out what of that need not be
+written."""
+
 MUTE_S, MUTE_MOST_S = 5.0, 60.0
 """Seconds in which a program that did not answer an END_TURN in time is asked for no other, unless it has answered by
 then; each time twice as long, up to the second, and from the second time on whatever it answers."""
@@ -78,6 +89,10 @@ for what runs (0.3 s) and the copy (0.2 s, ``library/move/batch.c``)."""
 STAYS = (errno.EBUSY, errno.EOPNOTSUPP, errno.EMFILE, errno.ENOMEM)
 """What a program may say to a DEPART that it does not follow (departure.c)."""
 
+
+LAST_S = 0.2
+"""Seconds for which an answer to the last PREPARE is waited for by the next: it was given up as its phase was over, and
+what comes by it is as good."""
 
 WAIT_US = 50_000
 """Microseconds that a program is asked to wait at a time for what it launched: its library does nothing else then, so
@@ -106,6 +121,18 @@ class Departing:
 
     status: int | None = None
     """What was answered: 0 or a negated errno."""
+    done: trio.Event = attrs.field(factory=trio.Event)
+    """It was, or will not be."""
+
+
+@attrs.define(eq=False)
+class Preparing:
+    """A PREPARE that was sent and not answered."""
+
+    gpu: int
+    nbytes: int
+    moved: int = 0
+    """Bytes that came, as was answered."""
     done: trio.Event = attrs.field(factory=trio.Event)
     """It was, or will not be."""
 
@@ -150,7 +177,16 @@ async def serve(
 ) -> None:
     """Serves every program that connects, until cancelled. `tree` is the device number of the mount."""
     known = peers if peers is not None else Peers()
-    await tenants.serve(listener, lambda process, line: Session(process, gpus, line, known), tree)
+    grants = Grants()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lasting, "grants of host memory", grants.run)
+        await tenants.serve(listener, lambda process, line: Session(process, gpus, line, known, grants), tree)
+        nursery.cancel_scope.cancel()
+
+
+def _answer_s(leaves: int) -> float:
+    """Return how long an answer to END_TURN may be on its way, seconds."""
+    return ANSWER_S + MARK_S if leaves else ANSWER_S
 
 
 def words(name: str) -> tuple[int, int] | None:
@@ -166,7 +202,12 @@ class Session:
     """One connection; see :class:`backend.door.tenants.Session` and :class:`backend.cuda.managed.Mover`."""
 
     def __init__(
-        self, process: Process, gpus: Mapping[int, Managed], line: tenants.Line, peers: Peers | None = None
+        self,
+        process: Process,
+        gpus: Mapping[int, Managed],
+        line: tenants.Line,
+        peers: Peers | None = None,
+        grants: Grants | None = None,
     ) -> None:
         self.process = process
         """The process at the other end."""
@@ -176,6 +217,7 @@ class Session:
         self._holdings: dict[int, Holding] = {}
         self._asked: dict[int, Asked] = {}
         self._departing: dict[int, Departing] = {}
+        self._preparing: dict[int, Preparing] = {}
         self._turning: dict[int, Turning] = {}
         self._gates: dict[int, Gate] = {}
         self._seq = 0
@@ -188,6 +230,8 @@ class Session:
         self._news = trio.Event()
         self._waiting = 0
         self._peers = peers if peers is not None else Peers()
+        self._grants = grants if grants is not None else Grants()
+        self._granted: dict[int, int] = {}  # gpu -> bytes of the host, not told yet
         self._features: Feature | None = None  # what both sides can, once it has greeted
         self._asking = Asking(process, line.uid)
         self._scope: trio.CancelScope | None = None
@@ -214,24 +258,27 @@ class Session:
 
     def close(self) -> None:
         """End: no connection speaks for the program any more. What it holds is as the driver says, or gone with it."""
-        waiting: list[Asked | Departing | Turning] = [
+        waiting: list[Asked | Departing | Preparing | Turning] = [
             *self._asked.values(),
             *self._departing.values(),
+            *self._preparing.values(),
             *self._turning.values(),
         ]
         for one in waiting:
             one.done.set()
         self._asked.clear()
         self._departing.clear()
+        self._preparing.clear()
         self._turning.clear()
         for gpu, holding in self._holdings.items():
+            self._grants.end((self, gpu))
             self._gpus[gpu].end(holding)
         self._holdings.clear()
         self._page.close()
         for page in self._pages.values():
             page.close()
         if self._features is not None:
-            self._peers.go(CUDA & ~self._features)
+            self._peers.go(self._peers.offers & ~self._features)
 
     # What the program asks
 
@@ -271,10 +318,10 @@ class Session:
                 if not self._gpus:
                     raise fail(errno.ENODEV)
                 if self._features is None:  # the first greeting counts
-                    self._features = met(CUDA, args[1])
-                    self._peers.come(self.process.pid, CUDA & ~self._features)
+                    self._features = met(self._peers.offers, args[1])
+                    self._peers.come(self.process.pid, self._peers.offers & ~self._features)
                 info = next(iter(self._gpus.values())).info
-                return VERSION, info.granule, info.timeslice_default_us, CUDA
+                return VERSION, info.granule, info.timeslice_default_us, self._peers.offers
             case Op.LOCATE:
                 for index, gpu in self._gpus.items():
                     if words(gpu.info.uuid) == args[:2]:
@@ -300,9 +347,17 @@ class Session:
             case Op.TOTAL:
                 if request.gpu not in self._gpus:
                     raise fail(errno.ENODEV)
-                return (await self._gpus[request.gpu].total(self.process),)
+                view = await self._gpus[request.gpu].view(self.process)
+                return view if self._can(Feature.VIEW) else view[:1]
             case Op.REPORT:
                 self._holding(request.gpu).report(*args[:5])
+            case Op.HOST:
+                self._holding(request.gpu).copies(args[3])
+                if self._can(Feature.MANAGED):
+                    self._holding(request.gpu).uncounts(args[4])
+                swapped = self._holding(request.gpu).swapped
+                pinned = Pinned(self.process, partial(self._grant, request.gpu))
+                self._grants.say((self, request.gpu), pinned, (args[0], args[1], args[2]), swapped)
             case Op.WANT | Op.FAMILY:
                 await self._asking.take(request, next(iter(self._gpus.values())).booked)
             case _:
@@ -365,9 +420,18 @@ class Session:
             return True
         if (turning := self._turning.pop(reply.seq, None)) is not None:
             return self._turned(turning, reply)
+        if (preparing := self._preparing.pop(reply.seq, None)) is not None:
+            preparing.done.set()
+            moved = 0 if reply.status else reply.args[0]
+            self._trace("prepared", reply)
+            if (reply.op, reply.gpu) != (Op.PREPARE, preparing.gpu) or moved > preparing.nbytes:
+                return False
+            preparing.moved = moved
+            return True
         asked = self._asked.pop(reply.seq, None)
         if asked is None or reply.op != Op.RECLAIM or reply.gpu != asked.holding.gpu:
             return False
+        self._trace("reclaimed", reply)
         holding, nbytes = asked.holding, 0 if reply.status else reply.args[0]
         holding.ask(-asked.nbytes)
         try:
@@ -382,6 +446,12 @@ class Session:
         if asked.late:
             self._gpus[holding.gpu].answered(holding)
         return True
+
+    def _trace(self, what: str, reply: Message) -> None:
+        """Where the time of a move went, by the program's word: moving, waiting for what ran, with its gate closed,
+        and making memory of the host."""
+        us, waited, closed, made = reply.args[1:5]
+        TRACE.add(f"{what} {self.process.pid}", us=us, waited=waited, closed=closed, made=made)
 
     @property
     def page(self) -> int:
@@ -420,7 +490,7 @@ class Session:
             code = -departing.status if -departing.status in STAYS else errno.EIO
             raise OSError(code, f"the program cannot stand by: {os.strerror(-departing.status)}")
 
-    async def end_turn(self, gpu: int, bound_us: int) -> TurnEnd:
+    async def end_turn(self, gpu: int, bound_us: int, leaves: int = 0) -> TurnEnd:
         """See :class:`backend.cuda.managed.Mover`. A program that does not answer in time is taken to have no gate, and
         not asked for some time. What it answers later says nothing: its turn may have begun again.
 
@@ -429,7 +499,7 @@ class Session:
         """
         gate = self._gates.setdefault(gpu, Gate())
         if gate.late:
-            return await self._drained(gpu, gate, bound_us)
+            return await self._drained(gpu, gate, bound_us, leaves)
         is_busy = self._is_busy()
         due = gate.asked is not None and not gate.asked.done.is_set()
         if not self._can(Feature.TURNS) or (due and not is_busy) or trio.current_time() < gate.again:
@@ -438,8 +508,8 @@ class Session:
             return TurnEnd.UNGATED
         self._begins.pop(gpu, None)  # that turn is over before the program heard of it
         gate.closed = True
-        with trio.move_on_after(bound_us / 1e6 + ANSWER_S):
-            await self._ask_end(gpu, gate, bound_us)
+        with trio.move_on_after(bound_us / 1e6 + _answer_s(leaves)):
+            await self._ask_end(gpu, gate, bound_us, leaves)
         end = None if gate.asked is None else gate.asked.end
         if end is not None:
             gate.mute_s, gate.late = 0.0, gate.closed and end is TurnEnd.LATE
@@ -461,13 +531,13 @@ class Session:
         gate.mute_s = min(MUTE_MOST_S, 2 * gate.mute_s) or MUTE_S
         gate.again = trio.current_time() + gate.mute_s
 
-    async def _ask_end(self, gpu: int, gate: Gate, bound_us: int) -> None:
+    async def _ask_end(self, gpu: int, gate: Gate, bound_us: int, leaves: int) -> None:
         """Asks for the end of a turn, and waits for the answer, or for the end of the connection."""
         turning, seq = self._turn(Op.END_TURN, gpu)
         gate.asked, sent = turning, False
         try:
             with contextlib.suppress(OSError):
-                sent = await self._line.send(Message(Op.END_TURN, seq, gpu, (bound_us,)))
+                sent = await self._line.send(Message(Op.END_TURN, seq, gpu, (bound_us, leaves)))
                 if sent:
                     await turning.done.wait()
         finally:
@@ -476,12 +546,12 @@ class Session:
                 gate.unanswered -= 1
                 turning.done.set()
 
-    async def _drained(self, gpu: int, gate: Gate, bound_us: int) -> TurnEnd:
+    async def _drained(self, gpu: int, gate: Gate, bound_us: int, leaves: int) -> TurnEnd:
         """Waits for a program that launches nothing more, as it said. An answer that is late says nothing of its gate:
         memory may be coming back there. It is not asked again meanwhile."""
         until = trio.current_time() + bound_us / 1e6
         asked = False
-        with trio.move_on_at(until + WAIT_US / 1e6 + ANSWER_S):
+        with trio.move_on_at(until + WAIT_US / 1e6 + _answer_s(leaves)):
             while gate.late:
                 left_us = max(0, round((until - trio.current_time()) * 1e6))
                 if gate.asked is not None and not gate.asked.done.is_set():
@@ -489,7 +559,7 @@ class Session:
                 elif left_us or not asked:
                     asked, slice_us = True, min(left_us, WAIT_US)
                     began = trio.current_time()
-                    await self._ask_end(gpu, gate, slice_us)
+                    await self._ask_end(gpu, gate, slice_us, leaves)
                     if gate.asked is not None and gate.asked.end is TurnEnd.LATE:  # at once, in a hostile program
                         await trio.sleep_until(began + slice_us / 1e6)
                 else:
@@ -561,14 +631,58 @@ class Session:
         self._follows[gpu, slot] = page, ahead_us
         self._news.set()
 
+    def working_set(self, gpu: int) -> WorkingSet | None:
+        """See :class:`backend.cuda.managed.Mover`."""
+        return self._page.working_set(gpu) if self._can(Feature.SETS) else None
+
+    def is_alone(self, gpu: int) -> bool:
+        """See :class:`backend.cuda.managed.Mover`."""
+        return self._can(Feature.SETS) and self._page.is_alone(gpu)
+
+    async def prepare(self, gpu: int, nbytes: int) -> int:
+        """See :class:`backend.cuda.managed.Mover`. One that has not answered the last time is not asked again: what it
+        was asked for then is waited for, for LAST_S."""
+        if not self._can(Feature.SETS):
+            return 0
+        for last in list(self._preparing.values()):
+            with trio.move_on_after(LAST_S):
+                await last.done.wait()
+            return last.moved if last.gpu == gpu else 0
+        self._seq += 1
+        seq, preparing = self._seq, Preparing(gpu, nbytes)
+        self._preparing[seq] = preparing
+        sent = False
+        try:
+            with contextlib.suppress(OSError):  # its end is near
+                sent = await self._line.send(Message(Op.PREPARE, seq, gpu, (nbytes,)))
+        finally:
+            if not sent:
+                self._preparing.pop(seq, None)
+        if sent:
+            await preparing.done.wait()
+        return preparing.moved
+
     def room(self, gpu: int, nbytes: int) -> None:
         """See :class:`backend.cuda.managed.Mover`. What it is too slow to take is replaced, not queued."""
         self._rooms[gpu] = nbytes
         self._news.set()
 
+    def _grant(self, gpu: int, nbytes: int) -> None:
+        """Tells the program what it may have of the host. What it is too slow to take is replaced, not queued."""
+        self._granted[gpu] = nbytes
+        self._news.set()
+
     def counts(self, gpu: int) -> tuple[int, int] | None:
         """See :class:`backend.cuda.managed.Mover`."""
         return self._page.counts(gpu) if self._can(Feature.COUNTERS) else None
+
+    def launches(self, gpu: int) -> int | None:
+        """See :class:`backend.cuda.managed.Mover`."""
+        return self._page.launches(gpu) if self._can(Feature.COUNTERS) else None
+
+    def pending_us(self, gpu: int) -> int | None:
+        """See :class:`backend.cuda.managed.Mover`."""
+        return self._page.worked_us(gpu, time.monotonic_ns() // 1000) if self._can(Feature.COUNTERS) else None
 
     def end(self) -> None:
         """See :class:`backend.cuda.managed.Mover`."""
@@ -608,3 +722,6 @@ class Session:
             rooms, self._rooms = self._rooms, {}
             for gpu, nbytes in rooms.items():
                 await self._line.send(Message(Op.ROOM, gpu=gpu, args=(nbytes,)))
+            granted, self._granted = self._granted, {}
+            for gpu, nbytes in granted.items():
+                await self._line.send(Message(Op.GRANT, gpu=gpu, args=(nbytes,)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import importlib
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -21,11 +22,15 @@ import attrs
 from backend.core.records import GpuInfo
 from backend.nvidia import rm
 from backend.nvidia.deadline import Deadline
+from backend.nvidia.sight import joined
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
+UNLIMITED = "GGROUP_NVML"
+"""Variable of the environment with which, where it is "0", NVML says in this process what it says without the library:
+a daemon that was started by `ggroupfs run`, or below a limit of its own, is to see the GPU as it is."""
 DEADLINE = 2.0
 """Seconds for one call; the usual one takes 40 us, the first after a driver load a second."""
 P2P_READ_WRITE = (0, 1)
@@ -59,10 +64,13 @@ class Samples:
     """What NVML has sampled since it was asked last."""
 
     shares: Mapping[int, float]
-    """Pid to the part of the time, from 0 to 1, that its kernels ran in the last sample, by pid; of those that ran."""
+    """Pid to the part of the time, from 0 to 1, that its kernels ran, of those that ran: in the last sample, or on the
+    average of several."""
     span_us: int | None
     """Microseconds between that sample and the last one before; 0 where there is no new one, None where there was none
     before, or the clock of the day was set meanwhile."""
+    age_us: float = 0.0
+    """Microseconds since the end of the last sample."""
 
 
 class Nvml:
@@ -86,6 +94,7 @@ class Nvml:
 
     async def open(self) -> None:
         """Loads the library. OSError(ENODEV) where there is none or no driver."""
+        os.environ[UNLIMITED] = "0"
         await self._call(self._nvml.nvmlInit)
 
     async def gpus(self) -> Sequence[GpuInfo]:
@@ -199,12 +208,13 @@ class Nvml:
             raise
         if self._stepped:
             samples = [sample for sample in samples if sample.timeStamp <= (time.time() + STEP_S) * 1e6]
-        shares: dict[int, float] = {}
-        for sample in samples:
-            if sample.timeStamp > self._since.get(index, 0):
-                shares[int(sample.pid)] = min(1.0, sample.smUtil / 100)
-        self._since[index] = max((int(sample.timeStamp) for sample in samples), default=self._since.get(index, 0))
-        return Samples(shares, None if before is None else max(0, self._since[index] - before))
+        since = self._since.get(index, 0)
+        new = [
+            (int(one.pid), int(one.timeStamp), min(1.0, one.smUtil / 100)) for one in samples if one.timeStamp > since
+        ]
+        last = self._since[index] = max((stamp for _, stamp, _ in new), default=since)
+        span_us = None if before is None else max(0, last - before)
+        return Samples(joined(new, since) if new else {}, span_us, max(0.0, time.time() * 1e6 - last))
 
 
 def _undecoded(function: Callable[[Any], str | bytes]) -> Callable[[Any], str | bytes]:

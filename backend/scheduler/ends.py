@@ -59,6 +59,11 @@ DRAIN_WORK_US = 400_000
 """Engine time after which a drain is given up, microseconds: the program has a long kernel. Next to a filler it
 has most of the engine. The trace is up to 0.25 s late, so up to that much of its own turn may be counted in.
 """
+DRAIN_BUS_US = 2_000_000
+"""The same for a program that has memory in the host, microseconds. Its kernels have the engine for as long as they
+read that memory over the bus, some forty times as long, and longer while others read there, too. Turns of memory begin
+so.
+"""
 HEARD_S = 0.3
 """Time after the end of a drain during which its use is still reported, seconds."""
 UNDRAINED_S, UNDRAINED_MOST_S = 4.0, 60.0
@@ -93,13 +98,14 @@ class Ends:
         over: Callable[[Process, Callable[[], Awaitable[bool]]], Awaitable[None]],
         is_exact: Callable[[Process], bool],
         is_moving: Callable[[Process], bool],
+        is_away: Callable[[Process], bool],
         lever_s: float,
     ) -> None:
-        """`member` and `slot` return the member of a process and its scheduler's record. `is_exact` returns
-        whether the machine tells exactly what a process uses, and `is_moving` whether memory of the process may be
-        moving. `over` awaits a function that waits for the drain of a process and then takes it off the runlist,
-        and records the outcome; the function returns whether the process was to go off. `lever_s` is the time that
-        the levers of one process may take, in seconds.
+        """`member` and `slot` return the member of a process and its scheduler's record. `is_exact` returns whether
+        the machine tells exactly what a process uses, `is_moving` whether memory of the process may be moving, and
+        `is_away` whether some of it is in the host. `over` awaits a function that waits for the drain of a process and
+        then takes it off the runlist, and records the outcome; the function returns whether the process was to go off.
+        `lever_s` is the time that the levers of one process may take, in seconds.
         """
         self._follower = follower
         self._member = member
@@ -107,6 +113,7 @@ class Ends:
         self._over = over
         self._is_exact = is_exact
         self._is_moving = is_moving
+        self._is_away = is_away
         self._lever_s = lever_s
         self._drains: dict[Process, Drain] = {}
         self.nursery: trio.Nursery | None = None
@@ -197,7 +204,8 @@ class Ends:
                 del self._drains[process]
             elif (sample := samples.get(process)) is not None:
                 drain.used_us += sample.used_us or 0
-                if drain.used_us > DRAIN_WORK_US or (drain.is_told and not self._is_exact(process)):
+                most_us = DRAIN_BUS_US if self._is_away(process) else DRAIN_WORK_US
+                if drain.used_us > most_us or (drain.is_told and not self._is_exact(process)):
                     drain.scope.cancel()
                 found[process] = attrs.evolve(sample, drains=True)
         return found

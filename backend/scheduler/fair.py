@@ -1,13 +1,19 @@
-"""Timeslices of those who share: in the proportion of their parts, corrected by what they were measured to use.
+"""Timeslices of programs that share: in the proportion of their parts, corrected by what they were measured to use.
 
-The runlist is round robin, so slices decide as long as everybody has something to do. Each switch to a context costs
+The runlist is round robin, so slices decide as long as all have something to do. Each switch to a context costs
 engine time, which is taken off the slice of whose context it is: a program of four contexts uses no more than its part.
 What each used is besides compared with what it was to have (Ghost, section 4.3: credits), and slices are changed where
 the difference cannot be that one had its turn just before the end of what was measured, and another not. So nothing
 oscillates, and among programs that go on as before nothing is done at all.
 
-Who waits for each of his results leaves the engine before his slice is over, once in each round. Beside one who never
-does he has his part only if that one's slice is as long as his own stays, in proportion: it is fitted to them.
+A program that waits for each of its results leaves the engine before its slice is over, once in each round. Beside one
+that never does it has its part only if that one's slice is as long as its own stays, in proportion: so it is fitted.
+
+A program that stands for its quota does not come and go of its own will: rounds stay long beside it. In short ones a
+quota of 30 ms had been done in eight stays, each with a switch. Its slice is its quota, or a whole part of that: what
+it had is known only once it stands, and where it is in its slice is not known at all. A time of whole rounds has as
+many whole slices, whenever it begins, so the program stands while others have the engine, with all of its quota and no
+more.
 """
 
 from __future__ import annotations
@@ -21,38 +27,40 @@ from backend.scheduler.shares import Contender, Layer, due, measures, tops
 from backend.scheduler.use import Use
 
 ROUND_US = 60_000
-"""A round of those who have always something to do: three lose 1 % of it to switches."""
+"""Microseconds of a round of programs that always have something to do: three lose 1 % of it to switches."""
 SHORT_ROUND_US = 8_000
-"""A round in which somebody comes and goes: he waits for so long at most."""
+"""Microseconds of a round in which a program comes and goes: it waits for so long at most."""
 LEADER_ROUND_US = 20_000
-"""... where others fill what they leave: nothing they do in one go is interrupted for a filler more often. (For one who
-leads alone rounds are always long: nobody waits for him but who is to wait.)"""
+"""Microseconds of that where others fill what these leave: nothing they do in one go is interrupted for a filler more
+often. (For one that leads alone rounds are always long: none waits for it but those that are to wait.)"""
 ROUND_MOST_US = 250_000
-"""A round of very different parts, so that the smallest is a slice worth switching for."""
+"""Microseconds of a round of very different parts, at most, so that the smallest is a slice worth switching for."""
 SLICE_US = 1_000
-"""... which is this."""
+"""Microseconds of a slice that is worth switching for."""
 SLICE_LEAST_US = 50
 """What the smallest part has in a round of ROUND_MOST_US, however small it is."""
 SWITCH_US = 170
 """What the trace of a GPU charges for a switch besides the slice: from the end of the last stay to the end of the save
 (81 + 92 us on an H200, docs/nvidia.md)."""
+STAY = 1.024
+"""Length of a stay on the engine, as a multiple of the slice (measured on an H200)."""
 LOOK_US = 1_000_000
 """What was used is looked at over no less than this."""
 MEMORY_US = 8_000_000
-"""... and after so long what was before counts half."""
+"""Microseconds after which what was used before counts half."""
 YIELDS = 0.7
-"""Who stays no longer on the engine than this part of his slice leaves it by himself, to wait for something."""
+"""Part of its slice: a program that stays no longer on the engine leaves it by itself, to wait for something."""
 MOVES = 0.15
-"""The slice of who shares with such is set anew where it would differ by so much."""
+"""Part by which the slice of a program beside such ones is to differ to be set anew."""
 FULL = 0.8
-"""Who uses so much of its part, or of what its slices are, has always something to do."""
+"""Part of what it is to have, or of what its slices are, from which on a program always has something to do."""
 SOME = 0.5
-"""Who uses less comes and goes."""
+"""The same part, below which a program comes and goes."""
 LIVELY_US = 5_000_000
-"""For so long after somebody came and went rounds stay short."""
+"""Microseconds after a program came and went for which rounds stay short."""
 LIVELY_MOST_US = 80_000_000
-"""... and twice as long, up to this, where he came and went again as soon as they were long: one who waits for each of
-his results does that for ever, and in long rounds he has one result in each."""
+"""Microseconds of that, at most: it is twice as long where a program came and went again as soon as rounds were long.
+One that waits for each of its results does that for ever, and in long rounds it has one result in each."""
 LATE_US = 500_000
 """After a change what was used is of before it for so long: a trace is 0.2 s late, and levers take their time."""
 TOLERANCE = 0.01
@@ -60,12 +68,17 @@ TOLERANCE = 0.01
 STEP = (0.8, 1.25)
 """How much a slice is corrected by at once."""
 BOUND = (0.25, 4.0)
-"""... and altogether."""
+"""Least and most that a slice is corrected by altogether."""
+
+
+def _whole_part(quota_us: int, slice_us: int) -> int:
+    """Return the slice, microseconds, whose stay is a whole part of a quota: of those the one nearest to `slice_us`."""
+    return max(SLICE_LEAST_US, round(quota_us / max(1, round(quota_us / slice_us)) / STAY))
 
 
 @attrs.define
 class Fair:
-    """Those who share at one time."""
+    """The programs that share at one time."""
 
     _parts: Layer = attrs.field(factory=dict)
     _gains: dict[Process, float] = attrs.field(factory=dict)
@@ -73,11 +86,11 @@ class Fair:
     _by_hand: bool = False  # whether some have explicit timeslices
     _light: set[Process] = attrs.field(factory=set)
     _left: dict[Process, float] = attrs.field(factory=dict)  # parts with what siblings leave, by those without
-    _seen: set[Process] = attrs.field(factory=set)  # who used anything since these share
+    _seen: set[Process] = attrs.field(factory=set)  # that used anything since these share
     _used: dict[Process, float] = attrs.field(factory=dict)
     _recent: dict[Process, int] = attrs.field(factory=dict)  # ... since it was looked at
     _stays: dict[Process, int] = attrs.field(factory=dict)  # ... and how often each came onto the engine
-    _stayer: tuple[Process, float] | None = None  # who never yields, and what the others use between two stays of his
+    _stayer: tuple[Process, float] | None = None  # one that never yields; what others use between its stays
     _slices: dict[Process, int] = attrs.field(factory=dict)
     _switches: dict[Process, int] = attrs.field(factory=dict)  # microseconds of them in a round
     _measured: int = 0  # microseconds that _used is of
@@ -86,13 +99,14 @@ class Fair:
     _lively: int = 0  # microseconds for which rounds are still to be short
     _calm: int = LIVELY_MOST_US  # microseconds since they were
     _patience: int = LIVELY_US  # for how long they are short
-    _restless: set[Process] = attrs.field(factory=set)  # for whom they are
+    _limited: set[Process] = attrs.field(factory=set)  # those that stood for quotas of late
+    _restless: set[Process] = attrs.field(factory=set)  # those that they are short for
 
     def slices(
         self, window_us: int, layer: Layer, members: Sequence[Contender], use: Use, *, leads: bool
     ) -> Mapping[Process, int]:
         """Timeslices, microseconds, 0 for the driver's default. `members` are those of the layer. `leads`: there are
-        others, who fill what is left."""
+        others, which fill what is left."""
         self._members = [one for one in members if one.active]
         active = {one.process: layer[one.process] for one in self._members}
         if len(active) < 2 and not leads:
@@ -122,6 +136,9 @@ class Fair:
         }
         if self._stayer is not None and not leads:
             self._fit(own, active)
+        for process in active:
+            if (quota_us := use.quota_us(process)) and use.contexts(process) == 1:
+                self._slices[process] = _whole_part(quota_us, self._slices[process])
         if any(abs(self._slices[process] / before.get(process, 1) - 1) > MOVES for process in active):
             self._look_anew()
         return self._slices
@@ -131,7 +148,7 @@ class Fair:
         self._look_anew()
 
     def keep(self, there: Set[Process]) -> None:
-        """Who is gone is not remembered, and rounds are not short for him any more."""
+        """Forget those that are gone; rounds are not short for them any more."""
         self._light &= there
         if self._restless and self._restless.isdisjoint(there):
             self._restless.clear()
@@ -142,8 +159,8 @@ class Fair:
         return process in self._light
 
     def _fit(self, parts: Mapping[Process, float], active: Iterable[Process]) -> None:
-        """The slice of who never yields among those who do. In the time of a round they have one stay each, whatever
-        their slices are; so his is what makes parts right."""
+        """Fit the slice of one that never yields to those that do. In the time of a round they have one stay each,
+        whatever their slices are; so its own is what makes parts right."""
         assert self._stayer is not None
         process, between = self._stayer
         others = sum(parts[one] for one in active if one != process) or 1.0
@@ -151,7 +168,7 @@ class Fair:
         self._slices[process] = min(self._slices[process], max(SLICE_US, fair))
 
     def beside(self, window_us: int, members: Sequence[Contender], use: Use, default_us: int) -> Mapping[Process, int]:
-        """Timeslices of those who share with some that were given theirs by hand: who did that set it against those
+        """Return timeslices of programs beside some that were given theirs by hand: those were set against the ones
         that the driver gives, so these are the measure. One of default weight in the root has that, and the others by
         their parts beside it, as if those were not there. 0 for the driver's default."""
         others = [one for one in members if not one.explicit]
@@ -189,16 +206,20 @@ class Fair:
         self._look_anew()
 
     def _look_anew(self) -> None:
-        """What is looked at is to be of one kind of slices: stays in short rounds say nothing of who yields in long."""
+        """What is looked at is to be of one kind of slices: stays in short rounds do not say which yields in long."""
         self._recent = dict.fromkeys(self._parts, 0)
         self._stays = dict.fromkeys(self._parts, 0)
         self._looked = 0
         self._late = LATE_US
 
     def _measure(self, window_us: int, use: Use) -> None:
-        """Charges what was used; where anybody's use is unknown rounds are short, and slices what parts say."""
+        """Charges what was used; where the use of any is unknown rounds are short, and slices what parts say."""
         windows = {process: use.used(process) for process in self._parts}
         self._seen |= {process for process, used in windows.items() if used}
+        limited = {process for process in self._parts if use.is_limited(process)}
+        if limited != self._limited:  # what one had below a quota is nothing that it lacks
+            self._limited = limited
+            self._forget()
         if self._late > 0:
             self._late -= window_us
             return
@@ -235,16 +256,18 @@ class Fair:
         }
 
     def _yielding(self, use: Use) -> set[Process]:
-        """Who leaves the engine before its slice is over."""
+        """Return those that leave the engine before their slice is over."""
         return {
             process
             for process, stays in self._stays.items()
-            if stays and self._recent[process] / stays < YIELDS * self._slices.get(process, 0) / use.contexts(process)
+            if stays
+            and not use.is_limited(process)
+            and self._recent[process] / stays < YIELDS * self._slices.get(process, 0) / use.contexts(process)
         }
 
     def _full(self, use: Use) -> Set[Process]:
-        """Who has always something to do. Of several contexts some may have nothing: then one of them that does stays
-        for its slice in each round, and the program has less than its part."""
+        """Return those that always have something to do. Of several contexts some may have nothing: then one of them
+        that does stays for its slice in each round, and the program has less than its part."""
         full = {process for process, used in self._had(self._used).items() if used >= FULL}
         turns = {p: self._recent[p] / max(1, self._slices.get(p, 0)) for p in self._parts}
         rounds, yielding = max(turns.values(), default=0.0), self._yielding(use)
@@ -255,7 +278,7 @@ class Fair:
         return full
 
     def _look_for_a_stayer(self, use: Use) -> None:
-        """Where all but one yield, and he does not. Short rounds cost nobody anything then, as where all do."""
+        """Look whether all but one yield. Short rounds cost none anything then, as where all do."""
         yielding = self._yielding(use)
         here = {process for process, used in self._recent.items() if used}
         staying = here - yielding
@@ -271,19 +294,20 @@ class Fair:
 
     def _look(self, use: Use) -> None:
         # Rounds follow what was just seen, slices what was seen for long: they are to be right on the average.
-        if some := {process for process, used in self._had(self._recent).items() if 0 < used < SOME}:
+        limited = self._limited
+        if some := {process for process, used in self._had(self._recent).items() if 0 < used < SOME} - limited:
             if not self._lively:
                 self._patience = min(LIVELY_MOST_US, 2 * self._patience) if self._calm < self._patience else LIVELY_US
             self._shorten(self._patience, some)
         self._look_for_a_stayer(use)
-        full = self._full(use)
+        full = self._full(use) - limited  # below a quota a program wants no more than it has
         self._recent = dict.fromkeys(self._parts, 0)
         self._stays = dict.fromkeys(self._parts, 0)
-        self._light = (self._light | self._seen) - full
+        self._light = (self._light | self._seen) - full - limited
         self._correct(full, use)
 
     def _correct(self, full: Set[Process], use: Use) -> None:
-        """Compares what those who have always something to do used with what they were to have: slices are changed
+        """Compares what those that always have something to do used with what they were to have: slices are changed
         where that differs by more than a slice that was, or was not, in what was measured."""
         total = sum(self._used.values()) or 1.0
         wanted = due(self._members, {p: used / total for p, used in self._used.items() if p not in full})
@@ -299,7 +323,7 @@ class Fair:
             self._left = left
             self._forget()
         elif self._by_hand and any(abs(one - 1) > MOVES * LOOK_US / self._measured for one in more.values()):
-            # There may be nobody to compare with. What was used is taken as if slices had been these all along.
+            # There may be none to compare with. What was used is taken as if slices had been these all along.
             self._left = left
             self._used |= {process: self._used[process] * one for process, one in more.items()}
             self._look_anew()
@@ -315,8 +339,8 @@ class Fair:
         self._gains |= self._by_the_measure(gains, use) if self._by_hand else gains
 
     def _left_by_others(self, wanted: Mapping[Process, float], full: Set[Process]) -> dict[Process, float]:
-        """What those who have always something to do are to have of what others leave, by their parts. Beside explicit
-        timeslices a group in the root has what it has, and what is left of that is for those in it."""
+        """Return what those that always have something to do are to have of what others leave, by their parts. Beside
+        explicit timeslices a group in the root has what it has, and what is left of that is for those in it."""
         groups = [[one.process for one in below] for below in tops(self._members)] if self._by_hand else [full]
         left: dict[Process, float] = {}
         for group in groups:
@@ -325,8 +349,8 @@ class Fair:
         return left
 
     def _by_the_measure(self, gains: Mapping[Process, float], use: Use) -> dict[Process, float]:
-        """Gains by that of the measure, which has none: who has other than his part beside it is corrected. Where all
-        are in slices, or have several contexts, of which some may have nothing to do, one goes on as he did."""
+        """Gains by that of the measure, which has none: one that has other than its part beside it is corrected. Where
+        all are in slices, or have several contexts, of which some may have nothing to do, one goes on as before."""
         there = [one for one in self._members if one.process in gains]
         first = min(there, key=lambda one: (use.contexts(one.process) > 1, len(one.path)))
         is_measure = use.contexts(first.process) == 1 and len(first.path) == 1

@@ -128,10 +128,11 @@ class Holding:
                 await self._follower.spend(member)
                 one.levers = self._follower.spent(member) is Engines.GR
             case Act.STOP:
-                one.levers = one.is_bound
+                one.levers, one.overran = one.is_bound and one.overran, one.is_bound
                 await self._follower.stop(member)
             case Act.RESTORE:
-                one.is_behind = True
+                one.is_behind, one.holds = True, self._follower.spent(member) is Engines.NONE
+                one.overran = one.overran and not one.holds
                 await self._follower.restore(member)
                 one.is_bound = True
         one.is_behind = False

@@ -11,6 +11,7 @@ from backend.cuda.about import about
 from backend.door.wire import names
 from backend.ledgers import kernel
 from backend.process import fanotify, procfs
+from backend.process.dmem import CAPACITY, DRIVER, LIMIT, Files, Walls
 from backend.process.identity import cgroup_of, owner_of
 from ggroupfs import VERSION
 from ggroupfs.commands.finding import Finding
@@ -54,6 +55,22 @@ def openings() -> Finding:
     except OSError as error:
         return Finding("usher", "unsupported", f"no opening of a file can be had wait: {error.strerror}")
     return Finding("usher", "ok", "with -o usher=cuda programs that start in a frozen slice wait before they use a GPU")
+
+
+def dmem(walls: Walls | None = None) -> Finding:
+    """Report whether the kernel keeps hard limits of slices, too."""
+    try:
+        regions = [name for name in (walls or Files()).regions() if name.split("/", 1)[0] == DRIVER]
+    except OSError as error:
+        return Finding("dmem", "advisory", f"{CAPACITY}: {error.strerror}: hard limits are kept by ggroupfs alone")
+    if not regions:
+        why = (
+            "NVIDIA's driver has registered no memory with the kernel (driver 615 and later does, on Linux with"
+            " CONFIG_CGROUP_DMEM): hard limits are kept by ggroupfs alone"
+        )
+        return Finding("dmem", "ok", why)
+    named = ", ".join(map(readable, regions))
+    return Finding("dmem", "ok", f"{named}: gmem.limit.max of a slice is {LIMIT} of its cgroup, too, where it has that")
 
 
 def mps() -> Finding:

@@ -77,6 +77,7 @@ def _gmem_events(controller: Controller, group: Group) -> str:
             "oom_kill": books.events_oom_kill,
             "oom_group_kill": books.events_oom_group_kill,
             "over": int(controller.is_over(group)),
+            "past": int(controller.is_past(group)),
         }
     )
 
@@ -96,9 +97,28 @@ def _gmem_stat(controller: Controller, group: Group) -> str:
             "unmovable": footprint.unmovable,
             "disputed": footprint.disputed,
             "exchanged_bytes": footprint.exchanged,
+            "clean": footprint.clean,
             "byte_seconds": controller.byte_seconds(group),
+            **_turn_memory(controller, group),
         }
     )
+
+
+def _turn_memory(controller: Controller, group: Group) -> Mapping[str, int]:
+    """What is there of a group that has, or had, turns for the sake of memory."""
+    turned = controller.turned(group)
+    if turned is None:
+        return {}
+    found = controller.working_set(group)
+    return {
+        "working_set": found.used,
+        "working_set_resident": found.resident,
+        "unwritten": found.unwritten,
+        "turn_fetched_bytes": turned.fetched,
+        "turn_evicted_bytes": turned.evicted,
+        "turn_missed_bytes": found.missed,
+        "turn_over_bytes": found.over,
+    }
 
 
 def _compute_events(controller: Controller, group: Group) -> str:
@@ -115,7 +135,7 @@ def _compute_events(controller: Controller, group: Group) -> str:
 
 
 def _gcgroup_stat(controller: Controller, group: Group) -> str:
-    activity, throttled = controller.activity(group), controller.throttled(group)
+    activity, throttled, turned = controller.activity(group), controller.throttled(group), controller.turned(group)
     return values.flat_keyed(
         {
             "submitted": activity.submitted,
@@ -132,6 +152,9 @@ def _gcgroup_stat(controller: Controller, group: Group) -> str:
             "nr_periods": controller.periods(group),
             "nr_throttled": throttled.times,
             "throttled_usec": throttled.usec,
+            "memory_turns": None if turned is None else turned.turns,
+            "memory_runs": None if turned is None else turned.runs,
+            "memory_waits": None if turned is None else turned.waits,
             "frozen_usec": controller.frozen_usec(group),
             **{f"off_{name}": processes for name, processes in controller.off(group).items()},
             "managed": int(activity.managed),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from backend.cuda.about import MAGIC, MARK
 from backend.door.wire import CUDA, VERSION
 from backend.process import fanotify, procfs
 from backend.process.cgroups import WITNESS
+from backend.process.dmem import Files
 from backend.process.procfs import Mount
 from ggroupfs.commands import doctor, host, mounted
 from ggroupfs.commands.mounted import Place, places
@@ -53,6 +55,41 @@ def test_whether_an_opening_can_be_had_wait(monkeypatch: pytest.MonkeyPatch) -> 
     found = host.openings()
     assert (found.subject, found.verdict) == ("usher", "unsupported")
     assert found.why.endswith("this kernel was made without it")
+
+
+class Regions(Files):
+    """The regions that the kernel names, or an error."""
+
+    def __init__(self, regions: Mapping[str, int] | None) -> None:
+        self.known = regions
+
+    def regions(self) -> Mapping[str, int]:
+        if self.known is None:
+            raise OSError(errno.EACCES, "Permission denied")
+        return self.known
+
+
+@pytest.mark.parametrize(
+    ("regions", "verdict", "words"),
+    [
+        ({}, "ok", "limits are kept by ggroupfs alone"),
+        ({"drm/0000:03:00.0/vram0": 1}, "ok", "limits are kept by ggroupfs alone"),
+        ({"nvidia/0000:1b:00/vidmem": 1}, "ok", "nvidia/0000:1b:00/vidmem: gmem.limit.max of a slice is dmem.max"),
+        (None, "advisory", "dmem.capacity: Permission denied"),
+    ],
+)
+def test_whether_the_kernel_keeps_limits(regions: Mapping[str, int] | None, verdict: str, words: str) -> None:
+    found = host.dmem(Regions(regions))
+    assert (found.subject, found.verdict) == ("dmem", verdict)
+    assert words in found.why
+
+
+def test_which_limits_the_kernel_keeps() -> None:
+    """The words about a tree, by the facts of its daemon."""
+    assert mounted.walls({}) == ""
+    facts = {"dmem": "nvidia/0000:1b:00/vidmem", "dmem.limits": "3", "dmem.missing": "0"}
+    assert mounted.walls(facts) == "; hard limits of slices that the kernel keeps, too: 3"
+    assert "does not keep, too: 2, as their cgroups have no dmem.max" in mounted.walls({**facts, "dmem.missing": "2"})
 
 
 def test_mps(tmp_path: Path) -> None:

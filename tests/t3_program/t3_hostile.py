@@ -909,6 +909,7 @@ assert path.exists()
 # ---- lies ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.logs("past its library")
 def test_memory_that_is_said_to_be_away_does_not_stay_in_the_books(drive: Drive) -> None:
     """A program charges 40 GiB, holds none, and claims that memory is just being exchanged: NVML's figure wins, except
     where the claim can be true."""
@@ -930,6 +931,7 @@ def test_memory_that_is_said_to_be_away_does_not_stay_in_the_books(drive: Drive)
     drive(test)
 
 
+@pytest.mark.logs("past its library")
 def test_what_is_said_to_live_by_descriptors_is_no_more_than_was_charged(drive: Drive) -> None:
     """It may have that much, and is charged for it. No other program is charged, and any further memory is seen."""
 

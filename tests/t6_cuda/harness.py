@@ -134,6 +134,12 @@ def entries() -> list[Row]:
     return rows
 
 
+def monitored() -> set[str]:
+    """Return the names of the entry points of NVML that are caught."""
+    text = (ROOT / "backend/cuda/library/nvml.def").read_text(encoding="utf-8")
+    return set(re.findall(r"^NVML\((\w+),", text, re.M))
+
+
 class GrantingDaemon:
     """The daemon's side of the socket: grants everything, and has a page of counters for each connection."""
 

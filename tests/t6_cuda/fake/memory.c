@@ -6,6 +6,7 @@
  */
 #include "memory.h"
 #include "lease.h"
+#include "timed.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -169,6 +170,25 @@ __attribute__((visibility("default"))) int fake_memory_place(CUdeviceptr address
 			place = (int)range->memory->prop.location.type;
 	pthread_mutex_unlock(&lock);
 	return place;
+}
+
+static struct range *containing(struct range *list, uint64_t address);
+
+bool fake_memory_in_host(CUdeviceptr address, uint64_t bytes, uint64_t *end)
+{
+	bool host = false;
+
+	*end = bytes;
+	pthread_mutex_lock(&lock);
+	const struct range *range = containing(mappings, address);
+
+	if (range) {
+		host = range->memory->prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE;
+		if (range->start + range->bytes - address < bytes)
+			*end = range->start + range->bytes - address;
+	}
+	pthread_mutex_unlock(&lock);
+	return host;
 }
 
 static struct range *containing(struct range *list, uint64_t address)
@@ -414,6 +434,7 @@ FAKE_EXPORT cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const
 		fake_die("cuMemCreate: location %d of type %d", prop->location.id, (int)prop->location.type);
 	if (is_busy())
 		nanosleep(&(struct timespec){ .tv_nsec = BUSY_NS }, NULL);
+	fake_timed_call(FAKE_CREATE, host, size);
 	struct memory *memory = new_memory(prop);
 
 	pthread_mutex_lock(&lock);
@@ -452,10 +473,13 @@ FAKE_EXPORT cuMemRelease(CUmemGenericAllocationHandle handle)
 	FAKE(cuMemRelease);
 	pthread_mutex_lock(&lock);
 	struct memory *memory = memory_of(handle, "cuMemRelease");
+	const bool host = memory->prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE;
+	const uint64_t bytes = memory->handles + memory->mappings == 1 ? memory->bytes : 0;
 
 	memory->handles--;
 	forget(memory);
 	pthread_mutex_unlock(&lock);
+	fake_timed_call(FAKE_RELEASE, host, bytes);
 	return CUDA_SUCCESS;
 }
 
@@ -549,6 +573,7 @@ FAKE_EXPORT cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAl
 	mapping->offset = offset;
 	memory->mappings++;
 	pthread_mutex_unlock(&lock);
+	fake_timed_call(FAKE_MAP, false, size);
 	return CUDA_SUCCESS;
 }
 
@@ -575,6 +600,8 @@ FAKE_EXPORT cuMemUnmap(CUdeviceptr ptr, size_t size)
 		fake_die("cuMemUnmap(%llx, %zu): not whole mappings", ptr, size);
 	if (overlaps(copies, ptr, size))
 		fake_die("cuMemUnmap(%llx, %zu): a copy is still queued", ptr, size);
+	const bool host = containing(mappings, ptr)->memory->prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE;
+
 	for (uint64_t at = ptr; at < ptr + size;) {
 		struct range *range = containing(mappings, at);
 
@@ -585,6 +612,7 @@ FAKE_EXPORT cuMemUnmap(CUdeviceptr ptr, size_t size)
 	}
 	clear(ptr, size);
 	pthread_mutex_unlock(&lock);
+	fake_timed_call(FAKE_UNMAP, host, size);
 	return CUDA_SUCCESS;
 }
 
@@ -595,12 +623,29 @@ static void must_be_on_gpu(const struct memory *memory, const char *what)
 		fake_die("%s: it is in the host", what);
 }
 
+/* The most bytes that one call has made accessible, but where one mapping is as large, since this was last asked. */
+static uint64_t widest;
+
+__attribute__((visibility("default"))) uint64_t fake_memory_widest(void)
+{
+	pthread_mutex_lock(&lock);
+	const uint64_t bytes = widest;
+
+	widest = 0;
+	pthread_mutex_unlock(&lock);
+	return bytes;
+}
+
 FAKE_EXPORT cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc *desc, size_t count)
 {
 	FAKE(cuMemSetAccess);
 	pthread_mutex_lock(&lock);
 	if (!desc || !count || !covered(ptr, size))
 		fake_die("cuMemSetAccess(%llx, %zu): not whole mappings", ptr, size);
+	if (size > widest && containing(mappings, ptr)->bytes < size)
+		widest = size;
+	const bool host = containing(mappings, ptr)->memory->prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE;
+
 	for (size_t i = 0; i < count; i++) {
 		if (desc[i].location.type == CU_MEM_LOCATION_TYPE_HOST) {
 			for (uint64_t at = ptr; at < ptr + size; at += containing(mappings, at)->bytes)
@@ -631,6 +676,7 @@ FAKE_EXPORT cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc *
 			fake_die("mprotect: %s", strerror(errno));
 	}
 	pthread_mutex_unlock(&lock);
+	fake_timed_call(FAKE_ACCESS, host, size);
 	return CUDA_SUCCESS;
 }
 
@@ -756,6 +802,21 @@ uint64_t fake_allocated(CUdeviceptr address, CUmemoryPool *pool)
 	}
 	pthread_mutex_unlock(&lock);
 	return bytes;
+}
+
+bool fake_managed(CUdeviceptr address, uint64_t *start, uint64_t *bytes, uint64_t *id)
+{
+	pthread_mutex_lock(&lock);
+	const struct range *range = containing(allocations, address);
+	const bool managed = range && range->managed;
+
+	if (managed) {
+		*start = range->start;
+		*bytes = range->bytes;
+		*id = range->id;
+	}
+	pthread_mutex_unlock(&lock);
+	return managed;
 }
 
 FAKE_EXPORT cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)
@@ -1195,8 +1256,12 @@ struct transfer {
 	uint64_t value;
 	unsigned int element;	/* of a fill, bytes; 0: a copy */
 	bool can_hang;
+	int way;		/* enum way */
 	struct range *noted[2];
 };
+
+/* Over the bus. */
+enum way { TO_HOST, TO_GPU, WAYS, NEITHER = WAYS };
 
 static uint64_t held = UINT64_MAX; /* atomically: copies of so many bytes hang */
 
@@ -1213,13 +1278,49 @@ __attribute__((visibility("default"))) void fake_memory_hold_from(uint64_t bytes
 	__atomic_store_n(&held, bytes, __ATOMIC_RELEASE);
 }
 
+/* Asynchronous copies over the bus, each way: bytes that were submitted, and that have come; how many more may run, then they
+ * hang. Not of the real driver. */
+static struct {
+	uint64_t submitted, carried, may;	/* atomically */
+} bus[WAYS] = { { .may = UINT64_MAX }, { .may = UINT64_MAX } };
+
+__attribute__((visibility("default"))) void fake_memory_let(int way, uint64_t copies)
+{
+	__atomic_store_n(&bus[way].may, copies, __ATOMIC_RELEASE);
+}
+
+__attribute__((visibility("default"))) uint64_t fake_memory_submitted(int way)
+{
+	return __atomic_load_n(&bus[way].submitted, __ATOMIC_ACQUIRE);
+}
+
+__attribute__((visibility("default"))) uint64_t fake_memory_carried(int way)
+{
+	return __atomic_load_n(&bus[way].carried, __ATOMIC_ACQUIRE);
+}
+
+/* Whether a copy that way may run: it is one less then. */
+static bool may_run(int way)
+{
+	uint64_t may = __atomic_load_n(&bus[way].may, __ATOMIC_ACQUIRE);
+
+	while (may && may != UINT64_MAX)
+		if (__atomic_compare_exchange_n(&bus[way].may, &may, may - 1, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+			break;
+	return may;
+}
+
 static void carry_out(void *argument)
 {
 	const struct transfer *transfer = argument;
 
+	while (transfer->way != NEITHER && !may_run(transfer->way))
+		usleep(1000);
 	while (transfer->can_hang && transfer->width >= __atomic_load_n(&held, __ATOMIC_ACQUIRE))
 		usleep(1000);
-	for (uint64_t slice = 0; slice < transfer->slices; slice++)
+	if (transfer->way != NEITHER && fake_timed())
+		fake_timed_copy(transfer->way, transfer->width);
+	else for (uint64_t slice = 0; slice < transfer->slices; slice++)
 		for (uint64_t row = 0; row < transfer->rows; row++) {
 			uint8_t *to = (uint8_t *)(transfer->to + slice * transfer->to_slice + row * transfer->to_pitch);
 
@@ -1229,6 +1330,18 @@ static void carry_out(void *argument)
 			for (uint64_t at = 0; transfer->element && at < transfer->width; at += transfer->element)
 				memcpy(to + at, &transfer->value, transfer->element);
 		}
+	if (transfer->way != NEITHER)
+		__atomic_add_fetch(&bus[transfer->way].carried, transfer->width, __ATOMIC_RELEASE);
+}
+
+/* Of a copy of chunks. With the lock. */
+static int way_of(const struct transfer *transfer)
+{
+	const struct range *from = containing(mappings, transfer->from), *to = containing(mappings, transfer->to);
+
+	if (!transfer->can_hang || !from || !to || from->memory->prop.location.type == to->memory->prop.location.type)
+		return NEITHER;
+	return to->memory->prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE ? TO_GPU : TO_HOST;
 }
 
 static void done(void *argument)
@@ -1252,6 +1365,9 @@ static void note(struct transfer *transfer)
 		transfer->width;
 
 	pthread_mutex_lock(&lock);
+	transfer->way = way_of(transfer);
+	if (transfer->way != NEITHER)
+		__atomic_add_fetch(&bus[transfer->way].submitted, transfer->width, __ATOMIC_RELEASE);
 	transfer->noted[0] = add(&copies, transfer->to, to);
 	if (!transfer->element)
 		transfer->noted[1] = add(&copies, transfer->from, from);
@@ -1277,6 +1393,7 @@ static CUresult submit(struct transfer wanted, CUstream handle, bool per_thread,
 	if (!transfer)
 		fake_die("out of memory");
 	*transfer = wanted;
+	transfer->way = NEITHER;
 	transfer->can_hang = !wait && !wanted.element && wanted.width % GRANULE == 0;
 	if (!fake_capturing(stream))
 		note(transfer);

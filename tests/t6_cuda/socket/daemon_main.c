@@ -11,12 +11,15 @@
 #include "lent.h"
 #include "listener.h"
 #include "log.h"
+#include "keeper.h"
 #include "mover.h"
 #include "ours.h"
 #include "session.h"
 #include "sight.h"
+#include "unified.h"
 #include "totals.h"
 #include "turn.h"
+#include "workset.h"
 
 #include <errno.h>
 #include <stdarg.h>
@@ -38,9 +41,13 @@ static _Atomic unsigned int delay_ms, ticks;
 static _Atomic uint64_t pooled;		/* freed by mover_out instead of being moved */
 static _Atomic uint64_t to_book;	/* moved, and not in the books yet */
 static _Atomic uint64_t moved_out, moved_in;
+static _Atomic uint64_t set_bytes;	/* of the working set; 0: none is told */
 static _Atomic uint64_t turn_us;	/* of the last END_TURN, or the run-ahead of the last BEGIN_TURN */
 static _Atomic int turn;		/* -1: opened by the end of a connection; -2: by a departure; 1: over; 2: begun */
 static _Atomic bool late;		/* it is over, and was not drained */
+static _Atomic uint64_t granted;	/* of the host, at last, bytes */
+static _Atomic unsigned int grants;
+static _Atomic uint64_t marked;		/* at ends of turns, bytes */
 
 void log_line(const char *format, ...)
 {
@@ -105,6 +112,12 @@ void turn_begin(struct device *device, uint64_t run_ahead_us)
 	late = false;
 }
 
+bool turn_is_over(const struct device *device)
+{
+	(void)device;
+	return turn == 1;
+}
+
 bool turn_is_late(const struct device *device)
 {
 	(void)device;
@@ -138,11 +151,6 @@ bool calm_rests(const struct device *device)
 {
 	(void)device;
 	return false;
-}
-
-void exchange_settle(struct device *device)
-{
-	(void)device;
 }
 
 void (*burst_wake)(void);
@@ -241,6 +249,26 @@ uint64_t mover_out(struct device *device, uint64_t bytes, uint64_t *usec)
 	return bytes;
 }
 
+void keeper_grant(struct device *device, uint64_t bytes)
+{
+	(void)device;
+	granted = bytes;
+	grants++;
+}
+
+bool mover_rests(struct device *device)
+{
+	(void)device;
+	return true;
+}
+
+uint64_t mover_mark(struct device *device, uint64_t bytes)
+{
+	(void)device;
+	marked += bytes;
+	return bytes;
+}
+
 uint64_t mover_owed(struct device *device)
 {
 	(void)device;
@@ -278,6 +306,77 @@ uint64_t mover_in(struct device *device, uint64_t bytes, uint64_t *usec)
 	}
 	moved_in += moved;
 	return moved;
+}
+
+/* It has none. */
+uint64_t unified_out(struct device *device, uint64_t bytes)
+{
+	(void)device;
+	(void)bytes;
+	return 0;
+}
+
+uint64_t unified_in(struct device *device, uint64_t bytes)
+{
+	(void)device;
+	(void)bytes;
+	return 0;
+}
+
+uint64_t mover_prepare(struct device *device, uint64_t bytes, uint64_t *usec)
+{
+	const uint64_t resident = __atomic_load_n(&device->resident, __ATOMIC_SEQ_CST), used = set_bytes;
+
+	return mover_in(device, at_most(bytes, used > resident ? used - resident : 0), usec);
+}
+
+/* All that is on the GPU is of the working set, up to that. What is marked has not changed: that is no news to a tick. */
+static void tell(struct device *device, bool is_news)
+{
+	const uint64_t resident = __atomic_load_n(&device->resident, __ATOMIC_SEQ_CST);
+	struct totals_page *page = counting;
+	const int index = number_of(device->ordinal);
+
+	if (!page || index < 0)
+		return;
+	__atomic_store_n(&page->set[index].used, set_bytes, __ATOMIC_RELAXED);
+	__atomic_store_n(&page->set[index].resident, at_most(set_bytes, resident), __ATOMIC_RELAXED);
+	__atomic_store_n(&page->set[index].unwritten,
+			 turn == 1 ? at_most(is_news ? marked : page->set[index].unwritten, resident) : 0, __ATOMIC_RELAXED);
+	__atomic_store_n(&page->set[index].told, set_bytes ? TOTALS_ALONE : TOTALS_UNKNOWN, __ATOMIC_RELEASE);
+}
+
+void workset_tell(struct device *device)
+{
+	tell(device, true);
+}
+
+int64_t workset_tick(struct device *device, bool wanted)
+{
+	if (wanted)
+		tell(device, false);
+	return 2000;
+}
+
+void workset_turn_over(struct device *device)
+{
+	workset_tell(device);
+}
+
+void workset_prepared(struct device *device)
+{
+	(void)device;
+}
+
+bool workset_is_prepared(struct device *device)
+{
+	(void)device;
+	return false;
+}
+
+void exchange_settle(struct device *device)
+{
+	(void)device;
 }
 
 int64_t exchange_tick(struct device *device)
@@ -432,6 +531,20 @@ int main(void)
 		} else if (!strcmp(command, "closed")) {
 			__atomic_store_n(&lent_look, 1, __ATOMIC_RELAXED);
 			puts("0");
+		} else if (!strcmp(command, "host")) {
+			__atomic_store_n(&devices[0].host_held, a * GG_MIB, __ATOMIC_RELAXED);
+			__atomic_store_n(&devices[0].host_used, b * GG_MIB, __ATOMIC_RELAXED);
+			__atomic_store_n(&devices[0].host_wanted, c * GG_MIB, __ATOMIC_RELAXED);
+			daemon_report(&devices[0]);
+			puts("0");
+		} else if (!strcmp(command, "marked")) {
+			printf("%llu\n", (unsigned long long)(marked / GG_MIB));
+		} else if (!strcmp(command, "clean")) {
+			__atomic_store_n(&devices[0].clean, a * GG_MIB, __ATOMIC_RELAXED);
+			daemon_report(&devices[0]);
+			puts("0");
+		} else if (!strcmp(command, "granted")) {
+			printf("%u %llu\n", grants, (unsigned long long)(granted == UINT64_MAX ? 0 : granted / GG_MIB));
 		} else if (!strcmp(command, "kernels")) {
 			kernels += a;
 			count(counting);
@@ -452,6 +565,10 @@ int main(void)
 			for (unsigned int i = 0; i < BURST_LEADERS; i++)
 				printf(" %llu", (unsigned long long)followed[i]);
 			puts("");
+		} else if (!strcmp(command, "set")) {
+			set_bytes = a * GG_MIB;
+			session_wake();
+			puts("0");
 		} else if (!strcmp(command, "delay")) {
 			delay_ms = (unsigned int)a;
 			puts("0");

@@ -13,8 +13,13 @@
 #include "device.h"
 #include "double.h"
 #include "exchange.h"
+#include "chunk.h"
+#include "clean.h"
 #include "gate.h"
+#include "keeper.h"
 #include "library.h"
+#include "order.h"
+#include "marks.h"
 #include "ours.h"
 #include "pages.h"
 #include "parked.h"
@@ -22,6 +27,7 @@
 #include "pin.h"
 #include "totals.h"
 #include "tree.h"
+#include "turn.h"
 
 static struct device *device;
 static CUcontext context;
@@ -54,6 +60,7 @@ static void start(void)
 	device = device_current();
 	CHECK(device && device->elastic);
 	device->mover->copy_us = device->mover->work_us = 60000000;	/* a driver made of threads, on a busy machine: longer than any copy */
+	device->mover->mark_us = 60000000;
 	place = (int (*)(CUdeviceptr))plain("fake_memory_place");
 }
 
@@ -385,6 +392,8 @@ static void test_stress(void)
 			double_exchange(device, (2 + any(20)) << 20);
 		if (!any(4))
 			double_limit(UINT64_MAX);
+		if (!any(4))
+			keeper_grant(device, any(3) ? any(80) << 20 : UINT64_MAX);
 		/* Looks from a third thread, at what is being freed too. */
 		for (int i = 0; i < 1000; i++) {
 			CUdeviceptr base;
@@ -787,13 +796,13 @@ static void stuck_and_gone(bool lasting)
 	fill(&item);
 	hold(true);
 	device->mover->copy_us = 1000;
-	CHECK(double_out(device, UINT64_MAX) == 0 && device->mover->stuck);
+	CHECK(double_out(device, UINT64_MAX) == 0 && device->mover->stuck[0]);
 	device->mover->copy_us = 60000000;
 	hold(false);
 	finish(reset_primary, NULL);
 	if (lasting)
 		finish(free_item, &item.address);
-	CHECK(!device->mover->stuck && device->swapped == 0 && device->resident == pool_kept(device));
+	CHECK(!device->mover->stuck[0] && device->swapped == 0 && device->resident == pool_kept(device));
 	double_agree(device);
 }
 
@@ -1033,6 +1042,155 @@ static void test_heat_copied(void)
 	double_agree(device);
 }
 
+/* Whether exactly those are on the GPU: a digit each. */
+static bool are_on_gpu(const CUdeviceptr address[8], const char *which)
+{
+	for (int i = 0; i < 8; i++)
+		if (on_gpu(address[i]) != (strchr(which, '0' + i) != NULL))
+			return false;
+	return true;
+}
+
+/* Microseconds. */
+#define A_SECOND 1000000
+
+static void sums_are(uint64_t used, uint64_t resident)
+{
+	uint64_t now_used, now_resident;
+
+	order_sums(device, &now_used, &now_resident);
+	CHECK(now_used == used << 20 && now_resident == resident << 20);
+}
+
+static void misses_are(uint64_t missed, uint64_t over)
+{
+	uint64_t now_missed, now_over;
+
+	order_misses(device, &now_missed, &now_over);
+	CHECK(now_missed == missed << 20 && now_over == over << 20);
+}
+
+/* The working set comes in the order of its first use, and goes in the reverse; what is not in it goes before and does not
+ * come. */
+static void test_order(void)
+{
+	CUdeviceptr address[8];
+	bool drained;
+
+	start();
+	for (int i = 0; i < 8; i++)
+		CHECK(cuMemAlloc_v2(&address[i], 2 << 20) == CUDA_SUCCESS);
+	sums_are(0, 0);
+	use(address[2], 1);
+	order_begin(device);	/* that was before */
+	for (const char *of = "5317351"; *of; of++)
+		use(address[*of - '0'], 1);
+	sums_are(0, 0);
+	order_learn(device, A_SECOND);
+	sums_are(8, 8);
+	misses_are(0, 0);	/* of the first turn nothing was told */
+	CHECK(double_out(device, UINT64_MAX) == 16 << 20);
+	sums_are(8, 0);
+	CHECK(double_prepare(device, 1 << 20) == 0);
+	CHECK(double_prepare(device, 4 << 20) == 4 << 20 && are_on_gpu(address, "53"));
+	CHECK(double_prepare(device, 3 << 20) == 2 << 20 && are_on_gpu(address, "531"));
+	sums_are(8, 6);
+	CHECK(double_prepare(device, UINT64_MAX) == 2 << 20 && are_on_gpu(address, "5317"));
+	CHECK(double_in(device, UINT64_MAX) == 8 << 20);
+	/* Where there is room for less it is as much of them. */
+	CHECK(double_out(device, UINT64_MAX) == 16 << 20);
+	double_bound(4 << 20);
+	CHECK(double_prepare(device, UINT64_MAX) == 4 << 20 && are_on_gpu(address, "53"));
+	double_bound(UINT64_MAX);
+	CHECK(double_in(device, UINT64_MAX) == 12 << 20);
+	/* A turn in which nothing was used says nothing of the next one. */
+	order_learn(device, A_SECOND);
+	sums_are(8, 8);
+	ours_enter();
+	CHECK(!turn_end(device, 60000000, &drained) && drained);
+	ours_leave();
+	CHECK(double_out(device, 4 << 20) == 4 << 20);
+	CHECK(on_gpu(address[5]) && on_gpu(address[3]) && on_gpu(address[1]) && on_gpu(address[7]));
+	CHECK(double_out(device, 6 << 20) == 6 << 20 && are_on_gpu(address, "531"));
+	CHECK(double_out(device, 2 << 20) == 2 << 20 && are_on_gpu(address, "53"));
+	CHECK(double_prepare(device, 2 << 20) == 2 << 20 && are_on_gpu(address, "531"));
+	turn_begin(device, 0);
+	/* What is freed is no part of it, and what is new is not yet. */
+	CHECK(cuMemFree_v2(address[5]) == CUDA_SUCCESS && cuMemAlloc_v2(&address[5], 2 << 20) == CUDA_SUCCESS);
+	sums_are(6, 4);
+	double_agree(device);
+}
+
+/* Turns of less than a second count together: what was used longest ago comes first, and goes last. */
+static void test_order_of_short_turns(void)
+{
+	CUdeviceptr address[8];
+	bool drained;
+
+	start();
+	for (int i = 0; i < 8; i++)
+		CHECK(cuMemAlloc_v2(&address[i], 2 << 20) == CUDA_SUCCESS);
+	for (int i = 0; i < 8; i++) {
+		use(address[7 - i], 1);
+		use(address[0], 1);
+		order_learn(device, A_SECOND / 4);
+	}
+	sums_are(8, 8);		/* of the last four turns: 3, 2, 1, and 0 in each */
+	CHECK(double_out(device, UINT64_MAX) == 16 << 20);
+	CHECK(double_prepare(device, 2 << 20) == 2 << 20 && are_on_gpu(address, "3"));
+	CHECK(double_prepare(device, UINT64_MAX) == 6 << 20 && are_on_gpu(address, "0123"));
+	ours_enter();
+	CHECK(!turn_end(device, 60000000, &drained) && drained);
+	ours_leave();
+	CHECK(double_out(device, 2 << 20) == 2 << 20 && are_on_gpu(address, "123"));
+	CHECK(double_out(device, 2 << 20) == 2 << 20 && are_on_gpu(address, "23"));
+	turn_begin(device, 0);
+	double_agree(device);
+}
+
+/* Of one allocation those parts are in it that something begins in, up to where something else does; of the large chunks
+ * those with such a part. */
+static void test_order_in_one(void)
+{
+	CUdeviceptr address, large;
+
+	start();
+	CHECK(cuMemAlloc_v2(&address, 12 << 20) == CUDA_SUCCESS);
+	use(address + 100, 1);
+	use(address + (4 << 20), 1);
+	use(address + (8 << 20), 1);
+	order_learn(device, A_SECOND);
+	sums_are(12, 12);
+	use(address + (4 << 20), 1);
+	order_learn(device, A_SECOND);
+	sums_are(4, 4);
+	misses_are(0, 8);
+	/* Of a copy the end is known. */
+	pages_use(address, 2 << 20);
+	order_learn(device, A_SECOND);
+	sums_are(2, 2);
+	misses_are(2, 4);
+	/* Where nothing was used the last turn stays. */
+	order_learn(device, A_SECOND);
+	misses_are(2, 4);
+	/* What was seen to begin long ago begins no longer. */
+	for (int i = 0; i < 20; i++) {
+		use(address, 1);
+		order_learn(device, A_SECOND);
+	}
+	sums_are(12, 12);
+	CHECK(cuMemAlloc_v2(&large, 100 << 20) == CUDA_SUCCESS);
+	pages_use(large + (70 << 20), 2 << 20);
+	use(address, 1);
+	order_learn(device, A_SECOND);
+	sums_are(12 + 16, 12 + 16);
+	CHECK(double_out(device, UINT64_MAX) == 112 << 20);
+	CHECK(double_prepare(device, 15 << 20) == 12 << 20);	/* the large one is not for so little */
+	CHECK(double_prepare(device, UINT64_MAX) == 16 << 20);
+	CHECK(on_gpu(large + (70 << 20)) && !on_gpu(large) && !on_gpu(large + (90 << 20)));
+	double_agree(device);
+}
+
 /* Makes every other one hot. */
 static void heat_every_other(const CUdeviceptr address[8])
 {
@@ -1071,6 +1229,129 @@ static void test_exchange(void)
 		CHECK(pin_range(address[i], 1) == CUDA_SUCCESS);
 	CHECK(double_exchange(device, 2 << 20) == 0);
 	double_agree(device);
+}
+
+/* Eight allocations, the first four on the GPU and cold, the others in the host and hot; there is room for four. */
+static void misplace(struct item items[8])
+{
+	start();
+	for (int i = 0; i < 8; i++) {
+		items[i] = (struct item){ .bytes = 2 << 20, .seed = (uint64_t)i };
+		CHECK(cuMemAlloc_v2(&items[i].address, items[i].bytes) == CUDA_SUCCESS);
+		fill(&items[i]);
+	}
+	CHECK(double_out(device, UINT64_MAX) == 16 << 20);
+	for (int i = 0; i < 4; i++)
+		use(items[i].address, 100);
+	CHECK(pick_look(device, false));
+	CHECK(double_in(device, 8 << 20) == 8 << 20);
+	for (int i = 4; i < 8; i++)
+		use(items[i].address, 10000);
+	CHECK(pick_look(device, false));
+	for (int i = 0; i < 8; i++)
+		CHECK(on_gpu(items[i].address) == (i < 4));
+	double_limit(8 << 20);
+}
+
+static void *exchange_all(void *unused)
+{
+	CHECK(double_exchange(device, 8 << 20) == 8 << 20);
+	return unused;
+}
+
+enum { TO_HOST, TO_GPU };
+
+static uint64_t bus(const char *what, int way)
+{
+	return ((uint64_t (*)(int))plain(what))(way);
+}
+
+static void until_bus(const char *what, int way, uint64_t bytes)
+{
+	while (bus(what, way) < bytes)
+		usleep(100);
+}
+
+/* In an exchange each way goes on while nothing gets on the other way, as far as there is room: what comes takes no more of the
+ * GPU than has gone by then. */
+static void test_both_ways(void)
+{
+	void (*let)(int, uint64_t);
+	uint64_t out, in, gpu, host, addresses;
+	void (*usage)(int, uint64_t *, uint64_t *, uint64_t *);
+	struct item items[8];
+	pthread_t thread;
+
+	misplace(items);
+	let = (void (*)(int, uint64_t))plain("fake_memory_let");
+	usage = (void (*)(int, uint64_t *, uint64_t *, uint64_t *))plain("fake_memory_usage");
+	out = bus("fake_memory_carried", TO_HOST);
+	in = bus("fake_memory_carried", TO_GPU);
+	let(TO_HOST, 1);
+	let(TO_GPU, 0);
+	CHECK(!pthread_create(&thread, NULL, exchange_all, NULL));
+	/* One has gone: one is on its way, and no more. */
+	until_bus("fake_memory_submitted", TO_GPU, in + (2 << 20));
+	CHECK(bus("fake_memory_submitted", TO_HOST) == out + (8 << 20));
+	usleep(20000);
+	CHECK(bus("fake_memory_submitted", TO_GPU) == in + (2 << 20));
+	CHECK(bus("fake_memory_carried", TO_HOST) == out + (2 << 20));
+	/* What goes does not wait for what comes. */
+	let(TO_HOST, 2);
+	until_bus("fake_memory_carried", TO_HOST, out + (6 << 20));
+	until_bus("fake_memory_submitted", TO_GPU, in + (6 << 20));
+	CHECK(bus("fake_memory_carried", TO_GPU) == in);
+	usage(0, &gpu, &host, &addresses);
+	CHECK(gpu <= 8 << 20);
+	/* Nor that for what goes. */
+	let(TO_GPU, 3);
+	until_bus("fake_memory_carried", TO_GPU, in + (6 << 20));
+	CHECK(bus("fake_memory_carried", TO_HOST) == out + (6 << 20));
+	let(TO_HOST, UINT64_MAX);
+	let(TO_GPU, UINT64_MAX);
+	CHECK(!pthread_join(thread, NULL));
+	for (int i = 0; i < 8; i++) {
+		CHECK(on_gpu(items[i].address) == (i >= 4));
+		verify(&items[i]);
+	}
+	CHECK(device->resident == 8 << 20 && device->swapped == 8 << 20 && pool_credited(device) == 0);
+	double_agree(device);
+}
+
+/* A way whose copies do not end leaves the rest where it was; all of it moves once they have. */
+static void test_both_ways_stuck(void)
+{
+	struct item items[8];
+	void (*let)(int, uint64_t);
+
+	misplace(items);
+	let = (void (*)(int, uint64_t))plain("fake_memory_let");
+	for (int way = 0; way < 2; way++) {
+		const uint64_t resident = device->resident;
+
+		let(way, 1);
+		device->mover->copy_us = 50000;
+		CHECK(double_exchange(device, 8 << 20) < 8 << 20);
+		CHECK(device->resident == resident && device->resident + device->swapped == 16 << 20);
+		CHECK(double_exchange(device, 8 << 20) == 0);	/* the copy is still there */
+		for (int i = 0; i < 8; i++) {
+			verify(&items[i]);
+			items[i].seed += 10;
+			fill(&items[i]);
+		}
+		device->mover->copy_us = 60000000;
+		let(way, UINT64_MAX);
+		do
+			double_in(device, UINT64_MAX);
+		while (device->mover->stuck[TO_HOST] || device->mover->stuck[TO_GPU]);
+		double_agree(device);
+		CHECK(double_exchange(device, 8 << 20));
+		double_in(device, UINT64_MAX);
+		double_agree(device);
+		for (int i = 0; i < 8; i++)
+			verify(&items[i]);
+	}
+	CHECK(pool_credited(device) == 0);
 }
 
 /* ... by itself, and the daemon is told before that memory may be off the GPU: it sees what the driver counts. */
@@ -1294,8 +1575,13 @@ static void test_peers(void)
 	for (int i = 0; i < 6; i += 2)
 		CHECK(accessible(before + ((uint64_t)i << 20), 1));
 	CHECK(accessible(after, 1) && accessible(after, 0));
-	CHECK(double_out(device, UINT64_MAX) == 0);
-	CHECK(device->foreign == 10 << 20 && device->swapped == 0);
+	CHECK(device->swapped == 2 << 20);	/* what was in the host is still */
+	/* It moves as all does, and both have access wherever it is. */
+	CHECK(double_out(device, UINT64_MAX) == 8 << 20);
+	CHECK(device->foreign == 0 && device->swapped == 10 << 20);
+	CHECK(accessible(before, 0) && accessible(before, 1) && accessible(after, 0) && accessible(after, 1));
+	CHECK(double_in(device, UINT64_MAX) == 10 << 20);
+	CHECK(accessible(before, 0) && accessible(before, 1) && accessible(after, 0) && accessible(after, 1));
 	CHECK(cuMemFree_v2(before) == CUDA_SUCCESS && cuMemFree_v2(after) == CUDA_SUCCESS);
 	CHECK(device->foreign == 0);
 }
@@ -1401,6 +1687,349 @@ static void test_reused(void)
 	}
 }
 
+/* A figure that another thread may change. */
+static uint64_t now_is(const uint64_t *figure)
+{
+	return __atomic_load_n(figure, __ATOMIC_RELAXED);
+}
+
+/* What is pinned of the host and serves nothing is what the daemon grants, at most; what serves is there all the same. */
+static void until_kept(uint64_t bytes)
+{
+	const double until = now() + 60;
+
+	while (host_kept(device) != bytes && now() < until)
+		usleep(1000);
+	CHECK(host_kept(device) == bytes);
+	CHECK(now_is(&device->host_held) == now_is(&device->host_used) + bytes);
+	double_agree(device);
+}
+
+/* Bytes that went over the bus while all went and came. */
+static uint64_t out_and_in(uint64_t bytes)
+{
+	const uint64_t before = bus("fake_memory_carried", TO_HOST);
+
+	CHECK(double_out(device, UINT64_MAX) == bytes);
+	CHECK(device->swapped == bytes && now_is(&device->clean) == 0);
+	double_agree(device);
+	CHECK(double_in(device, UINT64_MAX) == bytes);
+	double_agree(device);
+	return bus("fake_memory_carried", TO_HOST) - before;
+}
+
+/* What has not changed since it came is dropped, and not copied; its copy is no swap, and is what the host has back first. */
+static void test_clean(void)
+{
+	struct item items[6];
+	uint64_t before;
+
+	start();
+	for (int i = 0; i < 6; i++) {
+		items[i] = (struct item){ .bytes = 2 << 20, .seed = (uint64_t)i };
+		CHECK(cuMemAlloc_v2(&items[i].address, items[i].bytes) == CUDA_SUCCESS);
+		fill(&items[i]);
+	}
+	/* Where none is granted none is kept. */
+	for (int round = 0; round < 2; round++)
+		CHECK(out_and_in(12 << 20) == 12 << 20 && now_is(&device->clean) == 0);
+	CHECK(marks_made() == 0);
+	keeper_grant(device, 64 << 20);
+	CHECK(out_and_in(12 << 20) == 12 << 20);
+	CHECK(now_is(&device->clean) == 12 << 20 && now_is(&device->host_used) == 0 && device->swapped == 0);
+	CHECK(out_and_in(12 << 20) == 0 && now_is(&device->clean) == 12 << 20);
+	/* One word of one of them, a page of another: those go, and are clean again. */
+	CHECK(cuMemcpyHtoD_v2(items[1].address + (1 << 20) + 8, &before, 8) == CUDA_SUCCESS);
+	items[3].seed = 77;
+	fill(&items[3]);
+	CHECK(out_and_in(12 << 20) == 4 << 20);
+	CHECK(out_and_in(12 << 20) == 0);
+	fill(&items[1]);
+	CHECK(out_and_in(12 << 20) == 2 << 20);
+	/* What is written while it is in the host is no copy of what came before. */
+	CHECK(double_out(device, UINT64_MAX) == 12 << 20);
+	items[0].seed = 55;
+	fill(&items[0]);
+	CHECK(double_in(device, UINT64_MAX) == 12 << 20);
+	CHECK(out_and_in(12 << 20) == 0);
+	for (int i = 0; i < 6; i++)
+		verify(&items[i]);
+	/* Copies are the first that the host has back; without them all goes as ever. */
+	keeper_grant(device, 4 << 20);
+	for (const double until = now() + 60; now_is(&device->clean) > 4 << 20 && now() < until;)
+		usleep(1000);
+	CHECK(now_is(&device->clean) == 4 << 20 && now_is(&device->host_held) == 4 << 20);
+	double_agree(device);
+	before = bus("fake_memory_carried", TO_HOST);
+	CHECK(double_out(device, UINT64_MAX) == 12 << 20);
+	CHECK(bus("fake_memory_carried", TO_HOST) - before == 8 << 20);
+	CHECK(double_in(device, UINT64_MAX) == 12 << 20);
+	CHECK(now_is(&device->host_held) <= 4 << 20);
+	for (int i = 0; i < 6; i++)
+		verify(&items[i]);
+	/* ... or another chunk, which needs its room. */
+	keeper_grant(device, 6 << 20);
+	CHECK(double_out(device, 6 << 20) == 6 << 20 && double_in(device, UINT64_MAX) == 6 << 20);
+	CHECK(now_is(&device->clean) == 6 << 20);
+	before = now_is(&device->host_held);
+	for (int i = 0; i < 6; i++)
+		use(items[i].address, on_gpu(items[i].address) ? 10 : 10);
+	CHECK(double_out(device, 6 << 20) == 6 << 20 && now_is(&device->host_held) == before && now_is(&device->clean) == 0);
+	double_in(device, UINT64_MAX);
+	for (int i = 0; i < 6; i++)
+		verify(&items[i]);
+	/* Neighbours are marked together, and each for itself. */
+	keeper_grant(device, 64 << 20);
+	items[5].seed++;
+	CHECK(cuMemFree_v2(items[5].address) == CUDA_SUCCESS);
+	items[5].bytes = 22 << 20;	/* of 16 MiB, and three of 2 */
+	CHECK(cuMemAlloc_v2(&items[5].address, items[5].bytes) == CUDA_SUCCESS);
+	fill(&items[5]);
+	out_and_in(32 << 20);
+	for (size_t at = 14; at < 22; at += 2) {
+		CHECK(cuMemcpyHtoD_v2(items[5].address + (at << 20) + 4096, &at, 8) == CUDA_SUCCESS);
+		CHECK(out_and_in(32 << 20) == (at < 16 ? 16 << 20 : 2 << 20));
+		CHECK(cuMemcpyDtoH_v2(&before, items[5].address + (at << 20) + 4096, 8) == CUDA_SUCCESS && before == at);
+	}
+	/* What is freed frees its copy. */
+	for (int i = 0; i < 6; i++)
+		CHECK(cuMemFree_v2(items[i].address) == CUDA_SUCCESS);
+	CHECK(now_is(&device->clean) == 0);
+	keeper_grant(device, 0);
+	until_kept(0);
+}
+
+/* The end of a turn: nothing runs, however long that takes on a busy machine. */
+static void drain(void)
+{
+	bool drained = false;
+
+	while (!drained)
+		CHECK(turn_end(device, 1000000, &drained) == 0);
+}
+
+/* ... and `bytes` of what goes next are marked. */
+static void end_the_turn(uint64_t bytes)
+{
+	drain();
+	CHECK(mover_mark(device, bytes) == bytes);
+}
+
+/* Marks are made for no longer than a turn may take to end: what has none is copied. */
+static void test_marks_end(void)
+{
+	enum { ALL = 12 << 20 };
+	CUdeviceptr address;
+
+	start();
+	keeper_grant(device, 64 << 20);
+	CHECK(cuMemAlloc_v2(&address, ALL) == CUDA_SUCCESS);
+	drain();
+	device->mover->mark_us = 0;
+	CHECK(mover_mark(device, ALL) == 0 && marks_made() == 0 && mover_rests(device));
+	device->mover->mark_us = 60000000;
+	CHECK(mover_mark(device, ALL) == ALL && marks_made() && mover_rests(device));
+	turn_begin(device, 0);
+	double_agree(device);
+}
+
+/* Between two turns no kernel of ours runs: what the marks of the end of the last one say holds until the next. */
+static void test_clean_turns(void)
+{
+	enum { ALL = 12 << 20 };
+	struct item items[6];
+	uint64_t looked;
+
+	start();
+	keeper_grant(device, 64 << 20);
+	for (int i = 0; i < 6; i++) {
+		items[i] = (struct item){ .bytes = 2 << 20, .seed = (uint64_t)i };
+		CHECK(cuMemAlloc_v2(&items[i].address, items[i].bytes) == CUDA_SUCCESS);
+		fill(&items[i]);
+	}
+	CHECK(mover_mark(device, ALL) == 0);	/* its turn is not over */
+	for (int turn = 0; turn < 4; turn++) {
+		looked = marks_made();
+		end_the_turn(ALL);
+		CHECK(marks_made() == looked + 6 && mover_mark(device, ALL) == ALL && marks_made() == looked + 6);
+		/* What is as it came is known to be before it goes. */
+		CHECK(clean_unwritten(device) == (turn == 0 ? 0 : turn == 2 ? ALL - (2 << 20) : ALL));
+		CHECK(out_and_in(ALL) == (turn == 0 ? ALL : turn == 2 ? 2 << 20 : 0));
+		CHECK(out_and_in(ALL) == 0);
+		CHECK(marks_made() == looked + 6 && now_is(&device->clean) == ALL && clean_unwritten(device) == ALL);
+		CHECK(double_out(device, 4 << 20) == 4 << 20 && clean_unwritten(device) == ALL - (4 << 20));
+		CHECK(double_in(device, UINT64_MAX) == 4 << 20 && clean_unwritten(device) == ALL);
+		turn_begin(device, 0);
+		CHECK(clean_unwritten(device) == 0);	/* it may be written */
+		items[1].seed += turn == 1;
+		if (turn == 1)
+			fill(&items[1]);
+		for (int i = 0; i < 6; i++)
+			verify(&items[i]);
+	}
+	/* As much as is about to go, and that. */
+	looked = marks_made();
+	end_the_turn(4 << 20);
+	CHECK(marks_made() == looked + 2);
+	looked = bus("fake_memory_carried", TO_HOST);
+	CHECK(double_out(device, 4 << 20) == 4 << 20 && bus("fake_memory_carried", TO_HOST) == looked);
+	CHECK(double_out(device, UINT64_MAX) == 8 << 20 && bus("fake_memory_carried", TO_HOST) == looked + (8 << 20));
+	/* What was written in the host, in the turn, has no mark in the next gap, nor has what came before. */
+	turn_begin(device, 0);
+	for (int i = 0; i < 6; i++) {
+		items[i].seed += 100;
+		fill(&items[i]);
+	}
+	looked = marks_made();
+	drain();
+	CHECK(double_in(device, UINT64_MAX) == ALL && now_is(&device->clean) == 0 && marks_made() == looked);
+	CHECK(out_and_in(ALL) == ALL);
+	turn_begin(device, 0);
+	for (int i = 0; i < 6; i++)
+		verify(&items[i]);
+	double_agree(device);
+}
+
+/* Marks that do not end keep nothing but what they are of from moving, and that until they do. */
+static void test_clean_stuck(void)
+{
+	struct item items[2];
+
+	start();
+	keeper_grant(device, 64 << 20);
+	for (int i = 0; i < 2; i++) {
+		items[i] = (struct item){ .bytes = 2 << 20, .seed = (uint64_t)i };
+		CHECK(cuMemAlloc_v2(&items[i].address, items[i].bytes) == CUDA_SUCCESS);
+		fill(&items[i]);
+	}
+	CHECK(out_and_in(4 << 20) == 4 << 20);
+	for (int round = 0; round < 3; round++) {	/* as they go, as they come, at the end of a turn */
+		if (round == 1)
+			CHECK(double_out(device, UINT64_MAX) == 4 << 20);
+		if (round == 2)
+			drain();
+		marks_hold(true);
+		device->mover->copy_us = 500000;	/* longer than a copy, on a busy machine too */
+		CHECK((round == 0 ? double_out(device, UINT64_MAX) : round == 1 ? double_in(device, UINT64_MAX) :
+				    mover_mark(device, 4 << 20)) == 0);
+		for (int i = 0; i < 2 && round < 2; i++)	/* a copy of the program's waits for its turn */
+			verify(&items[i]);
+		CHECK(double_out(device, UINT64_MAX) == 0 && double_in(device, UINT64_MAX) == 0);
+		device->mover->copy_us = 60000000;
+		marks_hold(false);
+		do
+			double_in(device, UINT64_MAX);
+		while (device->mover->stuck[TO_HOST] || device->mover->stuck[TO_GPU]);
+		double_agree(device);
+		if (round == 2)
+			turn_begin(device, 0);
+		out_and_in(4 << 20);
+		CHECK(out_and_in(4 << 20) == 0);
+		for (int i = 0; i < 2; i++)
+			verify(&items[i]);
+	}
+}
+
+/* Whichever call fails: nothing is taken for clean that is not, and all can move again. */
+static void test_clean_faults(void)
+{
+	struct item items[3];
+
+	start();
+	keeper_grant(device, 64 << 20);
+	for (int i = 0; i < 3; i++) {
+		items[i] = (struct item){ .bytes = (size_t)(2 + 16 * (i == 2)) << 20, .seed = (uint64_t)i };
+		if (cuMemAlloc_v2(&items[i].address, items[i].bytes) != CUDA_SUCCESS)
+			CHECK(cuMemAlloc_v2(&items[i].address, items[i].bytes) == CUDA_SUCCESS);
+		fill(&items[i]);
+	}
+	for (int round = 0; round < 5; round++) {
+		bool drained = false;
+
+		if (round % 2 == 0 && turn_end(device, 1000000, &drained) == 0 && drained)
+			mover_mark(device, UINT64_MAX);
+		double_out(device, UINT64_MAX);
+		double_agree(device);
+		if (round == 3) {
+			items[1].seed = 44;
+			fill(&items[1]);
+		}
+		double_in(device, UINT64_MAX);
+		double_agree(device);
+		turn_begin(device, 0);
+		for (int i = 0; i < 3; i++) {
+			verify(&items[i]);
+			items[i].seed += (uint64_t)(round == 1 && i != 1);
+			fill(&items[i]);
+		}
+	}
+	double_out(device, 4 << 20);
+	double_exchange(device, 4 << 20);
+	double_agree(device);
+	for (int i = 0; i < 3; i++) {
+		verify(&items[i]);
+		if (cuMemFree_v2(items[i].address) != CUDA_SUCCESS)
+			CHECK(cuMemFree_v2(items[i].address) == CUDA_SUCCESS);
+	}
+	CHECK(now_is(&device->clean) == 0);
+	double_agree(device);
+}
+
+/* What changes each time is not looked at each time. */
+static void test_clean_changes(void)
+{
+	struct item item = { .bytes = 2 << 20 };
+	uint64_t looked;
+
+	start();
+	CHECK(cuMemAlloc_v2(&item.address, item.bytes) == CUDA_SUCCESS);
+	keeper_grant(device, 64 << 20);
+	for (int round = 0; round < 40; round++) {
+		item.seed = (uint64_t)round;
+		fill(&item);
+		out_and_in(2 << 20);
+		verify(&item);
+	}
+	looked = marks_made();
+	CHECK(looked > 4 && looked <= 12);
+	/* Once it does not any more that is found out. */
+	for (int round = 0; round < 40; round++)
+		out_and_in(2 << 20);
+	CHECK(out_and_in(2 << 20) == 0);
+	verify(&item);
+}
+
+static void test_granted(void)
+{
+	struct item item = { .bytes = 40 << 20, .seed = 5 };
+
+	start();
+	keeper_grant(device, 0);
+	CHECK(cuMemAlloc_v2(&item.address, item.bytes) == CUDA_SUCCESS);
+	fill(&item);
+	CHECK(now_is(&device->host_wanted) == 40 << 20);
+	usleep(50000);
+	CHECK(host_kept(device) == 0);
+	keeper_grant(device, 48 << 20);
+	until_kept(40 << 20);	/* as much as it wants */
+	keeper_grant(device, 20 << 20);
+	until_kept(16 << 20 | 4 << 20);
+	keeper_grant(device, 6 << 20);
+	until_kept(4 << 20);
+	CHECK(double_out(device, UINT64_MAX) == 40 << 20);
+	CHECK(now_is(&device->host_used) == 40 << 20 && now_is(&device->host_held) == 40 << 20);
+	verify(&item);
+	CHECK(double_in(device, UINT64_MAX) == 40 << 20);
+	CHECK(now_is(&device->host_used) == 0 && host_kept(device) <= 6 << 20);
+	keeper_grant(device, 48 << 20);
+	until_kept(40 << 20);
+	/* A daemon that does not know of it: what is there stays. */
+	keeper_grant(device, UINT64_MAX);
+	until_kept(40 << 20);
+	verify(&item);
+	CHECK(cuMemFree_v2(item.address) == CUDA_SUCCESS);
+}
+
 int main(int count, char **arguments)
 {
 	static const struct {
@@ -1416,9 +2045,15 @@ int main(int count, char **arguments)
 		{ "heat_copied", test_heat_copied }, { "reached", test_reached },
 		{ "exchange_by_itself", test_exchange_by_itself }, { "exchange_more", test_exchange_more },
 		{ "exchange_whole", test_exchange_whole },
+		{ "order", test_order }, { "order_in_one", test_order_in_one },
+		{ "order_of_short_turns", test_order_of_short_turns },
+		{ "both_ways", test_both_ways }, { "both_ways_stuck", test_both_ways_stuck },
 		{ "foreign", test_foreign }, { "reused", test_reused },
 		{ "attributes", test_attributes }, { "capture", test_capture }, { "peers", test_peers },
-		{ "ahead", test_ahead }, { "stuck", test_stuck },
+		{ "ahead", test_ahead }, { "granted", test_granted },
+		{ "clean", test_clean }, { "clean_changes", test_clean_changes },
+		{ "clean_faults", test_clean_faults }, { "clean_turns", test_clean_turns }, { "marks_end", test_marks_end },
+		{ "clean_stuck", test_clean_stuck }, { "stuck", test_stuck },
 		{ "stuck_goes", test_stuck_goes }, { "stuck_stays", test_stuck_stays },
 	};
 

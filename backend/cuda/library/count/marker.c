@@ -9,33 +9,36 @@
 #include "totals.h"
 
 #define SPACING 2000		/* us between markers in a stream */
+/* us without a launch after which the last launch gets a marker while run-ahead is bounded. Pending work counts towards
+ * a quota, so the end of the last kernel has to be seen at once. */
+#define SPACING_BOUNDED 500
 #define MOST_UNMARKED 256	/* launches without a marker */
-/* Recording an event waits where a channel has no room (about 1000 launches); the
- * listening thread must not. */
+/* Most markers pending in one stream. Recording an event blocks when a channel has no room (about 1000 launches), and
+ * the listening thread must not block. */
 #define ROOM 512
-/* To record a marker, before what it stood for counts as finished. */
+/* Attempts to record a marker before the launches that it stands for count as finished. */
 #define TRIES 4
 
 struct marker {
 	struct marker *next;
 	CUevent event;
 	uint64_t kernels, launches;
-	uint64_t first;		/* when the first of these was launched; us */
+	uint64_t first;		/* when the first of these launches was made; us */
 };
 
 static int64_t outstanding;	/* atomically: launches not known to be finished */
 
-static void finish(struct counted *counted, uint64_t kernels, uint64_t launches)
+static void finish(struct counted *counted, uint64_t kernels, uint64_t launches, uint64_t at)
 {
 	if (!launches)
 		return;
 	__atomic_sub_fetch(&outstanding, (int64_t)launches, __ATOMIC_RELAXED);
-	totals_add(counted->device, 0, kernels);
+	totals_finish(counted->device, kernels, at);
 }
 
 void marker_finish_unmarked(struct counted *counted)
 {
-	finish(counted, counted->kernels, counted->launches);
+	finish(counted, counted->kernels, counted->launches, moment_us());
 	counted->kernels = counted->launches = 0;
 }
 
@@ -68,39 +71,45 @@ static void done(struct counted *counted, struct marker *marker)
 
 static CUresult record(struct counted *counted, CUevent event)
 {
-	/* Handles 1 and 2 mean the same in every entry point: the legacy stream,
-	 * and the thread's own. */
+	/* Handles 1 and 2 mean the same in every entry point: the legacy stream and the thread's own stream. */
 	return real.cuEventRecord(event, counted->key.stream);
 }
 
-/* The first of the queue has. */
-static void pass(struct counted *counted)
+/* Takes the first marker off the queue, as passed at about `at`. */
+static void pass(struct counted *counted, uint64_t at)
 {
 	struct marker *marker = counted->first;
 
 	counted->first = marker->next;
 	if (!counted->first)
 		counted->newest = NULL;
-	finish(counted, marker->kernels, marker->launches);
+	finish(counted, marker->kernels, marker->launches, at);
 	done(counted, marker);
 }
 
 void marker_finish_all(struct counted *counted)
 {
 	while (counted->first)
-		pass(counted);
+		pass(counted, moment_us());
 	marker_finish_unmarked(counted);
 }
 
 bool marker_look(struct counted *counted)
 {
+	const uint64_t now = moment_us();
+	uint64_t before = counted->looked;
 	bool passed = false;
 
-	/* An error other than NOT_READY is the end of the context's work: nothing runs any more. */
+	/* An error other than NOT_READY means the end of the context: nothing runs there any more. */
 	while (counted->first && real.cuEventQuery(counted->first->event) != CUDA_ERROR_NOT_READY) {
-		pass(counted);
+		if (before < counted->first->first)
+			before = counted->first->first;
+		/* The marker passed at some moment since the previous look; the middle is too early as often as too
+		 * late. */
+		pass(counted, now - (now > before ? now - before : 0) / 2);
 		passed = true;
 	}
+	counted->looked = now;
 	return passed;
 }
 
@@ -141,10 +150,11 @@ bool marker_place(struct counted *counted, uint64_t time)
 
 void marker_place_quiet(struct counted *counted, bool over)
 {
-	uint64_t time = moment_us();
+	const uint64_t time = moment_us();
+	const bool bounded = __atomic_load_n(&counted->device->mark_every, __ATOMIC_RELAXED);
 
 	if (!counted->launches || counted->key.thread || stream_capturing_any() ||
-	    (!over && time - counted->last < SPACING))
+	    (!over && time - counted->last < (bounded ? SPACING_BOUNDED : SPACING)))
 		return;
 	if (__atomic_load_n(&outstanding, __ATOMIC_RELAXED) - (int64_t)counted->launches >= ROOM &&
 	    counted->first)
@@ -155,7 +165,7 @@ void marker_place_quiet(struct counted *counted, bool over)
 	}
 }
 
-/* Whether so many kernels are to have a marker behind them, however soon that is. */
+/* Whether `kernels` are enough to need a marker behind them, however short the time since the last one. */
 static bool is_due(const struct counted *counted, uint64_t kernels)
 {
 	const uint64_t every = __atomic_load_n(&counted->device->mark_every, __ATOMIC_RELAXED);
@@ -163,8 +173,8 @@ static bool is_due(const struct counted *counted, uint64_t kernels)
 	return every && kernels >= every;
 }
 
-/* Behind every launch, where no other thread can or may do it later: moves the last marker
- * on, if it is young. */
+/* Places a marker behind every launch where no other thread can or may do so later; a young last marker is moved on
+ * instead. */
 static bool place_at_once(struct counted *counted, uint64_t time)
 {
 	struct marker *newest = counted->newest;
@@ -193,7 +203,7 @@ void marker_launched(struct counted *counted, uint64_t kernels)
 	else if (counted->last - counted->marked >= SPACING || counted->launches >= MOST_UNMARKED ||
 		 is_due(counted, counted->kernels))
 		marker_place(counted, counted->last);
-	/* No thread but this can mark its own stream, and it may not come back. */
+	/* Only this thread can mark its own stream, and it may never come back. */
 	if (counted->key.thread && !at_once)
 		marker_finish_unmarked(counted);
 }

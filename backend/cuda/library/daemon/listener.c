@@ -20,6 +20,7 @@
 #include "family.h"
 #include "glibc.h"
 #include "home.h"
+#include "keeper.h"
 #include "lent.h"
 #include "life.h"
 #include "log.h"
@@ -29,6 +30,8 @@
 #include "session.h"
 #include "totals.h"
 #include "turn.h"
+#include "unified.h"
+#include "workset.h"
 
 /* Milliseconds. */
 #define RECONNECT 1000		/* between two tries */
@@ -51,9 +54,20 @@ static int64_t sooner(int64_t one, int64_t other)
 static int end_turn(struct device *device, const struct message *command, struct message *reply)
 {
 	const uint64_t start = moment_us();
+	const bool again = turn_is_over(device);
 	bool drained = false;
 	int error = departure_begun() ? EBUSY : turn_end(device, command->args[0], &drained);
 
+	if (!error && !again)
+		workset_turn_over(device);
+	if (!error && command->args[1])
+		workset_prepared(device);
+	/* Kernels of ours run until this is answered; one that runs longer is to end before the GPU is taken away. */
+	if (!error && drained && command->args[1]) {
+		mover_mark(device, command->args[1]);
+		drained = mover_rests(device);
+		workset_tell(device);	/* what of that need not be written */
+	}
 	reply->args[0] = !error && drained;
 	reply->args[1] = moment_us() - start;
 	return error;
@@ -84,6 +98,41 @@ static void rank(const struct message *command, int fd)
 		close(fd);
 }
 
+/* Where the time went since `before`: people look for what takes long. */
+static void tell_spent(struct device *device, const struct mover_spent *before, struct message *reply)
+{
+	const struct mover_spent now = mover_spent(device);
+
+	reply->args[2] = now.waited - before->waited;
+	reply->args[3] = now.closed - before->closed;
+	reply->args[4] = now.made - before->made;
+}
+
+/* As end_turn. What waits until nothing runs would do so in vain where something that the turn left runs still. */
+static int prepare(struct device *device, const struct message *command, struct message *reply)
+{
+	struct mover_spent before;
+	uint64_t usec;
+
+	if (departure_begun() || turn_is_late(device))
+		return EBUSY;
+	before = mover_spent(device);
+	workset_prepared(device);
+	reply->args[0] = mover_prepare(device, command->args[0], &usec);
+	reply->args[1] = usec;
+	tell_spent(device, &before, reply);
+	log_line("gpu %d: asked to prepare %llu MiB, moved %llu MiB in %llu us", device->index,
+		 (unsigned long long)(command->args[0] / GG_MIB), (unsigned long long)(reply->args[0] / GG_MIB),
+		 (unsigned long long)usec);
+	workset_tell(device);
+	return 0;
+}
+
+static bool is_known(uint32_t op)
+{
+	return op == OP_RECLAIM || op == OP_END_TURN || op == OP_BEGIN_TURN || op == OP_PREPARE;
+}
+
 static void obey(const struct message *command)
 {
 	struct message reply = { .op = command->op | OP_REPLY, .seq = command->seq, .gpu = command->gpu };
@@ -104,7 +153,7 @@ static void obey(const struct message *command)
 		} else if (managed) {
 			turn_open(managed->device);
 		}
-	} else if (command->op != OP_RECLAIM && command->op != OP_END_TURN && command->op != OP_BEGIN_TURN) {
+	} else if (!is_known(command->op)) {
 		reply.status = -ENOSYS;
 	} else if (!managed) {
 		reply.status = -ENODEV;
@@ -112,15 +161,25 @@ static void obey(const struct message *command)
 		reply.status = -end_turn(managed->device, command, &reply);
 	} else if (command->op == OP_BEGIN_TURN) {
 		turn_begin(managed->device, command->args[0]);
+	} else if (command->op == OP_PREPARE) {
+		reply.status = -prepare(managed->device, command, &reply);
 	} else if (!departure_begun()) {
+		const struct mover_spent before = mover_spent(managed->device);
+
 		moved = mover_out(managed->device, command->args[3], &usec);
+		if (moved < command->args[3])
+			moved += unified_out(managed->device, command->args[3] - moved);
 		log_line("gpu %d: asked to move %llu MiB, moved %llu MiB in %llu us", managed->device->index,
 			  (unsigned long long)(command->args[3] / GG_MIB), (unsigned long long)(moved / GG_MIB),
 			  (unsigned long long)usec);
 		reply.args[0] = moved;
 		reply.args[1] = usec;
+		tell_spent(managed->device, &before, &reply);
+		workset_tell(managed->device);
 	}
 	pthread_mutex_lock(&session.lock);
+	if (command->op == OP_PREPARE)
+		session.moved_in_us += reply.args[1];
 	if (managed && command->op == OP_RECLAIM && !departure_begun()) {
 		/* Less than was moved, where some of it was freed meanwhile. */
 		reply.args[0] = mover_booked(managed->device);
@@ -164,6 +223,25 @@ static void work(void)
 	}
 }
 
+/* What the daemon has granted of the host holds from now on. */
+static void pass_grants(void)
+{
+	pthread_mutex_lock(&session.lock);
+	for (int i = 0; i < session.managed_count; i++) {
+		struct managed *managed = &session.managed[i];
+		const uint64_t grant = managed->grant;
+
+		if (!managed->granted)
+			continue;
+		managed->granted = false;
+		pthread_mutex_unlock(&session.lock);
+		log_line("gpu %d: granted %llu MiB of the host", managed->device->index, (unsigned long long)(grant / GG_MIB));
+		keeper_grant(managed->device, grant);
+		pthread_mutex_lock(&session.lock);
+	}
+	pthread_mutex_unlock(&session.lock);
+}
+
 /* Memory comes back where there is room, or there may be; returns the ms until it is to be tried again. */
 static int64_t move_back(void)
 {
@@ -177,7 +255,15 @@ static int64_t move_back(void)
 		uint64_t want, owed, moved, usec;
 		/* The daemon answers once what moved us has ended: until then the driver is busy with that. */
 		const bool may_come = managed->ours || session_now_ms() - session.lost_at > ALONE;
+		const bool told = managed->ours && session.features & FEATURE_SETS;
+		/* What comes before its turn the daemon asks for: the room may be for another program, whose turn is sooner, in
+		 * its own turn as well, and what comes by itself then has to wait until nothing runs. */
+		const bool prepared = told && workset_is_prepared(managed->device);
+		const bool waits = prepared || (told && turn_is_over(managed->device));
 
+		pthread_mutex_unlock(&session.lock);
+		next = sooner(next, workset_tick(managed->device, told));
+		pthread_mutex_lock(&session.lock);
 		/* Nothing moves there before its next turn, which would have to wait for this thread. */
 		if (turn_is_late(managed->device))
 			continue;
@@ -190,13 +276,15 @@ static int64_t move_back(void)
 		exchange_settle(managed->device);
 		pthread_mutex_lock(&session.lock);
 		/* Where there is room now there will be some then. */
-		if (calm_rests(managed->device))
+		if (prepared || calm_rests(managed->device))
 			managed->room = 0;
 		want = at_most(managed->swapped + owed, MOVE_BACK_PIECE);
-		if (want && (due || managed->room) && !calm_rests(managed->device)) {
+		if (want && ((due && !waits) || managed->room) && !calm_rests(managed->device)) {
 			managed->room = 0;
 			pthread_mutex_unlock(&session.lock);
 			moved = mover_in(managed->device, want, &usec);
+			if (moved < want)
+				moved += unified_in(managed->device, want - moved);
 			if (moved)
 				log_line("gpu %d: moved %llu MiB back in %llu us", managed->device->index,
 					  (unsigned long long)(moved / GG_MIB), (unsigned long long)usec);
@@ -206,7 +294,7 @@ static int64_t move_back(void)
 			managed->room += moved >= want;
 		}
 		/* Where nothing more comes back, what is hot may come for what is cold. */
-		if (!managed->room) {
+		if (!managed->room && !prepared) {
 			pthread_mutex_unlock(&session.lock);
 			next = sooner(next, exchange_tick(managed->device));
 			pthread_mutex_lock(&session.lock);
@@ -318,6 +406,11 @@ static void manage(struct managed *managed)
 	/* A daemon begins with that. */
 	managed->foreign = managed->exchanged = managed->away = managed->intact = managed->lent = 0;
 	managed->report = false;
+	managed->held = managed->used = managed->wanted = managed->clean = managed->unified = 0;
+	managed->report_host = false;
+	/* What the last daemon granted holds until this one says another thing, if it can. */
+	managed->granted = !(session.features & FEATURE_HOST);
+	managed->grant = UINT64_MAX;
 	session_note(managed);
 	log_line("gpu %d: managed, with %llu MiB", managed->device->index,
 		  (unsigned long long)(managed->resident / GG_MIB));
@@ -441,6 +534,7 @@ static void *listen_to_it(void *unused)
 		}
 		connect_and_manage();
 		receive();
+		pass_grants();
 		work();
 		/* A program that stands by makes no call. */
 		next = departure_begun() ? LONGEST : move_back();

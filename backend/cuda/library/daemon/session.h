@@ -28,6 +28,11 @@ struct managed {
 	uint64_t freed_resident, freed_swapped;	/* not told yet: the socket was full */
 	uint64_t foreign, exchanged, away, intact, lent;	/* as in struct device, told or to be told */
 	bool report;
+	uint64_t held, used, wanted, clean;	/* ... of the host */
+	uint64_t unified;	/* ... that is managed memory */
+	bool report_host;
+	bool granted;		/* it has said what may be had of the host, which is not passed on yet: */
+	uint64_t grant;
 	bool tried;		/* a thread that waits in daemon_manage waits no longer */
 	bool ours;		/* the daemon that we are connected to manages it */
 	bool strange;		/* ... or does not know it */

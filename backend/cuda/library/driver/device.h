@@ -42,11 +42,17 @@ struct device {
 	/* Bytes, atomically updated; multiples of GG_CHUNK; in gmem.stat. */
 	uint64_t resident;	/* in chunks of the GPU, those cached in the pool included: what is charged */
 	uint64_t swapped;	/* in pinned host chunks that serve the program */
-	uint64_t foreign;	/* that cannot be moved: the program's own cuMemCreate, pools that are not ours, arrays, managed memory */
+	uint64_t foreign;	/* that cannot be moved: the program's own cuMemCreate, pools that are not ours, arrays */
+	uint64_t managed;	/* in `resident`: managed memory that may be on the GPU; the driver counts it nowhere */
 	uint64_t lent;		/* in `foreign`, and only by descriptors that others may have (lent.h) */
 	uint64_t intact;	/* in objects that can move and have not yet: a checkpoint carries them */
 	uint64_t exchanged;	/* bytes that came back in the place of others, ever (exchange.c) */
 	uint64_t away;		/* bytes in `resident` that may be off the GPU just now: they change places */
+	uint64_t clean;		/* in the host, of chunks that are on the GPU: copies of them (clean.h) */
+	/* ... pinned of the host for this GPU (host.h), not in gmem.stat. */
+	uint64_t host_held;	/* all of it */
+	uint64_t host_used;	/* that serves the program, but for copies */
+	uint64_t host_wanted;	/* that it would have, if it is granted that much */
 };
 
 /* The device of the current context, or of `ordinal`; set up on first use. NULL: not one that we manage. */

@@ -20,6 +20,7 @@
 #define MAKE_CODE(...)
 #define MAKE_MEMORY(...)
 #define MAKE_TRANSFER(...)
+#define MAKE_ADVICE(...)
 
 #define ENTRY(name, kind, parameters, arguments, since) MAKE_##kind(name, parameters, arguments)
 #include "entries.def"

@@ -12,6 +12,7 @@
 #include "lent.h"
 #include "object.h"
 #include "ours.h"
+#include "peer.h"
 #include "pin.h"
 #include "region.h"
 #include "view.h"
@@ -55,6 +56,8 @@ WRAPPER cuMemGetHandleForAddressRange(void *handle, CUdeviceptr dptr, size_t siz
 	result = pin(dptr, size);
 	if (result == CUDA_SUCCESS)
 		CALL_REAL(result, cuMemGetHandleForAddressRange, (handle, dptr, size, handleType, flags));
+	if (result == CUDA_SUCCESS)
+		foreign_share();
 	if (result == CUDA_SUCCESS && handleType == CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD)
 		give(dptr, size, *(int *)handle);
 	return result;
@@ -81,7 +84,7 @@ WRAPPER cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags)
 	}
 	/* The current context may use from now on all that is, and will be, on the peer. */
 	if (result == CUDA_SUCCESS && peer && peer->regions && peer != device)
-		result = pin_peer(peer, device->ordinal);
+		result = peer_give(peer, device->ordinal);
 	if (result != CUDA_SUCCESS) {
 		undone = real.cuCtxDisablePeerAccess(peerContext);
 		(void)undone;
@@ -90,8 +93,8 @@ WRAPPER cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags)
 	return result;
 }
 
-/* What a peer was given it keeps: that it is used no more costs nothing but that
- * it stays on the GPU. */
+/* A peer keeps the access that it was given: access that is no longer used costs only a look at whether the peer rests,
+ * where memory moves. */
 FORWARD(cuCtxDisablePeerAccess, (CUcontext peerContext), (peerContext))
 
 /* What the program asks about an address */
@@ -251,5 +254,7 @@ WRAPPER cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, 
 	result = pin(ptr, 1);
 	if (result == CUDA_SUCCESS)
 		CALL_REAL(result, cuPointerSetAttribute, (value, attribute, ptr));
+	if (result == CUDA_SUCCESS)
+		foreign_share();
 	return result;
 }

@@ -13,7 +13,7 @@
 #include "life.h"
 #include "memory.h"
 #include "parked.h"
-#include "pin.h"
+#include "peer.h"
 #include "pool.h"
 #include "quiet.h"
 #include "region.h"
@@ -350,7 +350,7 @@ WRAPPER cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void 
 static CUresult give_access(struct device *device, CUdevice peer)
 {
 	CUstreamCaptureMode mode = driver_enter();
-	CUresult result = pin_peer(device, peer);
+	CUresult result = peer_give(device, peer);
 
 	driver_leave(mode);
 	return result;
@@ -408,14 +408,14 @@ WRAPPER cuMemPoolDestroy(CUmemoryPool pool)
 FORWARD(cuMemPoolGetAccess,
 	(CUmemAccess_flags *flags, CUmemoryPool memPool, CUmemLocation *location),
 	(flags, memPool, location))
-FORWARD(cuMemPoolExportToShareableHandle,
-	(void *handle_out, CUmemoryPool pool, CUmemAllocationHandleType handleType,
-	 unsigned long long flags),
-	(handle_out, pool, handleType, flags))
-FORWARD(cuMemPoolImportFromShareableHandle,
-	(CUmemoryPool *pool_out, void *handle, CUmemAllocationHandleType handleType,
-	 unsigned long long flags),
-	(pool_out, handle, handleType, flags))
+FORWARD_THEN(cuMemPoolExportToShareableHandle,
+	     (void *handle_out, CUmemoryPool pool, CUmemAllocationHandleType handleType,
+	      unsigned long long flags),
+	     (handle_out, pool, handleType, flags), foreign_share())
+FORWARD_THEN(cuMemPoolImportFromShareableHandle,
+	     (CUmemoryPool *pool_out, void *handle, CUmemAllocationHandleType handleType,
+	      unsigned long long flags),
+	     (pool_out, handle, handleType, flags), foreign_share())
 FORWARD(cuMemPoolExportPointer, (CUmemPoolPtrExportData *shareData_out, CUdeviceptr ptr),
 	(shareData_out, ptr))
 FORWARD(cuMemPoolImportPointer,

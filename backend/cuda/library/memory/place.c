@@ -7,10 +7,11 @@
 #include "tree.h"
 #include "view.h"
 
-/* What undoes something is tried so often. */
+/* Attempts to undo something. */
 #define TRIES 3
 
-/* What is, or is to be, behind a run: one handle, chunks, or, where neither is said, what is there by the books. */
+/* The memory behind a run, or to be mapped there: one handle, one per chunk, or, with neither given, what the books
+ * say. */
 struct behind {
 	CUmemGenericAllocationHandle whole;
 	const CUmemGenericAllocationHandle *chunks;
@@ -20,7 +21,7 @@ struct behind {
 struct spot {
 	CUdeviceptr address;
 	size_t from, to;
-	const struct view *view;	/* NULL: of the region's own addresses */
+	const struct view *view;	/* NULL: at the region's own addresses */
 };
 
 static struct spot spot_of(const struct place_run *run, const struct view *view)
@@ -59,15 +60,13 @@ static CUresult unmap(const struct spot *spot, size_t bytes, int tries)
 	return result;
 }
 
-/* Maps what is behind a spot; the bytes that are. */
+/* Maps the memory of a spot; returns the bytes mapped. */
 static size_t map(const struct place_run *run, const struct spot *spot, struct behind behind, CUresult *result)
 {
 	const struct region *region = run->region;
 	size_t at = spot->from;
 
 	*result = CUDA_SUCCESS;
-	if (!behind.chunks && !behind.whole && region->object)
-		behind.whole = region->object->whole;
 	if (behind.whole) {
 		CALL_REAL(*result, cuMemMap, (spot->address, spot->to - spot->from, spot->from, behind.whole, 0));
 		return *result == CUDA_SUCCESS ? spot->to - spot->from : 0;
@@ -105,33 +104,46 @@ static bool same(const struct access *one, const struct access *other)
 	return one->read == other->read && one->write == other->write;
 }
 
-/* By as few calls as there are kinds of access. */
-static CUresult allow(const struct place_run *run, const struct spot *spot)
+/* Where the first driver call for [from, to) of a spot ends: at the end of a mapping. */
+static size_t end_of_call(const struct place_run *run, size_t from, size_t to, struct behind behind)
+{
+	const struct region *region = run->region;
+	size_t end = from, i = chunk_at(region, from);
+
+	if (behind.whole)
+		return to;
+	do {
+		end = chunk_offset(region, i) + chunk_bytes(region, i);
+		i++;
+	} while (end < to && end - from + chunk_bytes(region, i) <= PLACE_RUN_BYTES);
+	return end < to ? end : to;
+}
+
+/* Sets access with as few calls as there are kinds of access and runs. */
+static CUresult allow(const struct place_run *run, const struct spot *spot, struct behind behind)
 {
 	CUmemAccessDesc access[GG_ORDINALS];
 	CUresult result = CUDA_SUCCESS;
-	size_t page, last, count;
+	size_t count = 0;
 
 	if (!spot->view) {
 		pthread_mutex_lock(&tree_lock);
 		count = tree_access(run->region, access);
 		pthread_mutex_unlock(&tree_lock);
-		CALL_REAL(result, cuMemSetAccess, (spot->address, spot->to - spot->from, access, count));
-		return result;
 	}
-	page = (spot->from - spot->view->offset) / GG_CHUNK;
-	last = (spot->to - spot->view->offset) / GG_CHUNK;
-	while (page < last && result == CUDA_SUCCESS) {
-		const struct access *has = &spot->view->access[page];
-		const CUdeviceptr at = spot->view->address + page * GG_CHUNK;
-		size_t pages = 1;
+	for (size_t from = spot->from, to; from < spot->to && result == CUDA_SUCCESS; from = to) {
+		to = end_of_call(run, from, spot->to, behind);
+		if (spot->view) {
+			const struct access *has = &spot->view->access[(from - spot->view->offset) / GG_CHUNK];
+			size_t pages = 1;
 
-		while (page + pages < last && same(has, &has[pages]))
-			pages++;
-		count = describe(has, access);
+			while (pages < (to - from) / GG_CHUNK && same(has, &has[pages]))
+				pages++;
+			to = from + pages * GG_CHUNK;
+			count = describe(has, access);
+		}
 		if (count)
-			CALL_REAL(result, cuMemSetAccess, (at, pages * GG_CHUNK, access, count));
-		page += pages;
+			CALL_REAL(result, cuMemSetAccess, (spot->address + (from - spot->from), to - from, access, count));
 	}
 	return result;
 }
@@ -139,16 +151,19 @@ static CUresult allow(const struct place_run *run, const struct spot *spot)
 static CUresult enter(const struct place_run *run, const struct spot *spot, struct behind behind)
 {
 	CUresult result;
-	const size_t mapped = map(run, spot, behind, &result);
+	size_t mapped;
 
+	if (!behind.chunks && !behind.whole && run->region->object)
+		behind.whole = run->region->object->whole;
+	mapped = map(run, spot, behind, &result);
 	if (result == CUDA_SUCCESS)
-		result = allow(run, spot);
+		result = allow(run, spot, behind);
 	if (result != CUDA_SUCCESS && mapped && unmap(spot, mapped, TRIES) != CUDA_SUCCESS)
 		log_line("%zu bytes at %llx stay mapped", mapped, spot->address);
 	return result;
 }
 
-/* Over all spots of a run. */
+/* An iteration over all spots of a run. */
 struct walk {
 	const struct view *next;
 	bool own;	/* the region's own addresses are still to come */
@@ -177,7 +192,7 @@ static bool step(const struct place_run *run, struct walk *walk, struct spot *sp
 	return false;
 }
 
-/* Leaves the first `most` spots. */
+/* Unmaps the first `most` spots. */
 static void leave_again(const struct place_run *run, size_t most)
 {
 	struct walk walk = walk_over(run);

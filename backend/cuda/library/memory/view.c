@@ -7,6 +7,7 @@
 #include "life.h"
 #include "object.h"
 #include "pages.h"
+#include "tree.h"
 
 /* All of them, by their addresses; no two overlap. */
 static struct view **views;
@@ -151,10 +152,17 @@ uint64_t view_users(const struct region *region)
 {
 	uint64_t users = 0;
 
+	if (!region->object)
+		return __atomic_load_n(&region->device->regions->users, __ATOMIC_ACQUIRE);
 	for (const struct view *view = region->object->views; view; view = view->next)
 		for (size_t page = 0; page < view->bytes / GG_CHUNK; page++)
 			users |= view->access[page].read;
 	return users;
+}
+
+bool view_is_shared(const struct region *region)
+{
+	return view_users(region) & ~(UINT64_C(1) << region->device->ordinal);
 }
 
 static void forget(void)

@@ -6,14 +6,18 @@
 #include <time.h>
 
 #include "double.h"
+#include "keeper.h"
 #include "model.h"
 
-/* Bytes that move at once at most, in chunks of the smallest size. */
+/* Most bytes that move at once, in chunks of the smallest size. */
 #define MOST 40
-/* How long a call of the driver waits for what moves within it, ns. */
+/* Time for which a driver call waits for a move within it, in ns. */
 #define WITHIN_NS 5000000
 
-/* What is to move. */
+/* Moves between two grants of the host. */
+#define GRANTED 4
+
+/* Kinds of moves. */
 enum kind { EXCHANGE, LIMIT, IN, OUT, KINDS };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -22,6 +26,7 @@ static struct device *device;
 static bool ordered, forbidden;
 static enum kind kind;
 static uint64_t bytes;
+static unsigned int orders;	/* of the thread alone */
 
 static void carry_out(enum kind what, uint64_t amount)
 {
@@ -50,6 +55,9 @@ static void *move(void *unused)
 		const uint64_t amount = bytes;
 
 		pthread_mutex_unlock(&lock);
+		/* Meanwhile the host's grant changes, or is taken away. */
+		if (++orders % GRANTED == 0)
+			keeper_grant(device, orders % (3 * GRANTED) ? amount : UINT64_MAX);
 		carry_out(what, amount);
 		pthread_mutex_lock(&lock);
 		ordered = false;
@@ -66,7 +74,7 @@ void moves_start(struct device *of)
 	CHECK(!pthread_create(&thread, NULL, move, NULL));
 }
 
-/* With the lock. One at a time. */
+/* Orders one move at a time. With `lock` held. */
 static void order(uint64_t (*random)(uint64_t))
 {
 	static const enum kind kinds[] = { EXCHANGE, LIMIT, IN, OUT, OUT };

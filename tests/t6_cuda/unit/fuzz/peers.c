@@ -53,7 +53,6 @@ void peers_give(void)
 		by_context();
 	else
 		by_pool();
-	model.peers = true;
 	check();
 }
 

@@ -1,0 +1,166 @@
+"""Pieces: how what is planned to move does, a piece each way at a time.
+
+The first piece of a phase takes PIECE_US each way, and those behind it are longer. Memory moves in chunks: a piece that
+comes is no smaller than the largest of them, and waits until there is room for that. What moved nothing is asked for
+again a little later, as long as the phase is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+import attrs
+import trio
+
+from backend.common.tracing import TRACE
+from backend.scheduler.memory.claims import Name, Rates
+from backend.scheduler.memory.hands import Hands
+from backend.scheduler.memory.moves import Moves, Share, Way, out_in
+from backend.scheduler.memory.planner import Plan, Planner, Still
+from backend.scheduler.memory.telling import said
+
+PIECE_US, PIECE_MOST_US = 5_000, 40_000
+"""Microseconds that a piece takes, the first of a phase and the longest: each is twice as long as the one before. What
+comes waits for what goes by a piece, and 2 to 3 ms pass in which nothing is carried: to ask for it, for the first copy
+and for the last remap."""
+PIECE_LEAST_US = 500
+"""Microseconds of a phase in which nothing more is moved: to ask for it takes as long."""
+GRACE_S = 0.02
+"""Seconds that a piece may take beyond the end of its phase before it is given up."""
+AGAIN_S = 0.01
+"""Seconds after which a move is asked for again that moved nothing; each time twice as long."""
+TRIED_S = 0.04
+"""Seconds between two times of that from which on it is taken to fail."""
+LEARNS = 0.2
+"""Part that one piece has in what is known of a rate."""
+
+FASTER, SLOWEST = 2.0, 0.5
+"""Times as fast as is known that a piece counts at most: what never came back has gone without being carried. And part
+of the best rate that was known which is taken for granted: memory of the host that has to be made for what goes, once,
+is ten times as slow, and by that rate programs would be said to wait for seconds, and would."""
+
+
+@attrs.frozen
+class Hold:
+    """What moved nothing when it was asked for."""
+
+    again: float
+    """When it is asked for again, by trio's clock."""
+    wait: float
+    """For how long it is not, seconds."""
+
+
+@attrs.frozen
+class Seen:
+    """How fast pieces went, bytes a second; 0 before the first."""
+
+    usual: float = 0.0
+    """Of late."""
+    best: float = 0.0
+    """The most that was usual."""
+
+    def with_(self, rate: float) -> Seen:
+        """Return what is known with one piece more."""
+        usual = self.usual + LEARNS * (rate - self.usual) if self.usual else rate
+        return Seen(usual, max(usual, self.best))
+
+
+class Pieces:
+    """See the module."""
+
+    def __init__(self, hands: Hands) -> None:
+        self._hands = hands
+        self._held: dict[Still, Hold] = {}
+        self._made = 0  # in this phase
+        self._seen = dict.fromkeys(Way, Seen())
+
+    @property
+    def still(self) -> frozenset[Still]:
+        """What moved nothing a moment ago."""
+        now = trio.current_time()
+        return frozenset(what for what, hold in self._held.items() if now < hold.again)
+
+    @property
+    def are_tried(self) -> bool:
+        """Whether something moved nothing a moment ago that may do so the next time: it is no failure yet."""
+        return any(hold.wait < TRIED_S for hold in self._held.values())
+
+    @property
+    def again(self) -> Sequence[float]:
+        """When what moved nothing is asked for again, by trio's clock."""
+        return [hold.again for hold in self._held.values()]
+
+    def begin(self) -> None:
+        """A phase begins: what did not move in the one before may do so."""
+        self._held.clear()
+        self._made = 0
+
+    async def move(self, plan: Plan, planner: Planner) -> bool:
+        """Moves a piece each way on each GPU, and has the planner know how fast that was. Returns whether there was
+        any."""
+        assert plan.ends_us is not None
+        left_us = plan.ends_us - round(trio.current_time() * 1e6)
+        if left_us < PIECE_LEAST_US:
+            return False
+        pieces = [one for gpu, moves in plan.moves.items() for one in self._pieces(gpu, moves, left_us, planner)]
+        if not pieces:
+            return False
+        with trio.move_on_after(left_us / 1e6 + GRACE_S):
+            async with trio.open_nursery() as nursery:
+                for piece in pieces:
+                    nursery.start_soon(piece)
+        self._made += 1
+        return True
+
+    def _pieces(
+        self, gpu: int, moves: Moves, left_us: int, planner: Planner
+    ) -> Iterable[Callable[[], Awaitable[None]]]:
+        """Yield what moves a piece each way. None takes longer than the phase."""
+        rates, chunk = planner.rates, self._hands.chunk(gpu)
+        piece_us = min(PIECE_MOST_US, PIECE_US << min(self._made, 8), left_us)
+        if moves.outs:
+            most = max(chunk, out_in(moves.outs[0], rates, piece_us))
+            yield self._piece(gpu, moves.outs[0], Way.OUT, most, planner)
+        if moves.ins:
+            first = moves.ins[0]
+            least = min(chunk, first.nbytes)
+            # With less room than that nothing could come: what goes makes it. Where nothing goes, smaller chunks may.
+            if moves.free >= least or (moves.free and not moves.outs):
+                most = min(moves.free, max(least, rates.into_in(piece_us)))
+                yield self._piece(gpu, first, Way.IN, most, planner)
+
+    def _piece(self, gpu: int, share: Share, way: Way, most: int, planner: Planner) -> Callable[[], Awaitable[None]]:
+        nbytes = max(1, min(share.nbytes, most))
+        act = self._hands.evict if way is Way.OUT else self._hands.fetch
+
+        async def move() -> None:
+            began = trio.current_time()
+            try:
+                moved = await act(gpu, share.name, nbytes)
+            except OSError:
+                moved = 0
+            seconds, figures = trio.current_time() - began, {"asked": nbytes, "bytes": moved, "vain": int(not moved)}
+            TRACE.add(f"{way.value} {said(share.name)}", pieces=1, us=round(seconds * 1e6), **figures)
+            if not moved:
+                self._hold(gpu, share.name, way)
+                return
+            self._held.pop((gpu, share.name, way), None)
+            if share.written or way is Way.IN:
+                self._learn(planner, way, moved, seconds)
+
+        return move
+
+    def _hold(self, gpu: int, name: Name, way: Way) -> None:
+        last = self._held.get((gpu, name, way))
+        wait = AGAIN_S if last is None else 2 * last.wait
+        self._held[gpu, name, way] = Hold(trio.current_time() + wait, wait)
+
+    def _learn(self, planner: Planner, way: Way, nbytes: int, seconds: float) -> None:
+        """Notes how fast a piece went; small ones say more of what it takes to ask."""
+        rates, seen = planner.rates, self._seen[way]
+        before = rates.out if way is Way.OUT else rates.into
+        if seconds <= 0 or nbytes < before * PIECE_US / 2e6:
+            return
+        seen = self._seen[way] = seen.with_(min(nbytes / seconds, FASTER * (seen.usual or before)))
+        rate = round(max(seen.usual, SLOWEST * seen.best))
+        planner.rates = Rates(rate, rates.into) if way is Way.OUT else Rates(rates.out, rate)

@@ -1,0 +1,122 @@
+"""What of a plan moves at a time, and what is learnt of the bus by that, in virtual time."""
+
+from __future__ import annotations
+
+import attrs
+import trio
+
+from backend.scheduler.memory.claims import Name, Rates
+from backend.scheduler.memory.moves import Moves, Share, Way
+from backend.scheduler.memory.pieces import AGAIN_S, FASTER, PIECE_MOST_US, PIECE_US, Pieces
+from backend.scheduler.memory.planner import Plan, Planner
+from tests.support.harness import virtual
+
+MIB, GIB = 1 << 20, 1 << 30
+CHUNK = 64 * MIB
+RATE = 40 * 10**9
+
+
+@attrs.define
+class Bus:
+    """Hands that move whole chunks, at a rate."""
+
+    rate: float = RATE
+    asked: list[tuple[Way, Name, int]] = attrs.field(factory=list)
+    refuses: bool = False
+
+    def chunk(self, gpu: int) -> int:
+        return CHUNK
+
+    async def _move(self, way: Way, name: Name, nbytes: int) -> int:
+        self.asked.append((way, name, nbytes))
+        moved = 0 if self.refuses else nbytes - nbytes % CHUNK if way is Way.IN else -(-nbytes // CHUNK) * CHUNK
+        await trio.sleep(moved / self.rate)
+        return moved
+
+    async def evict(self, gpu: int, name: Name, nbytes: int) -> int:
+        return await self._move(Way.OUT, name, nbytes)
+
+    async def fetch(self, gpu: int, name: Name, nbytes: int) -> int:
+        return await self._move(Way.IN, name, nbytes)
+
+
+def planned(free: int, nbytes: int = GIB, goes: bool = True, seconds: float = 0.5) -> Plan:
+    """So much of B comes, into so much room, as A goes."""
+    outs = [Share("A", nbytes, nbytes)] if goes else []
+    moves = Moves(outs, [Share("B", nbytes)], free)
+    ends_us = round((trio.current_time() + seconds) * 1e6)
+    return Plan((frozenset("A"), frozenset("B")), moves={0: moves}, ends_us=ends_us)
+
+
+@virtual
+async def test_what_comes_is_a_chunk_at_least_and_waits_for_room() -> None:
+    bus, planner = Bus(), Planner(Rates(RATE, RATE))
+    pieces = Pieces(bus)  # type: ignore[arg-type]
+    assert await pieces.move(planned(CHUNK - 1), planner)
+    assert [way for way, _, _ in bus.asked] == [Way.OUT]
+    bus.asked.clear()
+    assert await pieces.move(planned(CHUNK), planner)
+    assert (Way.IN, "B", CHUNK) in bus.asked
+    slow = Planner(Rates(10**9, 10**9))
+    bus.asked.clear()
+    assert await pieces.move(planned(GIB), slow)
+    assert all(nbytes >= CHUNK for _, _, nbytes in bus.asked)
+    bus.asked.clear()
+    assert await pieces.move(planned(MIB, goes=False), planner), "where nothing goes smaller chunks may fit"
+    assert not pieces.still.isdisjoint({(0, "B", Way.IN)})
+
+
+@virtual
+async def test_pieces_grow_with_the_phase() -> None:
+    bus, planner = Bus(), Planner(Rates(RATE, RATE))
+    pieces = Pieces(bus)  # type: ignore[arg-type]
+    for _ in range(6):
+        await pieces.move(planned(16 * GIB, 16 * GIB), planner)
+    each = [nbytes * 1e6 / RATE for way, _, nbytes in bus.asked if way is Way.IN]
+    assert abs(each[0] - PIECE_US) < PIECE_US
+    assert each[-1] <= 1.1 * PIECE_MOST_US
+    assert each[-1] > 4 * each[0]
+    pieces.begin()
+    bus.asked.clear()
+    await pieces.move(planned(16 * GIB, 16 * GIB), planner)
+    assert max(nbytes for _, _, nbytes in bus.asked) <= 2 * RATE * PIECE_US / 1e6
+
+
+@virtual
+async def test_what_moves_nothing_is_asked_again_later() -> None:
+    bus, planner = Bus(refuses=True), Planner(Rates(RATE, RATE))
+    pieces = Pieces(bus)  # type: ignore[arg-type]
+    await pieces.move(planned(GIB), planner)
+    assert pieces.still == {(0, "A", Way.OUT), (0, "B", Way.IN)}
+    assert pieces.are_tried
+    await trio.sleep(AGAIN_S)
+    assert not pieces.still
+    for _ in range(4):
+        await pieces.move(planned(GIB), planner)
+    assert not pieces.are_tried, "it fails"
+    pieces.begin()
+    assert not pieces.again
+
+
+@virtual
+async def test_a_bus_is_no_slower_than_half_of_what_it_was() -> None:
+    """As long as memory of the host is made for what goes; and what never came back goes as fast as nothing."""
+    bus, planner = Bus(), Planner(Rates(RATE, RATE))
+    pieces = Pieces(bus)  # type: ignore[arg-type]
+    for _ in range(20):
+        await pieces.move(planned(16 * GIB, 16 * GIB), planner)
+    best = planner.rates
+    bus.rate = RATE / 20
+    for _ in range(60):
+        await pieces.move(planned(16 * GIB, 16 * GIB, seconds=5), planner)
+    assert 0.45 * best.out < planner.rates.out < 0.6 * best.out
+    assert 0.45 * best.into < planner.rates.into < 0.6 * best.into
+    bus.rate = RATE * 1000
+    await pieces.move(planned(16 * GIB, 16 * GIB), planner)
+    assert planner.rates.out <= FASTER * best.out
+    slow = Planner(Rates(RATE, RATE))
+    bus.rate = RATE / 8
+    others = Pieces(bus)  # type: ignore[arg-type]
+    for _ in range(60):
+        await others.move(planned(16 * GIB, 16 * GIB, seconds=5), slow)
+    assert slow.rates.out < RATE / 6, "one that is slow is known to be"
