@@ -235,6 +235,31 @@ static void test_imported(void)
 		}
 }
 
+/* A descriptor names memory where its import is mapped, and outlives both: first the import goes, then all else. */
+static void test_imported_and_named(void)
+{
+	CUmemGenericAllocationHandle handle, imported;
+	CUdeviceptr address;
+	int fd, named;
+
+	start();
+	handle = create(true);
+	fd = export(handle);
+	CHECK(cuMemImportFromShareableHandle(&imported, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) ==
+	      CUDA_SUCCESS);
+	close(fd);
+	CHECK(cuMemAddressReserve(&address, BYTES, 0, 0, 0) == CUDA_SUCCESS);
+	CHECK(cuMemMap(address, BYTES, 0, imported, 0) == CUDA_SUCCESS);
+	CHECK(cuMemRelease(imported) == CUDA_SUCCESS);
+	named = name(address, BYTES);
+	CHECK(cuMemUnmap(address, BYTES) == CUDA_SUCCESS && cuMemAddressFree(address, BYTES) == CUDA_SUCCESS);
+	check_own(BYTES);
+	CHECK(cuMemRelease(handle) == CUDA_SUCCESS);
+	check_charged(BYTES);
+	close(named);
+	check_charged(0);
+}
+
 /* Memory that a descriptor names is given to no other allocation either. */
 static void test_named(void)
 {
@@ -396,7 +421,7 @@ int main(int argc, char **argv)
 	} tests[] = {
 		{ "object", test_object }, { "fixed", test_fixed }, { "closed_before", test_closed_before },
 		{ "in_flight", test_in_flight }, { "process", test_process }, { "imported", test_imported }, { "named", test_named },
-		{ "named_and_shared", test_named_and_shared },
+		{ "named_and_shared", test_named_and_shared }, { "imported_and_named", test_imported_and_named },
 		{ "named_together", test_named_together }, { "closes_all", test_closes_all }, { "limit", test_limit },
 		{ "opened", test_opened }, { "peer", peer },
 	};
