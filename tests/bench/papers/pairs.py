@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import attrs
 
 from tests.bench.core.arrivals import seed_of
+from tests.bench.core.record import Case
 from tests.bench.gpu.systems import Mps, Plain
 from tests.bench.papers.cells import Cell, Found, Measured
 from tests.bench.papers.lab import Lab, Server, Steps
@@ -172,17 +173,17 @@ def cells(
     for low in LOWS:
         yield Cell(NAME, EXCLUSIVE, {"low": low}, BEGIN_S + ALONE_S, bench.other(low))
     for low, percent in itertools.product(LOWS, (100, PRESSED)):
-        case = {"low": low, "memory": percent}
+        case: Case = {"low": low, "memory": percent}
         for way in both if percent == 100 else less:
             ours = way.name.startswith("ggroupfs")
             kinds = ("gamma", "onoff") if ours and low == "diffusion" else ("gamma",)
             for kind in kinds:
                 seconds = BEGIN_S + serves + (0 if ours or percent == 100 else BEGIN_S)
-                more = {**case, "arrivals": kind}
+                more: Case = {**case, "arrivals": kind}
                 yield Cell(NAME, way.name, more, seconds, bench.beside(way, low, kind, percent))
     for name, duty, way in curve() if points is None else points:
-        case = {"low": "diffusion", "memory": PRESSED, "arrivals": "gamma", "duty": duty}
-        yield Cell(NAME, name, case, BEGIN_S + serves, bench.beside(way, "diffusion", "gamma", PRESSED))
+        at: Case = {"low": "diffusion", "memory": PRESSED, "arrivals": "gamma", "duty": duty}
+        yield Cell(NAME, name, at, BEGIN_S + serves, bench.beside(way, "diffusion", "gamma", PRESSED))
 
 
 def complete(found: Sequence[Found]) -> list[Found]:

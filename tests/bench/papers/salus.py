@@ -153,18 +153,14 @@ def cells(lab: Lab, seed: int, compared: Sequence[Way] | None = None, jobs: int 
     def trace(number: int, most: int) -> Mapping[str, Any]:
         return {"most": most, "together": False, "jobs": traced(seed_of(seed, TRACE, number), jobs)}
 
-    yield Cell(
-        *(PACKING, EXCLUSIVE, {}, SECONDS[EXCLUSIVE]),
-        measure(None, lambda _: {"most": 1, "together": False, "jobs": alone()}, one_by_one),
-    )
+    def together(number: int) -> Mapping[str, Any]:
+        return {"most": len(MODELS) * INSTANCES, "together": True, "jobs": packed()}
+
+    def apart(number: int) -> Mapping[str, Any]:
+        return {"most": 1, "together": False, "jobs": alone()}
+
+    yield Cell(PACKING, EXCLUSIVE, {}, SECONDS[EXCLUSIVE], measure(None, apart, one_by_one))
     yield Cell(TRACE, FIFO, {}, SECONDS[FIFO], measure(None, lambda number: trace(number, 1), completions))
     for way in ways() if compared is None else compared:
-        every = {"most": len(MODELS) * INSTANCES, "together": True, "jobs": packed()}
-        yield Cell(
-            PACKING,
-            way.name,
-            {"models": len(MODELS) * INSTANCES},
-            90.0,
-            measure(way, lambda _, it=every: it, latencies),
-        )
+        yield Cell(PACKING, way.name, {"models": len(MODELS) * INSTANCES}, 90.0, measure(way, together, latencies))
         yield Cell(TRACE, way.name, {}, 300.0, measure(way, lambda number: trace(number, PLACES), completions))

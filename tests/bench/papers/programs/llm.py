@@ -105,7 +105,7 @@ def made(shape: str, device: str, seed: int) -> LlamaForCausalLM:
 def blocks(config: LlamaConfig, kv_mib: int) -> int:
     """Blocks of a KV cache of `kv_mib` MiB in bfloat16."""
     head = config.hidden_size // config.num_attention_heads
-    token = 2 * 2 * config.num_hidden_layers * config.num_key_value_heads * head
+    token = int(2 * 2 * config.num_hidden_layers * config.num_key_value_heads * head)
     return max(8, (kv_mib << 20) // (token * BLOCK))
 
 

@@ -149,10 +149,10 @@ def inferrer(model: nn.Module, data: torch.Tensor) -> Callable[[], torch.Tensor]
     """What makes one inference."""
     model.eval()
 
-    @torch.inference_mode()
     def step() -> torch.Tensor:
-        found: torch.Tensor = model(data)
-        return found
+        with torch.inference_mode():
+            found: torch.Tensor = model(data)
+            return found
 
     return step
 
