@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import subprocess
@@ -32,6 +33,7 @@ for as long as it may take, and is told that less was moved after that."""
 TRACES = Path(__file__).parent.parent.parent.parent / "build"
 """Where traces of turns are written."""
 _begun = set[Path]()  # those of this run
+_places = itertools.count()  # of cgroups: one that could not be removed is in the way of no other
 
 
 class PlainStage:
@@ -235,10 +237,16 @@ class Ggroupfs:
     controls: Controls
     options: Sequence[str] = ()
     """Of the mount."""
+    expected: Sequence[str] = ()
+    """Words of lines that the daemon may log."""
 
     @contextlib.contextmanager
     def enter(self) -> Iterator[GgroupfsStage]:
-        with mountpoint() as path, mounted(path, *self.options, gpu="nvidia") as mount, contextlib.ExitStack() as stack:
+        with (
+            mountpoint() as path,
+            mounted(path, *self.options, gpu="nvidia", expect_errors=self.expected) as mount,
+            contextlib.ExitStack() as stack,
+        ):
             yield GgroupfsStage(mount, self.controls, stack)
 
 
@@ -348,13 +356,16 @@ class Turned:
     """Of the mount."""
     gpu: str = "nvidia"
     """The GPUs."""
+    expected: Sequence[str] = ()
+    """Words of lines that the daemon may log."""
 
     @contextlib.contextmanager
     def enter(self) -> Iterator[SliceRoom]:
         with contextlib.ExitStack() as stack:
             stack.enter_context(_traced("-".join(option.partition("=")[2] or option for option in self.options)))
-            mount = stack.enter_context(mounted(stack.enter_context(mountpoint()), *self.options, gpu=self.gpu))
-            place = stack.enter_context(cgroup(f"ggroup-bench-{os.getpid()}"))
+            path = stack.enter_context(mountpoint())
+            mount = stack.enter_context(mounted(path, *self.options, gpu=self.gpu, expect_errors=self.expected))
+            place = stack.enter_context(cgroup(f"ggroup-bench-{os.getpid()}-{next(_places)}"))
             yield SliceRoom(mount, slice_path(place))
 
 

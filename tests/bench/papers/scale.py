@@ -58,6 +58,11 @@ class Tree(Protocol):
         """The GPU that each program is on, by the driver."""
         ...
 
+    @property
+    def said(self) -> Sequence[str]:
+        """What the daemon and policies have logged."""
+        ...
+
 
 class Site(Protocol):
     """Where trees are mounted."""
@@ -90,7 +95,8 @@ def cells(site: Site, gpus: int = 1) -> Iterator[Cell]:
                 tree.programs(programs)
                 if slices:
                     tree.slices(slices)
-                return Measured(looked(site, tree))
+                found = looked(site, tree)
+            return Measured(found, said=tree.said)
 
         return measure
 
@@ -115,7 +121,7 @@ def cells(site: Site, gpus: int = 1) -> Iterator[Cell]:
                     if took:
                         found["migrate_ms"] = percentile(took, 0.5)
                 places = tree.places()
-                return Measured(found, {"places": list(places), "moves_ms": took})
+            return Measured(found, {"places": list(places), "moves_ms": took}, tree.said)
 
         return measure
 

@@ -113,8 +113,8 @@ def serve(order: dict[str, Any], device: str, folder: Path, page: Page) -> list[
             told[number]["began"] = round(now, 4)
             running[forked(number, jobs[number], device, folder, begin)] = number
         if not begin.exists() and not waiting:
-            over = sum((folder / f"job-{number}.json").exists() for number in range(len(jobs)))
-            if len(list(folder.glob("job-*.ready"))) + over >= len(jobs):
+            gone = sum(one["ended"] is not None for one in told)  # before it was ready, by an error or a signal
+            if len(list(folder.glob("job-*.ready"))) + gone >= len(jobs):
                 begin.touch()
         time.sleep(LOOK_S)
     for pid in running:

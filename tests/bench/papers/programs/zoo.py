@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic matrix products
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 from page import PASSES, READY, UNKNOWN, WRONG, Page, whole
