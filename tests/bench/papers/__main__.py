@@ -193,7 +193,7 @@ def completed(found: Sequence[Found]) -> Sequence[Found]:
 def told(found: Sequence[Found]) -> Mapping[str, Any]:
     """What a record has of cells besides their figures: what is pooled over rounds, and what happened in one."""
     if found[0].scenario == pairs.NAME:
-        return {"pooled": [[system, dict(case), figures] for system, case, figures in pairs.pooled(found)]}
+        return {"pooled": [[system, list(case.items()), figures] for system, case, figures in pairs.pooled(found)]}
     if found[0].scenario == actions.NAME:
         mine = [one for one in found if one.absent is None and one.system == actions.OURS]
         return {"timelines": {str(one.case["gpus"]): one.raw["timeline"] for one in sorted(mine, key=_last_first)}}

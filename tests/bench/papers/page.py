@@ -44,12 +44,12 @@ Pooled = tuple[str, Mapping[str, Any], Mapping[str, float]]
 def pooled(record: Record) -> list[Pooled]:
     """What a record has of pairs; nothing where it has none."""
     run = record.runs.get(pairs.NAME)
-    return [] if run is None else [(one[0], one[1], one[2]) for one in run.parameters.get("pooled", [])]
+    return [] if run is None else [(one[0], dict(one[1]), one[2]) for one in run.parameters.get("pooled", [])]
 
 
 def figures_of(record: Record, system: str, **case: object) -> Mapping[str, float]:
     """The pooled figures of a pair; nothing where it was not measured."""
-    return next((told for name, at, told in pooled(record) if (name, dict(at)) == (system, case)), {})
+    return next((told for name, at, told in pooled(record) if (name, at) == (system, case)), {})
 
 
 def point(figures: Mapping[str, float], alone: float) -> tuple[float, float] | None:
