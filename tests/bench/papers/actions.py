@@ -19,7 +19,7 @@ import attrs
 from tests.bench.core.arrivals import SHAPE, arrivals, seed_of
 from tests.bench.core.runner import Unavailable
 from tests.bench.core.spread import percentile
-from tests.bench.papers.cells import Cell, Measured
+from tests.bench.papers.cells import SECOND, Cell, Measured
 
 NAME, REFERENCE, OURS = "flyt-actions", "time slicing", "ggroupfs, slo"
 PAPERS_GPUS = 2
@@ -209,4 +209,4 @@ def cells(stages: Sequence[Stage], seed: int) -> Iterator[Cell]:
     """All of them, on one GPU and on the paper's two."""
     for count in (1, PAPERS_GPUS):
         for stage in stages:
-            yield Cell(NAME, stage.name, {"gpus": count}, SECONDS, measured(stage, count, seed), gpus=count)
+            yield Cell(NAME, stage.name, {"gpus": count}, SECONDS, measured(stage, count, seed), count, SECOND)

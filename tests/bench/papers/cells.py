@@ -30,8 +30,8 @@ FAILED = "failed: "
 """How the reason of a cell begins that failed, other than one that cannot be measured here."""
 PATIENCE, PATIENCE_S = 2.5, 60.0
 """A cell may take so many times what is planned for it, and so many seconds besides."""
-FIRST, LATER = 0, 1
-"""Ranks: what the first table needs, and all else."""
+FIRST, SECOND, LATER = 0, 1, 2
+"""Ranks: what the first table needs, then one of each thing that is compared, then all else."""
 
 
 @attrs.frozen

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from tests.bench.core.record import Case
-from tests.bench.papers.cells import Cell, Measured
+from tests.bench.papers.cells import SECOND, Cell, Measured
 
 NAME, ALONE = "scale-gangs", "alone"
 SETTLE_S, WINDOW_S = 5.0, 15.0
@@ -110,9 +110,9 @@ def cells(clock: Clock, ways: Sequence[Way], gpus: int) -> Iterator[Cell]:
     """All of them, on so many GPUs: the first way is that of the gang alone, the last that of turns."""
     count = max(LEAST_GPUS, gpus)
     first, *beside, turns = ways
-    yield Cell(NAME, ALONE, {"gpus": count}, 60.0, measured(clock, first, count, 1, False, 100), gpus=count)
+    yield Cell(NAME, ALONE, {"gpus": count}, 60.0, measured(clock, first, count, 1, False, 100), count, SECOND)
     for way in beside:
         case: Case = {"gpus": count, "beside": "fillers"}
-        yield Cell(NAME, way.name, case, 65.0, measured(clock, way, count, 1, True, 100), gpus=count)
+        yield Cell(NAME, way.name, case, 65.0, measured(clock, way, count, 1, True, 100), count, SECOND)
     two: Case = {"gpus": count, "gangs": 2, "memory": PERCENT}
-    yield Cell(NAME, turns.name, two, 80.0, measured(clock, turns, count, 2, False, PERCENT), gpus=count)
+    yield Cell(NAME, turns.name, two, 80.0, measured(clock, turns, count, 2, False, PERCENT), count, SECOND)

@@ -117,7 +117,7 @@ def ranged(found: Callable[[Record], list[float]], words: str = "{} of native") 
         values = found(record)
         if not values:
             return ""
-        least, most = number(min(values)), number(max(values))
+        least, most = (f"{end(values):.4g}" for end in (min, max))
         return words.format(least if least == most else f"{least} to {most}")
 
     return told

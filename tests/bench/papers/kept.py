@@ -107,15 +107,15 @@ def _filled(text: str, first: str = "", behind: str = "") -> str:
 def summary(found: dict[Path, Record]) -> str:
     """The part of README.md: of each GPU a table, and of the first one two plots."""
     what = (
-        "An LLM server (the shape of Llama-3-8B) that comes first, beside a diffusion model (the UNet of SDXL): the "
-        "pairs of the papers that ggroupfs implements, on real programs"
+        "the pairs of the papers that ggroupfs implements: an LLM server (the shape of Llama-3-8B) that comes first, "
+        "beside a diffusion model (the UNet of SDXL)"
     )
     tables_ = [(path, made, rows) for path, made in found.items() if (rows := _rows(made))]
     if not tables_:
-        return _filled(f"{what}: not measured yet. [How they are]({HOW}).") + "\n"
+        return _filled(f"Not measured yet on real programs: {what}. [How they will be]({HOW}).") + "\n"
     text = (
-        f"{what}. Percentiles are of the requests of all rounds; a request is within the SLO where it is not slower "
-        f"than the P99 of the server alone. [How they are measured]({HOW})."
+        f"On real programs, {what}. Percentiles are of the requests of all rounds; a request is within the SLO where "
+        f"it is not slower than the P99 of the server alone. [How they are measured]({HOW})."
     )
     parts = [_filled(text)]
     drawn = next(

@@ -16,7 +16,7 @@ import attrs
 from tests.bench.core.arrivals import seed_of
 from tests.bench.core.record import Case
 from tests.bench.gpu.systems import Mps, Plain
-from tests.bench.papers.cells import FIRST, LATER, Cell, Measured
+from tests.bench.papers.cells import FIRST, LATER, SECOND, Cell, Measured
 from tests.bench.papers.lab import Lab, Server, Steps
 from tests.bench.papers.merging import Found
 from tests.bench.papers.requests import Answer, figures, planned, slo_of
@@ -83,7 +83,7 @@ def curve() -> list[tuple[str, int, Sharing]]:
     return [("ggroupfs, static", duty, Ggroup("ggroupfs, static", duty=duty)) for duty in DUTIES]
 
 
-SECOND = frozenset({"MPS, priorities", "MPS, the other at 30 %"})
+SPARED = frozenset({"MPS, priorities", "MPS, the other at 30 %"})
 """Systems that the first table can do without."""
 
 
@@ -182,8 +182,11 @@ def needed(system: str, low: str, kind: str, percent: int = 100) -> int:
     """Rank of a pair: the first table and the plots are of diffusion, with one kind of arrivals. Peers have no way to
     live with less memory, so what comes of that can wait."""
     peer = not system.startswith(("ggroupfs", EXCLUSIVE))
-    wanted = low == "diffusion" and kind == "gamma" and system not in SECOND
-    return FIRST if wanted and not (peer and percent < 100) else LATER
+    if kind != "gamma" or system in SPARED or (peer and percent < 100):
+        return LATER
+    if low == "diffusion":
+        return FIRST
+    return SECOND if system in (EXCLUSIVE, "ggroupfs, static") else LATER
 
 
 def cells(
@@ -219,7 +222,8 @@ def cells(
         yield Cell(NAME, name, at, BEGIN_S + serves, bench.beside(way, "diffusion", "gamma", PRESSED))
     for percent in OWN:
         measure = bench.own(alone or GgroupAlone(), "diffusion", percent)
-        yield Cell(NAME, "ggroupfs", {"low": "diffusion", "own": percent}, BEGIN_S + OWN_SETTLE_S + ALONE_S, measure)
+        seconds, rank = BEGIN_S + OWN_SETTLE_S + ALONE_S, SECOND if percent == min(OWN) else LATER
+        yield Cell(NAME, "ggroupfs", {"low": "diffusion", "own": percent}, seconds, measure, rank=rank)
 
 
 def complete(found: Sequence[Found]) -> list[Found]:
