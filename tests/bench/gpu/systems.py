@@ -26,7 +26,7 @@ from tests.t7_nvidia.programs import run_in
 
 Programs = Sequence[tuple[Part, Running]]
 
-LIMIT_S, LIMIT_AGAIN_S = 10.0, 0.6
+LIMIT_S, LIMIT_AGAIN_S = 30.0, 0.6
 """Seconds for which a limit is written again that answers EAGAIN, and between two writes. A program that is asked to
 move lets go where none of its kernels ends within 0.3 s, as beside others that read over the bus. A write tries again
 for as long as it may take, and is told that less was moved after that."""

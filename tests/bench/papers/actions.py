@@ -3,7 +3,7 @@
 The rows are the paper's, their times a HASTE'th, and the load of each is the part of its GPUs that was occupied then,
 spread over the applications that there were: less work than its SMs could have done, on other programs. The paper
 publishes neither programs' times nor bounds. Here an application answers requests (critical.cu), and its bound is
-UPPER times what one takes alone; a program without a bound fills each GPU, so that what nobody needs is used.
+UPPER times what one takes alone; a program without a bound fills each GPU, so that the rest is used.
 
 Its GPUs are two. On one the load of a GPU is the mean of both, nothing can migrate, and the policy says so.
 """
@@ -24,10 +24,8 @@ from tests.bench.papers.cells import SECOND, Cell, Measured
 NAME, REFERENCE, OURS = "flyt-actions", "time slicing", "ggroupfs, slo"
 PAPERS_GPUS = 2
 HASTE = 50
-LEAST_S = 4.0
-"""Seconds of a phase, however short it is in the paper."""
-MOST_S = 10.0
-"""... and however long: nothing happens in the rest."""
+LEAST_S, MOST_S = 4.0, 10.0
+"""Seconds of a phase, however short or long it is in the paper: in the rest of a long one nothing happens."""
 UPPER, LOWER = 4.0, 1.5
 """Bounds of an application's mean latency, in times of a request that is alone."""
 SHARE, STEP = 0.08, 0.08

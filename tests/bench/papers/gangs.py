@@ -60,7 +60,7 @@ class Band(Protocol):
 
 
 class Way(Protocol):
-    """... not set up yet."""
+    """A way to share them that is not set up yet."""
 
     @property
     def name(self) -> str: ...

@@ -16,6 +16,7 @@ Passes are jobs that have ended.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -26,6 +27,9 @@ from typing import Any
 
 import torch
 import torchvision  # noqa: F401  imported here, so that no job has to
+
+with contextlib.suppress(ImportError):
+    import timm  # noqa: F401  the same
 from page import GO, OVER, PASSES, READY, UNKNOWN, WRONG, Page, whole
 from zoo import due, inferrer, model_of, trainer
 
