@@ -84,6 +84,7 @@ class Counted:
             self.order.append(f"{name}{number}")
             self.lab.sleep(self.takes)
             if fails is not None:
+                print("the log of a program")
                 raise fails
             return Measured({"p99_ms": 1.0 + number})
 
@@ -133,6 +134,9 @@ def test_what_cannot_be_measured_says_why_and_others_go_on(tmp_path: Path, error
     made = merging.merged(merging.read(tmp_path.glob("*.json")), {"s": "b"})
     (absence,) = made.runs["s"].absences
     assert (absence.system, absence.reason) == ("a", reason)
+    told = (tmp_path / cells.FAILURES).read_text()
+    assert told.startswith(f"== s--a round 0: {reason}\nthe log of a program\n")
+    assert ("Traceback" in told) is reason.startswith(cells.FAILED)
     assert [cell.system for cell in made.runs["s"].cells] == ["b"]
 
 
@@ -213,7 +217,7 @@ def test_what_the_end_of_the_session_broke_off_is_left_for_another_time(tmp_path
     bound = Bound(slow.lab)
     assert run(slow.lab, [slow.cell("a")], tmp_path, (0,), bound=bound.enter, budget=30.0) == 1
     assert bound.asked == [30.0]
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.glob("*.json"))
 
 
 def test_a_cell_that_failed_is_measured_again_if_asked_for(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ first, in all rounds. A cell that is there already, of the same code, is not mea
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -28,6 +29,8 @@ SAME = ("product", "programs", "gpu")
 """What of `on` is to be the same in all that is merged; `programs` within a scenario."""
 FAILED = "failed: "
 """How the reason of a cell begins that failed, other than one that cannot be measured here."""
+FAILURES = "failures.log"
+"""Where the stacks of cells that failed are, and the logs of their programs: a session's own output may be short."""
 PATIENCE, PATIENCE_S = 2.5, 60.0
 """A cell may take so many times what is planned for it, and so many seconds besides."""
 FIRST, SECOND, LATER = 0, 1, 2
@@ -173,7 +176,11 @@ def run(
             left += 1
             continue
         began, may = clock(), PATIENCE * expected + PATIENCE_S
-        found = _measured(cell, number, min(may, spare), watch, bound, tell)
+        found = _measured(cell, number, min(may, spare), watch, bound)
+        trace = found.pop("trace")
+        if found["absent"]:
+            with (out / FAILURES).open("a") as file:
+                file.write(f"== {cell.name} round {number}: {found['absent']}\n{trace}\n")
         took[cell.name] = clock() - began
         if found.pop("overdue") and spare < may:
             left += 1
@@ -197,28 +204,26 @@ def _measured(
     seconds: float,
     watch: Callable[[Cell], AbstractContextManager[Mapping[str, Any]]],
     bound: Callable[[float], AbstractContextManager[list[str]]],
-    tell: Callable[[str], None],
 ) -> dict[str, Any]:
     """What is written of a cell; nothing that happens in it gets out, but for what ends this process."""
-    told: dict[str, Any] = {"figures": {}, "raw": {}, "said": [], "absent": None, "overdue": False}
+    told: dict[str, Any] = {"figures": {}, "raw": {}, "said": [], "absent": None, "overdue": False, "trace": ""}
     clocks: Mapping[str, Any] = {}
     left: list[str] = []
+    printed = io.StringIO()
     try:
-        with bound(seconds) as left, watch(cell) as clocks:
+        with contextlib.redirect_stdout(printed), bound(seconds) as left, watch(cell) as clocks:
             measured = cell.measure(number)
             told |= {"figures": dict(measured.figures), "raw": dict(measured.raw), "said": list(measured.said)}
     except Unavailable as error:
         told["absent"] = str(error)
     except Overdue as error:
-        tell(traceback.format_exc())
-        told |= {"absent": f"{FAILED}{error}", "overdue": True}
+        told |= {"absent": f"{FAILED}{error}", "overdue": True, "trace": traceback.format_exc()}
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # pytest's own, of what is shared with tests, are no Exceptions
-        tell(traceback.format_exc())
-        told["absent"] = f"{FAILED}{type(error).__name__}: {error}"[:300]
+        told |= {"absent": f"{FAILED}{type(error).__name__}: {error}"[:300], "trace": traceback.format_exc()}
     if told["absent"]:
-        told |= {"figures": {}, "raw": {}}
+        told |= {"figures": {}, "raw": {}, "trace": printed.getvalue() + told["trace"]}
     return {**told, "clocks": dict(clocks), "left": list(left)}
 
 
