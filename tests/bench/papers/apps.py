@@ -178,5 +178,9 @@ class Managed:
             with policy(stage.mount.path, "slo", path, apps.said) as apps.policy:
                 apps.reports = [Latencies(f"app-{number}", os.fspath(socket)) for number in range(len(apps.programs))]
                 apps.begin = time.monotonic()
-                yield apps
+                try:
+                    yield apps
+                finally:
+                    for report in apps.reports:
+                        report.close()
                 serving(stage.mount)

@@ -225,11 +225,13 @@ class Ggroup:
     """static, dynamic or cooperative (policies of that name), or turns."""
     duty: int = 100
     """Percent of the GPU's time that the other program may have (compute.max)."""
+    gpu: str = "nvidia"
+    """The GPUs."""
 
     @contextlib.contextmanager
     def enter(self, percent: int) -> Iterator[GgroupHold]:
         """See Sharing."""
-        turned = Turned(self.name, [f"turns={'on' if self.how == 'turns' else 'off'}"], expected=ANY)
+        turned = Turned(self.name, [f"turns={'on' if self.how == 'turns' else 'off'}"], self.gpu, ANY)
         with turned.enter() as room:
             yield GgroupHold(room, self, percent)
 
@@ -281,8 +283,10 @@ class AloneHold:
 class GgroupAlone:
     """A mounted tree and a limit."""
 
+    gpu: str = "nvidia"
+
     @contextlib.contextmanager
     def enter(self) -> Iterator[AloneHold]:
         """See Alone."""
-        with Turned("ggroupfs", ["turns=off"], expected=ANY).enter() as room:
+        with Turned("ggroupfs", ["turns=off"], self.gpu, ANY).enter() as room:
             yield AloneHold(room)
