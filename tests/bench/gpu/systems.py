@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import shutil
@@ -27,9 +28,12 @@ from tests.t7_nvidia.programs import run_in
 Programs = Sequence[tuple[Part, Running]]
 
 LIMIT_S, LIMIT_AGAIN_S = 30.0, 0.6
-"""Seconds for which a limit is written again that answers EAGAIN, and between two writes. A program that is asked to
-move lets go where none of its kernels ends within 0.3 s, as beside others that read over the bus. A write tries again
-for as long as it may take, and is told that less was moved after that."""
+"""Seconds for which a limit is written again that answers with one of AGAIN, and between two writes. A program that is
+asked to move lets go where none of its kernels ends within 0.3 s, as beside others that read over the bus. A write
+tries again for as long as it may take, and is told that less was moved after that."""
+AGAIN = (errno.EAGAIN, errno.EBUSY)
+"""Errors of such a write: a program that runs did not give in time; one that is off the GPU for its turn or its quota
+cannot."""
 TRACES = Path(__file__).parent.parent.parent.parent / "build"
 """Where traces of turns are written."""
 _begun = set[Path]()  # those of this run
@@ -308,8 +312,8 @@ class SliceRoom(Everything):
         while True:
             try:
                 return self._write("gmem.limit.high", "max" if nbytes is None else str(nbytes))
-            except BlockingIOError:
-                if time.monotonic() > until:
+            except OSError as error:
+                if error.errno not in AGAIN or time.monotonic() > until:
                     raise
             time.sleep(LIMIT_AGAIN_S)
 

@@ -19,7 +19,7 @@ import attrs
 
 from tests.bench.core.runner import Unavailable
 from tests.bench.gpu.faces import Part
-from tests.bench.gpu.systems import LIMIT_AGAIN_S, LIMIT_S, Mps, Plain, Programs, SliceRoom, Turned
+from tests.bench.gpu.systems import AGAIN, LIMIT_AGAIN_S, LIMIT_S, Mps, Plain, Programs, SliceRoom, Turned
 from tests.bench.papers.lab import Lab, Server, Steps
 from tests.support.mounted import Mounted, alive, eventually
 from tests.support.policy_program import PolicyProgram
@@ -148,15 +148,15 @@ headroom = "512M"
 
 
 def written(path: Path, nbytes: int) -> None:
-    """Write a limit, again while programs do not give at once what they have (EAGAIN)."""
+    """Write a limit, again while programs do not give at once what they have."""
     until = time.monotonic() + LIMIT_S
     while True:
         file = os.open(path, os.O_WRONLY | os.O_TRUNC)
         try:
             os.write(file, f"{nbytes}\n".encode())
             return
-        except BlockingIOError:
-            if time.monotonic() > until:
+        except OSError as error:
+            if error.errno not in AGAIN or time.monotonic() > until:
                 raise
         finally:
             os.close(file)
