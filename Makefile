@@ -25,9 +25,10 @@
 #   make bench-gpu    ... and what needs one: nvcc, no network; half an hour. ONLY="pareto levers" for some of it;
 #                     ONLY=oversubscribed for turns of memory, a quarter of an hour more
 #   make bench-papers the papers' pairs on real programs (PyTorch, transformers), cell by cell: tests/bench/papers/README.md;
-#                     PAPERS="--scenario pairs --budget 540"
+#                     PAPERS="--scenario pairs --budget 540"; bench-papers-plan says what and how long, with the same PAPERS
 #   make bench-check  what moved since the committed record; bench-keep puts build/bench.json there
-#   make bench-render benchmarks/README.md and its plots, from the committed record
+#   make bench-papers-check, bench-papers-keep   the same of build/papers/papers.json, which bench-papers-merge makes of cells
+#   make bench-render pages and plots from the committed records, and what README and docs/comparison.md say of them
 #   make bench-files  what one file access costs, against a C server
 #   make soak         what holds of a mount that a crowd uses for ten minutes; a quarter of an hour, two CPUs
 #   make tables       what pages, manual and completions say of the settings, from backend/core/settings.py
@@ -63,7 +64,8 @@ SHELL_SCRIPTS := .ci/run completions/ggroupfs.bash tests/vm/guest.sh tests/t7_nv
 	$(wildcard packaging/debian/*rm packaging/debian/*inst packaging/container/*rm packaging/container/*inst)
 
 .PHONY: all build build-test run test check test-unit test-hostile test-machines test-gpu fuzz soak bench-files tables screenshot dashboard clean
-.PHONY: bench bench-gpu bench-papers bench-keep bench-render bench-check
+.PHONY: bench bench-gpu bench-keep bench-render bench-check
+.PHONY: bench-papers bench-papers-plan bench-papers-merge bench-papers-keep bench-papers-check
 .PHONY: check-kmod test-kmod test-kmod-mounts test-kmod-debug kmod-install
 
 all: build
@@ -184,8 +186,16 @@ bench-papers: build-test cuda
 	@[ -e /dev/nvidiactl ] || { echo "make bench-papers: no NVIDIA driver on this machine (/dev/nvidiactl)" >&2; exit 1; }
 	$(PY) -m tests.bench.papers run $(PAPERS)
 
-bench-keep bench-render bench-check: bench-%: build-test
+# Without a GPU, too: what is there of cells and records.
+bench-papers-plan bench-papers-merge bench-papers-keep bench-papers-check: bench-papers-%: build-test
+	$(PY) -m tests.bench.papers $* $(if $(filter plan,$*),$(PAPERS))
+
+bench-keep bench-check: bench-%: build-test
 	$(BENCH) $*
+
+bench-render: build-test
+	$(BENCH) render
+	$(PY) -m tests.bench.papers render
 
 bench-files: build-test
 	$(PY) -m tests.bench.files

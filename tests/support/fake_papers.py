@@ -147,6 +147,7 @@ class FakeHold:
 
     sharing: FakeSharing
     percent: int
+    said: Sequence[str] = ()
 
     @contextlib.contextmanager
     def both(self, lab: FakePapersLab, command: Sequence[str]) -> Iterator[tuple[FakeProgram, FakeProgram]]:
@@ -172,6 +173,123 @@ class FakeSharing:
 
 
 @attrs.define(eq=False)
+class FakeLone:
+    """A program that is alone with a part of its memory, and has that part of its speed."""
+
+    said: Sequence[str] = ()
+
+    @contextlib.contextmanager
+    def one(self, lab: FakePapersLab, command: Sequence[str], percent: int) -> Iterator[FakeProgram]:
+        with lab.loops([([], command)]) as (loop,):
+            loop.share = percent / 100
+            yield loop
+
+
+class FakeAlone:
+    """Such a way."""
+
+    @contextlib.contextmanager
+    def enter(self) -> Iterator[FakeLone]:
+        yield FakeLone()
+
+
+@attrs.define(eq=False)
+class FakeApps:
+    """Applications in virtual time: with the policy none is late, and without those are that have much to do."""
+
+    lab: FakePapersLab
+    services: Sequence[float]
+    managed: bool
+    gpus: int
+    rates: list[list[int]] = attrs.field(factory=list)
+    """Requests of each application, by phase."""
+    told: list[tuple[float, Mapping[str, Any]]] = attrs.field(factory=list)
+    said: Sequence[str] = ()
+
+    def now(self) -> float:
+        return self.lab.time
+
+    def events(self) -> Sequence[tuple[float, Mapping[str, Any]]]:
+        return self.told
+
+    def filled(self) -> int:
+        return int(100 * self.lab.time)
+
+    def serve(self, arrivals: Sequence[Sequence[float]], seconds: float) -> list[list[float]]:
+        load = sum(len(one) for one in arrivals) * self.services[0] / seconds
+        self.rates.append([len(one) for one in arrivals])
+        if self.managed:
+            share = round(load / len(arrivals), 4)
+            was = 0.08 if len(self.rates) > 1 else 0.0
+            self.told.append((self.now(), {"event": "share", "group": "app-0", "gpu": 0, "share": share, "was": was}))
+        self.lab.sleep(seconds)
+        slow = 1.5 if self.managed or load < 0.3 else 10.0
+        return [[slow * self.services[number]] * len(one) for number, one in enumerate(arrivals)]
+
+
+@attrs.frozen
+class FakeStage:
+    """A way to run applications."""
+
+    lab: FakePapersLab
+    name: str
+    managed: bool
+    made: list[FakeApps] = attrs.field(factory=list)
+
+    @contextlib.contextmanager
+    def enter(self, count: int, gpus: int) -> Iterator[FakeApps]:
+        self.made.append(FakeApps(self.lab, [0.006] * count, self.managed, gpus))
+        yield self.made[-1]
+
+
+@attrs.define(eq=False)
+class FakeBand:
+    """Gangs in virtual time: a step takes 100 ms alone, and as much longer as the way has it."""
+
+    lab: FakePapersLab
+    slower: float
+    gangs: int = 0
+    pressed: int = 100
+    begun: float = 0.0
+    said: Sequence[str] = ()
+
+    def gang(self) -> FakeBand:
+        self.gangs += 1
+        return self
+
+    def fill(self) -> Callable[[], int]:
+        return lambda: int(50 * self.lab.time)
+
+    def press(self, percent: int) -> None:
+        self.pressed = percent
+
+    @property
+    def steps(self) -> int:
+        return int(self.lab.time * 10 / self.slower / max(1, self.gangs))
+
+    def longest_ms(self) -> float:
+        return 100 * self.slower
+
+    def finish(self) -> None:
+        pass
+
+
+@attrs.frozen
+class FakeBandWay:
+    """A way to share the GPUs of a host."""
+
+    lab: FakePapersLab
+    name: str
+    slower: float = 1.0
+    bands: list[FakeBand] = attrs.field(factory=list)
+
+    @contextlib.contextmanager
+    def enter(self, gpus: int) -> Iterator[FakeBand]:
+        self.bands.append(FakeBand(self.lab, self.slower))
+        yield self.bands[-1]
+
+
+@attrs.define(eq=False)
 class FakeTree:
     """A tree whose daemon takes more of a CPU with more in it."""
 
@@ -180,6 +298,7 @@ class FakeTree:
     made: int = 0
     gpus: list[int] = attrs.field(factory=list)
     balancing: float | None = None
+    said: Sequence[str] = ()
 
     def programs(self, count: int, gpus: Sequence[int] | None = None) -> list[Any]:
         every = [0] if gpus is None else list(gpus)

@@ -6,19 +6,24 @@ import itertools
 import math
 import random
 import statistics
+import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.bench.core import record
 from tests.bench.core.check import compare
-from tests.bench.core.record import Cell, Record, Run, Sample
+from tests.bench.core.figures import KINDS
+from tests.bench.core.record import Absence, Cell, Record, Run, Sample
 from tests.bench.core.spread import percentile
 from tests.bench.core.verdict import ENOUGH, QUANTILES, Verdict, judged
 from tests.bench.machine import ROOT
-from tests.bench.papers import clocks, requests
+from tests.bench.papers import clocks, headlines, kept, requests
 from tests.bench.papers.clocks import Look
 from tests.bench.papers.digest import COMMON, MEASURING, digest, measuring
 from tests.bench.papers.requests import Answer, Slo, figures, planned, slo_of, times
@@ -280,20 +285,187 @@ def test_clocks_are_summed() -> None:
     assert told["sm_mhz"] == {"median": 1935, "least": 1890, "most": 1980}
     assert told["slowed"] == {"power cap": 0.1}
     assert told["looks"] == 10
+    assert set(clocks.NAMES) < set(told)
     assert clocks.summed([]) == {"slowed": {}, "looks": 0}
 
 
-def test_clocks_are_looked_at_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clocks_of_all_gpus_are_looked_at_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that says nothing for a while is looked at again."""
     monkeypatch.setattr(clocks, "EVERY_S", 0.01)
-    count = itertools.count()
-    with clocks.watched(lambda: Look(1000 + next(count), 1, 1, 1, 0)) as told:
-        while next(count) < 6:
-            pass
+    enough, seen = threading.Event(), itertools.count()
+
+    def look(gpu: int) -> Look | None:
+        number = next(seen)
+        if number >= 12:
+            enough.set()
+        return None if number % 3 == 2 else Look(1000 * (gpu + 1), 1, 1, 1, 0)
+
+    with clocks.watched([lambda: look(0), lambda: look(1)]) as told:
+        assert enough.wait(60)
         assert told == {}
-    assert told["sm_mhz"]["least"] == 1000
-    with clocks.watched(None) as nothing:
+    assert told["sm_mhz"]["median"] == 1000
+    assert [one["sm_mhz"]["median"] for one in told["others"]] == [2000]
+    assert told["looks"] >= 3
+    with clocks.watched([]) as nothing:
         pass
     assert nothing == {}
+
+
+# What is made of records
+
+
+def pairs_record(gpu: str = "NVIDIA H200", product: str = "aa") -> Record:
+    """A record whose figures are easy to reckon with."""
+    alone = {"ttft_p50_ms": 40.0, "ttft_p99_ms": 100.0, "itl_p50_ms": 10.0, "itl_p99_ms": 20.0, "attained": 0.98}
+    slower = {name: 1.5 * value for name, value in alone.items() if name.endswith("_ms")}
+    case = [["low", "diffusion"], ["memory", 70], ["arrivals", "gamma"]]
+    pooled = [
+        ["exclusive", [["arrivals", "gamma"]], {**alone, "requests": 600.0, "given_up": 0.0}],
+        ["exclusive", [["low", "diffusion"]], {"steps_per_s": 4.0}],
+        ["ggroupfs, static", case, {**slower, "attained": 0.75, "steps_per_s": 1.0}],
+        ["ggroupfs, turns", case, {**slower, "attained": 0.5, "steps_per_s": 2.0, "given_up": 3.0}],
+        ["ggroupfs", [["low", "diffusion"], ["own", 40]], {"steps_per_s": 1.0}],
+    ]
+    parameters = {"rounds": [0, 1], "clocks": {"sm_mhz": [1980.0, 1980.0]}, "findings": [], "pooled": pooled}
+    on = {"gpu": gpu, "product": product, "programs": "bb", "commit": "0123abc", "torch": "2.11.0"}
+    absences = [Absence("time slicing", "low=diffusion memory=70 arrivals=gamma: out of memory")]
+    samples = [Sample(number, 1.0, {"ttft_p99_ms": 100.0}) for number in (0, 1)]
+    cells = [Cell("exclusive", {"arrivals": "gamma"}, samples)]
+    return Record({"pairs": Run("pairs", "exclusive", on, parameters, 60.0, cells, absences)})
+
+
+def ours(record: Record, paper: str, what: str) -> str:
+    """What a record has of a headline."""
+    (found,) = (row for row in headlines.ROWS if row.paper == paper and row.what.startswith(what))
+    return found.ours(record)
+
+
+def test_headlines_are_reckoned_from_a_record() -> None:
+    made = pairs_record()
+    assert ours(made, "Ghost", "P99 of the times between tokens") == "1.5 (static), 1.5 (turns)"
+    assert ours(made, "GVM", "latency beside diffusion") == "1.5 / 1.5 / 1.5 / 1.5 (static)", "a bound is no figure"
+    assert ours(made, "Ghost", "SLO attainment, at") == "0.75 at 0.25 (static), 0.5 at 0.5 (turns)"
+    assert ours(made, "Ghost, GVM", "diffusion alone with 40 %") == "0.25 with 40 %"
+    assert ours(made, "Ghost", "latency beside fine-tuning") == ""
+
+
+def test_a_row_without_a_record_says_so_and_each_gpu_is_named() -> None:
+    none = [text for _, text in headlines.told(headlines.ROWS, [], Record({}))]
+    assert set(none) == {headlines.ABSENT}
+    both = [pairs_record("NVIDIA H100"), pairs_record()]
+    told = {row.what: text for row, text in headlines.told(headlines.ROWS, both, Record({}))}
+    row = next(text for what, text in told.items() if what.startswith("diffusion alone with 40 %"))
+    assert row == "NVIDIA H100: 0.25 with 40 %; NVIDIA H200: 0.25 with 40 %"
+    assert [text for what, text in told.items() if "fine-tuning" in what] == [headlines.ABSENT]
+    papers = {name for row in headlines.ROWS for name in row.paper.split(", ")}
+    assert papers == {"Ghost", "GVM", "Salus", "Flyt", "MSched"}
+
+
+def test_every_headline_finds_its_figures() -> None:
+    """A record in which every figure of every scenario is there has something for each row."""
+
+    def run(name: str, reference: str, cells: Sequence[tuple[str, Mapping[str, Any]]]) -> Run:
+        figures = dict.fromkeys(KINDS, 2.0)
+        made = [Cell(system, case, [Sample(0, 1.0, figures)]) for system, case in cells]
+        return Run(name, reference, {"gpu": "G"}, {}, 1.0, made)
+
+    scenarios = {
+        "salus-packing": ("exclusive", [("exclusive", {}), ("ggroupfs", {"models": 42})]),
+        "salus-trace": ("FIFO", [("FIFO", {}), ("ggroupfs", {})]),
+        "flyt": (
+            "native",
+            [(name, {"table": table}) for name in ("native", "ggroupfs") for table in (4, 5, 6, 8)],
+        ),
+        "flyt-actions": ("time slicing", [(name, {"gpus": 1}) for name in ("time slicing", "ggroupfs, slo")]),
+        "scale-balance": ("placed by hand", [("ggroupfs balance", {"gpus": 4})]),
+    }
+    replays = {
+        "salus": ("FIFO", [(name, {"trace": trace}) for name in ("FIFO", "PACK") for trace in ("table 2", SUPERRES)]),
+        "flyt": ("alone", [("alone", {}), ("ggroupfs, slo", {"others": 1})]),
+        "oversubscribed-decode": ("x", [("ggroupfs, turns", {"percent": 150, "programs": 4})]),
+    }
+    papers, bench = (
+        Record({name: run(name, *one) for name, one in several.items()}) for several in (scenarios, replays)
+    )
+    every = dict.fromkeys((*headlines.LATENCIES, "steps_per_s", "attained"), 1.0)
+    beside = {
+        (system, memory) for memory, several in ((100, ["ggroupfs"]), (70, headlines.PRESSED)) for system in several
+    }
+    pooled = [
+        ["exclusive", [["arrivals", "gamma"]], every],
+        ["exclusive", [["low", "diffusion"]], every],
+        ["ggroupfs", [["low", "diffusion"], ["own", 40]], every],
+        *(
+            [system, [["low", low], ["memory", memory], ["arrivals", "gamma"]], every]
+            for system, memory in beside
+            for low in ("diffusion", "finetune")
+        ),
+    ]
+    pairs = attrs.evolve(pairs_record("G").runs["pairs"], parameters={"pooled": pooled})
+    whole = Record({**papers.runs, "pairs": pairs})
+    for row, text in headlines.told(headlines.ROWS, [whole], bench):
+        assert text != headlines.ABSENT, row.what
+
+
+SUPERRES = "300 x superres_128"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A tree with the pages that have a part made of records."""
+    for name in (kept.README, kept.COMPARISON):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"before\n{kept.BEGIN}\nold\n{kept.END}\nafter\n")
+    (tmp_path / kept.FOLDER).mkdir()
+    return tmp_path
+
+
+def test_records_are_kept_by_gpu_and_of_one_product(root: Path) -> None:
+    assert kept.keep(pairs_record(), root).name == "papers-nvidia-h200.json"
+    assert kept.keep(pairs_record("NVIDIA H100 80GB HBM3"), root).name == "papers-nvidia-h100-80gb-hbm3.json"
+    other = pairs_record(product="cc").runs["pairs"]
+    with pytest.raises(ValueError, match="of products aa, cc: measure all of it again"):
+        kept.keep(Record({"flyt": attrs.evolve(other, scenario="flyt")}), root)
+    assert kept.keep(Record({"pairs": other}), root).exists(), "nothing of the other is left"
+    with pytest.raises(ValueError, match="a record of nothing"):
+        kept.keep(Record({}), root)
+
+
+def test_pages_have_a_part_made_of_records(root: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert list(kept.render(root)) == [root / kept.README, root / kept.COMPARISON]
+    assert "Not measured yet" in (root / kept.README).read_text()
+    path = kept.keep(pairs_record(), root)
+    assert list(kept.render(root)) == [path.with_suffix(".md"), root / kept.README, root / kept.COMPARISON]
+    text = (root / kept.README).read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "old" not in text
+    assert "![" in text
+    assert "](benchmarks/papers-nvidia-h200-70.svg)" in text
+    assert "benchmarks/papers-nvidia-h200-100.svg" not in text, "there is nothing of it to draw"
+    assert "| exclusive |  | 40 | 100 | 10 | 20 | 0.98 |  |" in text
+    assert "| ggroupfs, static | 70 % | 60 | 150 | 15 | 30 | 0.75 | 0.25 |" in text
+    assert "| ggroupfs, turns | 70 % | ≥ 60 | ≥ 150 | 15 | 30 | 0.5 | 0.5 |" in text
+    assert "NVIDIA H200, commit 0123abc" in text
+    assert "  - ours: NVIDIA H200: 0.25 with 40 %\n" in (root / kept.COMPARISON).read_text()
+    assert all(len(line) <= 120 for line in (root / kept.COMPARISON).read_text().splitlines())
+    page = path.with_suffix(".md").read_text()
+    assert "- time slicing: low=diffusion memory=70 arrivals=gamma: out of memory" in page
+    assert "torch 2.11.0" in page
+    before = {one: one.read_bytes() for one in root.rglob("*") if one.is_file()}
+    list(kept.render(root))
+    assert {one: one.read_bytes() for one in root.rglob("*") if one.is_file()} == before
+
+
+def test_pages_of_this_tree_are_those_of_its_records() -> None:
+    """No figure in them was typed by hand: `make bench-render` writes what is there."""
+    found = kept.records(ROOT)
+    bench = record.load((ROOT / kept.FOLDER / kept.RECORD).read_text())
+    assert kept.part((ROOT / kept.README).read_text()) == kept.summary(found)
+    assert kept.part((ROOT / kept.COMPARISON).read_text()) == kept.compared([*found.values()], bench)
+    products = {path: {run.on["product"] for run in one.runs.values()} for path, one in found.items()}
+    assert all(len(several) == 1 for several in products.values()), products
 
 
 @settings(deadline=None)

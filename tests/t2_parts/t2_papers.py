@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,9 +19,11 @@ from tests.bench.core.runner import Unavailable
 from tests.bench.gpu.faces import Part
 from tests.bench.gpu.systems import Mps, Plain
 from tests.bench.papers import __main__ as papers
-from tests.bench.papers import cells, clocks, flyt, page, pairs, salus, scale, sharing
+from tests.bench.papers import actions, cells, flyt, gangs, kept, merging, page, pairs, salus, scale, sharing
 from tests.bench.papers import lab as lab_module
-from tests.bench.papers.cells import Cell, Measured, Mixed, Wanted
+from tests.bench.papers.bounds import Overdue
+from tests.bench.papers.cells import FIRST, LATER, Cell, Measured, Wanted
+from tests.bench.papers.merging import Mixed
 from tests.bench.papers.requests import planned
 from tests.support.fake_bench import FakeLab, FakeSystem
 from tests.support.fake_papers import (
@@ -29,17 +32,20 @@ from tests.support.fake_papers import (
     LOOP_MIB,
     SERVER_MIB,
     STEPS,
+    FakeAlone,
+    FakeBandWay,
     FakePapersLab,
     FakeSharing,
     FakeSite,
+    FakeStage,
 )
 
 ON: Mapping[str, Any] = {"product": "aa", "programs": "bb", "gpu": "NVIDIA Fake", "date": "2026-01-01 00:00"}
 SIZE = pairs.Size(rate=10.0, seconds=12.0)
 
 
-def nothing() -> contextlib.AbstractContextManager[Mapping[str, Any]]:
-    return clocks.watched(None)
+def nothing(cell: Cell) -> contextlib.AbstractContextManager[Mapping[str, Any]]:
+    return contextlib.nullcontext({})
 
 
 def ways() -> tuple[list[FakeSharing], list[FakeSharing]]:
@@ -52,7 +58,7 @@ def pair_cells(lab: FakePapersLab) -> list[Cell]:
     points = [
         ("ggroupfs, static", duty, FakeSharing("ggroupfs, static", (1.0, 0.5 * duty / 100))) for duty in pairs.DUTIES
     ]
-    return list(pairs.cells(lab, 9, SIZE, ways(), points))
+    return list(pairs.cells(lab, 9, SIZE, ways(), points, FakeAlone()))
 
 
 def run(lab: FakePapersLab, chosen: Sequence[Cell], out: Path, numbers: Sequence[int] = (0, 1), **more: Any) -> int:
@@ -78,6 +84,7 @@ class Counted:
             self.order.append(f"{name}{number}")
             self.lab.sleep(self.takes)
             if fails is not None:
+                print("the log of a program")
                 raise fails
             return Measured({"p99_ms": 1.0 + number})
 
@@ -124,9 +131,12 @@ def test_a_cell_that_takes_longer_than_planned_counts_so(tmp_path: Path) -> None
 def test_what_cannot_be_measured_says_why_and_others_go_on(tmp_path: Path, error: Exception, reason: str) -> None:
     counted = Counted(FakePapersLab())
     run(counted.lab, [counted.cell("a", error), counted.cell("b")], tmp_path, (0,))
-    made = cells.merged(cells.read(tmp_path.glob("*.json")), {"s": "b"})
+    made = merging.merged(merging.read(tmp_path.glob("*.json")), {"s": "b"})
     (absence,) = made.runs["s"].absences
     assert (absence.system, absence.reason) == ("a", reason)
+    told = (tmp_path / cells.FAILURES).read_text()
+    assert told.startswith(f"== s--a round 0: {reason}\nthe log of a program\n")
+    assert ("Traceback" in told) is reason.startswith(cells.FAILED)
     assert [cell.system for cell in made.runs["s"].cells] == ["b"]
 
 
@@ -135,9 +145,111 @@ def test_the_plan_says_what_is_missing_and_how_long_it_takes(tmp_path: Path) -> 
     every = [counted.cell("a"), counted.cell("b", load=1)]
     run(counted.lab, every[:1], tmp_path, (0,))
     lines = list(cells.plan(every, (0, 1), tmp_path, ON))
-    assert lines[0].split() == ["10", "s", "x", "1", "s--a"]
-    assert lines[1].split() == ["10", "s", "x", "2", "s--b--load=1"]
-    assert lines[2].split()[:6] == ["30", "s", "in", "all,", "for", "3"]
+    assert [line.split() for line in lines[:3]] == [
+        ["0", "s", "10", "s", "s--b--load=1", "round", "0"],
+        ["10", "s", "10", "s", "s--b--load=1", "round", "1"],
+        ["20", "s", "10", "s", "s--a", "round", "1"],
+    ]
+    assert lines[3].split()[:6] == ["30", "s", "in", "all,", "for", "3"]
+    fewer = list(cells.plan(every, (0, 1), tmp_path, ON, budget=25.0))
+    assert fewer[:2] == lines[:2]
+    assert fewer[2].split()[:6] == ["20", "s", "in", "all,", "for", "2"]
+    assert fewer[3].split()[:5] == ["10", "s", "more,", "for", "1"]
+
+
+def test_the_plan_is_what_is_run(tmp_path: Path) -> None:
+    """In that order, with those cells left; and what was measured is planned by the time that it took."""
+    counted = Counted(FakePapersLab())
+    every = [counted.cell("a"), attrs.evolve(counted.cell("b"), rank=FIRST), counted.cell("c")]
+    lines = list(cells.plan(every, (0, 1), tmp_path, ON, budget=45.0))
+    assert run(counted.lab, every, tmp_path, budget=45.0) == 2
+    assert [f"{words[4][3:]}{words[6]}" for line in lines[:4] if (words := line.split())] == counted.order
+    assert lines[-1].split()[:5] == ["20", "s", "more,", "for", "2"]
+    slow = Counted(counted.lab, takes=35.0)
+    run(counted.lab, [slow.cell("d")], tmp_path, (0,))
+    (line, *_) = cells.plan([slow.cell("d")], (1,), tmp_path, ON)
+    assert line.split()[2] == "35"
+
+
+def test_what_the_first_table_needs_comes_first_in_all_rounds(tmp_path: Path) -> None:
+    counted = Counted(FakePapersLab())
+    every = [counted.cell("a"), *(attrs.evolve(counted.cell(name), rank=FIRST) for name in "bc"), counted.cell("d")]
+    run(counted.lab, every, tmp_path)
+    assert counted.order == ["b0", "c0", "c1", "b1", "a0", "d0", "d1", "a1"]
+    assert FIRST < LATER
+    assert [cell.name for cell in every if Wanted([f"rank={FIRST}"]).takes(cell)] == ["s--b", "s--c"]
+
+
+# What bounds a cell
+
+
+@attrs.define
+class Bound:
+    """Bounds in virtual time: a cell that takes longer is overdue."""
+
+    lab: FakePapersLab
+    asked: list[float] = attrs.field(factory=list)
+
+    @contextlib.contextmanager
+    def enter(self, seconds: float) -> Iterator[list[str]]:
+        self.asked.append(seconds)
+        begin = self.lab.now()
+        yield ["sleep (7) outlived its cell: ended by SIGTERM"]
+        if self.lab.now() - begin > seconds:
+            raise Overdue(f"not over after {seconds:.0f} s")
+
+
+def test_a_cell_that_hangs_is_a_finding_and_the_next_one_runs(tmp_path: Path) -> None:
+    slow = Counted(FakePapersLab(), takes=500.0)
+    bound = Bound(slow.lab)
+    run(slow.lab, [slow.cell("a"), slow.cell("b")], tmp_path, (0,), bound=bound.enter)
+    assert bound.asked == [cells.PATIENCE * 10 + cells.PATIENCE_S] * 2
+    found = merging.read(tmp_path.glob("*.json"))
+    assert [one.absent for one in found] == ["failed: not over after 85 s"] * 2
+    assert [one.figures for one in found] == [{}, {}]
+    assert found[0].left == ["sleep (7) outlived its cell: ended by SIGTERM"]
+    made = merging.merged(found, {"s": "b"}).runs["s"]
+    assert "a, round 0: sleep (7) outlived its cell: ended by SIGTERM" in made.parameters["findings"]
+
+
+def test_what_the_end_of_the_session_broke_off_is_left_for_another_time(tmp_path: Path) -> None:
+    slow = Counted(FakePapersLab(), takes=50.0)
+    bound = Bound(slow.lab)
+    assert run(slow.lab, [slow.cell("a")], tmp_path, (0,), bound=bound.enter, budget=30.0) == 1
+    assert bound.asked == [30.0]
+    assert not list(tmp_path.glob("*.json"))
+
+
+def test_a_cell_that_failed_is_measured_again_if_asked_for(tmp_path: Path) -> None:
+    counted = Counted(FakePapersLab())
+    run(counted.lab, [counted.cell("a", KeyError("x")), counted.cell("b", Unavailable("no MPS"))], tmp_path, (0,))
+    mended = [counted.cell("a"), counted.cell("b")]
+    run(counted.lab, mended, tmp_path, (0,))
+    assert counted.order == ["a0", "b0"]
+    run(counted.lab, mended, tmp_path, (0,), again=True)
+    assert counted.order == ["a0", "b0", "a0"]
+    assert {one.system: one.absent for one in merging.read(tmp_path.glob("*.json"))} == {"a": None, "b": "no MPS"}
+
+
+def test_what_is_logged_is_a_finding_beside_the_figures(tmp_path: Path) -> None:
+    def measure(number: int) -> Measured:
+        return Measured({"p99_ms": 1.0}, said=["GPU 0: cannot freeze process 4242"])
+
+    lab = FakePapersLab()
+    run(lab, [Cell("s", "a", {"load": 1}, 10.0, measure)], tmp_path, (0,))
+    made = merging.merged(merging.read(tmp_path.glob("*.json")), {"s": "a"}).runs["s"]
+    assert made.cells[0].values("p99_ms") == [1.0]
+    assert made.parameters["findings"] == ["a, load 1, round 0: GPU 0: cannot freeze process 4242"]
+
+
+def test_a_watch_that_fails_is_no_end_of_the_session(tmp_path: Path) -> None:
+    counted = Counted(FakePapersLab())
+
+    def broken(cell: Cell) -> contextlib.AbstractContextManager[Mapping[str, Any]]:
+        raise OSError("no NVML")
+
+    assert cells.run([counted.cell("a"), counted.cell("b")], (0,), tmp_path, ON, watch=broken) == 0
+    assert [one.absent for one in merging.read(tmp_path.glob("*.json"))] == ["failed: OSError: no NVML"] * 2
 
 
 def test_cells_are_asked_for_by_what_they_are() -> None:
@@ -154,7 +266,8 @@ def test_cells_are_asked_for_by_what_they_are() -> None:
         assert Wanted(words).takes(cell) is wanted, words
     with pytest.raises(ValueError, match="KEY=VALUE"):
         Wanted(["low"]).takes(cell)
-    assert cells.chosen([cell, attrs.evolve(cell, gpus=4, system="c")], Wanted(), 1) == [cell]
+    large = attrs.evolve(cell, gpus=4, system="c")
+    assert cells.chosen([cell, large], Wanted(), 1) == ([cell], [large])
     with pytest.raises(ValueError, match="two cells are called s--a-b"):
         cells.chosen([cell, attrs.evolve(cell, system="a-b")], Wanted(), 1)
 
@@ -167,13 +280,13 @@ def test_cells_of_other_code_are_not_merged(tmp_path: Path, key: str) -> None:
     with pytest.raises(
         Mixed, match=f"not of one {key}: 1 with zz, 2 with {ON[key]}|not of one {key}: 2 with .*, 1 with zz"
     ):
-        cells.merged(cells.read(tmp_path.glob("*.json")), {"s": "a"})
+        merging.merged(merging.read(tmp_path.glob("*.json")), {"s": "a"})
 
 
 def test_what_is_no_cell_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(json.dumps({"schema": 2}))
-    with pytest.raises(ValueError, match="no cell of schema 1"):
-        cells.read([tmp_path / "a.json"])
+    (tmp_path / "a.json").write_text(json.dumps({"schema": 1}))
+    with pytest.raises(ValueError, match="no cell of schema 2"):
+        merging.read([tmp_path / "a.json"])
 
 
 # The pairs
@@ -182,8 +295,8 @@ def test_what_is_no_cell_is_refused(tmp_path: Path) -> None:
 def test_every_pair_is_measured(tmp_path: Path) -> None:
     lab = FakePapersLab()
     run(lab, pair_cells(lab), tmp_path)
-    found = cells.read(tmp_path.glob("*.json"))
-    made = cells.merged(found, papers.REFERENCES, papers.completed).runs["pairs"]
+    found = merging.read(tmp_path.glob("*.json"))
+    made = merging.merged(found, papers.REFERENCES, papers.completed).runs["pairs"]
     case = {"low": "diffusion", "memory": 100, "arrivals": "gamma"}
 
     def value(system: str, figure: str, **more: Any) -> float:
@@ -230,7 +343,7 @@ def test_a_p99_has_hundreds_of_requests_behind_it() -> None:
 def test_percentiles_are_pooled_over_rounds(tmp_path: Path) -> None:
     lab = FakePapersLab()
     run(lab, pair_cells(lab), tmp_path, (0, 1, 2))
-    found = [one for one in cells.read(tmp_path.glob("*.json")) if one.scenario == "pairs"]
+    found = [one for one in merging.read(tmp_path.glob("*.json")) if one.scenario == "pairs"]
     pooled = {(system, repr(dict(case))): told for system, case, told in pairs.pooled(found)}
     told = pooled["exclusive", repr({"arrivals": "gamma"})]
     assert told["requests"] == 3 * SIZE.rate * SIZE.seconds
@@ -244,7 +357,7 @@ def test_a_program_that_computes_wrong_is_no_result(tmp_path: Path, monkeypatch:
     lab = FakePapersLab()
     monkeypatch.setattr("tests.support.fake_papers.FakeProgram.finish", _wrong)
     run(lab, [cell for cell in pair_cells(lab) if "low" in cell.case], tmp_path, (0,))
-    found = cells.read(tmp_path.glob("*.json"))
+    found = merging.read(tmp_path.glob("*.json"))
     assert {one.absent for one in found} == {"out of memory", "failed: RuntimeError: it is wrong"}
 
 
@@ -254,22 +367,35 @@ def _wrong(program: object) -> None:
 
 def test_names_of_all_cells_are_unique_and_each_scenario_has_its_reference() -> None:
     lab, gpu = FakePapersLab(), FakeLab()
-    every = [*pairs.cells(lab, 9), *salus.cells(lab, 9), *flyt.cells(lab, gpu), *scale.cells(FakeSite(), 4)]
-    chosen = cells.chosen(every, Wanted(), 4)
-    assert len(chosen) == len(every)
+    every = [
+        *(*pairs.cells(lab, 9), *salus.cells(lab, 9), *flyt.cells(lab, gpu), *scale.cells(FakeSite(), 4)),
+        *actions.cells([FakeStage(lab, actions.REFERENCE, False), FakeStage(lab, actions.OURS, True)], 9),
+        *gangs.cells(lab, bands(lab), 4),
+    ]
+    chosen, left = cells.chosen(every, Wanted(), 4)
+    assert (len(chosen), left) == (len(every), [])
     for name, reference in papers.REFERENCES.items():
         assert any(cell.system == reference for cell in every if cell.scenario == name)
     assert {cell.scenario for cell in every} == set(papers.REFERENCES)
     assert set(page.TITLES) == set(papers.REFERENCES)
     assert all(0 < cell.seconds <= 540 for cell in every), "a command on a lent GPU ends after ten minutes"
-    assert {cell.gpus for cell in every} == {1, 4}
+    assert {cell.gpus for cell in every} == {1, 2, 4}
+    assert sum(cell.seconds for cell in every if cell.rank == FIRST) < 700, "a round of the first table, in a session"
+    (planned_, others) = cells.chosen(every, Wanted(), 1)
+    assert {cell.scenario for cell in others} == {scale.SPREAD, gangs.NAME, actions.NAME}
+    assert not {scale.SPREAD, gangs.NAME} & {cell.scenario for cell in planned_}
+
+
+def bands(lab: FakePapersLab) -> list[FakeBandWay]:
+    speeds = {gangs.ALONE: 1.0, "time slicing": 3.0, "ggroupfs": 1.1, "ggroupfs, turns": 1.2}
+    return [FakeBandWay(lab, name, slower) for name, slower in speeds.items()]
 
 
 # Ways to share
 
 
 @attrs.define
-class FakeStage:
+class FakeWords:
     """MPS, or nothing."""
 
     caps: bool
@@ -279,7 +405,7 @@ class FakeStage:
 
 
 def hold(percent: int, caps: bool) -> sharing.DriverHold:
-    return sharing.DriverHold(FakeStage(caps).words, percent, caps)
+    return sharing.DriverHold(FakeWords(caps).words, percent, caps)
 
 
 def test_the_driver_has_memory_for_both_or_not_at_all() -> None:
@@ -333,10 +459,16 @@ class FakeRoom:
     waits: list[float] = attrs.field(factory=list)
     started: list[list[str]] = attrs.field(factory=list)
     within: str = "a/b"
+    ended: int | None = None
+    """Exit code of the daemon."""
 
     @property
     def mount(self) -> Any:
-        return SimpleNamespace(path=self.path, group=lambda pid: self.path / str(pid) / "0")
+        daemon = SimpleNamespace(poll=lambda: self.ended)
+        errors = ["a line of the daemon\n"] if self.ended is None else ["its last line\n"]
+        return SimpleNamespace(
+            path=self.path, group=lambda pid: self.path / str(pid) / "0", daemon=daemon, errors=errors
+        )
 
     def words(self, *properties: str) -> list[str]:
         self.started.append([*properties])
@@ -360,9 +492,16 @@ class FakePolicy:
     name: str
     config: Path
     told: list[tuple[str, str]]
+    pid: int = os.getpid()
+    logged: str = ""
 
-    def __enter__(self) -> None:
+    def end(self) -> None:
+        if self.logged:
+            raise AssertionError(self.logged)
+
+    def __enter__(self) -> FakePolicy:
         self.told.append((self.name, self.config.read_text()))
+        return self
 
     def __exit__(self, *_: object) -> None:
         self.told.append((self.name, "ended"))
@@ -375,9 +514,11 @@ def policies(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     return told
 
 
-def grouped(tmp_path: Path, way: sharing.Ggroup, percent: int) -> tuple[FakeRoom, dict[str, str], list[str]]:
+def grouped(
+    tmp_path: Path, way: sharing.Ggroup, percent: int, ended: int | None = None
+) -> tuple[FakeRoom, dict[str, str], list[str]]:
     """What was written for a way: the slice, the limits of both programs, and the other program's command."""
-    lab, room = FakePapersLab(), FakeRoom(tmp_path)
+    lab, room = FakePapersLab(), FakeRoom(tmp_path, ended=ended)
     for pid, mib in ((101, SERVER_MIB), (102, LOOP_MIB)):
         (tmp_path / str(pid) / "0").mkdir(parents=True)
         (tmp_path / str(pid) / "0" / "gmem.current").write_text(f"{mib << 20}\n")
@@ -387,6 +528,7 @@ def grouped(tmp_path: Path, way: sharing.Ggroup, percent: int) -> tuple[FakeRoom
         assert (server.pid, loop.pid) == (101, 102)
         limits = {str(pid): (tmp_path / str(pid) / "0" / "gmem.limit.high").read_text().strip() for pid in (101, 102)}
         command = list(lab.running[-1].words)
+    assert made.said[-1:] == ["a line of the daemon"]
     return room, limits, command
 
 
@@ -419,6 +561,44 @@ def test_a_policy_has_the_split(tmp_path: Path, policies: list[tuple[str, str]],
     assert 'high = "101"\nlow = "102"\nwithin = "/a/b"' in config
     assert over == (how, "ended")
     assert command == (["loop", "--cooperate", str(tmp_path)] if how == "cooperative" else ["loop"])
+
+
+def test_a_daemon_that_ends_meanwhile_is_no_result(tmp_path: Path, policies: list[tuple[str, str]]) -> None:
+    with pytest.raises(Unavailable, match="the daemon ended with -6: its last line"):
+        grouped(tmp_path, sharing.Ggroup("s"), 100, ended=-6)
+
+
+def test_what_a_policy_logs_is_told_and_its_own_end_is_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, said = tmp_path / "policy.toml", list[str]()
+    config.touch()
+    for pid, error in ((os.getpid(), None), (1 << 30, "the policy dynamic ended by itself: a line of it")):
+        policy = FakePolicy(tmp_path, "dynamic", config, [], pid, "a line of it")
+        monkeypatch.setattr(sharing, "PolicyProgram", lambda *_, it=policy: it)
+        with (
+            contextlib.nullcontext() if error is None else pytest.raises(Unavailable, match=error),
+            sharing.policy(tmp_path, "dynamic", config, said),
+        ):
+            pass
+    assert said == ["policy dynamic: a line of it"]
+
+
+def test_a_program_alone_with_a_part_of_its_memory(tmp_path: Path) -> None:
+    lab, room = FakePapersLab(), FakeRoom(tmp_path)
+    group = tmp_path / "101" / "0"
+    group.mkdir(parents=True)
+    (group / "gmem.current").write_text(f"{LOOP_MIB << 20}\n")
+    (group / "gmem.limit.high").touch()
+    with sharing.AloneHold(room).one(lab, ["loop"], 40) as loop:  # type: ignore[arg-type]
+        assert (group / "gmem.limit.high").read_text() == f"{(LOOP_MIB << 20) * 40 // 100}\n"
+        assert loop.pid == 101
+    run(lab, [cell for cell in pair_cells(lab) if "own" in cell.case or cell.case == {"low": "diffusion"}], tmp_path)
+    made = merging.merged(merging.read(tmp_path.glob("*.json")), papers.REFERENCES).runs["pairs"]
+    for percent in pairs.OWN:
+        cell = made.cell("ggroupfs", {"low": "diffusion", "own": percent})
+        assert cell is not None
+        assert made.ratios(cell, "steps_per_s") == pytest.approx([percent / 100] * 2, rel=0.1)
 
 
 def test_turns_have_the_slice_alone(tmp_path: Path, policies: list[tuple[str, str]]) -> None:
@@ -457,16 +637,20 @@ def test_packing_and_the_trace(tmp_path: Path) -> None:
     lab = FakePapersLab()
 
     @contextlib.contextmanager
-    def enter() -> Iterator[Sequence[str]]:
+    def enter(said: list[str]) -> Iterator[Sequence[str]]:
         yield ["packed"]
+        said.append("a line of the daemon")
 
     run(lab, list(salus.cells(lab, 9, [salus.Way("ggroupfs", enter)], jobs=40)), tmp_path, (0, 1))
-    made = cells.merged(cells.read(tmp_path.glob("*.json")), papers.REFERENCES)
+    made = merging.merged(merging.read(tmp_path.glob("*.json")), papers.REFERENCES)
     packing, trace = made.runs[salus.PACKING], made.runs[salus.TRACE]
     packed = packing.cell("ggroupfs", {"models": 42})
     assert packed is not None
     assert packed.values("hosted") == [42, 42]
     assert packing.ratios(packed, "hosted") == [42, 42]
+    assert packing.parameters["findings"] == [
+        f"ggroupfs, models 42, round {number}: a line of the daemon" for number in (0, 1)
+    ]
     cell = trace.cell("ggroupfs", {})
     assert cell is not None
     assert max(trace.ratios(cell, "completion_min")) < 0.7
@@ -515,7 +699,7 @@ def test_flyts_tables(tmp_path: Path) -> None:
             native = attrs.evolve(cell, measure=flyt.beside(gpu, FakeSystem(gpu, flyt.NATIVE), 0))
     chosen = [native if cell.system == flyt.NATIVE and cell.case == {"table": 6} else cell for cell in chosen]
     run(lab, chosen, tmp_path, (0,))
-    made = cells.merged(cells.read(tmp_path.glob("*.json")), papers.REFERENCES).runs[flyt.NAME]
+    made = merging.merged(merging.read(tmp_path.glob("*.json")), papers.REFERENCES).runs[flyt.NAME]
     assert made.absences == ()
     for others in flyt.OTHERS:
         slow, kept = (made.cell(name, {"table": 6, "others": others}) for name in ("time slicing", "ggroupfs"))
@@ -539,13 +723,90 @@ def _both(sleep: Callable[[float], None], other: FakePapersLab) -> Callable[[flo
     return act
 
 
+# Flyt's table 7
+
+
+def test_the_phases_are_those_of_the_table() -> None:
+    one, two = actions.phases(1), actions.phases(2)
+    assert [phase.row for phase in one] == list(actions.TABLE)
+    assert all(actions.LEAST_S <= phase.seconds <= actions.MOST_S for phase in one)
+    assert max(phase.load * phase.row.apps for phase in one) < 1 < max(phase.load * phase.row.apps for phase in two)
+    assert [round(2 * small.load, 6) for small in one] == [round(large.load, 6) for large in two]
+    assert sum(phase.seconds for phase in one) + 15 < actions.SECONDS
+
+
+def test_a_timeline_is_told_as_the_papers() -> None:
+    first, second = actions.TABLE[0], actions.TABLE[2]
+    events: list[tuple[float, dict[str, Any]]] = [
+        (0.5, {"event": "ready"}),
+        (1.0, {"event": "share", "group": "a", "gpu": 0, "share": 0.08, "was": 0.0}),
+        (3.0, {"event": "share", "group": "a", "gpu": 0, "share": 0.16, "was": 0.08}),
+        (4.0, {"event": "migrate", "group": "a", "gpu": 0, "share": 0.16, "missing": 0.1}),
+        (5.0, {"event": "moved", "group": "a", "gpu": 0, "to": 1, "seconds": 0.7}),
+        (6.0, {"event": "share", "group": "a", "gpu": 1, "share": 0.16, "was": 0.0}),
+        (7.0, {"event": "share", "group": "a", "gpu": 1, "share": 0.08, "was": 0.16}),
+    ]
+    told = actions.timeline([(0.0, first), (2.0, second)], events, 2)
+    assert [(one["at_s"], one["action"], one["apps"], one["shares"]) for one in told] == [
+        (0.0, "App ++", 1, [0, 0]),
+        (2.0, "App ++", 4, [8, 0]),
+        (3.0, "Vertical ++", 4, [16, 0]),
+        (4.0, "limit reached", 4, [16, 0]),
+        (5.0, "Migrate ++", 4, [0, 0]),
+        (7.0, "Vertical --", 4, [0, 8]),
+    ]
+
+
+def test_applications_that_come_and_go(tmp_path: Path) -> None:
+    lab = FakePapersLab()
+    stages = [FakeStage(lab, actions.REFERENCE, False), FakeStage(lab, actions.OURS, True)]
+    run(lab, list(actions.cells(stages, 9)), tmp_path, (0,))
+    found = merging.read(tmp_path.glob("*.json"))
+    made = merging.merged(found, papers.REFERENCES, more=papers.told).runs[actions.NAME]
+    assert made.absences == ()
+    for gpus in (1, 2):
+        sliced, ours = (made.cell(name, {"gpus": gpus}) for name in (actions.REFERENCE, actions.OURS))
+        assert sliced is not None
+        assert ours is not None
+        assert ours.values("attained") == [1.0]
+        assert sliced.values("attained")[0] < 0.5
+        assert ours.values("actions")[0] > 0
+        assert sliced.values("actions") == [0]
+        assert len(made.parameters["timelines"][str(gpus)]) > 4
+    requests = [one.rates for stage in stages for one in stage.made]
+    assert [len(phase) for phase in requests[0]] == [row.apps for row in actions.TABLE]
+    assert requests[:2] == requests[2:], "the same requests for both"
+    assert "| Vertical ++ |" in page.timelines(made)
+
+
+# Gangs
+
+
+def test_gangs_beside_fillers_and_beside_each_other(tmp_path: Path) -> None:
+    lab = FakePapersLab()
+    ways = bands(lab)
+    run(lab, list(gangs.cells(lab, ways, 4)), tmp_path, (0,))
+    made = merging.merged(merging.read(tmp_path.glob("*.json")), papers.REFERENCES).runs[gangs.NAME]
+    for name, slower in (("time slicing", 3.0), ("ggroupfs", 1.1)):
+        cell = made.cell(name, {"gpus": 4, "beside": "fillers"})
+        assert cell is not None
+        assert made.ratios(cell, "steps_per_s") == pytest.approx([1 / slower], rel=0.05)
+        assert cell.values("worst_ms") == [pytest.approx(100 * slower)]
+        assert cell.values("batch_per_s") == [pytest.approx(50)]
+    two = made.cell("ggroupfs, turns", {"gpus": 4, "gangs": 2, "memory": gangs.PERCENT})
+    assert two is not None
+    assert "batch_per_s" not in two.samples[0].figures
+    assert [(band.gangs, band.pressed) for way in ways for band in way.bands] == [(1, 100)] * 3 + [(2, gangs.PERCENT)]
+    assert {cell.gpus for cell in gangs.cells(lab, ways, 1)} == {gangs.LEAST_GPUS}
+
+
 # Scale
 
 
 def test_scale(tmp_path: Path) -> None:
     lab, site = FakePapersLab(), FakeSite(gpus=4)
     run(lab, list(scale.cells(site, 4)), tmp_path, (0,))
-    made = cells.merged(cells.read(tmp_path.glob("*.json")), papers.REFERENCES)
+    made = merging.merged(merging.read(tmp_path.glob("*.json")), papers.REFERENCES)
     run_, spread = made.runs[scale.NAME], made.runs[scale.SPREAD]
     assert (run_.absences, spread.absences) == ((), ())
     programs, slices = run_.cell("many", {"programs": 200}), run_.cell("many", {"slices": 1000})
@@ -566,7 +827,7 @@ def test_scale(tmp_path: Path) -> None:
 def test_a_balance_that_never_comes_is_measured_all_the_same(tmp_path: Path) -> None:
     lab, site = FakePapersLab(), FakeSite(gpus=4, balances_s=1e9)
     run(lab, [cell for cell in scale.cells(site, 4) if cell.system == scale.BALANCE], tmp_path, (0,))
-    (found,) = cells.read(tmp_path.glob("*.json"))
+    (found,) = merging.read(tmp_path.glob("*.json"))
     assert found.figures["settled_s"] >= scale.BALANCE_S
     assert found.raw["places"] == [0] * 8
 
@@ -582,11 +843,13 @@ def test_the_record_the_page_and_the_check(tmp_path: Path, capsys: pytest.Captur
     assert papers.main(["merge", "--out", str(tmp_path), "--into", str(into)]) == 0
     text = into.with_suffix(".md").read_text()
     assert "product aa, programs bb" in text
+    assert kept.write_page(record.load(into.read_text()), into) == ["papers-100.svg", "papers-70.svg"]
+    assert into.with_suffix(".md").read_text() == text, "all of it is in the record"
     assert "| low diffusion, memory 70, arrivals gamma, duty 25 | ggroupfs, static |" in text
     assert "- time slicing: low=diffusion memory=70 arrivals=gamma: out of memory" in text
     assert "Flyt, table 8a" in text
-    assert (tmp_path / "pairs-70.svg").exists()
-    assert "![pairs-70.svg](pairs-70.svg)" in text
+    assert (tmp_path / "papers-70.svg").exists()
+    assert "![70 % of the memory of both](papers-70.svg)" in text
     assert papers.main(["check", str(into), str(into)]) == 0
     assert "0 moved" in capsys.readouterr().out
     slow = record.load(into.read_text())
@@ -625,8 +888,17 @@ def test_the_plan_of_this_machine(capsys: pytest.CaptureFixture[str], tmp_path: 
     words = ["--scenario", "pairs", "--cell", "low=diffusion", "--rounds", "2", "--out", str(tmp_path)]
     assert papers.main(["plan", *words]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "  x 1  pairs--exclusive--low=diffusion" in lines[0]
+    assert any(line.endswith("pairs--exclusive--low=diffusion round 2") for line in lines)
     assert lines[-1].endswith("min)")
+    assert papers.main(["plan", "--scenario", "scale", "--rounds", "0", "--out", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    name = "scale-gangs--ggroupfs--gpus=4--beside=fillers"
+    assert f"left out: {name}: it needs 4 GPUs, and there is 1" in lines
+    assert not any(line.endswith(f"{name} round 0") for line in lines)
+    assert papers.main(["plan", "--scenario", "scale", "--rounds", "0", "--gpus", "4", "--out", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.endswith(f"{name} round 0") for line in lines)
+    assert not any(line.startswith("left out") for line in lines)
     assert papers.rounds("3") == [3]
     assert papers.rounds("1-3") == [1, 2, 3]
     with pytest.raises(ValueError, match="no range"):
@@ -645,10 +917,10 @@ def test_a_scenario_that_was_mended_leaves_the_others_as_they_are(tmp_path: Path
     digests["t"] = "2"
     run(counted.lab, [one, other], tmp_path, (0,), more=more)
     assert counted.order == ["a0", "b0", "b0"]
-    made = cells.merged(cells.read(tmp_path.glob("*.json")), {"s": "a", "t": "b"})
+    made = merging.merged(merging.read(tmp_path.glob("*.json")), {"s": "a", "t": "b"})
     assert [run.on["programs"] for run in made.runs.values()] == ["1", "2"]
     lines = list(cells.plan([one, other], (0, 1), tmp_path, {"product": "aa"}, more))
-    assert [line.split()[3] for line in lines[:2]] == ["1", "1"], "of any GPU"
+    assert [line.split()[4:] for line in lines[:-1]] == [["t--b", "round", "1"], ["s--a", "round", "1"]], "of any GPU"
 
 
 # Programs, as the lab starts and ends them: stubs that speak by the page, without torch

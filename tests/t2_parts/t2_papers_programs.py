@@ -16,6 +16,8 @@ from tests.bench.papers.lab import GO, OVER, PROGRAMS, READY, SMALL, STOP, WRONG
 
 torch = pytest.importorskip("torch", reason="the programs need torch")
 READY_S = 300.0
+LONGEST = 40
+"""Offset of gang.py."""
 
 
 class Running:
@@ -77,6 +79,7 @@ def test_a_model(tmp_path: Path, words: str) -> None:
 
 def test_a_server_answers_each_request_in_full(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="the server is transformers'")
+    pytest.importorskip("psutil", reason="transformers asks it how much memory a CPU has")
     requests = [{"at": 0.1 * n, "prompt": 10 + 40 * n, "output": 3 + n} for n in range(6)]
     (tmp_path / "1.json").write_text(json.dumps({"limit_s": 120.0, "requests": requests}))
     with Running(tmp_path, "llm", os.fspath(tmp_path), "--shape", "small", "--kv-mib", "4") as run:
@@ -87,6 +90,42 @@ def test_a_server_answers_each_request_in_full(tmp_path: Path) -> None:
     answers = json.loads((tmp_path / "1.result.json").read_text())
     assert [len(one["itl_s"]) + 1 for one in answers] == [one["output"] for one in requests]
     assert all(one["ttft_s"] > 0 and min(one["itl_s"]) > 0 for one in answers)
+
+
+def test_a_request_that_is_not_answered_in_full_has_the_tokens_that_it_had(tmp_path: Path) -> None:
+    """At the end of a round, and the next round goes on without it."""
+    pytest.importorskip("transformers", reason="the server is transformers'")
+    pytest.importorskip("psutil", reason="transformers asks it how much memory a CPU has")
+    long, brief = {"at": 0.0, "prompt": 10, "output": 60000}, {"at": 0.0, "prompt": 10, "output": 3}
+    (tmp_path / "1.json").write_text(json.dumps({"limit_s": 3.0, "requests": [long]}))
+    (tmp_path / "2.json").write_text(json.dumps({"limit_s": 120.0, "requests": [brief]}))
+    with Running(tmp_path, "llm", os.fspath(tmp_path), "--shape", "small", "--kv-mib", "64") as run:
+        run.until(READY, 1)
+        for number in (1, 2):
+            run.set(GO, number)
+            run.until(OVER, number, "<I")
+        run.end()
+    (first,), (second,) = (json.loads((tmp_path / f"{number}.result.json").read_text()) for number in (1, 2))
+    assert 0 < first["ttft_s"] < 3
+    assert 0 < len(first["itl_s"]) < 60000 - 1
+    assert len(second["itl_s"]) == 2
+
+
+def test_a_gang_of_two(tmp_path: Path) -> None:
+    """Its ranks do the same steps, and all end when the first is told to."""
+    folders = [tmp_path / str(rank) for rank in (0, 1)]
+    for folder in folders:
+        folder.mkdir()
+    words = ["2", os.fspath(tmp_path / "meet"), "--mib", "1"]
+    with Running(folders[0], "gang", "0", *words) as first, Running(folders[1], "gang", "1", *words) as second:
+        for run in (first, second):
+            run.until(READY, 1)
+            run.until(0, 2)
+        first.set(STOP, 1)
+        assert [run.process.wait(120) for run in (first, second)] == [0, 0], first.log.read_text()[-2000:]
+        assert first.word(0) == second.word(0)
+        assert [run.word(WRONG) for run in (first, second)] == [0, 0]
+        assert min(run.word(LONGEST) for run in (first, second)) > 0
 
 
 def test_a_nursery_does_jobs_and_tells_which_fail(tmp_path: Path) -> None:

@@ -34,6 +34,8 @@ KINDS = {
     "missed_part": Kind("used unexpectedly", "", True),
     "over_part": Kind("expected in vain", "", True),
     "settled_s": Kind("no faster after", "s", None),
+    "others_ms": Kind("mean of the others", "ms", None),
+    "actions": Kind("actions", "", None),
     "attained": Kind("requests within the SLO", "", False),
     "unfairness": Kind("farthest from its weight", "", True),
     "out_gb_s": Kind("to the host", "GB/s", False),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import itertools
 import os
 import shutil
 import subprocess
@@ -25,13 +27,17 @@ from tests.t7_nvidia.programs import run_in
 
 Programs = Sequence[tuple[Part, Running]]
 
-LIMIT_S, LIMIT_AGAIN_S = 10.0, 0.6
-"""Seconds for which a limit is written again that answers EAGAIN, and between two writes. A program that is asked to
-move lets go where none of its kernels ends within 0.3 s, as beside others that read over the bus. A write tries again
-for as long as it may take, and is told that less was moved after that."""
+LIMIT_S, LIMIT_AGAIN_S = 30.0, 0.6
+"""Seconds for which a limit is written again that answers with one of AGAIN, and between two writes. A program that is
+asked to move lets go where none of its kernels ends within 0.3 s, as beside others that read over the bus. A write
+tries again for as long as it may take, and is told that less was moved after that."""
+AGAIN = (errno.EAGAIN, errno.EBUSY)
+"""Errors of such a write: a program that runs did not give in time; one that is off the GPU for its turn or its quota
+cannot."""
 TRACES = Path(__file__).parent.parent.parent.parent / "build"
 """Where traces of turns are written."""
 _begun = set[Path]()  # those of this run
+_places = itertools.count()  # of cgroups: one that could not be removed is in the way of no other
 
 
 class PlainStage:
@@ -235,10 +241,16 @@ class Ggroupfs:
     controls: Controls
     options: Sequence[str] = ()
     """Of the mount."""
+    expected: Sequence[str] = ()
+    """Words of lines that the daemon may log."""
 
     @contextlib.contextmanager
     def enter(self) -> Iterator[GgroupfsStage]:
-        with mountpoint() as path, mounted(path, *self.options, gpu="nvidia") as mount, contextlib.ExitStack() as stack:
+        with (
+            mountpoint() as path,
+            mounted(path, *self.options, gpu="nvidia", expect_errors=self.expected) as mount,
+            contextlib.ExitStack() as stack,
+        ):
             yield GgroupfsStage(mount, self.controls, stack)
 
 
@@ -300,8 +312,8 @@ class SliceRoom(Everything):
         while True:
             try:
                 return self._write("gmem.limit.high", "max" if nbytes is None else str(nbytes))
-            except BlockingIOError:
-                if time.monotonic() > until:
+            except OSError as error:
+                if error.errno not in AGAIN or time.monotonic() > until:
                     raise
             time.sleep(LIMIT_AGAIN_S)
 
@@ -348,13 +360,16 @@ class Turned:
     """Of the mount."""
     gpu: str = "nvidia"
     """The GPUs."""
+    expected: Sequence[str] = ()
+    """Words of lines that the daemon may log."""
 
     @contextlib.contextmanager
     def enter(self) -> Iterator[SliceRoom]:
         with contextlib.ExitStack() as stack:
             stack.enter_context(_traced("-".join(option.partition("=")[2] or option for option in self.options)))
-            mount = stack.enter_context(mounted(stack.enter_context(mountpoint()), *self.options, gpu=self.gpu))
-            place = stack.enter_context(cgroup(f"ggroup-bench-{os.getpid()}"))
+            path = stack.enter_context(mountpoint())
+            mount = stack.enter_context(mounted(path, *self.options, gpu=self.gpu, expect_errors=self.expected))
+            place = stack.enter_context(cgroup(f"ggroup-bench-{os.getpid()}-{next(_places)}"))
             yield SliceRoom(mount, slice_path(place))
 
 

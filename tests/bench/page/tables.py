@@ -34,6 +34,9 @@ CASES: Mapping[str, Callable[[Any], str]] = {
     "models": lambda value: f"{value} models",
     "slices": lambda value: f"{value:,} slices",
     "gpus": lambda value: f"{value} GPUs",
+    "own": lambda value: f"{value} % of its memory on the GPU",
+    "beside": lambda value: f"beside {value}",
+    "gangs": lambda value: f"{value} gangs",
     "turn_s": lambda value: f"turns of {value:g} s",
 }
 """Text for a case, by the parameter that was varied."""

@@ -26,8 +26,15 @@ MEASURING: Mapping[str, Sequence[str]] = {
         ),
     ),
     "salus": ("tests/bench/papers/salus.py", *_TORCH, f"{_PROGRAMS}nursery.py"),
-    "flyt": ("tests/bench/papers/flyt.py", *_TORCH, f"{_PROGRAMS}calls.cu", "tests/bench/gpu/programs"),
-    "scale": ("tests/bench/papers/scale.py", "tests/bench/papers/site.py", "tests/bench/gpu/programs/products.cu"),
+    "flyt": (
+        *("tests/bench/papers/flyt.py", "tests/bench/papers/actions.py", "tests/bench/papers/apps.py"),
+        *(*_TORCH, f"{_PROGRAMS}calls.cu", "tests/bench/gpu/programs"),
+    ),
+    "scale": (
+        *("tests/bench/papers/scale.py", "tests/bench/papers/site.py", "tests/bench/papers/gangs.py"),
+        *("tests/bench/papers/bands.py", f"{_PROGRAMS}page.py", f"{_PROGRAMS}gang.py"),
+        "tests/bench/gpu/programs/products.cu",
+    ),
 }
 """What measures, besides COMMON, by how the name of a scenario begins: a mend of one leaves the others as they are."""
 KINDS = frozenset(

@@ -24,7 +24,7 @@ READY, WRONG, GO, OVER = 8, 16, 32, 36
 """Offsets of programs/page.py."""
 CALLS = (40, 48, 56, 64)
 """Offsets of calls.cu."""
-START_S, STOP_S, LOOK_S = 240.0, 60.0, 0.01
+START_S, STOP_S, LOOK_S = 150.0, 60.0, 0.01
 """Seconds for a program to be ready: it imports torch and makes 8 billion weights; to end; and between two looks."""
 SERVE_S = 60.0
 """Seconds after its limit in which a round has to be over."""

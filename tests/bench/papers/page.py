@@ -1,16 +1,19 @@
-"""The papers' pairs as a page: pooled tables, what the papers published beside them, and the Pareto plot."""
+"""A record of the papers' pairs as a page: pooled tables, Pareto plots, and what the papers published beside them.
+
+All of it is made of a record, and of no cell, so that it can be made again of what is committed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.bench.core.figures import KINDS
-from tests.bench.core.record import Record
+from tests.bench.core.record import Record, Run
 from tests.bench.page import tables
 from tests.bench.page.published import FIGURES
 from tests.bench.papers import flyt, pairs
-from tests.bench.papers.cells import Found
 
 COLUMNS = (
     *("ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p99_ms", "attained", "steps_per_s"),
@@ -20,14 +23,33 @@ TITLES = {
     "pairs": "An LLM server that comes first, beside another program",
     "salus-packing": "42 models on one GPU (Salus, figure 13)",
     "salus-trace": "A trace of 100 jobs (Salus, 5.1), scaled to minutes",
-    "flyt": "Tables 4 to 8 of Flyt",
+    "flyt": "Tables 4, 5, 6 and 8 of Flyt",
+    "flyt-actions": "Table 7 of Flyt",
     "scale-gpu": "200 programs, and 1000 slices",
     "scale-balance": "GPUs of one host",
+    "scale-gangs": "Programs on all GPUs of one host",
 }
 SLO = (
     "SLO: the P99 of the server alone, as in Ghost (6.4) and GVM (7.4); a request keeps it by its time to the first "
     "token and by the mean of its times between tokens. Percentiles are of the requests of all rounds together."
 )
+MEMORIES = (100, pairs.PRESSED)
+"""Percent of the memory of both programs, of which there is a plot each."""
+
+
+Pooled = tuple[str, Mapping[str, Any], Mapping[str, float]]
+"""A system, a case, and its figures over the requests of all rounds."""
+
+
+def pooled(record: Record) -> list[Pooled]:
+    """What a record has of pairs; nothing where it has none."""
+    run = record.runs.get(pairs.NAME)
+    return [] if run is None else [(one[0], dict(one[1]), one[2]) for one in run.parameters.get("pooled", [])]
+
+
+def figures_of(record: Record, system: str, **case: object) -> Mapping[str, float]:
+    """The pooled figures of a pair; nothing where it was not measured."""
+    return next((told for name, at, told in pooled(record) if (name, at) == (system, case)), {})
 
 
 def point(figures: Mapping[str, float], alone: float) -> tuple[float, float] | None:
@@ -37,15 +59,11 @@ def point(figures: Mapping[str, float], alone: float) -> tuple[float, float] | N
     return figures["steps_per_s"] / alone, figures["attained"]
 
 
-def points(found: Sequence[Found], memory: int, low: str = "diffusion") -> dict[str, list[tuple[float, float]]]:
+def points(record: Record, memory: int, low: str = "diffusion") -> dict[str, list[tuple[float, float]]]:
     """By system, the points of the plot, in order of the throughput."""
-    pooled = pairs.pooled(found)
-    alone = next(
-        (told["steps_per_s"] for system, case, told in pooled if system == pairs.EXCLUSIVE and case.get("low") == low),
-        0.0,
-    )
+    alone = figures_of(record, pairs.EXCLUSIVE, low=low).get("steps_per_s", 0.0)
     made: dict[str, list[tuple[float, float]]] = {}
-    for system, case, told in pooled:
+    for system, case, told in pooled(record):
         same = (case.get("low"), case.get("memory"), case.get("arrivals")) == (low, memory, "gamma")
         if same and (one := point(told, alone)):
             made.setdefault(system, []).append(one)
@@ -82,41 +100,72 @@ def draw(every: Mapping[str, Sequence[tuple[float, float]]], path: Path, title: 
         axes.set(xlim=(0, None), ylim=(0, 1.03))
         axes.legend(**LEGEND)
         figure.savefig(path, format="svg", metadata={"Date": None})
+    path.write_text("\n".join(line.rstrip() for line in path.read_text().splitlines()) + "\n")
     return True
 
 
-def _pooled(found: Sequence[Found]) -> str:
+def cell(figures: Mapping[str, float], name: str) -> str:
+    """A figure in a table: empty where there is none, and a bound where requests were given up."""
+    bound = "≥ " if name.startswith("ttft") and figures.get("given_up") else ""
+    return bound + tables.number(figures[name]) if name in figures else ""
+
+
+def _pooled(record: Record) -> str:
     rows = []
-    for system, case, told in pairs.pooled(found):
-        told_case = ", ".join(f"{key} {value}" for key, value in case.items())
-        bound = "≥ " if told.get("given_up") else ""
-        cells = [
-            (bound if name.startswith("ttft") else "") + tables.number(told[name]) if name in told else ""
-            for name in COLUMNS
-        ]
-        rows.append([told_case, system, *cells])
+    for system, case, told in pooled(record):
+        there = ", ".join(f"{key} {value}" for key, value in case.items())
+        rows.append([there, system, *(cell(told, name) for name in COLUMNS)])
     return tables.table(["", "system", *map(tables.heading, COLUMNS)], rows)
 
 
-def page(record: Record, found: Sequence[Found], drawn: Sequence[str]) -> str:
-    """All of it, in Markdown."""
+def timelines(run: Run) -> str:
+    """What happened, beside what the paper has."""
+    from tests.bench.papers.actions import TABLE
+
+    parts = [
+        "The paper's, with the percent of SMs of two GPUs that were occupied:\n\n"
+        + tables.table(
+            ["s", "action", "applications", "GPU 1", "GPU 2"],
+            [[f"{row.at_s:g}", row.action, str(row.apps), *map(str, row.occupied)] for row in TABLE],
+        )
+    ]
+    for count, rows in sorted(run.parameters.get("timelines", {}).items()):
+        heads = ["s", "action", "applications", *(f"GPU {number + 1}" for number in range(int(count)))]
+        told = [[str(one["at_s"]), one["action"], str(one["apps"]), *map(str, one["shares"])] for one in rows]
+        parts.append(f"With {count} GPUs, and the percent of their time that applications were given:\n\n")
+        parts[-1] += tables.table(heads, told)
+    return "\n\n".join(parts)
+
+
+def head(run: Run) -> str:
+    """What a run is of, in a line."""
+    on = run.on
+    words = [f"{on.get('gpu', 'no GPU')}, driver {on.get('driver', 'unknown')}"]
+    words += [f"{name} {on[name]}" for name in ("torch", "transformers") if name in on]
+    words += [f"product {on.get('product')}, programs {on.get('programs')}", f"rounds {run.parameters['rounds']}"]
+    clocks = ", ".join(f"{key} {value}" for key, value in run.parameters["clocks"].items())
+    return "; ".join([*words, clocks])
+
+
+def page(record: Record, drawn: Mapping[int, str]) -> str:
+    """All of it, in Markdown; `drawn` has the names of plots, by the percent of memory."""
     parts = ["# The papers' pairs, on real programs\n"]
     for name, run in record.runs.items():
-        on = run.on
-        head = f"{on.get('gpu', 'no GPU')}, product {on.get('product')}, programs {on.get('programs')}"
-        clocks = ", ".join(f"{key} {value}" for key, value in run.parameters["clocks"].items())
-        parts.append(f"## {TITLES.get(name, name)}\n\n{head}; rounds {run.parameters['rounds']}; {clocks}.\n")
-        parts += [f"![{one}]({one})\n" for one in drawn if one.startswith(name)]
-        figures = [figure for figure in KINDS if any(cell.values(figure) for cell in run.cells)]
+        parts.append(f"## {TITLES.get(name, name)}\n\n{head(run)}.\n")
         if name == pairs.NAME:
-            mine = [one for one in found if one.scenario == name]
-            parts.append(f"{SLO}\n\n{_pooled(mine)}\n")
+            parts += [f"![{memory} % of the memory of both]({plot})\n" for memory, plot in drawn.items()]
+            parts.append(f"{SLO}\n\n{_pooled(record)}\n")
         elif run.cells:
+            figures = [figure for figure in KINDS if any(cell.values(figure) for cell in run.cells)]
             parts.append(tables.everything(run, figures) + "\n")
-        if run.absences:
-            parts.append(
-                "Not measured:\n\n" + "\n".join(f"- {one.system}: {one.reason}" for one in run.absences) + "\n"
-            )
+        if "timelines" in run.parameters:
+            parts.append(timelines(run) + "\n")
+        for title, lines in (
+            ("Not measured", [f"{one.system}: {one.reason}" for one in run.absences]),
+            ("Logged, or ended behind a cell", run.parameters.get("findings", [])),
+        ):
+            if lines:
+                parts.append(f"{title}:\n\n" + "\n".join(f"- {line}" for line in lines) + "\n")
     rows = [[one.system, one.what, one.value, one.source] for one in FIGURES]
     rows += [
         ["Flyt", what, value, f"Flyt, table {number}"]

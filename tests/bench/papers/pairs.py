@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import attrs
 
 from tests.bench.core.arrivals import seed_of
+from tests.bench.core.record import Case
 from tests.bench.gpu.systems import Mps, Plain
-from tests.bench.papers.cells import Cell, Found, Measured
+from tests.bench.papers.cells import FIRST, LATER, SECOND, Cell, Measured
 from tests.bench.papers.lab import Lab, Server, Steps
+from tests.bench.papers.merging import Found
 from tests.bench.papers.requests import Answer, figures, planned, slo_of
-from tests.bench.papers.sharing import Driver, Ggroup, Sharing
+from tests.bench.papers.sharing import Alone, Driver, Ggroup, GgroupAlone, Sharing
 
 NAME, EXCLUSIVE = "pairs", "exclusive"
 LOWS: Mapping[str, Sequence[str]] = {
@@ -34,6 +36,10 @@ BEGIN_S, ALONE_S = 40.0, 10.0
 PRESSED = 70
 DUTIES = (25, 50, 75)
 """Percent of the time that the other program may have: the points of the curve (figures 14 and 15)."""
+OWN = (90, 40)
+"""Percent of its memory that the other program has, alone: "10% of its working set", and the papers' breakdown."""
+OWN_SETTLE_S = 8.0
+"""Seconds after its limit was written: memory that is used most comes back."""
 WAITED_MS = 1e3 * (SECONDS + AGAIN_S)
 
 
@@ -63,18 +69,22 @@ def roomy() -> list[Sharing]:
 def pressed() -> list[Sharing]:
     """Ways that are compared with less."""
     return [
-        Driver(Plain("time slicing")),
-        Driver(Mps("MPS, memory capped")),
         Ggroup("ggroupfs, static"),
         Ggroup("ggroupfs, dynamic", "dynamic"),
         Ggroup("ggroupfs, cooperative", "cooperative"),
         Ggroup("ggroupfs, turns", "turns"),
+        Driver(Plain("time slicing")),
+        Driver(Mps("MPS, memory capped")),
     ]
 
 
 def curve() -> list[tuple[str, int, Sharing]]:
     """More points of the curve under pressure: system, duty, and the way."""
     return [("ggroupfs, static", duty, Ggroup("ggroupfs, static", duty=duty)) for duty in DUTIES]
+
+
+SPARED = frozenset({"MPS, priorities", "MPS, the other at 30 %"})
+"""Systems that the first table can do without."""
 
 
 def raw_of(answers: Sequence[Answer]) -> dict[str, object]:
@@ -124,6 +134,18 @@ class Bench:
 
         return measure
 
+    def own(self, alone: Alone, low: str, percent: int) -> Callable[[int], Measured]:
+        """The other program alone with a part of its memory."""
+
+        def measure(number: int) -> Measured:
+            with alone.enter() as hold, hold.one(self.lab, LOWS[low], percent) as loop:
+                self.lab.sleep(OWN_SETTLE_S)
+                rate = self._rate(loop, lambda: self.lab.sleep(ALONE_S))
+                loop.finish()
+            return Measured({"steps_per_s": rate}, said=hold.said)
+
+        return measure
+
     def beside(self, sharing: Sharing, low: str, kind: str, percent: int) -> Callable[[int], Measured]:
         """Both, by some way."""
 
@@ -133,7 +155,7 @@ class Bench:
                 self.lab.sleep(self.size.settle)
                 rate = self._rate(loop, lambda: found.extend(self.round(server, kind, number)))
                 loop.finish()
-            return Measured({**figures(found, WAITED_MS), "steps_per_s": rate}, raw_of(found))
+            return Measured({**figures(found, WAITED_MS), "steps_per_s": rate}, raw_of(found), hold.said)
 
         return measure
 
@@ -156,33 +178,52 @@ class Bench:
 EDGE_S = 5.0
 
 
+def needed(system: str, low: str, kind: str, percent: int = 100) -> int:
+    """Rank of a pair: the first table and the plots are of diffusion, with one kind of arrivals. Peers have no way to
+    live with less memory, so what comes of that can wait."""
+    peer = not system.startswith(("ggroupfs", EXCLUSIVE))
+    if kind != "gamma" or system in SPARED or (peer and percent < 100):
+        return LATER
+    if low == "diffusion":
+        return FIRST
+    return SECOND if system in (EXCLUSIVE, "ggroupfs, static") else LATER
+
+
 def cells(
     lab: Lab,
     seed: int,
     size: Size | None = None,
     ways: tuple[Sequence[Sharing], Sequence[Sharing]] | None = None,
     points: Sequence[tuple[str, int, Sharing]] | None = None,
+    alone: Alone | None = None,
 ) -> Iterator[Cell]:
     """All of them: those alone first, and peers only with the first kind of arrivals."""
     bench = Bench(lab, seed, size or Size())
     both, less = (roomy(), pressed()) if ways is None else ways
     serves = bench.size.seconds + bench.size.settle + 4
     for kind in ("gamma", "onoff"):
-        yield Cell(NAME, EXCLUSIVE, {"arrivals": kind}, BEGIN_S + serves, bench.alone(kind))
+        rank = needed(EXCLUSIVE, "diffusion", kind)
+        yield Cell(NAME, EXCLUSIVE, {"arrivals": kind}, BEGIN_S + serves, bench.alone(kind), rank=rank)
     for low in LOWS:
-        yield Cell(NAME, EXCLUSIVE, {"low": low}, BEGIN_S + ALONE_S, bench.other(low))
+        rank = needed(EXCLUSIVE, low, "gamma")
+        yield Cell(NAME, EXCLUSIVE, {"low": low}, BEGIN_S + ALONE_S, bench.other(low), rank=rank)
     for low, percent in itertools.product(LOWS, (100, PRESSED)):
-        case = {"low": low, "memory": percent}
+        case: Case = {"low": low, "memory": percent}
         for way in both if percent == 100 else less:
             ours = way.name.startswith("ggroupfs")
             kinds = ("gamma", "onoff") if ours and low == "diffusion" else ("gamma",)
             for kind in kinds:
                 seconds = BEGIN_S + serves + (0 if ours or percent == 100 else BEGIN_S)
-                more = {**case, "arrivals": kind}
-                yield Cell(NAME, way.name, more, seconds, bench.beside(way, low, kind, percent))
+                more: Case = {**case, "arrivals": kind}
+                measure, rank = bench.beside(way, low, kind, percent), needed(way.name, low, kind, percent)
+                yield Cell(NAME, way.name, more, seconds, measure, rank=rank)
     for name, duty, way in curve() if points is None else points:
-        case = {"low": "diffusion", "memory": PRESSED, "arrivals": "gamma", "duty": duty}
-        yield Cell(NAME, name, case, BEGIN_S + serves, bench.beside(way, "diffusion", "gamma", PRESSED))
+        at: Case = {"low": "diffusion", "memory": PRESSED, "arrivals": "gamma", "duty": duty}
+        yield Cell(NAME, name, at, BEGIN_S + serves, bench.beside(way, "diffusion", "gamma", PRESSED))
+    for percent in OWN:
+        measure = bench.own(alone or GgroupAlone(), "diffusion", percent)
+        seconds, rank = BEGIN_S + OWN_SETTLE_S + ALONE_S, SECOND if percent == min(OWN) else LATER
+        yield Cell(NAME, "ggroupfs", {"low": "diffusion", "own": percent}, seconds, measure, rank=rank)
 
 
 def complete(found: Sequence[Found]) -> list[Found]:

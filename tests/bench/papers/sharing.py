@@ -11,7 +11,7 @@ import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,9 +19,9 @@ import attrs
 
 from tests.bench.core.runner import Unavailable
 from tests.bench.gpu.faces import Part
-from tests.bench.gpu.systems import LIMIT_AGAIN_S, LIMIT_S, Mps, Plain, SliceRoom, Turned
+from tests.bench.gpu.systems import AGAIN, LIMIT_AGAIN_S, LIMIT_S, Mps, Plain, Programs, SliceRoom, Turned
 from tests.bench.papers.lab import Lab, Server, Steps
-from tests.support.mounted import eventually
+from tests.support.mounted import Mounted, alive, eventually
 from tests.support.policy_program import PolicyProgram
 
 HIGH, LOW = Part(critical=True), Part()
@@ -31,6 +31,10 @@ SLACK_BYTES = 256 << 20
 """What the server may have beyond what it has: buffers of a larger batch."""
 PERIOD_US = 20_000
 """Period of a quota."""
+LINES, LINE = 20, 300
+"""Lines of a log that are kept, and characters of one."""
+ANY = ("",)
+"""Words of lines that a daemon may log, of any line: figures are there all the same, and the lines beside them."""
 
 
 class Hold(Protocol):
@@ -38,6 +42,11 @@ class Hold(Protocol):
 
     def both(self, lab: Lab, command: Sequence[str]) -> contextlib.AbstractContextManager[tuple[Server, Steps]]:
         """Both programs, running, with memory as the way has it. Unavailable where one cannot run."""
+        ...
+
+    @property
+    def said(self) -> Sequence[str]:
+        """What daemons and policies have logged."""
         ...
 
 
@@ -61,12 +70,16 @@ class DriverHold:
     percent: int
     caps: bool
     """Whether memory is limited by the words; else by a ballast."""
+    share: Callable[[Programs], None] = lambda programs: None
+    """Unavailable where the programs do not share the GPU by that way."""
+    said: Sequence[str] = ()
 
     @contextlib.contextmanager
     def both(self, lab: Lab, command: Sequence[str]) -> Iterator[tuple[Server, Steps]]:
         if self.percent >= 100:
-            with lab.both(self.words(HIGH), self.words(LOW), command) as programs:
-                yield programs
+            with lab.both(self.words(HIGH), self.words(LOW), command) as (server, loop):
+                self.share([(HIGH, server), (LOW, loop)])
+                yield server, loop
             return
         before = lab.free_mib()
         with lab.server(self.words(HIGH)) as server:
@@ -84,6 +97,7 @@ class DriverHold:
                     (loop,) = stack.enter_context(lab.loops([(words, command)]))
                 except Unavailable as error:
                     raise Unavailable(f"with {room} of the {second} MiB that it needs, {error}") from None
+                self.share([(HIGH, server), (LOW, loop)])
                 yield server, loop
 
 
@@ -102,7 +116,28 @@ class Driver:
     def enter(self, percent: int) -> Iterator[DriverHold]:
         """See Sharing."""
         with self.system.enter() as stage:
-            yield DriverHold(stage.words, percent, isinstance(self.system, Mps))
+            yield DriverHold(stage.words, percent, isinstance(self.system, Mps), stage.share)
+
+
+def serving(mount: Mounted) -> None:
+    """Unavailable where the daemon of a tree has ended: what was measured since then was of no tree."""
+    if (code := mount.daemon.poll()) is not None:
+        raise Unavailable(f"the daemon ended with {code}: {' '.join(mount.errors)[-LINE:]}")
+
+
+@contextlib.contextmanager
+def policy(mount: Path, name: str, config: Path, said: list[str]) -> Iterator[PolicyProgram]:
+    """A policy at work, whose log goes into `said`. Unavailable where it ends by itself."""
+    with PolicyProgram(mount, name, config) as program:
+        yield program
+        works, told = alive(program.pid), ""
+        try:
+            program.end()
+        except AssertionError as error:
+            told = str(error)[:LINE]
+        if not works:
+            raise Unavailable(f"the policy {name} ended by itself: {told}")
+        said += [f"policy {name}: {told}"] if told else []
 
 
 POLICY = """high = "{high}"
@@ -113,15 +148,15 @@ headroom = "512M"
 
 
 def written(path: Path, nbytes: int) -> None:
-    """Write a limit, again while programs do not give at once what they have (EAGAIN)."""
+    """Write a limit, again while programs do not give at once what they have."""
     until = time.monotonic() + LIMIT_S
     while True:
         file = os.open(path, os.O_WRONLY | os.O_TRUNC)
         try:
             os.write(file, f"{nbytes}\n".encode())
             return
-        except BlockingIOError:
-            if time.monotonic() > until:
+        except OSError as error:
+            if error.errno not in AGAIN or time.monotonic() > until:
                 raise
         finally:
             os.close(file)
@@ -135,9 +170,17 @@ class GgroupHold:
     room: SliceRoom
     sharing: Ggroup
     percent: int
+    logged: list[str] = attrs.field(factory=list)
+    """By policies."""
+
+    @property
+    def said(self) -> Sequence[str]:
+        """See Hold."""
+        return [*self.logged, *(line.strip()[:LINE] for line in self.room.mount.errors[:LINES])]
 
     @contextlib.contextmanager
     def both(self, lab: Lab, command: Sequence[str]) -> Iterator[tuple[Server, Steps]]:
+        """See Hold."""
         if self.sharing.how == "cooperative":
             command = [*command, "--cooperate", os.fspath(self.room.mount.path)]
         properties = (
@@ -151,6 +194,7 @@ class GgroupHold:
                 if self.percent < 100:
                     self._press(stack, high, low, server.pid, loop.pid)
                 yield server, loop
+                serving(self.room.mount)
 
     def _press(self, stack: contextlib.ExitStack, high: Path, low: Path, first: int, second: int) -> None:
         budget = self.room.held() * self.percent // 100
@@ -169,7 +213,7 @@ class GgroupHold:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ggroupfs-policy-")))
             config = folder / "policy.toml"
             config.write_text(POLICY.format(high=first, low=second, within=self.room.within))
-            stack.enter_context(PolicyProgram(self.room.mount.path, self.sharing.how, config))
+            stack.enter_context(policy(self.room.mount.path, self.sharing.how, config, self.logged))
 
 
 @attrs.frozen
@@ -181,10 +225,68 @@ class Ggroup:
     """static, dynamic or cooperative (policies of that name), or turns."""
     duty: int = 100
     """Percent of the GPU's time that the other program may have (compute.max)."""
+    gpu: str = "nvidia"
+    """The GPUs."""
 
     @contextlib.contextmanager
     def enter(self, percent: int) -> Iterator[GgroupHold]:
         """See Sharing."""
-        turned = Turned(self.name, [f"turns={'on' if self.how == 'turns' else 'off'}"])
+        turned = Turned(self.name, [f"turns={'on' if self.how == 'turns' else 'off'}"], self.gpu, ANY)
         with turned.enter() as room:
             yield GgroupHold(room, self, percent)
+
+
+class Alone(Protocol):
+    """A way to give a program that is alone a part of its memory."""
+
+    def enter(self) -> contextlib.AbstractContextManager[Lone]:
+        """Set it up. Unavailable where that cannot be."""
+        ...
+
+
+class Lone(Protocol):
+    """Such a way, set up."""
+
+    def one(self, lab: Lab, command: Sequence[str], percent: int) -> contextlib.AbstractContextManager[Steps]:
+        """The program, running, with so much of the memory that it holds."""
+        ...
+
+    @property
+    def said(self) -> Sequence[str]:
+        """What daemons have logged."""
+        ...
+
+
+@attrs.frozen
+class AloneHold:
+    """A slice for one program."""
+
+    room: SliceRoom
+
+    @property
+    def said(self) -> Sequence[str]:
+        """See Hold."""
+        return [line.strip()[:LINE] for line in self.room.mount.errors[:LINES]]
+
+    @contextlib.contextmanager
+    def one(self, lab: Lab, command: Sequence[str], percent: int) -> Iterator[Steps]:
+        """The program, with so much of its memory on the GPU."""
+        with lab.loops([(self.room.words(), command)]) as (loop,):
+            group = self.room.mount.group(loop.pid)
+            eventually((group / "gmem.current").exists, f"{group} is in the tree")
+            written(group / "gmem.limit.high", int((group / "gmem.current").read_text()) * percent // 100)
+            yield loop
+            serving(self.room.mount)
+
+
+@attrs.frozen
+class GgroupAlone:
+    """A mounted tree and a limit."""
+
+    gpu: str = "nvidia"
+
+    @contextlib.contextmanager
+    def enter(self) -> Iterator[AloneHold]:
+        """See Alone."""
+        with Turned("ggroupfs", ["turns=off"], self.gpu, ANY).enter() as room:
+            yield AloneHold(room)

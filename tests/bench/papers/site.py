@@ -13,8 +13,8 @@ import attrs
 
 from tests.bench.core.runner import Unavailable
 from tests.bench.gpu.lab import CREATED, SOURCES, START_S, STOP_S, ProductsProgram, built, last_line
+from tests.bench.papers.sharing import ANY, LINE, LINES, policy, serving
 from tests.support.mounted import Mounted, eventually, mounted, mountpoint
-from tests.support.policy_program import PolicyProgram
 from tests.t7_nvidia.conftest import wait_for
 from tests.t7_nvidia.programs import STOP, Program, program, run_in, where
 
@@ -65,6 +65,13 @@ class GpuTree:
     mount: Mounted
     stack: contextlib.ExitStack
     pids: list[int] = attrs.field(factory=list)
+    logged: list[str] = attrs.field(factory=list)
+    """By policies."""
+
+    @property
+    def said(self) -> list[str]:
+        """See scale.Tree."""
+        return [*self.logged, *(line.strip()[:LINE] for line in self.mount.errors[:LINES])]
 
     def programs(self, count: int, gpus: Sequence[int] | None = None) -> list[ProductsProgram]:
         """See scale.Tree. Programs with `gpus` have the library, which migrates them."""
@@ -113,8 +120,13 @@ class GpuTree:
         config = self.mount.path.parent / f"{self.mount.path.name}.toml"
         config.write_text("")
         try:
-            with PolicyProgram(self.mount.path, "balance", config) as policy:
-                yield lambda: [1e3 * float(one["seconds"]) for one in policy.events if one["event"] == "moved"]
+            with policy(self.mount.path, "balance", config, self.logged) as program:
+
+                def moves() -> list[float]:
+                    program.during(0.0)
+                    return [1e3 * float(one["seconds"]) for one in program.events if one["event"] == "moved"]
+
+                yield moves
         finally:
             config.unlink()
 
@@ -136,5 +148,6 @@ class GpuSite:
     @contextlib.contextmanager
     def tree(self) -> Iterator[GpuTree]:
         with contextlib.ExitStack() as stack:
-            mount = stack.enter_context(mounted(stack.enter_context(mountpoint()), gpu="nvidia"))
+            mount = stack.enter_context(mounted(stack.enter_context(mountpoint()), gpu="nvidia", expect_errors=ANY))
             yield GpuTree(mount, stack)
+            serving(mount)

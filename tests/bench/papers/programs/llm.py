@@ -6,7 +6,7 @@ ORDERS is a folder. Round n is asked for by the page's `go`: its requests are in
 "requests": [{"at": seconds, "prompt": tokens, "output": tokens}, ...]}`. They are sent at their times whether or
 not those before are answered (an open loop). When all are answered, or `limit_s` is over, ORDERS/n.result.json has
 for each `at`, `prompt`, `output`, `ttft_s` (from `at` to its first token; null for none) and `itl_s` (seconds between
-each two of its tokens). Passes are tokens.
+each two of its tokens, as far as it got). Passes are tokens.
 
 Prompts are random, so that none is a prefix of another, and answers never end early: lengths are as asked for.
 """
@@ -105,7 +105,7 @@ def made(shape: str, device: str, seed: int) -> LlamaForCausalLM:
 def blocks(config: LlamaConfig, kv_mib: int) -> int:
     """Blocks of a KV cache of `kv_mib` MiB in bfloat16."""
     head = config.hidden_size // config.num_attention_heads
-    token = 2 * 2 * config.num_hidden_layers * config.num_key_value_heads * head
+    token = int(2 * 2 * config.num_hidden_layers * config.num_key_value_heads * head)
     return max(8, (kv_mib << 20) // (token * BLOCK))
 
 
@@ -143,8 +143,16 @@ class Server:
             left -= self._told(found, start, answers)
         for number in range(sent):
             if answers[number]["ttft_s"] is None:
+                _note(answers[number], self._so_far(f"{self._rounds}-{number}"), start)
                 self._manager.cancel_request(f"{self._rounds}-{number}")
         return answers
+
+    def _so_far(self, request: str) -> list[float]:
+        """Times of the tokens of a request that is not answered in full: transformers tells of whole ones alone, so its
+        scheduler is looked into. Nothing where that is another."""
+        scheduler = getattr(getattr(self._manager, "batch_processor", None), "scheduler", None)
+        state = getattr(scheduler, "active_requests", {}).get(request)
+        return list(getattr(state, "timestamps", None) or [])
 
     def _told(self, found: Any, start: float, answers: list[dict[str, Any]]) -> int:
         """Note an answer; 1 where it is one of this round."""
@@ -153,12 +161,16 @@ class Server:
             return 0
         if found.error is not None:
             raise RuntimeError(f"request {found.request_id}: {found.error}")
-        answer, times = answers[int(number)], [one - start for one in found.timestamps or []]
-        if times:
-            answer["ttft_s"] = round(times[0] - answer["at"], 6)
-            answer["itl_s"] = [round(later - one, 6) for one, later in itertools.pairwise(times)]
+        _note(answers[int(number)], found.timestamps or [], start)
         self._page.set64(PASSES, self._page.u64(PASSES) + len(found.generated_tokens))
         return 1
+
+
+def _note(answer: dict[str, Any], times: list[float], start: float) -> None:
+    """Note the times of tokens in an answer; none for no token."""
+    if times:
+        answer["ttft_s"] = round(times[0] - start - answer["at"], 6)
+        answer["itl_s"] = [round(later - one, 6) for one, later in itertools.pairwise(times)]
 
 
 def main() -> int:

@@ -16,6 +16,7 @@ Passes are jobs that have ended.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -26,6 +27,9 @@ from typing import Any
 
 import torch
 import torchvision  # noqa: F401  imported here, so that no job has to
+
+with contextlib.suppress(ImportError):
+    import timm  # noqa: F401  the same
 from page import GO, OVER, PASSES, READY, UNKNOWN, WRONG, Page, whole
 from zoo import due, inferrer, model_of, trainer
 
@@ -113,8 +117,8 @@ def serve(order: dict[str, Any], device: str, folder: Path, page: Page) -> list[
             told[number]["began"] = round(now, 4)
             running[forked(number, jobs[number], device, folder, begin)] = number
         if not begin.exists() and not waiting:
-            over = sum((folder / f"job-{number}.json").exists() for number in range(len(jobs)))
-            if len(list(folder.glob("job-*.ready"))) + over >= len(jobs):
+            gone = sum(one["ended"] is not None for one in told)  # before it was ready, by an error or a signal
+            if len(list(folder.glob("job-*.ready"))) + gone >= len(jobs):
                 begin.touch()
         time.sleep(LOOK_S)
     for pid in running:

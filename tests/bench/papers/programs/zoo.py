@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic matrix products
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 from page import PASSES, READY, UNKNOWN, WRONG, Page, whole
@@ -149,10 +150,10 @@ def inferrer(model: nn.Module, data: torch.Tensor) -> Callable[[], torch.Tensor]
     """What makes one inference."""
     model.eval()
 
-    @torch.inference_mode()
     def step() -> torch.Tensor:
-        found: torch.Tensor = model(data)
-        return found
+        with torch.inference_mode():
+            found: torch.Tensor = model(data)
+            return found
 
     return step
 
