@@ -664,7 +664,8 @@ def test_percentages_of_mps_are_what_was_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("refusals", "code", "writes"), [(3, errno.EAGAIN, 4), (99, errno.EAGAIN, None), (1, errno.EBUSY, None)]
+    ("refusals", "code", "writes"),
+    [(3, errno.EAGAIN, 4), (3, errno.EBUSY, 4), (99, errno.EAGAIN, None), (1, errno.EPERM, None)],
 )
 def test_a_limit_is_written_until_it_holds(
     monkeypatch: pytest.MonkeyPatch, refusals: int, code: int, writes: int | None
