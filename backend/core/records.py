@@ -149,6 +149,8 @@ class Books:
     """compute.max: the period, microseconds."""
     wait_max_us: int = 0
     """compute.wait.max, microseconds; 0 is ``default``."""
+    spatial: bool = False
+    """compute.spatial."""
     pressure_bytes: int = 0
     """usermemfd: bytes to give back, of the latest record."""
     pressure_seq: int = 0

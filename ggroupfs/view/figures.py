@@ -109,6 +109,8 @@ class Figures:
     """compute.max: the period, microseconds."""
     wait_max: float | None = None
     """compute.wait.max, milliseconds; 0: ``default``."""
+    spatial: bool | None = None
+    """compute.spatial."""
     submitted: int | None = None
     """Kernels launched, ever."""
     finished: int | None = None
@@ -234,6 +236,7 @@ SOURCES: Mapping[str, Source] = {
         lambda text: dict(zip(("quota", "period"), values.quota(text.strip()), strict=True)),
     ),
     "compute.wait.max": _one("wait_max", lambda text: values.span(text) / 1000),
+    "compute.spatial": _one("spatial", values.switch),
     "gcgroup.stat": _work(
         "submitted finished pending gpu_usec gpu_usec_estimate busy_usec busy_sampled_usec timeslice_usec tsgs"
         " channels attached nr_periods nr_throttled throttled_usec memory_turns memory_runs memory_waits"
@@ -242,7 +245,7 @@ SOURCES: Mapping[str, Source] = {
 }
 """Where each figure is found. Of several files that tell the same, the first is the one for it alone."""
 
-LATER = frozenset(("compute.max", "gmem.limit.max", "gmem.oom.group", "compute.wait.max"))
+LATER = frozenset(("compute.max", "gmem.limit.max", "gmem.oom.group", "compute.wait.max", "compute.spatial"))
 """Control files that a daemon of an earlier version does not have: it serves until it is upgraded."""
 
 EVERYTHING = frozenset(field.name for field in attrs.fields(Figures))
