@@ -224,6 +224,9 @@ class Activity:
     does not count its kernels."""
     watched_busy_usec: int | None = None
     """What of that the engine worked, microseconds."""
+    beside: bool = False
+    """Whether it runs at the same time as the others of its space, which the levers act on together; of one process
+    alone."""
 
     def __add__(self, other: Activity) -> Activity:
         return Activity(
