@@ -106,7 +106,7 @@ class NvidiaGpu:
         self._nvml = nvml
         self._census = census
         self._tenants: dict[Process, Tenant] = {}
-        self._spaces = SpaceLevers()
+        self._spaces = SpaceLevers(self._take_one, self._set_timeslice)
         self._at_gate: set[Process] = set()  # clients that are frozen, among others that are not
         self._turn_over: set[Process] = set()  # clients whose gate is closed for the end of a turn, too
         self._listed = ProcessList(info.index, nvml, census.system, self._knows, self._see)
@@ -184,11 +184,6 @@ class NvidiaGpu:
         for process in self._spaces.note(found):
             if bookkeeper.knows(process, self.info.index):
                 bookkeeper.beside_changed(process, self.info.index)
-        for process in self._spaces.behind():
-            try:
-                await self._spaces.again(process, self._take_one, self._set_timeslice)
-            except OSError as error:  # it is behind at the next look, too
-                log.debug("GPU %d: the levers of a space are behind: %s", self.info.index, error)
 
     async def clients(self) -> frozenset[int]:
         """Return the pids of the clients of MPS servers; none where the driver does not say."""
@@ -264,7 +259,9 @@ class NvidiaGpu:
         log.error("GPU %d is lost: %s", self.info.index, error)
         self._usage.gone()
         self.managed.open_all()
-        self._spaces = SpaceLevers()  # its clients are gone, and what comes later is found anew
+        self._spaces = SpaceLevers(
+            self._take_one, self._set_timeslice
+        )  # its clients are gone, and what comes later is found anew
         self._at_gate.clear()
         self._turn_over.clear()
         if self._bookkeeper is not None:
@@ -509,7 +506,7 @@ class NvidiaGpu:
             self._tenant(process).applied.timeslice_us = us
             return
         if self._spaces.space_of(process) is not None:
-            await self._spaces.set_timeslice(process, us, self._set_timeslice)
+            await self._spaces.set_timeslice(process, us)
         else:
             await self._set_timeslice(process, us)
 
@@ -583,7 +580,7 @@ class NvidiaGpu:
         work. Of a client of a space, that is done once all of its clients are to have it.
         """
         if self._spaces.space_of(process) is not None:
-            await self._spaces.take(process, engines, self._take_one)
+            await self._spaces.take(process, engines)
         else:
             await self._take_one(process, engines)
 

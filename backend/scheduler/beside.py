@@ -1,5 +1,5 @@
 """Programs that run beside each other in a space. For the shares of a GPU they are one contender: its turn lets all of
-them on, and the levers act on all of them through any one.
+them on.
 
 The contender goes by one of the programs, its *first*, whose place the others have, too. Its path ends below the slice
 of the space, where it counts, beside whatever else is in that slice, as its programs together: with the best of their

@@ -457,8 +457,6 @@ class Scheduler:
     def _calls(self, process: Process, place: Place) -> int:
         """How many calls it takes at most: one for each context, and one more to see that it is on the runlist."""
         before = self._place(process)
-        if self._space_of(self._member(process)) is not None and process not in self._beside:
-            return 0  # what is pulled for the first of its space is pulled for it
         times = int(before.timeslice_us != place.timeslice_us)
         if before.off != place.off:
             times += 1 if place.off or before.drains else 2
