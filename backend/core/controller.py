@@ -300,9 +300,12 @@ class Controller:
         """How often the GPU was lost since a group is in the tree; of a process, the GPUs that it was on."""
         return self._totals.tally.counted(group, LOST)
 
-    def servers_lost(self, group: Group) -> int:
-        """How often the server of a space ended in which the process was, or of one in the slice."""
-        return self._totals.tally.counted(group, SERVER_LOST)
+    def servers_lost(self, group: Group) -> int | None:
+        """How often the server of a space ended in which the process was, or of one in the slice; None where there was
+        and is none."""
+        count = self._totals.tally.counted(group, SERVER_LOST)
+        is_spatial = count or self.books(group).spatial or any(map(self.space_on, self._members(group)))
+        return count if is_spatial else None
 
     def space_on(self, member: Member) -> Space | None:
         """Return the space in which a process runs beside others on a GPU; None where it runs by itself."""
@@ -582,9 +585,10 @@ class Controller:
         there a freeze is one of the library's gate, and a timeslice is that of all of them."""
         for member in self._members(group) if self.spaces.any() else ():
             space = self.space_on(member)
-            if space is not None and not (isinstance(group, SliceOn) and group.slice.contains(space.slice)):
-                if control != "compute.freeze" or not self.gpus[group.gpu].manages(member.process):
-                    return False
+            if space is None or (isinstance(group, SliceOn) and group.slice.contains(space.slice)):
+                continue
+            if control != "compute.freeze" or not self.gpus[group.gpu].manages(member.process):
+                return False
         return True
 
     def is_over(self, group: Group) -> bool:

@@ -1,7 +1,7 @@
 """The door of NVIDIA GPUs: CUDA programs come in, by the library that `ggroupfs run` puts into them.
 
-Requests of one connection overlap. What waits (CHARGE, MANAGE, TOTAL, SPACE) waits in a task of its own, so that the answer to
-a RECLAIM, which it may wait for, and what other threads of the program ask are handled meanwhile.
+Requests of one connection overlap. What waits (CHARGE, MANAGE, TOTAL, SPACE) waits in a task of its own, so that the
+answer to a RECLAIM, which it may wait for, and what other threads of the program ask are handled meanwhile.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ padding but what is named. On the socket either side may ask. docs/upgrades.md s
 
 Ops 1 to 31 are about the books, 4 to 15 of them asked by CUDA programs, 16 and up asked of what moves the hardware:
 by the kernel module of its provider, and RECLAIM, DEPART, END_TURN, BEGIN_TURN and PREPARE by the daemon of a CUDA
-program, which asks SPACE itself; 32 to 63 are about the software GPU's memory and engine; 64 and up are events, which the books send unasked.
+program, which asks SPACE itself; 32 to 63 are about the software GPU's memory and engine; 64 and up are events, which
+the books send unasked.
 """
 
 from __future__ import annotations

@@ -74,10 +74,10 @@ async def prove(
         return Verdict(SPATIAL, Capability.UNSUPPORTED, MISSING)
     if not run:
         return Verdict(SPATIAL, Capability.ADVISORY, UNPROVEN)
-    directory = Path(tempfile.mkdtemp(prefix="ggroupfs-"))
+    directory = tempfile.mkdtemp(prefix="ggroupfs-")
     try:
-        directory.chmod(0o755)
-        server = control.Control(program, directory, Space(ROOT, os.geteuid(), 1))
+        os.chmod(directory, 0o755)
+        server = control.Control(program, Path(directory), Space(ROOT, os.geteuid(), 1))
         async with AsyncExitStack() as stack:
             stack.push_async_callback(_end_server, server)
             await server.start()

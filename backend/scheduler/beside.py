@@ -31,7 +31,7 @@ class Beside:
     def join(self, contenders: Sequence[Contender], space_of: Callable[[Process], Space | None]) -> list[Contender]:
         """Return the contenders, those of a space as one. The first of a space is the same as long as it is there."""
         spaces: dict[Space, list[Contender]] = {}
-        alone = []
+        alone: list[Contender] = []
         for one in contenders:
             space = space_of(one.process)
             (alone if space is None else spaces.setdefault(space, [])).append(one)

@@ -94,7 +94,7 @@ class Control:
         """Start it, and return once it listens. OSError where it ends before that, or does not get there in time."""
         await in_a_thread(PROGRAM, self._start)
         with trio.move_on_after(START_S):
-            while not (self.pipe / "control").exists():  # noqa: ASYNC110 - nothing tells of it
+            while not (self.pipe / "control").exists():
                 if self.has_ended():
                     raise OSError(errno.ECHILD, f"it ended: {self._said() or 'without a word'}")
                 await trio.sleep(LOOK_S)
@@ -209,7 +209,7 @@ class Control:
             client.kill()
             client.wait()
             return False
-        return client.returncode == 0
+        return bool(client.returncode == 0)
 
     def kill(self) -> None:
         """End it by its pidfd: for one that does not start, or has no client and takes no command."""

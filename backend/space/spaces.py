@@ -249,7 +249,7 @@ class Spaces:
                 if trio.current_time() - began > LIVED_S:
                     wait = AGAIN_S
                 with trio.move_on_after(wait):
-                    while not self._is_over(running):
+                    while not self._is_over(running):  # noqa: ASYNC110 - a write to the books tells nobody here
                         await trio.sleep(min(wait, LOOK_S))
                 wait = min(AGAIN_MOST_S, 2 * wait)
         await self._end(running)

@@ -130,7 +130,7 @@ def _compute_events(controller: Controller, group: Group) -> str:
             "migrated": controller.moved(group),
             "undone": controller.undone_count(group),
             "lost": controller.losses(group),
-            "server_lost": controller.servers_lost(group),
+            "server_lost": controller.servers_lost(group),  # None where there is none
         }
     )
 

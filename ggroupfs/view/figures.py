@@ -99,6 +99,8 @@ class Figures:
     """How often a process undid its freeze or its timeslice by itself, and it was set again."""
     lost: int | None = None
     """How often its GPU was lost while it was there."""
+    server_lost: int | None = None
+    """How often the server of its space ended."""
     priority: int | None = None
     """compute.priority."""
     weight: int | None = None
@@ -228,7 +230,7 @@ SOURCES: Mapping[str, Source] = {
     "gmem.events": Source(frozenset(("events", "over", "past")), _events),
     "compute.timeslice": _one("timeslice", lambda text: values.span(text) / 1000),
     "compute.freeze": _one("freeze", values.switch),
-    "compute.events": _keyed("frozen populated migrated undone lost"),
+    "compute.events": _keyed("frozen populated migrated undone lost server_lost"),
     "compute.priority": _one("priority"),
     "compute.weight": _one("weight"),
     "compute.max": Source(
