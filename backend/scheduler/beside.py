@@ -75,6 +75,8 @@ class Beside:
 
     def ranked(self, behind: Mapping[Process, Sequence[Process]]) -> dict[Process, Sequence[Process]]:
         """Return which programs go behind which, from the same of contenders."""
+        if not self._programs:
+            return dict(behind)
         wide = {first: [one for each in ahead for one in self.programs(each)] for first, ahead in behind.items()}
         return self.spread(wide)
 

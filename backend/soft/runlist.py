@@ -14,6 +14,7 @@ from __future__ import annotations
 import bisect
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -149,7 +150,7 @@ class Runlist:
                 side = self._sides[space] = Side()
                 self._sit(side)
             side.tsgs.append(tsg)
-            tsg.turned = lambda _tsg, _runnable: self._turned(side, side.runnable)
+            tsg.turned = partial(self._turned_in, side)
         self._number()
 
     def _sit(self, seat: Seat) -> None:
@@ -293,6 +294,10 @@ class Runlist:
             self._ready.insert(at, seat.place)
         elif there and not runnable:
             del self._ready[at]
+
+    def _turned_in(self, side: Side, tsg: Tsg, runnable: bool) -> None:
+        """Note that a TSG of a space may run from now on, or not: it still says what it was before."""
+        self._turned(side, runnable or any(one.runnable for one in side.tsgs if one is not tsg))
 
     def _number(self) -> None:
         for place, seat in enumerate(self._round):
