@@ -55,7 +55,8 @@ class MpsDouble:
         self.program.chmod(0o755)
         sleep = shutil.which("sleep")
         assert sleep is not None
-        shutil.copy(sleep, directory / SERVER)
+        if not (directory / SERVER).exists():
+            shutil.copy(sleep, directory / SERVER)
 
     @property
     def starts(self) -> int:

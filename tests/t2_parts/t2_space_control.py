@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from backend.process import procfs
 from backend.process.identity import Process, Slice
 from backend.space import control
 from backend.space.control import PROGRAM, Control, find
@@ -69,7 +70,7 @@ def test_it_is_started_in_directories_of_its_own_and_quits(tmp_path: Path, place
         await one.start()
         assert one.process is not None
         assert (place / "000abcde" / "pipe").stat().st_mode & 0o777 == 0o700
-        environ = Path(f"/proc/{one.process.pid}/environ").read_bytes().split(b"\0")
+        environ = procfs.of_process(one.process.pid, "environ").split(b"\0")
         names = {line.partition(b"=")[0] for line in environ}
         assert b"CUDA_MPS_PIPE_DIRECTORY" in names
         assert b"HOME" not in names, "nothing of ours"
