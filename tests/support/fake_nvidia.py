@@ -640,6 +640,8 @@ class FakeBookkeeper:
     """Figures that were reported for processes that had ended."""
     spaces: dict[Process, Space] = attrs.field(factory=dict)
     servers: set[int] = attrs.field(factory=set)
+    thawed: set[Process] = attrs.field(factory=set)
+    """Processes that are not to be frozen; all others are."""
     beside: list[Process] = attrs.field(factory=list)
     """Processes that were reported to have come to run beside others, or not to do so any more."""
 
@@ -658,7 +660,7 @@ class FakeBookkeeper:
         return (process, gpu) in self.arrived
 
     def levels(self, process: Process, gpu: int) -> Sequence[Any]:
-        return [SimpleNamespace(frozen=True)]
+        return [SimpleNamespace(frozen=process not in self.thawed)]
 
     def take_down(self, process: Process, gpu: int) -> None:
         self.taken.append(process)
