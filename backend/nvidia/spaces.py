@@ -68,7 +68,7 @@ class SpaceLevers:
     def note(self, clients: Mapping[Process, Space]) -> Collection[Process]:
         """Take these programs as the clients from now on; return those that have become one, or are none any more."""
         before, self._whose = self._whose, dict(clients)
-        changed = {process for process in {*before, *clients} if before.get(process) != clients.get(process)}
+        changed = [one for one in {**before, **clients} if before.get(one) != clients.get(one)]
         for process in changed:
             if process in before:
                 self._drop(process, before[process])
