@@ -152,7 +152,8 @@ class Controller:
         )
         self.bookkeeper = Bookkeeper(
             *(ledger, self.gpus, self.population, self._membership, self._follower, self._reclaimer),
-            *(self._notices, self._schedulers, self._totals, self.turns, self.spaces, self._tell, seconds),
+            *(self._notices, self._schedulers, self._totals, self.turns, self.spaces),
+            *(self._tell, seconds),
         )
         """What the GPUs talk to."""
         self.bookkeeper.presences.append(self.frozen.presence)
@@ -494,6 +495,15 @@ class Controller:
             raise fail(errno.ERANGE)
         else:
             await self._writers.pull(group, books, changes)
+
+    async def set_spatial(self, group: Group, value: int) -> None:
+        """compute.spatial: it is for programs that come from then on. EINVAL for a process, but for the 0 that it
+        has."""
+        books = self.require(group, "compute.spatial")
+        if isinstance(group, SliceOn):
+            await self._writers.note(group, books, {"spatial": value})
+        elif value:
+            raise fail(errno.EINVAL)
 
     async def set_quota(self, group: Group, value: tuple[int, int | None]) -> None:
         """compute.max: the quota and the period, microseconds; without a period it stays what it was. Both are in the

@@ -131,7 +131,8 @@ class Scheduler:
         self._poked = trio.Event()
         self._limiter = Limiter(
             *(gpu, ledger, population, follower),
-            *(self._bucket, LEVER * seconds, self._stood, periods, space_of),
+            *(self._bucket, LEVER * seconds, self._stood, periods),
+            space_of,
         )
 
     def poke(self) -> None:
