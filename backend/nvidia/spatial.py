@@ -27,7 +27,6 @@ from backend.space.space import Space
 
 log = logging.getLogger(__name__)
 
-MISSING = f"there is no {control.PROGRAM}"
 UNPROVEN = "programs of a space are clients of an MPS server; not tested"
 QUIT_S = 2.0
 """Seconds that the server has to end after its children have."""
@@ -71,7 +70,7 @@ async def prove(
     over which progress is measured, seconds.
     """
     if program is None:
-        return Verdict(SPATIAL, Capability.UNSUPPORTED, MISSING)
+        return Verdict(SPATIAL, Capability.UNSUPPORTED, control.MISSING)
     if not run:
         return Verdict(SPATIAL, Capability.ADVISORY, UNPROVEN)
     directory = tempfile.mkdtemp(prefix="ggroupfs-")

@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 PROGRAM = "nvidia-cuda-mps-control"
 """The name of the program, as NVIDIA's packages install it."""
+MISSING = f"there is no {PROGRAM}"
+"""Reason why there are no servers, in words."""
 PLACES = ("/usr/bin", "/usr/local/bin", "/usr/local/nvidia/bin")
 """Directories in which it is looked for."""
 START_S = 10.0
