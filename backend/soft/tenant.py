@@ -160,7 +160,7 @@ class Tenant:
         )
         if self.space is None:
             return activity
-        # What several have of the engine at the same time nobody can tell apart.
+        # What several have of the engine at the same time cannot be told apart.
         return attrs.evolve(activity, beside=True, gpu_usec=None, gpu_usec_estimate=activity.gpu_usec)
 
     def set_lever(self, lever: Lever, value: int) -> None:

@@ -26,7 +26,7 @@ class Space:
     slice: Slice
     """The outermost slice with compute.spatial."""
     uid: int
-    """The user of its programs, as whom its server runs."""
+    """The user of its programs, and of its server."""
     number: int
     """A random number of 32 bits, never 0. It names the directory, and programs are told it."""
 

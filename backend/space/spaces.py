@@ -2,7 +2,7 @@
 
 A program is in the space of the outermost slice above it with compute.spatial, if it asked before it used a GPU: the
 library does (``library/daemon/space.c``), and so does a context of the software GPU, whose spaces need no server. It
-stays there until it ends, whatever becomes of the setting, since nobody can take a client from its server.
+stays there until it ends, whatever becomes of the setting, since no client can be taken from its server.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SERVER_MOST = 2 << 30
 """Bytes of a GPU that a server holds itself, at most: some hundred MiB are usual. One that holds more is a program like
 any other, with a directory and limits: its user could have put anything into it."""
 SPACES_MOST, SPACES_EACH = 64, 16
-"""Spaces of a tree at the same time, of all users and of each: nobody has any number of processes started."""
+"""Number of spaces that a tree has at the same time, of all users and of each: each has a process started."""
 
 
 @attrs.define(eq=False)
@@ -249,7 +249,7 @@ class Spaces:
                 if trio.current_time() - began > LIVED_S:
                     wait = AGAIN_S
                 with trio.move_on_after(wait):
-                    while not self._is_over(running):  # noqa: ASYNC110 - a write to the books tells nobody here
+                    while not self._is_over(running):  # noqa: ASYNC110 - writes to the books are not told
                         await trio.sleep(min(wait, LOOK_S))
                 wait = min(AGAIN_MOST_S, 2 * wait)
         await self._end(running)

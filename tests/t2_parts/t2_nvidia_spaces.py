@@ -72,7 +72,7 @@ def test_a_space_goes_off_and_on_with_the_last_of_its_programs() -> None:
 
 
 def test_one_that_only_says_that_it_is_a_client_is_alone() -> None:
-    """The driver knows. So nobody gets out of what the levers do to a program."""
+    """The driver knows. So no program gets out of what the levers do to it."""
 
     async def test(rig: Rig) -> None:
         gpu = rig.gpus[0]

@@ -202,7 +202,7 @@ def test_without_a_server_programs_run_by_themselves(run: Callable[..., None]) -
 
 
 def test_the_next_daemon_goes_on_with_it(run: Callable[..., None]) -> None:
-    """After an upgrade: the program says where it is, and comes there again; nobody else by that number."""
+    """After an upgrade: the program says where it is, and comes there again; none of another user by that number."""
     kept: dict[str, object] = {}
 
     async def before(rig: Rig) -> None:
