@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from backend.door.wire import CUDA, Feature, Message, Op
-from tests.t6_cuda.harness import Program, eventually, running
-from tests.t6_cuda.t6_sight import SizingDaemon
+from tests.t6_cuda.harness import Program, SizingDaemon, eventually, running
 
 
 class SpacingDaemon(SizingDaemon):
