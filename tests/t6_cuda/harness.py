@@ -292,7 +292,9 @@ class SizingDaemon(GrantingDaemon):
     def __init__(self, path: Path) -> None:
         self.totals = {}
         self.said: list[list[Op]] = []
-        """Requests of each connection."""
+        """Requests of each connection, but for those about spaces."""
+        self.spaced: list[list[Op]] = []
+        """Requests of each connection by which a program asks for its space, as all do before they ask for anything."""
         super().__init__(path)
 
     def _serve(self, connection: socket.socket) -> None:
@@ -303,6 +305,9 @@ class SizingDaemon(GrantingDaemon):
             while raw := connection.recv(SIZE):
                 request = Message.decode(raw)
                 said.append(Op(request.op))
+                if request.op == Op.SPACE and len(said) == 2:
+                    self.said = [other for other in self.said if other is not said]
+                    self.spaced.append(said)
                 if request.seq == 0:
                     continue
                 fds = [page.descriptor] if request.op == Op.MANAGE else []

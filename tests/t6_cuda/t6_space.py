@@ -69,7 +69,8 @@ def test_a_program_is_a_client_of_the_server_of_its_space(tmp_path: Path, daemon
     """It asks once, before the driver is initialised."""
     daemon.space = 0xAB12
     assert space(tmp_path, sanitize=sanitize) == [f"{tmp_path}/ggroup.mps/0000ab12/pipe"] * 2
-    assert daemon.said == [[Op.HELLO, Op.SPACE]]
+    assert daemon.spaced == [[Op.HELLO, Op.SPACE]]
+    assert not daemon.said
 
 
 def test_a_child_asks_for_itself(tmp_path: Path, daemon: SpacingDaemon) -> None:
