@@ -231,6 +231,20 @@ def test_the_next_daemon_goes_on_with_it(run: Callable[..., None]) -> None:
     run(after, made=False)
 
 
+def test_a_program_that_shares_no_memory_with_the_server_runs_by_itself(run: Callable[..., None]) -> None:
+    """As one in a container, which has an ipc namespace of its own."""
+
+    async def test(rig: Rig) -> None:
+        popen = rig.spawn("unshare", "--ipc", "sleep", "600")
+        await until(lambda: procfs.command(popen.pid) == "sleep", "it is in its namespace")
+        rig.h.world.cgroups[popen.pid] = Slice("/jobs")
+        process = Process(popen.pid, procfs.stat(popen.pid).start)
+        assert await rig.h.controller.bookkeeper.enter(process, UID) == 0
+        assert rig.double.starts == 0
+
+    run(test)
+
+
 def test_what_is_unmounted_ends_it(run: Callable[..., None]) -> None:
     pids = []
 
