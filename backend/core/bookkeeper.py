@@ -231,6 +231,7 @@ class Bookkeeper:
     def beside_changed(self, process: Process, gpu: int) -> None:
         self._schedulers.poke(gpu)
         if self.knows(process, gpu):
+            self._follower.sharers_changed(Member(process, gpu))
             self._follower.background.later(Member(process, gpu))
 
     def presence(self, gpu: int) -> None:

@@ -180,7 +180,7 @@ class Controller:
                 nursery.start_soon(self._schedulers.run)
                 nursery.start_soon(self._foresight.run)
                 nursery.start_soon(lasting, "the ledger", self.ledger.run)
-                nursery.start_soon(self.spaces.run)
+                nursery.start_soon(lasting, "spaces", self.spaces.run)
                 inherited = list(self.population.residents())
                 for gpu in self.gpus.values():
                     await nursery.start(gpu.run, self.bookkeeper)
@@ -195,12 +195,12 @@ class Controller:
             try:
                 self._totals.take_all_down()
             finally:  # whatever becomes of figures, nothing stays frozen
-                with trio.CancelScope(shield=True):
-                    await self.spaces.close(handed_over=self.handed_over)
                 if not self.handed_over:
                     self.walls.release()
                     with trio.move_on_after(self._deadlines.seconds, shield=True):
                         self.released = await self._follower.release()
+                with trio.CancelScope(shield=True):
+                    await self.spaces.close(handed_over=self.handed_over)
                 self._membership.exits.close()
 
     def hand_over(self) -> None:

@@ -16,7 +16,7 @@ import shutil
 import signal
 import stat
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from backend.common.errors import fail
 from backend.common.threads import in_a_thread
 from backend.process import procfs
 from backend.process.identity import Process, has_exited
+from backend.process.looks import identified, verify
 from backend.space.space import Space
 
 log = logging.getLogger(__name__)
@@ -92,9 +93,15 @@ class Control:
             "CUDA_MPS_LOG_DIRECTORY": os.fspath(self.path / "log"),
         }
 
-    async def start(self) -> None:
-        """Start it, and return once it listens. OSError where it ends before that, or does not get there in time."""
-        await in_a_thread(PROGRAM, self._start)
+    async def start(self, started: Callable[[Process], None] = lambda process: None) -> None:
+        """Start it, and return once it listens; `started` is called with the process before that, for the next daemon
+        to know it. OSError where it ends before it listens, or does not get there in time.
+        """
+        with trio.CancelScope(shield=True):  # a process that is started is known from then on
+            pid = await in_a_thread(PROGRAM, self._start)
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and says why below
+                self.process = await identified(pid)
+                started(self.process)
         with trio.move_on_after(START_S):
             while not (self.pipe / "control").exists():
                 if self.has_ended():
@@ -104,7 +111,8 @@ class Control:
         self.kill()
         raise OSError(errno.ETIMEDOUT, f"it does not listen after {START_S:.0f} s")
 
-    def _start(self) -> None:
+    def _start(self) -> int:
+        """Start the process, and return its pid."""
         self.close()
         self._make_directories()
         reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -129,7 +137,7 @@ class Control:
         self._pidfd = os.pidfd_open(self._child.pid)
         with contextlib.suppress(OSError):  # it is spared as this daemon is, otherwise
             Path(procfs.PROC, str(self._child.pid), "oom_score_adj").write_text("0")
-        self.process = Process(self._child.pid, procfs.stat(self._child.pid).start)
+        return self._child.pid
 
     def _as_user(self) -> Mapping[str, object]:
         """Return what makes it run as the user; a daemon without rights can only run it as its own user."""
@@ -158,15 +166,15 @@ class Control:
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(self.path)  # it follows no link that the user has put there
 
-    def adopt(self, process: Process) -> bool:
+    async def adopt(self, process: Process) -> bool:
         """Take over one that an earlier daemon started; return whether it lives."""
         try:
             pidfd = os.pidfd_open(process.pid)
         except OSError:
             return False
         try:
-            lives = procfs.stat(process.pid).start == process.start and not has_exited(pidfd)
-            lives = lives and procfs.command(process.pid) == PROGRAM[:15]
+            await verify(process)
+            lives = procfs.command(process.pid) == PROGRAM[:15] and not has_exited(pidfd)
         except OSError:
             lives = False
         if not lives:

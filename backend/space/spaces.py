@@ -13,18 +13,21 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import attrs
 import trio
 
 from backend.common.errors import fail
+from backend.common.lasting import lasting
 from backend.common.threads import in_a_thread
 from backend.core.population import Population
 from backend.core.protocols import Ledger
 from backend.process import procfs
 from backend.process.exits import ExitWatch
 from backend.process.identity import ROOT, Process, Slice, SliceOn, has_exited
+from backend.process.looks import look
 from backend.space.control import Control
 from backend.space.space import RECORD, Record, Space, read_records
 
@@ -99,20 +102,21 @@ class Spaces:
             nursery.start_soon(self._exits.run)
             for record in read_records(self.directory) if self.program is not None and self.directory else ():
                 running = self._add(record.space)
-                if record.control is None or running.control is None or not running.control.adopt(record.control):
+                if record.control is None or running.control is None or not await running.control.adopt(record.control):
                     running.retired = True  # its programs lost their server
                 running.ready.set()
-                nursery.start_soon(self._keep, running)
+                self._begin(running)
             await trio.sleep_forever()
 
     async def close(self, *, handed_over: bool) -> None:
-        """End what is not for the next daemon; the last call."""
-        for running in list(self._running.values()):
-            control = running.control
-            if control is not None:
-                if not handed_over and not control.has_ended():
-                    await control.ask("quit")
-                control.close()
+        """End what is not for the next daemon; the last call. All are told at once, as `quit` waits for programs."""
+        async with trio.open_nursery() as nursery:
+            for running in self._running.values():
+                if not handed_over and running.control is not None and not running.control.has_ended():
+                    nursery.start_soon(running.control.ask, "quit")
+        for running in self._running.values():
+            if running.control is not None:
+                running.control.close()
             for pidfd in running.servers.values():
                 os.close(pidfd)
         self._running.clear()
@@ -156,7 +160,7 @@ class Spaces:
                 await self._admit(process, known)
                 return given
         top = self.spatial(slice_)
-        if given or top is None or not self._is_here(process):
+        if given or top is None or not await self._is_here(process):
             return 0
         running = self._find(top, uid)
         if running is None:
@@ -167,12 +171,13 @@ class Spaces:
         await self._admit(process, running.space)
         return running.space.number
 
-    def _is_here(self, process: Process) -> bool:
+    async def _is_here(self, process: Process) -> bool:
         """Return whether a program could speak with a server of ours, with which it shares memory."""
         if self.program is None:
             return True
         try:
-            return os.readlink(f"/proc/{process.pid}/ns/ipc") == os.readlink("/proc/self/ns/ipc")
+            own = os.readlink("/proc/self/ns/ipc")
+            return own == await look(process.pid, partial(os.readlink, f"/proc/{process.pid}/ns/ipc"))
         except OSError:
             return False
 
@@ -216,8 +221,13 @@ class Spaces:
         if running.control is None:
             running.ready.set()
         else:
-            self._nursery.start_soon(self._keep, running)
+            self._begin(running)
         return running
+
+    def _begin(self, running: Running) -> None:
+        assert self._nursery is not None
+        what = f"the server of user {running.space.uid} in {running.space.slice.path!r}"
+        self._nursery.start_soon(lasting, what, partial(self._keep, running))
 
     def _add(self, space: Space) -> Running:
         control = None
@@ -259,8 +269,8 @@ class Spaces:
         assert control is not None
         assert self.directory is not None
         await in_a_thread("the directory", self._make_directory)
-        await control.start()
-        Record(running.space, control.process).write(self.directory)
+        directory = self.directory
+        await control.start(lambda process: Record(running.space, process).write(directory))
         running.error = None
         running.ready.set()
         await control.ask(f"start_server -uid {running.space.uid}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from backend.cuda.about import about
@@ -13,6 +14,7 @@ from backend.ledgers import kernel
 from backend.process import fanotify, procfs
 from backend.process.dmem import CAPACITY, DRIVER, LIMIT, Files, Walls
 from backend.process.identity import Process, cgroup_of, owner_of
+from backend.process.looks import look_here
 from backend.space import control
 from backend.space.space import SUFFIX, Record, read_records
 from ggroupfs import VERSION
@@ -115,7 +117,7 @@ def _records(folder: Path) -> list[Record]:
 
 def _runs(process: Process) -> bool:
     with contextlib.suppress(OSError):
-        return procfs.stat(process.pid).start == process.start
+        return look_here(process.pid, partial(procfs.stat, process.pid)).start == process.start
     return False
 
 

@@ -154,12 +154,12 @@ def test_the_next_daemon_finds_it(tmp_path: Path, place: Path) -> None:
         assert record == Record(SPACE, one.process)
         assert record.control is not None
         other = Control(double.program, place, SPACE)
-        assert not other.adopt(Process(record.control.pid, record.control.start + 1))
-        assert not other.adopt(Process(os.getpid(), record.control.start)), "it is another program"
-        assert other.adopt(record.control)
+        assert not await other.adopt(Process(record.control.pid, record.control.start + 1))
+        assert not await other.adopt(Process(os.getpid(), record.control.start)), "it is another program"
+        assert await other.adopt(record.control)
         assert await other.ask("quit")
         await other.ended()
-        assert not other.adopt(record.control)
+        assert not await other.adopt(record.control)
         other.close()
 
     drive(test, double, place)

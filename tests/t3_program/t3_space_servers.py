@@ -246,17 +246,15 @@ def test_a_program_that_shares_no_memory_with_the_server_runs_by_itself(run: Cal
 
 
 def test_what_is_unmounted_ends_it(run: Callable[..., None]) -> None:
-    pids = []
+    doubles = []
 
     async def test(rig: Rig) -> None:
         await rig.start()
-        control_ = rig.space().control
-        assert control_ is not None
-        assert control_.process is not None
-        pids.append(control_.process.pid)
+        doubles.append(rig.double)
 
     run(test)
-    trio.run(partial(until, lambda: not os.path.exists(f"/proc/{pids[0]}"), "it has quit"))
+    trio.run(partial(until, lambda: all(child.poll() is not None for child in control._LEFT), "it has quit"))
+    assert doubles[0].commands[-1] == "quit"
 
 
 @pytest.mark.logs("no server: there are 0")
