@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
@@ -20,6 +22,7 @@ from backend.space.control import PROGRAM, Control, find
 from backend.space.space import Record, Space, directory_for, read_records
 from tests.support.mps import MpsDouble
 
+ROOT = Path(__file__).resolve().parents[2]
 SPACE = Space(Slice("/gpu.slice"), os.geteuid(), 0xABCDE)
 
 
@@ -221,3 +224,43 @@ def test_it_runs_as_the_user(tmp_path: Path, place: Path) -> None:
         one.close()
 
     trio.run(main)
+
+
+START = """
+import sys, trio
+from pathlib import Path
+from backend.process.identity import Slice
+from backend.space.control import Control
+from backend.space.space import Space
+
+async def main():
+    one = Control(Path(sys.argv[1]), Path(sys.argv[2]), Space(Slice("/a"), 65533, 7))
+    await one.start()
+    assert await one.ask("quit")
+    await one.ended()
+    one.close()
+    one.remove()
+
+trio.run(main)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root starts programs of others")
+def test_the_capabilities_of_the_service_are_enough(tmp_path: Path, place: Path) -> None:
+    """The packaged unit's, and not only root's full set, to start one as another user and to remove what it left."""
+    double = MpsDouble(tmp_path / "bin")
+    for name in ("starts", "commands"):
+        (double.directory / name).touch()
+        (double.directory / name).chmod(0o666)
+    for directory in (tmp_path, *list(tmp_path.parents)[:3]):
+        directory.chmod(0o755)
+    lines = (ROOT / "systemd" / "ggroupfs.service").read_text(encoding="utf-8").splitlines()
+    sets = [line.partition("=")[2].split() for line in lines if line.startswith("CapabilityBoundingSet=")]
+    granted = [f"+{word.removeprefix('CAP_').lower()}" for words in sets for word in words]
+    words = ["setpriv", "--bounding-set", ",".join(["-all", *granted]), sys.executable, "-c", START]
+    done = subprocess.run(
+        [*words, double.program, place], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert double.commands == ["quit"]
+    assert not list(place.iterdir())
