@@ -199,9 +199,9 @@ class Controller:
                     self.walls.release()
                     with trio.move_on_after(self._deadlines.seconds, shield=True):
                         self.released = await self._follower.release()
+                self._membership.exits.close()
                 with trio.CancelScope(shield=True):
                     await self.spaces.close(handed_over=self.handed_over)
-                self._membership.exits.close()
 
     def hand_over(self) -> None:
         """The end is near, and another daemon goes on from the books: what holds then is not given back."""

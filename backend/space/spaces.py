@@ -110,17 +110,20 @@ class Spaces:
 
     async def close(self, *, handed_over: bool) -> None:
         """End what is not for the next daemon; the last call. All are told at once, as `quit` waits for programs."""
-        async with trio.open_nursery() as nursery:
+        controls = [running.control for running in self._running.values() if running.control is not None]
+        try:
+            async with trio.open_nursery() as nursery:
+                for control in controls if not handed_over else ():
+                    if not control.has_ended():
+                        nursery.start_soon(control.ask, "quit")
+        finally:
+            for control in controls:
+                control.close()
             for running in self._running.values():
-                if not handed_over and running.control is not None and not running.control.has_ended():
-                    nursery.start_soon(running.control.ask, "quit")
-        for running in self._running.values():
-            if running.control is not None:
-                running.control.close()
-            for pidfd in running.servers.values():
-                os.close(pidfd)
-        self._running.clear()
-        self._exits.close()
+                for pidfd in running.servers.values():
+                    os.close(pidfd)
+            self._running.clear()
+            self._exits.close()
 
     # Programs
 

@@ -214,7 +214,9 @@ def test_the_next_daemon_goes_on_with_it(run: Callable[..., None]) -> None:
         rig.h.controller.hand_over()
 
     async def after(rig: Rig) -> None:
-        await until(lambda: rig.h.controller.spaces._running, "it is found")
+        await until(
+            lambda: [one for one in rig.h.controller.spaces._running.values() if one.ready.is_set()], "it is found"
+        )
         assert rig.double.starts == 1
         control_ = rig.space().control
         assert control_ is not None
