@@ -144,6 +144,8 @@ def test_what_an_older_library_lacks_is_not_asked_of_it_and_said(path: Path, lac
             )
             if not host.status:
                 assert Message.decode(await program.receive()).op == Op.GRANT
+            space = await program.ask(Op.SPACE)
+            assert (space.status, space.args[0]) == (-errno.ENOSYS if lacks == Feature.SPACE else 0, 0)
             total = await program.ask(Op.TOTAL)
             assert total.status == (-errno.ENOSYS if lacks == Feature.TOTAL else 0)
             if lacks != Feature.MEMORY:
@@ -157,7 +159,7 @@ def test_what_an_older_library_lacks_is_not_asked_of_it_and_said(path: Path, lac
         assert facts == {"programs.older": "0", "programs.lack": "none"}
 
     async def leaves(daemon: Daemon, process: Process, lacks: Feature) -> None:
-        if lacks in (Feature.REPORT, Feature.TOTAL, Feature.HOST, Feature.VIEW, Feature.MANAGED):
+        if lacks in (Feature.REPORT, Feature.TOTAL, Feature.HOST, Feature.VIEW, Feature.MANAGED, Feature.SPACE):
             return
         if lacks == Feature.BURSTS:
             daemon.gpu.managed.rank({process: [process]}, 200)
