@@ -25,6 +25,8 @@ from backend.core.totals import Totals
 from backend.core.turns import TurnEnd
 from backend.process.identity import ROOT, Group, Member, Process, Slice, SliceOn
 from backend.scheduler.schedulers import Schedulers
+from backend.space.space import Space
+from backend.space.spaces import Spaces
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +46,7 @@ class Bookkeeper:
         schedulers: Schedulers,
         totals: Totals,
         turns: Turns,
+        spaces: Spaces,
         tell: Callable[[Group, Channel], None],
         seconds: float,
     ) -> None:
@@ -62,6 +65,7 @@ class Bookkeeper:
         self._schedulers = schedulers
         self._totals = totals
         self._turns = turns
+        self._spaces = spaces
         self._tell = tell
         self._seconds = seconds
 
@@ -210,6 +214,25 @@ class Bookkeeper:
         if wanted is None:
             wanted = self.policy.asked(level.slice, level.gpu) if self.policy is not None else {}
         return Books(high=wanted.get(HIGH.field, MAX), limit_max=wanted.get(LIMIT_MAX.field, MAX))
+
+    async def enter(self, process: Process, uid: int, given: int = 0) -> int:
+        slice_ = below(*self._membership.place(process))
+        if self.policy is not None:
+            for gpu in self._gpus:
+                await self.policy.prepare(slice_, gpu)
+        return await self._spaces.enter(process, slice_, uid, given)
+
+    def space_of(self, process: Process) -> Space | None:
+        return self._spaces.of(process)
+
+    def is_server(self, pid: int, nbytes: int) -> bool:
+        return self._spaces.is_server(pid, nbytes)
+
+    def beside_changed(self, process: Process, gpu: int) -> None:
+        self._schedulers.poke(gpu)
+        if self.knows(process, gpu):
+            self._follower.sharers_changed(Member(process, gpu))
+            self._follower.background.later(Member(process, gpu))
 
     def presence(self, gpu: int) -> None:
         root, is_lost = SliceOn(ROOT, gpu), self._gpus[gpu].lost

@@ -10,6 +10,7 @@ import errno
 import logging
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from pathlib import Path
 
 import trio
 
@@ -36,7 +37,7 @@ from backend.core.reclaimer import Reclaimer
 from backend.core.records import OF_MEMORY, Activity, Books, Capability, Channel, Footprint, Peak, Throttled, Wanted
 from backend.core.room import RoomNotices
 from backend.core.settings import Lever, Setting
-from backend.core.tally import LOST, PERIODS, UNDONE, Memory
+from backend.core.tally import LOST, PERIODS, SERVER_LOST, UNDONE, Memory
 from backend.core.totals import Totals
 from backend.core.turns import HOLD_US
 from backend.core.walls import OuterWalls
@@ -47,12 +48,16 @@ from backend.process.identity import ROOT, Group, Member, Process, Slice, SliceO
 from backend.process.looks import identified
 from backend.scheduler.memory.turns import WAIT_US
 from backend.scheduler.schedulers import Schedulers
+from backend.space.space import Space
+from backend.space.spaces import Spaces
 
 log = logging.getLogger(__name__)
 
 DEADLINE_S = 5.0
 """Seconds after which a write that the hardware does not answer gives ETIMEDOUT; more where programs move as a whole
 (:mod:`backend.core.deadlines`)."""
+OF_ONE = ("compute.timeslice", "compute.freeze")
+"""Controls that are pulled on each process for itself, where it runs by itself."""
 LIMIT_AGAIN_S, LIMIT_LEFT_S = 0.25, 0.1
 """Seconds after which reclaim for a new limit is tried again that ended short, and that are left then of the time that
 the write has: it is told that less was moved, and not that nothing answers."""
@@ -72,9 +77,11 @@ class Controller:
         lives: LivesMemory | None = None,
         hold_us: int | None = HOLD_US,
         turn_wait_us: int | None = WAIT_US,
+        servers: tuple[Path, Path] | None = None,
     ) -> None:
         """`turn_wait_us` is how long a program waits at most for a turn of memory, microseconds; None: there are none.
-        `moves`, `memory` and `lives` have what the daemon before us left, and leave it for the next."""
+        `moves`, `memory` and `lives` have what the daemon before us left, and leave it for the next. `servers` are the
+        program of MPS's control daemon, and the directory of spaces; without them spaces have no servers."""
         self.ledger = ledger
         self.gpus: Mapping[int, Gpu] = {gpu.info.index: gpu for gpu in gpus}
         for gpu in self.gpus.values():
@@ -107,7 +114,12 @@ class Controller:
             *(seconds, scheduler, self._totals.tally.periods),
             hold_us,
             turn_wait_us,
+            self.space_on,
         )
+        self.spaces = Spaces(ledger, self.gpus, self.population, self._server_lost, *(servers or (None, None)))
+        """Programs that run beside each other, and their servers."""
+        self.spaces.changed = self._spaces_changed
+        self._follower.space_of, self._follower.has_spaces = self.space_on, self.spaces.any
         self._totals.ending = self._schedulers.ended
         self._writers = Writers(ledger, self.population, self._follower, self._schedulers, deadlines)
         self._foresight = Foresight(ledger, self.gpus, self.population, self._schedulers.order)
@@ -140,7 +152,8 @@ class Controller:
         )
         self.bookkeeper = Bookkeeper(
             *(ledger, self.gpus, self.population, self._membership, self._follower, self._reclaimer),
-            *(self._notices, self._schedulers, self._totals, self.turns, self._tell, seconds),
+            *(self._notices, self._schedulers, self._totals, self.turns, self.spaces),
+            *(self._tell, seconds),
         )
         """What the GPUs talk to."""
         self.bookkeeper.presences.append(self.frozen.presence)
@@ -167,6 +180,7 @@ class Controller:
                 nursery.start_soon(self._schedulers.run)
                 nursery.start_soon(self._foresight.run)
                 nursery.start_soon(lasting, "the ledger", self.ledger.run)
+                nursery.start_soon(lasting, "spaces", self.spaces.run)
                 inherited = list(self.population.residents())
                 for gpu in self.gpus.values():
                     await nursery.start(gpu.run, self.bookkeeper)
@@ -186,6 +200,8 @@ class Controller:
                     with trio.move_on_after(self._deadlines.seconds, shield=True):
                         self.released = await self._follower.release()
                 self._membership.exits.close()
+                with trio.CancelScope(shield=True):
+                    await self.spaces.close(handed_over=self.handed_over)
 
     def hand_over(self) -> None:
         """The end is near, and another daemon goes on from the books: what holds then is not given back."""
@@ -284,6 +300,20 @@ class Controller:
     def losses(self, group: Group) -> int:
         """How often the GPU was lost since a group is in the tree; of a process, the GPUs that it was on."""
         return self._totals.tally.counted(group, LOST)
+
+    def servers_lost(self, group: Group) -> int | None:
+        """How often the server of a space ended in which the process was, or of one in the slice; None where there was
+        and is none."""
+        count = self._totals.tally.counted(group, SERVER_LOST)
+        is_spatial = count or self.books(group).spatial or any(map(self.space_on, self._members(group)))
+        return count if is_spatial else None
+
+    def space_on(self, member: Member) -> Space | None:
+        """Return the space in which a process runs beside others on a GPU; None where it runs by itself."""
+        space = self.spaces.of(member.process)
+        if space is None or not self.gpus[member.gpu].activity(member.process).beside:
+            return None
+        return space
 
     def is_populated(self, group: Group) -> bool:
         """Whether a process of the group has a context on the GPU."""
@@ -466,6 +496,15 @@ class Controller:
         else:
             await self._writers.pull(group, books, changes)
 
+    async def set_spatial(self, group: Group, value: int) -> None:
+        """compute.spatial: it is for programs that come from then on. EINVAL for a process, but for the 0 that it
+        has."""
+        books = self.require(group, "compute.spatial")
+        if isinstance(group, SliceOn):
+            await self._writers.note(group, books, {"spatial": value})
+        elif value:
+            raise fail(errno.EINVAL)
+
     async def set_quota(self, group: Group, value: tuple[int, int | None]) -> None:
         """compute.max: the quota and the period, microseconds; without a period it stays what it was. Both are in the
         books at once, and the scheduler acts right after."""
@@ -516,6 +555,8 @@ class Controller:
         self.require(group, "compute.migrate")
         target = self._migrator.target(gpu)
         self.require(SliceOn(ROOT, target), "compute.migrate")
+        if any(self.space_on(member) for member in self._members(group)):  # no client leaves its server
+            raise fail(errno.EOPNOTSUPP)
         if target == group.gpu:
             return
         for resident in list(self.population.below(group)):
@@ -538,11 +579,27 @@ class Controller:
             raise fail(errno.ENODEV)
         if self._schedulers.capabilities(gpu).get(control, Capability.UNSUPPORTED) is Capability.UNSUPPORTED:
             raise fail(errno.EOPNOTSUPP)
+        if control in OF_ONE and not self._acts_alone(group, control):
+            raise fail(errno.EOPNOTSUPP)
         if control in OF_MEMORY and isinstance(group, Member) and not gpu.manages(group.process):
             resident = self.population.resident(group.process)
             if resident is None or group.gpu in resident.contexts:
                 raise fail(errno.EOPNOTSUPP)
         return books
+
+    def _members(self, group: Group) -> list[Member]:
+        return [Member(resident.process, group.gpu) for resident in self.population.below(group)]
+
+    def _acts_alone(self, group: Group, control: str) -> bool:
+        """Whether a control acts on a group alone, of which processes may be in a space with others that are not in it:
+        there a freeze is one of the library's gate, and a timeslice is that of all of them."""
+        for member in self._members(group) if self.spaces.any() else ():
+            space = self.space_on(member)
+            if space is None or (isinstance(group, SliceOn) and group.slice.contains(space.slice)):
+                continue
+            if control != "compute.freeze" or not self.gpus[group.gpu].manages(member.process):
+                return False
+        return True
 
     def is_over(self, group: Group) -> bool:
         """Whether a group is over a limit, and reclaim has not changed that. ENODEV when the group is gone."""
@@ -598,6 +655,24 @@ class Controller:
         self._schedulers.poke(record.group.gpu)
         self._peaks.forget(record.group)
         self._totals.left(record, heir)
+
+    def _spaces_changed(self) -> None:
+        for gpu in self.gpus:
+            self._schedulers.poke(gpu)
+
+    def _server_lost(self, space: Space) -> None:
+        """The server of a space ended, and its programs with it: they are told, and the slices above them."""
+        for gpu in self.gpus:
+            slice_ = SliceOn(space.slice, gpu)
+            if not self.population.holds(slice_):
+                continue
+            groups = {level: None for level in self.population.path(slice_)}
+            for member in self._members(slice_):
+                if self.spaces.of(member.process) == space:
+                    groups |= dict.fromkeys(self.population.path(member))
+            self._totals.tally.server_lost(groups)
+            for group in groups:
+                self._tell(group, Channel.COMPUTE)
 
     def _tell(self, group: Group, channel: Channel) -> None:
         for listener in self.listeners:

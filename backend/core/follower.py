@@ -23,6 +23,7 @@ from backend.core.settings import LEVERS, TIMESLICE
 from backend.core.tally import Tally
 from backend.core.turning import Turning
 from backend.process.identity import ROOT, Group, Member, Process, Slice, SliceOn
+from backend.space.space import Space
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,10 @@ class Follower:
         self._placed: dict[Member, None] = {}  # those with a place, as there may be thousands of records
         self.background = Background("compute", population, self.apply, deadlines, lambda record: record.compute)
         """Applies changes that have no writer."""
+        self.space_of: Callable[[Member], Space | None] = lambda member: None
+        """Returns the space in which a process runs beside others, with one timeslice for all of them."""
+        self.has_spaces: Callable[[], bool] = lambda: False
+        """Returns whether any process is in one: slices may have thousands."""
         self.turning = Turning(gpus, population, self.schedule)
         """The ends and beginnings of turns."""
         self.watcher: Callable[[int], None] = lambda gpu: None
@@ -95,7 +100,7 @@ class Follower:
             for lever in LEVERS:
                 if value := getattr(books, lever.field):
                     if lever.shared and isinstance(level, SliceOn):
-                        sharers = self._population.sharers(level)
+                        sharers = self._sharers(level)
                         value = max(self._gpus[group.gpu].info.takes(lever).start, value // max(1, sharers))
                     held[lever.field] = lever.along(held.get(lever.field, value), value)
         place, off = self._of(group).place, Off()
@@ -109,6 +114,15 @@ class Follower:
             off = off.with_(Reason.QUOTA, spent)
         held.setdefault(TIMESLICE.field, (place.drain_us if drains else 0) or place.timeslice_us)
         return Wanted(off, drains=drains, spent=spent is not None, **held)
+
+    def _sharers(self, level: SliceOn) -> int:
+        """Return how many share a slice's timeslice: its processes with a context, those of a space as one."""
+        sharers, spaces = self._population.sharers(level), dict[Space, int]()
+        for resident in self._population.below(level) if self.has_spaces() else ():
+            space = self.space_of(Member(resident.process, level.gpu)) if level.gpu in resident.contexts else None
+            if space is not None:
+                spaces[space] = spaces.get(space, -1) + 1
+        return sharers - sum(spaces.values())
 
     # The scheduler's part
 

@@ -22,6 +22,7 @@ from backend.core.settings import Lever
 from backend.core.turns import TurnEnd
 from backend.core.workingset import WorkingSet
 from backend.process.identity import Group, Member, Process, Slice, SliceOn
+from backend.space.space import Space
 
 
 @attrs.frozen
@@ -252,6 +253,20 @@ class Bookkeeping(Protocol):
 
     def presence(self, gpu: int) -> None:
         """Report that a GPU was lost or is back, as its `lost` says."""
+
+    async def enter(self, process: Process, uid: int, given: int = 0) -> int:
+        """Put a program of a user that starts into the space of its slice, and return the number of that once it may
+        use it; 0 where it runs by itself. `given` is the number that it was told before.
+        """
+
+    def space_of(self, process: Process) -> Space | None:
+        """Return the space that a program was put into."""
+
+    def is_server(self, pid: int, nbytes: int) -> bool:
+        """Return whether a process that holds `nbytes` of a GPU is the server of a space, and no program."""
+
+    def beside_changed(self, process: Process, gpu: int) -> None:
+        """Report that a process runs beside the others of its space from now on, or does so no longer."""
 
     def not_drained(self, process: Process, gpu: int) -> None:
         """Report that a process is late: its turn was reported as ended and drained, but it waits with work that has

@@ -149,6 +149,8 @@ class Books:
     """compute.max: the period, microseconds."""
     wait_max_us: int = 0
     """compute.wait.max, microseconds; 0 is ``default``."""
+    spatial: bool = False
+    """compute.spatial."""
     pressure_bytes: int = 0
     """usermemfd: bytes to give back, of the latest record."""
     pressure_seq: int = 0
@@ -222,6 +224,9 @@ class Activity:
     does not count its kernels."""
     watched_busy_usec: int | None = None
     """What of that the engine worked, microseconds."""
+    beside: bool = False
+    """Whether it runs at the same time as the others of its space, which the levers act on together; of one process
+    alone."""
 
     def __add__(self, other: Activity) -> Activity:
         return Activity(

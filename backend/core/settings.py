@@ -251,12 +251,23 @@ WAIT_MAX = Setting(
     summary="milliseconds to wait for a turn of memory at most",
     needs=("compute.timeslice", "compute.freeze"),
 )
+SPATIAL = Setting(
+    "spatial",
+    Kind.SWITCH,
+    most=1,
+    control="compute.spatial",
+    unit_key="ComputeSpatial",
+    summary="0 or 1, whether its programs share the GPU at the same time",
+    follows_migration=False,
+    slices_only=True,
+)
 
 SETTINGS = (
     *(HIGH, LOW, SWAP_MAX, TIMESLICE, FROZEN, PRIORITY, WEIGHT, KEPT, UID, GID),
     *(QUOTA, PERIOD),
     *(LIMIT_MAX, OOM_GROUP),
     WAIT_MAX,
+    SPATIAL,
 )
 """All settings, in the order of their bits."""
 

@@ -1,7 +1,7 @@
 """The door of NVIDIA GPUs: CUDA programs come in, by the library that `ggroupfs run` puts into them.
 
-Requests of one connection overlap. What waits (CHARGE, MANAGE, TOTAL) waits in a task of its own, so that the answer to
-a RECLAIM, which it may wait for, and what other threads of the program ask are handled meanwhile.
+Requests of one connection overlap. What waits (CHARGE, MANAGE, TOTAL, SPACE) waits in a task of its own, so that the
+answer to a RECLAIM, which it may wait for, and what other threads of the program ask are handled meanwhile.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from backend.process.identity import Process
 
 log = logging.getLogger(__name__)
 
-WAITING = (Op.CHARGE, Op.MANAGE, Op.TOTAL)
+WAITING = (Op.CHARGE, Op.MANAGE, Op.TOTAL, Op.SPACE)
 """Requests that may take their time."""
 
 EVENTS = (Op.UNCHARGE, Op.REPORT, Op.HOST)
@@ -54,6 +54,7 @@ NEEDS = {
     Op.FAMILY: Feature.FAMILY,
     Op.TOTAL: Feature.TOTAL,
     Op.HOST: Feature.HOST,
+    Op.SPACE: Feature.SPACE,
 }
 """What both sides have to have said that they can. Otherwise it is as with what is unknown: ENOSYS."""
 
@@ -358,6 +359,9 @@ class Session:
                 swapped = self._holding(request.gpu).swapped
                 pinned = Pinned(self.process, partial(self._grant, request.gpu))
                 self._grants.say((self, request.gpu), pinned, (args[0], args[1], args[2]), swapped)
+            case Op.SPACE:
+                booked = next(iter(self._gpus.values())).booked
+                return (await booked.enter(self.process, self._line.uid, args[0]),)
             case Op.WANT | Op.FAMILY:
                 await self._asking.take(request, next(iter(self._gpus.values())).booked)
             case _:

@@ -14,7 +14,8 @@ padding but what is named. On the socket either side may ask. docs/upgrades.md s
 
 Ops 1 to 31 are about the books, 4 to 15 of them asked by CUDA programs, 16 and up asked of what moves the hardware:
 by the kernel module of its provider, and RECLAIM, DEPART, END_TURN, BEGIN_TURN and PREPARE by the daemon of a CUDA
-program; 32 to 63 are about the software GPU's memory and engine; 64 and up are events, which the books send unasked.
+program, which asks SPACE itself; 32 to 63 are about the software GPU's memory and engine; 64 and up are events, which
+the books send unasked.
 """
 
 from __future__ import annotations
@@ -79,6 +80,8 @@ class Feature(enum.IntFlag):
     these."""
     MANAGED = 1 << 12
     """The fifth word of HOST: managed memory is charged, and counted by no driver."""
+    SPACE = 1 << 13
+    """SPACE: a program learns which server it is to be a client of."""
 
 
 FIRST = Feature(0b11111)
@@ -96,6 +99,7 @@ CUDA = (
     | Feature.HOST
     | Feature.VIEW
     | Feature.MANAGED
+    | Feature.SPACE
 )
 """What is spoken at the door of CUDA programs, unless more is asked for."""
 
@@ -209,6 +213,10 @@ class Op(enum.IntEnum):
     nothing comes that is not asked for, by this or by ROOM. ENODEV as for END_TURN; EBUSY while it is about to be
     moved, or not drained. While its gate is closed RECLAIM takes what it did not use before what it did, and of that
     the last in that order first; what the host has as it is it drops."""
+    SPACE = 25
+    """(number) -> (number): asked by a CUDA program before it initialises the driver: the space that it is to be in, 0
+    for none. It is then to be a client of the server in the directory of that name (backend/space/space.py). A program
+    that is in one says its number to each daemon that it connects to, and has it back where it is still there."""
     ALLOC = 32
     """(bytes) -> (first page, pages): memory on `gpu`, rounded up to pages. ENOMEM where the limits refuse it."""
     FREE = 33

@@ -35,6 +35,7 @@ from backend.nvidia.notes import NoNotes, Notes
 from backend.nvidia.nvml import Nvml
 from backend.nvidia.proven import GR_ALONE, Verdict
 from backend.nvidia.readback import ChannelStates
+from backend.nvidia.spaces import SpaceLevers
 from backend.nvidia.swapped import SwappedPrograms
 from backend.nvidia.tenant import Tenant
 from backend.nvidia.trace import LAG_NS
@@ -105,6 +106,9 @@ class NvidiaGpu:
         self._nvml = nvml
         self._census = census
         self._tenants: dict[Process, Tenant] = {}
+        self._spaces = SpaceLevers(self._take_one, self._set_timeslice)
+        self._at_gate: set[Process] = set()  # clients that are frozen, among others that are not
+        self._turn_over: set[Process] = set()  # clients whose gate is closed for the end of a turn, too
         self._listed = ProcessList(info.index, nvml, census.system, self._knows, self._see)
         self.memory = ProgramMemory(info, nvml, self._listed, mover, self.managed, self.swapped, self._standing)
         """Where the memory of each program is."""
@@ -158,7 +162,12 @@ class NvidiaGpu:
     async def _poll(self, bookkeeper: Bookkeeping, nursery: trio.Nursery) -> None:
         self._looked = trio.current_time()
         try:
-            for process in await self._listed.look():
+            new = await self._listed.look()
+            await self._find_clients(bookkeeper, new)
+            for process in new:
+                if bookkeeper.is_server(process.pid, self._listed.held(process)):
+                    self._listed.forget(process)  # it is asked for again: one that holds much more is a program
+                    continue
                 if process in self.managed:  # it registered itself, so it is in the books
                     self._listed.tell(process, self.managed.look)
                 nursery.start_soon(self._welcome, bookkeeper, process)
@@ -166,6 +175,24 @@ class NvidiaGpu:
             self._lose(error)
         except Exception:
             log.exception("GPU %d: a look at its programs failed", self.info.index)
+
+    async def _find_clients(self, bookkeeper: Bookkeeping, new: Sequence[Process]) -> None:
+        """Find the programs that are clients of the server of their space: by the driver's word, not their own."""
+        spaces = {process: bookkeeper.space_of(process) for process in (*self._tenants, *new)}
+        pids = await self.clients() if any(spaces.values()) else frozenset()
+        found = {process: space for process, space in spaces.items() if space is not None and process.pid in pids}
+        for process in self._spaces.note(found):
+            if bookkeeper.knows(process, self.info.index):
+                bookkeeper.beside_changed(process, self.info.index)
+
+    async def clients(self) -> frozenset[int]:
+        """Return the pids of the clients of MPS servers; none where the driver does not say."""
+        try:
+            return await self._nvml.clients(self.info.index)
+        except OSError as error:
+            if error.errno == errno.ENODEV:
+                raise
+            return frozenset()
 
     async def _counted(self, process: Process) -> int:
         try:
@@ -232,6 +259,11 @@ class NvidiaGpu:
         log.error("GPU %d is lost: %s", self.info.index, error)
         self._usage.gone()
         self.managed.open_all()
+        self._spaces = SpaceLevers(
+            self._take_one, self._set_timeslice
+        )  # its clients are gone, and what comes later is found anew
+        self._at_gate.clear()
+        self._turn_over.clear()
         if self._bookkeeper is not None:
             self._bookkeeper.presence(self.info.index)
 
@@ -329,6 +361,9 @@ class NvidiaGpu:
         self.managed.forget(process)
         self.swapped.forget(process)
         self._usage.forget(process)
+        self._spaces.forget(process)
+        self._at_gate.discard(process)
+        self._turn_over.discard(process)
 
     def _anew(self, process: Process) -> None:
         """Drop the clients and TSGs of a process that now has others, and keep its timeslice."""
@@ -366,6 +401,13 @@ class NvidiaGpu:
         )
         busy, sampled = self._usage.busy(process)
         activity = attrs.evolve(activity, managed=process in self.managed, busy_usec=busy, busy_sampled_usec=sampled)
+        if self._spaces.space_of(process) is not None:
+            # The trace has the time of all clients under one name: what each had is known by samples alone.
+            activity = attrs.evolve(
+                activity, beside=True, gpu_usec=None, stays=None, busy_usec=None, busy_sampled_usec=None
+            )
+            if self._spaces.off(process) is not Engines.NONE:
+                activity = attrs.evolve(activity, attached=0)
         counts = self.managed.counts(process)
         if counts is None:
             watched, worked = self._usage.watched(process) or (None, None)
@@ -418,6 +460,8 @@ class NvidiaGpu:
         tenant = self._tenants.get(process)
         if tenant is None or tenant.applied.engines is not Engines.ALL or not self._asked_to_stand(process):
             return None
+        if self._spaces.space_of(process) is not None:  # no client can be checkpointed
+            return None
         return None if any(tsg.gpu_id != self._gpu_id for tsg in tenant.applied.handles.tsgs()) else tenant
 
     def _asked_to_stand(self, process: Process) -> bool:
@@ -432,15 +476,21 @@ class NvidiaGpu:
         engines, the copies of a move would wait. Without GR, the library would wait for kernels, unless the process is
         drained.
         """
-        tenant = self._tenants.get(process)
-        if tenant is None or tenant.applied.engines is Engines.NONE:
+        engines = self._engines(process)
+        if engines is Engines.NONE:
             return False
-        return tenant.applied.engines is Engines.ALL or not self.managed.is_drained(process)
+        return engines is Engines.ALL or not self.managed.is_drained(process)
 
     def _is_off(self, process: Process) -> bool:
         """Return whether the kernels of a process are off the GPU, finished or not."""
+        return self._engines(process) is not Engines.NONE
+
+    def _engines(self, process: Process) -> Engines:
+        """Return the engines that a process is without."""
+        if self._spaces.space_of(process) is not None:
+            return self._spaces.off(process)
         tenant = self._tenants.get(process)
-        return tenant is not None and tenant.applied.engines is not Engines.NONE
+        return Engines.NONE if tenant is None else tenant.applied.engines
 
     # ---- the levers ------------------------------------------------------------------------------------------
 
@@ -455,6 +505,12 @@ class NvidiaGpu:
         if self.swapped.has(process):  # none of it runs; it gets the timeslice once it does
             self._tenant(process).applied.timeslice_us = us
             return
+        if self._spaces.space_of(process) is not None:
+            await self._spaces.set_timeslice(process, us)
+        else:
+            await self._set_timeslice(process, us)
+
+    async def _set_timeslice(self, process: Process, us: int) -> None:
         await self._change(process, timeslice_us=us)
 
     async def detach(self, process: Process, engines: Engines = Engines.ALL) -> None:
@@ -462,9 +518,32 @@ class NvidiaGpu:
             engines = Engines.ALL  # that stops at least what is to be stopped, on any driver
         if engines is Engines.ALL:
             if not self.swapped.has(process):  # a program in the host does not run
+                await self._stop_at_gate(process)
                 await self.take(process, engines)
         else:
             await self._let_go(process, engines)
+
+    async def _stop_at_gate(self, process: Process) -> None:
+        """Have a client that is frozen while others of its space are not stop at its gate. EOPNOTSUPP where none holds
+        it; ETIMEDOUT where what it launched does not end.
+        """
+        space = self._spaces.space_of(process)
+        if space is None or not self._asked_to_stand(process):
+            return
+        if all(self._asked_to_stand(other) for other in self._spaces.members(space)):
+            return  # the runlist stops all of them
+        end = await self.managed.end_turn(process, round(LEVER_DEADLINE / 2 * 1e6))
+        if end is TurnEnd.UNGATED:
+            raise OSError(errno.EOPNOTSUPP, "others of its space run, and nothing holds what it launches")
+        self._at_gate.add(process)
+        if end is TurnEnd.LATE:
+            raise OSError(errno.ETIMEDOUT, "others of its space run, and what it launched has not ended")
+
+    def _leave_gate(self, process: Process) -> None:
+        if process in self._at_gate:
+            self._at_gate.discard(process)
+            if process not in self._turn_over:
+                self.managed.begin_turn(process)
 
     async def attach(self, process: Process) -> None:
         await self._let_go(process, Engines.NONE)
@@ -473,13 +552,16 @@ class NvidiaGpu:
         self._require()
         if self._capabilities.get(GR_ALONE) is not Capability.ENFORCED:
             return TurnEnd.UNGATED  # its copy engines go off as well, so it gains nothing by being drained
+        self._turn_over.add(process)
         return await self.managed.end_turn(process, bound_us, leaves)
 
     def rank(self, behind: Mapping[Process, Sequence[Process]], hold_us: int) -> None:
         self.managed.rank(behind, hold_us)
 
     async def begin_turn(self, process: Process) -> None:
-        self.managed.begin_turn(process)
+        self._turn_over.discard(process)
+        if process not in self._at_gate:
+            self.managed.begin_turn(process)
 
     async def _let_go(self, process: Process, engines: Engines) -> None:
         """Put all engines back on except these. A program that is in the host comes back first."""
@@ -488,14 +570,21 @@ class NvidiaGpu:
             raise OSError(errno.EAGAIN, "it is in the host since before this mount, and not back yet")
         await self.swapped.back(process)
         await self.take(process, engines)
+        self._leave_gate(process)
 
     async def _freeze(self, process: Process, frozen: bool) -> None:
         await self.take(process, Engines.ALL if frozen else Engines.NONE)
 
     async def take(self, process: Process, engines: Engines) -> None:
         """Take the TSGs of these engines off the runlist and put the others on, whether or not this was proven to
-        work.
+        work. Of a client of a space, that is done once all of its clients are to have it.
         """
+        if self._spaces.space_of(process) is not None:
+            await self._spaces.take(process, engines)
+        else:
+            await self._take_one(process, engines)
+
+    async def _take_one(self, process: Process, engines: Engines) -> None:
         await self._change(process, engines=engines)
 
     def working_set(self, process: Process) -> WorkingSet | None:
@@ -516,6 +605,8 @@ class NvidiaGpu:
         self._require()
         if not isinstance(target, NvidiaGpu):
             raise OSError(errno.EXDEV, "there is no way to that GPU")
+        if self._spaces.space_of(process) is not None:
+            raise OSError(errno.EOPNOTSUPP, "a client of MPS cannot leave its server")
         target._require()
         await self.memory.migrate(process, target.memory)
         if self._bookkeeper is not None:

@@ -105,6 +105,10 @@ class Nvml:
         """Pid to bytes of GPU memory held, for each process with a context; None where the driver does not say."""
         return await self._call(partial(self._usage, index), index)
 
+    async def clients(self, index: int) -> frozenset[int]:
+        """Pids of the clients of MPS servers. OSError where the driver does not say."""
+        return await self._call(partial(self._clients, index), index)
+
     async def held(self, index: int, pid: int) -> int:
         """Bytes of GPU memory that a process holds now; 0 where it has no context, or the driver does not say."""
         return (await self.usage(index)).get(pid) or 0
@@ -191,6 +195,10 @@ class Nvml:
             before = usage.get(pid)
             usage[pid] = nbytes if before is None else before + (nbytes or 0)
         return usage
+
+    def _clients(self, index: int) -> frozenset[int]:
+        listed = self._nvml.nvmlDeviceGetMPSComputeRunningProcesses(self._device(index))
+        return frozenset(int(entry.pid) for entry in listed)
 
     def _busy(self, index: int) -> Samples:
         device, before = self._device(index), self._since.get(index)

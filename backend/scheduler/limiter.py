@@ -35,6 +35,7 @@ from backend.scheduler.quota import CHECK_US, Account
 from backend.scheduler.rota import Rotation
 from backend.scheduler.stringing import string
 from backend.scheduler.watched import WORKS
+from backend.space.space import Space
 
 READ_US = 5_000
 """Microseconds between two reads of processes that may run, where what they use is told late: whether they have work
@@ -70,10 +71,12 @@ class Limiter:
         lever_s: float,
         changed: Callable[[Process, bool], None],
         periods: Callable[[Group, int], None],
+        space_of: Callable[[Member], Space | None] = lambda member: None,
     ) -> None:
         """`calls` are those that the scheduler has of the driver, `lever_s` what those of one process may take, in
         seconds. `changed` is told of a process that stands from now on, or does not, and whether that is for long;
-        `periods` of periods of a group that have ended."""
+        `periods` of periods of a group that have ended. `space_of` is the space in which a process runs beside
+        others."""
         self._gpu = gpu
         self._index = gpu.info.index
         self._ledger = ledger
@@ -82,6 +85,8 @@ class Limiter:
         self._holding = Holding(gpu, population, follower, calls, lever_s, self._done)
         self._changed = changed
         self._periods = periods
+        self._space_of = space_of
+        self._charged_us = 0  # when what was worked was charged last
         self._accounts: dict[Group, Account] = {}
         self._limited: dict[Process, Limited] = {}
         self._leaving: dict[Process, Limited] = {}  # those that stand yet, or may, and have no quota any more
@@ -234,6 +239,8 @@ class Limiter:
                 one = self._limited[process] = self._renewed(process, before.get(process), mine)
                 books = levels.get(member)
                 one.equals = mine, self._population.path(member)[1:], books and (books.priority, books.weight)
+                if self._space_of(member) is not None:
+                    one.equals = None  # the programs of a space work at the same time
             elif self._stands(process, one := before.get(process) or Limited(())):
                 one.let_go()
                 self._leaving[process] = one
@@ -291,7 +298,8 @@ class Limiter:
             one.pending, one.is_pulled = activity.pending, one.busy
         looks += [self._look_back_at(process, one) for process, one in self._gone.items()]
         now_us = self._now_us()
-        for process, worked in self._meters.look(now_us, looks).items():
+        passed_us, self._charged_us = now_us - self._charged_us, now_us
+        for process, worked in self._shared(passed_us, self._meters.look(now_us, looks)).items():
             limited = self._limited.get(process)
             self._rotation.charge(process, worked)
             for account in (self._gone[process] if limited is None else limited).accounts if worked else ():
@@ -307,6 +315,22 @@ class Limiter:
         for process, gone in list(self._gone.items()):
             if self._meters.is_settled(gone.at_us) or now_us - gone.at_us > LATE_US:
                 del self._gone[process]
+
+    def _shared(self, passed_us: int, worked: Mapping[Process, int]) -> Mapping[Process, int]:
+        """Return what processes worked, where those of a space, which work at the same time, have no more together than
+        the time that has passed."""
+        spaces: dict[Space, int] = {}
+        whose = {}
+        for process, us in worked.items():
+            if us > 0 and (space := self._space_of(Member(process, self._index))) is not None:
+                whose[process] = space
+                spaces[space] = spaces.get(space, 0) + us
+        if not whose or passed_us <= 0:
+            return worked
+        return {
+            process: us * passed_us // max(passed_us, spaces[whose[process]]) if process in whose else us
+            for process, us in worked.items()
+        }
 
     def _look_at(self, process: Process, is_pulled: bool = False) -> Look:
         """`is_pulled`: a lever of it was under way since the last look. When it moved is not known: in the middle."""

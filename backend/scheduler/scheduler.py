@@ -30,6 +30,7 @@ from backend.core.records import NOWHERE, Place, Throttled
 from backend.core.turns import HOLD_US, TurnEnd
 from backend.process.identity import ROOT, Group, Member, Process, SliceOn, is_borne
 from backend.scheduler import holding
+from backend.scheduler.beside import Beside
 from backend.scheduler.bucket import Bucket
 from backend.scheduler.core import Core
 from backend.scheduler.ends import Ends
@@ -42,6 +43,7 @@ from backend.scheduler.parts import REST, Pace
 from backend.scheduler.ranks import behind
 from backend.scheduler.shares import Contender, Level
 from backend.scheduler.use import Sample
+from backend.space.space import Space
 
 log = logging.getLogger(__name__)
 
@@ -87,11 +89,13 @@ class Scheduler:
         hold_us: int | None = HOLD_US,
         levels: Levels | None = None,
         wait_us: int = WAIT_US,
+        space_of: Callable[[Member], Space | None] = lambda member: None,
     ) -> None:
         """`seconds` is what a write may take; `periods` is told of the periods of quotas that have ended. For `hold_us`
         microseconds after its last request a program has those of worse priority held; None: it never has. Programs
         that use more memory than there is room for have turns of it, as `levels` of the machine say, and wait for
-        `wait_us` microseconds at most; without those, there are none."""
+        `wait_us` microseconds at most; without those, there are none. `space_of` is the space in which a process runs
+        beside others."""
         self._gpu = gpu
         self._index = gpu.info.index
         self._ledger = ledger
@@ -101,6 +105,8 @@ class Scheduler:
         self._hold_us = hold_us
         self._behind: Mapping[Process, Sequence[Process]] = {}
         self._core = Core(gpu.info.timeslice_default_us)
+        self._space_of = space_of
+        self._beside = Beside(self._index)
         self._bucket = Bucket(RATE, BURST)
         self._ends = Ends(
             *(follower, self._member, self._of, self._pull),
@@ -126,6 +132,7 @@ class Scheduler:
         self._limiter = Limiter(
             *(gpu, ledger, population, follower),
             *(self._bucket, LEVER * seconds, self._stood, periods),
+            space_of,
         )
 
     def poke(self) -> None:
@@ -205,7 +212,8 @@ class Scheduler:
     # The contenders
 
     async def _find(self, pace: Pace) -> Sequence[Contender]:
-        """The processes that have a context, and are not frozen. The books are not asked each time."""
+        """The processes that have a context, and are not frozen; those of a space as one. The books are not asked each
+        time."""
         found: list[Contender] = []
         if self._gpu.lost:
             return found
@@ -225,11 +233,11 @@ class Scheduler:
                         Level(level, one.priority, one.weight) for level, one in zip(levels, books, strict=True)
                     )
                     found.append(Contender(resident.process, path, any(one.timeslice_us for one in books)))
-        return found
+        return self._beside.join(found, lambda process: self._space_of(self._member(process)))
 
     def _rank(self) -> None:
         """Says which programs go behind others in the busy periods of these."""
-        found = {} if self._hold_us is None else behind(self._contenders)
+        found = {} if self._hold_us is None else self._beside.ranked(behind(self._contenders))
         if found != self._behind and self._hold_us is not None:
             self._behind = found
             self._gpu.rank(found, self._hold_us)
@@ -237,32 +245,32 @@ class Scheduler:
     async def _samples(self, pace: Pace) -> Mapping[Process, Sample]:
         samples = {}
         last, self._last = self._last, {}
-        for one in self._contenders:
+        for process in self._beside.everybody(self._contenders):
             await pace.pause()
-            if not self._population.holds(self._member(one.process)):
+            if not self._population.holds(self._member(process)):
                 continue
-            activity = self._gpu.activity(one.process)
-            figures = self._last[one.process] = (
+            activity = self._gpu.activity(process)
+            figures = self._last[process] = (
                 *(activity.gpu_usec, activity.gpu_usec_estimate, activity.stays),
                 *(activity.held_launches, activity.busy_periods),
             )
             exact, estimate, stays, launches, periods = (
                 None if now is None else max(0, now - (now if before is None else before))
-                for now, before in zip(figures, last.get(one.process, (None,) * len(figures)), strict=True)
+                for now, before in zip(figures, last.get(process, (None,) * len(figures)), strict=True)
             )
             # An estimate grows about once a second: that it did not says nothing.
             used = exact if exact is not None else estimate or None
             pending = activity.pending
-            samples[one.process] = Sample(
+            samples[process] = Sample(
                 used,
                 None if pending is None else pending > 0,
                 activity.contexts,
                 stays,
-                stands=self._limiter.stands(one.process),
+                stands=self._limiter.stands(process),
                 held_launches=launches,
                 busy_periods=periods,
-                stood=self._limiter.stood(one.process),
-                quota_us=self._limiter.quota_us(one.process),
+                stood=self._limiter.stood(process),
+                quota_us=self._limiter.quota_us(process),
             )
         return samples
 
@@ -290,10 +298,12 @@ class Scheduler:
         if len(self._contenders) < 2:
             self._last = {}
         samples = await self._samples(pace) if len(self._contenders) > 1 else {}
-        samples = self._ends.observe(samples)
+        samples = self._beside.together(window, self._ends.observe(samples))
         self._drop_strays()
-        places = dict(await pace.end(self._core.decide(window, self._contenders, samples, self._rests)))
-        self._levels.look(self._index, self._contenders)
+        decided = await pace.end(self._core.decide(window, self._contenders, samples, self._rests))
+        places = self._beside.spread(decided)
+        # A turn of memory is one program's; those of a space run, and wait, together.
+        self._levels.look(self._index, [one for one in self._contenders if one.process not in self._beside])
         for process in self._follower.scheduled(self._index):
             if process in self._rests and not self._gpu.lost:
                 continue

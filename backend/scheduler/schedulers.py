@@ -18,6 +18,7 @@ from backend.process.identity import Group, Member
 from backend.scheduler.memory.levels import Levels
 from backend.scheduler.memory.turns import WAIT_US
 from backend.scheduler.scheduler import Scheduler
+from backend.space.space import Space
 
 LEVERS = tuple(dict.fromkeys(lever for setting in OF_THE_SCHEDULER for lever in setting.needs))
 """Names of the levers that schedulers use."""
@@ -41,9 +42,10 @@ class Schedulers:
         periods: Callable[[Group, int], None],
         hold_us: int | None,
         wait_us: int | None = WAIT_US,
+        space_of: Callable[[Member], Space | None] = lambda member: None,
     ) -> None:
         """If `on` is false there are no schedulers, and the GPUs are shared as their drivers do it. `periods` is called
-        with a group and the number of quota periods that ended for it. `hold_us` and `wait_us` are those of
+        with a group and the number of quota periods that ended for it. `hold_us`, `wait_us` and `space_of` are those of
         :class:`Scheduler`; a `wait_us` of None turns memory turns off.
         """
         self._gpus = gpus
@@ -52,7 +54,7 @@ class Schedulers:
         self._each = {
             index: Scheduler(
                 *(gpu, ledger, population, follower, seconds, periods, hold_us),
-                *(self._levels, WAIT_US if wait_us is None else wait_us),
+                *(self._levels, WAIT_US if wait_us is None else wait_us, space_of),
             )
             for index, gpu in gpus.items()
             if self._verdict(gpu.capabilities()) is not Capability.UNSUPPORTED

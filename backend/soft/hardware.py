@@ -17,6 +17,7 @@ from backend.common.errors import fail
 from backend.core.protocols import Bookkeeping
 from backend.core.records import GpuInfo
 from backend.core.workingset import WorkingSet
+from backend.process import procfs
 from backend.process.identity import Process
 from backend.soft.bus import Bus, Way
 from backend.soft.config import SoftConfig
@@ -79,6 +80,11 @@ class Hardware:
         self._require()
         await self.booked.arrive(process, self.info.index)
         tenant = self._living(process)
+        if not tenant.tsgs:
+            await self.booked.enter(process, procfs.descent(process.pid).uid)
+            if self._living(process) is not tenant:
+                raise fail(errno.ESRCH)
+            tenant.space = self.booked.space_of(process)
         tsg = Tsg(self.config.timeslice_us * US, channels, tenant.attached)
         number = next(self.machine.tsgs)
         self._engine.advance()
@@ -86,7 +92,7 @@ class Hardware:
         if not gated:
             tenant.ungated.add(number)
         tenant.regate()
-        self._engine.add(tsg, progress)
+        self._engine.add(tsg, progress, tenant.space)
         tenant.split(self.config.timeslice_us)
         return number
 

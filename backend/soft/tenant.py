@@ -17,6 +17,7 @@ from backend.core.settings import TIMESLICE, Lever
 from backend.soft.pages import Memory
 from backend.soft.runlist import US, Tsg
 from backend.soft.turn import TurnGate
+from backend.space.space import Space
 
 NOTHING = Activity(0, 0, 0, 0, managed=True, busy_usec=0, busy_sampled_usec=0)
 """Activity of a process that has done no work. The software GPU counts use exactly: the engine is busy whenever it is
@@ -50,6 +51,8 @@ class Tenant:
     """Total bytes that the copy engine has copied for it."""
     copying: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
     """Copies that wait for the copy engine."""
+    space: Space | None = None
+    """The space in which its TSGs run beside others; None where they run by themselves."""
     dead: bool = False
     """Whether its contexts and memory were lost with the GPU: it can only free them."""
     retired: Activity = NOTHING
@@ -141,7 +144,7 @@ class Tenant:
     def activity(self) -> Activity:
         """Return its finished and pending work, as of the engine's last advance."""
         tsgs = self.tsgs.values()
-        return self.retired + Activity(
+        activity = self.retired + Activity(
             submitted=sum(tsg.submitted for tsg in tsgs),
             finished=sum(tsg.finished for tsg in tsgs),
             pending=sum(len(tsg.queue) for tsg in tsgs),
@@ -155,6 +158,10 @@ class Tenant:
             stays=sum(tsg.stays for tsg in tsgs),
             managed=True,
         )
+        if self.space is None:
+            return activity
+        # What several have of the engine at the same time cannot be told apart.
+        return attrs.evolve(activity, beside=True, gpu_usec=None, gpu_usec_estimate=activity.gpu_usec)
 
     def set_lever(self, lever: Lever, value: int) -> None:
         """Take the value of a lever. EOPNOTSUPP for a lever that software GPUs do not have, unless the value is 0."""

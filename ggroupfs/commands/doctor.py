@@ -85,6 +85,7 @@ def _machine() -> Iterator[Finding]:
     yield host.openings()
     yield host.dmem()
     yield host.mps()
+    yield from host.servers()
     yield from host.versions()
 
 

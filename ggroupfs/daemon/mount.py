@@ -29,6 +29,8 @@ from backend.ledgers.journal.file import Busy, Journal, default_path
 from backend.process import fanotify, victims
 from backend.process.usher import Usher
 from backend.soft import server as soft_server
+from backend.space import control as space_control
+from backend.space.space import directory_for
 from ggroupfs import serving
 from ggroupfs.daemon import guard, successor, watchdog
 from ggroupfs.daemon.options import MountOptions
@@ -116,9 +118,9 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
         served = journal is not None and journal.state.is_empty  # otherwise a failed mount leaves it as it was
         if journal is not None:
             stack.callback(lambda: journal.close(ended=served and not ending.upgraded))
-        controller, backend = await _controller(options, mountpoint, journal)
-        stack.callback(_close, controller)
         path = options.socket or tenants.default_path(SOCKETS, mountpoint)
+        controller, backend = await _controller(options, mountpoint, journal, path)
+        stack.callback(_close, controller)
         await _free(path, options.deadline)
         tree, events = Tree(controller, backend.attributes), Events()
         messenger = Messenger()
@@ -245,7 +247,9 @@ async def _free(path: Path, seconds: float) -> None:
             await trio.sleep(JOURNAL_AGAIN_S)
 
 
-async def _controller(options: MountOptions, mountpoint: str, journal: Journal | None) -> tuple[Controller, Backend]:
+async def _controller(
+    options: MountOptions, mountpoint: str, journal: Journal | None, socket: Path
+) -> tuple[Controller, Backend]:
     """Return the controller, which the tree shows, and its backend. MountError if there is no GPU, or no ledger for
     it.
     """
@@ -262,6 +266,7 @@ async def _controller(options: MountOptions, mountpoint: str, journal: Journal |
         backend = choose.backend(choice, gpus, options.deadline, journal)
     except OSError as error:
         raise MountError(error.strerror) from None
+    program = None if backend.soft else space_control.find()
     turns = options.turns == "on" or (options.turns == "auto" and bool(backend.soft))
     try:
         controller = Controller(
@@ -272,6 +277,7 @@ async def _controller(options: MountOptions, mountpoint: str, journal: Journal |
             memory=backend.totals,
             lives=backend.lives,
             turn_wait_us=round(options.turns_wait * 1e6) if turns else None,
+            servers=None if program is None else (program, directory_for(socket)),
         )
         return controller, backend
     except OSError as error:

@@ -130,6 +130,7 @@ def _compute_events(controller: Controller, group: Group) -> str:
             "migrated": controller.moved(group),
             "undone": controller.undone_count(group),
             "lost": controller.losses(group),
+            "server_lost": controller.servers_lost(group),  # None where there is none
         }
     )
 
@@ -204,6 +205,7 @@ ACTS: dict[Setting, Apply] = {
     settings.LIMIT_MAX: Controller.set_max,
     settings.FROZEN: Controller.set_frozen,
     settings.QUOTA: Controller.set_quota,
+    settings.SPATIAL: Controller.set_spatial,
 }
 """What makes a setting hold, where it takes more than to have it in the books, or a lever follow."""
 

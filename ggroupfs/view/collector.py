@@ -92,6 +92,7 @@ ROWS = (
     Row("migrations", "Moves to another GPU; of a slice, to this one (compute.events).", "migrated", counter=True),
     Row("undone", "Times that a process undid its freeze or timeslice (compute.events).", "undone", counter=True),
     Row("gpu_losses", "Times that its GPU was lost while it was there (compute.events).", "lost", counter=True),
+    Row("server_losses", "Times that the server of its space ended (compute.events).", "server_lost", counter=True),
     Row("weight", "Weight among groups of its priority (compute.weight).", "weight"),
     Row("priority", "Priority, 0 is served first (compute.priority).", "priority"),
     Row("quota_seconds", "Work on the GPU in each period (compute.max), +Inf for max.", "quota", _quota),

@@ -99,6 +99,8 @@ class Figures:
     """How often a process undid its freeze or its timeslice by itself, and it was set again."""
     lost: int | None = None
     """How often its GPU was lost while it was there."""
+    server_lost: int | None = None
+    """How often the server of its space ended."""
     priority: int | None = None
     """compute.priority."""
     weight: int | None = None
@@ -109,6 +111,8 @@ class Figures:
     """compute.max: the period, microseconds."""
     wait_max: float | None = None
     """compute.wait.max, milliseconds; 0: ``default``."""
+    spatial: bool | None = None
+    """compute.spatial."""
     submitted: int | None = None
     """Kernels launched, ever."""
     finished: int | None = None
@@ -226,7 +230,7 @@ SOURCES: Mapping[str, Source] = {
     "gmem.events": Source(frozenset(("events", "over", "past")), _events),
     "compute.timeslice": _one("timeslice", lambda text: values.span(text) / 1000),
     "compute.freeze": _one("freeze", values.switch),
-    "compute.events": _keyed("frozen populated migrated undone lost"),
+    "compute.events": _keyed("frozen populated migrated undone lost server_lost"),
     "compute.priority": _one("priority"),
     "compute.weight": _one("weight"),
     "compute.max": Source(
@@ -234,6 +238,7 @@ SOURCES: Mapping[str, Source] = {
         lambda text: dict(zip(("quota", "period"), values.quota(text.strip()), strict=True)),
     ),
     "compute.wait.max": _one("wait_max", lambda text: values.span(text) / 1000),
+    "compute.spatial": _one("spatial", values.switch),
     "gcgroup.stat": _work(
         "submitted finished pending gpu_usec gpu_usec_estimate busy_usec busy_sampled_usec timeslice_usec tsgs"
         " channels attached nr_periods nr_throttled throttled_usec memory_turns memory_runs memory_waits"
@@ -242,7 +247,7 @@ SOURCES: Mapping[str, Source] = {
 }
 """Where each figure is found. Of several files that tell the same, the first is the one for it alone."""
 
-LATER = frozenset(("compute.max", "gmem.limit.max", "gmem.oom.group", "compute.wait.max"))
+LATER = frozenset(("compute.max", "gmem.limit.max", "gmem.oom.group", "compute.wait.max", "compute.spatial"))
 """Control files that a daemon of an earlier version does not have: it serves until it is upgraded."""
 
 EVERYTHING = frozenset(field.name for field in attrs.fields(Figures))

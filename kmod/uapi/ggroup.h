@@ -242,6 +242,7 @@ struct ggroup_books {
 	__u64 events_oom_kill;
 	__u64 events_oom_group_kill;
 	__u64 wait_max_us;	/* longest wait for a turn of memory; 0 the daemon's */
+	__u64 spatial;		/* kept for the daemon, which runs the slice's MPS servers */
 };
 
 /* struct ggroup_set.mask */
@@ -260,6 +261,7 @@ struct ggroup_books {
 #define GGROUP_SET_LIMIT_MAX	0x1000ULL
 #define GGROUP_SET_OOM_GROUP	0x2000ULL
 #define GGROUP_SET_WAIT_MAX	0x4000ULL
+#define GGROUP_SET_SPATIAL	0x8000ULL
 
 /* Fields that the mask does not name are ignored. */
 struct ggroup_set {
@@ -280,6 +282,7 @@ struct ggroup_set {
 	__u64 limit_max;	/* 0..GGROUP_MAX */
 	__u64 oom_group;	/* 0, 1 */
 	__u64 wait_max_us;	/* 0..GGROUP_MAX */
+	__u64 spatial;		/* 0, 1 */
 };
 
 struct ggroup_amount {

@@ -25,6 +25,7 @@ import trio
 from trio.testing import MockClock
 
 from backend.process.identity import Process
+from backend.space.space import Space
 
 TICK = os.sysconf("SC_CLK_TCK")
 GPU_IDS = (0x100, 0x200)
@@ -532,6 +533,8 @@ class FakeNvml:
     compute: dict[int, list[tuple[int, int | None]]] = attrs.field(factory=dict)
     """Lists of (pid, bytes) by GPU index."""
     graphics: dict[int, list[tuple[int, int | None]]] = attrs.field(factory=dict)
+    clients: dict[int, list[int]] = attrs.field(factory=dict)
+    """Pids of the clients of MPS, by GPU index."""
     samples: list[tuple[int, int, int]] = attrs.field(factory=list)
     """(pid, microseconds, percent)."""
     error: int = 0
@@ -606,6 +609,10 @@ class FakeNvml:
         self._enter()
         return iter([SimpleNamespace(pid=p, usedGpuMemory=n) for p, n in self.compute.get(device, [])])
 
+    def nvmlDeviceGetMPSComputeRunningProcesses(self, device: int) -> list[Any]:
+        self._enter()
+        return [SimpleNamespace(pid=pid) for pid in self.clients.get(device, [])]
+
     def nvmlDeviceGetProcessUtilization(self, device: int, since: int) -> list[Any]:
         self._enter()
         found = [SimpleNamespace(pid=p, timeStamp=t, smUtil=u) for p, t, u in self.samples if t > since]
@@ -631,6 +638,12 @@ class FakeBookkeeper:
     """Processes whose work was recorded, as the GPU was about to report less of it."""
     told_late: list[tuple[Process, Mapping[str, int]]] = attrs.field(factory=list)
     """Figures that were reported for processes that had ended."""
+    spaces: dict[Process, Space] = attrs.field(factory=dict)
+    servers: set[int] = attrs.field(factory=set)
+    thawed: set[Process] = attrs.field(factory=set)
+    """Processes that are not to be frozen; all others are."""
+    beside: list[Process] = attrs.field(factory=list)
+    """Processes that were reported to have come to run beside others, or not to do so any more."""
 
     def presence(self, gpu: int) -> None:
         self.presences.append(gpu)
@@ -647,7 +660,7 @@ class FakeBookkeeper:
         return (process, gpu) in self.arrived
 
     def levels(self, process: Process, gpu: int) -> Sequence[Any]:
-        return [SimpleNamespace(frozen=True)]
+        return [SimpleNamespace(frozen=process not in self.thawed)]
 
     def take_down(self, process: Process, gpu: int) -> None:
         self.taken.append(process)
@@ -657,6 +670,15 @@ class FakeBookkeeper:
 
     def undone(self, process: Process, gpu: int) -> None:
         self.brought_back[process] += 1
+
+    def space_of(self, process: Process) -> Space | None:
+        return self.spaces.get(process)
+
+    def is_server(self, pid: int, nbytes: int) -> bool:
+        return pid in self.servers
+
+    def beside_changed(self, process: Process, gpu: int) -> None:
+        self.beside.append(process)
 
     async def charge(self, process: Process, gpu: int, nbytes: int) -> None:
         raise AssertionError("not for this GPU")

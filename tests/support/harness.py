@@ -478,6 +478,7 @@ class Harness:
             "to be applied": len(follower.background),
             "listeners of the dead": len([g for g in reclaimer._listeners if not population.holds(g)]),
             "pidfds": len(exits._pidfds),
+            "members of spaces": len(self.controller.spaces._members),
             "watched": len(exits._processes),
             "families promised": len(self.controller._membership._promises),
             "families": population.families,
@@ -533,12 +534,13 @@ async def running(
     lives: LivesMemory | None = None,
     turn_wait_us: int | None = WAIT_US,
     walls: Walls | None = None,
+    servers: tuple[Path, Path] | None = None,
 ) -> AsyncIterator[Harness]:
     """The program on these GPUs (by default one SoftGpu of 64 MiB), checked and ended at the end; no descriptor stays.
 
     `keeper` knows owners and modes from before, `moves` the processes that were on the way to another GPU, `memory`
-    what happened in groups, and `lives` how long slices stay; `walls` are the kernel's own limits. The Notifier's
-    waiting part runs only with a `mountpoint`, which it truncates files in.
+    what happened in groups, and `lives` how long slices stay; `walls` are the kernel's own limits, and `servers` what
+    the spaces of slices have. The Notifier's waiting part runs only with a `mountpoint`, which it truncates files in.
     """
     gc.collect()
     before = descriptors()
@@ -559,6 +561,7 @@ async def running(
             lives=lives,
             hold_us=hold_us,
             turn_wait_us=turn_wait_us,
+            servers=servers,
         )
         if walls is not None:
             controller.walls.files = walls

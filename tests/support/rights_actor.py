@@ -26,6 +26,7 @@ VALUES = {
     "compute.timeslice": b"default",
     "compute.weight": b"100",
     "compute.wait.max": b"default",
+    "compute.spatial": b"0",
     "gmem.limit.low": b"0",
     "gmem.oom.group": b"0",
     "ggroup.slices": b"infinity /gone.slice/",

@@ -158,6 +158,7 @@ MODEL: dict[str, Callable[[bytes], Any]] = {
     "compute.weight": whole(1, 10000),
     "compute.max": quota,
     "compute.wait.max": time,
+    "compute.spatial": lambda word: bool(whole(0, 1)(word)),
     "compute.migrate": device,
 }
 """Models of values by control; other controls cannot be written."""

@@ -16,7 +16,10 @@ from backend.door.wire import CUDA, VERSION
 from backend.process import fanotify, procfs
 from backend.process.cgroups import WITNESS
 from backend.process.dmem import Files
+from backend.process.identity import Slice, identify
 from backend.process.procfs import Mount
+from backend.space import control
+from backend.space.space import Record, Space
 from ggroupfs.commands import doctor, host, mounted
 from ggroupfs.commands.mounted import Place, places
 from tests.support.mounted import eventually
@@ -105,6 +108,30 @@ def test_mps(tmp_path: Path) -> None:
         finally:
             process.kill()
     assert host.mps().verdict == "ok"
+
+
+def test_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control daemon of a space is not taken for one of the machine's own; and where it is gone, that is said."""
+    double = tmp_path / "nvidia-cuda-mps-control"
+    shutil.copy(shutil.which("sleep") or "", double)
+    directory = tmp_path / "ggroup.mps"
+    directory.mkdir()
+    monkeypatch.setattr(control.find, "__defaults__", ([str(tmp_path)],))
+    space = Space(Slice("/gpu jobs"), 1000, 0xAB)
+    with subprocess.Popen([double, "600"]) as process:
+        try:
+            eventually(lambda: host.mps(tmp_path).verdict == "advisory", "it has the name")
+            Record(space, identify(process.pid)).write(directory)
+            assert host.mps(tmp_path).verdict == "ok"
+            there, found = host.servers(tmp_path)
+            assert (there.verdict, found.verdict) == ("ok", "ok")
+            assert f"user 1000 in /gpu jobs: control daemon {process.pid}, no server" in found.why
+        finally:
+            process.kill()
+    _, found = host.servers(tmp_path)
+    assert (found.subject, found.verdict) == ("space 000000ab", "advisory")
+    monkeypatch.setattr(control.find, "__defaults__", ([],))
+    assert next(iter(host.servers(tmp_path))).verdict == "unsupported"
 
 
 def test_groups_over_a_limit(tmp_path: Path) -> None:

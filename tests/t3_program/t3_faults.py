@@ -56,6 +56,7 @@ WRITES = {
     "compute.weight": 50,
     "compute.max": "30000 50000",
     "compute.wait.max": 300,
+    "compute.spatial": 1,
     "compute.migrate": 1,
 }
 """A valid value for each writable file."""

@@ -235,6 +235,7 @@ WHERE = {
     "backend/process/looks.py": "they are asked in threads, for a limited time",
     "backend/process/inside.py": "by it",
     "backend/process/victims.py": "by it",
+    "backend/space/spaces.py": "by it",
     "backend/nvidia/linux.py": "by it",
     "backend/nvidia/device.py": "for linux.py",
     "backend/door/peers.py": "of a daemon, before Linux 6.5, for root's commands",

@@ -277,6 +277,7 @@ CONTENTS: dict[str, Callable[[Controller, Group], str]] = {
     "compute.weight": lambda c, g: f"{c.books(g).weight}\n",
     "compute.max": lambda c, g: f"max {c.books(g).period_us}\n",
     "compute.wait.max": lambda c, g: "default\n",
+    "compute.spatial": lambda c, g: "0\n",
     "compute.events": lambda c, g: table(
         populated=int(c.is_populated(g)), frozen=int(c.is_frozen(g)), migrated=c.moved(g), undone=0, lost=0
     ),

@@ -41,7 +41,8 @@ def binary(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         pytest.fail(f"no cuda.h in {CUDA}: make cuda brings it")
     out = tmp_path_factory.mktemp("daemon") / "daemon_main"
     sources = [
-        LIBRARY / "daemon" / f"{name}.c" for name in ("daemon", "session", "listener", "link", "family", "sight")
+        LIBRARY / "daemon" / f"{name}.c"
+        for name in ("daemon", "session", "listener", "link", "family", "sight", "space")
     ]
     main = HERE / "socket" / "daemon_main.c"
     subprocess.run(["gcc", *FLAGS, *SANITIZERS[request.param], main, *sources, "-o", out], check=True)

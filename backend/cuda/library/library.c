@@ -10,6 +10,7 @@
 #include "nvml.h"
 #include "ours.h"
 #include "sight.h"
+#include "space.h"
 
 bool library_ready;
 
@@ -20,6 +21,7 @@ static void in_child(void)
 	nvml_forget();
 	hook_forget();
 	sight_forget();	/* NVML alone may have asked */
+	space_forget();
 	ours_depth = 0;
 	if (!library_ready)	/* nothing was used yet: a shell, for example, forks all the time */
 		return;

@@ -28,6 +28,7 @@
 #include "mover.h"
 #include "ours.h"
 #include "session.h"
+#include "space.h"
 #include "totals.h"
 #include "turn.h"
 #include "unified.h"
@@ -454,7 +455,11 @@ static bool meet(void)
 		log_line("the daemon lacks features %#llx", (unsigned long long)(FEATURES & ~session.features));
 	if (session.features & FEATURE_FAMILY)
 		tell_families();
-	return true;
+	/* A daemon that comes later is told where the program is; it stays there whatever that one says. */
+	hello = (struct waiter){ 0 };
+	if (session.features & FEATURE_SPACE && space_request(&hello.message))
+		greet(&hello, ANSWER);
+	return !session.broken;
 }
 
 /* Connects where there is no connection, and tells of the devices that it does not know. */

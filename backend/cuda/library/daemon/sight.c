@@ -111,6 +111,7 @@ static enum answer tell_families(void)
 	return ANSWERED;
 }
 
+/* Without a GPU the question is which space the program is to be in, and `total` is the answer. */
 static enum answer converse(const CUuuid *uuid, uint64_t feature, struct sight *sight)
 {
 	struct message message = { .op = OP_HELLO, .args = { WIRE_VERSION, FEATURES } };
@@ -128,6 +129,13 @@ static enum answer converse(const CUuuid *uuid, uint64_t feature, struct sight *
 		answer = tell_families();
 		if (answer != ANSWERED)
 			return answer;
+	}
+	if (!uuid) {
+		message = (struct message){ .op = OP_SPACE };
+		answer = ask(&message, ANSWER);
+		if (answer == ANSWERED)
+			sight->total = message.status ? 0 : message.args[0];
+		return answer;
 	}
 	message = (struct message){ .op = OP_LOCATE };
 	memcpy(message.args, uuid, sizeof(*uuid));
@@ -248,6 +256,21 @@ bool sight_view(const CUuuid *uuid, struct sight *sight)
 	pthread_mutex_unlock(&lock);
 	pthread_setcancelstate(cancel, NULL);
 	return before || answer == ANSWERED;
+}
+
+bool sight_space(uint64_t *number)
+{
+	struct sight sight = { 0 };
+	enum answer answer;
+	int cancel;
+
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
+	pthread_mutex_lock(&lock);
+	answer = ask_daemon(NULL, FEATURE_SPACE, &sight);
+	pthread_mutex_unlock(&lock);
+	pthread_setcancelstate(cancel, NULL);
+	*number = sight.total;
+	return answer == ANSWERED;
 }
 
 void sight_forget(void)

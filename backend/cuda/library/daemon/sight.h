@@ -35,6 +35,9 @@ struct sight {
  * older one. */
 bool sight_view(const CUuuid *uuid, struct sight *sight);
 
+/* Ask the daemon which space the program is to be in, 0 for none; false where nothing answered. */
+bool sight_space(uint64_t *number);
+
 void sight_forget(void);	/* in the child of fork(): closes the child's copy of the parent's connection */
 
 #endif

@@ -1,0 +1,152 @@
+"""The levers of spaces on one GPU: what is pulled on one client of an MPS server acts on all of its clients.
+
+Measured on driver 580 (docs/nvidia.md): the first channel of any client's TSG off the runlist stops all clients, and
+the server's own TSG stops none. So the levers of a space are pulled for all of its programs together: it goes off the
+runlist once all of them are to be off, and back on once all may run. Where they differ, some have been told and others
+are about to be, and it stays as it is. They are pulled on each client, as a program is a client by its own word alone,
+and one that is none would run on otherwise.
+
+This is the one place that knows how levers reach clients of MPS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping
+
+import attrs
+import trio
+
+from backend.core.reasons import Engines
+from backend.process.identity import Process
+from backend.space.space import Space
+
+Take = Callable[[Process, Engines], Awaitable[None]]
+"""Takes these engines of one program off the runlist, and puts the others on."""
+SetTimeslice = Callable[[Process, int], Awaitable[None]]
+"""Sets the timeslice of one program, microseconds."""
+
+
+@attrs.define(eq=False)
+class Joint:
+    """The levers of one space."""
+
+    engines: dict[Process, Engines] = attrs.field(factory=dict)
+    """The engines that each of its programs is to be without."""
+    timeslices: dict[Process, int] = attrs.field(factory=dict)
+    """The timeslice that each is to have, microseconds; 0 is the default."""
+    off: Engines | None = None
+    """The engines that all of them are without; None while that is not known, as after a lever that failed."""
+    timeslice_us: int | None = None
+    """The timeslice of all of them; None while that is not known."""
+    turn: trio.Lock = attrs.field(factory=trio.Lock)
+    """Held while a lever is pulled."""
+
+    @property
+    def wanted(self) -> Engines | None:
+        """The engines that the space is to be without, as of what all of its programs are to be without."""
+        found = set(self.engines.values())
+        if Engines.NONE in found:
+            return Engines.NONE if len(found) == 1 else self.off
+        return Engines.GR if Engines.GR in found else Engines.ALL
+
+    @property
+    def longest_us(self) -> int:
+        """The longest timeslice of all of its programs, microseconds."""
+        return max(self.timeslices.values())
+
+
+class SpaceLevers:
+    """The levers of all spaces of a GPU."""
+
+    def __init__(self, take: Take, set_timeslice: SetTimeslice) -> None:
+        """`take` and `set_timeslice` pull the levers of one program, whatever space it is in."""
+        self._take = take
+        self._set_timeslice = set_timeslice
+        self._joints: dict[Space, Joint] = {}
+        self._whose: dict[Process, Space] = {}
+
+    def note(self, clients: Mapping[Process, Space]) -> Collection[Process]:
+        """Take these programs as the clients from now on; return those that have become one, or are none any more."""
+        before, self._whose = self._whose, dict(clients)
+        changed = [one for one in {**before, **clients} if before.get(one) != clients.get(one)]
+        for process in changed:
+            if process in before:
+                self._drop(process, before[process])
+            if process in clients:
+                joint = self._joints.setdefault(clients[process], Joint())
+                joint.engines[process], joint.timeslices[process] = Engines.NONE, 0
+                joint.off = joint.timeslice_us = None
+        return changed
+
+    def forget(self, process: Process) -> None:
+        """Forget a program that has ended."""
+        space = self._whose.pop(process, None)
+        if space is not None:
+            self._drop(process, space)
+
+    def _drop(self, process: Process, space: Space) -> None:
+        joint = self._joints[space]
+        del joint.engines[process], joint.timeslices[process]
+        if not joint.engines:
+            del self._joints[space]
+
+    def space_of(self, process: Process) -> Space | None:
+        """Return the space of a client; None of any other program."""
+        return self._whose.get(process)
+
+    def members(self, space: Space) -> Collection[Process]:
+        """Return the clients in a space."""
+        return self._joints[space].engines.keys() if space in self._joints else ()
+
+    def off(self, process: Process) -> Engines:
+        """Return the engines that a client is without, as its space is."""
+        space = self._whose.get(process)
+        off = None if space is None else self._joints[space].off
+        return Engines.NONE if off is None else off
+
+    async def take(self, process: Process, engines: Engines) -> None:
+        """Note the engines that a client is to be without, and pull the levers of its space where all agree."""
+        joint = self._joints[self._whose[process]]
+        async with joint.turn:
+            before = joint.engines.get(process, Engines.NONE)
+            joint.engines[process] = engines
+            wanted = joint.wanted
+            if wanted is None or wanted is joint.off:
+                return
+            try:
+                for one in [*joint.engines]:
+                    await _pull(process, one, self._take(one, wanted))
+            except BaseException:
+                joint.off = None
+                if process in joint.engines:
+                    joint.engines[process] = before
+                raise
+            joint.off = wanted
+
+    async def set_timeslice(self, process: Process, us: int) -> None:
+        """Note the timeslice of a client, and give all of its space the longest."""
+        joint = self._joints[self._whose[process]]
+        async with joint.turn:
+            before = joint.timeslices.get(process, 0)
+            joint.timeslices[process] = us
+            longest_us = joint.longest_us
+            if longest_us == joint.timeslice_us:
+                return
+            try:
+                for one in [*joint.timeslices]:
+                    await _pull(process, one, self._set_timeslice(one, longest_us))
+            except BaseException:
+                joint.timeslice_us = None
+                if process in joint.timeslices:
+                    joint.timeslices[process] = before
+                raise
+            joint.timeslice_us = longest_us
+
+
+async def _pull(asked: Process, one: Process, lever: Awaitable[None]) -> None:
+    """Await a lever of one program of a space. That another one than was asked for has ended means nothing."""
+    try:
+        await lever
+    except ProcessLookupError:
+        if one == asked:
+            raise

@@ -1,0 +1,127 @@
+"""Programs with the library in a spatial slice of an NVIDIA GPU: they ask for a space, and the driver confirms it."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+import trio
+
+from backend.core.records import Capability
+from backend.door.wire import CUDA, VERSION, Feature, Op
+from backend.space import control
+from tests.support.cuda_session import GIB, Drive, Program, Rig, drive, pieces
+from tests.support.mps import MpsDouble
+
+__all__ = ["drive", "pieces"]  # fixtures
+
+
+@pytest.fixture(autouse=True)
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program of the control daemon is there, and the levers are not tested."""
+    monkeypatch.setattr(control.find, "__defaults__", ([str(MpsDouble(tmp_path / "bin").directory)],))
+
+
+async def spatial(rig: Rig) -> None:
+    await rig.h.operations.mkdir(await rig.h.inode("slice"), b"jobs", 0o755, rig.h.ctx)
+    await rig.h.write("slice/jobs/0/compute.spatial", 1)
+
+
+async def space_of(program: Program, given: int = 0) -> int:
+    return (await program.ask(Op.SPACE, given)).check().args[0]
+
+
+async def greeted(rig: Rig, cgroup: str, features: Feature = CUDA) -> Program:
+    program = rig.connect(rig.process(cgroup))
+    (await program.ask(Op.HELLO, VERSION, features)).check()
+    return program
+
+
+async def client(rig: Rig, cgroup: str = "/jobs") -> Program:
+    """A program of the space, as the driver says, too, with memory that can be moved."""
+    asks = await greeted(rig, cgroup)
+    assert await space_of(asks)
+    rig.nvml.clients.setdefault(0, []).append(asks.process.pid)
+    program = rig.connect(asks.process)
+    await program.manage()
+    rig.driver_says(asks.process.pid, GIB)
+    await trio.sleep(1)
+    assert rig.gpu.activity(asks.process).beside
+    return program
+
+
+def test_what_is_not_proven_is_advisory(drive: Drive) -> None:
+    async def test(rig: Rig) -> None:
+        assert rig.h.controller.capabilities()["compute.spatial"] is Capability.ADVISORY
+
+    drive(test)
+
+
+def test_without_the_program_it_is_refused(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control.find, "__defaults__", ([],))
+
+    async def test(rig: Rig) -> None:
+        await rig.h.operations.mkdir(await rig.h.inode("slice"), b"jobs", 0o755, rig.h.ctx)
+        assert await rig.h.refused("slice/jobs/0/compute.spatial", 1) == errno.EOPNOTSUPP
+
+    drive(test)
+
+
+@pytest.mark.logs("lacks space")
+def test_a_program_is_told_its_space(drive: Drive) -> None:
+    """Before it uses a GPU, and without coming into the tree by that; elsewhere there is none."""
+
+    async def test(rig: Rig) -> None:
+        await spatial(rig)
+        one, other = await greeted(rig, "/jobs"), await greeted(rig, "/jobs/part")
+        number = await space_of(one)
+        assert number == await space_of(other) != 0
+        assert await space_of(await greeted(rig, "/elsewhere")) == 0
+        assert str(one.process.pid) not in await rig.h.listdir("/")
+        assert await space_of(await greeted(rig, "/elsewhere"), number) == number, "it says where it is"
+        older = await greeted(rig, "/jobs", CUDA & ~Feature.SPACE)
+        assert (await older.ask(Op.SPACE)).status == -errno.ENOSYS
+
+    drive(test)
+
+
+def test_a_server_has_no_directory(drive: Drive) -> None:
+    """The members of the space have theirs, with their memory."""
+
+    async def test(rig: Rig) -> None:
+        await spatial(rig)
+        server = rig.process("/")
+        rig.h.controller.spaces.is_server = lambda pid, nbytes: pid == server.pid  # type: ignore[method-assign]
+        rig.driver_says(server.pid, 300 << 20)
+        program = await client(rig)
+        assert str(server.pid) not in await rig.h.listdir("/")
+        assert int(await rig.h.read(f"{program.process.pid}/0/gmem.current")) == GIB
+
+    drive(test)
+
+
+def test_a_freeze_of_one_is_refused_where_its_library_does_not_speak(drive: Drive) -> None:
+    async def test(rig: Rig) -> None:
+        await spatial(rig)
+        program = await client(rig)
+        await client(rig)
+        rig.gpu.managed.forget(program.process)
+        place = f"{program.process.pid}/0/compute.freeze"
+        assert await rig.h.refused(place, 1) == errno.EOPNOTSUPP
+        assert await rig.h.read(place) == "0\n"
+
+    drive(test)
+
+
+def test_a_freeze_of_the_slice_is_of_all(drive: Drive) -> None:
+    async def test(rig: Rig) -> None:
+        await spatial(rig)
+        programs = [await client(rig), await client(rig)]
+        channels = [rig.fake.programs[program.process.pid] for program in programs]
+        await rig.h.write("slice/jobs/0/compute.freeze", 1)
+        assert not any(any(one.running()) for one in channels)
+        await rig.h.write("slice/jobs/0/compute.freeze", 0)
+        assert all(all(one.running()) for one in channels)
+
+    drive(test)
