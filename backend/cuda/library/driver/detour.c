@@ -109,15 +109,15 @@ static void learn(struct line *line)
 		return;
 	if (real.cuCtxGetDevice(&line->ordinal) || line->ordinal >= GG_ORDINALS)
 		line->ordinal = -1;
-	real.cuCtxPopCurrent_v2(&before);
 	line->primary = line->ordinal >= 0 && line->context == green_primary(line->ordinal);
-	if (line->stream == CU_STREAM_LEGACY || line->thread)
-		return;
-	if (!real.cuStreamGetFlags || real.cuStreamGetFlags(line->stream, &flags))
-		line->primary = false;
-	line->blocking = !(flags & CU_STREAM_NON_BLOCKING);
-	if (real.cuStreamGetPriority && real.cuStreamGetPriority(line->stream, &line->priority))
-		line->priority = 0;
+	if (line->stream != CU_STREAM_LEGACY && !line->thread) {
+		if (!real.cuStreamGetFlags || real.cuStreamGetFlags(line->stream, &flags))
+			line->primary = false;
+		line->blocking = !(flags & CU_STREAM_NON_BLOCKING);
+		if (real.cuStreamGetPriority && real.cuStreamGetPriority(line->stream, &line->priority))
+			line->priority = 0;
+	}
+	real.cuCtxPopCurrent_v2(&before);
 }
 
 /* Return an unused line; NULL without memory. With `lock` held. A line that was one of a thread's own streams keeps its
@@ -260,9 +260,10 @@ static void come_home(struct line *line)
 
 	if (!branch)
 		return;
-	joined = !real.cuEventRecord(branch->home, branch->stream) && enter(line);
+	joined = enter(line);
 	if (joined) {
-		joined = !real.cuStreamWaitEvent(line->stream, branch->home, 0);
+		joined = !real.cuEventRecord(branch->home, branch->stream) &&
+			 !real.cuStreamWaitEvent(line->stream, branch->home, 0);
 		leave();
 	}
 	/* An error here is that of a context which is broken: the program's next call gets it, too. */
@@ -317,12 +318,11 @@ static bool go_out(struct line *line, struct branch *branch)
 		line->out = green_event(line->context);
 	if (!line->out || !enter(line))
 		return false;
-	joined = !real.cuEventRecord(line->out, line->stream);
+	joined = !real.cuEventRecord(line->out, line->stream) && !real.cuStreamWaitEvent(branch->stream, line->out, 0);
 	leave();
-	if (!joined || real.cuStreamWaitEvent(branch->stream, line->out, 0))
-		return false;
-	note_away(line, branch);
-	return true;
+	if (joined)
+		note_away(line, branch);
+	return joined;
 }
 
 /* Which streams go home */
@@ -623,27 +623,41 @@ void detour_stream_ends(CUstream stream)
 	driver_leave(mode);
 }
 
-void detour_context_ends(CUcontext context)
+/* Destroy the green contexts of a GPU, with what the library has in them, once that has run. */
+static void give_up(CUdevice ordinal)
 {
-	const CUdevice ordinal = context ? green_keeps(context) : -1;
-	CUstreamCaptureMode mode;
+	const CUstreamCaptureMode mode = driver_enter();
 
-	if (ordinal < 0)
-		return;
-	__atomic_store_n(&limits[ordinal].ending, context, __ATOMIC_SEQ_CST);
-	mode = driver_enter();
 	for (struct line *line = first(); line; line = line->next) {
 		pthread_mutex_lock(&line->lock);
 		if (line->branches && line->ordinal == ordinal) {
 			come_home(line);
-			for (struct branch *branch = line->branches; branch; branch = branch->next)
-				real.cuStreamSynchronize(branch->stream);
+			if (enter(line)) {
+				for (struct branch *branch = line->branches; branch; branch = branch->next)
+					real.cuStreamSynchronize(branch->stream);
+				leave();
+			}
 			strip(line);
 		}
 		pthread_mutex_unlock(&line->lock);
 	}
 	green_end(ordinal);
 	driver_leave(mode);
+}
+
+void detour_context_ends(CUcontext context)
+{
+	const CUdevice ordinal = context ? green_keeps(context) : -1;
+
+	if (ordinal < 0)
+		return;
+	__atomic_store_n(&limits[ordinal].ending, context, __ATOMIC_SEQ_CST);
+	give_up(ordinal);
+}
+
+void detour_release(struct device *device)
+{
+	give_up(device->ordinal);
 }
 
 void detour_context_ended(CUcontext context, bool gone)

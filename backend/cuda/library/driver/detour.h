@@ -48,6 +48,8 @@ static inline bool detour_on(void)
 /* Set the groups that the kernels of a device may use; 0: all SMs. It acts on the next launch. 0, or EOPNOTSUPP (there are
  * no green contexts), EINVAL (there are no such groups). By the listening thread, which never waits for a launch here. */
 int detour_limit(struct device *device, uint64_t mask);
+/* Destroy the green contexts of a device without a limit, on which nothing runs. By the listening thread. */
+void detour_release(struct device *device);
 /* Return the groups, as detour_limit set them. */
 uint64_t detour_mask(CUdevice ordinal);
 
