@@ -30,6 +30,7 @@ from backend.cuda.holding import Holding
 from backend.cuda.managed import Managed
 from backend.cuda.page import CounterPage
 from backend.cuda.peers import Peers
+from backend.cuda.sms import Shape
 from backend.door import tenants
 from backend.door.asking import Asking
 from backend.door.wire import STATUSES, VERSION, Feature, Message, Op, met
@@ -90,6 +91,16 @@ STAYS = (errno.EBUSY, errno.EOPNOTSUPP, errno.EMFILE, errno.ENOMEM)
 """What a program may say to a DEPART that it does not follow (departure.c)."""
 
 
+PLACE_S = 3.5
+"""Seconds for a program to say that its kernels run where they were told to: it may be busy with memory for three of
+them (RECLAIM_S of ``managed.py``); else it takes milliseconds."""
+
+UNPLACED = (errno.EOPNOTSUPP, errno.EINVAL, errno.EBUSY, errno.ENODEV)
+"""What a program may say to an SMS that it does not follow."""
+
+GROUPS_MOST = 64
+"""Groups of SMs that a message can name."""
+
 LAST_S = 0.2
 """Seconds for which an answer to the last PREPARE is waited for by the next: it was given up as its phase was over, and
 what comes by it is as good."""
@@ -145,6 +156,19 @@ class Turning:
     gpu: int
     end: TurnEnd | None = None
     """What was answered to END_TURN."""
+    done: trio.Event = attrs.field(factory=trio.Event)
+    """It was, or will not be."""
+
+
+@attrs.define(eq=False)
+class Placing:
+    """An SMS that was sent and not answered."""
+
+    gpu: int
+    status: int | None = None
+    """What was answered: 0 or a negated errno."""
+    words: tuple[int, ...] = ()
+    """What came with it: the number of groups, SMs in each, and of the GPU."""
     done: trio.Event = attrs.field(factory=trio.Event)
     """It was, or will not be."""
 
@@ -220,6 +244,8 @@ class Session:
         self._preparing: dict[int, Preparing] = {}
         self._turning: dict[int, Turning] = {}
         self._gates: dict[int, Gate] = {}
+        self._placing: dict[int, Placing] = {}
+        self._limits: dict[int, int] = {}  # gpu -> groups of SMs, not told yet
         self._seq = 0
         self._moved_in = -math.inf  # when MOVE_IN was last granted
         self._rooms: dict[int, int] = {}  # gpu -> bytes, not told yet
@@ -258,11 +284,12 @@ class Session:
 
     def close(self) -> None:
         """End: no connection speaks for the program any more. What it holds is as the driver says, or gone with it."""
-        waiting: list[Asked | Departing | Preparing | Turning] = [
+        waiting: list[Asked | Departing | Preparing | Turning | Placing] = [
             *self._asked.values(),
             *self._departing.values(),
             *self._preparing.values(),
             *self._turning.values(),
+            *self._placing.values(),
         ]
         for one in waiting:
             one.done.set()
@@ -270,6 +297,7 @@ class Session:
         self._departing.clear()
         self._preparing.clear()
         self._turning.clear()
+        self._placing.clear()
         for gpu, holding in self._holdings.items():
             self._grants.end((self, gpu))
             self._gpus[gpu].end(holding)
@@ -301,7 +329,7 @@ class Session:
         if request.seq or request.op not in EVENTS:
             await self._line.send(reply, descriptors)
         if request.op == Op.MANAGE and not reply.status and (holding := self._holdings.get(request.gpu)):
-            self._gpus[request.gpu].met_by(holding)
+            self._gpus[request.gpu].met_by(holding, request.args[2] if self.places else 0)
         if request.op == Op.CHARGE and not reply.status and (holding := self._holdings.get(request.gpu)):
             # What is allocated now, and was too much even after all else had left, can leave itself.
             self._gpus[request.gpu].answered(holding)
@@ -420,6 +448,10 @@ class Session:
             return True
         if (turning := self._turning.pop(reply.seq, None)) is not None:
             return self._turned(turning, reply)
+        if (placing := self._placing.pop(reply.seq, None)) is not None:
+            placing.status, placing.words = reply.status, reply.args[:3]
+            placing.done.set()
+            return (reply.op, reply.gpu) == (Op.SMS, placing.gpu)
         if (preparing := self._preparing.pop(reply.seq, None)) is not None:
             preparing.done.set()
             moved = 0 if reply.status else reply.args[0]
@@ -631,6 +663,47 @@ class Session:
         self._follows[gpu, slot] = page, ahead_us
         self._news.set()
 
+    @property
+    def places(self) -> bool:
+        """See :class:`backend.cuda.managed.Mover`."""
+        return self._can(Feature.SMS)
+
+    async def place(self, gpu: int, groups: int, *, ask: bool = False) -> Shape:
+        """See :class:`backend.cuda.managed.Mover`."""
+        if not self._can(Feature.SMS):
+            raise OSError(errno.EOPNOTSUPP, "the library of the program is older: start it anew")
+        self._limits.pop(gpu, None)
+        self._seq += 1
+        seq, placing = self._seq, Placing(gpu)
+        self._placing[seq] = placing
+        try:
+            with trio.move_on_after(PLACE_S):
+                if not await self._line.send(Message(Op.SMS, seq, gpu, (groups, int(ask)))):
+                    placing.done.set()
+                await placing.done.wait()
+        finally:
+            if not placing.done.is_set():
+                placing.done.set()  # what it answers later is an answer all the same, and says nothing
+        if placing.status is None:
+            raise OSError(errno.ETIMEDOUT, "the program does not say that its kernels run there")
+        if placing.status:
+            code = -placing.status if -placing.status in UNPLACED else errno.EIO
+            raise OSError(code, f"the kernels of the program cannot be placed: {os.strerror(-placing.status)}")
+        count, each, sms = placing.words
+        if not (0 < count <= GROUPS_MOST and 0 < each <= sms):
+            raise OSError(errno.EOPNOTSUPP, "its driver has no green contexts")
+        return Shape(count, each, sms)
+
+    def place_soon(self, gpu: int, groups: int) -> None:
+        """See :class:`backend.cuda.managed.Mover`."""
+        if self._can(Feature.SMS):
+            self._limits[gpu] = groups
+            self._news.set()
+
+    def placed(self, gpu: int) -> tuple[int, int] | None:
+        """See :class:`backend.cuda.managed.Mover`."""
+        return self._page.placed(gpu) if self._can(Feature.SMS) else None
+
     def working_set(self, gpu: int) -> WorkingSet | None:
         """See :class:`backend.cuda.managed.Mover`."""
         return self._page.working_set(gpu) if self._can(Feature.SETS) else None
@@ -719,6 +792,11 @@ class Session:
                 (gpu, slot), (read, ahead_us) = self._follows.popitem()
                 message = Message(Op.FOLLOW, gpu=gpu, args=(slot, ahead_us))
                 await self._hand(message, None if read is None else read.readable)
+            while self._limits:
+                gpu, groups = self._limits.popitem()
+                self._seq += 1
+                self._placing[self._seq] = Placing(gpu)
+                await self._line.send(Message(Op.SMS, self._seq, gpu, (groups, 0)))
             rooms, self._rooms = self._rooms, {}
             for gpu, nbytes in rooms.items():
                 await self._line.send(Message(Op.ROOM, gpu=gpu, args=(nbytes,)))

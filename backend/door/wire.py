@@ -13,8 +13,8 @@ padding but what is named. On the socket either side may ask. docs/upgrades.md s
         24    40  args    five 64-bit words, their meaning by op
 
 Ops 1 to 31 are about the books, 4 to 15 of them asked by CUDA programs, 16 and up asked of what moves the hardware:
-by the kernel module of its provider, and RECLAIM, DEPART, END_TURN, BEGIN_TURN and PREPARE by the daemon of a CUDA
-program, and SMS; 32 to 63 are about the software GPU's memory and engine; 64 and up are events, which the books send unasked.
+by the kernel module of its provider, and RECLAIM, DEPART, END_TURN, BEGIN_TURN, PREPARE and SMS by the daemon of a CUDA
+program; 32 to 63 are about the software GPU's memory and engine; 64 and up are events, which the books send unasked.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Feature(enum.IntFlag):
     MANAGED = 1 << 12
     """The fifth word of HOST: managed memory is charged, and counted by no driver."""
     SMS = 1 << 13
-    """SMS, the third word of MANAGE, and the counts of placed launches on the page: kernels of a program run on some SMs
+    """SMS, the third word of MANAGE, and the counts of placed launches on the page: kernels can run on some SMs
     alone."""
 
 
@@ -135,9 +135,10 @@ class Op(enum.IntEnum):
     LOCATE = 4
     """(first 8 bytes of a GPU's UUID as a little-endian word, the last 8) -> (index). ENODEV: not of this tree."""
     MANAGE = 5
-    """(resident bytes, swapped bytes, groups of SMs as of SMS) -> (): the memory of the sender on `gpu` can be moved, and
-    is charged by what it says from now on; its kernels run on these groups, 0 for all; RECLAIM and ROOM may come. It is in the tree then, and the policy of its slices holds. The reply
-    carries, by SCM_RIGHTS, the page of counters of the connection (backend/cuda/page.py)."""
+    """(resident bytes, swapped bytes, groups as of SMS) -> (): the memory of the sender on `gpu` can be moved, and is
+    charged by what it says from now on; RECLAIM and ROOM may come. Its kernels run on these groups of SMs. It is in the
+    tree then, and the policy of its slices holds. The reply carries, by SCM_RIGHTS, the page of counters of the
+    connection (backend/cuda/page.py)."""
     CHARGE = 6
     """(bytes) -> (): GPU memory to be allocated; answered once every level is under its high. ENOMEM if refused."""
     UNCHARGE = 7
@@ -219,6 +220,8 @@ class Op(enum.IntEnum):
     SMs that all programs make; 0 is all SMs. EOPNOTSUPP where the driver has no green contexts (with 0, the answer is
     zeros), EINVAL for a group that is not there, EBUSY while the program is about to be moved; ENODEV as for
     END_TURN."""
+    SET_SM_MAX = 26
+    """(group, pid, start time, SMs) -> (): from the kernel module, a lever of a Gpu as SET_TIMESLICE."""
     ALLOC = 32
     """(bytes) -> (first page, pages): memory on `gpu`, rounded up to pages. ENOMEM where the limits refuse it."""
     FREE = 33
