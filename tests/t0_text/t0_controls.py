@@ -35,6 +35,7 @@ DESIGN = {
     "compute.weight": 0o644,
     "compute.max": 0o644,
     "compute.wait.max": 0o644,
+    "compute.sm.max": 0o644,
     "compute.migrate": 0o200,
     "compute.events": 0o444,
     "gcgroup.stat": 0o444,

@@ -56,6 +56,7 @@ WRITES = {
     "compute.weight": 50,
     "compute.max": "30000 50000",
     "compute.wait.max": 300,
+    "compute.sm.max": 64,
     "compute.migrate": 1,
 }
 """A valid value for each writable file."""

@@ -30,6 +30,7 @@ CHANGED = {
     "gmem.limit.max": "2G",
     "gmem.oom.group": "1",
     "compute.wait.max": "300",
+    "compute.sm.max": "64",
 }
 
 
