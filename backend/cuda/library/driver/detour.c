@@ -218,13 +218,17 @@ static struct line *line_of(const struct stream_key *key)
 	const bool legacy = key->stream == CU_STREAM_LEGACY;
 	struct line *line = key->thread ? own_line(key) : find(key);
 	CUcontext context = key->context;
+	CUstreamCaptureMode mode;
 
 	if (line || key->thread)
 		return line;
+	mode = driver_enter();
 	if (!context && (!real.cuStreamGetCtx || real.cuStreamGetCtx(key->stream, &context)))
+		context = NULL;
+	if (!context) {
+		driver_leave(mode);
 		return NULL;
-	if (!context)
-		return NULL;
+	}
 	pthread_mutex_lock(&lock);
 	line = legacy ? map_get(&legacies, context) : map_get(&handles, key->stream);
 	if (!line) {
@@ -235,6 +239,7 @@ static struct line *line_of(const struct stream_key *key)
 		}
 	}
 	pthread_mutex_unlock(&lock);
+	driver_leave(mode);
 	return line;
 }
 
@@ -454,39 +459,51 @@ static unsigned int sms_of(CUdevice ordinal, uint64_t mask)
 	return green_shape(ordinal, &shape) ? 0 : (unsigned int)__builtin_popcountll(mask) * shape.each;
 }
 
-bool detour_begin(struct detour *detour, CUstream stream, bool per_thread, detour_fits *fits, void *argument)
+/* Go out, or home, for a launch; false where it is to be made in the program's stream. With the line locked. */
+static bool go(struct line *line, uint64_t mask, detour_fits *fits, void *argument)
 {
-	struct stream_key key;
-	struct branch *branch = NULL;
 	CUstreamCaptureMode mode;
-	struct line *line;
-	uint64_t mask;
+	struct branch *branch = NULL;
 	bool goes;
 
+	/* Most launches find their stream where the one before left it. */
+	if (line->away && line->away->green->mask == mask && may_go(line) &&
+	    fits(sms_of(line->ordinal, mask), line->away->stream, argument))
+		return true;
 	mode = driver_enter();
-	key = stream_key(stream, per_thread);
-	line = line_of(&key);
-	home_others(line, key.stream == CU_STREAM_LEGACY, key.context);
-	if (!line) {
-		driver_leave(mode);
-		return false;
-	}
-	mask = detour_mask(line->ordinal);
-	pthread_mutex_lock(&line->lock);
 	if (mask && may_go(line))
 		branch = branch_on(line, mask);
 	goes = branch && fits(sms_of(line->ordinal, mask), branch->stream, argument) && go_out(line, branch);
 	if (!goes)
 		come_home(line);
 	driver_leave(mode);
-	if (goes) {
-		*detour = (struct detour){ line->away->stream, line->away->green, line };
-		return true;
+	return goes;
+}
+
+bool detour_begin(struct detour *detour, CUstream stream, bool per_thread, detour_fits *fits, void *argument)
+{
+	struct stream_key key;
+	struct line *line;
+	uint64_t mask = 0;
+	bool goes = false;
+
+	ours_enter();
+	key = stream_key(stream, per_thread);
+	line = line_of(&key);
+	home_others(line, key.stream == CU_STREAM_LEGACY, key.context);
+	if (line) {
+		mask = detour_mask(line->ordinal);
+		pthread_mutex_lock(&line->lock);
+		goes = go(line, mask, fits, argument);
+		if (goes)
+			*detour = (struct detour){ line->away->stream, line->away->green, line };
+		else
+			pthread_mutex_unlock(&line->lock);
 	}
-	if (mask)
+	if (mask && !goes)
 		totals_placed(line->ordinal, 0, 1);
-	pthread_mutex_unlock(&line->lock);
-	return false;
+	ours_leave();
+	return goes;
 }
 
 static bool nothing_fits(unsigned int sms, CUstream stream, void *unused)
