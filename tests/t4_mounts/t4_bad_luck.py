@@ -81,7 +81,15 @@ REFUSED = {
         **dict.fromkeys((number for number, code in GARBAGE.items() if code == RANGE), INVAL),  # as cpu.max has it
     },
     "compute.wait.max": {b"-1": INVAL, b"max": INVAL, b"1s": INVAL, b"0": RANGE, b"0.0001": RANGE},
-    "compute.sm.max": {b"-1": RANGE, b"0": RANGE, b"0%": RANGE, b"101%": RANGE, b"50 %": INVAL, b"%": INVAL, b"all": INVAL},
+    "compute.sm.max": {
+        b"-1": RANGE,
+        b"0": RANGE,
+        b"0%": RANGE,
+        b"101%": RANGE,
+        b"50 %": INVAL,
+        b"%": INVAL,
+        b"all": INVAL,
+    },
     "compute.migrate": {b"-1": RANGE, b"0": NOTSUP, b"GPU-x": NOTSUP, b"gpu-0": INVAL},
 }
 """Further values that each file refuses."""
