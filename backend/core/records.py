@@ -200,11 +200,6 @@ class Activity:
     """Kernels completed, ever."""
     pending: int | None = None
     """Kernels launched that may still complete: not those of a context that was closed."""
-    capped: int | None = None
-    """Launches that ran on the SMs of compute.sm.max alone, ever, by the program's word."""
-    uncapped: int | None = None
-    """Launches that ran on all SMs though there was a compute.sm.max: cooperative kernels and clusters that do not fit
-    there, graphs, and the like."""
     gpu_usec: int | None = None
     """Time on the engine, microseconds."""
     gpu_usec_estimate: int | None = None
@@ -239,6 +234,11 @@ class Activity:
     does not count its kernels."""
     watched_busy_usec: int | None = None
     """What of that the engine worked, microseconds."""
+    capped: int | None = None
+    """Launches that ran on the SMs of compute.sm.max alone, ever, by the program's word."""
+    uncapped: int | None = None
+    """Launches that ran on all SMs though there was a compute.sm.max: cooperative kernels and clusters that do not fit
+    there, graphs, and the like."""
 
     def __add__(self, other: Activity) -> Activity:
         return Activity(

@@ -2,7 +2,8 @@
 
 The order is that of a model in programs/sms_all.c: each piece of work of a random program says at its end which others
 had to run before it, by the rules of CUDA's streams and events. SEED and STEPS in the environment have it go on from
-another seed, and for longer. """
+another seed, and for longer.
+"""
 
 from __future__ import annotations
 
