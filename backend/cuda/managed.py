@@ -694,17 +694,25 @@ class Managed:
         holds for a program that is not here yet, too, once it speaks. EOPNOTSUPP for one that is `here` and does not
         speak.
         """
-        if sms:
-            self._sms[process] = sms
-        elif self._sms.pop(process, None) is None and process not in self._programs:
+        before = self._sms.get(process, 0)
+        if not sms and not before and process not in self._programs:
             return
+        self._wants(process, sms)
         try:
             await self._limit_sms(process, here=here)
         except BaseException:
-            if process not in self._programs:
-                self._sms.pop(process, None)
-                self._groups.forget(process)
+            self._wants(process, before)
+            program, mask = self._programs.get(process), self._mask(process)
+            if program is not None and mask is not None:  # it may have followed, and not said so in time
+                program.mover.place_soon(self.info.index, mask)
             raise
+
+    def _wants(self, process: Process, sms: int) -> None:
+        """Note the limit of a program, 0 for none."""
+        if sms:
+            self._sms[process] = sms
+        else:
+            self._sms.pop(process, None)
 
     async def _limit_sms(self, process: Process, *, here: bool) -> None:
         if here and process not in self._programs and self._sms.get(process):

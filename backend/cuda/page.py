@@ -81,7 +81,10 @@ class CounterPage:
 
     def placed(self, gpu: int) -> tuple[int, int]:
         """Return the launches on a GPU that ran on the SMs of a limit alone, and those that did not."""
-        return PLACED.unpack_from(self._map, gpu * PLACED.size) if gpu < GPUS else (0, 0)
+        if gpu >= GPUS:
+            return 0, 0
+        placed, unplaced = PLACED.unpack_from(self._map, gpu * PLACED.size)
+        return min(placed, MAX), min(unplaced, MAX)
 
     def worked_us(self, gpu: int, now_us: int) -> int | None:
         """Return the microseconds up to `now_us` (CLOCK_MONOTONIC) with kernels pending on a GPU. None if the library

@@ -672,25 +672,30 @@ class Session:
         """See :class:`backend.cuda.managed.Mover`."""
         if not self._can(Feature.SMS):
             raise OSError(errno.EOPNOTSUPP, "the library of the program is older: start it anew")
-        self._limits.pop(gpu, None)
+        if not ask:
+            self._limits.pop(gpu, None)
         self._seq += 1
         seq, placing = self._seq, Placing(gpu)
         self._placing[seq] = placing
+        sent = False
         try:
             with trio.move_on_after(PLACE_S):
-                if not await self._line.send(Message(Op.SMS, seq, gpu, (groups, int(ask)))):
-                    placing.done.set()
-                await placing.done.wait()
+                sent = await self._line.send(Message(Op.SMS, seq, gpu, (groups, int(ask))))
+                if sent:
+                    await placing.done.wait()
         finally:
-            if not placing.done.is_set():
-                placing.done.set()  # what it answers later is an answer all the same, and says nothing
-        if placing.status is None:
+            if not sent:
+                self._placing.pop(seq, None)
+                placing.done.set()
+        if placing.status is None and placing.done.is_set():
+            raise OSError(errno.EBUSY, "the program speaks no more")
+        if placing.status is None:  # what it answers later is an answer all the same, and says nothing
             raise OSError(errno.ETIMEDOUT, "the program does not say that its kernels run there")
         if placing.status:
             code = -placing.status if -placing.status in UNPLACED else errno.EIO
             raise OSError(code, f"the kernels of the program cannot be placed: {os.strerror(-placing.status)}")
         count, each, sms = placing.words
-        if not (0 < count <= GROUPS_MOST and 0 < each <= sms):
+        if (groups or ask) and not (0 < count <= GROUPS_MOST and 0 < each <= sms):
             raise OSError(errno.EOPNOTSUPP, "its driver has no green contexts")
         return Shape(count, each, sms)
 
