@@ -135,6 +135,9 @@ class Mover(Protocol):
     def place_soon(self, gpu: int, groups: int) -> None:
         """The same, for which no caller waits."""
 
+    def shape_soon(self, gpu: int, told: Callable[[Shape], None]) -> None:
+        """Asks how the SMs are split, and calls `told` with the answer."""
+
     def placed(self, gpu: int) -> tuple[int, int] | None:
         """Launches that ran on the SMs of a limit, and on all SMs in spite of one; None where its library does not
         count them."""
@@ -244,7 +247,7 @@ class Managed:
         self._frozen = frozen
         self._counted = counted
         self._groups = Groups()
-        self._shape: Shape | None = None  # of the SMs, once a program has said it
+        self._shapes: dict[Process, Shape] = {}  # of the SMs, by the word of each program, for itself alone
         self._awaited: dict[Process, trio.Event] = {}  # those that are waited for to speak
         self._sms: dict[Process, int] = {}  # those with a limit of SMs, as it was asked for
         self._behind: Mapping[Process, Sequence[Process]] = {}
@@ -296,7 +299,9 @@ class Managed:
             program.met.set()
             self._rank()
             wanted = self._mask(holding.process)
-            if wanted is not None and wanted != groups:
+            if wanted is None:
+                program.mover.shape_soon(self.info.index, partial(self._shaped, program))
+            elif wanted != groups:
                 program.mover.place_soon(self.info.index, wanted)
 
     def end(self, holding: Holding) -> None:
@@ -316,6 +321,7 @@ class Managed:
             del self._moving[process]
         self._spoken.pop(process, None)
         self._sms.pop(process, None)
+        self._shapes.pop(process, None)
         self._groups.forget(process)
         program = self._programs.pop(process, None)
         if program is not None:
@@ -723,8 +729,8 @@ class Managed:
                 raise OSError(errno.EOPNOTSUPP, "the program was started without the library (ggroupfs run)")
             return
         await program.met.wait()
-        if self._sms.get(process) and self._shape is None:
-            self._shape = await program.mover.place(self.info.index, 0, ask=True)
+        if self._sms.get(process) and process not in self._shapes:
+            self._shapes[process] = await program.mover.place(self.info.index, 0, ask=True)
         mask = self._mask(process)
         if mask or program.mover.places:
             await program.mover.place(self.info.index, mask or 0)
@@ -735,15 +741,21 @@ class Managed:
             await self._awaited.setdefault(process, trio.Event()).wait()
         self._awaited.pop(process, None)
 
+    def _shaped(self, program: Program, shape: Shape) -> None:
+        """A program has said how the SMs are split, of which a limit waits for it."""
+        process = program.holding.process
+        self._shapes[process] = shape
+        if self._programs.get(process) is program and (mask := self._mask(process)):
+            program.mover.place_soon(self.info.index, mask)
+
     def _mask(self, process: Process) -> int | None:
         """Return the groups of SMs that a program is to have, 0 for all; None while it is not known what there is."""
         sms = self._sms.get(process, 0)
         if not sms:
             self._groups.forget(process)
             return 0
-        if self._shape is None:
-            return None
-        return self._groups.take(process, self._shape.count(sms), self._shape.groups)
+        shape = self._shapes.get(process)
+        return None if shape is None else self._groups.take(process, shape.count(sms), shape.groups)
 
     def placed_launches(self, process: Process) -> tuple[int, int] | None:
         """Launches of a program that ran on the SMs of its limit, and on all SMs in spite of it; None for a program

@@ -13,7 +13,7 @@ import math
 import os
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import attrs
@@ -169,6 +169,8 @@ class Placing:
     """What was answered: 0 or a negated errno."""
     words: tuple[int, ...] = ()
     """What came with it: the number of groups, SMs in each, and of the GPU."""
+    told: Callable[[Shape], None] | None = None
+    """What is called with them."""
     done: trio.Event = attrs.field(factory=trio.Event)
     """It was, or will not be."""
 
@@ -213,6 +215,12 @@ def _answer_s(leaves: int) -> float:
     return ANSWER_S + MARK_S if leaves else ANSWER_S
 
 
+def _shape(words: Sequence[int]) -> Shape | None:
+    """Return the split of a GPU's SMs, as a program says it; None where it says what no GPU has."""
+    count, each, sms = words
+    return Shape(count, each, sms) if 0 < count <= GROUPS_MOST and 0 < each <= sms else None
+
+
 def words(name: str) -> tuple[int, int] | None:
     """A GPU's UUID as LOCATE has it; None for a name that is none."""
     try:
@@ -246,6 +254,7 @@ class Session:
         self._gates: dict[int, Gate] = {}
         self._placing: dict[int, Placing] = {}
         self._limits: dict[int, int] = {}  # gpu -> groups of SMs, not told yet
+        self._shapes: dict[int, Callable[[Shape], None]] = {}  # gpu -> what is called with its split, not asked yet
         self._seq = 0
         self._moved_in = -math.inf  # when MOVE_IN was last granted
         self._rooms: dict[int, int] = {}  # gpu -> bytes, not told yet
@@ -451,6 +460,8 @@ class Session:
         if (placing := self._placing.pop(reply.seq, None)) is not None:
             placing.status, placing.words = reply.status, reply.args[:3]
             placing.done.set()
+            if placing.told is not None and not reply.status and (shape := _shape(placing.words)) is not None:
+                placing.told(shape)
             return (reply.op, reply.gpu) == (Op.SMS, placing.gpu)
         if (preparing := self._preparing.pop(reply.seq, None)) is not None:
             preparing.done.set()
@@ -694,15 +705,21 @@ class Session:
         if placing.status:
             code = -placing.status if -placing.status in UNPLACED else errno.EIO
             raise OSError(code, f"the kernels of the program cannot be placed: {os.strerror(-placing.status)}")
-        count, each, sms = placing.words
-        if (groups or ask) and not (0 < count <= GROUPS_MOST and 0 < each <= sms):
+        shape = _shape(placing.words)
+        if shape is None and (groups or ask):
             raise OSError(errno.EOPNOTSUPP, "its driver has no green contexts")
-        return Shape(count, each, sms)
+        return shape or Shape(0, 0, 0)
 
     def place_soon(self, gpu: int, groups: int) -> None:
         """See :class:`backend.cuda.managed.Mover`."""
         if self._can(Feature.SMS):
             self._limits[gpu] = groups
+            self._news.set()
+
+    def shape_soon(self, gpu: int, told: Callable[[Shape], None]) -> None:
+        """See :class:`backend.cuda.managed.Mover`."""
+        if self._can(Feature.SMS):
+            self._shapes[gpu] = told
             self._news.set()
 
     def placed(self, gpu: int) -> tuple[int, int] | None:
@@ -797,6 +814,11 @@ class Session:
                 (gpu, slot), (read, ahead_us) = self._follows.popitem()
                 message = Message(Op.FOLLOW, gpu=gpu, args=(slot, ahead_us))
                 await self._hand(message, None if read is None else read.readable)
+            while self._shapes:
+                gpu, told = self._shapes.popitem()
+                self._seq += 1
+                self._placing[self._seq] = Placing(gpu, told=told)
+                await self._line.send(Message(Op.SMS, self._seq, gpu, (0, 1)))
             while self._limits:
                 gpu, groups = self._limits.popitem()
                 self._seq += 1

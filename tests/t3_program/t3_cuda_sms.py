@@ -75,7 +75,7 @@ def test_a_write_holds_once_the_program_runs_there(drive: Drive) -> None:
         assert (one.asked, one.told) == (1, [0xFF])
         assert await rig.h.read(one.file + "compute.sm.max") == "64\n"
         await rig.h.write(two.file + "compute.sm.max", 35)
-        assert (two.asked, two.told) == (0, [0xF00])  # the GPU is the same
+        assert (two.asked, two.told) == (1, [0xF00])
         assert await rig.h.read(two.file + "compute.sm.max") == "32\n"
         await rig.h.write(one.file + "compute.sm.max", 8)
         await rig.h.write(one.file + "compute.sm.max", "max")
@@ -148,12 +148,28 @@ def test_what_the_program_refuses_does_not_hold(drive: Drive) -> None:
             await trio.sleep(1)  # what follows a failure is over
             assert program.told[-1] == 0
         program.status, program.shape = 0, (0, 0, 0)
-        rig.gpu.managed._shape = None
+        rig.gpu.managed._shapes.clear()
         assert await rig.h.refused(program.file + "compute.sm.max", 64) == errno.EOPNOTSUPP
         await trio.sleep(1)
         program.shape, program.mute = SHAPE, True
         async with takes(PLACE_S, PLACE_S + 0.5):
             assert await rig.h.refused(program.file + "compute.sm.max", 64) == errno.ETIMEDOUT
+
+    drive(test)
+
+
+def test_what_a_program_says_of_the_sms_is_for_itself_alone(drive: Drive) -> None:
+    async def test(rig: Rig) -> None:
+        liar, other = await begun(rig), await begun(rig)
+        for shape in ((65, 2, 132), (1, 200, 132), (64, 0, 0)):
+            liar.shape = shape
+            assert await rig.h.refused(liar.file + "compute.sm.max", 64) == errno.EOPNOTSUPP
+            await trio.sleep(1)
+        liar.shape = 1, 132, 132
+        await rig.h.write(liar.file + "compute.sm.max", 64)
+        await rig.h.write(other.file + "compute.sm.max", 64)
+        assert liar.told[-1] == 1
+        assert other.told == [0x1FE]
 
     drive(test)
 

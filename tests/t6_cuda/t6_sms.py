@@ -21,7 +21,7 @@ from tests.t6_cuda.harness import daemon, eventually, run, running
 from tests.t6_cuda.turning import TurningDaemon
 
 SANITIZERS = ["", "thread", "address,undefined"]
-CASES = ["placed", "refused", "wide", "ends", "fork"]
+CASES = ["placed", "refused", "wide", "ends", "fork", "marks"]
 SEED = int(os.environ.get("SEED", "1"))
 STEPS = int(os.environ.get("STEPS", "1500"))
 SEEDS = range(SEED, SEED + 4)

@@ -513,6 +513,8 @@ static CUresult wait_event(struct fake_stream *stream, CUevent event)
 
 	fake_check(event, FAKE_EVENT, "cuStreamWaitEvent");
 	pthread_mutex_lock(&fake_lock);
+	if (fake_in_the_way(stream))
+		fake_die("cuStreamWaitEvent: on the legacy stream while a stream that waits for it is captured");
 	if (event->capture && event->capture->active && event->capture->number == event->capture_number) {
 		/* The stream joins the capture. */
 		if (stream->capture && stream->capture != event->capture)

@@ -145,7 +145,7 @@ static void wide(void)
 	CUlaunchConfig config = { .gridDimX = 16, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 1, .blockDimY = 1, .blockDimZ = 1,
 				  .attrs = &attribute, .numAttrs = 1 };
 	CUcontext other;
-	CUstream stream, theirs;
+	CUstream stream, theirs, blocking;
 	CUfunction looks;
 	CUgraph graph;
 	CUgraphExec exec;
@@ -196,6 +196,19 @@ static void wide(void)
 	DO(cuCtxSynchronize());
 	counts_since(&before);
 	CHECK(unplaced == 1);
+	/* ... nor where that would be refused, as a stream that waits for it is captured: it is home by then. */
+	blocking = stream_new(CU_STREAM_DEFAULT);
+	DO(cuStreamDestroy_v2(theirs));
+	theirs = stream_new(CU_STREAM_DEFAULT);
+	launch(NULL);
+	DO(cuStreamBeginCapture_v2(theirs, CU_STREAM_CAPTURE_MODE_GLOBAL));
+	launch(blocking);
+	launch(theirs);
+	DO(cuGraphDestroy(graph));
+	DO(cuStreamEndCapture(theirs, &graph));
+	DO(cuCtxSynchronize());
+	counts_since(&before);
+	CHECK(unplaced == 0);
 	DO(cuGraphInstantiateWithFlags(&exec, graph, 0));
 	DO(cuGraphLaunch(exec, stream));
 	DO(cuStreamSynchronize(stream));
@@ -577,6 +590,39 @@ static void order(unsigned int seed, uint32_t steps)
 	CHECK(!wrong && runs == next_piece - 1);
 }
 
+static bool release;	/* atomically */
+
+KERNEL(waits, sizeof(int))
+{
+	(void)parameters;
+	while (!__atomic_load_n(&release, __ATOMIC_ACQUIRE))
+		usleep(100);
+}
+
+/* A kernel that is away counts as finished once it is, and not before. */
+static void marks(void)
+{
+	uint64_t submitted, finished;
+	CUstream stream;
+
+	begin();
+	counters_wake = no_wake;
+	stream = stream_new(CU_STREAM_NON_BLOCKING);
+	CHECK(!detour_limit(device, FIRST_HALF));
+	DO(cuLaunchKernel(function("waits"), 1, 1, 1, 1, 1, 1, 0, stream, nothing, NULL));
+	for (int i = 0; i < 10; i++) {
+		counters_drain(device);
+		usleep(1000);
+	}
+	totals_get(device, &submitted, &finished);
+	CHECK(submitted == 1 && finished == 0);
+	__atomic_store_n(&release, true, __ATOMIC_RELEASE);
+	DO(cuStreamSynchronize(stream));
+	counters_drain(device);
+	totals_get(device, &submitted, &finished);
+	CHECK(submitted == 1 && finished == 1);
+}
+
 static bool over;	/* atomically */
 
 /* In the place of the listening thread: limits, and markers. */
@@ -629,7 +675,7 @@ static const struct {
 } cases[] = {
 	{ "placed", placed_everywhere }, { "refused", refused }, { "without", without_green }, { "wide", wide },
 	{ "there", refused_there }, { "ends", ends }, { "fork", forks }, { "plain", plain }, { "lifted", lifted },
-	{ "away", away },
+	{ "away", away }, { "marks", marks },
 };
 
 int main(int argc, char **argv)
