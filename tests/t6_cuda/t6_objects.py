@@ -91,7 +91,7 @@ def test_threads(sanitize: str) -> None:
     "name",
     [
         *("object", "fixed", "closed_before", "in_flight", "process", "named", "named_together", "closes_all"),
-        "imported",
+        *("imported", "imported_and_named", "held_no_more"),
         *("named_and_shared", "limit", "opened"),
     ],
 )

@@ -67,6 +67,16 @@ void lease_share(const struct lease *leases, struct lease **other)
 	*other = lease;
 }
 
+void lease_move(struct lease **leases, struct lease **other)
+{
+	struct lease **end = other;
+
+	while (*end)
+		end = &(*end)->next;
+	*end = *leases;
+	*leases = NULL;
+}
+
 bool lease_any(struct lease **leases)
 {
 	for (struct lease *lease; (lease = *leases);) {

@@ -14,6 +14,8 @@ struct lease;
 int lease_make(struct lease **leases, int fd);
 /* Make the first of some leases one of other memory as well. */
 void lease_share(const struct lease *leases, struct lease **other);
+/* Make all leases of some memory leases of other memory. */
+void lease_move(struct lease **leases, struct lease **other);
 /* Return whether one of them is open; drop those that are not. */
 bool lease_any(struct lease **leases);
 /* Return a descriptor of our own for what a lease refers to, even one that was not made here; negative for none. */

@@ -344,21 +344,30 @@ static void leave(const struct memory *memory)
 	orphans = orphan;
 }
 
+/* Another handle or mapping of what was imported or exported; NULL: this is the last. */
+static struct memory *other_of(const struct memory *memory)
+{
+	struct memory *other = memory->file ? memories : NULL;
+
+	while (other && (other == memory || other->file != memory->file))
+		other = other->next;
+	return other;
+}
+
 static void forget(struct memory *memory)
 {
-	struct memory **at = &memories;
+	struct memory **at = &memories, *other;
 
 	if (memory->handles || memory->mappings)
 		return;
 	unbind(&memory->bound, 0, UINT64_MAX);
-	for (struct memory *other = memories; other && !memory->imported; other = other->next)
-		if (other != memory && other->imported && other->file == memory->file) {
-			/* What was imported from this lives on, under the other handle. */
-			other->imported = false;
-			other->leases = memory->leases;
-			memory->leases = NULL;
-			memory->imported = true;
-		}
+	other = other_of(memory);
+	if (other) {
+		/* It lives on, under the other handle, and so do descriptors that were given of either. */
+		lease_move(&memory->leases, &other->leases);
+		other->imported &= memory->imported;
+		memory->imported = true;
+	}
 	if (memory->imported)
 		;
 	else if (memory->prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE)

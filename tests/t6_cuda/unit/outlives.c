@@ -235,6 +235,31 @@ static void test_imported(void)
 		}
 }
 
+/* A descriptor names memory where its import is mapped, and outlives both: first the import goes, then all else. */
+static void test_imported_and_named(void)
+{
+	CUmemGenericAllocationHandle handle, imported;
+	CUdeviceptr address;
+	int fd, named;
+
+	start();
+	handle = create(true);
+	fd = export(handle);
+	CHECK(cuMemImportFromShareableHandle(&imported, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) ==
+	      CUDA_SUCCESS);
+	close(fd);
+	CHECK(cuMemAddressReserve(&address, BYTES, 0, 0, 0) == CUDA_SUCCESS);
+	CHECK(cuMemMap(address, BYTES, 0, imported, 0) == CUDA_SUCCESS);
+	CHECK(cuMemRelease(imported) == CUDA_SUCCESS);
+	named = name(address, BYTES);
+	CHECK(cuMemUnmap(address, BYTES) == CUDA_SUCCESS && cuMemAddressFree(address, BYTES) == CUDA_SUCCESS);
+	check_own(BYTES);
+	CHECK(cuMemRelease(handle) == CUDA_SUCCESS);
+	check_charged(BYTES);
+	close(named);
+	check_charged(0);
+}
+
 /* Memory that a descriptor names is given to no other allocation either. */
 static void test_named(void)
 {
@@ -292,6 +317,26 @@ static void test_named_together(void)
 		CHECK(device->lent == (i + 1) * BYTES);
 	}
 	check_charged(3 * BYTES);
+	close(fd);
+	check_charged(0);
+}
+
+/* The program has closed a descriptor that the library holds, and exports under its number: that is not the library's. */
+static void test_held_no_more(void)
+{
+	CUmemGenericAllocationHandle handle;
+	int held, fd;
+
+	start();
+	handle = create(true);
+	held = lent_hold(export(handle));
+	CHECK(held >= 0);
+	close(held);
+	fd = export(handle);
+	CHECK(fd == held);
+	lent_let(held);
+	CHECK(fcntl(fd, F_GETFD) >= 0 && cuMemRelease(handle) == CUDA_SUCCESS);
+	check_charged(BYTES);
 	close(fd);
 	check_charged(0);
 }
@@ -396,8 +441,9 @@ int main(int argc, char **argv)
 	} tests[] = {
 		{ "object", test_object }, { "fixed", test_fixed }, { "closed_before", test_closed_before },
 		{ "in_flight", test_in_flight }, { "process", test_process }, { "imported", test_imported }, { "named", test_named },
-		{ "named_and_shared", test_named_and_shared },
-		{ "named_together", test_named_together }, { "closes_all", test_closes_all }, { "limit", test_limit },
+		{ "named_and_shared", test_named_and_shared }, { "imported_and_named", test_imported_and_named },
+		{ "named_together", test_named_together }, { "closes_all", test_closes_all },
+		{ "held_no_more", test_held_no_more }, { "limit", test_limit },
 		{ "opened", test_opened }, { "peer", peer },
 	};
 

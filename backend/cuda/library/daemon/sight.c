@@ -220,8 +220,11 @@ void sight_look(CUdevice ordinal, const CUuuid *uuid)
 			keep(uuid, sight.total);
 		sights[ordinal].most = sight.total;
 		__atomic_store_n(&sights[ordinal].state, answer == OLDER ? LEFT : KEPT, __ATOMIC_RELEASE);
-		log_line("device %d: looks as if it had at most %llu MiB", ordinal,
-			 (unsigned long long)(sight.total / GG_MIB));
+		if (sight.total == UINT64_MAX)
+			log_line("device %d: looks as large as it is: no limit bounds its memory", ordinal);
+		else
+			log_line("device %d: looks as if it had at most %llu MiB", ordinal,
+				 (unsigned long long)(sight.total / GG_MIB));
 	}
 	pthread_mutex_unlock(&lock);
 	pthread_setcancelstate(cancel, NULL);
