@@ -20,15 +20,28 @@ IN_CONTROL_FILES = {
     Kind.SPAN: "milliseconds, or with `us` or `ms`; `default`",
     Kind.SWITCH: "0 or 1",
     Kind.QUOTA: "`QUOTA PERIOD` in microseconds; `max`",
+    Kind.SMS: "a number of SMs, or a percentage of the GPU's; `max`",
 }
 IN_UNIT_FILES = {
     Kind.SIZE: "bytes, with K, M, G, T or P; percent of the GPU's memory; `infinity`",
     Kind.SPAN: "milliseconds, or with `us`, `ms`, `s`; sums, as `1ms 500us`",
     Kind.SWITCH: "a boolean",
     Kind.QUOTA: "a percentage, and a time for the period behind, as `30% 1s`; `infinity`",
+    Kind.SMS: "a number of SMs, or a percentage of the GPU's; `infinity`",
 }
-WORDS_IN_CONTROL_FILES = {Kind.SIZE: ("max",), Kind.SPAN: ("default",), Kind.SWITCH: ("0", "1"), Kind.QUOTA: ("max",)}
-WORDS_IN_UNIT_FILES = {Kind.SIZE: ("infinity",), Kind.SWITCH: ("yes", "no"), Kind.QUOTA: ("infinity",)}
+WORDS_IN_CONTROL_FILES = {
+    Kind.SIZE: ("max",),
+    Kind.SPAN: ("default",),
+    Kind.SWITCH: ("0", "1"),
+    Kind.QUOTA: ("max",),
+    Kind.SMS: ("max",),
+}
+WORDS_IN_UNIT_FILES = {
+    Kind.SIZE: ("infinity",),
+    Kind.SWITCH: ("yes", "no"),
+    Kind.QUOTA: ("infinity",),
+    Kind.SMS: ("infinity",),
+}
 """Words, besides numbers, that completions offer after the =."""
 
 
@@ -41,7 +54,7 @@ def _default_in_unit_files(setting: Setting) -> str:
         return "the driver's" if setting is TIMESLICE else "the mount's"
     if setting.kind is Kind.SWITCH:
         return "`yes`" if setting.default else "`no`"
-    return "`infinity`" if setting.default == MAX else f"`{setting.default}`"
+    return "`infinity`" if setting.default == MAX or setting.kind is Kind.SMS else f"`{setting.default}`"
 
 
 def semantics() -> Iterator[str]:

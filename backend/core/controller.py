@@ -10,6 +10,7 @@ import errno
 import logging
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from fractions import Fraction
 from pathlib import Path
 
 import trio
@@ -504,6 +505,12 @@ class Controller:
             await self._writers.note(group, books, {"spatial": value})
         elif value:
             raise fail(errno.EINVAL)
+
+    async def set_sms(self, group: Group, value: int | Fraction) -> None:
+        """compute.sm.max: SMs, 0 for all, or a part of those of the GPU. EOPNOTSUPP as for `set_value`, and for a
+        program whose kernels cannot be placed."""
+        count = value if isinstance(value, int) else int(value * self.gpus[group.gpu].info.sms) or 1
+        await self.set_value(group, settings.SM_MAX, count)
 
     async def set_quota(self, group: Group, value: tuple[int, int | None]) -> None:
         """compute.max: the quota and the period, microseconds; without a period it stays what it was. Both are in the

@@ -23,7 +23,7 @@ from backend.core.records import NOWHERE, Place, Wanted
 from backend.core.turns import TurnEnd
 from backend.process.identity import Group
 
-OF_PROGRAMS = ("submitted", "finished")
+OF_PROGRAMS = ("submitted", "finished", "capped", "uncapped")
 """Figures that the program counts itself: they continue when a daemon is restarted."""
 FROZEN_USEC = "frozen_usec"
 """Name, among the kept figures of a group, of the time for which it was to be frozen."""

@@ -77,12 +77,22 @@ class GpuInfo:
     chunk: int = 0
     """Bytes in the largest part of a program's memory that moves as a whole, where that is more than a granule: less
     than that may not come at all. 0: a granule."""
+    sms: int = 0
+    """Streaming multiprocessors; 0 where the driver does not tell."""
+    sm_step: int = 1
+    """SMs in the smallest part of them that programs can be given: its multiples."""
 
     def takes(self, lever: Lever) -> range:
         """The values of a lever that this GPU takes, besides 0."""
         if lever is settings.TIMESLICE:
             return range(self.timeslice_min_us, self.timeslice_max_us + 1)
         return lever.allowed
+
+    def sms_of(self, asked: int) -> int:
+        """Return the SMs that kernels run on where so many are asked for: whole steps, and one at least. 0: all."""
+        if not asked or asked >= self.sms:
+            return 0
+        return max(1, asked // self.sm_step) * self.sm_step
 
 
 Peak = Literal["peak", "swap_peak"]
@@ -151,6 +161,8 @@ class Books:
     """compute.wait.max, microseconds; 0 is ``default``."""
     spatial: bool = False
     """compute.spatial."""
+    sm_max: int = 0
+    """compute.sm.max asked for, SMs; 0 is ``max``."""
     pressure_bytes: int = 0
     """usermemfd: bytes to give back, of the latest record."""
     pressure_seq: int = 0
@@ -227,12 +239,19 @@ class Activity:
     beside: bool = False
     """Whether it runs at the same time as the others of its space, which the levers act on together; of one process
     alone."""
+    capped: int | None = None
+    """Launches that ran on the SMs of compute.sm.max alone, ever, by the program's word."""
+    uncapped: int | None = None
+    """Launches that ran on all SMs though there was a compute.sm.max: cooperative kernels and clusters that do not fit
+    there, graphs, and the like."""
 
     def __add__(self, other: Activity) -> Activity:
         return Activity(
             submitted=_total(self.submitted, other.submitted),
             finished=_total(self.finished, other.finished),
             pending=_total(self.pending, other.pending),
+            capped=_total(self.capped, other.capped),
+            uncapped=_total(self.uncapped, other.uncapped),
             pending_usec=_total(self.pending_usec, other.pending_usec),
             gpu_usec=_total(self.gpu_usec, other.gpu_usec),
             gpu_usec_estimate=_total(self.gpu_usec_estimate, other.gpu_usec_estimate),
@@ -306,6 +325,8 @@ class Wanted:
     """Why its TSGs are to be off the runlist, and those of which engines."""
     timeslice_us: int = 0
     """Longest run in a scheduling round, over all its TSGs, microseconds; 0 is the driver's default."""
+    sm_max: int = 0
+    """SMs that its kernels run on at most, as asked for; 0 is all of them."""
     drains: bool = False
     """Whether it waits for its turn, and is on the runlist until what it launched has run."""
     spent: bool = False

@@ -42,6 +42,10 @@ class Kind(enum.Enum):
     optionally followed by a time for the period. The setting itself holds the quota, and the setting that names it in
     `in_file_of` holds the period.
     """
+    SMS = "sms"
+    """Streaming multiprocessors of a GPU: a number, a percentage of those that it has, or ``max``, which is kept as 0;
+    in a unit file also ``infinity``. The file shows what holds of it, in the steps of the hardware.
+    """
     OWNER = "owner"
     """A uid or a gid, set by chown(2). The kernel module accepts one only with CAP_SYS_ADMIN (EPERM)."""
 
@@ -261,6 +265,16 @@ SPATIAL = Setting(
     follows_migration=False,
     slices_only=True,
 )
+SM_MAX = Lever(
+    field="sm_max",
+    kind=Kind.SMS,
+    most=MAX,
+    control="compute.sm.max",
+    unit_key="ComputeSMMax",
+    environment="GGROUP_COMPUTE_SM_MAX",
+    summary="SMs that kernels run on at most: a number, or N%",
+    along=min,
+)
 
 SETTINGS = (
     *(HIGH, LOW, SWAP_MAX, TIMESLICE, FROZEN, PRIORITY, WEIGHT, KEPT, UID, GID),
@@ -268,6 +282,7 @@ SETTINGS = (
     *(LIMIT_MAX, OOM_GROUP),
     WAIT_MAX,
     SPATIAL,
+    SM_MAX,
 )
 """All settings, in the order of their bits."""
 

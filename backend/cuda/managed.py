@@ -20,6 +20,7 @@ from backend.core.turns import AHEAD_S, AHEAD_US, YIELD_AHEAD_US, TurnEnd
 from backend.core.workingset import ANY, WorkingSet
 from backend.cuda.burst import BurstPage
 from backend.cuda.holding import Holding
+from backend.cuda.sms import Groups, Shape
 from backend.process.identity import Process
 from backend.process.running import is_stopped
 
@@ -57,6 +58,9 @@ DISTRUST_S = 60.0
 
 LEADERS_MOST = 8
 """Programs that one goes behind in their busy periods: BURST_LEADERS of library/driver/burst.h."""
+
+SPEAKS_S = 1.0
+"""Seconds in which a program whose context is known is waited for to speak."""
 
 HALTED_LOOK_S = 0.02
 """Seconds between two looks whether a program that is waited for was stopped, or frozen."""
@@ -120,6 +124,24 @@ class Mover(Protocol):
         """Tells the program, soon, that it goes behind the one whose page that is, and is `ahead_us` microseconds ahead
         of the GPU at most. None: it goes behind none by that slot."""
 
+    @property
+    def places(self) -> bool:
+        """Whether its library can have kernels run on some SMs alone."""
+
+    async def place(self, gpu: int, groups: int, *, ask: bool = False) -> Shape:
+        """Has the kernels of the program run on these groups of SMs, 0 for all, from the next launch on; returns how
+        the SMs are split, which is all that happens for `ask`. EOPNOTSUPP, EINVAL, EBUSY, ETIMEDOUT."""
+
+    def place_soon(self, gpu: int, groups: int) -> None:
+        """The same, for which no caller waits."""
+
+    def shape_soon(self, gpu: int, told: Callable[[Shape], None]) -> None:
+        """Asks how the SMs are split, and calls `told` with the answer."""
+
+    def placed(self, gpu: int) -> tuple[int, int] | None:
+        """Launches that ran on the SMs of a limit, and on all SMs in spite of one; None where its library does not
+        count them."""
+
     def end(self) -> None:
         """The program is not to be spoken for this way any more."""
 
@@ -148,6 +170,8 @@ class Program:
     """Until when its run-ahead is bounded; None where it is not."""
     is_met: bool = False
     """Whether it knows that its memory is managed: of busy periods it is told then."""
+    met: trio.Event = attrs.field(factory=trio.Event)
+    """Set once it does."""
     page: BurstPage | None = None
     """The page on which it says until when those behind it are held; None where it was not told that there are any."""
     hold_us: int | None = None
@@ -222,6 +246,10 @@ class Managed:
         self._moving: dict[Process, trio.Event] = {}  # until when nothing is begun with it
         self._frozen = frozen
         self._counted = counted
+        self._groups = Groups()
+        self._shapes: dict[Process, Shape] = {}  # of the SMs, by the word of each program, for itself alone
+        self._awaited: dict[Process, trio.Event] = {}  # those that are waited for to speak
+        self._sms: dict[Process, int] = {}  # those with a limit of SMs, as it was asked for
         self._behind: Mapping[Process, Sequence[Process]] = {}
         self._hold_us = 0
 
@@ -256,17 +284,25 @@ class Managed:
             self.end(former.holding)
         holding = Holding(self.booked, process, self.info.index, self.info.capacity, resident, swapped, counted)
         program = self._programs[process] = Program(mover, holding)
+        if (awaited := self._awaited.pop(process, None)) is not None:
+            awaited.set()
         if (expected := self._expected.pop(process, None)) is not None:
             self._came(program)
             expected.over.set()
         return holding
 
-    def met_by(self, holding: Holding) -> None:
-        """The program has heard that its memory is managed."""
+    def met_by(self, holding: Holding, groups: int = 0) -> None:
+        """The program has heard that its memory is managed, and its kernels run on these groups of SMs, 0 for all."""
         program = self._programs.get(holding.process)
         if program is not None and program.holding is holding:
             program.is_met = True
+            program.met.set()
             self._rank()
+            wanted = self._mask(holding.process)
+            if wanted is None:
+                program.mover.shape_soon(self.info.index, partial(self._shaped, program))
+            elif wanted != groups:
+                program.mover.place_soon(self.info.index, wanted)
 
     def end(self, holding: Holding) -> None:
         """Its connection is closed; whether or not it lives."""
@@ -274,6 +310,7 @@ class Managed:
         if program is not None and program.holding is holding:
             self.booked.take_down(holding.process, self.info.index)  # what it counted is told no more
             self._spoken[holding.process] = self.spoken(holding.process)
+            program.met.set()
             del self._programs[holding.process]
             holding.close()
             self._rank()
@@ -283,6 +320,9 @@ class Managed:
         if (over := self._moving.get(process)) is not None and over.is_set():
             del self._moving[process]
         self._spoken.pop(process, None)
+        self._sms.pop(process, None)
+        self._shapes.pop(process, None)
+        self._groups.forget(process)
         program = self._programs.pop(process, None)
         if program is not None:
             program.mover.end()
@@ -652,6 +692,76 @@ class Managed:
         """A program is not moved after all: it is to go on, if it stands by, or has gone on and comes back here."""
         self._let_go(process)
         self.expect(process, placed)
+
+    # SMs
+
+    async def limit_sms(self, process: Process, sms: int, *, here: bool) -> None:
+        """Have the kernels of a program run on so many SMs at most, 0 for all; return once the next launch does. It
+        holds for a program that is not here yet, too, once it speaks. EOPNOTSUPP for one that is `here` and does not
+        speak.
+        """
+        before = self._sms.get(process, 0)
+        if not sms and not before and process not in self._programs:
+            return
+        self._wants(process, sms)
+        try:
+            await self._limit_sms(process, here=here)
+        except BaseException:
+            self._wants(process, before)
+            program, mask = self._programs.get(process), self._mask(process)
+            if program is not None and mask is not None:  # it may have followed, and not said so in time
+                program.mover.place_soon(self.info.index, mask)
+            raise
+
+    def _wants(self, process: Process, sms: int) -> None:
+        """Note the limit of a program, 0 for none."""
+        if sms:
+            self._sms[process] = sms
+        else:
+            self._sms.pop(process, None)
+
+    async def _limit_sms(self, process: Process, *, here: bool) -> None:
+        if here and process not in self._programs and self._sms.get(process):
+            await self._spoken_for(process)
+        program = self._programs.get(process)
+        if program is None:
+            if here and self._sms.get(process):
+                raise OSError(errno.EOPNOTSUPP, "the program was started without the library (ggroupfs run)")
+            return
+        await program.met.wait()
+        if self._sms.get(process) and process not in self._shapes:
+            self._shapes[process] = await program.mover.place(self.info.index, 0, ask=True)
+        mask = self._mask(process)
+        if mask or program.mover.places:
+            await program.mover.place(self.info.index, mask or 0)
+
+    async def _spoken_for(self, process: Process) -> None:
+        """Return once a program speaks, or was waited for: its context may be known before its library's word."""
+        with trio.move_on_after(SPEAKS_S):
+            await self._awaited.setdefault(process, trio.Event()).wait()
+        self._awaited.pop(process, None)
+
+    def _shaped(self, program: Program, shape: Shape) -> None:
+        """A program has said how the SMs are split, of which a limit waits for it."""
+        process = program.holding.process
+        self._shapes[process] = shape
+        if self._programs.get(process) is program and (mask := self._mask(process)):
+            program.mover.place_soon(self.info.index, mask)
+
+    def _mask(self, process: Process) -> int | None:
+        """Return the groups of SMs that a program is to have, 0 for all; None while it is not known what there is."""
+        sms = self._sms.get(process, 0)
+        if not sms:
+            self._groups.forget(process)
+            return 0
+        shape = self._shapes.get(process)
+        return None if shape is None else self._groups.take(process, shape.count(sms), shape.groups)
+
+    def placed_launches(self, process: Process) -> tuple[int, int] | None:
+        """Launches of a program that ran on the SMs of its limit, and on all SMs in spite of it; None for a program
+        that does not count them."""
+        program = self._programs.get(process)
+        return None if program is None else program.mover.placed(self.info.index)
 
     def limits(self, process: Process) -> Sequence[int]:
         """What holds for a program now: the lowest limit above it (2^64 - 1: none), what is free, what is out."""

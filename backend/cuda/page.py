@@ -25,6 +25,9 @@ WORKED = struct.Struct("24xq32x")
 at which that began, plus 1. 0 if the library does not tell (``totals.c``). In native byte order: in other orders the
 word is read byte by byte, and all bytes of this one change at once."""
 
+PLACED = struct.Struct("<32xQQ16x")
+"""Launches that ran on the SMs of a limit alone, and those that ran on all SMs in spite of one, behind that."""
+
 STANDS = struct.Struct("<Q")
 """Flag behind the lines: 1 while the program stands by to be moved (``departure.h``)."""
 
@@ -75,6 +78,13 @@ class CounterPage:
     def launches(self, gpu: int) -> int:
         """Return the calls that submitted kernels to a GPU; 0 from a library that does not count them."""
         return int(LINE.unpack_from(self._map, gpu * LINE.size)[2]) if gpu < GPUS else 0
+
+    def placed(self, gpu: int) -> tuple[int, int]:
+        """Return the launches on a GPU that ran on the SMs of a limit alone, and those that did not."""
+        if gpu >= GPUS:
+            return 0, 0
+        placed, unplaced = PLACED.unpack_from(self._map, gpu * PLACED.size)
+        return min(placed, MAX), min(unplaced, MAX)
 
     def worked_us(self, gpu: int, now_us: int) -> int | None:
         """Return the microseconds up to `now_us` (CLOCK_MONOTONIC) with kernels pending on a GPU. None if the library

@@ -13,7 +13,7 @@ import math
 import os
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import attrs
@@ -30,6 +30,7 @@ from backend.cuda.holding import Holding
 from backend.cuda.managed import Managed
 from backend.cuda.page import CounterPage
 from backend.cuda.peers import Peers
+from backend.cuda.sms import Shape
 from backend.door import tenants
 from backend.door.asking import Asking
 from backend.door.wire import STATUSES, VERSION, Feature, Message, Op, met
@@ -91,6 +92,16 @@ STAYS = (errno.EBUSY, errno.EOPNOTSUPP, errno.EMFILE, errno.ENOMEM)
 """What a program may say to a DEPART that it does not follow (departure.c)."""
 
 
+PLACE_S = 3.5
+"""Seconds for a program to say that its kernels run where they were told to: it may be busy with memory for three of
+them (RECLAIM_S of ``managed.py``); else it takes milliseconds."""
+
+UNPLACED = (errno.EOPNOTSUPP, errno.EINVAL, errno.EBUSY, errno.ENODEV)
+"""What a program may say to an SMS that it does not follow."""
+
+GROUPS_MOST = 64
+"""Groups of SMs that a message can name."""
+
 LAST_S = 0.2
 """Seconds for which an answer to the last PREPARE is waited for by the next: it was given up as its phase was over, and
 what comes by it is as good."""
@@ -151,6 +162,21 @@ class Turning:
 
 
 @attrs.define(eq=False)
+class Placing:
+    """An SMS that was sent and not answered."""
+
+    gpu: int
+    status: int | None = None
+    """What was answered: 0 or a negated errno."""
+    words: tuple[int, ...] = ()
+    """What came with it: the number of groups, SMs in each, and of the GPU."""
+    told: Callable[[Shape], None] | None = None
+    """What is called with them."""
+    done: trio.Event = attrs.field(factory=trio.Event)
+    """It was, or will not be."""
+
+
+@attrs.define(eq=False)
 class Gate:
     """What the daemon knows of the gate of turns of a program on one GPU."""
 
@@ -190,6 +216,12 @@ def _answer_s(leaves: int) -> float:
     return ANSWER_S + MARK_S if leaves else ANSWER_S
 
 
+def _shape(words: Sequence[int]) -> Shape | None:
+    """Return the split of a GPU's SMs, as a program says it; None where it says what no GPU has."""
+    count, each, sms = words
+    return Shape(count, each, sms) if 0 < count <= GROUPS_MOST and 0 < each <= sms else None
+
+
 def words(name: str) -> tuple[int, int] | None:
     """A GPU's UUID as LOCATE has it; None for a name that is none."""
     try:
@@ -221,6 +253,9 @@ class Session:
         self._preparing: dict[int, Preparing] = {}
         self._turning: dict[int, Turning] = {}
         self._gates: dict[int, Gate] = {}
+        self._placing: dict[int, Placing] = {}
+        self._limits: dict[int, int] = {}  # gpu -> groups of SMs, not told yet
+        self._shapes: dict[int, Callable[[Shape], None]] = {}  # gpu -> what is called with its split, not asked yet
         self._seq = 0
         self._moved_in = -math.inf  # when MOVE_IN was last granted
         self._rooms: dict[int, int] = {}  # gpu -> bytes, not told yet
@@ -259,11 +294,12 @@ class Session:
 
     def close(self) -> None:
         """End: no connection speaks for the program any more. What it holds is as the driver says, or gone with it."""
-        waiting: list[Asked | Departing | Preparing | Turning] = [
+        waiting: list[Asked | Departing | Preparing | Turning | Placing] = [
             *self._asked.values(),
             *self._departing.values(),
             *self._preparing.values(),
             *self._turning.values(),
+            *self._placing.values(),
         ]
         for one in waiting:
             one.done.set()
@@ -271,6 +307,7 @@ class Session:
         self._departing.clear()
         self._preparing.clear()
         self._turning.clear()
+        self._placing.clear()
         for gpu, holding in self._holdings.items():
             self._grants.end((self, gpu))
             self._gpus[gpu].end(holding)
@@ -302,7 +339,7 @@ class Session:
         if request.seq or request.op not in EVENTS:
             await self._line.send(reply, descriptors)
         if request.op == Op.MANAGE and not reply.status and (holding := self._holdings.get(request.gpu)):
-            self._gpus[request.gpu].met_by(holding)
+            self._gpus[request.gpu].met_by(holding, request.args[2] if self.places else 0)
         if request.op == Op.CHARGE and not reply.status and (holding := self._holdings.get(request.gpu)):
             # What is allocated now, and was too much even after all else had left, can leave itself.
             self._gpus[request.gpu].answered(holding)
@@ -424,6 +461,12 @@ class Session:
             return True
         if (turning := self._turning.pop(reply.seq, None)) is not None:
             return self._turned(turning, reply)
+        if (placing := self._placing.pop(reply.seq, None)) is not None:
+            placing.status, placing.words = reply.status, reply.args[:3]
+            placing.done.set()
+            if placing.told is not None and not reply.status and (shape := _shape(placing.words)) is not None:
+                placing.told(shape)
+            return (reply.op, reply.gpu) == (Op.SMS, placing.gpu)
         if (preparing := self._preparing.pop(reply.seq, None)) is not None:
             preparing.done.set()
             moved = 0 if reply.status else reply.args[0]
@@ -635,6 +678,58 @@ class Session:
         self._follows[gpu, slot] = page, ahead_us
         self._news.set()
 
+    @property
+    def places(self) -> bool:
+        """See :class:`backend.cuda.managed.Mover`."""
+        return self._can(Feature.SMS)
+
+    async def place(self, gpu: int, groups: int, *, ask: bool = False) -> Shape:
+        """See :class:`backend.cuda.managed.Mover`."""
+        if not self._can(Feature.SMS):
+            raise OSError(errno.EOPNOTSUPP, "the library of the program is older: start it anew")
+        if not ask:
+            self._limits.pop(gpu, None)
+        self._seq += 1
+        seq, placing = self._seq, Placing(gpu)
+        self._placing[seq] = placing
+        sent = False
+        try:
+            with trio.move_on_after(PLACE_S):
+                sent = await self._line.send(Message(Op.SMS, seq, gpu, (groups, int(ask))))
+                if sent:
+                    await placing.done.wait()
+        finally:
+            if not sent:
+                self._placing.pop(seq, None)
+                placing.done.set()
+        if placing.status is None and placing.done.is_set():
+            raise OSError(errno.EBUSY, "the program speaks no more")
+        if placing.status is None:  # what it answers later is an answer all the same, and says nothing
+            raise OSError(errno.ETIMEDOUT, "the program does not say that its kernels run there")
+        if placing.status:
+            code = -placing.status if -placing.status in UNPLACED else errno.EIO
+            raise OSError(code, f"the kernels of the program cannot be placed: {os.strerror(-placing.status)}")
+        shape = _shape(placing.words)
+        if shape is None and (groups or ask):
+            raise OSError(errno.EOPNOTSUPP, "its driver has no green contexts")
+        return shape or Shape(0, 0, 0)
+
+    def place_soon(self, gpu: int, groups: int) -> None:
+        """See :class:`backend.cuda.managed.Mover`."""
+        if self._can(Feature.SMS):
+            self._limits[gpu] = groups
+            self._news.set()
+
+    def shape_soon(self, gpu: int, told: Callable[[Shape], None]) -> None:
+        """See :class:`backend.cuda.managed.Mover`."""
+        if self._can(Feature.SMS):
+            self._shapes[gpu] = told
+            self._news.set()
+
+    def placed(self, gpu: int) -> tuple[int, int] | None:
+        """See :class:`backend.cuda.managed.Mover`."""
+        return self._page.placed(gpu) if self._can(Feature.SMS) else None
+
     def working_set(self, gpu: int) -> WorkingSet | None:
         """See :class:`backend.cuda.managed.Mover`."""
         return self._page.working_set(gpu) if self._can(Feature.SETS) else None
@@ -723,6 +818,16 @@ class Session:
                 (gpu, slot), (read, ahead_us) = self._follows.popitem()
                 message = Message(Op.FOLLOW, gpu=gpu, args=(slot, ahead_us))
                 await self._hand(message, None if read is None else read.readable)
+            while self._shapes:
+                gpu, told = self._shapes.popitem()
+                self._seq += 1
+                self._placing[self._seq] = Placing(gpu, told=told)
+                await self._line.send(Message(Op.SMS, self._seq, gpu, (0, 1)))
+            while self._limits:
+                gpu, groups = self._limits.popitem()
+                self._seq += 1
+                self._placing[self._seq] = Placing(gpu)
+                await self._line.send(Message(Op.SMS, self._seq, gpu, (groups, 0)))
             rooms, self._rooms = self._rooms, {}
             for gpu, nbytes in rooms.items():
                 await self._line.send(Message(Op.ROOM, gpu=gpu, args=(nbytes,)))

@@ -13,7 +13,7 @@ padding but what is named. On the socket either side may ask. docs/upgrades.md s
         24    40  args    five 64-bit words, their meaning by op
 
 Ops 1 to 31 are about the books, 4 to 15 of them asked by CUDA programs, 16 and up asked of what moves the hardware:
-by the kernel module of its provider, and RECLAIM, DEPART, END_TURN, BEGIN_TURN and PREPARE by the daemon of a CUDA
+by the kernel module of its provider, and RECLAIM, DEPART, END_TURN, BEGIN_TURN, PREPARE and SMS by the daemon of a CUDA
 program, which asks SPACE itself; 32 to 63 are about the software GPU's memory and engine; 64 and up are events, which
 the books send unasked.
 """
@@ -82,6 +82,9 @@ class Feature(enum.IntFlag):
     """The fifth word of HOST: managed memory is charged, and counted by no driver."""
     SPACE = 1 << 13
     """SPACE: a program learns which server it is to be a client of."""
+    SMS = 1 << 14
+    """SMS, the third word of MANAGE, and the counts of placed launches on the page: kernels can run on some SMs
+    alone."""
 
 
 FIRST = Feature(0b11111)
@@ -100,6 +103,7 @@ CUDA = (
     | Feature.VIEW
     | Feature.MANAGED
     | Feature.SPACE
+    | Feature.SMS
 )
 """What is spoken at the door of CUDA programs, unless more is asked for."""
 
@@ -135,9 +139,10 @@ class Op(enum.IntEnum):
     LOCATE = 4
     """(first 8 bytes of a GPU's UUID as a little-endian word, the last 8) -> (index). ENODEV: not of this tree."""
     MANAGE = 5
-    """(resident bytes, swapped bytes) -> (): the memory of the sender on `gpu` can be moved, and is charged by what it
-    says from now on; RECLAIM and ROOM may come. It is in the tree then, and the policy of its slices holds. The reply
-    carries, by SCM_RIGHTS, the page of counters of the connection (backend/cuda/page.py)."""
+    """(resident bytes, swapped bytes, groups as of SMS) -> (): the memory of the sender on `gpu` can be moved, and is
+    charged by what it says from now on; RECLAIM and ROOM may come. Its kernels run on these groups of SMs. It is in the
+    tree then, and the policy of its slices holds. The reply carries, by SCM_RIGHTS, the page of counters of the
+    connection (backend/cuda/page.py)."""
     CHARGE = 6
     """(bytes) -> (): GPU memory to be allocated; answered once every level is under its high. ENOMEM if refused."""
     UNCHARGE = 7
@@ -217,6 +222,14 @@ class Op(enum.IntEnum):
     """(number) -> (number): asked by a CUDA program before it initialises the driver: the space that it is to be in, 0
     for none. It is then to be a client of the server in the directory of that name (backend/space/space.py). A program
     that is in one says its number to each daemon that it connects to, and has it back where it is still there."""
+    SMS = 26
+    """(groups, 1 to ask alone) -> (number of groups, SMs in each, SMs of the GPU): asked of a CUDA program: its kernels
+    on `gpu` run on these groups of SMs from the next launch on. Bit i is the group of number i in the one split of the
+    SMs that all programs make; 0 is all SMs. EOPNOTSUPP where the driver has no green contexts (with 0, the answer is
+    zeros), EINVAL for a group that is not there, EBUSY while the program is about to be moved; ENODEV as for
+    END_TURN."""
+    SET_SM_MAX = 27
+    """(group, pid, start time, SMs) -> (): from the kernel module, a lever of a Gpu as SET_TIMESLICE."""
     ALLOC = 32
     """(bytes) -> (first page, pages): memory on `gpu`, rounded up to pages. ENOMEM where the limits refuse it."""
     FREE = 33

@@ -20,7 +20,7 @@ from backend.common.lasting import lasting
 from backend.core.protocols import Bookkeeping, Gpu
 from backend.core.reasons import Engines
 from backend.core.records import Activity, Capability, Footprint, GpuInfo
-from backend.core.settings import TIMESLICE, Lever
+from backend.core.settings import SM_MAX, TIMESLICE, Lever
 from backend.core.turns import TurnEnd
 from backend.core.workingset import WorkingSet
 from backend.cuda.managed import Managed
@@ -412,6 +412,8 @@ class NvidiaGpu:
         if counts is None:
             watched, worked = self._usage.watched(process) or (None, None)
             return attrs.evolve(activity, watched_usec=watched, watched_busy_usec=worked)
+        if (placed := self.managed.placed_launches(process)) is not None:
+            activity = attrs.evolve(activity, capped=placed[0], uncapped=placed[1])
         submitted, finished = counts
         pending, pending_us = submitted - finished, self.managed.pending_us(process)
         activity = attrs.evolve(
@@ -497,6 +499,8 @@ class NvidiaGpu:
     async def set_lever(self, lever: Lever, process: Process, value: int) -> None:
         if lever is TIMESLICE:
             await self.set_timeslice(process, value)
+        elif lever is SM_MAX:
+            await self.managed.limit_sms(process, value, here=bool(self.tsgs(process)))
         elif value:
             raise fail(errno.EOPNOTSUPP)
 

@@ -39,6 +39,15 @@ STEP_S = 1.0
 """The clock of the day was set where it went by so much more, or less, than time did between two looks at samples: they
 have its time."""
 
+GREEN_CONTEXTS_SINCE = 12040
+"""Version of the CUDA driver from which on it has green contexts."""
+CORES = {(7, 0): 64, (7, 2): 64, (7, 5): 64, (8, 0): 64}
+CORES_ELSEWHERE = 128
+"""Cores in an SM, by compute capability (CUDA C++ Programming Guide, "Compute Capabilities")."""
+STEPS = {6: 2, 7: 2, 8: 4}
+STEP_ELSEWHERE = 8
+"""SMs in the smallest part of a GPU, by the major number of that (cuda.h, "Green Contexts")."""
+
 ERRNOS = {
     "UNINITIALIZED": errno.ENODEV,
     "INVALID_ARGUMENT": errno.EINVAL,
@@ -163,7 +172,21 @@ class Nvml:
             pci=sysfs_address(_text(self._nvml.nvmlDeviceGetPciInfo(device).busId)),
             capacity=int(self._nvml.nvmlDeviceGetMemoryInfo(device).total),
             timeslice_default_us=rm.TIMESLICE_DEFAULT_US,
+            **self._sms(device),
         )
+
+    def _sms(self, device: Any) -> Mapping[str, int]:
+        """Return the SMs of a GPU and the step in which programs get some of them, as fields of :class:`GpuInfo`;
+        nothing where the driver does not tell, or has no green contexts."""
+        try:
+            if self._nvml.nvmlSystemGetCudaDriverVersion_v2() < GREEN_CONTEXTS_SINCE:
+                return {}
+            capability = tuple(self._nvml.nvmlDeviceGetCudaComputeCapability(device))
+            cores = int(self._nvml.nvmlDeviceGetNumGpuCores(device))
+        except (self._nvml.NVMLError, AttributeError):  # a driver, or pynvml, from before it
+            return {}
+        each = CORES.get(capability, CORES_ELSEWHERE)
+        return {"sms": cores // each, "sm_step": STEPS.get(capability[0], STEP_ELSEWHERE)}
 
     def _device(self, index: int) -> Any:
         uuid = self._uuids.get(index)

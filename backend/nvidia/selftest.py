@@ -49,6 +49,14 @@ TOLERANCE = 0.25
 """Relative deviation of the progress from the ratio asked for, up to which a timeslice counts as enforced."""
 LIBRARY = "moves the memory of programs with the library in them (`ggroupfs run`, units); that of others is pinned"
 CHECKPOINT = "cuCheckpoint, by way of the host; of programs with the library most goes from GPU to GPU"
+PLACED = (
+    "kernels of programs with the library, by green contexts, from the next launch on; for others that are clients of"
+    " MPS CUDA_MPS_ACTIVE_THREAD_PERCENTAGE in their environment at the start is left"
+)
+UNPLACED = (
+    "the driver has no green contexts (CUDA 12.4) or does not tell its SMs; for clients of MPS"
+    " CUDA_MPS_ACTIVE_THREAD_PERCENTAGE in their environment at the start is left"
+)
 SCHEDULED = tuple(setting.control for setting in OF_THE_SCHEDULER if setting.control is not None)
 """Controls that the scheduler implements with the two levers."""
 
@@ -161,6 +169,11 @@ async def prove(gpu: Levers, run: bool = True, movable: bool = False, proven: Pr
     `movable` says whether there is another GPU that programs can be moved to. A GPU in `proven` is not tested again.
     """
     verdicts = [Verdict(control, Capability.ADVISORY, LIBRARY) for control in OF_MEMORY]
+    verdicts.append(
+        Verdict("compute.sm.max", Capability.ADVISORY, PLACED)
+        if gpu.info.sms
+        else Verdict("compute.sm.max", Capability.UNSUPPORTED, UNPLACED)
+    )
     if movable:
         verdicts.append(Verdict("compute.migrate", Capability.ADVISORY, CHECKPOINT))
     else:

@@ -58,6 +58,8 @@ class Hardware:
             timeslice_default_us=self.config.timeslice_us,
             timeslice_min_us=10,
             granule=self.config.page,
+            sms=self.config.sms,
+            sm_step=self.config.sm_step,
         )
         self._frames, self._slots = Store(), Store()
         self._engine = Engine(self.config.switch_us * US)
@@ -223,6 +225,7 @@ class Hardware:
             raise fail(errno.ENOENT)
         if not (kernels > 0 and 0 < us <= KERNEL_MOST_US):
             raise fail(errno.EINVAL)
+        us = self._stretched_us(tenant, us)
         ahead_us = self._ahead_us(tenant)
         if len(tsg.queue) + kernels > self.config.queue:
             raise fail(errno.EAGAIN)
@@ -239,6 +242,11 @@ class Hardware:
             tsg.launch(through - bool(once), (us + every) * US, every * US)
         self._engine.wake()
         return through
+
+    def _stretched_us(self, tenant: Tenant, us: int) -> int:
+        """Return how long a kernel takes on the SMs that the tenant may use, of one that all of them take `us` for."""
+        sms = self.info.sms_of(tenant.sm_max)
+        return -(-us * self.info.sms // sms) if sms else us
 
     async def _touch(self, process: Process, tenant: Tenant, pages: range) -> tuple[int, int]:
         """Use pages, and fetch those in the host for which there is room. Return the microseconds on the bus that this

@@ -13,7 +13,7 @@ from backend.common.errors import fail
 from backend.core.protocols import split_timeslice
 from backend.core.reasons import Engines
 from backend.core.records import Activity
-from backend.core.settings import TIMESLICE, Lever
+from backend.core.settings import SM_MAX, TIMESLICE, Lever
 from backend.soft.pages import Memory
 from backend.soft.runlist import US, Tsg
 from backend.soft.turn import TurnGate
@@ -35,6 +35,8 @@ class Tenant:
     """TSGs of its contexts, by number."""
     timeslice_us: int = 0
     """Timeslice that was set, microseconds; 0 is the default."""
+    sm_max: int = 0
+    """SMs that its kernels run on at most, as was set; 0 is all of them."""
     asked: Engines = Engines.NONE
     """Engines that are to be off by request; others may be off for another reason."""
     gate: TurnGate = attrs.field(factory=TurnGate)
@@ -167,6 +169,8 @@ class Tenant:
         """Take the value of a lever. EOPNOTSUPP for a lever that software GPUs do not have, unless the value is 0."""
         if lever is TIMESLICE:
             self.timeslice_us = value
+        elif lever is SM_MAX:
+            self.sm_max = value
         elif value:
             raise fail(errno.EOPNOTSUPP)
 

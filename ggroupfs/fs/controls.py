@@ -64,6 +64,11 @@ def _timeslice(controller: Controller, group: Group) -> str:
     return values.show_ms(us or controller.gpus[group.gpu].info.timeslice_default_us) + "\n"
 
 
+def _sm_max(controller: Controller, group: Group) -> str:
+    """What holds of the SMs that are asked for, of this group alone."""
+    return values.show_sms(controller.gpus[group.gpu].info.sms_of(controller.books(group).sm_max)) + "\n"
+
+
 def _gmem_events(controller: Controller, group: Group) -> str:
     books = controller.books(group)
     return values.flat_keyed(
@@ -142,6 +147,8 @@ def _gcgroup_stat(controller: Controller, group: Group) -> str:
             "submitted": activity.submitted,
             "finished": activity.finished,
             "pending": activity.pending,
+            "capped_launches": activity.capped,
+            "uncapped_launches": activity.uncapped,
             "gpu_usec": activity.gpu_usec,
             "gpu_usec_estimate": activity.gpu_usec_estimate,
             "busy_usec": activity.busy_usec,
@@ -181,6 +188,8 @@ def shown(setting: Setting) -> Show:
     """What its control file shows, as its parser takes it."""
     if setting is settings.TIMESLICE:
         return _timeslice
+    if setting.kind is Kind.SMS:
+        return _sm_max
     if setting.kind is Kind.QUOTA:
         period = settings.SECOND[setting.field].field
         return _books(lambda books: values.show_quota(getattr(books, setting.field), getattr(books, period)))
@@ -206,6 +215,7 @@ ACTS: dict[Setting, Apply] = {
     settings.FROZEN: Controller.set_frozen,
     settings.QUOTA: Controller.set_quota,
     settings.SPATIAL: Controller.set_spatial,
+    settings.SM_MAX: Controller.set_sms,
 }
 """What makes a setting hold, where it takes more than to have it in the books, or a lever follow."""
 

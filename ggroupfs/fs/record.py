@@ -81,6 +81,8 @@ def _asked(books: Books) -> Lines:
         value = getattr(books, setting.field)
         if setting.kind is Kind.QUOTA:
             yield f"asked.{name}", values.show_quota(value, getattr(books, SECOND[setting.field].field))
+        elif setting.kind is Kind.SMS:
+            yield f"asked.{name}", values.show_sms(value)
         else:
             yield f"asked.{name}", values.show_size(value) if setting.kind is Kind.SIZE else int(value)
 

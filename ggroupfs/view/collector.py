@@ -55,6 +55,10 @@ def _us(us: int) -> float:
     return us / 1e6
 
 
+def _sms(count: int) -> float:
+    return count or math.inf
+
+
 def _quota(us: int) -> float:
     return math.inf if us >= MAX else us / 1e6
 
@@ -98,6 +102,9 @@ ROWS = (
     Row("quota_seconds", "Work on the GPU in each period (compute.max), +Inf for max.", "quota", _quota),
     Row("quota_period_seconds", "Period of compute.max.", "period", _us),
     Row("periods", "Periods of its quota in which it worked, or stood (gcgroup.stat).", "nr_periods", counter=True),
+    Row("sms_max", "SMs that its kernels run on at most (compute.sm.max), +Inf for max.", "sm_max", _sms),
+    Row("capped_launches", "Launches that ran on these SMs alone (gcgroup.stat).", "capped_launches", counter=True),
+    Row("uncapped_launches", "Launches that ran on all SMs all the same.", "uncapped_launches", counter=True),
     Row("kernels_submitted", "Kernels submitted.", "submitted", counter=True),
     Row("kernels_finished", "Kernels finished.", "finished", counter=True),
     Row("gpu_seconds", "Time on the engine.", "gpu_usec", _us, counter=True),

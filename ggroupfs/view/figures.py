@@ -113,12 +113,18 @@ class Figures:
     """compute.wait.max, milliseconds; 0: ``default``."""
     spatial: bool | None = None
     """compute.spatial."""
+    sm_max: int | None = None
+    """compute.sm.max, SMs; 0: ``max``."""
     submitted: int | None = None
     """Kernels launched, ever."""
     finished: int | None = None
     """Kernels finished, ever."""
     pending: int | None = None
     """Kernels that may still finish."""
+    capped_launches: int | None = None
+    """Launches that ran on the SMs of compute.sm.max alone."""
+    uncapped_launches: int | None = None
+    """Launches that ran on all SMs in spite of compute.sm.max."""
     gpu_usec: int | None = None
     """Time on the engine, microseconds."""
     gpu_usec_estimate: int | None = None
@@ -237,17 +243,21 @@ SOURCES: Mapping[str, Source] = {
         frozenset(("quota", "period")),
         lambda text: dict(zip(("quota", "period"), values.quota(text.strip()), strict=True)),
     ),
+    "compute.sm.max": _one("sm_max", lambda text: int(values.sms(text))),
     "compute.wait.max": _one("wait_max", lambda text: values.span(text) / 1000),
     "compute.spatial": _one("spatial", values.switch),
     "gcgroup.stat": _work(
-        "submitted finished pending gpu_usec gpu_usec_estimate busy_usec busy_sampled_usec timeslice_usec tsgs"
+        "submitted finished pending capped_launches uncapped_launches gpu_usec gpu_usec_estimate busy_usec"
+        " busy_sampled_usec timeslice_usec tsgs"
         " channels attached nr_periods nr_throttled throttled_usec memory_turns memory_runs memory_waits"
         " frozen_usec managed since"
     ),
 }
 """Where each figure is found. Of several files that tell the same, the first is the one for it alone."""
 
-LATER = frozenset(("compute.max", "gmem.limit.max", "gmem.oom.group", "compute.wait.max", "compute.spatial"))
+LATER = frozenset(
+    ("compute.max", "gmem.limit.max", "gmem.oom.group", "compute.wait.max", "compute.spatial", "compute.sm.max")
+)
 """Control files that a daemon of an earlier version does not have: it serves until it is upgraded."""
 
 EVERYTHING = frozenset(field.name for field in attrs.fields(Figures))

@@ -243,6 +243,8 @@ struct ggroup_books {
 	__u64 events_oom_group_kill;
 	__u64 wait_max_us;	/* longest wait for a turn of memory; 0 the daemon's */
 	__u64 spatial;		/* kept for the daemon, which runs the slice's MPS servers */
+	__u64 sm_max;		/* SMs that kernels run on at most; 0 all */
+	__u64 lever_sm_max;	/* process: acknowledged by the provider; 0 all */
 };
 
 /* struct ggroup_set.mask */
@@ -262,6 +264,7 @@ struct ggroup_books {
 #define GGROUP_SET_OOM_GROUP	0x2000ULL
 #define GGROUP_SET_WAIT_MAX	0x4000ULL
 #define GGROUP_SET_SPATIAL	0x8000ULL
+#define GGROUP_SET_SM_MAX	0x10000ULL
 
 /* Fields that the mask does not name are ignored. */
 struct ggroup_set {
@@ -283,6 +286,7 @@ struct ggroup_set {
 	__u64 oom_group;	/* 0, 1 */
 	__u64 wait_max_us;	/* 0..GGROUP_MAX */
 	__u64 spatial;		/* 0, 1 */
+	__u64 sm_max;		/* 0..GGROUP_MAX */
 };
 
 struct ggroup_amount {
@@ -369,7 +373,7 @@ struct ggroup_uses {
 
 struct ggroup_command {
 	__u64 id;		/* in: a process; RECLAIM: any group */
-	__u64 value;		/* SET_TIMESLICE: us, 0 the default. RECLAIM: bytes; out: moved. */
+	__u64 value;		/* SET_TIMESLICE: us, 0 the default. SET_SM_MAX: SMs, 0 all. RECLAIM: bytes; out: moved. */
 				/* DETACH_TSG: GGROUP_ENGINES_* */
 	__u32 timeout_ms;	/* in: 0 for GGROUP_TIMEOUT_MS; at most GGROUP_TIMEOUT_MS_MOST */
 	__u32 reserved;
@@ -436,6 +440,7 @@ struct ggroup_counters {
  *	ARRIVE		id 0, pid, start		none: it wants to join; answer after ADD,
  *							or at once where it has a group
  *	SET_TIMESLICE	id, pid, start, microseconds	none
+ *	SET_SM_MAX	id, pid, start, SMs		none
  *	ATTACH_TSG	id, pid, start			none
  *	DETACH_TSG	id, pid, start, GGROUP_ENGINES_*	none: answer when no TSG of
  *							them runs, and all others
@@ -464,6 +469,7 @@ struct ggroup_message {
 #define GGROUP_OP_ATTACH_TSG	18
 #define GGROUP_OP_DETACH_TSG	19
 #define GGROUP_OP_RECLAIM	20
+#define GGROUP_OP_SET_SM_MAX	27
 
 #define GGROUP_IOC_MAGIC	0xe9
 
@@ -530,7 +536,7 @@ struct ggroup_message {
  *   GGROUP_TARGET_BELOW_LOW, protected memory. Within each, the farthest next use goes first;
  *   within one class the largest process, until they are level. Less in all if swap_max allows no
  *   more.
- * SET_TIMESLICE, ATTACH_TSG, DETACH_TSG: of a process; return once the provider has acknowledged.
+ * SET_TIMESLICE, SET_SM_MAX, ATTACH_TSG, DETACH_TSG: of a process; return once the provider has acknowledged.
  *   A state already reached is not commanded again. DETACH_TSG takes the TSGs of GGROUP_ENGINES_*
  *   off the runlist, and puts those of other engines on it; without GGROUP_FEATURE_REASONS, those
  *   of all engines are taken off.
@@ -538,7 +544,7 @@ struct ggroup_message {
  *   events and records for usermemfd as for a tenant's charge. A process that cannot give memory is
  *   skipped; the provider's error is returned only if none has given any. ETIMEDOUT, EINTR and
  *   ENODEV end the plan and are returned whatever has moved by then: later processes were not asked.
- * These four: ETIMEDOUT, ENODEV without a provider or when it dies, ESRCH for a process that
+ * These five: ETIMEDOUT, ENODEV without a provider or when it dies, ESRCH for a process that
  *   exited, EINTR, and whatever the provider answers.
  * REASONS: the whole set of reasons for which a process is off the runlist. Writes the books, moves
  *   nothing, and tells the listener as SET does. EINVAL for a group that is no process, for bits
@@ -564,6 +570,7 @@ struct ggroup_message {
 #define GGROUP_IOC_RECLAIM	_IOWR(GGROUP_IOC_MAGIC, 30, struct ggroup_command)
 #define GGROUP_IOC_REASONS	_IOW(GGROUP_IOC_MAGIC, 31, struct ggroup_reasons)
 #define GGROUP_IOC_NEXT_USE	_IOW(GGROUP_IOC_MAGIC, 32, struct ggroup_uses)
+#define GGROUP_IOC_SET_SM_MAX	_IOW(GGROUP_IOC_MAGIC, 33, struct ggroup_command)
 
 /*
  * GPUs.

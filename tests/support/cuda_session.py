@@ -93,9 +93,9 @@ class Program:
 
     # Calls, as the library would handle them
 
-    async def manage(self, resident: int = 0, swapped: int = 0) -> Program:
+    async def manage(self, resident: int = 0, swapped: int = 0, groups: int = 0) -> Program:
         assert (await self.ask(Op.HELLO, VERSION, self.features)).args[:3] == (VERSION, 2 * MIB, 2048)
-        (await self.ask(Op.MANAGE, resident, swapped)).check()
+        (await self.ask(Op.MANAGE, resident, swapped, groups)).check()
         self.resident, self.swapped = resident, swapped
         self.show()
         return self
@@ -122,6 +122,8 @@ class Program:
             return request.refuse(errno.EBUSY)
         if request.op == Op.BEGIN_TURN:
             return request.answer()
+        if request.op == Op.SMS:
+            return request.answer(16, 8, 132)
         nbytes = min(self.resident, -(-request.args[3] // (2 * MIB)) * 2 * MIB)
         usec = nbytes * 1_000_000 // (32 * GIB)
         await trio.sleep(usec / 1e6)
@@ -171,7 +173,7 @@ class Program:
                             assert message.args[3] <= managed.PIECE
                             self.reclaims.append(message.args[3])
                         else:
-                            assert message.op in (Op.DEPART, Op.END_TURN, Op.BEGIN_TURN, Op.PREPARE)
+                            assert message.op in (Op.DEPART, Op.END_TURN, Op.BEGIN_TURN, Op.PREPARE, Op.SMS)
                         nursery.start_soon(self._obey, message)
                     self._wake()
             self.ended.set()

@@ -544,6 +544,8 @@ class FakeNvml:
     stuck: int = 0
     p2p: int = 0
     """A value of NVML_P2P_STATUS_*."""
+    cuda: int = 13000
+    """Version of CUDA that the driver has."""
 
     NVMLError = FakeNvmlError
     NVML_P2P_STATUS_NOT_SUPPORTED = 5
@@ -583,6 +585,15 @@ class FakeNvml:
 
     def nvmlDeviceGetCount(self) -> int:
         return self.count
+
+    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
+        return self.cuda
+
+    def nvmlDeviceGetCudaComputeCapability(self, device: int) -> list[int]:
+        return [9, 0]
+
+    def nvmlDeviceGetNumGpuCores(self, device: int) -> int:
+        return 132 * 128
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
         return index

@@ -36,6 +36,7 @@ DESIGN = {
     "compute.max": 0o644,
     "compute.wait.max": 0o644,
     "compute.spatial": 0o644,
+    "compute.sm.max": 0o644,
     "compute.migrate": 0o200,
     "compute.events": 0o444,
     "gcgroup.stat": 0o444,

@@ -28,7 +28,7 @@ def test_the_library_of_this_tree_fits(tmp_path: Path) -> None:
     [
         (VERSION, CUDA | 1 << 40, ""),
         (VERSION, CUDA & ~Feature.DEPART, "lacks depart"),
-        (VERSION, 0, "lacks memory,counters,report,depart,family,turns,total,bursts,host,view,managed,space"),
+        (VERSION, 0, "lacks memory,counters,report,depart,family,turns,total,bursts,host,view,managed,space,sms"),
         (VERSION + 1, CUDA, f"speaks version {VERSION + 1}, and this program {VERSION}"),
     ],
 )

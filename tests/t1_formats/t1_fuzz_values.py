@@ -139,6 +139,21 @@ def quota(word: bytes) -> tuple[int, int | None]:
     return us, period
 
 
+def sms(word: bytes) -> int | Fraction:
+    """Return a number of SMs, 0 for `max`, or a part of them for a percentage."""
+    if word == b"max":
+        return 0
+    if word[-1:] != b"%":
+        return whole(1, MAX)(word)
+    before, dot, after = word[:-1].partition(b".")
+    if not (0 < len(before) < 4 and before.isdigit() and (not dot or (0 < len(after) < 4 and after.isdigit()))):
+        raise Refused("EINVAL")
+    part = Fraction(int(before + after), 100 * 10 ** len(after))
+    if not 0 < part <= 1:
+        raise Refused("ERANGE")
+    return part
+
+
 def device(word: bytes) -> str:
     return word.decode("latin-1") if word[:4] == b"GPU-" else str(whole(0, MAX)(word))
 
@@ -159,6 +174,7 @@ MODEL: dict[str, Callable[[bytes], Any]] = {
     "compute.max": quota,
     "compute.wait.max": time,
     "compute.spatial": lambda word: bool(whole(0, 1)(word)),
+    "compute.sm.max": sms,
     "compute.migrate": device,
 }
 """Models of values by control; other controls cannot be written."""
@@ -225,6 +241,7 @@ units = st.sampled_from(
         "\x85us",
         "\x85",
         "s",
+        "%",
         "\0",
         "\0K",
         ".",

@@ -110,6 +110,8 @@ def test_the_numbers_are_for_good() -> None:
         "END_TURN": 22,
         "BEGIN_TURN": 23,
         "PREPARE": 24,
+        "SMS": 25,
+        "SET_SM_MAX": 26,
         "ALLOC": 32,
         "FREE": 33,
         "WRITE": 34,

@@ -57,6 +57,7 @@ WRITES = {
     "compute.max": "30000 50000",
     "compute.wait.max": 300,
     "compute.spatial": 1,
+    "compute.sm.max": 64,
     "compute.migrate": 1,
 }
 """A valid value for each writable file."""

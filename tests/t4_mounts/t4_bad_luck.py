@@ -82,6 +82,15 @@ REFUSED = {
     },
     "compute.wait.max": {b"-1": INVAL, b"max": INVAL, b"1s": INVAL, b"0": RANGE, b"0.0001": RANGE},
     "compute.spatial": {**INTEGERS, b"2": RANGE, b"yes": INVAL},
+    "compute.sm.max": {
+        b"-1": RANGE,
+        b"0": RANGE,
+        b"0%": RANGE,
+        b"101%": RANGE,
+        b"50 %": INVAL,
+        b"%": INVAL,
+        b"all": INVAL,
+    },
     "compute.migrate": {b"-1": RANGE, b"0": NOTSUP, b"GPU-x": NOTSUP, b"gpu-0": INVAL},
 }
 """Further values that each file refuses."""
@@ -99,6 +108,7 @@ ACCEPTED = {
     "compute.priority": [b"0", b" 15\n", b"8"],
     "compute.weight": [b"1", b"10000", b"100"],
     "compute.max": [b"30000 100000", b" 1000\t10000\n", b"2000000", b"max"],
+    "compute.sm.max": [b"1", b" 64\n", b"0x40", b"50%", b"12.5%", b"100%", b"1000", b"max"],
     "compute.wait.max": [b"2", b"2.048", b" 2 ms", b"10us", b"1000", b"default"],
     "compute.spatial": [b"0", b" 0x0\n"],
 }

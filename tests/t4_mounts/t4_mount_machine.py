@@ -278,6 +278,7 @@ CONTENTS: dict[str, Callable[[Controller, Group], str]] = {
     "compute.max": lambda c, g: f"max {c.books(g).period_us}\n",
     "compute.wait.max": lambda c, g: "default\n",
     "compute.spatial": lambda c, g: "0\n",
+    "compute.sm.max": lambda c, g: "max\n",
     "compute.events": lambda c, g: table(
         populated=int(c.is_populated(g)), frozen=int(c.is_frozen(g)), migrated=c.moved(g), undone=0, lost=0
     ),
@@ -569,7 +570,7 @@ class MountMachine(RuleBasedStateMachine):
         elif name in PEAKS:
             assert found == len(raw)
             # The peak was restarted for a file that is closed now, and for no other.
-        elif name in ("compute.priority", "compute.weight", "compute.wait.max", "compute.migrate"):
+        elif name in ("compute.priority", "compute.weight", "compute.wait.max", "compute.sm.max", "compute.migrate"):
             assert found == ("EINVAL" if raw == b"nonsense" else "EOPNOTSUPP").replace("EOPNOTSUPP", "ENOTSUP")
         else:
             assert found == "EINVAL"

@@ -59,6 +59,7 @@ FILES = {
     "gmem.oom.group": ("0", ["0", "1"]),
     "compute.max": ("max 100000", ["30000 100000", "1000 10000", "max 1000000"]),
     "compute.wait.max": ("default", ["100", "2500"]),
+    "compute.sm.max": ("max", ["8", "64", "max"]),
 }
 """Default content of each file, and the values that are written to it."""
 

@@ -31,6 +31,7 @@ CHANGED = {
     "gmem.oom.group": "1",
     "compute.wait.max": "300",
     "compute.spatial": "1",
+    "compute.sm.max": "64",
 }
 
 

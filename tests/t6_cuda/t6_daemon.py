@@ -137,6 +137,30 @@ def test_a_working_set_is_told_and_comes_before_a_turn(start: Start, path: Path)
     real(test)
 
 
+def test_the_groups_of_sms_outlive_the_daemon(start: Start, path: Path) -> None:
+    """The next one is told which they are, and says another thing only where it wants another."""
+
+    async def test() -> None:
+        program = start()
+        async with serving(path) as daemon:
+            await program.do("use", 0)
+            managed, process = daemon.gpu.managed, program.process
+            await managed.limit_sms(process, 64, here=True)
+            assert await program.do("sms") == [0xFF]
+            await managed.limit_sms(process, 20, here=True)
+            assert await program.do("sms") == [0x3]
+        assert await program.do("sms") == [0x3], "without a daemon"
+        async with serving(path) as daemon:
+            managed = daemon.gpu.managed
+            await daemon.until(lambda: process in managed, "it connects again")
+            while await program.do("sms") != [0]:
+                await trio.sleep(0.01)
+            await managed.limit_sms(process, 132, here=True)
+            assert await program.do("sms") == [0]
+
+    real(test)
+
+
 def look_at_the_thread(pid: int) -> None:
     """Check that the thread has a name and takes no signals, and that its descriptors do not survive an exec."""
     tasks = Path(f"/proc/{pid}/task").iterdir()

@@ -151,8 +151,9 @@ void **fake_launch_parameters(struct job *job)
 	return ((struct launch *)job->argument)->parameters;
 }
 
-static CUresult launch(CUfunction function, unsigned int grid_y, void **parameters, void **extra, CUstream handle,
-		       bool per_thread)
+/* A launch that all SMs of its stream have to hold at once; 0 blocks: any. */
+static CUresult launch_at_once(CUfunction function, unsigned int grid_y, void **parameters, void **extra, CUstream handle,
+			       bool per_thread, uint64_t blocks)
 {
 	CUDA_KERNEL_NODE_PARAMS node = { .func = function };
 	CUresult result = CUDA_SUCCESS;
@@ -162,16 +163,24 @@ static CUresult launch(CUfunction function, unsigned int grid_y, void **paramete
 	if (!fake_context())
 		return CUDA_ERROR_INVALID_CONTEXT;
 	stream = fake_stream(handle, per_thread);
+	if (blocks > fake_sms(stream->context->groups))
+		return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
 	job = fake_launch_job(function, parameters, extra, &result);
 	if (!job)
 		return result;
 	((struct launch *)job->argument)->rows = grid_y;
-	if (stream->context != fake_context())
+	if (fake_family(stream->context) != fake_family(fake_context()))
 		result = CUDA_ERROR_INVALID_HANDLE;
 	else
 		result = fake_enqueue_job(stream, CU_GRAPH_NODE_TYPE_KERNEL, job, &node);
 	fake_job_put(job);
 	return result;
+}
+
+static CUresult launch(CUfunction function, unsigned int grid_y, void **parameters, void **extra, CUstream handle,
+		       bool per_thread)
+{
+	return launch_at_once(function, grid_y, parameters, extra, handle, per_thread, 0);
 }
 
 #define GEOMETRY unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz
@@ -200,7 +209,7 @@ LAUNCH(cuLaunchKernel_ptsz, true)
 		FAKE(name);								\
 		(void)shared;								\
 		CHECK_GEOMETRY;								\
-		return launch(f, gy, parameters, NULL, stream, per_thread);			\
+		return launch_at_once(f, gy, parameters, NULL, stream, per_thread, (uint64_t)gx * gy * gz);	\
 	}
 LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel, false)
 LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel_ptsz, true)
@@ -208,8 +217,20 @@ LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel_ptsz, true)
 #define LAUNCH_EX(name, per_thread)								\
 	FAKE_EXPORT name(const CUlaunchConfig *config, CUfunction f, void **parameters, void **extra)	\
 	{											\
+		struct fake_stream *stream;							\
+		uint64_t blocks = 0;								\
+												\
 		FAKE(name);									\
-		return launch(f, config->gridDimY, parameters, extra, config->hStream, per_thread);	\
+		if (!fake_context())								\
+			return CUDA_ERROR_INVALID_CONTEXT;					\
+		stream = fake_stream(config->hStream, per_thread);				\
+		for (unsigned int i = 0; i < config->numAttrs; i++)				\
+			if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE)		\
+				blocks = (uint64_t)config->gridDimX * config->gridDimY * config->gridDimZ;	\
+			else if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION &&	\
+				 stream->context->groups && config->attrs[i].value.clusterDim.x > 8)	\
+				fake_die("a launch of clusters that fit in no group");		\
+		return launch_at_once(f, config->gridDimY, parameters, extra, config->hStream, per_thread, blocks);	\
 	}
 LAUNCH_EX(cuLaunchKernelEx, false)
 LAUNCH_EX(cuLaunchKernelEx_ptsz, true)

@@ -158,6 +158,8 @@ static long zeros[512];
 #define HELD_CODE(name) false
 #define HELD_MEMORY(name) (!strncmp(name, "cuMemFreeAsync", 14) || !strncmp(name, "cuMemMapArrayAsync", 18))
 #define HELD_WAIT(name) false
+#define HELD_WAIT_STREAM(name) false
+#define HELD_WAIT_CONTEXT(name) false
 #define HELD_ADVICE(name) (strstr(name, "Prefetch") != NULL)
 
 static const struct {

@@ -6,6 +6,7 @@
 #include "counters.h"
 #include "daemon.h"
 #include "departure.h"
+#include "detour.h"
 #include "exchange.h"
 #include "home.h"
 #include "lent.h"
@@ -47,6 +48,7 @@ static _Atomic int turn;		/* -1: opened by the end of a connection; -2: by a dep
 static _Atomic bool late;		/* it is over, and was not drained */
 static _Atomic uint64_t granted;	/* of the host, at last, bytes */
 static _Atomic unsigned int grants;
+static _Atomic uint64_t groups;		/* of SMs that kernels run on; 0: all */
 static _Atomic uint64_t marked;		/* at ends of turns, bytes */
 
 void log_line(const char *format, ...)
@@ -78,6 +80,29 @@ void totals_share(struct totals_page *page)
 {
 	counting = page;
 	count(page);
+}
+
+CUresult green_shape(CUdevice ordinal, struct green_shape *shape)
+{
+	*shape = (struct green_shape){ 16, 8, 132 };
+	return ordinal ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
+}
+
+uint64_t detour_mask(CUdevice ordinal)
+{
+	return ordinal ? 0 : groups;
+}
+
+int detour_limit(struct device *device, uint64_t mask)
+{
+	(void)device;
+	groups = mask;
+	return 0;
+}
+
+void detour_release(struct device *device)
+{
+	(void)device;
 }
 
 bool departure_begun(void)
@@ -254,6 +279,12 @@ void keeper_grant(struct device *device, uint64_t bytes)
 	(void)device;
 	granted = bytes;
 	grants++;
+}
+
+struct mover_spent mover_spent(struct device *device)
+{
+	(void)device;
+	return (struct mover_spent){ 0 };
 }
 
 bool mover_rests(struct device *device)
@@ -537,6 +568,8 @@ int main(void)
 			__atomic_store_n(&devices[0].host_wanted, c * GG_MIB, __ATOMIC_RELAXED);
 			daemon_report(&devices[0]);
 			puts("0");
+		} else if (!strcmp(command, "sms")) {
+			printf("%llu\n", (unsigned long long)groups);
 		} else if (!strcmp(command, "marked")) {
 			printf("%llu\n", (unsigned long long)(marked / GG_MIB));
 		} else if (!strcmp(command, "clean")) {

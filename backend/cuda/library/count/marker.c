@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "detour.h"
 #include "driver.h"
 #include "log.h"
 #include "moment.h"
@@ -69,8 +70,16 @@ static void done(struct counted *counted, struct marker *marker)
 	counted->spare = marker;
 }
 
+/* Bring the stream home, so that a marker in it is behind its launches. False, at once, while a thread launches there. */
+static bool is_home(const struct counted *counted)
+{
+	return !detour_on() || counted->key.thread || detour_home_at_once(counted->key.stream, counted->context);
+}
+
 static CUresult record(struct counted *counted, CUevent event)
 {
+	if (!is_home(counted))
+		return CUDA_ERROR_NOT_READY;
 	/* Handles 1 and 2 mean the same in every entry point: the legacy stream and the thread's own stream. */
 	return real.cuEventRecord(event, counted->key.stream);
 }
@@ -158,6 +167,8 @@ void marker_place_quiet(struct counted *counted, bool over)
 		return;
 	if (__atomic_load_n(&outstanding, __ATOMIC_RELAXED) - (int64_t)counted->launches >= ROOM &&
 	    counted->first)
+		return;
+	if (!is_home(counted))
 		return;
 	if (!marker_place(counted, time) && ++counted->failures >= TRIES) {
 		log_line("no marker can be placed in stream %p", (void *)counted->key.stream);

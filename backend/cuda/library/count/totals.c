@@ -9,7 +9,7 @@
 
 static struct total {
 	struct device *device;
-	uint64_t submitted, finished, launches;
+	uint64_t submitted, finished, launches, placed, unplaced;
 	int64_t worked;		/* us with kernels pending; while some are, less the moment at which that began */
 	uint64_t since;		/* that moment; us */
 	struct totals_set set;
@@ -38,6 +38,8 @@ static void show(size_t ordinal)
 	if (!page || index < 0 || index >= GG_DEVICES)
 		return;
 	__atomic_store_n(&page->gpu[index].launches, totals[ordinal].launches, __ATOMIC_RELAXED);
+	__atomic_store_n(&page->gpu[index].placed, totals[ordinal].placed, __ATOMIC_RELAXED);
+	__atomic_store_n(&page->gpu[index].unplaced, totals[ordinal].unplaced, __ATOMIC_RELAXED);
 	/* If the daemon reads `finished` before `submitted`, it never finds more finished than submitted. */
 	__atomic_store_n(&page->gpu[index].worked, word(&totals[ordinal]), __ATOMIC_RELAXED);
 	__atomic_store_n(&page->gpu[index].submitted, totals[ordinal].submitted, __ATOMIC_RELAXED);
@@ -93,6 +95,15 @@ void totals_finish(struct device *device, uint64_t finished, uint64_t at)
 {
 	pthread_mutex_lock(&lock);
 	count(device, 0, finished, at);
+	pthread_mutex_unlock(&lock);
+}
+
+void totals_placed(CUdevice ordinal, uint64_t placed, uint64_t unplaced)
+{
+	pthread_mutex_lock(&lock);
+	totals[ordinal].placed += placed;
+	totals[ordinal].unplaced += unplaced;
+	show((size_t)ordinal);
 	pthread_mutex_unlock(&lock);
 }
 

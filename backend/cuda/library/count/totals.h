@@ -12,7 +12,9 @@ struct totals_line {
 	uint64_t finished;
 	uint64_t launches;	/* calls that submitted kernels; one graph launch may submit thousands */
 	uint64_t worked;	/* time for which kernels were pending (totals.c); 0: not told */
-	uint64_t reserved[4];
+	uint64_t placed;	/* launches that ran on the SMs of a limit */
+	uint64_t unplaced;	/* launches that ran on all SMs though there was one */
+	uint64_t reserved[2];
 };
 
 /* A GPU's line for its working set. These lines come last, so that the lines above keep the layout of older
@@ -44,6 +46,9 @@ void totals_add(struct device *device, uint64_t submitted, uint64_t finished);
 /* Counts kernels as finished, the last of them at about `at`; us. */
 void totals_finish(struct device *device, uint64_t finished, uint64_t at);
 void totals_get(const struct device *device, uint64_t *submitted, uint64_t *finished);
+
+/* Adds launches on the GPU of this number that ran on the SMs of a limit, and such that did not. */
+void totals_placed(CUdevice ordinal, uint64_t placed, uint64_t unplaced);
 
 /* Figures of the working set in the last turn; bytes, as in struct totals_set_line. */
 struct totals_set {

@@ -16,6 +16,7 @@
 #include "counters.h"
 #include "daemon.h"
 #include "departure.h"
+#include "detour.h"
 #include "exchange.h"
 #include "family.h"
 #include "glibc.h"
@@ -129,9 +130,49 @@ static int prepare(struct device *device, const struct message *command, struct 
 	return 0;
 }
 
+/* On which groups of SMs kernels run from the next launch on; or, asked alone, which groups there are. */
+static int limit_sms(struct device *device, const struct message *command, struct message *reply)
+{
+	struct green_shape shape = { 0 };
+
+	if (departure_begun())
+		return EBUSY;
+	if (green_shape(device->ordinal, &shape))
+		return command->args[0] ? EOPNOTSUPP : 0;
+	reply->args[0] = shape.groups;
+	reply->args[1] = shape.each;
+	reply->args[2] = shape.all;
+	return command->args[1] ? 0 : detour_limit(device, command->args[0]);
+}
+
+/* Have a program that is about to be moved use no green context: the daemon says anew what holds where it goes. */
+static int depart(const struct message *command)
+{
+	uint64_t masks[GG_DEVICES];
+	struct device *devices[GG_DEVICES];
+	int count = 0, error;
+
+	pthread_mutex_lock(&session.lock);
+	for (; count < session.managed_count; count++)
+		devices[count] = session.managed[count].device;
+	pthread_mutex_unlock(&session.lock);
+	for (int i = 0; i < count; i++) {
+		masks[i] = detour_mask(devices[i]->ordinal);
+		detour_limit(devices[i], 0);
+	}
+	error = departure_begin(command->args[0]);
+	for (int i = 0; i < count; i++) {
+		if (error)
+			detour_limit(devices[i], masks[i]);
+		else
+			detour_release(devices[i]);
+	}
+	return error;
+}
+
 static bool is_known(uint32_t op)
 {
-	return op == OP_RECLAIM || op == OP_END_TURN || op == OP_BEGIN_TURN || op == OP_PREPARE;
+	return op == OP_RECLAIM || op == OP_END_TURN || op == OP_BEGIN_TURN || op == OP_PREPARE || op == OP_SMS;
 }
 
 static void obey(const struct message *command)
@@ -144,7 +185,7 @@ static void obey(const struct message *command)
 	managed = session_find_index(command->gpu);
 	pthread_mutex_unlock(&session.lock);
 	if (command->op == OP_DEPART) {
-		reply.status = -(departure_begun() ? EBUSY : departure_begin(command->args[0]));
+		reply.status = -(departure_begun() ? EBUSY : depart(command));
 		session.departed_at = session_now_ms();
 		/* Where it goes it has no turns, and it waits at the other gate until then. Where it stays it has left the
 		 * turn of that GPU alone: on another one it may wait for its turn still. */
@@ -164,6 +205,8 @@ static void obey(const struct message *command)
 		turn_begin(managed->device, command->args[0]);
 	} else if (command->op == OP_PREPARE) {
 		reply.status = -prepare(managed->device, command, &reply);
+	} else if (command->op == OP_SMS) {
+		reply.status = -limit_sms(managed->device, command, &reply);
 	} else if (!departure_begun()) {
 		const struct mover_spent before = mover_spent(managed->device);
 
@@ -394,6 +437,7 @@ static void manage(struct managed *managed)
 	/* What is freed or granted from here on is told after it. No thread says anything of the device
 	 * before the answer. */
 	waiter.message = session_about(OP_MANAGE, managed, managed->resident, managed->swapped);
+	waiter.message.args[2] = detour_mask(managed->device->ordinal);
 	managed->freed_resident = managed->freed_swapped = 0;
 	if (!greet(&waiter, ANSWER)) {
 		log_line("gpu %d: not managed, error %d", managed->device->index, -waiter.message.status);

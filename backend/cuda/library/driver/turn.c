@@ -299,16 +299,18 @@ void turn_enter_context(CUcontext context)
 	bool pushed;
 
 	gate_enter();
-	if (!__atomic_load_n(&turn_any, __ATOMIC_RELAXED))
-		return;
-	ours_enter();
-	pushed = context && context != driver_context() && !real.cuCtxPushCurrent_v2(context);
-	ours_leave();
-	turn_hold(TURN_OTHER, NULL, false);
-	ours_enter();
-	if (pushed)
-		real.cuCtxPopCurrent_v2(&context);
-	ours_leave();
+	if (__atomic_load_n(&turn_any, __ATOMIC_RELAXED)) {
+		ours_enter();
+		pushed = context && context != driver_context() && !real.cuCtxPushCurrent_v2(context);
+		ours_leave();
+		turn_hold(TURN_OTHER, NULL, false);
+		ours_enter();
+		if (pushed)
+			real.cuCtxPopCurrent_v2(&context);
+		ours_leave();
+	}
+	if (detour_on())
+		detour_home_context(context ? context : driver_context());
 }
 
 /* Turns */

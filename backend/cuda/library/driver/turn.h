@@ -11,6 +11,7 @@
 #ifndef GGROUP_CUDA_TURN_H
 #define GGROUP_CUDA_TURN_H
 
+#include "detour.h"
 #include "device.h"
 #include "gate.h"
 
@@ -29,13 +30,16 @@ bool turn_hold(enum turn_work work, CUstream stream, bool per_thread);
 /* gate_enter for work that goes into all streams of `context`; NULL: the current one. */
 void turn_enter_context(CUcontext context);
 
-/* gate_enter for work that goes to a GPU; left by gate_leave. */
+/* gate_enter for work that goes to a GPU; left by gate_leave. The stream is home then, except for kernels, which may go
+ * away again (detour.h). */
 static inline void turn_enter(enum turn_work work, CUstream stream, bool per_thread)
 {
 	gate_enter();
 	/* Relaxed is enough: gate_pass orders this for all threads that enter after it. */
 	if (__builtin_expect(__atomic_load_n(&turn_any, __ATOMIC_RELAXED) != 0, 0))
 		turn_hold(work, stream, per_thread);
+	if (work != TURN_KERNELS && detour_on())
+		detour_home(stream, per_thread);
 }
 
 /* turn_end and turn_begin are called by one thread at a time, the listening thread. */

@@ -12,6 +12,7 @@
 
 #include "burst.h"
 #include "counters.h"
+#include "detour.h"
 #include "driver.h"
 #include "gate.h"
 #include "heat.h"
@@ -347,6 +348,10 @@ static uint64_t use(CUgraphExec handle)
 			kernels = use(hGraphExec);					\
 		if (kernels)								\
 			burst_launched(device);						\
+		if (kernels && detour_on())						\
+			detour_stay(hStream, per_thread);				\
+		else if (detour_on())								\
+			detour_home(hStream, per_thread);				\
 		CALL_REAL(result, name, (hGraphExec, hStream));				\
 		if (!result && device && kernels) {					\
 			counters_launched(device, hStream, per_thread, kernels);	\

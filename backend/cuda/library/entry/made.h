@@ -12,6 +12,12 @@
 #ifndef MAKE_WAIT
 #define MAKE_WAIT(...)
 #endif
+#ifndef MAKE_WAIT_STREAM
+#define MAKE_WAIT_STREAM(...)
+#endif
+#ifndef MAKE_WAIT_CONTEXT
+#define MAKE_WAIT_CONTEXT(...)
+#endif
 #define MAKE_HOOK(...)
 #define MAKE_CONTEXT(...)
 #define MAKE_LAUNCH(...)

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "async.h"
+#include "detour.h"
 #include "driver.h"
 #include "foreign.h"
 #include "life.h"
@@ -171,6 +172,8 @@ static void leave_stream(bool entered)
 			return result;								\
 		}										\
 		result = enter_stream(hStream, per_thread, &entered);				\
+		if (result == CUDA_SUCCESS && detour_on())					\
+			detour_home(hStream, per_thread);					\
 		if (result == CUDA_SUCCESS)							\
 			result = name##_there arguments;					\
 		leave_stream(entered);								\
