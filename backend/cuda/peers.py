@@ -25,6 +25,7 @@ WITHOUT: Mapping[Feature, str] = {
     Feature.BURSTS: "between requests of programs of better priority others run, and it runs between those of others",
     Feature.HOST: "it pins memory of the host by its own rule, whatever others have",
     Feature.MANAGED: "its managed memory is not limited",
+    Feature.SMS: "its kernels run on all SMs",
     Feature.VIEW: "NVML in it tells of the whole GPU",
     Feature.TOTAL: "the size that its GPU looks to have is the limit of the moment, and before its first context all",
 }
