@@ -134,13 +134,8 @@ async def test_one_without_a_quota_any_more_is_put_back_as_well(spawn: Spawn) ->
         assert not limiter(h)._leaving
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        pytest.param("refused", marks=pytest.mark.logs("does not go on", "cannot be scheduled", "does not follow")),
-        pytest.param("hangs", marks=pytest.mark.logs("does not go on")),
-    ],
-)
+@pytest.mark.logs("does not go on")
+@pytest.mark.parametrize("how", ["refused", "hangs"])
 @virtual
 async def test_one_that_cannot_be_put_back_keeps_no_other_from_its_period(
     spawn: Spawn, how: str, monkeypatch: pytest.MonkeyPatch
