@@ -8,7 +8,9 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
-from tests.t7_nvidia.conftest import Reporting
+from ggroupfs.client import Member
+from tests.t7_nvidia.conftest import Reporting, wait_for
+from tests.t7_nvidia.programs import Program, write
 
 LAUNCHED, ERROR, FAULT, SMS, LAST = 8, 28, 32, 36, 40
 """Where placed.cu says what; kernels finished are at 0, and wrong ones at 16."""
@@ -70,3 +72,25 @@ def together(runs: Sequence[Reporting], seconds: float) -> list[float]:
     time.sleep(seconds)
     took = time.monotonic() - start
     return [(run.u64(0) - was) / took for run, was in zip(runs, before, strict=True)]
+
+
+def limit(run: Program, group: Member, value: object) -> int:
+    """Set compute.sm.max of a program; return the SMs that it may have now, by the file."""
+    write(group, "compute.sm.max", value)
+    text = group.read("compute.sm.max")
+    return run.u32(SMS) if text == "max" else int(text)
+
+
+def change(run: Program, group: Member, percent: int, before: int) -> tuple[float, float, int]:
+    """Give a program another part of the SMs; return when, the seconds until a kernel was done that ran on these, and
+    how many they are."""
+    first, start, found = run.passes, time.monotonic(), list[float]()
+    after = limit(run, group, f"{percent}%")
+
+    def has_acted() -> bool:
+        seconds = acted(kernels(run, first), start, before, after)
+        found.extend([] if seconds is None else [seconds])
+        return bool(found)
+
+    wait_for(has_acted, f"kernels on {after} SMs", seconds=2)
+    return start, found[0], after

@@ -18,7 +18,7 @@ import pytest
 from ggroupfs.client import Member
 from tests.support.mounted import Mounted, daemons, kill, mountpoint
 from tests.t7_nvidia.conftest import ROOT, built, wait_for
-from tests.t7_nvidia.placing import SIZE, SMS, WHOLE, acted, kernels, sms_of, together
+from tests.t7_nvidia.placing import SIZE, SMS, WHOLE, change, limit, sms_of, together
 from tests.t7_nvidia.programs import Program, group_of, member, program, run_in, write
 from tests.t7_nvidia.spaces import go_on, placed_in, several, spatial
 from tests.t7_nvidia.strangers import Strangers
@@ -53,16 +53,10 @@ def running(mount: Mounted, binary: str, *words: str) -> Iterator[tuple[Program,
         yield run, Member(run.pid, 0, mount.group(run.pid))
 
 
-def limit(group: Member, value: object) -> int:
-    """Set compute.sm.max; return the SMs that the file says."""
-    write(group, "compute.sm.max", value)
-    return int(group.read("compute.sm.max"))
-
-
 def launches(group: Member) -> tuple[int, int]:
     """Return the launches that ran on the SMs of a limit alone, and on all in spite of it."""
     stat = group.flat("gcgroup.stat")
-    return stat["capped_launches"], stat["uncapped_launches"]
+    return stat.get("capped_launches", 0), stat.get("uncapped_launches", 0)
 
 
 @pytest.mark.timeout(120)
@@ -76,7 +70,7 @@ def test_a_rate_is_the_share_of_the_sms(gpu_mount: Mounted, placed: str, kind: s
         (full,) = together([run], WINDOW_S)
         assert len(sms_of(run)) == total
         for percent in PERCENTS:
-            sms = limit(group, f"{percent}%")
+            sms = limit(run, group, f"{percent}%")
             assert 0 <= total * percent / 100 - sms < total * 0.1
             time.sleep(SETTLED_S)
             (rate,) = together([run], WINDOW_S)
@@ -94,19 +88,6 @@ def test_a_rate_is_the_share_of_the_sms(gpu_mount: Mounted, placed: str, kind: s
         assert len(sms_of(run)) == total
         assert again == pytest.approx(full, rel=WITHIN)
         run.finish()
-
-
-def change(run: Program, group: Member, percent: int, before: int) -> tuple[float, float, int]:
-    """Give a program another part of the SMs; return when, the seconds until a kernel was done that ran on these, and
-    how many they are."""
-    first, start = run.passes, time.monotonic()
-    write(group, "compute.sm.max", f"{percent}%")
-    text = group.read("compute.sm.max")
-    after = run.u32(SMS) if text == "max" else int(text)
-    wait_for(lambda: acted(kernels(run, first), start, before, after) is not None, f"kernels on {after} SMs", seconds=2)
-    took = acted(kernels(run, first), start, before, after)
-    assert took is not None
-    return start, took, after
 
 
 @pytest.mark.timeout(120)
@@ -139,7 +120,7 @@ def test_programs_share_no_sm(gpu_mount: Mounted, placed: str) -> None:
         with placed_in(gpu_mount, placed, name, *FILL) as second:
             runs, total = [first, second], first.u32(SMS)
             groups = [Member(run.pid, 0, gpu_mount.group(run.pid)) for run in runs]
-            halves = [limit(group, "50%") for group in groups]
+            halves = [limit(run, group, "50%") for run, group in zip(runs, groups, strict=True)]
             time.sleep(SETTLED_S)
             each = together(runs, WINDOW_S)
             print(f"{halves} SMs of {total}: {each[0] / full:.4f} and {each[1] / full:.4f} of the rate alone")
@@ -154,8 +135,8 @@ def test_programs_share_no_sm(gpu_mount: Mounted, placed: str) -> None:
 def test_the_smallest_of_a_slice_holds(gpu_mount: Mounted, placed: str) -> None:
     with spatial(gpu_mount, "smallest") as (name, slice_), several(gpu_mount, placed, name, 2, *FILL) as runs:
         groups = [Member(run.pid, 0, gpu_mount.group(run.pid)) for run in runs]
-        own = limit(groups[0], "25%")
-        shared = limit(slice_, "50%")
+        own = limit(runs[0], groups[0], "25%")
+        shared = limit(runs[0], slice_, "50%")
         time.sleep(SETTLED_S)
         go_on(runs, 1)
         assert [len(sms_of(run)) for run in runs] == [own, shared]
@@ -173,7 +154,7 @@ def test_graphs_run_on_all_sms_and_are_counted(gpu_mount: Mounted, placed: str) 
     with running(gpu_mount, placed, *FILL, "graph") as (run, group):
         time.sleep(SETTLED_S)
         (full,) = together([run], WINDOW_S)
-        limit(group, "25%")
+        limit(run, group, "25%")
         time.sleep(SETTLED_S)
         before, count = launches(group)[1], run.passes
         (rate,) = together([run], WINDOW_S)
@@ -213,10 +194,10 @@ def test_products_have_their_share(gpu_mount: Mounted) -> None:
         group = Member(run.pid, 0, gpu_mount.group(run.pid))
         wait_for(group.path.exists, "it is in the tree")
         time.sleep(SETTLED_S)
-        more = limit(group, "75%")
+        more = limit(run, group, "75%")
         time.sleep(SETTLED_S)
         before, faster = launches(group), requests_s()
-        less = limit(group, "25%")
+        less = limit(run, group, "25%")
         time.sleep(SETTLED_S)
         slower = requests_s()
         capped, uncapped = (b - a for a, b in zip(before, launches(group), strict=True))
@@ -271,7 +252,7 @@ def test_it_holds_without_a_daemon(placed: str) -> None:
         mount = start()
         with program(*run_in(mount), placed, "PAGE", *QUICK, size=SIZE) as run:
             group = member(mount, run)
-            sms = limit(group, "50%")
+            sms = limit(run, group, "50%")
             time.sleep(SETTLED_S)
             kill(mount)
             go_on([run], 1)
@@ -282,7 +263,7 @@ def test_it_holds_without_a_daemon(placed: str) -> None:
             time.sleep(SETTLED_S)
             go_on([run], 1)
             assert len(sms_of(run)) == sms
-            other = limit(group, "25%")
+            other = limit(run, group, "25%")
             time.sleep(SETTLED_S)
             go_on([run], 1)
             assert len(sms_of(run)) == other
