@@ -39,12 +39,14 @@ def measure(words: Sequence[str], out: Path, pretend: bool = False) -> None:
     from tests.experiments.spaced.machine import Machine, Pretending
     from tests.experiments.spaced.measure import Measure
 
-    began, machine = time.monotonic(), Pretending() if pretend else Machine()
+    began = time.monotonic()
     mine, found = chosen(words, cells.CELLS), Found(out, "space", results.line)
     print(plan(mine, cells.STARTS).splitlines()[-1], flush=True)
-    machine.build()
-    limit_s = float(os.environ.get("LIMIT_S", ALL_S))
-    Measure(found, machine, limit_s - (time.monotonic() - began)).run(mine)
+    with tempfile.TemporaryDirectory(prefix="ggroup-space-") as name:
+        machine = (Pretending if pretend else Machine)(Path(name))
+        machine.build()
+        limit_s = float(os.environ.get("LIMIT_S", ALL_S))
+        Measure(found, machine, limit_s - (time.monotonic() - began)).run(mine)
     print(f"{time.monotonic() - began:.0f} s", flush=True)
     merge([], out)
 

@@ -6,7 +6,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -28,7 +27,9 @@ LOADED_S = 90.0
 class Machine:
     """A host with a GPU."""
 
-    def __init__(self) -> None:
+    def __init__(self, directory: Path) -> None:
+        """`directory` is for what is built."""
+        self._directory = directory
         self.requests = self.placed = ""
         self._rounds: dict[str, int] = {}  # of kernels of requests.cu, as the first of each kind found them
         self.service_s = 0.0
@@ -37,7 +38,7 @@ class Machine:
     def build(self) -> None:
         """Build the library and the programs."""
         self.requests = bursts.build()
-        self.placed = os.fspath(Path(tempfile.mkdtemp(prefix="ggroup-space-")) / "placed")
+        self.placed = os.fspath(self._directory / "placed")
         source = ROOT / "tests" / "t7_nvidia" / "placed.cu"
         subprocess.run(["nvcc", "-O2", "-o", self.placed, source, "-lcuda"], check=True)
 
@@ -158,7 +159,8 @@ from pathlib import Path
 sys.path[:0] = {path!r}
 from ggroupfs.cli import main
 KEPT, place = 4096, Path(os.environ["GGROUP_DRY"])
-page = mmap.mmap(open(sys.argv[1], "r+b").fileno(), 0)
+file = open(sys.argv[1], "r+b")
+page = mmap.mmap(file.fileno(), 0)
 def report():
     group, known, mask = place / str(os.getpid()) / "0", 0, 132
     struct.pack_into("<I", page, 36, mask)
@@ -179,24 +181,23 @@ def report():
         struct.pack_into("<Q", page, 0, finished)
     os._exit(0)
 threading.Thread(target=report).start()
-sys.argv = ["ggroupfs", "tenant", "--mount", os.fspath(place), "--gmem", "16M", "--kernel", "2ms", "--depth", "512"]
+sys.argv = ["ggroupfs", "tenant", "--mount", os.fspath(place), "--gmem", "16M", "--kernel", "10ms", "--depth", "8"]
 sys.exit(main())
 """
 
 
 class Pretending(Machine):
-    """A host without a GPU: small programs are tenants of a software GPU, the others only pretend."""
+    """A host without a GPU: programs are tenants of a software GPU; the one that serves only pretends."""
 
     gpu = "soft"
 
     def build(self) -> None:
         """Write the programs."""
-        directory = Path(tempfile.mkdtemp(prefix="ggroup-space-"))
         for name, text in (("requests", bursts.FAKE), ("placed", PRETENDS)):
-            path = directory / name
+            path = self._directory / name
             path.write_text(text.replace("{python}", sys.executable).replace("{path!r}", repr(sys.path)))
             path.chmod(0o755)
-        self.requests, self.placed = os.fspath(directory / "requests"), os.fspath(directory / "placed")
+        self.requests, self.placed = os.fspath(self._directory / "requests"), os.fspath(self._directory / "placed")
 
     def inside(self, mount: Any, within: str | None = None) -> list[str]:
         """Return the words before a program that is in the slice itself: there is no library."""
@@ -219,16 +220,21 @@ class Pretending(Machine):
         """Return the words of a tenant, whatever it is to do."""
         return [self.placed, "PAGE", kind]
 
+    @contextlib.contextmanager
+    def filler(self, before: Sequence[str]) -> Iterator[Any]:
+        """Run a tenant that always has work."""
+        with self.one(before, "fill") as run:
+            yield run
+
     def group(self, mount: Any, run: Any) -> Any:
         """Return the control files of a program; None of one that is not in the tree."""
+        from ggroupfs.client import Member
         from tests.support.mounted import eventually
 
         if os.fspath(self.requests) in Path(f"/proc/{run.pid}/cmdline").read_text().split("\0"):
             return None
         path = mount.group(run.pid)
         eventually(path.exists, "it is in the tree", 20)
-        from ggroupfs.client import Member
-
         return Member(run.pid, 0, path)
 
 
