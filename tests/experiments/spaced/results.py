@@ -80,7 +80,8 @@ def compared(each: Mapping[tuple[str, str], Sequence[Row]]) -> list[str]:
             if rows := way[name]:
                 ratio = rate(way["space"]) / max(1e-9, rate(rows))
                 parts.append(f"{ratio:.3f} of {name}, {verdict(ratio >= least, f'{least:g} at least')};")
-        found.append(" ".join(parts).rstrip(";"))
+        if len(parts) > 1:
+            found.append(" ".join(parts).rstrip(";"))
     return found
 
 
