@@ -15,7 +15,7 @@ enum ggroup_lever_kind {
 #define GGROUP_LEVER(name, bit, field)	GGROUP_LEVER_##bit,	/* value: of the setting */
 #include "settings.def"
 	GGROUP_LEVER_RUNLIST,		/* value: GGROUP_RUNLIST_* */
-	GGROUP_LEVER_RECLAIM,		/* value: bytes; without a state, one request after the other */
+	GGROUP_LEVER_RECLAIM,		/* value: bytes; no state: one request after the other */
 	GGROUP_LEVERS
 };
 

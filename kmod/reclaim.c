@@ -15,7 +15,7 @@
 #include "trace.h"
 #include "usermem.h"
 
-#define GGROUP_HEADROOM_PART	8	/* largest part of a high that a headroom takes: one in this many */
+#define GGROUP_HEADROOM_PART	8	/* a headroom takes at most one in this many of a high */
 #define GGROUP_VAIN_MOST	16	/* most rounds of a worker that bring nothing */
 
 /* A queue of their own: a worker that waits for a provider must not delay an exit. */

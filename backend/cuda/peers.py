@@ -26,6 +26,7 @@ WITHOUT: Mapping[Feature, str] = {
     Feature.HOST: "it pins memory of the host by its own rule, whatever others have",
     Feature.MANAGED: "its managed memory is not limited",
     Feature.SPACE: "in a slice with compute.spatial it runs by itself",
+    Feature.SMS: "its kernels run on all SMs",
     Feature.VIEW: "NVML in it tells of the whole GPU",
     Feature.TOTAL: "the size that its GPU looks to have is the limit of the moment, and before its first context all",
 }

@@ -183,8 +183,8 @@ struct ggroup_id {
 #define GGROUP_BOOKS_ONLINE	0x1U	/* the GPU has a provider */
 #define GGROUP_BOOKS_JOINED	0x2U	/* the process has a file that joined */
 #define GGROUP_BOOKS_DEAD	0x4U	/* the process exited */
-#define GGROUP_BOOKS_DETACHED	0x8U	/* the provider has acknowledged that its TSGs are off the runlist */
-#define GGROUP_BOOKS_DOUBTFUL	0x10U	/* a provider failed to move a lever, or went while moving it */
+#define GGROUP_BOOKS_DETACHED	0x8U	/* acknowledged: its TSGs are off the runlist */
+#define GGROUP_BOOKS_DOUBTFUL	0x10U	/* a provider failed at a lever, or went meanwhile */
 #define GGROUP_BOOKS_DETACHED_GR	0x20U	/* with DETACHED: only those of the GR engine */
 
 /* struct ggroup_books, struct ggroup_reasons: off_all, off_gr */
@@ -233,7 +233,7 @@ struct ggroup_books {
 	__u64 swap_peak;	/* as peak, of swap */
 	__u64 peak_ever;	/* highest ever, regardless of resets */
 	__u64 swap_peak_ever;
-	__u32 off_all;		/* process: reasons for which it is off the runlist, on all engines */
+	__u32 off_all;		/* process: reasons to be off the runlist, on all engines */
 	__u32 off_gr;		/* process: reasons that take the GR engine alone */
 	__u64 quota_us;		/* work on the GPU in each period; GGROUP_MAX is no quota */
 	__u64 period_us;
@@ -373,7 +373,8 @@ struct ggroup_uses {
 
 struct ggroup_command {
 	__u64 id;		/* in: a process; RECLAIM: any group */
-	__u64 value;		/* SET_TIMESLICE: us, 0 the default. SET_SM_MAX: SMs, 0 all. RECLAIM: bytes; out: moved. */
+	__u64 value;		/* SET_TIMESLICE: us, 0 the default */
+				/* SET_SM_MAX: SMs, 0 all; RECLAIM: bytes; out: moved */
 				/* DETACH_TSG: GGROUP_ENGINES_* */
 	__u32 timeout_ms;	/* in: 0 for GGROUP_TIMEOUT_MS; at most GGROUP_TIMEOUT_MS_MOST */
 	__u32 reserved;
@@ -536,14 +537,16 @@ struct ggroup_message {
  *   GGROUP_TARGET_BELOW_LOW, protected memory. Within each, the farthest next use goes first;
  *   within one class the largest process, until they are level. Less in all if swap_max allows no
  *   more.
- * SET_TIMESLICE, SET_SM_MAX, ATTACH_TSG, DETACH_TSG: of a process; return once the provider has acknowledged.
+ * SET_TIMESLICE, SET_SM_MAX, ATTACH_TSG, DETACH_TSG: of a process; return once the provider has
+ *   acknowledged.
  *   A state already reached is not commanded again. DETACH_TSG takes the TSGs of GGROUP_ENGINES_*
  *   off the runlist, and puts those of other engines on it; without GGROUP_FEATURE_REASONS, those
  *   of all engines are taken off.
  * RECLAIM: of a process, as much as the provider can move; of a slice or root, by a plan, with
  *   events and records for usermemfd as for a tenant's charge. A process that cannot give memory is
  *   skipped; the provider's error is returned only if none has given any. ETIMEDOUT, EINTR and
- *   ENODEV end the plan and are returned whatever has moved by then: later processes were not asked.
+ *   ENODEV end the plan and are returned whatever has moved by then: later processes were not
+ *   asked.
  * These five: ETIMEDOUT, ENODEV without a provider or when it dies, ESRCH for a process that
  *   exited, EINTR, and whatever the provider answers.
  * REASONS: the whole set of reasons for which a process is off the runlist. Writes the books, moves

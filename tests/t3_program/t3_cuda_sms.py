@@ -6,6 +6,7 @@ import errno
 import struct
 from collections.abc import Callable
 
+import pytest
 import trio
 
 from backend.cuda.managed import SPEAKS_S
@@ -127,6 +128,7 @@ def test_a_program_without_the_library_is_refused(drive: Drive) -> None:
     drive(test)
 
 
+@pytest.mark.logs("its library is older than this daemon and lacks sms")
 def test_an_older_library_is_refused(drive: Drive) -> None:
     async def test(rig: Rig) -> None:
         program = await begun(rig, Older)

@@ -201,8 +201,8 @@ def gmem_events(controller: Controller, group: Group) -> str:
     b = controller.books(group)
     limits = {"low": b.events_low, "high": b.events_high, "max": b.events_max, "oom": b.events_oom}
     kills = {"oom_kill": b.events_oom_kill, "oom_group_kill": b.events_oom_group_kill}
-    over = int(controller.is_over(group))
-    return table(**limits, reclaim=b.events_reclaim, fail=b.events_fail, **kills, over=over)
+    states = {"over": int(controller.is_over(group)), "past": int(controller.is_past(group))}
+    return table(**limits, reclaim=b.events_reclaim, fail=b.events_fail, **kills, **states)
 
 
 def timeslice(controller: Controller, group: Group) -> str:

@@ -78,7 +78,7 @@ async def connected(path: Path) -> AsyncIterator[Raw]:
 # The library of 0.1, and this daemon
 
 
-@pytest.mark.logs("its library is older than this daemon and lacks turns,total,bursts,host,view,managed,space")
+@pytest.mark.logs("its library is older than this daemon and lacks turns,total,bursts,host,view,managed,space,sms")
 def test_the_library_of_0_1_is_served_in_full(path: Path) -> None:
     """Each message as it said it; each answer as it got it, but for the bits, at which it does not look."""
     replies: dict[int, bytes] = {}
@@ -102,9 +102,10 @@ def test_the_library_of_0_1_is_served_in_full(path: Path) -> None:
                     assert program.descriptors == line.descriptor
                     replies[line.message.op] = raw
             assert daemon.gpu.managed.counts(process) == (0, 0), "its kernels are counted"
-            assert facts == {"programs.older": "1", "programs.lack": "turns,total,bursts,host,view,managed,space"}, (
-                "it lacks what came later, and no more"
-            )
+            assert facts == {
+                "programs.older": "1",
+                "programs.lack": "turns,total,bursts,host,view,managed,space,sms",
+            }, "it lacks what came later, and no more"
             assert int(await daemon.h.read(f"{process.pid}/0/gmem.current")) == 1000 * MIB
 
     real(test)
@@ -117,7 +118,7 @@ def test_what_0_1_could_is_what_it_is_taken_to_be_able_to() -> None:
     assert met(CUDA, 0) == CUDA & FIRST
     assert met(CUDA, UNKNOWN | Feature.MEMORY) == Feature.MEMORY
     assert met(CUDA, UNKNOWN) == Feature(0)
-    assert names(CUDA) == "memory,counters,report,depart,family,turns,total,bursts,host,view,managed,space"
+    assert names(CUDA) == "memory,counters,report,depart,family,turns,total,bursts,host,view,managed,space,sms"
 
 
 # What a program's library lacks
@@ -144,6 +145,8 @@ def test_what_an_older_library_lacks_is_not_asked_of_it_and_said(path: Path, lac
             )
             if not host.status:
                 assert Message.decode(await program.receive()).op == Op.GRANT
+            space = await program.ask(Op.SPACE)
+            assert (space.status, space.args[0]) == (-errno.ENOSYS if lacks == Feature.SPACE else 0, 0)
             total = await program.ask(Op.TOTAL)
             assert total.status == (-errno.ENOSYS if lacks == Feature.TOTAL else 0)
             if lacks != Feature.MEMORY:
@@ -157,7 +160,7 @@ def test_what_an_older_library_lacks_is_not_asked_of_it_and_said(path: Path, lac
         assert facts == {"programs.older": "0", "programs.lack": "none"}
 
     async def leaves(daemon: Daemon, process: Process, lacks: Feature) -> None:
-        if lacks in (Feature.REPORT, Feature.TOTAL, Feature.HOST, Feature.VIEW, Feature.MANAGED):
+        if lacks in (Feature.REPORT, Feature.TOTAL, Feature.HOST, Feature.VIEW, Feature.MANAGED, Feature.SPACE):
             return
         if lacks == Feature.BURSTS:
             daemon.gpu.managed.rank({process: [process]}, 200)
@@ -169,6 +172,11 @@ def test_what_an_older_library_lacks_is_not_asked_of_it_and_said(path: Path, lac
         if lacks == Feature.SETS:
             assert daemon.gpu.managed.working_set(process) is None
             assert daemon.gpu.managed.shares(process) is None
+            return
+        if lacks == Feature.SMS:
+            assert daemon.gpu.managed.placed_launches(process) is None
+            with pytest.raises(OSError, match="older"):
+                await daemon.gpu.managed.limit_sms(process, 64, here=True)
             return
         with pytest.raises(OSError, match="older") as caught:
             await daemon.gpu.managed._depart(process, near=False)
