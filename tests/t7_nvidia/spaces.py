@@ -32,7 +32,12 @@ def spatial(mount: Mounted, name: str) -> Iterator[tuple[str, Member]]:
     with slice_of(mount, name) as (path, slice_):
         slice_.path.parent.mkdir(parents=True, exist_ok=True)
         write(slice_, "compute.spatial", 1)
-        yield path, slice_
+        try:
+            yield path, slice_
+        finally:
+            with contextlib.suppress(OSError):  # its daemon may have been killed
+                write(slice_, "compute.spatial", 0)  # its server ends, then, and holds no memory of the GPU
+                slice_.path.parent.rmdir()
 
 
 @contextlib.contextmanager

@@ -20,8 +20,8 @@ KINDS = {"eighth": ("200", "8"), "loop": ("5", "1", "own", "32")}
 """Words of placed.cu for each kind of small programs."""
 FILL_US = 200
 """Microseconds of a kernel of what fills."""
-LOADED_S = 90.0
-"""Longest wait for a program to work, seconds."""
+LOADED_S, END_S = 90.0, 10.0
+"""Longest wait for a program to work, and for programs to end, seconds."""
 
 
 class Machine:
@@ -32,8 +32,6 @@ class Machine:
         self._directory = directory
         self.requests = self.placed = ""
         self._rounds: dict[str, int] = {}  # of kernels of requests.cu, as the first of each kind found them
-        self.service_s = 0.0
-        """Seconds of a request on a GPU of its own."""
 
     def build(self) -> None:
         """Build the library and the programs."""
@@ -92,6 +90,7 @@ class Machine:
 
         with contextlib.ExitStack() as stack:
             runs = [stack.enter_context(program(*before, *self.small(kind), size=SIZE)) for _ in range(count)]
+            stack.callback(ended, runs)
             for run in runs:
                 works(run)
             yield runs
@@ -102,7 +101,7 @@ class Machine:
         from tests.t7_nvidia.placing import SIZE
         from tests.t7_nvidia.programs import program
 
-        with program(*before, self.placed, "PAGE", *words, size=SIZE) as run:
+        with program(*before, self.placed, "PAGE", *words, size=SIZE) as run, stopped(run):
             works(run)
             yield run
 
@@ -119,8 +118,8 @@ class Machine:
             wait_for(lambda: run.u64(ALONE_NS) > 0 or run.process.poll() is not None, "it serves", seconds=LOADED_S)
             assert run.process.poll() is None
             self._rounds.setdefault("serve", run.u32(ROUNDS))
-            self.service_s = self.service_s or run.u64(ALONE_NS) / 1e9
-            yield run
+            with stopped(run):
+                yield run
 
     @contextlib.contextmanager
     def filler(self, before: Sequence[str]) -> Iterator[Any]:
@@ -129,7 +128,7 @@ class Machine:
         from tests.t7_nvidia.requested import ROUNDS, SIZE
 
         words = [self.requests, "PAGE", "fill", str(FILL_US), *self._known("fill")]
-        with program(*before, *words, size=SIZE) as run:
+        with program(*before, *words, size=SIZE) as run, stopped(run):
             works(run)
             self._rounds.setdefault("fill", run.u32(ROUNDS))
             yield run
@@ -142,6 +141,29 @@ class Machine:
         from tests.t7_nvidia.programs import member
 
         return member(mount, run)
+
+
+@contextlib.contextmanager
+def stopped(run: Any) -> Iterator[None]:
+    """Have a program end at the end."""
+    try:
+        yield
+    finally:
+        ended([run])
+
+
+def ended(runs: Sequence[Any]) -> None:
+    """Have programs end by themselves, as far as they do: a client of MPS that is killed may end others. Those that do
+    not are killed after that.
+    """
+    from tests.t7_nvidia.programs import STOP
+
+    until = time.monotonic() + END_S
+    for run in runs:
+        run.set(STOP, 1)
+    for run in runs:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            run.process.wait(max(0.01, until - time.monotonic()))
 
 
 def works(run: Any) -> None:

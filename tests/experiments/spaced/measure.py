@@ -63,7 +63,7 @@ class Measure:
     def __init__(self, found: Found, machine: Machine, most_s: float) -> None:
         """`most_s` is the time for all of them, seconds: a session that has no room is left out."""
         self._found, self._machine, self._until = found, machine, time.monotonic() + most_s
-        self._alone: dict[str, list[float]] = {}
+        self._alone: dict[tuple[bool, str], list[float]] = {}  # as a client of MPS or not, by the name of the requests
         self._full = 0.0
         self._over = set[str]()
 
@@ -123,7 +123,7 @@ class Measure:
             if tails:  # as a client of better priority
                 first = [*words, "CUDA_MPS_CLIENT_PRIORITY=0"]
                 leader = stack.enter_context(self._machine.leader(first, TAILS[0].service_us))
-                self._know(leader, [one.what for one in tails])
+                self._know(leader, [one.what for one in tails], client=True)
                 words = [*words, "CUDA_MPS_CLIENT_PRIORITY=1"]
             runs = stack.enter_context(self._machine.eight(words, kind))
             for cell in cells:
@@ -131,7 +131,7 @@ class Measure:
                     if cell.what == "rate":
                         self._rate(cell, runs)
                     else:
-                        self._tail(cell, leader)
+                        self._tail(cell, leader, client=True)
 
     @contextlib.contextmanager
     def _spatial(self, name: str) -> Iterator[tuple[Any, str, Any]]:
@@ -188,11 +188,11 @@ class Measure:
         self._found.add("eight", cell.name, rates=[round(one, 2) for one in found])
         return found
 
-    def _know(self, leader: Any, names: Sequence[str]) -> None:
-        """Have the latencies of these requests that are served alone."""
+    def _know(self, leader: Any, names: Sequence[str], client: bool = False) -> None:
+        """Have the latencies of these requests that are served alone, by a client of MPS or another program."""
         for name in names:
-            if name not in self._alone:
-                self._alone[name] = self._serve(leader, name)
+            if (client, name) not in self._alone:
+                self._alone[client, name] = self._serve(leader, name)
 
     def _serve(self, leader: Any, name: str) -> list[float]:
         from tests.experiments.timed.tails import chunks, serve
@@ -200,10 +200,10 @@ class Measure:
         tail: Tail = next(one for one in TAILS if str(one) == name)
         return [seconds for wanted in chunks(tail, tail.requests) for seconds in serve(leader, wanted)]
 
-    def _tail(self, cell: Cell, leader: Any) -> None:
+    def _tail(self, cell: Cell, leader: Any, client: bool = False) -> None:
         from tests.experiments.timed.tails import milliseconds
 
-        beside, alone = self._serve(leader, cell.what), self._alone[cell.what]
+        beside, alone = self._serve(leader, cell.what), self._alone[client, cell.what]
         self._found.add("tail", cell.name, ms=[milliseconds(beside)], alone_ms=[milliseconds(alone)])
 
     def _share(self, cell: Cell, mount: Any, runs: Sequence[Any], before: float) -> None:
@@ -260,6 +260,7 @@ class Measure:
             (full,) = self._speed(first)
             with self._machine.one(inside, *words) as second:
                 runs = (first, second)
+                self._are_beside(mount, runs)
                 sms = [limit(run, self._machine.group(mount, run), "50%") for run in runs]
                 each = self._speed(*runs)
                 print(f"SMs of both: {len(sms_of(first) & sms_of(second))}", flush=True)
@@ -281,6 +282,7 @@ class Measure:
                 for other in runs[1:]:
                     works(other)
                     limit(other, self._machine.group(mount, other), max(8, 64 // count // 8 * 8))
+                self._are_beside(mount, runs)
                 critical, *others = self._speed(*runs)
                 print(f"{cell.name}: {critical:.1f}/s beside {' '.join(f'{one:.1f}' for one in others)}", flush=True)
                 found.append(critical)
