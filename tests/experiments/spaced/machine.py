@@ -45,13 +45,19 @@ class Machine:
     @contextlib.contextmanager
     def tree(self) -> Iterator[Any]:
         """Mount a tree; its daemon may log what it likes, and is told of below."""
-        from tests.support.mounted import mounted, mountpoint
+        from tests.support.mounted import Mounted, kill, mounted, mountpoint
 
-        with mountpoint() as place, mounted(place, gpu=self.gpu, expect_errors=("",)) as mount:
+        with mountpoint() as place:
+            mount: Mounted | None = None
             try:
-                yield mount
+                with mounted(place, gpu=self.gpu, expect_errors=("",)) as mount:
+                    yield mount
             finally:
-                print("".join(mount.errors)[-1500:], flush=True)
+                if mount is not None:
+                    if mount.daemon.poll() is None:  # it did not end in time
+                        kill(mount)
+                        subprocess.run(["fusermount3", "-u", "-z", place], check=False)
+                    print("".join(mount.errors)[-1500:], flush=True)
 
     gpu = "nvidia"
     """The GPU of mounts."""
