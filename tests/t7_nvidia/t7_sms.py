@@ -11,19 +11,20 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from ggroupfs.client import Member
 from tests.support.mounted import Mounted, daemons, kill, mountpoint
-from tests.t7_nvidia.conftest import ROOT, built, wait_for
+from tests.t7_nvidia.conftest import ROOT, Worker, built, wait_for
 from tests.t7_nvidia.placing import SIZE, SMS, WHOLE, change, limit, sms_of, together
 from tests.t7_nvidia.programs import Program, group_of, member, program, run_in, write
 from tests.t7_nvidia.spaces import go_on, placed_in, several, spatial
 from tests.t7_nvidia.strangers import Strangers
-from tests.t7_nvidia.t7_usage import Start
 from tests.t7_nvidia.trained import STEPS, outcome, torch
+
+Start = Callable[..., Worker]
 
 PERCENTS = (25, 50, 75)
 """Parts of the SMs that programs are given."""

@@ -8,7 +8,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
@@ -29,7 +29,8 @@ from tests.t7_nvidia.spaces import (
     spatial,
     stand,
 )
-from tests.t7_nvidia.t7_usage import Start
+
+Start = Callable[..., Worker]
 
 COUNT = 4
 """Number of programs with small kernels in a slice: together they have work for 32 SMs."""
