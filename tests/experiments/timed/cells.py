@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 
@@ -158,20 +158,20 @@ STARTS = {
 """Seconds that a session needs before its first cell."""
 
 
-def chosen(words: Sequence[str]) -> list[Cell]:
+def chosen(words: Sequence[str], cells: Sequence[Cell] = CELLS) -> list[Cell]:
     """Return the cells whose names begin with one of these; all, where there are none."""
-    return [one for one in CELLS if not words or any(one.name.startswith(word) for word in words)]
+    return [one for one in cells if not words or any(one.name.startswith(word) for word in words)]
 
 
-def plan(cells: Sequence[Cell]) -> str:
-    """Return how long these take, by piece and session."""
+def plan(cells: Sequence[Cell], starts: Mapping[str, float] = STARTS) -> str:
+    """Return how long these take, by piece and session; `starts` has the seconds that sessions need to begin."""
     lines, whole = list[str](), 0.0
     for piece in dict.fromkeys(one.piece for one in cells):
         mine = [one for one in cells if one.piece == piece]
         total = BUILD_S + MOUNT_S
         for session in dict.fromkeys(one.session for one in mine):
             each = [one for one in mine if one.session == session]
-            start_s, seconds = STARTS.get(session, START_S + FILL_S), sum(one.seconds for one in each)
+            start_s, seconds = starts.get(session, START_S + FILL_S), sum(one.seconds for one in each)
             total += start_s + seconds
             lines.append(f"  {session}: {len(each)} cells, {seconds:.0f} s and {start_s:.0f} s to begin")
             lines += [f"    {one.name}: {one.seconds:.1f} s" for one in each]

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ PART = 0.99
 
 Row = Mapping[str, Any]
 """What a cell found once: `cell`, `kind` ("tail", "two", "quota"), and figures."""
+Line = Callable[[str, str, Sequence[Row]], str]
+"""Says what rows of a kind and cell found together."""
 
 
 def digest() -> str:
@@ -36,9 +38,11 @@ def digest() -> str:
 class Found:
     """The rows of one run, written down after each."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, name: str = "time", say: Line | None = None) -> None:
+        """`name` is what the file's begins with, and `say` has the line that tells of a row."""
         directory.mkdir(parents=True, exist_ok=True)
-        self._path = directory / f"time-{os.getpid()}.json"
+        self._path = directory / f"{name}-{os.getpid()}.json"
+        self._say = say or line
         self._rows: list[Row] = []
         self._digest = digest()
 
@@ -49,7 +53,7 @@ class Found:
         new = self._path.with_suffix(".new")
         new.write_text(json.dumps({"digest": self._digest, "rows": self._rows}))
         new.replace(self._path)
-        print(line(kind, cell, [row]), flush=True)
+        print(self._say(kind, cell, [row]), flush=True)
 
 
 def quantile(values: Iterable[float]) -> float:
