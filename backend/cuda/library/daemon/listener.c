@@ -27,10 +27,10 @@
 #include "moment.h"
 #include "mover.h"
 #include "ours.h"
+#include "piece.h"
 #include "session.h"
 #include "totals.h"
 #include "turn.h"
-#include "unified.h"
 #include "workset.h"
 
 /* Milliseconds. */
@@ -168,7 +168,7 @@ static void obey(const struct message *command)
 
 		moved = mover_out(managed->device, command->args[3], &usec);
 		if (moved < command->args[3])
-			moved += unified_out(managed->device, command->args[3] - moved);
+			moved += piece_out(managed->device, command->args[3] - moved);
 		log_line("gpu %d: asked to move %llu MiB, moved %llu MiB in %llu us", managed->device->index,
 			  (unsigned long long)(command->args[3] / GG_MIB), (unsigned long long)(moved / GG_MIB),
 			  (unsigned long long)usec);
@@ -284,7 +284,7 @@ static int64_t move_back(void)
 			pthread_mutex_unlock(&session.lock);
 			moved = mover_in(managed->device, want, &usec);
 			if (moved < want)
-				moved += unified_in(managed->device, want - moved);
+				moved += piece_in(managed->device, want - moved);
 			if (moved)
 				log_line("gpu %d: moved %llu MiB back in %llu us", managed->device->index,
 					  (unsigned long long)(moved / GG_MIB), (unsigned long long)usec);
