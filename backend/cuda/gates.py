@@ -90,7 +90,7 @@ class Gates:
 
     async def end(self, gpu: int, bound_us: int, leaves: int = 0) -> TurnEnd:
         """Close the gate of one GPU, and wait until nothing of the program runs there; see
-        :class:`backend.cuda.managed.Mover`. A program that does not answer in time is taken to have no gate, and not
+        :class:`backend.cuda.program.Mover`. A program that does not answer in time is taken to have no gate, and not
         asked for some time. What it answers later says nothing: its turn may have begun again.
 
         A program that is busy with memory answers once it is done with that, and is late until then: off the runlist
@@ -120,7 +120,7 @@ class Gates:
         return TurnEnd.UNGATED
 
     def begin(self, gpu: int, ahead_us: int) -> None:
-        """Open the gate of one GPU, soon; see :class:`backend.cuda.managed.Mover`. Nothing waits for a program that is
+        """Open the gate of one GPU, soon; see :class:`backend.cuda.program.Mover`. Nothing waits for a program that is
         slow to take that. A gate that is open is left alone, but for the end of a bound."""
         gate = self._gates.get(gpu)
         if gate is not None and (gate.closed or (gate.ahead_us and not ahead_us)):

@@ -94,7 +94,7 @@ class Moves:
         return any(now < one.until for one in self._asked.values())
 
     async def out(self, holding: Holding, nbytes: int, seconds: float) -> bool:
-        """Have memory go to the host; see :meth:`backend.cuda.managed.Mover.move_out`."""
+        """Have memory go to the host; see :meth:`backend.cuda.program.Mover.move_out`."""
         seq, asked = next(self._numbers), Asked(holding, nbytes, trio.current_time() + seconds)
         holding.ask(nbytes)
         self._asked[seq] = asked
@@ -112,7 +112,7 @@ class Moves:
         return asked.answered
 
     async def prepare(self, gpu: int, nbytes: int) -> int:
-        """Have memory of the working set come; see :meth:`backend.cuda.managed.Mover.prepare`. A program that has not
+        """Have memory of the working set come; see :meth:`backend.cuda.program.Mover.prepare`. A program that has not
         answered the last time is not asked again: what it was asked for then is waited for, for LAST_S."""
         for last in list(self._preparing.values()):
             with trio.move_on_after(LAST_S):
@@ -132,7 +132,7 @@ class Moves:
         return preparing.moved
 
     async def depart(self, gpu: int, near: bool, seconds: float) -> None:
-        """Have the program stand by to be moved; see :meth:`backend.cuda.managed.Mover.depart`. It opens the gate."""
+        """Have the program stand by to be moved; see :meth:`backend.cuda.program.Mover.depart`. It opens the gate."""
         ahead_us = self._gates.depart(gpu)
         seq, departing = next(self._numbers), Departing()
         self._departing[seq] = departing

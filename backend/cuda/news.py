@@ -44,7 +44,7 @@ class News:
         self.wake()
 
     def lead(self, gpu: int, hold_us: int | None) -> BurstPage | None:
-        """Tell the program whether others go behind it; see :class:`backend.cuda.managed.Mover`."""
+        """Tell the program whether others go behind it; see :class:`backend.cuda.program.Mover`."""
         self._leads[gpu] = hold_us
         self.wake()
         if hold_us is None:
@@ -56,7 +56,7 @@ class News:
         return self._pages[gpu]
 
     def follow(self, gpu: int, slot: int, page: BurstPage | None, ahead_us: int) -> None:
-        """Tell the program which one it goes behind; see :class:`backend.cuda.managed.Mover`."""
+        """Tell the program which one it goes behind; see :class:`backend.cuda.program.Mover`."""
         self._follows[gpu, slot] = page, ahead_us
         self.wake()
 

@@ -93,7 +93,7 @@ def words(name: str) -> tuple[int, int] | None:
 
 
 class Session:
-    """One connection; see :class:`backend.door.tenants.Session` and :class:`backend.cuda.managed.Mover`."""
+    """One connection; see :class:`backend.door.tenants.Session` and :class:`backend.cuda.program.Mover`."""
 
     def __init__(
         self,
@@ -265,7 +265,7 @@ class Session:
     # What the program is asked
 
     async def move_out(self, holding: Holding, nbytes: int, seconds: float) -> bool:
-        """See :class:`backend.cuda.managed.Mover`."""
+        """See :class:`backend.cuda.program.Mover`."""
         return await self._moves.out(holding, nbytes, seconds)
 
     def _answered(self, reply: Message) -> bool:
@@ -277,21 +277,21 @@ class Session:
 
     @property
     def page(self) -> int:
-        """See :class:`backend.cuda.managed.Mover`."""
+        """See :class:`backend.cuda.program.Mover`."""
         return self._page.descriptor
 
     async def depart(self, gpu: int, near: bool, seconds: float) -> None:
-        """See :class:`backend.cuda.managed.Mover`."""
+        """See :class:`backend.cuda.program.Mover`."""
         if not self._can(LEAVES):
             raise OSError(errno.EOPNOTSUPP, "the library of the program is older, and cannot stand by: start it anew")
         await self._moves.depart(gpu, near, seconds)
 
     async def end_turn(self, gpu: int, bound_us: int, leaves: int = 0) -> TurnEnd:
-        """See :class:`backend.cuda.managed.Mover`."""
+        """See :class:`backend.cuda.program.Mover`."""
         return await self._gates.end(gpu, bound_us, leaves) if self._can(Feature.TURNS) else TurnEnd.UNGATED
 
     def begin_turn(self, gpu: int, ahead_us: int) -> None:
-        """See :class:`backend.cuda.managed.Mover`."""
+        """See :class:`backend.cuda.program.Mover`."""
         self._gates.begin(gpu, ahead_us)
 
     def _is_busy(self) -> bool:
@@ -301,46 +301,46 @@ class Session:
 
     @property
     def bursts(self) -> bool:
-        """See :class:`backend.cuda.managed.Mover`."""
+        """See :class:`backend.cuda.program.Mover`."""
         return self._can(BURSTS)
 
     def lead(self, gpu: int, hold_us: int | None) -> BurstPage | None:
-        """See :class:`backend.cuda.managed.Mover`."""
+        """See :class:`backend.cuda.program.Mover`."""
         return self._news.lead(gpu, hold_us)
 
     def follow(self, gpu: int, slot: int, page: BurstPage | None, ahead_us: int) -> None:
-        """See :class:`backend.cuda.managed.Mover`."""
+        """See :class:`backend.cuda.program.Mover`."""
         self._news.follow(gpu, slot, page, ahead_us)
 
     def working_set(self, gpu: int) -> WorkingSet | None:
-        """See :class:`backend.cuda.managed.Mover`."""
+        """See :class:`backend.cuda.program.Mover`."""
         return self._page.working_set(gpu) if self._can(Feature.SETS) else None
 
     def is_alone(self, gpu: int) -> bool:
-        """See :class:`backend.cuda.managed.Mover`."""
+        """See :class:`backend.cuda.program.Mover`."""
         return self._can(Feature.SETS) and self._page.is_alone(gpu)
 
     async def prepare(self, gpu: int, nbytes: int) -> int:
-        """See :class:`backend.cuda.managed.Mover`."""
+        """See :class:`backend.cuda.program.Mover`."""
         return await self._moves.prepare(gpu, nbytes) if self._can(Feature.SETS) else 0
 
     def room(self, gpu: int, nbytes: int) -> None:
-        """See :class:`backend.cuda.managed.Mover`."""
+        """See :class:`backend.cuda.program.Mover`."""
         self._news.room(gpu, nbytes)
 
     def counts(self, gpu: int) -> tuple[int, int] | None:
-        """See :class:`backend.cuda.managed.Mover`."""
+        """See :class:`backend.cuda.program.Mover`."""
         return self._page.counts(gpu) if self._can(Feature.COUNTERS) else None
 
     def launches(self, gpu: int) -> int | None:
-        """See :class:`backend.cuda.managed.Mover`."""
+        """See :class:`backend.cuda.program.Mover`."""
         return self._page.launches(gpu) if self._can(Feature.COUNTERS) else None
 
     def pending_us(self, gpu: int) -> int | None:
-        """See :class:`backend.cuda.managed.Mover`."""
+        """See :class:`backend.cuda.program.Mover`."""
         return self._page.worked_us(gpu, time.monotonic_ns() // 1000) if self._can(Feature.COUNTERS) else None
 
     def end(self) -> None:
-        """See :class:`backend.cuda.managed.Mover`."""
+        """See :class:`backend.cuda.program.Mover`."""
         if self._scope is not None:
             self._scope.cancel()

@@ -10,7 +10,7 @@ import trio
 
 from backend.core.turns import TurnEnd
 from backend.cuda.gates import ANSWER_S, WAIT_US
-from backend.cuda.managed import Standby
+from backend.cuda.migrations import Standby
 from backend.door.wire import Message, Op
 from backend.process.identity import Member
 from tests.support.cuda_session import GIB, Drive, Rig, drive, pieces, until_then
