@@ -175,6 +175,7 @@ class Gates:
         for turning in self._turning.values():
             turning.done.set()
         self._turning.clear()
+        self._is_busy = lambda: False  # no cycle by way of the session: the collector rarely runs
 
     def _distrust(self, gate: Gate) -> None:
         """Note that the program did not answer in time: it is not asked for some time."""
