@@ -63,7 +63,7 @@ def inner(gpu: Any) -> Any:
 
 def apply(scheduler: Any, knobs: dict[str, Any]) -> None:
     """Has a daemon go by other constants, and tells programs of it."""
-    import backend.cuda.managed as managed
+    import backend.cuda.periods as periods
     import backend.scheduler.brief as brief
     import backend.scheduler.core as core
 
@@ -76,8 +76,8 @@ def apply(scheduler: Any, knobs: dict[str, Any]) -> None:
     brief.STAYS_MOST = 2.5 if is_judged else 1e9
     for seen in scheduler._core._use._brief._seen.values():
         seen.distrusted, seen.stays, seen.periods, seen._next = 0, 0.0, 0.0, brief.DISTRUSTED_WINDOWS
-    if knobs["ahead_us"] != managed.YIELD_AHEAD_US:
-        managed.YIELD_AHEAD_US = knobs["ahead_us"]
+    if knobs["ahead_us"] != periods.YIELD_AHEAD_US:
+        periods.YIELD_AHEAD_US = knobs["ahead_us"]
         gpu = inner(scheduler._gpu)
         for program in gpu.managed._programs.values() if hasattr(gpu, "managed") else ():
             for slot, page in enumerate(program.ahead):

@@ -1237,7 +1237,7 @@ def test_who_cannot_be_asked_is_not_waited_for(fails: int) -> None:
             holding: Any = SimpleNamespace(gpu=0, ask=asked.append)
             with trio.fail_after(5):
                 assert not await session.move_out(holding, 4 * MIB, 3600)
-            assert session._asked == {}
+            assert session._moves._asked == {}
             session.close()
 
     trio.run(main)

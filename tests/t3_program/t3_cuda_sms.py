@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 import trio
 
-from backend.cuda.managed import SPEAKS_S
-from backend.cuda.server import PLACE_S
+from backend.cuda.caps import SPEAKS_S
+from backend.cuda.placements import PLACE_S
 from backend.door.wire import CUDA, Feature, Message, Op
 from tests.support.cuda_session import GIB, Drive, Program, Rig, drive, pieces, takes, until_then
 from tests.support.harness import settle, until
@@ -150,7 +150,7 @@ def test_what_the_program_refuses_does_not_hold(drive: Drive) -> None:
             await trio.sleep(1)  # what follows a failure is over
             assert program.told[-1] == 0
         program.status, program.shape = 0, (0, 0, 0)
-        rig.gpu.managed._shapes.clear()
+        rig.gpu.managed._caps._shapes.clear()
         assert await rig.h.refused(program.file + "compute.sm.max", 64) == errno.EOPNOTSUPP
         await trio.sleep(1)
         program.shape, program.mute = SHAPE, True

@@ -19,8 +19,10 @@ import backend.cuda.managed
 import backend.scheduler.parts
 from backend.core.records import Activity, Capability, Place
 from backend.core.turns import AHEAD_S, AHEAD_US, TurnEnd
-from backend.cuda.managed import DISTRUST_S, RECLAIM_S, SHORT_S, Standby
-from backend.cuda.server import ANSWER_S, MUTE_S, WAIT_US, Session
+from backend.cuda.gates import ANSWER_S, MUTE_S, WAIT_US
+from backend.cuda.managed import DISTRUST_S, RECLAIM_S, SHORT_S
+from backend.cuda.migrations import Standby
+from backend.cuda.server import Session
 from backend.door.wire import CUDA, Feature, Message, Op
 from backend.nvidia.proven import GR_ALONE
 from backend.process.identity import Member, Process

@@ -40,10 +40,8 @@ def binary(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     if not (CUDA / "cuda.h").exists():
         pytest.fail(f"no cuda.h in {CUDA}: make cuda brings it")
     out = tmp_path_factory.mktemp("daemon") / "daemon_main"
-    sources = [
-        LIBRARY / "daemon" / f"{name}.c"
-        for name in ("daemon", "session", "listener", "link", "family", "sight", "space")
-    ]
+    names = ("daemon", "session", "listener", "contact", "command", "link", "family", "sight", "space")
+    sources = [LIBRARY / "daemon" / f"{name}.c" for name in names]
     main = HERE / "socket" / "daemon_main.c"
     subprocess.run(["gcc", *FLAGS, *SANITIZERS[request.param], main, *sources, "-o", out], check=True)
     return out

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from backend.cuda.server import GROUPS_MOST
+from backend.cuda.placements import GROUPS_MOST
 from backend.door.wire import Op
 from tests.t6_cuda.harness import daemon, eventually, run, running
 from tests.t6_cuda.turning import TurningDaemon

@@ -57,7 +57,7 @@ def test_decode_loops_that_need_half_as_much_again_keep_their_speed(
     """Each reads all of its memory in each step, by launches or by a graph. What they need of it comes behind the turns
     of others; the trace of the daemon tells where the time goes."""
     trace = tracing.Trace(str(tmp_path / "trace"))
-    for module in ("backend.cuda.server", "backend.scheduler.memory.switch", "backend.scheduler.memory.pieces"):
+    for module in ("backend.cuda.moves", "backend.scheduler.memory.switch", "backend.scheduler.memory.pieces"):
         monkeypatch.setattr(f"{module}.TRACE", trace)
     monkeypatch.setattr("backend.scheduler.memory.telling.TRACE", trace)
 

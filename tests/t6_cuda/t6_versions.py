@@ -179,7 +179,7 @@ def test_what_an_older_library_lacks_is_not_asked_of_it_and_said(path: Path, lac
                 await daemon.gpu.managed.limit_sms(process, 64, here=True)
             return
         with pytest.raises(OSError, match="older") as caught:
-            await daemon.gpu.managed._depart(process, near=False)
+            await daemon.gpu.managed._migrations._depart(process, near=False)
         assert caught.value.errno == errno.EOPNOTSUPP
         assert not daemon.gpu.managed.departs(process)
 

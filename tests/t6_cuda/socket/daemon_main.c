@@ -15,9 +15,9 @@
 #include "keeper.h"
 #include "mover.h"
 #include "ours.h"
+#include "piece.h"
 #include "session.h"
 #include "sight.h"
-#include "unified.h"
 #include "totals.h"
 #include "turn.h"
 #include "workset.h"
@@ -340,14 +340,14 @@ uint64_t mover_in(struct device *device, uint64_t bytes, uint64_t *usec)
 }
 
 /* It has none. */
-uint64_t unified_out(struct device *device, uint64_t bytes)
+uint64_t piece_out(struct device *device, uint64_t bytes)
 {
 	(void)device;
 	(void)bytes;
 	return 0;
 }
 
-uint64_t unified_in(struct device *device, uint64_t bytes)
+uint64_t piece_in(struct device *device, uint64_t bytes)
 {
 	(void)device;
 	(void)bytes;

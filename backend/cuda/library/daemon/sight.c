@@ -92,7 +92,7 @@ static enum answer ask(struct message *message, int64_t ms)
 	}
 }
 
-/* As the listening thread does (listener.c): the limits of a family may bound the program. */
+/* As the listening thread does (contact.c): the limits of a family may bound the program. */
 static enum answer tell_families(void)
 {
 	struct message message;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a program says of its managed memory, and asks about it: kept beside what limits have us say (unified.h). */
+/* What a program says of its managed memory, and asks about it: kept beside the hints of the library (shadow.h). */
 
+#include "advised.h"
 #include "driver.h"
 #include "gate.h"
 #include "turn.h"
@@ -21,11 +22,11 @@ static CUmemLocation location_of(CUdevice device)
 		CUresult result;							\
 											\
 		PASS_INSIDE(name, (devPtr, count, advice, argument));			\
-		if (unified_advise(devPtr, count, advice, location, &result))		\
+		if (advised_advise(devPtr, count, advice, location, &result))		\
 			return result;							\
 		CALL_REAL(result, name, (devPtr, count, advice, argument));		\
 		if (result == CUDA_SUCCESS)						\
-			unified_advised(devPtr, count, advice, location);		\
+			advised_note(devPtr, count, advice, location);		\
 		return result;								\
 	}
 
@@ -39,12 +40,12 @@ ADVISE(cuMemAdvise_v2, CUmemLocation, location, location)
 		CUresult result;								\
 												\
 		PASS_INSIDE(name, arguments);							\
-		unified_fetch(devPtr, count, location);						\
+		advised_come(devPtr, count, location);						\
 		turn_enter(TURN_OTHER, hStream, PER_THREAD(name));				\
-		if (!unified_prefetch(devPtr, count, location, hStream, PER_THREAD(name), &result)) {	\
+		if (!advised_prefetch(devPtr, count, location, hStream, PER_THREAD(name), &result)) {	\
 			CALL_REAL(result, name, arguments);					\
 			if (result == CUDA_SUCCESS)						\
-				unified_prefetched(devPtr, count, location);			\
+				advised_note_prefetch(devPtr, count, location);			\
 		}										\
 		gate_leave();									\
 		return result;									\
@@ -90,14 +91,14 @@ static CUresult one_by_one(const CUdeviceptr *starts, const size_t *sizes, size_
 
 		if (!location)
 			return CUDA_ERROR_INVALID_VALUE;
-		if (unified_prefetch(starts[i], sizes[i], *location, stream, per_thread, &result))
+		if (advised_prefetch(starts[i], sizes[i], *location, stream, per_thread, &result))
 			continue;
 		if (per_thread)
 			CALL_REAL(result, cuMemPrefetchAsync_v2_ptsz, (starts[i], sizes[i], *location, 0, stream));
 		else
 			CALL_REAL(result, cuMemPrefetchAsync_v2, (starts[i], sizes[i], *location, 0, stream));
 		if (!result)
-			unified_prefetched(starts[i], sizes[i], *location);
+			advised_note_prefetch(starts[i], sizes[i], *location);
 	}
 	return result;
 }
@@ -114,7 +115,7 @@ static CUresult one_by_one(const CUdeviceptr *starts, const size_t *sizes, size_
 			const CUmemLocation *location = location_in(prefetchLocs, prefetchLocIdxs, numPrefetchLocs, i);	\
 													\
 			if (location)									\
-				unified_fetch(dptrs[i], sizes[i], *location);				\
+				advised_come(dptrs[i], sizes[i], *location);				\
 		}											\
 		turn_enter(TURN_OTHER, hStream, PER_THREAD(name));					\
 		if (!touched) {										\
@@ -125,7 +126,7 @@ static CUresult one_by_one(const CUdeviceptr *starts, const size_t *sizes, size_
 					location_in(prefetchLocs, prefetchLocIdxs, numPrefetchLocs, i);	\
 													\
 				if (location)								\
-					unified_prefetched(dptrs[i], sizes[i], *location);		\
+					advised_note_prefetch(dptrs[i], sizes[i], *location);		\
 			}										\
 		} else {										\
 			if (ours)									\
@@ -149,7 +150,7 @@ WRAPPER cuMemRangeGetAttribute(void *data, size_t dataSize, CUmem_range_attribut
 	CUresult result;
 
 	PASS_INSIDE(cuMemRangeGetAttribute, (data, dataSize, attribute, devPtr, count));
-	if (!unified_attribute(data, dataSize, attribute, devPtr, count, &result))
+	if (!advised_attribute(data, dataSize, attribute, devPtr, count, &result))
 		CALL_REAL(result, cuMemRangeGetAttribute, (data, dataSize, attribute, devPtr, count));
 	return result;
 }
@@ -166,7 +167,7 @@ WRAPPER cuMemRangeGetAttributes(void **data, size_t *dataSizes, CUmem_range_attr
 	}
 	result = CUDA_SUCCESS;
 	for (size_t i = 0; i < numAttributes && !result; i++)
-		if (!unified_attribute(data[i], dataSizes[i], attributes[i], devPtr, count, &result))
+		if (!advised_attribute(data[i], dataSizes[i], attributes[i], devPtr, count, &result))
 			CALL_REAL(result, cuMemRangeGetAttribute, (data[i], dataSizes[i], attributes[i], devPtr, count));
 	return result;
 }

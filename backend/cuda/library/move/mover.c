@@ -33,7 +33,7 @@
 #define TRIES 3
 #define MOST BATCH_MOST_CHUNKS
 /* Batches that are marked at the end of a turn, at most, the bytes of each, and for how long, us: at 2 TB/s 16 GiB take 9 ms, and
- * the daemon waits for 20 more than it gave to drain (MARK_S of backend/cuda/server.py). What is not marked by then is copied
+ * the daemon waits for 20 more than it gave to drain (MARK_S of backend/cuda/gates.py). What is not marked by then is copied
  * when it goes. */
 #define MARK_BATCHES 32
 #define MARK_BYTES (512 * GG_MIB)
