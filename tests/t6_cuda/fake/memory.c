@@ -769,7 +769,7 @@ CUresult fake_allocate(CUdeviceptr *ptr, size_t bytes, enum fake_memory_kind kin
 	range->charged = kind == FAKE_PLAIN ? whole : 0;
 	gpu_bytes[device] += range->charged;
 	if (pool)
-		pool->used += bytes;
+		__atomic_add_fetch(&pool->used, bytes, __ATOMIC_RELAXED);
 	pthread_mutex_unlock(&lock);
 	return CUDA_SUCCESS;
 }
@@ -779,7 +779,7 @@ static void deallocate(struct range *range)
 {
 	gpu_bytes[range->device] -= range->charged;
 	if (range->pool)
-		range->pool->used -= range->bytes;
+		__atomic_sub_fetch(&range->pool->used, range->bytes, __ATOMIC_RELAXED);
 	give_up(range->start, (range->bytes + GRANULE - 1) & ~(GRANULE - 1));
 	drop(&allocations, range);
 }

@@ -7,7 +7,7 @@
 
 struct CUmemPoolHandle_st {
 	CUdevice device;
-	uint64_t used;		/* under the lock of memory.c */
+	uint64_t used;		/* atomically; changed under the lock of memory.c */
 	uint64_t threshold;
 	uint64_t accessible;	/* one bit per device */
 	uint64_t read_only;	/* subset of those */
