@@ -25,7 +25,7 @@ def draw(result: Result, directory: Path) -> None:
 
 
 def timeline(result: Result, axes: Axes) -> None:
-    """Who ran: a row a job, by arrival, with a thin line from its arrival to its end."""
+    """Draw which job ran: a row a job, by arrival, with a thin line from its arrival to its end."""
     rows = {outcome.trace.job: row for row, outcome in enumerate(result.outcomes)}
     for row, outcome in enumerate(result.outcomes):
         if outcome.finished is not None:

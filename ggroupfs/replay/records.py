@@ -94,7 +94,7 @@ class Result:
     outcomes: Sequence[Outcome]
     """By arrival."""
     ran: Sequence[Span]
-    """Who ran, by end: iterations that followed each other are one span."""
+    """Which job ran, by end: iterations that followed each other are one span."""
     resident: Sequence[Span]
     """When each one's persistent memory was on the GPU."""
     switches: int

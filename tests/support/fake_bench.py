@@ -160,7 +160,7 @@ class FakeSystem:
 
 @attrs.frozen
 class FakeStrangers:
-    """Who were there, and when."""
+    """Visits of other programs."""
 
     visits: Sequence[tuple[float, float]]
 
@@ -169,7 +169,7 @@ class FakeStrangers:
 
 
 class FakeLab:
-    """The GPU, and a clock that goes when somebody sleeps or serves."""
+    """The GPU, and a clock that goes when a program sleeps or serves."""
 
     def __init__(self) -> None:
         self.time = 0.0
@@ -183,7 +183,7 @@ class FakeLab:
         self.appears = 0.05
         """Seconds from a program's context until it is in the tree."""
         self.looks = 0.0
-        """... or, unless that is 0, the seconds between two looks for programs, at one of which it is."""
+        """Seconds between two looks for programs, at one of which one comes into the tree; 0 for the seconds above."""
         self.prepares = 0.02
         """Seconds from there until it is idle."""
         self.by: Divide = equally

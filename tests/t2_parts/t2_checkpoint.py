@@ -50,7 +50,7 @@ class Fault:
     code: int
     """Its errno; 0: the agent is killed."""
     late: bool = False
-    """... once it has done what it should."""
+    """Whether that is once it has done what it should."""
 
 
 @attrs.define
@@ -69,7 +69,7 @@ class World:
     """It never gets to a point where it can be locked."""
 
     def free(self, gpu: str, reserved: int = 0) -> int:
-        """Bytes that nobody has."""
+        """Return the bytes that no process has."""
         own = BYTES if self.place == gpu and self.state in (State.RUNNING, State.LOCKED) else 0
         return CAPACITY - self.used[gpu] - own - reserved
 
@@ -209,7 +209,7 @@ class Ran:
     stands: Callable[[], bool] = lambda: True
 
     def go(self, **words: object) -> Outcome | None:
-        """Its outcome; None when it was killed. What it held is nobody's afterwards."""
+        """Its outcome; None when it was killed. What it held is free afterwards."""
         self.driver = Strict(self.world, **words)  # type: ignore[arg-type]
         times = itertools.count()
         ours = (self._check, self._report, lambda: float(next(times)), self._pause, self.ready, self.stands)
@@ -330,7 +330,7 @@ def nobody_knows() -> bool:
 
 @pytest.mark.parametrize("stands", [lambda: False, nobody_knows])
 def test_one_that_does_not_stand_by_any_more_is_let_go(stands: Callable[[], bool]) -> None:
-    """Who had it do so may have died: it has begun to take its memory back, and would be lost."""
+    """The caller that had it do so may have died: it has begun to take its memory back, and would be lost."""
     world = World()
     run = Ran(world, ASKS, ONE, stands=stands)
     outcome = run.go()
@@ -788,7 +788,7 @@ def test_who_waits_for_a_journal_that_was_removed_makes_another(journals: Path) 
     os.close(old)
 
 
-# Who is acted on
+# Which process is acted on
 
 
 def test_a_later_bearer_of_a_pid_is_somebody_else(spawn: Callable[..., subprocess.Popen[bytes]]) -> None:

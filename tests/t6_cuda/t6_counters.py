@@ -150,7 +150,7 @@ def test_without_a_daemon(tmp_path: Path) -> None:
 
 
 def test_a_page_that_can_be_cut_off_is_not_counted_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever sits at the socket instead of the daemon cannot end a program by it (SIGBUS)."""
+    """A process that sits at the socket instead of the daemon cannot end a program by it (SIGBUS)."""
 
     class Unsealed:
         def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """What the host has left for the GPU memory of one process.
 
 A checkpoint puts that into the process's own host memory, charged to its memory cgroup, whose limit ends the process
-with the OOM killer in the middle of it. So whoever wants one asks first.
+with the OOM killer in the middle of it. So a caller that wants one asks first.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from backend.process.identity import ROOT_PATH, Process, cgroup_of
 LIMITS = ("memory.max", "memory.high")
 """Over the first it is killed, over the second slowed down to a crawl while it is locked (cgroup-v2.rst)."""
 GIVEN = (b"inactive_file",)
-"""Of memory.stat: counted, and given back without anybody noticing."""
+"""Of memory.stat: counted, and given back without a process noticing."""
 
 
 def host_room(process: Process, root: Path = Path("/")) -> int:

@@ -138,11 +138,10 @@ class Shared:
 
 
 class Strangers(Protocol):
-    """Who looks out for programs that are nobody's here and have the driver open: who begins or ends there has all
-    others wait."""
+    """A look-out for other programs that have the driver open: one that begins or ends has all others wait."""
 
     def during(self, begin: float, end: float) -> Sequence[object]:
-        """Those who were there at some time of that, by the lab's clock; it is over."""
+        """Return those that were there at some time of a period that is over, by the lab's clock."""
         ...
 
 

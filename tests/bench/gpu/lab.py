@@ -29,11 +29,11 @@ ARRIVALS, LATENCIES, MOST = 4096, 4096 + 32768, 4096
 SIZE = LATENCIES + 8 * MOST
 """Offsets in the page of critical.cu, and its size."""
 WORK, IDLE, CREATED = 32, 36, 40
-"""... of products.cu."""
+"""Offsets in the page of products.cu."""
 HOT_NS, FULL_NS, PREFETCH_OUT, PREFETCH_IN = 64, 72, 48, 56
-"""... of elastic.cu."""
+"""Offsets in the page of elastic.cu."""
 OUT, IN = 40, 48
-"""... of copies.cu."""
+"""Offsets in the page of copies.cu."""
 START_S, STOP_S = 90.0, 60.0
 COPIED_MIB = 4096
 
@@ -250,7 +250,7 @@ class GpuLab:
 
 
 def free_mib() -> int:
-    """GPU memory that nobody has."""
+    """Return the free memory of the GPU, MiB."""
     pynvml.nvmlInit()
     try:
         found: int = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).free

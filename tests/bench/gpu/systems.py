@@ -265,7 +265,7 @@ scale_up = 0.5
 
 
 def slo(upper_s: Callable[[], float]) -> Controls:
-    """The policy slo keeps the p99 of the critical program below that; who is batch has no bounds."""
+    """The policy slo keeps the p99 of the critical program below that; a batch program has no bounds."""
 
     def write(stage: GgroupfsStage, programs: Programs) -> None:
         if stage.reports is not None:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The thread that makes chunks of the host ahead, as many as the program is expected to need, and
- * lets go of what the GPU has kept for nobody for a while.
+ * lets go of what the GPU has kept without a use for a while.
  */
 
 #include "device.h"

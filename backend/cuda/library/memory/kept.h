@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What pool.c, host.c and keeper.c share: the chunks of a device that serve nobody, and the lock
+ * What pool.c, host.c and keeper.c share: the chunks of a device without a use, and the lock
  * they are under.
  */
 #ifndef GGROUP_CUDA_KEPT_H
@@ -8,7 +8,7 @@
 
 #include "chunk.h"
 
-/* What the GPU keeps for nobody is kept for at most that long. */
+/* For how long a chunk of the GPU without a use is kept at most. */
 #define KEPT_MS 1000
 /* A release that fails is tried again: it has no other way to fail than for a moment,
  * but a broken context. */
@@ -44,7 +44,7 @@ bool kept_take(struct kept **list, struct spare *spare);
 /* With the lock; false without memory. */
 bool kept_put(struct kept **list, struct spare spare);
 
-/* Physical memory of the GPU or the host, charged to nobody. */
+/* Physical memory of the GPU or the host, charged to no process. */
 CUresult kept_make(struct device *device, CUmemLocationType type, int id, uint64_t bytes,
 		   CUmemGenericAllocationHandle *memory);
 /* Frees one without a change to the books: they say already that it is gone. */

@@ -3,7 +3,7 @@
  * The pointers among a kernel's parameters.
  *
  * What a function's parameters look like is found on every launch, so that is done without a lock: a table of
- * pointers, replaced when it is full; what it pointed to is never freed while somebody may read it. A
+ * pointers, replaced when it is full; what it pointed to is never freed while a thread may read it. A
  * function that is unloaded may leave its handle to another one, so each answer has the epoch that it was got
  * in.
  */
@@ -111,7 +111,7 @@ static void insert(struct table *into, struct layout *layout)
 	__atomic_store_n(&into->layouts[i], layout, __ATOMIC_RELEASE);
 }
 
-/* The old table stays: somebody may be reading it. All of them together are as large as the last. */
+/* The old table stays: a thread may be reading it. All of them together are as large as the last. */
 static bool grow(void)
 {
 	size_t size = table ? table->size * 2 : 256;

@@ -20,7 +20,7 @@ class Entry:
 
     make: Make
     budget: float
-    """Seconds that it may take, unless somebody says otherwise."""
+    """Seconds that it may take, unless the caller says otherwise."""
     repetitions: int
     """At most."""
 
