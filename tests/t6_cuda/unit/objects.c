@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Tests of object.c, view.c, place.c, names.c, join.c, outside.c: `objects NAME` runs one against the double of the driver. */
+/* Tests of object.c, view.c, place.c, names.c, join.c, outside.c: `objects NAME` runs one against the double of the
+ * driver. */
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -47,7 +48,7 @@ static void enter_context(void)
 	CHECK(retain(&context, 0) == CUDA_SUCCESS && real.cuCtxSetCurrent(context) == CUDA_SUCCESS);
 	device = device_current();
 	CHECK(device && device->elastic);
-	device->mover->copy_us = device->mover->work_us = 60000000;	/* a driver made of threads, on a busy machine */
+	device->mover->copy_us = device->mover->work_us = 60000000; /* a driver made of threads, on a busy machine */
 }
 
 static void begin(void)
@@ -107,14 +108,16 @@ static void map(CUdeviceptr address, size_t bytes, CUmemGenericAllocationHandle 
 /* A word at the beginning and the end of a page. */
 static void write_page(CUdeviceptr page, uint64_t word)
 {
-	CHECK(cuMemcpyHtoD_v2(page, &word, 8) == CUDA_SUCCESS && cuMemcpyHtoD_v2(page + PAGE - 8, &word, 8) == CUDA_SUCCESS);
+	CHECK(cuMemcpyHtoD_v2(page, &word, 8) == CUDA_SUCCESS &&
+	      cuMemcpyHtoD_v2(page + PAGE - 8, &word, 8) == CUDA_SUCCESS);
 }
 
 static bool has(CUdeviceptr page, uint64_t word)
 {
 	uint64_t first = ~word, last = ~word;
 
-	CHECK(cuMemcpyDtoH_v2(&first, page, 8) == CUDA_SUCCESS && cuMemcpyDtoH_v2(&last, page + PAGE - 8, 8) == CUDA_SUCCESS);
+	CHECK(cuMemcpyDtoH_v2(&first, page, 8) == CUDA_SUCCESS &&
+	      cuMemcpyDtoH_v2(&last, page + PAGE - 8, 8) == CUDA_SUCCESS);
 	return first == word && last == word;
 }
 
@@ -173,7 +176,8 @@ static void test_segments(void)
 	CHECK(cuMemAddressFree(address, (size_t)SEGMENTS * BYTES) == CUDA_SUCCESS);
 }
 
-/* A tensor in several segments is hot as a whole by the pointer to its first page; so is not what was mapped there before it. */
+/* A tensor in several segments is hot as a whole by the pointer to its first page; so is not what was mapped there
+ * before it. */
 static void test_segments_are_hot(void)
 {
 	enum { SEGMENTS = 4, BYTES = 20 << 20 };
@@ -277,11 +281,13 @@ static void test_views(void)
 	CHECK(cuMemUnmap(one, half) == CUDA_ERROR_INVALID_VALUE);
 	write_all(one, bytes, 9);
 	for (int round = 0; round < 3; round++) {
-		CHECK(double_out(device, round == 1 ? 4 << 20 : UINT64_MAX) == (round == 1 ? 16 << 20 : bytes) || round);
+		CHECK(double_out(device, round == 1 ? 4 << 20 : UINT64_MAX) == (round == 1 ? 16 << 20 : bytes) ||
+		      round);
 		double_agree(device);
 		CHECK(place(one) == place(two) && place(one + half) == place(three));
 		CHECK(have(one, bytes, 9 + (uint64_t)round) && have(two, bytes, 9 + (uint64_t)round));
-		CHECK(cuMemGetAccess(&flags, &first, two + half) == CUDA_SUCCESS && flags == CU_MEM_ACCESS_FLAGS_PROT_READ);
+		CHECK(cuMemGetAccess(&flags, &first, two + half) == CUDA_SUCCESS &&
+		      flags == CU_MEM_ACCESS_FLAGS_PROT_READ);
 		CHECK(cuMemGetAccess(&flags, &first, three) == CUDA_SUCCESS && flags == CU_MEM_ACCESS_FLAGS_PROT_NONE);
 		CHECK(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, one + half) == CUDA_SUCCESS);
 		CHECK(type == CU_MEMORYTYPE_DEVICE);
@@ -340,7 +346,8 @@ static void test_names(void)
 		map(address, (1 + i % 3) * PAGE, handle[i]);
 		write_all(address, (1 + i % 3) * PAGE, i);
 		CHECK(have(address, (1 + i % 3) * PAGE, i));
-		CHECK(cuMemRelease(handle[i]) == CUDA_SUCCESS && cuMemUnmap(address, (1 + i % 3) * PAGE) == CUDA_SUCCESS);
+		CHECK(cuMemRelease(handle[i]) == CUDA_SUCCESS &&
+		      cuMemUnmap(address, (1 + i % 3) * PAGE) == CUDA_SUCCESS);
 		double_agree(device);
 	}
 	CHECK(device->resident == pool_kept(device) && device->swapped == 0 && device->foreign == 0);
@@ -368,7 +375,8 @@ static void test_export(void)
 	CHECK(device->foreign == bytes && device->resident - pool_kept(device) == bytes && device->swapped == 0);
 	double_agree(device);
 	CHECK(double_out(device, UINT64_MAX) == 0 && have(address, bytes, 3));
-	CHECK(cuMemImportFromShareableHandle(&imported, (void *)(intptr_t)fd, prop.requestedHandleTypes) == CUDA_SUCCESS);
+	CHECK(cuMemImportFromShareableHandle(&imported, (void *)(intptr_t)fd, prop.requestedHandleTypes) ==
+	      CUDA_SUCCESS);
 	map(other, bytes, imported);
 	write_all(address, bytes, 4);
 	CHECK(have(other, bytes, 4));
@@ -427,9 +435,11 @@ static void ask_books(struct question *question)
 	size_t size = 0;
 	bool managed = true;
 
-	CHECK(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, at) == CUDA_SUCCESS && type == CU_MEMORYTYPE_DEVICE);
+	CHECK(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, at) == CUDA_SUCCESS &&
+	      type == CU_MEMORYTYPE_DEVICE);
 	CHECK(cuPointerGetAttribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, at) == CUDA_SUCCESS && !managed);
-	CHECK(cuMemGetAddressRange_v2(&base, &size, at) == CUDA_SUCCESS && base == question->address && size == question->bytes);
+	CHECK(cuMemGetAddressRange_v2(&base, &size, at) == CUDA_SUCCESS && base == question->address &&
+	      size == question->bytes);
 	CHECK(cuPointerGetAttribute(&number, CU_POINTER_ATTRIBUTE_BUFFER_ID, at) == CUDA_SUCCESS);
 	CHECK(!question->number || number == question->number);
 	question->number = number;
@@ -451,7 +461,8 @@ static void *ask_driver(void *argument)
 	void *data[] = { &type, &pointer, &of, &begin };
 
 	CHECK(real.cuCtxSetCurrent(context) == CUDA_SUCCESS);
-	CHECK(cuPointerGetAttribute(&size, CU_POINTER_ATTRIBUTE_RANGE_SIZE, at) == CUDA_SUCCESS && size == question->bytes);
+	CHECK(cuPointerGetAttribute(&size, CU_POINTER_ATTRIBUTE_RANGE_SIZE, at) == CUDA_SUCCESS &&
+	      size == question->bytes);
 	CHECK(cuPointerGetAttributes(4, kinds, data, at) == CUDA_SUCCESS);
 	CHECK(type == CU_MEMORYTYPE_DEVICE && pointer == at && begin == question->address);
 	CHECK(cuMemGetAccess(&flags, &location, at) == CUDA_SUCCESS && flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
@@ -517,8 +528,8 @@ static void *stay_inside(void *ready)
 	return NULL;
 }
 
-/* What runs is waited for, as the driver would not refuse for that; a copy that does not end is not, and keeps what it has
- * until it does. */
+/* What runs is waited for, as the driver would not refuse for that; a copy that does not end is not, and keeps what it
+ * has until it does. */
 static void test_export_waits(void)
 {
 	void (*hold)(bool);
@@ -603,7 +614,8 @@ static CUmemGenericAllocationHandle create_either(size_t bytes, bool fixed)
 	return handle;
 }
 
-/* Bound by its handle, or where it is mapped, memory lives without either, and is charged as long: until it is unbound. */
+/* Bound by its handle, or where it is mapped, memory lives without either, and is charged as long: until it is
+ * unbound. */
 static void test_bound(void)
 {
 	enum { BYTES = 20 << 20, OFFSET = 4 << 20 };
@@ -663,8 +675,8 @@ static void test_bound_allocation(void)
 	has_fixed(0);
 }
 
-/* A multicast object that goes lets go of what is bound to it: once it has neither a handle nor a mapping. What another process
- * may have goes on. */
+/* A multicast object that goes lets go of what is bound to it: once it has neither a handle nor a mapping. What another
+ * process may have goes on. */
 static void test_bound_to_what_goes(void)
 {
 	enum { BYTES = 6 << 20 };
@@ -681,7 +693,8 @@ static void test_bound_to_what_goes(void)
 		CHECK(cuMemRelease(handle) == CUDA_SUCCESS);
 		map(address, BYTES, object);
 		if (exported) {
-			CHECK(cuMemExportToShareableHandle(&fd, object, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) == CUDA_SUCCESS);
+			CHECK(cuMemExportToShareableHandle(&fd, object, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) ==
+			      CUDA_SUCCESS);
 			close(fd);
 		}
 		CHECK(cuMemRelease(object) == CUDA_SUCCESS);
@@ -705,7 +718,8 @@ static CUarrayMapInfo tile(CUarray array, unsigned int first, unsigned int count
 	};
 }
 
-/* Memory of a sparse array is charged until each of its tiles is unmapped, is mapped otherwise, or went with the array. */
+/* Memory of a sparse array is charged until each of its tiles is unmapped, is mapped otherwise, or went with the
+ * array. */
 static void test_bound_to_array(void)
 {
 	enum { BYTES = 4 << 20 };
@@ -778,13 +792,15 @@ static void test_bound_in_part(void)
 		has_fixed(0);
 		/* The same of a multicast object. */
 		handle = create_either(BYTES, fixed);
-		CHECK(cuMulticastBindMem(object, 0, handle, 0, BYTES, 0) == CUDA_SUCCESS && cuMemRelease(handle) == CUDA_SUCCESS);
+		CHECK(cuMulticastBindMem(object, 0, handle, 0, BYTES, 0) == CUDA_SUCCESS &&
+		      cuMemRelease(handle) == CUDA_SUCCESS);
 		handle = create_either(BYTES, fixed);
-		CHECK(cuMulticastBindMem(object, BYTES, handle, 0, BYTES, 0) == CUDA_SUCCESS && cuMemRelease(handle) == CUDA_SUCCESS);
+		CHECK(cuMulticastBindMem(object, BYTES, handle, 0, BYTES, 0) == CUDA_SUCCESS &&
+		      cuMemRelease(handle) == CUDA_SUCCESS);
 		has_fixed(2 * BYTES);
 		CHECK(cuMulticastUnbind(object, 0, PIECE / 2, PIECE) == CUDA_SUCCESS);	/* in the middle of the first */
 		has_fixed(2 * BYTES);
-		CHECK(cuMulticastUnbind(object, 0, PIECE, BYTES) == CUDA_SUCCESS);	/* to the middle of the second */
+		CHECK(cuMulticastUnbind(object, 0, PIECE, BYTES) == CUDA_SUCCESS); /* to the middle of the second */
 		has_fixed(2 * BYTES);
 		CHECK(cuMulticastUnbind(object, 0, 0, PIECE / 2) == CUDA_SUCCESS);
 		has_fixed(BYTES);
@@ -850,8 +866,8 @@ static void *create_within(void *unused)
 	return unused;
 }
 
-/* The driver gives the value of a handle out again at once: what is created is not taken for what was released. What it refuses
- * to release stays in the books. */
+/* The driver gives the value of a handle out again at once: what is created is not taken for what was released. What it
+ * refuses to release stays in the books. */
 static void test_reused_handle(void)
 {
 	CUmemGenericAllocationHandle handle;
@@ -1065,7 +1081,8 @@ static void test_reused_context(void)
 
 static CUarray create_array(void)
 {
-	const CUDA_ARRAY_DESCRIPTOR about = { .Width = 1024, .Height = 1024, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1 };
+	const CUDA_ARRAY_DESCRIPTOR about = { .Width = 1024, .Height = 1024, .Format = CU_AD_FORMAT_FLOAT,
+					      .NumChannels = 1 };
 	CUarray array;
 
 	CHECK(cuArrayCreate_v2(&array, &about) == CUDA_SUCCESS);
@@ -1296,15 +1313,19 @@ int main(int count, char **arguments)
 		const char *name;
 		void (*run)(void);
 	} tests[] = {
-		{ "segments", test_segments }, { "segments_are_hot", test_segments_are_hot }, { "early", test_early }, { "views", test_views }, { "names", test_names },
+		{ "segments", test_segments }, { "segments_are_hot", test_segments_are_hot }, { "early", test_early },
+		{ "views", test_views }, { "names", test_names },
 		{ "export", test_export }, { "questions", test_questions }, { "export_waits", test_export_waits },
-		{ "export_charged", test_export_charged }, { "bound", test_bound }, { "bound_allocation", test_bound_allocation },
-		{ "bound_to_what_goes", test_bound_to_what_goes }, { "bound_to_array", test_bound_to_array }, { "bound_in_part", test_bound_in_part },
+		{ "export_charged", test_export_charged }, { "bound", test_bound },
+		{ "bound_allocation", test_bound_allocation },
+		{ "bound_to_what_goes", test_bound_to_what_goes }, { "bound_to_array", test_bound_to_array },
+		{ "bound_in_part", test_bound_in_part },
 		{ "reused_handle", test_reused_handle }, { "reused_mapping", test_reused_mapping },
 		{ "reused_view", test_reused_view }, { "reused_array", test_reused_array },
 		{ "reused_context", test_reused_context }, { "reused_in_context", test_reused_in_context },
 		{ "outside_open", test_outside_open }, { "outside_unseen", test_outside_unseen },
-		{ "object_faults", test_faults }, { "fuzz", test_fuzz }, { "peer", test_peer }, { "threads", test_threads },
+		{ "object_faults", test_faults }, { "fuzz", test_fuzz }, { "peer", test_peer },
+		{ "threads", test_threads },
 	};
 
 	for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]) && count == 2; i++)

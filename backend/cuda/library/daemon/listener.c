@@ -96,8 +96,8 @@ static void obey(const struct message *command)
 	if (command->op == OP_DEPART) {
 		reply.status = -(departure_begun() ? EBUSY : departure_begin(command->args[0]));
 		session.departed_at = session_now_ms();
-		/* Where it goes it has no turns, and it waits at the other gate until then. Where it stays it has left the
-		 * turn of that GPU alone: on another one it may wait for its turn still. */
+		/* Where it goes it has no turns, and it waits at the other gate until then. Where it stays it has left
+		 * the turn of that GPU alone: on another one it may wait for its turn still. */
 		if (!reply.status) {
 			turn_open_all();
 			device_each(end_bursts, NULL);
@@ -346,8 +346,8 @@ static void tell_families(void)
 	family_taken();
 }
 
-/* Says which version we are; the lock is held. What the daemon says that it can comes with the answer: nothing, from one
- * of 0.1. */
+/* Says which version we are; the lock is held. What the daemon says that it can comes with the answer: nothing, from
+ * one of 0.1. */
 static bool meet(void)
 {
 	struct waiter hello = { .message = { .op = OP_HELLO, .args = { WIRE_VERSION, FEATURES } } };

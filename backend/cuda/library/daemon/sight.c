@@ -35,7 +35,8 @@ static struct { enum { UNKNOWN, KEPT, LEFT } state; uint64_t most; } sights[GG_O
 
 static int state_of(CUdevice ordinal)
 {
-	return ordinal < 0 || ordinal >= GG_ORDINALS ? LEFT : (int)__atomic_load_n(&sights[ordinal].state, __ATOMIC_ACQUIRE);
+	return ordinal < 0 || ordinal >= GG_ORDINALS ? LEFT :
+						       (int)__atomic_load_n(&sights[ordinal].state, __ATOMIC_ACQUIRE);
 }
 
 bool sight_looked(CUdevice ordinal)
@@ -187,7 +188,8 @@ void sight_look(CUdevice ordinal, const CUuuid *uuid)
 			answer = find(path, uuid, &most);
 		sights[ordinal].most = most;
 		__atomic_store_n(&sights[ordinal].state, answer == OLDER ? LEFT : KEPT, __ATOMIC_RELEASE);
-		log_line("device %d: looks as if it had at most %llu MiB", ordinal, (unsigned long long)(most / GG_MIB));
+		log_line("device %d: looks as if it had at most %llu MiB", ordinal,
+			 (unsigned long long)(most / GG_MIB));
 	}
 	pthread_mutex_unlock(&lock);
 	pthread_setcancelstate(cancel, NULL);

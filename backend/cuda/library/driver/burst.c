@@ -29,8 +29,8 @@
 #include "totals.h"
 
 #define PAGE 4096
-/* Nanoseconds by which a thread may be woken late that says what is pending, or waits for a word: 50 us by default, a quarter
- * of a hold. */
+/* Nanoseconds by which a thread may be woken late that says what is pending, or waits for a word: 50 us by default, a
+ * quarter of a hold. */
 #define SLACK_NS 1000
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "futex(2) is about the first half of a word");
@@ -44,7 +44,8 @@ static struct lead {
 } leads[GG_ORDINALS];
 
 static struct follow {
-	char *pages;			/* atomically: BURST_LEADERS of them, side by side; NULL: there never were any */
+	char *pages;			/* atomically: BURST_LEADERS of them, side by side;
+					 * NULL: there never were any */
 	unsigned int slots;		/* atomically: a bit for each that is another's */
 	unsigned int waiting;		/* atomically */
 	struct allowance allowance;	/* under `lock` */
@@ -62,8 +63,8 @@ static uint64_t now_ns(void)
 	return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
-/* mmap(2), of what other threads may read or write at that moment: the kernel has them find the one or the other. The call of
- * the C library would be a write of all of it to ThreadSanitizer. */
+/* mmap(2), of what other threads may read or write at that moment: the kernel has them find the one or the other. The
+ * call of the C library would be a write of all of it to ThreadSanitizer. */
 static bool replace(void *at, size_t bytes, int protection, int flags, int fd)
 {
 	return syscall(SYS_mmap, at, bytes, protection, flags | MAP_FIXED, fd, 0L) != -1;
@@ -96,7 +97,8 @@ static unsigned long be_punctual(void)
 {
 	const int before = prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0);
 
-	return before > SLACK_NS && !prctl(PR_SET_TIMERSLACK, (unsigned long)SLACK_NS, 0, 0, 0) ? (unsigned long)before : 0;
+	return before > SLACK_NS && !prctl(PR_SET_TIMERSLACK, (unsigned long)SLACK_NS, 0, 0, 0) ?
+		       (unsigned long)before : 0;
 }
 
 /* Those that go before others */
@@ -140,7 +142,8 @@ bool burst_lead(struct device *device, int fd, uint64_t after_us)
 			map_own(lead->page, PAGE, PROT_READ | PROT_WRITE);
 	}
 	__atomic_store_n(&lead->device, device, __ATOMIC_RELAXED);
-	__atomic_store_n(&lead->after_ns, (after_us < HOLD_AFTER_US_MOST ? after_us : HOLD_AFTER_US_MOST) * HOLD_NS_A_US,
+	__atomic_store_n(&lead->after_ns,
+			 (after_us < HOLD_AFTER_US_MOST ? after_us : HOLD_AFTER_US_MOST) * HOLD_NS_A_US,
 			 __ATOMIC_RELAXED);
 	/* What is pending already is looked at. */
 	__atomic_store_n(&lead->busy, leads_now, __ATOMIC_SEQ_CST);

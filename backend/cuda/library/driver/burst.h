@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Busy periods: while a program works through a burst of requests, programs of worse priority launch nothing in between.
+ * Busy periods: while a program works through a burst of requests, programs of worse priority launch nothing in
+ * between.
  *
  * A program that goes before others on a GPU has a page there of which it alone writes the word: until when the others
- * are held. The daemon makes it, and gives it to those for reading (backend/cuda/burst.py); it decides which program goes
- * before which. hold.h has the rules. No call of the driver is made for it by those that are held, and none by the other that
- * waits: it asks which events have passed.
+ * are held. The daemon makes it, and gives it to those for reading (backend/cuda/burst.py); it decides which program
+ * goes before which. hold.h has the rules. No call of the driver is made for it by those that are held, and none by the
+ * other that waits: it asks which events have passed.
  */
 #ifndef GGROUP_CUDA_BURST_H
 #define GGROUP_CUDA_BURST_H
@@ -40,8 +41,8 @@ static inline void burst_launched(struct device *device)
 
 void burst_end_of_wait(void);
 
-/* The program has waited for work of its own, or asked for it: where all has finished that is known at once, and not when the
- * listening thread next looks. With gate_wait_enter. */
+/* The program has waited for work of its own, or asked for it: where all has finished that is known at once, and not
+ * when the listening thread next looks. With gate_wait_enter. */
 static inline void burst_waited(void)
 {
 	if (__builtin_expect(__atomic_load_n(&burst_leading, __ATOMIC_RELAXED) != 0, 0))
@@ -56,8 +57,8 @@ extern void (*burst_wake)(void);
 
 /* Those that go behind */
 
-/* It goes behind another one on `device`, by the page in `fd`; -1: `slot` has none any more. Whether it goes behind any.
- * By the listening thread. */
+/* It goes behind another one on `device`, by the page in `fd`; -1: `slot` has none any more. Whether it goes behind
+ * any. By the listening thread. */
 bool burst_follow(struct device *device, unsigned int slot, int fd);
 /* Whether launches on the device of that number are held now. */
 bool burst_holds(CUdevice ordinal);

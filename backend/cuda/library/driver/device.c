@@ -99,8 +99,8 @@ static struct device *set_up_device(CUdevice ordinal, CUcontext context)
 		set_up_parts(device);
 		__atomic_store_n(&devices[ordinal], device, __ATOMIC_RELEASE);
 		life_known(device);
-		log_line("device %d: %s, ggroupfs's gpu %d", ordinal,
-			  device->elastic ? "elastic" : "not elastic", __atomic_load_n(&device->index, __ATOMIC_RELAXED));
+		log_line("device %d: %s, ggroupfs's gpu %d", ordinal, device->elastic ? "elastic" : "not elastic",
+			 __atomic_load_n(&device->index, __ATOMIC_RELAXED));
 		__atomic_store_n(&set_up[ordinal], true, __ATOMIC_RELEASE);
 	}
 	real.cuThreadExchangeStreamCaptureMode(&mode);

@@ -6,8 +6,8 @@
  * What is said after the last request is a ski-rental rule: to hold the others off for as long as a switch to them
  * and back costs is at most twice as dear as the best that could be done by one that knows when the next request comes.
  *
- * A program that goes behind is held for HOLD_ROW_NS at most in a row, and altogether for no more than HOLD_ROW_NS and 99
- * parts of 100 of any time, whatever is said.
+ * A program that goes behind is held for HOLD_ROW_NS at most in a row, and altogether for no more than HOLD_ROW_NS and
+ * 99 parts of 100 of any time, whatever is said.
  */
 #ifndef GGROUP_CUDA_HOLD_H
 #define GGROUP_CUDA_HOLD_H

@@ -16,7 +16,8 @@ static inline uint64_t moment_us(void)
 	return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
 }
 
-/* A condition whose pthread_cond_timedwait(3) ends by that clock: pthread_cond_clockwait(3) is of glibc 2.30 (glibc.h). */
+/* A condition whose pthread_cond_timedwait(3) ends by that clock: pthread_cond_clockwait(3) is of glibc 2.30
+ * (glibc.h). */
 static inline void moment_condition(pthread_cond_t *condition)
 {
 	pthread_condattr_t attributes;

@@ -41,8 +41,8 @@
 #define BOUNDS_MOST 16
 /* Waits in vain that are counted. */
 #define VAIN_MOST 63
-/* Parts of the bound that have a marker each: what was launched at once is heard of in these, and not when all of it has
- * finished and the GPU has nothing left to do. */
+/* Parts of the bound that have a marker each: what was launched at once is heard of in these, and not when all of it
+ * has finished and the GPU has nothing left to do. */
 #define MARKS 8
 /* For which what runs after the end of a turn is looked at in LOOK_DRAIN. */
 #define DRAIN_WATCHED 50000
@@ -57,7 +57,8 @@ enum { OPEN, CLOSED };
 struct pace {
 	uint64_t finished, since;	/* so many have, by that moment, or did when the GPU was last idle; us */
 	uint64_t kernel_ns;		/* that one took lately, on the average; 0: not known */
-	uint64_t gap_us;		/* the longest lately in which none finished, but some were pending; 0: not known */
+	uint64_t gap_us;		/* the longest lately in which none finished, but some were pending;
+					 * 0: not known */
 	unsigned int vain;		/* waits, since then, in which none finished */
 };
 
@@ -241,7 +242,8 @@ static uint64_t patience_of(const struct pace *pace, uint64_t bound_us)
 static void fall_back(struct turn *turn, struct device *device)
 {
 	const uint64_t bound_us = bound_of(turn), start = moment_us();
-	const uint64_t pause = bound_us / 16 < LOOK_LEAST ? LOOK_LEAST : bound_us / 16 > LOOK_MOST ? LOOK_MOST : bound_us / 16;
+	const uint64_t pause = bound_us / 16 < LOOK_LEAST ? LOOK_LEAST :
+			       bound_us / 16 > LOOK_MOST ? LOOK_MOST : bound_us / 16;
 	struct pace *pace = &turn->pace;
 	uint64_t now, since, patience, last, finished;
 	unsigned int vain;
@@ -265,7 +267,8 @@ static void fall_back(struct turn *turn, struct device *device)
 			vain = pace->vain;
 			since = now;
 		}
-		/* A pause at least: where a kernel takes far longer than those before, all that is let go is run ahead. */
+		/* A pause at least: where a kernel takes far longer than those before, all that is let go is run
+		 * ahead. */
 		in_vain = now - since >= (patience >> vain > pause ? patience >> vain : pause);
 		/* One of the threads that wait at once says it for all. */
 		if (in_vain && pace->vain == vain)
@@ -308,8 +311,8 @@ bool turn_hold(enum turn_work work, CUstream stream, bool per_thread)
 		device = closed ? NULL : device_current();
 		if (!closed && (!device || &turns[device->ordinal] != turn || !is_ahead(turn, device, false)))
 			break;
-		/* What it launched last is to be heard of when it finishes, not milliseconds later. Inside: an event is work
-		 * for the GPU. */
+		/* What it launched last is to be heard of when it finishes, not milliseconds later. Inside: an event is
+		 * work for the GPU. */
 		if (!closed)
 			counters_mark(stream, per_thread);
 		gate_leave();
@@ -354,7 +357,8 @@ static bool runs_nothing(struct device *device, uint64_t timeout_us)
 int turn_end(struct device *device, uint64_t timeout_us, bool *drained)
 {
 	const uint64_t start = moment_us();
-	const uint64_t bound = timeout_us < DRAIN_LEAST ? DRAIN_LEAST : timeout_us > DRAIN_MOST ? DRAIN_MOST : timeout_us;
+	const uint64_t bound = timeout_us < DRAIN_LEAST ? DRAIN_LEAST :
+			       timeout_us > DRAIN_MOST ? DRAIN_MOST : timeout_us;
 	const uint64_t until = start + bound;
 	struct turn *turn = &turns[device->ordinal];
 	const bool again = is_closed(turn);
@@ -506,7 +510,8 @@ void turn_yield(struct device *device, uint64_t run_ahead_us)
 
 	if (__atomic_load_n(&turn->yield_us, __ATOMIC_RELAXED) == run_ahead_us)
 		return;
-	__atomic_store_n(&turn->yield_us, run_ahead_us < RUN_AHEAD_MOST ? run_ahead_us : RUN_AHEAD_MOST, __ATOMIC_SEQ_CST);
+	__atomic_store_n(&turn->yield_us, run_ahead_us < RUN_AHEAD_MOST ? run_ahead_us : RUN_AHEAD_MOST,
+			 __ATOMIC_SEQ_CST);
 	set(turn, turn->word, turn->run_ahead_us);
 	mark_less(turn, device);
 }

@@ -3,9 +3,9 @@
  * The gates of turns, one a GPU: while one is closed the program waits for its turn there, and launches nothing. Memory
  * moves meanwhile, is allocated and freed, and work is waited for: those go by another gate (gate.h), or by none.
  *
- * While all are open, no run-ahead is bounded, and the program goes behind no other, a launch pays for this with one relaxed load of one word. In a
- * process that has more than one GPU, and a turn on one of them, each launch asks the driver for the GPU of its stream.
- * After fork() a child has open gates.
+ * While all are open, no run-ahead is bounded, and the program goes behind no other, a launch pays for this with one
+ * relaxed load of one word. In a process that has more than one GPU, and a turn on one of them, each launch asks the
+ * driver for the GPU of its stream. After fork() a child has open gates.
  */
 #ifndef GGROUP_CUDA_TURN_H
 #define GGROUP_CUDA_TURN_H
@@ -13,8 +13,9 @@
 #include "device.h"
 #include "gate.h"
 
-/* What is about to go to the GPU. Run-ahead is bounded for what is counted (counters.h): kernels. A wait for an event may
- * take its stream into a capture, and nothing tells of which one the event is: those pass while any stream is captured. */
+/* What is about to go to the GPU. Run-ahead is bounded for what is counted (counters.h): kernels. A wait for an event
+ * may take its stream into a capture, and nothing tells of which one the event is: those pass while any stream is
+ * captured. */
 enum turn_work { TURN_KERNELS, TURN_OTHER, TURN_JOINS };
 
 /* Atomically: GPUs whose gate of turns is closed, where run-ahead is bounded, or the program goes behind another. */
@@ -58,8 +59,8 @@ void turn_open_all(void);
 /* Looks what finishes of what was launched before its turn was over, for a millisecond at most: the daemon goes by what
  * is pending. False, at once, where nothing is, or has been for long. By the listening thread. */
 bool turn_watch(void);
-/* The program goes behind others on `device` (burst.h): what waits behind a kernel of its own that runs may take so long,
- * in microseconds; 0: it goes behind none. By the listening thread. */
+/* The program goes behind others on `device` (burst.h): what waits behind a kernel of its own that runs may take so
+ * long, in microseconds; 0: it goes behind none. By the listening thread. */
 void turn_yield(struct device *device, uint64_t run_ahead_us);
 /* Threads that wait there for their turn, since they are too far ahead, or for others that go before them. */
 unsigned int turn_waiting(const struct device *device);

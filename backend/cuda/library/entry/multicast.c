@@ -9,8 +9,8 @@
 #include "region.h"
 #include "wrapper.h"
 
-/* One that other processes may have goes when they let go of it, which is not seen: what is bound to it then stays charged
- * until it is unbound. */
+/* One that other processes may have goes when they let go of it, which is not seen: what is bound to it then stays
+ * charged until it is unbound. */
 WRAPPER cuMulticastCreate(CUmemGenericAllocationHandle *mcHandle, const CUmulticastObjectProp *prop)
 {
 	CUresult result;
@@ -33,7 +33,8 @@ static struct binding_box box_of(int ordinal, size_t offset, size_t size)
 }
 
 /* The driver has been asked to bind it, with that result. */
-static void settle(struct binding *binding, CUresult result, CUmemGenericAllocationHandle object, size_t offset, size_t size)
+static void settle(struct binding *binding, CUresult result, CUmemGenericAllocationHandle object, size_t offset,
+		   size_t size)
 {
 	const struct binding_box box = box_of(binding_ordinal(binding), offset, size);
 
@@ -43,8 +44,9 @@ static void settle(struct binding *binding, CUresult result, CUmemGenericAllocat
 		binding_drop(binding);
 }
 
-WRAPPER cuMulticastBindMem(CUmemGenericAllocationHandle mcHandle, size_t mcOffset, CUmemGenericAllocationHandle memHandle,
-			   size_t memOffset, size_t size, unsigned long long flags)
+WRAPPER cuMulticastBindMem(CUmemGenericAllocationHandle mcHandle, size_t mcOffset,
+			   CUmemGenericAllocationHandle memHandle, size_t memOffset, size_t size,
+			   unsigned long long flags)
 {
 	struct binding *binding;
 	CUresult result;
@@ -86,7 +88,8 @@ static CUresult unbind(CUmemGenericAllocationHandle object, CUdevice ordinal, si
 	bool any = false;
 
 	while (result == CUDA_SUCCESS && (binding_find(holder, &box, &piece) || !any)) {
-		CALL_REAL(result, cuMulticastUnbind, (names_real(object), ordinal, piece.from[0], piece.to[0] - piece.from[0]));
+		CALL_REAL(result, cuMulticastUnbind,
+			  (names_real(object), ordinal, piece.from[0], piece.to[0] - piece.from[0]));
 		if (result == CUDA_SUCCESS)
 			binding_clear(holder, &piece);
 		any = true;

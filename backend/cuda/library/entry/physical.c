@@ -166,7 +166,8 @@ static struct device *device_of_handle(CUmemGenericAllocationHandle handle)
 
 	for (int try = 0; try < TRIES && result != CUDA_SUCCESS && real.cuMemGetAllocationPropertiesFromHandle; try++)
 		CALL_REAL(result, cuMemGetAllocationPropertiesFromHandle, (&prop, handle));
-	return result == CUDA_SUCCESS && prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE ? device_of(prop.location.id) : NULL;
+	return result == CUDA_SUCCESS && prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE ?
+		       device_of(prop.location.id) : NULL;
 }
 
 /* Another process's memory, charged to that; or the program's own, which it may let go of under its other name. */
@@ -261,7 +262,8 @@ WRAPPER cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAlloca
 	return result;
 }
 
-/* "cuMemUnmap cannot unmap a sub-range of an address range mapped by cuMemMap": nor does it of what chunks are behind. */
+/* "cuMemUnmap cannot unmap a sub-range of an address range mapped by cuMemMap": nor does it of what chunks are
+ * behind. */
 WRAPPER cuMemUnmap(CUdeviceptr ptr, size_t size)
 {
 	struct object_range range;

@@ -162,7 +162,8 @@ void backing_return(struct region *region)
 	backing_give(region);
 }
 
-/* Whether others may have a chunk by a descriptor: all of what the driver has as a whole, and what was named to others. */
+/* Whether others may have a chunk by a descriptor: all of what the driver has as a whole, and what was named to
+ * others. */
 static bool may_be_lent(const struct chunk *chunk)
 {
 	return !chunk->memory || (chunk->reached && chunk->place == CHUNK_DEVICE);
@@ -200,8 +201,8 @@ void backing_give(struct region *region)
 			continue;
 		}
 		if (chunk->place == CHUNK_DEVICE) {
-			(chunk->shareable || chunk->imported || chunk->reached ? pool_drop :
-										 pool_give)(device, class, chunk->memory);
+			(chunk->shareable || chunk->imported || chunk->reached ?
+				 pool_drop : pool_give)(device, class, chunk->memory);
 			continue;
 		}
 		(chunk->imported ? host_drop :

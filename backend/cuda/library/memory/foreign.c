@@ -23,9 +23,11 @@ struct foreign {
 	struct foreign *memory;		/* of a mapping: what is behind it */
 	CUdeviceptr address;		/* ... and where it begins */
 	struct foreign *next;		/* of mappings that are being taken away */
-	uint64_t multicast;		/* the number of a multicast object, which has no memory of its own; 0: it is none */
+	uint64_t multicast;		/* the number of a multicast object, which has no memory of its own;
+					 * 0: it is none */
 	bool exported;			/* other processes may have it */
-	bool import;			/* of the program's own, which is charged: it has nothing of it but the name, `lent` */
+	bool import;			/* of the program's own, which is charged: it has nothing of it but the name,
+					 * `lent` */
 	uint64_t lent;			/* what it is called there (lent.h); 0: no descriptor of it was given */
 	void (*gone)(uint64_t multicast);
 };
@@ -127,7 +129,8 @@ static void drop(struct foreign *foreign)
 		lent_import_over(foreign->lent);
 	else if (foreign->managed)
 		name(foreign->device, foreign->bytes, false);
-	else if (foreign->lent && foreign->bytes % GG_CHUNK == 0 && lent_keep(foreign->device, foreign->lent, foreign->bytes))
+	else if (foreign->lent && foreign->bytes % GG_CHUNK == 0 &&
+		 lent_keep(foreign->device, foreign->lent, foreign->bytes))
 		hand_over(foreign->device, foreign->bytes);
 	else
 		foreign_uncharge(foreign->device, foreign->bytes);

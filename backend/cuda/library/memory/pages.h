@@ -15,8 +15,8 @@ void pages_fresh(CUdeviceptr address, size_t bytes);
 void pages_set(const struct region *region, struct region *value);
 /* Of a page of a region that is set: how often something that begins in it was used since the last look. */
 uint32_t pages_uses(CUdeviceptr address);
-/* The look: the same, or `before`, which holds for the page before it, if that is more and nothing begins. Counts from 0
- * again. */
+/* The look: the same, or `before`, which holds for the page before it, if that is more and nothing begins. Counts from
+ * 0 again. */
 uint32_t pages_look(CUdeviceptr address, uint32_t before);
 
 /* Whether an address may be in one of ours: false is certain. Lock-free. */

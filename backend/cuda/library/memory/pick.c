@@ -98,7 +98,8 @@ static void most_used(struct region *region, CUdeviceptr at, size_t bytes, size_
 		*most = pages_uses(at) > *most ? pages_uses(at) : *most;
 }
 
-/* Uses there become heat. `uses`, and what is returned: those that hold for the page before it, and for the last one. */
+/* Uses there become heat. `uses`, and what is returned: those that hold for the page before it, and for the last
+ * one. */
 static uint32_t warm(struct region *region, CUdeviceptr at, size_t bytes, size_t offset, uint32_t uses)
 {
 	const size_t end = offset + bytes;
@@ -116,7 +117,8 @@ static uint32_t warm(struct region *region, CUdeviceptr at, size_t bytes, size_t
 	return uses;
 }
 
-/* What begins in a view goes on in the next one, if that is mapped right behind it: a tensor is larger than a segment. */
+/* What begins in a view goes on in the next one, if that is mapped right behind it: a tensor is larger than a
+ * segment. */
 static void warm_views(const struct device *device)
 {
 	CUdeviceptr end = 0;
@@ -294,7 +296,8 @@ static void count_one(struct pick *pick, void *argument)
 
 size_t pick_out(struct device *device, size_t want, size_t whole_most, struct pick *picks, size_t most)
 {
-	struct taking taking = { .picks = picks, .most = most, .want = want, .from = CHUNK_DEVICE, .whole_most = whole_most };
+	struct taking taking = { .picks = picks, .most = most, .want = want, .from = CHUNK_DEVICE,
+				 .whole_most = whole_most };
 	struct region_tree *tree = device->regions;
 	size_t steps = 0, below = 0;
 	struct heats heats;

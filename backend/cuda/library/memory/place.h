@@ -18,8 +18,8 @@ struct place_run {
 
 /* Unmaps it everywhere, or nowhere; false: nowhere. */
 bool place_leave(const struct place_run *run);
-/* Maps `memory`, one a chunk, everywhere, with the access that it has there; NULL: what is behind it by the books. An error
- * leaves it mapped nowhere. */
+/* Maps `memory`, one a chunk, everywhere, with the access that it has there; NULL: what is behind it by the books. An
+ * error leaves it mapped nowhere. */
 CUresult place_enter(const struct place_run *run, const CUmemGenericAllocationHandle *memory);
 /* The same with one handle of the driver's behind all of an object. */
 CUresult place_enter_whole(const struct place_run *run, CUmemGenericAllocationHandle whole);

@@ -112,8 +112,8 @@ void batch_drop_window(struct batch *batch, size_t mapped)
 	drop(&batch->window, batch->window_bytes, mapped);
 }
 
-/* A window on what is to be copied of objects, which the program may have mapped nowhere, or where no GPU may read it. With
- * nothing running, as make_room. */
+/* A window on what is to be copied of objects, which the program may have mapped nowhere, or where no GPU may read it.
+ * With nothing running, as make_room. */
 static bool show_sources(struct device *device, struct batch *batch)
 {
 	const CUmemAccessDesc access = {
@@ -287,8 +287,8 @@ bool batch_reap(struct device *device)
 	borrowed = device_borrow(device);
 	if (!borrowed && __atomic_load_n(&device->primary, __ATOMIC_ACQUIRE))
 		return false;
-	/* In another context than theirs, or in none: that one is gone, and they with it. The thread that destroyed it holds
-	 * it until it has freed all that was in there, what waits for them too. */
+	/* In another context than theirs, or in none: that one is gone, and they with it. The thread that destroyed it
+	 * holds it until it has freed all that was in there, what waits for them too. */
 	if (!borrowed || mover->made_in != device->contexts || carry_idle(device)) {
 		settle(device, batch);
 		mover->stuck = NULL;
@@ -404,8 +404,8 @@ uint64_t batch_move(struct device *device, struct batch *batch)
 		device_return(device);
 	mover->busy_us += moment_us() - begun;
 	log_line("device %d: %s%s %llu of %llu MiB, waited %llu us, closed %llu us, %llu us in all", device->ordinal,
-		  home ? "home, " : "", in ? "in" : "out", (unsigned long long)(moved / GG_MIB), (unsigned long long)(bytes / GG_MIB),
-		  (unsigned long long)waited, (unsigned long long)closed,
+		  home ? "home, " : "", in ? "in" : "out", (unsigned long long)(moved / GG_MIB),
+		  (unsigned long long)(bytes / GG_MIB), (unsigned long long)waited, (unsigned long long)closed,
 		  (unsigned long long)(moment_us() - begun));
 	if (moved == bytes && moved && closed) {
 		uint64_t fits = (uint64_t)((double)moved * (double)may_close(waited) / (double)closed);

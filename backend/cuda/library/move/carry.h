@@ -18,7 +18,8 @@
 struct batch {
 	size_t count;
 	bool in;			/* to the GPU */
-	bool within;			/* from there, or from the host to the host: to memory that others can map, or */
+	bool within;			/* from there, or from the host to the host: to memory that others can map,
+					 * or */
 	bool home;			/* ... to memory of our own, for what was imported, or */
 	bool join;			/* ... to `joined`, which is to be behind all of an object */
 	CUmemGenericAllocationHandle joined;

@@ -77,7 +77,8 @@ static CUdeviceptr address_of(const struct leaving *leaving, size_t i)
 {
 	const struct region *region = leaving->picks[i].region;
 
-	return (region->object ? region->object->name : region->address) + chunk_offset(region, leaving->picks[i].index);
+	return (region->object ? region->object->name : region->address) +
+	       chunk_offset(region, leaving->picks[i].index);
 }
 
 static size_t bytes_of(const struct leaving *leaving, size_t i)
@@ -379,7 +380,8 @@ static void let_go(struct leaving *leaving)
 }
 
 /* Makes something, and frees it. In a process that is locked, or checkpointed, that does not return before it is
- * unlocked; what we need is not waited for, but fails, and other calls end the process then (measured: docs/nvidia.md). */
+ * unlocked; what we need is not waited for, but fails, and other calls end the process then (measured:
+ * docs/nvidia.md). */
 static void await_unlock(struct device *device)
 {
 	CUmemGenericAllocationHandle memory;
@@ -392,7 +394,8 @@ void departure_end(void)
 {
 	const uint64_t start = moment_us();
 
-	/* Before any call of the driver: the agent that has locked us by then sees it, and does not go on; or those calls wait. */
+	/* Before any call of the driver: the agent that has locked us by then sees it, and does not go on; or those
+	 * calls wait. */
 	totals_stand(false);
 	if (departure.borrowed)
 		await_unlock(departure.leaving[0].device);

@@ -42,7 +42,8 @@ static int64_t ms_until(uint64_t then)
 
 uint64_t exchange_next(uint64_t piece, uint64_t busy_us, uint64_t waited_us)
 {
-	/* Each closes the gate twice and waits for the kernels each time: where that is what takes long, it is worth more. */
+	/* Each closes the gate twice and waits for the kernels each time: where that is what takes long, it is worth
+	 * more. */
 	if (waited_us > busy_us)
 		return piece * 2 < PIECE_MOST ? piece * 2 : PIECE_MOST;
 	return piece / 2 > PIECE ? piece / 2 : PIECE;
@@ -63,8 +64,8 @@ static void exchange(struct device *device, struct pace *pace, size_t bytes)
 	log_line("device %d: exchanged %llu of %llu MiB in %llu us, waited %llu us", device->ordinal,
 		  (unsigned long long)(moved / GG_MIB), (unsigned long long)(bytes / GG_MIB),
 		  (unsigned long long)busy_us, (unsigned long long)waited);
-	/* The program gets on with its kernels while they are waited for, but not with what its threads bring that are kept
-	 * outside for one that is inside. What does not move now will not move in a moment. */
+	/* The program gets on with its kernels while they are waited for, but not with what its threads bring that are
+	 * kept outside for one that is inside. What does not move now will not move in a moment. */
 	pace->next_move = now + (moved ? (busy_us + calm_held(device) - held) * REST : LOOK);
 	if (moved)
 		pace->piece = exchange_next(pace->piece, busy_us, waited);

@@ -19,7 +19,8 @@
 
 /* Bytes that move together at first (batch.c). */
 #define BATCH_FIRST (512 * GG_MIB)
-/* For how long a copy is waited for: it takes milliseconds, unless the GPU does not run this process at all (frozen). */
+/* For how long a copy is waited for: it takes milliseconds, unless the GPU does not run this process at all
+ * (frozen). */
 #ifndef COPY_US
 #define COPY_US 1000000
 #endif
@@ -29,8 +30,8 @@
 #define MOST BATCH_MOST_CHUNKS
 /* It takes as much memory of the GPU again while it changes, in no books: a large chunk at most. */
 #define SHARED_AT_ONCE 1
-/* For how long the next of it is tried, us, and until it is tried again, ns: the driver never refuses because something of
- * the program runs. */
+/* For how long the next of it is tried, us, and until it is tried again, ns: the driver never refuses because something
+ * of the program runs. */
 #define SHARE_US 5000000
 #define LOOK_NS 5000000
 
@@ -60,8 +61,8 @@ static CUresult set_up(struct device *device)
 	return CUDA_SUCCESS;
 }
 
-/* Nothing else moves from here on. What the GPU keeps and no program uses goes first: it is the cheapest to give, and what comes
- * back is charged by itself. Returns the bytes of that; `busy_us` is for `end`. */
+/* Nothing else moves from here on. What the GPU keeps and no program uses goes first: it is the cheapest to give, and
+ * what comes back is charged by itself. Returns the bytes of that; `busy_us` is for `end`. */
 static uint64_t begin(struct device *device, uint64_t *busy_us)
 {
 	uint64_t freed = 0;
@@ -241,7 +242,8 @@ uint64_t mover_exchange(struct device *device, uint64_t bytes, uint64_t *usec)
 	return moved;
 }
 
-/* `charged` bytes may come: they are credit for what of it is still in the host, as it may have come, or gone, meanwhile. */
+/* `charged` bytes may come: they are credit for what of it is still in the host, as it may have come, or gone,
+ * meanwhile. */
 static void let_come(struct device *device, CUdeviceptr address, size_t bytes, uint64_t charged)
 {
 	struct pick picks[MOST];

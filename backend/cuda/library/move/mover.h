@@ -33,8 +33,8 @@ uint64_t mover_booked(struct device *device);
 uint64_t mover_owed(struct device *device);
 /* Moves up to `bytes` in, asking the daemon for room first (daemon_move_in), until that is refused. */
 uint64_t mover_in(struct device *device, uint64_t bytes, uint64_t *usec);
-/* Bytes of an object that changes places as a whole, at most: with what is wanted it is no more than the daemon believes
- * (backend/cuda/holding.py, AWAY_MOST). */
+/* Bytes of an object that changes places as a whole, at most: with what is wanted it is no more than the daemon
+ * believes (backend/cuda/holding.py, AWAY_MOST). */
 #define EXCHANGE_WHOLE_MOST (1024 * GG_MIB)
 /*
  * Has about `bytes` of the hottest in the host and of the coldest on the GPU change places; returns what

@@ -2,9 +2,9 @@
 //
 //     copies FILE MIB
 //
-// FILE (a page on tmpfs): ready (u64 @8), stop (u32 @24, set by the caller), error (u32 @28), number of the measurement to
-// make (u32 @32, set by the caller), of the last one that is over (u32 @36), bytes a second to the host, to the GPU (u64 @40,
-// @48).
+// FILE (a page on tmpfs): ready (u64 @8), stop (u32 @24, set by the caller), error (u32 @28), number of the measurement
+// to make (u32 @32, set by the caller), of the last one that is over (u32 @36), bytes a second to the host, to the GPU
+// (u64 @40, @48).
 #include <cstdint>
 #include <cstdlib>
 #include <fcntl.h>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A generator of the calls by which a program makes, maps, shares and frees memory, against a model of what is mapped where
- * and what is in it (model.h), while memory moves (moves.h). UNIT_STEPS says how many, UNIT_SEED which ones, UNIT_FAULTS
- * whether calls of the driver within them fail (calls.h); FAKE_OFFSETS is 1, FAKE_DEVICES 2.
+ * A generator of the calls by which a program makes, maps, shares and frees memory, against a model of what is mapped
+ * where and what is in it (model.h), while memory moves (moves.h). UNIT_STEPS says how many, UNIT_SEED which ones,
+ * UNIT_FAULTS whether calls of the driver within them fail (calls.h); FAKE_OFFSETS is 1, FAKE_DEVICES 2.
  */
 #include "fuzz.h"
 
@@ -39,7 +39,8 @@ static void (*const steps[])(void) = {
 	asked_physical, asked_address, asked_amounts,
 };
 static void (*const often[])(void) = {
-	things_make, things_release, things_release, mapped_map, mapped_map, mapped_map, mapped_unmap, mapped_allow, mapped_allow,
+	things_make, things_release, things_release, mapped_map, mapped_map, mapped_map, mapped_unmap,
+	mapped_allow, mapped_allow,
 	plain_alloc, plain_alloc, plain_free, pools_alloc, plain_free,
 	model_write_view, model_write_view, model_write_view, model_write_plain, model_write_plain,
 	pools_alloc, moves_now, moves_along, moves_along,
@@ -110,8 +111,8 @@ static bool has_moved(uint64_t count)
 	       model.checked_in_host > count / 10;
 }
 
-/* Return whether nothing is charged any more: one chunk is kept for small allocations, and stays where others had access
- * to it. */
+/* Return whether nothing is charged any more: one chunk is kept for small allocations, and stays where others had
+ * access to it. */
 static bool is_given_back(struct device *device)
 {
 	return __atomic_load_n(&device->foreign, __ATOMIC_RELAXED) <= PAGE &&
@@ -155,8 +156,8 @@ void fuzz(struct device *device, CUcontext context, CUcontext other)
 		if (i % SAID_EVERY == 0)
 			say(i);
 	}
-	/* What is called seldom waits for threads, too: how often all that it needs is there differs from run to run; so does
-	 * how far the thread that moves memory gets beside this one. */
+	/* What is called seldom waits for threads, too: how often all that it needs is there differs from run to run;
+	 * so does how far the thread that moves memory gets beside this one. */
 	for (uint64_t i = count; count >= ENOUGH && i < 2 * count && !(calls_finished() && has_moved(count)); i++) {
 		watch_step(i);
 		step(i, count);
