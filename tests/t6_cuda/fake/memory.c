@@ -536,9 +536,7 @@ FAKE_EXPORT cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle,
 
 	if (export) {
 		memory->prop = export->prop;
-		memory->imported = false;
-		for (struct memory *other = memories; other; other = other->next)
-			memory->imported |= other->file == memory->file;
+		memory->imported = other_of(memory) != NULL;
 	}
 	/* It has a handle again. */
 	for (struct orphan **at = &orphans, *orphan; (orphan = *at); at = &orphan->next)
