@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -105,17 +106,18 @@ def test_a_socket_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_another_user_who_listens(monkeypatch: pytest.MonkeyPatch) -> None:
-    path = f"/tmp/ggroup-{os.getpid()}.sock"
-    words = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable, "-c", AS_NOBODY, path]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, cwd="/") as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == b"\n"
-            with says(monkeypatch, {"pid": process.pid, "socket": path}):
-                assert why() == f"user 65534 listens at {path}"
-        finally:
-            process.kill()
-            os.unlink(path)
+    with tempfile.TemporaryDirectory() as directory:  # of that user, since /tmp need not be for everyone
+        os.chown(directory, 65534, 65534)
+        path = f"{directory}/socket"
+        words = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable, "-c", AS_NOBODY, path]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, cwd="/") as process:
+            try:
+                assert process.stdout is not None
+                assert process.stdout.readline() == b"\n"
+                with says(monkeypatch, {"pid": process.pid, "socket": path}):
+                    assert why() == f"user 65534 listens at {path}"
+            finally:
+                process.kill()
 
 
 @contextlib.contextmanager
