@@ -280,7 +280,12 @@ CONTENTS: dict[str, Callable[[Controller, Group], str]] = {
     "compute.spatial": lambda c, g: "0\n",
     "compute.sm.max": lambda c, g: "max\n",
     "compute.events": lambda c, g: table(
-        populated=int(c.is_populated(g)), frozen=int(c.is_frozen(g)), migrated=c.moved(g), undone=0, lost=0
+        populated=int(c.is_populated(g)),
+        frozen=int(c.is_frozen(g)),
+        migrated=c.moved(g),
+        undone=0,
+        lost=0,
+        **({} if (lost := c.servers_lost(g)) is None else {"server_lost": lost}),
     ),
     "gcgroup.stat": gcgroup_stat,
 }
