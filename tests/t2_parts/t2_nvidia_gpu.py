@@ -31,6 +31,14 @@ from tests.support.nvidia_rig import ON_THE_GPU, Rig, Written, drive, running
 MIB = 1 << 20
 
 
+async def comes(holds: Callable[[], object]) -> None:
+    """Wait until something holds. The clock jumps on while a thread that was given up comes back, which takes as long
+    as the machine lets it."""
+    with trio.fail_after(60):
+        while not holds():  # noqa: ASYNC110 - a thread of no task's
+            await trio.sleep(0.01)
+
+
 def test_gpus() -> None:
     async def test(rig: Rig) -> None:
         assert [(gpu.info.index, gpu.info.uuid, gpu.info.pci) for gpu in rig.gpus] == [
@@ -654,7 +662,7 @@ def test_a_hung_driver_costs_one_wait_and_one_thread() -> None:
         await rig.gpus[0].set_timeslice(other.identity, 1000)  # the others are not held up
         rig.fake.hang = set()
         rig.fake.release.set()
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             while True:  # until its thread has come back
                 with contextlib.suppress(TimeoutError):
                     await rig.gpus[0].detach(program.identity)
@@ -676,6 +684,7 @@ def test_a_freeze_that_timed_out_does_not_happen_later() -> None:
                 await rig.gpus[0].detach(program.identity)
             rig.fake.hang = set()
             rig.fake.release.set()
+            await comes(lambda: not rig.fake.stuck and all(program.running()))
             await trio.sleep(3)
             assert all(program.running())
 
@@ -691,7 +700,7 @@ def test_deadline_lets_the_next_caller_in_when_the_thread_is_back() -> None:
         with pytest.raises(OSError, match="it does not answer"):
             await deadline.call(lambda: 1)
         release.set()
-        with trio.move_on_after(5):
+        with trio.move_on_after(60):
             while True:
                 try:
                     assert await deadline.call(lambda: 2) == 2
@@ -842,8 +851,7 @@ def test_nvml_that_hangs_costs_one_thread_and_no_lever() -> None:
             rig.nvml.hang = False
             rig.nvml.release.set()
             later = rig.busy(6, 0)
-            await trio.sleep(1)
-            assert (later.identity, 0) in rig.bookkeeper.arrived
+            await comes(lambda: (later.identity, 0) in rig.bookkeeper.arrived)
 
     drive(test)
 
