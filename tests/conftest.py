@@ -8,11 +8,13 @@ import re
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from tests.support.mounted import Mounted, mounted, mountpoint
+from tests.support.public import public_directory
 
 # As with CI's own profile: the time of an example depends on how busy the machine is, so it is no criterion.
 settings.register_profile("unhurried", settings.get_profile(settings.get_current_profile_name()), deadline=None)
@@ -117,6 +119,13 @@ def spawn() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     for process in processes:
         process.kill()
         process.wait()
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A directory that every user may look into, for what other users run."""
+    with public_directory() as path:
+        yield path
 
 
 @pytest.fixture(scope="module")

@@ -35,11 +35,10 @@ async def until(condition: Callable[[], object], what: str) -> None:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Path]:
+def place(public: Path) -> Iterator[Path]:
     """The directory of the spaces. No control daemon is left at the end."""
-    directory = tmp_path / "ggroup.mps"
+    directory = public / "ggroup.mps"
     directory.mkdir()
-    tmp_path.chmod(0o755)
     yield directory
     while control._LEFT:
         child = control._LEFT.pop()
@@ -207,10 +206,8 @@ def test_another_user_takes_root(tmp_path: Path, place: Path, monkeypatch: pytes
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root starts programs of others")
-def test_it_runs_as_the_user(tmp_path: Path, place: Path) -> None:
-    double = MpsDouble(tmp_path / "bin", first="id -u > $pipe/id; id -G >> $pipe/id")
-    for directory in (tmp_path, *list(tmp_path.parents)[:3]):
-        directory.chmod(0o755)
+def test_it_runs_as_the_user(public: Path, place: Path) -> None:
+    double = MpsDouble(public / "bin", first="id -u > $pipe/id; id -G >> $pipe/id")
 
     async def main() -> None:
         one = Control(double.program, place, Space(Slice("/a"), 65533, 7))
@@ -246,14 +243,12 @@ trio.run(main)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root starts programs of others")
-def test_the_capabilities_of_the_service_are_enough(tmp_path: Path, place: Path) -> None:
+def test_the_capabilities_of_the_service_are_enough(public: Path, place: Path) -> None:
     """The packaged unit's, and not only root's full set, to start one as another user and to remove what it left."""
-    double = MpsDouble(tmp_path / "bin")
+    double = MpsDouble(public / "bin")
     for name in ("starts", "commands"):
         (double.directory / name).touch()
         (double.directory / name).chmod(0o666)
-    for directory in (tmp_path, *list(tmp_path.parents)[:3]):
-        directory.chmod(0o755)
     lines = (ROOT / "systemd" / "ggroupfs.service").read_text(encoding="utf-8").splitlines()
     sets = [line.partition("=")[2].split() for line in lines if line.startswith("CapabilityBoundingSet=")]
     granted = [f"+{word.removeprefix('CAP_').lower()}" for words in sets for word in words]

@@ -12,10 +12,9 @@ import resource
 import socket
 import subprocess
 import sys
-import tempfile
 import textwrap
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -589,14 +588,6 @@ def test_who_is_killed_leaves_no_garbage(tmp_path: Path, door: Callable[..., ten
         trio.run(main)
     finally:
         gc.enable()
-
-
-@pytest.fixture
-def public() -> Iterator[Path]:
-    """Yield a directory that every user can enter, and only root can write."""
-    with tempfile.TemporaryDirectory(prefix="ggroup-") as name:
-        os.chmod(name, 0o711)
-        yield Path(name)
 
 
 async def come(path: Path, uid: int) -> trio.socket.SocketType:
