@@ -277,7 +277,7 @@ CONTENTS: dict[str, Callable[[Controller, Group], str]] = {
     "compute.weight": lambda c, g: f"{c.books(g).weight}\n",
     "compute.max": lambda c, g: f"max {c.books(g).period_us}\n",
     "compute.wait.max": lambda c, g: "default\n",
-    "compute.spatial": lambda c, g: "0\n",
+    "compute.spatial": lambda c, g: f"{int(c.books(g).spatial)}\n",
     "compute.sm.max": lambda c, g: "max\n",
     "compute.events": lambda c, g: table(
         populated=int(c.is_populated(g)),
@@ -311,6 +311,7 @@ WRITES: dict[str, tuple[st.SearchStrategy[Written], Callable[[Controller], Calla
     "gmem.reclaim": (counted, lambda c: c.reclaim),
     "compute.timeslice": (timeslice_writes, lambda c: partial(set_value, c, TIMESLICE)),
     "compute.freeze": (switch_writes, lambda c: c.set_frozen),
+    "compute.spatial": (switch_writes, lambda c: c.set_spatial),
 }
 writes = st.sampled_from(sorted(WRITES)).flatmap(lambda name: st.tuples(st.just(name), WRITES[name][0]))
 
