@@ -60,6 +60,13 @@ def test_order_in_several_threads(seed: int, sanitize: str) -> None:
     run("sms_all", "threads", seed, STEPS // 3, sanitize=sanitize)
 
 
+@pytest.mark.parametrize("sanitize", SANITIZERS)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_order_in_several_threads_that_share_streams(seed: int, sanitize: str) -> None:
+    """The work of each thread is in order, whatever the others put into the same streams in between."""
+    run("sms_all", "shared", seed, STEPS // 3, sanitize=sanitize)
+
+
 def calls(case: str, log: Path) -> Counter[str]:
     """Return the calls of the driver that a case makes."""
     run("sms_all", case, FAKE_LOG=str(log))

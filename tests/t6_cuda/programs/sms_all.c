@@ -338,7 +338,8 @@ static void away(void)
 
 /*
  * The model: what each piece of work has to come behind, by the rules of CUDA's streams and events. Each thread has a
- * model of its own, with its own streams; the legacy stream belongs to the first.
+ * model of its own, of its own work alone. Its streams are its own, and the legacy stream belongs to the first; or all
+ * threads have the same streams.
  */
 
 #define STREAMS 8
@@ -427,6 +428,7 @@ struct model {
 	unsigned int seed;
 	bool alone;		/* it sets the limits, too */
 	bool legacy;
+	const CUstream *shared;		/* the streams that other threads have, too; NULL: none */
 	uint64_t mask;
 	uint32_t steps;
 	pthread_t thread;
@@ -486,7 +488,12 @@ static void begin_model(struct model *model)
 		model->streams[model->count++] = (struct modelled){ .stream = NULL, .blocking = false, .legacy = true };
 	model->streams[model->count++] = (struct modelled){ .stream = CU_STREAM_PER_THREAD, .blocking = true };
 	while (model->count < STREAMS) {
-		new_stream(model, &model->streams[model->count], model->count % 2);
+		struct modelled *at = &model->streams[model->count];
+
+		if (model->shared)
+			*at = (struct modelled){ .stream = model->shared[model->count], .blocking = model->count % 2 };
+		else
+			new_stream(model, at, model->count % 2);
 		model->count++;
 	}
 	for (size_t i = 0; i < EVENTS; i++)
@@ -553,7 +560,7 @@ static void step(struct model *model)
 			has_run(&model->streams[i].last, "cuCtxSynchronize");
 		break;
 	case 13:
-		if (rand_r(&model->seed) % 8 || at - model->streams < 2)
+		if (rand_r(&model->seed) % 8 || at - model->streams < 2 || model->shared)
 			break;
 		DO(cuStreamDestroy_v2(at->stream));
 		new_stream(model, at, at->blocking);
@@ -642,18 +649,23 @@ static void *change_limits(void *unused)
 	return NULL;
 }
 
-/* Several threads, while limits change. */
-static void threads(unsigned int seed, uint32_t steps)
+/* Several threads, while limits change; `shared`: in the same streams. */
+static void threads(unsigned int seed, uint32_t steps, bool shared)
 {
 	static struct model models[3];
+	static CUstream streams[STREAMS];
 	uint64_t submitted, finished;
 	pthread_t changer;
 
 	begin();
 	counters_wake = no_wake;
+	for (size_t i = 0; shared && i < STREAMS; i++)
+		streams[i] = stream_new(i % 2 ? CU_STREAM_DEFAULT : CU_STREAM_NON_BLOCKING);
 	CHECK(!pthread_create(&changer, NULL, change_limits, NULL));
 	for (size_t i = 0; i < 3; i++) {
-		models[i] = (struct model){ .seed = seed + (unsigned int)i, .steps = steps, .legacy = !i };
+		models[i] = (struct model){
+			.seed = seed + (unsigned int)i, .steps = steps, .legacy = !i || shared, .shared = shared ? streams : NULL,
+		};
 		CHECK(!pthread_create(&models[i].thread, NULL, run_model, &models[i]));
 	}
 	for (size_t i = 0; i < 3; i++)
@@ -691,7 +703,9 @@ int main(int argc, char **argv)
 	if (!strcmp(name, "order"))
 		order((unsigned int)atoi(argv[2]), (uint32_t)atoi(argv[3]));
 	else if (!strcmp(name, "threads"))
-		threads((unsigned int)atoi(argv[2]), (uint32_t)atoi(argv[3]));
+		threads((unsigned int)atoi(argv[2]), (uint32_t)atoi(argv[3]), false);
+	else if (!strcmp(name, "shared"))
+		threads((unsigned int)atoi(argv[2]), (uint32_t)atoi(argv[3]), true);
 	else
 		CHECK(!"a case");
 	return 0;

@@ -313,6 +313,13 @@ void turn_enter_context(CUcontext context)
 		detour_home_context(context ? context : driver_context());
 }
 
+void turn_leave_context(CUcontext context)
+{
+	if (detour_on())
+		detour_worked_context(context ? context : driver_context());
+	gate_leave();
+}
+
 /* Turns */
 
 /* Whether nothing runs on the GPU. The driver is asked only once everything that is counted has finished: a wait in the

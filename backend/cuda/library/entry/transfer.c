@@ -110,7 +110,7 @@ static void touch_3d_batch(size_t count, const CUDA_MEMCPY3D_BATCH_OP *list)
 			touches;					\
 		}							\
 		CALL_REAL(result, name, arguments);			\
-		gate_leave();						\
+		turn_leave(hStream, PER_THREAD(name));			\
 		return result;						\
 	}
 
