@@ -21,7 +21,7 @@ from tests.t6_cuda.harness import daemon, eventually, run, running
 from tests.t6_cuda.turning import TurningDaemon
 
 SANITIZERS = ["", "thread", "address,undefined"]
-CASES = ["placed", "refused", "wide", "ends", "fork", "marks"]
+CASES = ["placed", "refused", "wide", "ends", "gone", "fork", "marks"]
 SEED = int(os.environ.get("SEED", "1"))
 STEPS = int(os.environ.get("STEPS", "1500"))
 SEEDS = range(SEED, SEED + 4)
@@ -44,6 +44,11 @@ def test_a_driver_without_green_contexts_is_refused() -> None:
 def test_what_the_driver_refuses_there_is_launched_on_all_sms() -> None:
     """The second launch of the driver's is refused: the first try of the program's second."""
     run("sms_all", "there", FAKE_FAIL="cuLaunchKernel:2:1")
+
+
+def test_a_thread_that_waits_for_room_is_in_the_way_of_no_other() -> None:
+    """The driver lets a launch wait where its stream has too much to do."""
+    run("sms_all", "full", FAKE_QUEUE="8")
 
 
 @pytest.mark.parametrize("sanitize", SANITIZERS)

@@ -153,6 +153,16 @@ void fake_queue(struct fake_stream *stream, struct job *job)
 	append(stream, operation);
 }
 
+void fake_room(struct fake_stream *stream)
+{
+	const uint64_t most = fake_number("FAKE_QUEUE", 0);
+
+	pthread_mutex_lock(&fake_lock);
+	while (most && !stream->capture && stream->queued - stream->done >= most)
+		pthread_cond_wait(&fake_changed, &fake_lock);
+	pthread_mutex_unlock(&fake_lock);
+}
+
 static struct fake_stream *make(CUcontext context, bool blocking)
 {
 	struct fake_stream *stream = fake_object(sizeof(*stream), FAKE_STREAM);

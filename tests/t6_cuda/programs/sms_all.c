@@ -274,6 +274,30 @@ static void ends(void)
 	CHECK(!active);
 }
 
+static void *launch_alone(void *unused)
+{
+	(void)unused;
+	DO(cuCtxSetCurrent(context));
+	CHECK(where(CU_STREAM_PER_THREAD) == FIRST_HALF);
+	return NULL;
+}
+
+/* What a thread had in a context that is gone serves no other stream. */
+static void gone(void)
+{
+	pthread_t thread;
+
+	begin();
+	CHECK(!detour_limit(device, FIRST_HALF));
+	CHECK(!pthread_create(&thread, NULL, launch_alone, NULL));
+	CHECK(!pthread_join(thread, NULL));
+	DO(cuDevicePrimaryCtxRelease(0));
+	DO(cuDevicePrimaryCtxRetain(&context, 0));
+	DO(cuCtxSetCurrent(context));
+	for (int i = 0; i < 4; i++)
+		CHECK(where(stream_new(CU_STREAM_NON_BLOCKING)) == FIRST_HALF);
+}
+
 /* A child has no driver, and no limit. */
 static void forks(void)
 {
@@ -630,6 +654,41 @@ static void marks(void)
 	CHECK(submitted == 1 && finished == 1);
 }
 
+static void *launch_many(void *stream)
+{
+	CUfunction looks;
+
+	DO(cuCtxSetCurrent(context));
+	looks = function("looks");
+	for (int i = 0; i < 16; i++)
+		DO(cuLaunchKernel(looks, 1, 1, 1, 1, 1, 1, 0, stream, nothing, NULL));
+	return NULL;
+}
+
+/* A thread that waits for room in its stream, which is full (FAKE_QUEUE), is in the way of no other. */
+static void full(void)
+{
+	CUstream stream, blocking;
+	pthread_t thread;
+
+	begin();
+	counters_wake = no_wake;
+	stream = stream_new(CU_STREAM_NON_BLOCKING);
+	blocking = stream_new(CU_STREAM_DEFAULT);
+	CHECK(!detour_limit(device, FIRST_HALF));
+	DO(cuLaunchKernel(function("waits"), 1, 1, 1, 1, 1, 1, 0, stream, nothing, NULL));
+	CHECK(!pthread_create(&thread, NULL, launch_many, stream));
+	usleep(100000);
+	launch(CU_STREAM_PER_THREAD);
+	launch(blocking);
+	launch(NULL);
+	launch(blocking);
+	__atomic_store_n(&release, true, __ATOMIC_RELEASE);
+	CHECK(!pthread_join(thread, NULL));
+	DO(cuCtxSynchronize());
+	CHECK(runs == 20);
+}
+
 static bool over;	/* atomically */
 
 /* In the place of the listening thread: limits, and markers. */
@@ -687,7 +746,7 @@ static const struct {
 } cases[] = {
 	{ "placed", placed_everywhere }, { "refused", refused }, { "without", without_green }, { "wide", wide },
 	{ "there", refused_there }, { "ends", ends }, { "fork", forks }, { "plain", plain }, { "lifted", lifted },
-	{ "away", away }, { "marks", marks },
+	{ "away", away }, { "marks", marks }, { "gone", gone }, { "full", full },
 };
 
 int main(int argc, char **argv)
