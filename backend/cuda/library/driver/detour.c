@@ -4,8 +4,8 @@
  * held while it goes out or home, and for the launch in between: so all threads see a stream either home, or away with
  * every kernel before theirs.
  *
- * `lock` is for the tables alone: a line is locked without it, and it is not taken with a line locked. Two lines are never
- * locked at once.
+ * `lock` is for the tables alone: a line is locked without it, and it is not taken with a line locked; with it held, only
+ * one that no other thread launches in. Two lines are never locked at once.
  */
 
 #include "detour.h"
@@ -754,6 +754,8 @@ void detour_context_ended(CUcontext context, bool gone)
 {
 	pthread_mutex_lock(&lock);
 	for (struct line *line = gone ? all : NULL; line; line = line->next) {
+		if (READ(line->context) != context)
+			continue;
 		pthread_mutex_lock(&line->lock);
 		if (line->live && line->context == context) {
 			if (line->stream == CU_STREAM_LEGACY)
