@@ -52,6 +52,12 @@ def test_a_thread_that_waits_for_room_is_in_the_way_of_no_other() -> None:
 
 
 @pytest.mark.parametrize("sanitize", SANITIZERS)
+def test_nor_is_one_that_waits_to_place_a_marker(sanitize: str) -> None:
+    """Without a limit, too: kernels are counted by markers."""
+    run("sms_all", "marked", sanitize=sanitize, FAKE_QUEUE="1")
+
+
+@pytest.mark.parametrize("sanitize", SANITIZERS)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_order_with_limits_that_change(seed: int, sanitize: str) -> None:
     """One thread, which sets the limits itself: it is known where each kernel has to run."""

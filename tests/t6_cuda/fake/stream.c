@@ -449,6 +449,7 @@ static CUresult record(CUevent event, struct fake_stream *stream)
 	fake_check(event, FAKE_EVENT, "cuEventRecord");
 	if (event->context != stream->context)
 		return CUDA_ERROR_INVALID_HANDLE;
+	fake_room(stream);
 	pthread_mutex_lock(&fake_lock);
 	if (fake_in_the_way(stream))
 		fake_die("cuEventRecord: on the legacy stream while a stream that waits for it is captured");

@@ -689,6 +689,38 @@ static void full(void)
 	CHECK(runs == 20);
 }
 
+static void *launch_wait(void *stream)
+{
+	DO(cuCtxSetCurrent(context));
+	DO(cuLaunchKernel(function("waits"), 1, 1, 1, 1, 1, 1, 0, stream, nothing, NULL));
+	return NULL;
+}
+
+/* Nor is one that waits for room for a marker, to others that launch, and to the listening thread. */
+static void marked(void)
+{
+	CUstream stream, other;
+	pthread_t thread;
+
+	begin();
+	counters_wake = no_wake;
+	stream = stream_new(CU_STREAM_NON_BLOCKING);
+	other = stream_new(CU_STREAM_NON_BLOCKING);
+	CHECK(!pthread_create(&thread, NULL, launch_wait, stream));
+	usleep(100000);
+	CHECK(!counters_drain(device));
+	CHECK(counters_tick() > 0 && !counters_progress(device));
+	for (int i = 0; i < 4; i++)
+		launch(other);
+	DO(cuStreamDestroy_v2(other));
+	__atomic_store_n(&release, true, __ATOMIC_RELEASE);
+	CHECK(!pthread_join(thread, NULL));
+	DO(cuCtxSynchronize());
+	CHECK(runs == 4);
+	while (!counters_drain(device))
+		usleep(1000);
+}
+
 static bool over;	/* atomically */
 
 /* In the place of the listening thread: limits, and markers. */
@@ -723,7 +755,8 @@ static void threads(unsigned int seed, uint32_t steps, bool shared)
 	CHECK(!pthread_create(&changer, NULL, change_limits, NULL));
 	for (size_t i = 0; i < 3; i++) {
 		models[i] = (struct model){
-			.seed = seed + (unsigned int)i, .steps = steps, .legacy = !i || shared, .shared = shared ? streams : NULL,
+			.seed = seed + (unsigned int)i, .steps = steps, .legacy = !i || shared,
+			.shared = shared ? streams : NULL,
 		};
 		CHECK(!pthread_create(&models[i].thread, NULL, run_model, &models[i]));
 	}
@@ -747,6 +780,7 @@ static const struct {
 	{ "placed", placed_everywhere }, { "refused", refused }, { "without", without_green }, { "wide", wide },
 	{ "there", refused_there }, { "ends", ends }, { "fork", forks }, { "plain", plain }, { "lifted", lifted },
 	{ "away", away }, { "marks", marks }, { "gone", gone }, { "full", full },
+	{ "marked", marked },
 };
 
 int main(int argc, char **argv)

@@ -4,8 +4,8 @@
  * held while it goes out or home, and for the launch in between: so all threads see a stream either home, or away with
  * every kernel before theirs.
  *
- * `lock` is for the tables alone: a line is locked without it, and it is not taken with a line locked; with it held, only
- * one that no other thread launches in. Two lines are never locked at once.
+ * `lock` is for the tables alone: a line is locked without it, and it is not taken with a line locked; with it held,
+ * only one that no other thread launches in. Two lines are never locked at once.
  */
 
 #include "detour.h"
@@ -92,8 +92,8 @@ static void note_away(struct line *line, struct branch *branch)
 	__atomic_store_n(&line->away, branch, __ATOMIC_RELEASE);
 }
 
-/* Return what kernels of a line have to come behind that is at home, as a number that grows with it: with work of its own
- * stream, and of those that it waits for by itself. */
+/* Return what kernels of a line have to come behind that is at home, as a number that grows with it: with work of its
+ * own stream, and of those that it waits for by itself. */
 static uint64_t behind(const struct line *line)
 {
 	uint64_t *const others = line->stream == CU_STREAM_LEGACY ? &blocking_worked : &legacies_worked;

@@ -72,8 +72,8 @@ void detour_stay(CUstream stream, bool per_thread);
 
 /* Bring home what work in `stream`, or a question about it, has to come behind. In a thread of the program. */
 void detour_home(CUstream stream, bool per_thread);
-/* Work has been put into `stream` at home, or into all streams of a context: kernels that come now are behind it, also where
- * another thread has sent the stream away since it was brought home. */
+/* Work has been put into `stream` at home, or into all streams of a context: kernels that come now are behind it, also
+ * where another thread has sent the stream away since it was brought home. */
 void detour_worked(CUstream stream, bool per_thread);
 void detour_worked_context(CUcontext context);
 /* Do the same for all streams of a context. */

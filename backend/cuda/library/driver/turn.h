@@ -43,7 +43,8 @@ static inline void turn_enter(enum turn_work work, CUstream stream, bool per_thr
 		detour_home(stream, per_thread);
 }
 
-/* Leave, behind work that was put into the stream as the program named it; a kernel that went away leaves by gate_leave. */
+/* Leave, behind work that was put into the stream as the program named it. A kernel that went away leaves by
+ * gate_leave. */
 static inline void turn_leave(CUstream stream, bool per_thread)
 {
 	if (detour_on())

@@ -15,7 +15,8 @@
 /* The stream of entry points without a parameter of that name. */
 static const CUstream hStream = NULL;
 
-/* The GPU that makes the copy of this thread; -1: unknown, or there is no other. It may be another than that of the memory. */
+/* The GPU that makes the copy of this thread; -1: unknown, or there is no other. It may be another than that of the
+ * memory. */
 static __thread CUdevice copier;
 
 static void touch(CUdeviceptr pointer, size_t bytes)
