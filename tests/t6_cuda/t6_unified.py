@@ -24,7 +24,7 @@ WHOLE = 96
 CHARGED = WHOLE + 2
 """MiB of it in the books."""
 MOVE_BACK = 0.25
-"""Seconds after which the library asks for what has gone, if nobody says that there is room."""
+"""Seconds after which the library asks for what has gone, if it is not told that there is room."""
 PIECE = 16
 """MiB that go together, but for the last piece, of 4 KiB."""
 

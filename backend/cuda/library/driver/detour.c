@@ -306,7 +306,7 @@ static void come_home(struct line *line)
 	/* An error here is that of a context which is broken: the program's next call gets it, too. */
 	if (!joined)
 		log_line("stream %p: not joined with that of the library", (void *)line->stream);
-	/* In this order: who finds it home finds what it is to come behind, too. */
+	/* In this order: a thread that finds it home finds what it is to come behind, too. */
 	note_worked(line->stream == CU_STREAM_LEGACY, line->blocking);
 	note_away(line, NULL);
 }
