@@ -141,7 +141,8 @@ def monitored() -> set[str]:
 
 
 class GrantingDaemon:
-    """The daemon's side of the socket: grants everything, and has a page of counters for each connection."""
+    """The daemon's side of the socket: grants everything, and has a page of counters for each connection that manages a
+    GPU: by others a program asks for its space, or for what it is to see."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -167,13 +168,15 @@ class GrantingDaemon:
             thread.start()
 
     def _serve(self, connection: socket.socket) -> None:
-        page = CounterPage()
-        self.pages.append(page)
+        page: CounterPage | None = None
         with contextlib.suppress(OSError):
             while raw := connection.recv(SIZE):
                 request = Message.decode(raw)
                 if request.reply or request.seq == 0:
                     continue
+                if request.op == 5 and page is None:  # MANAGE
+                    page = CounterPage()
+                    self.pages.append(page)
                 match request.op:
                     case Op.HELLO:
                         answer = request.answer(1, 2 << 20, 2000)
@@ -183,7 +186,7 @@ class GrantingDaemon:
                         answer = request.answer((1 << 64) - 1, 0, 0)
                     case _:
                         answer = request.answer()
-                fds = [page.descriptor] if request.op == 5 else []
+                fds = [page.descriptor] if request.op == 5 and page else []
                 socket.send_fds(connection, [answer.encode()], fds)
 
     def counts(self, gpu: int = 0) -> tuple[int, int]:

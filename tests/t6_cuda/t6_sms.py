@@ -21,7 +21,7 @@ from tests.t6_cuda.harness import daemon, eventually, run, running
 from tests.t6_cuda.turning import TurningDaemon
 
 SANITIZERS = ["", "thread", "address,undefined"]
-CASES = ["placed", "refused", "wide", "ends", "fork", "marks"]
+CASES = ["placed", "refused", "wide", "ends", "gone", "fork", "marks"]
 SEED = int(os.environ.get("SEED", "1"))
 STEPS = int(os.environ.get("STEPS", "1500"))
 SEEDS = range(SEED, SEED + 4)
@@ -46,6 +46,17 @@ def test_what_the_driver_refuses_there_is_launched_on_all_sms() -> None:
     run("sms_all", "there", FAKE_FAIL="cuLaunchKernel:2:1")
 
 
+def test_a_thread_that_waits_for_room_is_in_the_way_of_no_other() -> None:
+    """The driver lets a launch wait where its stream has too much to do."""
+    run("sms_all", "full", FAKE_QUEUE="8")
+
+
+@pytest.mark.parametrize("sanitize", SANITIZERS)
+def test_nor_is_one_that_waits_to_place_a_marker(sanitize: str) -> None:
+    """Without a limit, too: kernels are counted by markers."""
+    run("sms_all", "marked", sanitize=sanitize, FAKE_QUEUE="1")
+
+
 @pytest.mark.parametrize("sanitize", SANITIZERS)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_order_with_limits_that_change(seed: int, sanitize: str) -> None:
@@ -58,6 +69,13 @@ def test_order_with_limits_that_change(seed: int, sanitize: str) -> None:
 def test_order_in_several_threads(seed: int, sanitize: str) -> None:
     """Limits change, and markers are placed, in a thread of their own. All that was launched runs, and is counted."""
     run("sms_all", "threads", seed, STEPS // 3, sanitize=sanitize)
+
+
+@pytest.mark.parametrize("sanitize", SANITIZERS)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_order_in_several_threads_that_share_streams(seed: int, sanitize: str) -> None:
+    """The work of each thread is in order, whatever the others put into the same streams in between."""
+    run("sms_all", "shared", seed, STEPS // 3, sanitize=sanitize)
 
 
 def calls(case: str, log: Path) -> Counter[str]:

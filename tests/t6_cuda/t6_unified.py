@@ -8,6 +8,7 @@ import os
 import queue
 import random
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,8 @@ WHOLE = 96
 """MiB of the program's allocation; 4 KiB are in it besides, which count 2 MiB."""
 CHARGED = WHOLE + 2
 """MiB of it in the books."""
+MOVE_BACK = 0.25
+"""Seconds after which the library asks for what has gone, if it is not told that there is room."""
 PIECE = 16
 """MiB that go together, but for the last piece, of 4 KiB."""
 
@@ -40,6 +43,7 @@ class Books(GrantingDaemon):
     def __init__(self, path: Path) -> None:
         self.answers: queue.Queue[int] = queue.Queue()
         self.heard: list[Op] = []
+        self.heard_at: list[float] = []
         super().__init__(path)
 
     def _serve(self, connection: socket.socket) -> None:
@@ -57,6 +61,7 @@ class Books(GrantingDaemon):
             self.answers.put(moved)
             return
         self.heard.append(Op(heard.op))
+        self.heard_at.append(time.monotonic())
         answer, first = heard.answer(), heard.args[0] // MIB
         match heard.op:
             case Op.HELLO:
@@ -158,9 +163,23 @@ def test_the_programs_own_advice_is_what_it_was(tmp_path: Path, daemon: Books, s
         agrees(daemon, CHARGED, 0)
         program.go()
         assert program.hears("advice") > 0
+        daemon.room = 0  # else it would come back, a quarter of a second later
         assert daemon.reclaim(64) >= 64
         program.go()
         assert program.hears("advice") <= 32
+
+
+def test_what_is_asked_for_is_not_asked_back_at_once(tmp_path: Path, daemon: Books) -> None:
+    """Though there was room for more than the program has: what goes may go for another one."""
+    with unified(tmp_path, "plain") as program:
+        assert program.hears("plain") == WHOLE
+        assert daemon.reclaim(1000) == CHARGED
+        daemon.let_back(1000)
+        agrees(daemon, CHARGED, 0)
+        before, since = len(daemon.heard), time.monotonic()
+        assert daemon.reclaim(64) >= 64
+        agrees(daemon, CHARGED, 0)
+        assert daemon.heard_at[daemon.heard.index(Op.MOVE_IN, before)] - since >= MOVE_BACK
 
 
 def test_a_prefetch_comes_where_there_is_room(tmp_path: Path, daemon: Books) -> None:

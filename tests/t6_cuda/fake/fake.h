@@ -12,6 +12,7 @@
  * FAKE_KERNEL_US=n      each kernel takes at least that long
  * FAKE_OFFSETS=1      cuMemMap takes offsets that are not 0 (the driver's page says that it does not)
  * FAKE_SMS=n            SMs of a GPU (132), split into groups of 8 FAKE_GREEN=0      without green contexts
+ * FAKE_QUEUE=n           a launch, or an event, waits while so much is pending in its stream (0: it does not)
  * FAKE_BUSY=path        while that is there, cuMemCreate takes as long as it does where others have the driver busy
  *
  * A "kernel" is a C function of the test program, void name(void **parameters), found by its name in

@@ -86,6 +86,8 @@ struct job {
 struct job *fake_job(void (*work)(void *), void *argument, void (*done)(void *));
 void fake_job_get(struct job *job);
 void fake_job_put(struct job *job);
+/* Wait until a stream has room for another launch, or an event (FAKE_QUEUE). */
+void fake_room(struct fake_stream *stream);
 /* Like fake_enqueue, but take a reference. fake_lock is held. */
 void fake_queue(struct fake_stream *stream, struct job *job);
 /* Append a node to `graph`; take a reference. */

@@ -169,6 +169,7 @@ static CUresult launch_at_once(CUfunction function, unsigned int grid_y, void **
 	if (!job)
 		return result;
 	((struct launch *)job->argument)->rows = grid_y;
+	fake_room(stream);
 	if (fake_family(stream->context) != fake_family(fake_context()))
 		result = CUDA_ERROR_INVALID_HANDLE;
 	else

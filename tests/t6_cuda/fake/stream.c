@@ -153,6 +153,16 @@ void fake_queue(struct fake_stream *stream, struct job *job)
 	append(stream, operation);
 }
 
+void fake_room(struct fake_stream *stream)
+{
+	const uint64_t most = fake_number("FAKE_QUEUE", 0);
+
+	pthread_mutex_lock(&fake_lock);
+	while (most && !stream->capture && stream->queued - stream->done >= most)
+		pthread_cond_wait(&fake_changed, &fake_lock);
+	pthread_mutex_unlock(&fake_lock);
+}
+
 static struct fake_stream *make(CUcontext context, bool blocking)
 {
 	struct fake_stream *stream = fake_object(sizeof(*stream), FAKE_STREAM);
@@ -439,6 +449,7 @@ static CUresult record(CUevent event, struct fake_stream *stream)
 	fake_check(event, FAKE_EVENT, "cuEventRecord");
 	if (event->context != stream->context)
 		return CUDA_ERROR_INVALID_HANDLE;
+	fake_room(stream);
 	pthread_mutex_lock(&fake_lock);
 	if (fake_in_the_way(stream))
 		fake_die("cuEventRecord: on the legacy stream while a stream that waits for it is captured");

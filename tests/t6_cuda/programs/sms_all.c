@@ -274,6 +274,30 @@ static void ends(void)
 	CHECK(!active);
 }
 
+static void *launch_alone(void *unused)
+{
+	(void)unused;
+	DO(cuCtxSetCurrent(context));
+	CHECK(where(CU_STREAM_PER_THREAD) == FIRST_HALF);
+	return NULL;
+}
+
+/* What a thread had in a context that is gone serves no other stream. */
+static void gone(void)
+{
+	pthread_t thread;
+
+	begin();
+	CHECK(!detour_limit(device, FIRST_HALF));
+	CHECK(!pthread_create(&thread, NULL, launch_alone, NULL));
+	CHECK(!pthread_join(thread, NULL));
+	DO(cuDevicePrimaryCtxRelease(0));
+	DO(cuDevicePrimaryCtxRetain(&context, 0));
+	DO(cuCtxSetCurrent(context));
+	for (int i = 0; i < 4; i++)
+		CHECK(where(stream_new(CU_STREAM_NON_BLOCKING)) == FIRST_HALF);
+}
+
 /* A child has no driver, and no limit. */
 static void forks(void)
 {
@@ -338,7 +362,8 @@ static void away(void)
 
 /*
  * The model: what each piece of work has to come behind, by the rules of CUDA's streams and events. Each thread has a
- * model of its own, with its own streams; the legacy stream belongs to the first.
+ * model of its own, of its own work alone. Its streams are its own, and the legacy stream belongs to the first; or all
+ * threads have the same streams.
  */
 
 #define STREAMS 8
@@ -427,6 +452,7 @@ struct model {
 	unsigned int seed;
 	bool alone;		/* it sets the limits, too */
 	bool legacy;
+	const CUstream *shared;		/* the streams that other threads have, too; NULL: none */
 	uint64_t mask;
 	uint32_t steps;
 	pthread_t thread;
@@ -486,7 +512,12 @@ static void begin_model(struct model *model)
 		model->streams[model->count++] = (struct modelled){ .stream = NULL, .blocking = false, .legacy = true };
 	model->streams[model->count++] = (struct modelled){ .stream = CU_STREAM_PER_THREAD, .blocking = true };
 	while (model->count < STREAMS) {
-		new_stream(model, &model->streams[model->count], model->count % 2);
+		struct modelled *at = &model->streams[model->count];
+
+		if (model->shared)
+			*at = (struct modelled){ .stream = model->shared[model->count], .blocking = model->count % 2 };
+		else
+			new_stream(model, at, model->count % 2);
 		model->count++;
 	}
 	for (size_t i = 0; i < EVENTS; i++)
@@ -553,7 +584,7 @@ static void step(struct model *model)
 			has_run(&model->streams[i].last, "cuCtxSynchronize");
 		break;
 	case 13:
-		if (rand_r(&model->seed) % 8 || at - model->streams < 2)
+		if (rand_r(&model->seed) % 8 || at - model->streams < 2 || model->shared)
 			break;
 		DO(cuStreamDestroy_v2(at->stream));
 		new_stream(model, at, at->blocking);
@@ -623,6 +654,73 @@ static void marks(void)
 	CHECK(submitted == 1 && finished == 1);
 }
 
+static void *launch_many(void *stream)
+{
+	CUfunction looks;
+
+	DO(cuCtxSetCurrent(context));
+	looks = function("looks");
+	for (int i = 0; i < 16; i++)
+		DO(cuLaunchKernel(looks, 1, 1, 1, 1, 1, 1, 0, stream, nothing, NULL));
+	return NULL;
+}
+
+/* A thread that waits for room in its stream, which is full (FAKE_QUEUE), is in the way of no other. */
+static void full(void)
+{
+	CUstream stream, blocking;
+	pthread_t thread;
+
+	begin();
+	counters_wake = no_wake;
+	stream = stream_new(CU_STREAM_NON_BLOCKING);
+	blocking = stream_new(CU_STREAM_DEFAULT);
+	CHECK(!detour_limit(device, FIRST_HALF));
+	DO(cuLaunchKernel(function("waits"), 1, 1, 1, 1, 1, 1, 0, stream, nothing, NULL));
+	CHECK(!pthread_create(&thread, NULL, launch_many, stream));
+	usleep(100000);
+	launch(CU_STREAM_PER_THREAD);
+	launch(blocking);
+	launch(NULL);
+	launch(blocking);
+	__atomic_store_n(&release, true, __ATOMIC_RELEASE);
+	CHECK(!pthread_join(thread, NULL));
+	DO(cuCtxSynchronize());
+	CHECK(runs == 20);
+}
+
+static void *launch_wait(void *stream)
+{
+	DO(cuCtxSetCurrent(context));
+	DO(cuLaunchKernel(function("waits"), 1, 1, 1, 1, 1, 1, 0, stream, nothing, NULL));
+	return NULL;
+}
+
+/* Nor is one that waits for room for a marker, to others that launch, and to the listening thread. */
+static void marked(void)
+{
+	CUstream stream, other;
+	pthread_t thread;
+
+	begin();
+	counters_wake = no_wake;
+	stream = stream_new(CU_STREAM_NON_BLOCKING);
+	other = stream_new(CU_STREAM_NON_BLOCKING);
+	CHECK(!pthread_create(&thread, NULL, launch_wait, stream));
+	usleep(100000);
+	CHECK(!counters_drain(device));
+	CHECK(counters_tick() > 0 && !counters_progress(device));
+	for (int i = 0; i < 4; i++)
+		launch(other);
+	DO(cuStreamDestroy_v2(other));
+	__atomic_store_n(&release, true, __ATOMIC_RELEASE);
+	CHECK(!pthread_join(thread, NULL));
+	DO(cuCtxSynchronize());
+	CHECK(runs == 4);
+	while (!counters_drain(device))
+		usleep(1000);
+}
+
 static bool over;	/* atomically */
 
 /* In the place of the listening thread: limits, and markers. */
@@ -642,18 +740,24 @@ static void *change_limits(void *unused)
 	return NULL;
 }
 
-/* Several threads, while limits change. */
-static void threads(unsigned int seed, uint32_t steps)
+/* Several threads, while limits change; `shared`: in the same streams. */
+static void threads(unsigned int seed, uint32_t steps, bool shared)
 {
 	static struct model models[3];
+	static CUstream streams[STREAMS];
 	uint64_t submitted, finished;
 	pthread_t changer;
 
 	begin();
 	counters_wake = no_wake;
+	for (size_t i = 0; shared && i < STREAMS; i++)
+		streams[i] = stream_new(i % 2 ? CU_STREAM_DEFAULT : CU_STREAM_NON_BLOCKING);
 	CHECK(!pthread_create(&changer, NULL, change_limits, NULL));
 	for (size_t i = 0; i < 3; i++) {
-		models[i] = (struct model){ .seed = seed + (unsigned int)i, .steps = steps, .legacy = !i };
+		models[i] = (struct model){
+			.seed = seed + (unsigned int)i, .steps = steps, .legacy = !i || shared,
+			.shared = shared ? streams : NULL,
+		};
 		CHECK(!pthread_create(&models[i].thread, NULL, run_model, &models[i]));
 	}
 	for (size_t i = 0; i < 3; i++)
@@ -675,7 +779,8 @@ static const struct {
 } cases[] = {
 	{ "placed", placed_everywhere }, { "refused", refused }, { "without", without_green }, { "wide", wide },
 	{ "there", refused_there }, { "ends", ends }, { "fork", forks }, { "plain", plain }, { "lifted", lifted },
-	{ "away", away }, { "marks", marks },
+	{ "away", away }, { "marks", marks }, { "gone", gone }, { "full", full },
+	{ "marked", marked },
 };
 
 int main(int argc, char **argv)
@@ -691,7 +796,9 @@ int main(int argc, char **argv)
 	if (!strcmp(name, "order"))
 		order((unsigned int)atoi(argv[2]), (uint32_t)atoi(argv[3]));
 	else if (!strcmp(name, "threads"))
-		threads((unsigned int)atoi(argv[2]), (uint32_t)atoi(argv[3]));
+		threads((unsigned int)atoi(argv[2]), (uint32_t)atoi(argv[3]), false);
+	else if (!strcmp(name, "shared"))
+		threads((unsigned int)atoi(argv[2]), (uint32_t)atoi(argv[3]), true);
 	else
 		CHECK(!"a case");
 	return 0;

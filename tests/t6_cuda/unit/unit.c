@@ -1586,6 +1586,73 @@ static void test_peers(void)
 	CHECK(device->foreign == 0);
 }
 
+static bool copies;	/* atomically */
+
+static void hold_copy(void *unused)
+{
+	(void)unused;
+	while (!__atomic_load_n(&copies, __ATOMIC_ACQUIRE))
+		usleep(1000);
+}
+
+/* Memory of its own that a program has made, and mapped, for the first GPU alone. */
+static CUdeviceptr own_memory(size_t bytes)
+{
+	const CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+					   .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE } };
+	const CUmemAccessDesc access = { .location = prop.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
+	CUmemGenericAllocationHandle handle;
+	CUdeviceptr address;
+
+	CHECK(cuMemCreate(&handle, bytes, &prop, 0) == CUDA_SUCCESS);
+	CHECK(cuMemAddressReserve(&address, bytes, 0, 0, 0) == CUDA_SUCCESS);
+	CHECK(cuMemMap(address, bytes, 0, handle, 0) == CUDA_SUCCESS && cuMemRelease(handle) == CUDA_SUCCESS);
+	CHECK(cuMemSetAccess(address, bytes, &access, 1) == CUDA_SUCCESS);
+	return address;
+}
+
+/* Another GPU copies from memory to which it has no access: the memory moves once that is over. FAKE_DEVICES is 2. */
+static void test_copier(void)
+{
+	const uint64_t work_us = 60000000;
+	CUdeviceptr address;
+	CUcontext other;
+	CUstream stream;
+	uint64_t usec;
+	char *host;
+
+	start();
+	other = retain(1);
+	host = malloc(6 << 20);
+	CHECK(real.cuCtxSetCurrent(other) == CUDA_SUCCESS && device_current() != device);
+	CHECK(real.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+	for (int own = 0; own < 2; own++) {
+		CHECK(real.cuCtxSetCurrent(context) == CUDA_SUCCESS);
+		if (own)
+			address = own_memory(6 << 20);
+		else
+			CHECK(cuMemAlloc_v2(&address, 6 << 20) == CUDA_SUCCESS);
+		CHECK(real.cuCtxSetCurrent(other) == CUDA_SUCCESS);
+		__atomic_store_n(&copies, false, __ATOMIC_RELEASE);
+		CHECK(cuLaunchHostFunc(stream, hold_copy, NULL) == CUDA_SUCCESS);
+		/* The stream says which GPU it is, and not the context. */
+		CHECK(real.cuCtxSetCurrent(own ? other : context) == CUDA_SUCCESS);
+		CHECK(cuMemcpyDtoHAsync_v2(host, address, 6 << 20, stream) == CUDA_SUCCESS);
+		CHECK(real.cuCtxSetCurrent(context) == CUDA_SUCCESS);
+		device->mover->work_us = 20000;
+		CHECK(mover_out(device, UINT64_MAX, &usec) == 0);
+		__atomic_store_n(&copies, true, __ATOMIC_RELEASE);
+		CHECK(real.cuStreamSynchronize(stream) == CUDA_SUCCESS);
+		device->mover->work_us = work_us;
+		while (calm_rests(device))
+			usleep(1000);
+		CHECK(double_out(device, UINT64_MAX) == 6 << 20);
+		if (!own)
+			CHECK(cuMemFree_v2(address) == CUDA_SUCCESS);
+	}
+	free(host);
+}
+
 /* The background: with GGROUP_CUDA_POOL host chunks are made ahead. */
 static void test_ahead(void)
 {
@@ -2050,6 +2117,7 @@ int main(int count, char **arguments)
 		{ "both_ways", test_both_ways }, { "both_ways_stuck", test_both_ways_stuck },
 		{ "foreign", test_foreign }, { "reused", test_reused },
 		{ "attributes", test_attributes }, { "capture", test_capture }, { "peers", test_peers },
+		{ "copier", test_copier },
 		{ "ahead", test_ahead }, { "granted", test_granted },
 		{ "clean", test_clean }, { "clean_changes", test_clean_changes },
 		{ "clean_faults", test_clean_faults }, { "clean_turns", test_clean_turns }, { "marks_end", test_marks_end },

@@ -181,6 +181,10 @@ static void obey(const struct message *command)
 	} else if (!departure_begun()) {
 		const struct mover_spent before = mover_spent(managed->device);
 
+		/* What it said of room before is over: what goes now would take the room that it goes for. */
+		pthread_mutex_lock(&session.lock);
+		managed->room = 0;
+		pthread_mutex_unlock(&session.lock);
 		moved = mover_out(managed->device, command->args[3], &usec);
 		if (moved < command->args[3])
 			moved += piece_out(managed->device, command->args[3] - moved);

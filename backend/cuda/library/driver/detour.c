@@ -4,8 +4,8 @@
  * held while it goes out or home, and for the launch in between: so all threads see a stream either home, or away with
  * every kernel before theirs.
  *
- * `lock` is for the tables alone: a line is locked without it, and it is not taken with a line locked. Two lines are never
- * locked at once.
+ * `lock` is for the tables alone: a line is locked without it, and it is not taken with a line locked; with it held,
+ * only one that no other thread launches in. Two lines are never locked at once.
  */
 
 #include "detour.h"
@@ -32,10 +32,14 @@ struct branch {
 	CUevent home;		/* recorded in it */
 };
 
+/* Atomically, without an order. */
+#define READ(field) __atomic_load_n(&(field), __ATOMIC_RELAXED)
+#define WRITE(field, value) __atomic_store_n(&(field), value, __ATOMIC_RELAXED)
+
 struct line {
 	struct line *next;
 	pthread_mutex_t lock;
-	/* Under `lock`. */
+	/* Under `lock`; what is read without it, by READ, is written by WRITE. */
 	bool live;
 	CUstream stream;	/* CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, or a handle */
 	CUcontext context;
@@ -47,6 +51,8 @@ struct line {
 	CUevent out;		/* recorded in it */
 	struct branch *away;	/* NULL: at home */
 	struct branch *branches;
+	uint64_t seen;		/* what it had to come behind when it went out (behind) */
+	uint64_t worked;	/* atomically, without the lock: calls that put work into it at home */
 };
 
 static struct limit {
@@ -63,6 +69,8 @@ static struct map legacies;		/* under `lock`; of CUcontext to the line of its le
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 /* Atomically: lines that are away, legacy streams, and other blocking streams. */
 static unsigned int legacies_away, blocking_away;
+/* Atomically: times that such streams were joined, or given work at home. */
+static uint64_t legacies_worked, blocking_worked;
 static __thread struct line *own;	/* the line of the last own stream of this thread */
 
 static struct line *first(void)
@@ -81,7 +89,24 @@ static void note_away(struct line *line, struct branch *branch)
 
 	if (count && !line->away != !branch)
 		__atomic_add_fetch(count, branch ? 1 : -1U, __ATOMIC_SEQ_CST);
-	line->away = branch;
+	__atomic_store_n(&line->away, branch, __ATOMIC_RELEASE);
+}
+
+/* Return what kernels of a line have to come behind that is at home, as a number that grows with it: with work of its
+ * own stream, and of those that it waits for by itself. */
+static uint64_t behind(const struct line *line)
+{
+	uint64_t *const others = line->stream == CU_STREAM_LEGACY ? &blocking_worked : &legacies_worked;
+	const uint64_t own = __atomic_load_n(&line->worked, __ATOMIC_SEQ_CST);
+
+	return own + (line->blocking ? __atomic_load_n(others, __ATOMIC_SEQ_CST) : 0);
+}
+
+/* Note that work was put into a stream at home. */
+static void note_worked(bool legacy, bool blocking)
+{
+	if (legacy || blocking)
+		__atomic_add_fetch(legacy ? &legacies_worked : &blocking_worked, 1, __ATOMIC_SEQ_CST);
 }
 
 /* Lines */
@@ -91,6 +116,9 @@ static bool is_own_of(struct line *line, const struct stream_key *key)
 {
 	bool is_it;
 
+	/* A lock may be held for long by a thread that launches, but not that of a stream of this thread. */
+	if (READ(line->thread) != key->thread)
+		return false;
 	pthread_mutex_lock(&line->lock);
 	is_it = line->live && line->thread == key->thread && line->context == key->context;
 	pthread_mutex_unlock(&line->lock);
@@ -102,18 +130,20 @@ static void learn(struct line *line)
 {
 	CUcontext before;
 	unsigned int flags = CU_STREAM_DEFAULT;
+	CUdevice ordinal = -1;
 
-	line->ordinal = -1;
-	line->blocking = true;
+	WRITE(line->ordinal, -1);
+	WRITE(line->blocking, true);
 	if (real.cuCtxPushCurrent_v2(line->context))
 		return;
-	if (real.cuCtxGetDevice(&line->ordinal) || line->ordinal >= GG_ORDINALS)
-		line->ordinal = -1;
+	if (real.cuCtxGetDevice(&ordinal) || ordinal >= GG_ORDINALS)
+		ordinal = -1;
+	WRITE(line->ordinal, ordinal);
 	line->primary = line->ordinal >= 0 && line->context == green_primary(line->ordinal);
 	if (line->stream != CU_STREAM_LEGACY && !line->thread) {
 		if (!real.cuStreamGetFlags || real.cuStreamGetFlags(line->stream, &flags))
 			line->primary = false;
-		line->blocking = !(flags & CU_STREAM_NON_BLOCKING);
+		WRITE(line->blocking, !(flags & CU_STREAM_NON_BLOCKING));
 		if (real.cuStreamGetPriority && real.cuStreamGetPriority(line->stream, &line->priority))
 			line->priority = 0;
 	}
@@ -153,9 +183,9 @@ static struct line *make(CUstream stream, CUcontext context, uint64_t thread)
 	if (!line)
 		return NULL;
 	pthread_mutex_lock(&line->lock);
-	line->stream = stream;
-	line->context = context;
-	line->thread = thread;
+	WRITE(line->stream, stream);
+	WRITE(line->context, context);
+	WRITE(line->thread, thread);
 	line->priority = 0;
 	learn(line);
 	__atomic_store_n(&line->live, true, __ATOMIC_RELEASE);
@@ -171,6 +201,8 @@ static pthread_once_t own_once = PTHREAD_ONCE_INIT;
 static void thread_ended(void *number)
 {
 	for (struct line *line = first(); line; line = line->next) {
+		if (READ(line->thread) != (uintptr_t)number)
+			continue;
 		pthread_mutex_lock(&line->lock);
 		if (line->live && line->thread == (uintptr_t)number)
 			__atomic_store_n(&line->live, false, __ATOMIC_RELEASE);
@@ -274,6 +306,8 @@ static void come_home(struct line *line)
 	/* An error here is that of a context which is broken: the program's next call gets it, too. */
 	if (!joined)
 		log_line("stream %p: not joined with that of the library", (void *)line->stream);
+	/* In this order: a thread that finds it home finds what it is to come behind, too. */
+	note_worked(line->stream == CU_STREAM_LEGACY, line->blocking);
 	note_away(line, NULL);
 }
 
@@ -312,13 +346,20 @@ static struct branch *branch_on(struct line *line, uint64_t mask)
 	return branch;
 }
 
+/* Return whether a line is away on these groups, and nothing has to come between its last kernel there and the next. */
+static bool is_out(const struct line *line, uint64_t mask)
+{
+	return line->away && line->away->green->mask == mask && line->seen == behind(line);
+}
+
 static bool go_out(struct line *line, struct branch *branch)
 {
 	bool joined;
 
-	if (line->away == branch)
+	if (is_out(line, branch->green->mask))
 		return true;
 	come_home(line);
+	line->seen = behind(line);
 	if (!line->out)
 		line->out = green_event(line->context);
 	if (!line->out || !enter(line))
@@ -338,17 +379,23 @@ struct which {
 	bool blocking;		/* blocking streams alone, and legacy ones not */
 };
 
+/* With the line locked; or not, for one that this thread, or one that it has heard of since, has sent away. */
 static bool is_one(const struct line *line, const struct which *which)
 {
-	const bool legacy = line->stream == CU_STREAM_LEGACY;
+	const bool legacy = READ(line->stream) == CU_STREAM_LEGACY;
 
-	return line->live && line->away && (!which->context || line->context == which->context) &&
-	       (!which->legacy || legacy) && (!which->blocking || (line->blocking && !legacy));
+	return __atomic_load_n(&line->live, __ATOMIC_ACQUIRE) && __atomic_load_n(&line->away, __ATOMIC_ACQUIRE) &&
+	       (!which->context || READ(line->context) == which->context) && (!which->legacy || legacy) &&
+	       (!which->blocking || (READ(line->blocking) && !legacy));
 }
 
 static void home_those(const struct which *which)
 {
 	for (struct line *line = first(); line; line = line->next) {
+		/* A thread that launches may have another one locked until the GPU has room for more, and the GPU may
+		 * have to wait for this thread. */
+		if (!is_one(line, which))
+			continue;
 		pthread_mutex_lock(&line->lock);
 		if (is_one(line, which)) {
 			const CUstreamCaptureMode mode = driver_enter();
@@ -406,6 +453,29 @@ void detour_home(CUstream stream, bool per_thread)
 	if (line)
 		home_line(line);
 	ours_leave();
+}
+
+void detour_worked(CUstream stream, bool per_thread)
+{
+	struct stream_key key;
+	struct line *line;
+
+	ours_enter();
+	key = stream_key(stream, per_thread);
+	line = key.thread ? NULL : find(&key);
+	if (line)
+		__atomic_add_fetch(&line->worked, 1, __ATOMIC_SEQ_CST);
+	note_worked(key.stream == CU_STREAM_LEGACY, !line || line->blocking);
+	ours_leave();
+}
+
+void detour_worked_context(CUcontext context)
+{
+	for (struct line *line = first(); line; line = line->next)
+		if (__atomic_load_n(&line->live, __ATOMIC_ACQUIRE) && READ(line->context) == context)
+			__atomic_add_fetch(&line->worked, 1, __ATOMIC_SEQ_CST);
+	note_worked(true, true);
+	note_worked(false, true);
 }
 
 void detour_home_context(CUcontext context)
@@ -467,7 +537,7 @@ static bool go(struct line *line, uint64_t mask, detour_fits *fits, void *argume
 	bool goes;
 
 	/* Most launches find their stream where the one before left it. */
-	if (line->away && line->away->green->mask == mask && may_go(line) &&
+	if (is_out(line, mask) && may_go(line) &&
 	    fits(sms_of(line->ordinal, mask), line->away->stream, argument))
 		return true;
 	mode = driver_enter();
@@ -602,22 +672,23 @@ int detour_limit(struct device *device, uint64_t mask)
 
 /* Ends */
 
-/* Destroy what the library has for a line; with the line locked and home, within driver_enter. */
-static void strip(struct line *line)
+/* Destroy what the library has for a line, whose context may be `destroyed`; with the line locked and home, within
+ * driver_enter. */
+static void strip(struct line *line, bool destroyed)
 {
 	for (struct branch *branch = line->branches, *next; branch; branch = next) {
 		next = branch->next;
 		free_branch(branch);
 	}
 	line->branches = NULL;
+	if (line->out && !destroyed)
+		real.cuEventDestroy_v2(line->out);
+	line->out = NULL;
 }
 
 static void retire(struct line *line, bool destroyed)
 {
-	strip(line);
-	if (line->out && !destroyed)
-		real.cuEventDestroy_v2(line->out);
-	line->out = NULL;
+	strip(line, destroyed);
 	note_away(line, NULL);
 	__atomic_store_n(&line->live, false, __ATOMIC_RELEASE);
 }
@@ -646,6 +717,8 @@ static void give_up(CUdevice ordinal)
 	const CUstreamCaptureMode mode = driver_enter();
 
 	for (struct line *line = first(); line; line = line->next) {
+		if (READ(line->ordinal) != ordinal)
+			continue;
 		pthread_mutex_lock(&line->lock);
 		if (line->branches && line->ordinal == ordinal) {
 			come_home(line);
@@ -654,7 +727,7 @@ static void give_up(CUdevice ordinal)
 					real.cuStreamSynchronize(branch->stream);
 				leave();
 			}
-			strip(line);
+			strip(line, false);
 		}
 		pthread_mutex_unlock(&line->lock);
 	}
@@ -681,6 +754,8 @@ void detour_context_ended(CUcontext context, bool gone)
 {
 	pthread_mutex_lock(&lock);
 	for (struct line *line = gone ? all : NULL; line; line = line->next) {
+		if (READ(line->context) != context)
+			continue;
 		pthread_mutex_lock(&line->lock);
 		if (line->live && line->context == context) {
 			if (line->stream == CU_STREAM_LEGACY)
@@ -703,6 +778,7 @@ static void forget(void)
 	all = own = NULL;
 	handles = legacies = (struct map){ 0 };
 	legacies_away = blocking_away = detour_any = 0;
+	legacies_worked = blocking_worked = 0;
 	detour_known = false;
 	for (size_t i = 0; i < GG_ORDINALS; i++)
 		limits[i] = (struct limit){ 0 };

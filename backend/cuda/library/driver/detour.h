@@ -13,6 +13,9 @@
  * work of theirs the legacy stream does. A thread's own stream (CU_STREAM_PER_THREAD) goes home after each kernel, as no
  * other thread can name it.
  *
+ * Several threads may use one stream: between the moment that one has brought it home and that of its copy, another may
+ * send it away. So each thread notes its copy once it is in the stream, and the next kernel joins the two again.
+ *
  * What cannot go there runs in the program's stream on all SMs, and is counted: graphs whose kernels cannot be placed, cooperative
  * kernels and clusters that do not fit, launches in contexts other than the primary one, launches in the legacy stream
  * while a stream is captured, and whatever the driver refuses there.
@@ -69,6 +72,10 @@ void detour_stay(CUstream stream, bool per_thread);
 
 /* Bring home what work in `stream`, or a question about it, has to come behind. In a thread of the program. */
 void detour_home(CUstream stream, bool per_thread);
+/* Work has been put into `stream` at home, or into all streams of a context: kernels that come now are behind it, also
+ * where another thread has sent the stream away since it was brought home. */
+void detour_worked(CUstream stream, bool per_thread);
+void detour_worked_context(CUcontext context);
 /* Do the same for all streams of a context. */
 void detour_home_context(CUcontext context);
 /* Do the same for all streams of all contexts: before a capture, and before waits of the library. */

@@ -69,6 +69,12 @@ bool device_keep_all(void);
 void device_let_all(void);
 /* Calls `visit` for every device set up so far. */
 void device_each(void (*visit)(struct device *, void *), void *argument);
+/* Whether there is more than one. */
+extern unsigned int device_number;	/* atomically: of those set up */
+static inline bool device_several(void)
+{
+	return __atomic_load_n(&device_number, __ATOMIC_ACQUIRE) > 1;
+}
 
 /* Makes `primary` current in this thread (cuCtxPushCurrent) and keeps it alive; false, at once, where
  * there is none or it is being destroyed. Our own threads call the driver only between these two; they

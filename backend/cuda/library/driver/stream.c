@@ -51,6 +51,28 @@ struct stream_key stream_key(CUstream stream, bool per_thread)
 	return key;
 }
 
+CUdevice stream_device(CUstream stream, bool per_thread)
+{
+	CUcontext context = NULL, current = NULL;
+	CUdevice ordinal = -1;
+
+	ours_enter();
+	if (stream && stream != CU_STREAM_LEGACY && !stream_is_own(stream, per_thread) && real.cuStreamGetCtx &&
+	    real.cuStreamGetCtx(stream, &context))
+		context = NULL;
+	if (real.cuCtxGetCurrent(&current))
+		current = NULL;
+	if (context && context != current && !real.cuCtxPushCurrent_v2(context)) {
+		if (real.cuCtxGetDevice(&ordinal))
+			ordinal = -1;
+		real.cuCtxPopCurrent_v2(&context);
+	} else if (current && real.cuCtxGetDevice(&ordinal)) {
+		ordinal = -1;
+	}
+	ours_leave();
+	return ordinal < GG_ORDINALS ? ordinal : -1;
+}
+
 bool stream_captured(CUstream stream, bool per_thread)
 {
 	CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;

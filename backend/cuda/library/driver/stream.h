@@ -26,6 +26,9 @@ static inline bool stream_same(const struct stream_key *a, const struct stream_k
 	return a->stream == b->stream && a->context == b->context && a->thread == b->thread;
 }
 
+/* Return the GPU of the stream that a call means; -1: unknown. Its context need not be the current one. */
+CUdevice stream_device(CUstream stream, bool per_thread);
+
 extern int stream_captures; /* number of active captures; atomically */
 static inline bool stream_capturing_any(void)
 {

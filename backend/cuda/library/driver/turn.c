@@ -131,24 +131,9 @@ static void set(struct turn *turn, uint32_t word, uint64_t run_ahead_us)
 /* The turns of the GPU of `stream`; NULL: unknown. A copy may go to a stream of a context that is not current. */
 static struct turn *of_stream(CUstream stream, bool per_thread)
 {
-	CUcontext context = NULL, current = NULL;
-	CUdevice ordinal = -1;
+	const CUdevice ordinal = stream_device(stream, per_thread);
 
-	ours_enter();
-	if (stream && stream != CU_STREAM_LEGACY && !stream_is_own(stream, per_thread) && real.cuStreamGetCtx &&
-	    real.cuStreamGetCtx(stream, &context))
-		context = NULL;
-	if (real.cuCtxGetCurrent(&current))
-		current = NULL;
-	if (context && context != current && !real.cuCtxPushCurrent_v2(context)) {
-		if (real.cuCtxGetDevice(&ordinal))
-			ordinal = -1;
-		real.cuCtxPopCurrent_v2(&context);
-	} else if (current && real.cuCtxGetDevice(&ordinal)) {
-		ordinal = -1;
-	}
-	ours_leave();
-	return ordinal >= 0 && ordinal < GG_ORDINALS ? &turns[ordinal] : NULL;
+	return ordinal >= 0 ? &turns[ordinal] : NULL;
 }
 
 /* Run-ahead */
@@ -311,6 +296,13 @@ void turn_enter_context(CUcontext context)
 	}
 	if (detour_on())
 		detour_home_context(context ? context : driver_context());
+}
+
+void turn_leave_context(CUcontext context)
+{
+	if (detour_on())
+		detour_worked_context(context ? context : driver_context());
+	gate_leave();
 }
 
 /* Turns */

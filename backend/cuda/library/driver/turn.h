@@ -27,10 +27,11 @@ extern unsigned int turn_any;
  * the gate, waits, and enters again. Returns whether it has waited. Never waits in a thread that is inside more than
  * once, nor for work that is being captured. */
 bool turn_hold(enum turn_work work, CUstream stream, bool per_thread);
-/* gate_enter for work that goes into all streams of `context`; NULL: the current one. */
+/* gate_enter for work that goes into all streams of `context`; NULL: the current one. Left by turn_leave_context. */
 void turn_enter_context(CUcontext context);
+void turn_leave_context(CUcontext context);
 
-/* gate_enter for work that goes to a GPU; left by gate_leave. The stream is home then, except for kernels, which may go
+/* gate_enter for work that goes to a GPU; left by turn_leave. The stream is home then, except for kernels, which may go
  * away again (detour.h). */
 static inline void turn_enter(enum turn_work work, CUstream stream, bool per_thread)
 {
@@ -40,6 +41,15 @@ static inline void turn_enter(enum turn_work work, CUstream stream, bool per_thr
 		turn_hold(work, stream, per_thread);
 	if (work != TURN_KERNELS && detour_on())
 		detour_home(stream, per_thread);
+}
+
+/* Leave, behind work that was put into the stream as the program named it. A kernel that went away leaves by
+ * gate_leave. */
+static inline void turn_leave(CUstream stream, bool per_thread)
+{
+	if (detour_on())
+		detour_worked(stream, per_thread);
+	gate_leave();
 }
 
 /* turn_end and turn_begin are called by one thread at a time, the listening thread. */

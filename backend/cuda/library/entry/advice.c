@@ -47,7 +47,7 @@ ADVISE(cuMemAdvise_v2, CUmemLocation, location, location)
 			if (result == CUDA_SUCCESS)						\
 				advised_note_prefetch(devPtr, count, location);			\
 		}										\
-		gate_leave();									\
+		turn_leave(hStream, PER_THREAD(name));						\
 		return result;									\
 	}
 
@@ -135,7 +135,7 @@ static CUresult one_by_one(const CUdeviceptr *starts, const size_t *sizes, size_
 				result = one_by_one(dptrs, sizes, count, prefetchLocs, prefetchLocIdxs,	\
 						    numPrefetchLocs, hStream, PER_THREAD(name));	\
 		}											\
-		gate_leave();										\
+		turn_leave(hStream, PER_THREAD(name));							\
 		return result;										\
 	}
 

@@ -250,7 +250,7 @@ INSTANTIATE(cuGraphInstantiateWithFlags,
 			turn_enter(TURN_OTHER, how->hUploadStream, PER_THREAD(name));	\
 		CALL_REAL(result, name, (phGraphExec, hGraph, instantiateParams));	\
 		if (uploads)								\
-			gate_leave();							\
+			turn_leave(how->hUploadStream, PER_THREAD(name));		\
 		if (result == CUDA_SUCCESS)						\
 			learn(*phGraphExec, hGraph);					\
 		return result;								\
@@ -357,7 +357,7 @@ static uint64_t use(CUgraphExec handle)
 			counters_launched(device, hStream, per_thread, kernels);	\
 			burst_launched(device);						\
 		}									\
-		gate_leave();								\
+		turn_leave(hStream, per_thread);					\
 		return result;								\
 	}
 

@@ -107,7 +107,10 @@ static struct need need_of(CUfunction function, const CUlaunchConfig *config)
 			counters_launched(device, stream, per_thread, 1);			\
 			burst_launched(device);							\
 		}										\
-		gate_leave();									\
+		if (done)									\
+			gate_leave();								\
+		else										\
+			turn_leave(stream, per_thread);						\
 		return result;									\
 	}
 
@@ -179,7 +182,7 @@ LAUNCH(cuLaunchKernelEx_ptsz, EX, EX_ARGUMENTS, f, EX_STREAM, true, kernelParams
 			counters_launched(device, NULL, false, 1);			\
 			burst_launched(device);						\
 		}									\
-		gate_leave();								\
+		turn_leave(NULL, false);						\
 		return result;								\
 	}
 WIDE(cuLaunch, (CUfunction f), (f))
@@ -228,6 +231,8 @@ WRAPPER cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launchParamsLis
 		  (launchParamsList, numDevices, flags));
 	for (unsigned int i = 0; runs && !result && i < numDevices; i++)
 		count_one(&launchParamsList[i]);
+	for (unsigned int i = 0; runs && detour_on() && i < numDevices; i++)
+		detour_worked(launchParamsList[i].hStream, false);
 	gate_leave();
 	return result;
 }
@@ -241,7 +246,7 @@ WRAPPER cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launchParamsLis
 		PASS_INSIDE(name, (hCtx, hEvent));	\
 		turn_enter_context(context);	\
 		CALL_REAL(result, name, (hCtx, hEvent));	\
-		gate_leave();				\
+		turn_leave_context(context);		\
 		return result;				\
 	}
 
@@ -271,7 +276,7 @@ OF_CONTEXT(cuGreenCtxWaitEvent, CUgreenCtx, of_green(hCtx))
 		PASS_INSIDE(name, arguments);				\
 		turn_enter(work, hStream, PER_THREAD(name));		\
 		CALL_REAL(result, name, arguments);			\
-		gate_leave();						\
+		turn_leave(hStream, PER_THREAD(name));			\
 		return result;						\
 	}
 #define MAKE_GATED(name, parameters, arguments) MAKE_ONLY(name, parameters, arguments, TURN_OTHER)

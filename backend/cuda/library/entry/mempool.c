@@ -176,6 +176,8 @@ static void leave_stream(bool entered)
 			detour_home(hStream, per_thread);					\
 		if (result == CUDA_SUCCESS)							\
 			result = name##_there arguments;					\
+		if (result == CUDA_SUCCESS && detour_on())					\
+			detour_worked(hStream, per_thread);					\
 		leave_stream(entered);								\
 		return result;									\
 	}
@@ -225,7 +227,7 @@ static CUresult free_ours(CUdeviceptr address, const struct region_about *about,
 			result = free_ours(dptr, &about, hStream, per_thread);		\
 		else									\
 			CALL_REAL(result, name, (dptr, hStream));			\
-		gate_leave();								\
+		turn_leave(hStream, per_thread);					\
 		if (result == CUDA_SUCCESS && ours)					\
 			parked_sweep(parked_count() > PARKED_MOST);			\
 		foreign_taken(foreign, dptr, result == CUDA_SUCCESS);			\

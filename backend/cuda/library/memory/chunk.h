@@ -60,6 +60,7 @@ struct region {
 	struct small *small;	/* what is in it, if it is one for small allocations */
 	struct region *next_small;
 	struct object *object;	/* what the program made by cuMemCreate (object.h); else NULL */
+	uint64_t users;		/* atomically: other GPUs that have copied to or from it, a bit an ordinal */
 	bool lent;		/* the program was given a descriptor of some of it (lent.h) */
 	bool freeing;		/* a thread is at it */
 	bool gone;		/* it is freed, but for what is behind it, which is bound still */

@@ -150,14 +150,38 @@ void view_each(struct region *region,
 
 uint64_t view_users(const struct region *region)
 {
-	uint64_t users = 0;
+	uint64_t users = __atomic_load_n(&region->users, __ATOMIC_ACQUIRE);
 
 	if (!region->object)
-		return __atomic_load_n(&region->device->regions->users, __ATOMIC_ACQUIRE);
+		return users | __atomic_load_n(&region->device->regions->users, __ATOMIC_ACQUIRE);
 	for (const struct view *view = region->object->views; view; view = view->next)
 		for (size_t page = 0; page < view->bytes / GG_CHUNK; page++)
 			users |= view->access[page].read;
 	return users;
+}
+
+static struct region *region_at(CUdeviceptr address)
+{
+	struct region *region = pages_region(address);
+	const struct view *view = region ? NULL : view_at(address);
+
+	return view ? view->region : region;
+}
+
+void view_copied(CUdeviceptr address, size_t bytes, CUdevice by)
+{
+	const CUdeviceptr end = address + bytes;
+	struct region *region;
+
+	if (!pages_near(address))
+		return;
+	pthread_mutex_lock(&tree_lock);
+	for (CUdeviceptr at = address; at < end; at = (at / GG_CHUNK + 1) * GG_CHUNK) {
+		region = region_at(at);
+		if (region && region->device->ordinal != by)
+			__atomic_or_fetch(&region->users, UINT64_C(1) << by, __ATOMIC_ACQ_REL);
+	}
+	pthread_mutex_unlock(&tree_lock);
 }
 
 bool view_is_shared(const struct region *region)

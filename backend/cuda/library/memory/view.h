@@ -47,8 +47,12 @@ void view_set_access(struct view *view, CUdeviceptr address, size_t bytes, const
 /* Calls `visit` for each range of addresses at which a part of a region is mapped. */
 void view_each(struct region *region,
 	       void (*visit)(struct region *region, CUdeviceptr at, size_t bytes, size_t offset, void *), void *argument);
-/* The GPUs that may use any part of a region, one bit per ordinal; the caller has a chunk of it. */
+/* The GPUs that may use any part of a region, or have copied to or from it, one bit per ordinal; the caller has a chunk
+ * of it. */
 uint64_t view_users(const struct region *region);
+/* Notes that a GPU copies to or from [address, address + bytes): a copy needs no access of the GPU that makes it. Any
+ * address; without the lock. */
+void view_copied(CUdeviceptr address, size_t bytes, CUdevice by);
 /* Whether another GPU, with turns of its own, may write to it. */
 bool view_is_shared(const struct region *region);
 
