@@ -232,7 +232,7 @@ class Bookkeeper:
         self._schedulers.poke(gpu)
         if self.knows(process, gpu):
             self._follower.sharers_changed(Member(process, gpu))
-            self._follower.background.later(Member(process, gpu))
+            self._follower.follow_anew(Member(process, gpu))
 
     def presence(self, gpu: int) -> None:
         root, is_lost = SliceOn(ROOT, gpu), self._gpus[gpu].lost

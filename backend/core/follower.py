@@ -308,6 +308,11 @@ class Follower:
                 resident.records[gpu].compute.inherited = True
         self.background.later(SliceOn(ROOT, gpu))
 
+    def follow_anew(self, group: Member) -> None:
+        """Pull every lever of a process again, soon: they reach it in another way from now on."""
+        self._of(group).inherited = True
+        self.background.later(group)
+
     @contextlib.asynccontextmanager
     async def released(self, here: Member, there: Member) -> AsyncIterator[None]:
         """Give a process back its driver's own state, and pull no lever of it on either GPU while the body runs.
