@@ -13,7 +13,7 @@ from backend.common.errors import fail
 from backend.common.turns import Turns
 from backend.core.deadlines import deadline
 from backend.core.families import Families, below
-from backend.core.follower import Follower
+from backend.core.follower import BY_PROGRAMS, Follower
 from backend.core.membership import Membership
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger, Policy
@@ -86,7 +86,7 @@ class Bookkeeper:
             return  # it is being migrated: its settings are applied once it has arrived
         try:
             with deadline(self._seconds):
-                await self._follower.apply(group)
+                await self._follower.apply(group, BY_PROGRAMS)
         except ProcessLookupError:
             raise
         except OSError as error:
