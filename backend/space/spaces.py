@@ -90,6 +90,7 @@ class Spaces:
         self._members: dict[Process, Space] = {}
         self._exits = ExitWatch(self._exited)
         self._nursery: trio.Nursery | None = None
+        self._found = trio.Event()  # set once those of earlier daemons are known
         self.changed: Callable[[], None] = lambda: None
         """Called when a program came into a space or left one."""
 
@@ -102,10 +103,12 @@ class Spaces:
             nursery.start_soon(self._exits.run)
             for record in read_records(self.directory) if self.program is not None and self.directory else ():
                 running = self._add(record.space)
+                running.retired = record.is_over
                 if record.control is None or running.control is None or not await running.control.adopt(record.control):
                     running.retired = True  # its programs lost their server
                 running.ready.set()
                 self._begin(running)
+            self._found.set()
             await trio.sleep_forever()
 
     async def close(self, *, handed_over: bool) -> None:
@@ -113,9 +116,8 @@ class Spaces:
         controls = [running.control for running in self._running.values() if running.control is not None]
         try:
             async with trio.open_nursery() as nursery:
-                for control in controls if not handed_over else ():
-                    if not control.has_ended():
-                        nursery.start_soon(control.ask, "quit")
+                for running in self._running.values() if not handed_over else ():
+                    nursery.start_soon(self._quit, running)
         finally:
             for control in controls:
                 control.close()
@@ -158,6 +160,8 @@ class Spaces:
         server can be connected to; 0: it runs by itself. `given` is the number that it was told before, by this daemon
         or an earlier one.
         """
+        if given:
+            await self._found.wait()
         for known in [*self._running] if given else ():
             if known.number == given and known.uid == uid:
                 await self._admit(process, known)
@@ -211,8 +215,11 @@ class Spaces:
 
     def _find(self, slice_: Slice, uid: int) -> Running | None:
         """Return the space of a user in a slice that takes programs; it is made where there is none."""
-        for running in self._running.values():
-            if (running.space.slice, running.space.uid) == (slice_, uid) and not self._is_over(running):
+        for running in list(self._running.values()):
+            if self._is_over(running):
+                if running.control is None:
+                    self._drop(running)
+            elif (running.space.slice, running.space.uid) == (slice_, uid):
                 return running
         own = sum(space.uid == uid for space in self._running)
         if self._nursery is None or len(self._running) >= SPACES_MOST or own >= SPACES_EACH:
@@ -317,6 +324,16 @@ class Spaces:
                     self._tell_lost(running.space)
                     await control.ask(f"start_server -uid {running.space.uid}")
 
+    async def _quit(self, running: Running) -> None:
+        """Have a control daemon end with its last program. It takes no further one, by the next daemon neither."""
+        control = running.control
+        if control is None or control.has_ended():
+            return
+        if self.directory is not None:
+            with contextlib.suppress(OSError):  # no room: the next daemon would have programs come to it
+                Record(running.space, control.process, is_over=True).write(self.directory)
+        await control.ask("quit")
+
     def _is_over(self, running: Running) -> bool:
         """Return whether a space takes no further program: its slice is gone, or is not to have one. It stays so."""
         if not running.retired and self.spatial(running.space.slice) != running.space.slice:
@@ -332,8 +349,7 @@ class Spaces:
         """End a control daemon after its last program; a program that runs is not ended for it."""
         control = running.control
         assert control is not None
-        if not control.has_ended():
-            await control.ask("quit")
+        await self._quit(running)
         empty_at: float | None = None
         while not control.has_ended():
             if any(self.members(running.space)):
@@ -348,7 +364,11 @@ class Spaces:
             os.close(pidfd)
         running.servers.clear()
         control.close()
-        await in_a_thread("the directory", control.remove)
+        try:
+            await in_a_thread("the directory", control.remove)
+        except OSError as error:  # a process of its user writes there, say
+            log.warning("%.200s was not removed: %s", control.path, error.strerror)
         if self.directory is not None:
-            (self.directory / f"{running.space.name}{RECORD}").unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                (self.directory / f"{running.space.name}{RECORD}").unlink(missing_ok=True)
         self._running.pop(running.space, None)
