@@ -156,11 +156,11 @@ class Follower:
 
     # The quota's part
 
-    async def spend(self, group: Member) -> None:
+    async def spend(self, group: Member, *, pulls: bool = True) -> None:
         """Stop a process for its used-up quota: at its gate where it has one, so that it launches nothing more, else by
-        taking its GR engine off. Errors are those of the levers; the process runs on then."""
+        taking its GR engine off, if it `pulls` levers. Errors are those of the levers; the process runs on then."""
         try:
-            await self.turning.spend(group)
+            await self.turning.spend(group, pulls=pulls)
             await self.apply(group)
         except BaseException:
             if self._population.holds(group):
