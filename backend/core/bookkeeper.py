@@ -20,7 +20,7 @@ from backend.core.protocols import Gpu, Ledger, Policy
 from backend.core.reclaimer import Reclaimer
 from backend.core.records import Books, Capability, Channel
 from backend.core.room import RoomNotices
-from backend.core.settings import BY_FIELD, HIGH, LIMIT_MAX, MAX
+from backend.core.settings import BY_FIELD, HIGH, LIMIT_MAX, MAX, SPATIAL
 from backend.core.totals import Totals
 from backend.core.turns import TurnEnd
 from backend.process.identity import ROOT, Group, Member, Process, Slice, SliceOn
@@ -93,9 +93,8 @@ class Bookkeeper:
             self._follower.background.failed(group, error)
 
     async def ask(self, process: Process, families: Families, *, everywhere: bool = False) -> None:
-        capabilities = [self._schedulers.capabilities(gpu) for gpu in self._gpus.values()]
         for control in {BY_FIELD[name].control for family in families for name in family.asked}:
-            if all(each.get(str(control), Capability.UNSUPPORTED) is Capability.UNSUPPORTED for each in capabilities):
+            if self._is_unsupported(control):
                 raise fail(errno.EOPNOTSUPP)
         resident = await self._membership.ask(process, families)
         if everywhere:
@@ -215,7 +214,14 @@ class Bookkeeper:
             wanted = self.policy.asked(level.slice, level.gpu) if self.policy is not None else {}
         return Books(high=wanted.get(HIGH.field, MAX), limit_max=wanted.get(LIMIT_MAX.field, MAX))
 
+    def _is_unsupported(self, control: str | None) -> bool:
+        """Return whether no GPU can do what a control says."""
+        each = (self._schedulers.capabilities(gpu) for gpu in self._gpus.values())
+        return all(one.get(str(control), Capability.UNSUPPORTED) is Capability.UNSUPPORTED for one in each)
+
     async def enter(self, process: Process, uid: int, given: int = 0) -> int:
+        if not given and self._is_unsupported(SPATIAL.control):
+            return 0  # a setting of a daemon that could
         slice_ = below(*self._membership.place(process))
         if self.policy is not None:
             for gpu in self._gpus:

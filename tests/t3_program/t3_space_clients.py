@@ -10,6 +10,7 @@ import trio
 
 from backend.core.records import Capability
 from backend.door.wire import CUDA, VERSION, Feature, Message, Op
+from backend.process.identity import Slice, SliceOn
 from backend.space import control
 from tests.support.cuda_session import GIB, Drive, Program, Rig, drive, pieces
 from tests.support.mps import MpsDouble
@@ -64,6 +65,20 @@ def test_without_the_program_it_is_refused(drive: Drive, monkeypatch: pytest.Mon
     async def test(rig: Rig) -> None:
         await rig.h.operations.mkdir(await rig.h.inode("slice"), b"jobs", 0o755, rig.h.ctx)
         assert await rig.h.refused("slice/jobs/0/compute.spatial", 1) == errno.EOPNOTSUPP
+
+    drive(test)
+
+
+def test_without_the_program_a_setting_of_before_puts_nobody_into_a_space(
+    drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the journal has it of a daemon that had the program."""
+    monkeypatch.setattr(control.find, "__defaults__", ([],))
+
+    async def test(rig: Rig) -> None:
+        await rig.h.operations.mkdir(await rig.h.inode("slice"), b"jobs", 0o755, rig.h.ctx)
+        rig.h.controller.ledger.configure(SliceOn(Slice("/jobs"), 0), spatial=True)
+        assert await space_of(await greeted(rig, "/jobs")) == 0
 
     drive(test)
 
