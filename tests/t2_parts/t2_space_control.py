@@ -136,7 +136,7 @@ def test_one_that_does_not_listen_is_ended(tmp_path: Path, place: Path, monkeypa
 
 
 def test_it_outlives_the_daemon_that_hears_its_words(tmp_path: Path, place: Path) -> None:
-    """What it says later goes nowhere: a pipe that nobody holds would end it."""
+    """What it says later goes nowhere: a pipe without a reader would end it."""
     double = MpsDouble(tmp_path / "bin", quit='/bin/echo a word && touch "$here/said"')
 
     async def test(one: Control) -> None:
