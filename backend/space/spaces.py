@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import math
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -37,6 +38,8 @@ AGAIN_S, AGAIN_MOST_S = 0.1, 30.0
 """Seconds until a control daemon that ended is started again: at first, which doubles each time, and the longest."""
 LIVED_S = 10.0
 """Seconds that one has to live for the next to be started after AGAIN_S again."""
+WAITED_S = 2.0
+"""Seconds until the next one for which programs that start wait for it, at most; else they run by themselves."""
 LOOK_S = 0.25
 """Seconds between two looks at the servers of a control daemon, and at whether its slice is still to have one."""
 QUIT_S = 15.0
@@ -64,6 +67,14 @@ class Running:
     """Whether no further program comes in: the slice is not to have it any more."""
     servers: dict[int, int] = attrs.field(factory=dict)
     """A pidfd of each of its servers, by pid."""
+    lost: int = 0
+    """Number of its servers that ended, of themselves."""
+    lost_at: float = -math.inf
+    """When the last of them did, by trio's clock."""
+    again_s: float = 0.0
+    """Seconds from then until the next is started."""
+    is_due: bool = False
+    """Whether one is to be started then."""
 
 
 class Spaces:
@@ -122,8 +133,7 @@ class Spaces:
             for control in controls:
                 control.close()
             for running in self._running.values():
-                for pidfd in running.servers.values():
-                    os.close(pidfd)
+                _forget_servers(running)
             self._running.clear()
             self._exits.close()
 
@@ -263,11 +273,14 @@ class Spaces:
                 log.warning(
                     "user %d in %.200r: no server: %s", running.space.uid, running.space.slice.path, error.strerror
                 )
-            running.ready.set()
+                running.ready.set()
             if control.has_ended():
                 control.close()
                 if trio.current_time() - began > LIVED_S:
                     wait = AGAIN_S
+                if wait > WAITED_S and not running.ready.is_set():
+                    running.error = running.error or fail(errno.ECHILD)
+                    running.ready.set()
                 with trio.move_on_after(wait):
                     while not self._is_over(running):  # noqa: ASYNC110 - writes to the books are not told
                         await trio.sleep(min(wait, LOOK_S))
@@ -300,6 +313,8 @@ class Spaces:
             with trio.move_on_after(LOOK_S):
                 await control.ended()
         await self._look(running, control)
+        if control.has_ended():  # what becomes of its servers is told with it
+            _forget_servers(running)
         if control.has_ended() and not self._is_over(running):
             log.warning(
                 "user %d in %.200r: the control daemon ended, and is started again",
@@ -314,15 +329,30 @@ class Spaces:
             if pid not in running.servers:
                 with contextlib.suppress(OSError):
                     if procfs.descent(pid).parent == (control.process and control.process.pid):
-                        running.servers[pid] = os.pidfd_open(pid)
+                        pidfd = os.pidfd_open(pid)
+                        if has_exited(pidfd):  # it is noted already, and its parent does not know yet
+                            os.close(pidfd)
+                        else:
+                            running.servers[pid] = pidfd
         for pid, pidfd in list(running.servers.items()):
             if has_exited(pidfd):
                 os.close(pidfd)
                 del running.servers[pid]
                 if not self._is_over(running) and not control.has_ended():
-                    log.warning("user %d in %.200r: its server ended", running.space.uid, running.space.slice.path)
-                    self._tell_lost(running.space)
-                    await control.ask(f"start_server -uid {running.space.uid}")
+                    self._lose(running)
+        if running.is_due and trio.current_time() >= running.lost_at + running.again_s:
+            running.is_due = False
+            if not control.has_ended():  # a program that comes before that has one started, too
+                await control.ask(f"start_server -uid {running.space.uid}")
+
+    def _lose(self, running: Running) -> None:
+        """Note that a server ended; the next is started at once, and ever later if that goes on."""
+        now = trio.current_time()
+        again_s = 0.0 if now - running.lost_at > LIVED_S else min(AGAIN_MOST_S, 2 * running.again_s or AGAIN_S)
+        running.lost, running.lost_at, running.again_s, running.is_due = running.lost + 1, now, again_s, True
+        if again_s <= WAITED_S:
+            log.warning("user %d in %.200r: its server ended", running.space.uid, running.space.slice.path)
+        self._tell_lost(running.space)
 
     async def _quit(self, running: Running) -> None:
         """Have a control daemon end with its last program. It takes no further one, by the next daemon neither."""
@@ -349,6 +379,7 @@ class Spaces:
         """End a control daemon after its last program; a program that runs is not ended for it."""
         control = running.control
         assert control is not None
+        running.ready.set()  # what waits for it runs by itself
         await self._quit(running)
         empty_at: float | None = None
         while not control.has_ended():
@@ -360,9 +391,7 @@ class Spaces:
                 control.kill()
             with trio.move_on_after(LOOK_S):
                 await control.ended()
-        for pidfd in running.servers.values():
-            os.close(pidfd)
-        running.servers.clear()
+        _forget_servers(running)
         control.close()
         try:
             await in_a_thread("the directory", control.remove)
@@ -372,3 +401,9 @@ class Spaces:
             with contextlib.suppress(OSError):
                 (self.directory / f"{running.space.name}{RECORD}").unlink(missing_ok=True)
         self._running.pop(running.space, None)
+
+
+def _forget_servers(running: Running) -> None:
+    for pidfd in running.servers.values():
+        os.close(pidfd)
+    running.servers.clear()

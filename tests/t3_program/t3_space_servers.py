@@ -195,6 +195,78 @@ def test_a_server_that_dies_is_replaced_and_members_are_told(run: Callable[..., 
         assert took < 2.0
         assert (await rig.lost(), await rig.lost(f"{process.pid}/0")) == (1, 1)
         assert (await rig.start())[1] == number, "what is started anew comes there"
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(before, signal.SIGKILL)
+        await trio.sleep(2 * spaces.LOOK_S)
+        assert await rig.lost() == 1, "that of a control daemon which ended is told with it"
+
+    run(test)
+
+
+@LOST
+def test_no_program_is_told_of_one_that_does_not_run(run: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for the next one, which comes soon; or runs by itself, where there is to be none any more."""
+    monkeypatch.setattr(spaces, "AGAIN_S", 1.0)
+
+    async def test(rig: Rig) -> None:
+        _, number = await rig.start()
+        await rig.server()
+        found = rig.space().control
+        assert found is not None
+        told = []
+
+        async def start() -> None:
+            told.append((await rig.start())[1])
+
+        for answer in (number, 0):
+            assert found.process is not None
+            os.kill(found.process.pid, signal.SIGKILL)
+            await until(lambda: not rig.space().ready.is_set(), "that is seen")
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(start)
+                if not answer:
+                    await trio.sleep(0.1)
+                    await rig.h.write("slice/jobs/0/compute.spatial", 0)
+                with trio.fail_after(60):
+                    await until(lambda: told, "it is told")
+            assert told.pop() == answer
+            assert found.has_ended() == (not answer)
+
+    run(test)
+
+
+@LOST
+def test_where_it_ends_again_and_again_programs_run_by_themselves(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spaces, "AGAIN_S", spaces.WAITED_S + 1)
+
+    async def test(rig: Rig) -> None:
+        await rig.start()
+        await rig.server()
+        running = rig.space()
+        assert running.control is not None
+        assert running.control.process is not None
+        os.kill(running.control.process.pid, signal.SIGKILL)
+        await until(lambda: running.error is not None, "that is seen")
+        assert (await rig.start())[1] == 0
+
+    run(test)
+
+
+@LOST
+def test_a_server_that_dies_again_and_again_is_started_ever_later(run: Callable[..., None]) -> None:
+    """Its user may end it as often as it likes."""
+
+    async def test(rig: Rig) -> None:
+        await rig.start()
+        for count in range(1, 4):
+            os.kill(await rig.server(), signal.SIGKILL)
+            await until(lambda count=count: rig.space().lost == count, "that is seen")  # type: ignore[misc]
+        assert rig.space().again_s == 2 * spaces.AGAIN_S
+        await rig.server()
+        await trio.sleep(2 * spaces.LOOK_S)
+        assert await rig.lost() == 3, "each counts once"
 
     run(test)
 
