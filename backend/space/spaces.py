@@ -269,11 +269,14 @@ class Spaces:
                     await self._start(running)
                 await self._watch(running)
             except OSError as error:
-                running.error = error
                 log.warning(
                     "user %d in %.200r: no server: %s", running.space.uid, running.space.slice.path, error.strerror
                 )
-                running.ready.set()
+                if control.has_ended():
+                    running.error = error
+                    running.ready.set()
+                else:  # it was not looked at, and runs
+                    await trio.sleep(LOOK_S)
             if control.has_ended():
                 control.close()
                 if trio.current_time() - began > LIVED_S:
