@@ -288,10 +288,14 @@ class Limiter:
         return tuple(self._accounts[level] for level in path if level in self._accounts)
 
     def _apart(self, member: Member, space: Space) -> frozenset[Account]:
-        """Return the accounts of a process of a space that not all programs of the space have."""
-        path, whole = self._population.path(member), SliceOn(space.slice, self._index)
-        below = path[: path.index(whole)] if whole in path else path[:1]
-        return frozenset(self._accounts[level] for level in below if level in self._accounts)
+        """Return the accounts of a process of a space that not all programs of the space have: its own, and those of
+        slices within the space, or elsewhere, if it was moved.
+        """
+        return frozenset(
+            self._accounts[level]
+            for level in self._population.path(member)
+            if level in self._accounts and not (isinstance(level, SliceOn) and level.slice.contains(space.slice))
+        )
 
     # What they work
 

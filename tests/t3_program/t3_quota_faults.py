@@ -405,7 +405,13 @@ async def test_no_lever_is_pulled_for_the_quota_of_one_of_a_space(spawn: Spawn, 
             spent.add(one.spent)
         assert spent == {None, Engines.NONE}
         await h.write(f"{one.who.pid}/0/compute.max", "max")
+        limiter(h)._space_of = lambda member: Space(Slice("/elsewhere"), 0, 7)  # from where it was moved
         await h.write("slice/jobs/0/compute.max", "30000 100000")
+        for _ in range(100):
+            await one.works(us := us + 10_000, 0.01)
+            assert not gpu.without_gr
+        limiter(h)._space_of = lambda member: space
+        await h.write("slice/jobs/0/compute.max", "30001 100000")
         without = []
         for _ in range(100):
             await one.works(us := us + 10_000, 0.01)
