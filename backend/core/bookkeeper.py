@@ -13,14 +13,14 @@ from backend.common.errors import fail
 from backend.common.turns import Turns
 from backend.core.deadlines import deadline
 from backend.core.families import Families, below
-from backend.core.follower import Follower
+from backend.core.follower import BY_PROGRAMS, Follower
 from backend.core.membership import Membership
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger, Policy
 from backend.core.reclaimer import Reclaimer
 from backend.core.records import Books, Capability, Channel
 from backend.core.room import RoomNotices
-from backend.core.settings import BY_FIELD, HIGH, LIMIT_MAX, MAX
+from backend.core.settings import BY_FIELD, HIGH, LIMIT_MAX, MAX, SPATIAL
 from backend.core.totals import Totals
 from backend.core.turns import TurnEnd
 from backend.process.identity import ROOT, Group, Member, Process, Slice, SliceOn
@@ -86,16 +86,15 @@ class Bookkeeper:
             return  # it is being migrated: its settings are applied once it has arrived
         try:
             with deadline(self._seconds):
-                await self._follower.apply(group)
+                await self._follower.apply(group, BY_PROGRAMS)
         except ProcessLookupError:
             raise
         except OSError as error:
             self._follower.background.failed(group, error)
 
     async def ask(self, process: Process, families: Families, *, everywhere: bool = False) -> None:
-        capabilities = [self._schedulers.capabilities(gpu) for gpu in self._gpus.values()]
         for control in {BY_FIELD[name].control for family in families for name in family.asked}:
-            if all(each.get(str(control), Capability.UNSUPPORTED) is Capability.UNSUPPORTED for each in capabilities):
+            if self._is_unsupported(control):
                 raise fail(errno.EOPNOTSUPP)
         resident = await self._membership.ask(process, families)
         if everywhere:
@@ -215,7 +214,14 @@ class Bookkeeper:
             wanted = self.policy.asked(level.slice, level.gpu) if self.policy is not None else {}
         return Books(high=wanted.get(HIGH.field, MAX), limit_max=wanted.get(LIMIT_MAX.field, MAX))
 
+    def _is_unsupported(self, control: str | None) -> bool:
+        """Return whether no GPU can do what a control says."""
+        each = (self._schedulers.capabilities(gpu) for gpu in self._gpus.values())
+        return all(one.get(str(control), Capability.UNSUPPORTED) is Capability.UNSUPPORTED for one in each)
+
     async def enter(self, process: Process, uid: int, given: int = 0) -> int:
+        if not given and self._is_unsupported(SPATIAL.control):
+            return 0  # a setting of a daemon that could
         slice_ = below(*self._membership.place(process))
         if self.policy is not None:
             for gpu in self._gpus:
@@ -232,7 +238,7 @@ class Bookkeeper:
         self._schedulers.poke(gpu)
         if self.knows(process, gpu):
             self._follower.sharers_changed(Member(process, gpu))
-            self._follower.background.later(Member(process, gpu))
+            self._follower.follow_anew(Member(process, gpu))
 
     def presence(self, gpu: int) -> None:
         root, is_lost = SliceOn(ROOT, gpu), self._gpus[gpu].lost

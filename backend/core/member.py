@@ -80,6 +80,8 @@ class Compute(Followed):
     """Whether the process runs without its settings: none of its levers is pulled."""
     inherited: bool = False
     """Whether the books are as another daemon left them: no lever was pulled here yet."""
+    unasked: bool = False
+    """Whether the program itself was not asked yet what it makes hold, and `applied` says nothing of that."""
     shown: bool = False
     """Whether the process is frozen, as compute.events last said."""
     turn_end: TurnEnd | None = None

@@ -112,6 +112,8 @@ class Lever(Setting):
     """
     shared: bool = False
     """Whether the processes of a slice that have a context share the value set on the slice."""
+    by_program: bool = False
+    """Whether a program makes it hold, and may refuse or not answer: no other lever waits for that."""
 
 
 HIGH = Setting(
@@ -274,6 +276,7 @@ SM_MAX = Lever(
     environment="GGROUP_COMPUTE_SM_MAX",
     summary="SMs that kernels run on at most: a number, or N%",
     along=min,
+    by_program=True,
 )
 
 SETTINGS = (

@@ -83,9 +83,10 @@ class Turning:
             if compute.draining is scope:
                 compute.draining = None
 
-    async def spend(self, group: Member) -> None:
+    async def spend(self, group: Member, *, pulls: bool = True) -> None:
         """Stop a process whose quota is used up: at its gate, which is closed at once without a wait, or without its GR
-        engine if nothing holds its launches. A process that waits for its turn is stopped already.
+        engine if nothing holds its launches and levers are to be pulled. A process that waits for its turn is stopped
+        already.
         """
         compute = self._of(group)
         async with compute.lever():
@@ -96,7 +97,7 @@ class Turning:
                 compute.turn_end = await self._gpus[group.gpu].end_turn(group.process, 0)
                 if self._of(group) is not compute:
                     raise fail(errno.ESRCH)
-            compute.spent = Engines.GR if compute.turn_end is TurnEnd.UNGATED else Engines.NONE
+            compute.spent = Engines.GR if pulls and compute.turn_end is TurnEnd.UNGATED else Engines.NONE
 
     def is_waited_for(self, group: Member) -> bool:
         """Return whether :meth:`drain` is waiting for a process."""

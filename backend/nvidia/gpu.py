@@ -107,6 +107,7 @@ class NvidiaGpu:
         self._census = census
         self._tenants: dict[Process, Tenant] = {}
         self._spaces = SpaceLevers(self._take_one, self._set_timeslice)
+        self._clients: frozenset[int] = frozenset()  # of MPS servers, by pid, as the driver said last
         self._at_gate: set[Process] = set()  # clients that are frozen, among others that are not
         self._turn_over: set[Process] = set()  # clients whose gate is closed for the end of a turn, too
         self._listed = ProcessList(info.index, nvml, census.system, self._knows, self._see)
@@ -186,13 +187,13 @@ class NvidiaGpu:
                 bookkeeper.beside_changed(process, self.info.index)
 
     async def clients(self) -> frozenset[int]:
-        """Return the pids of the clients of MPS servers; none where the driver does not say."""
+        """Return the pids of the clients of MPS servers, as the driver said last; none where it does not say."""
         try:
-            return await self._nvml.clients(self.info.index)
+            self._clients = await self._nvml.clients(self.info.index)
         except OSError as error:
             if error.errno == errno.ENODEV:
                 raise
-            return frozenset()
+        return self._clients
 
     async def _counted(self, process: Process) -> int:
         try:
@@ -536,12 +537,29 @@ class NvidiaGpu:
             return
         if all(self._asked_to_stand(other) for other in self._spaces.members(space)):
             return  # the runlist stops all of them
-        end = await self.managed.end_turn(process, round(LEVER_DEADLINE / 2 * 1e6))
-        if end is TurnEnd.UNGATED:
-            raise OSError(errno.EOPNOTSUPP, "others of its space run, and nothing holds what it launches")
-        self._at_gate.add(process)
-        if end is TurnEnd.LATE:
+        if await self._close_gate(process, round(LEVER_DEADLINE / 2 * 1e6)) is TurnEnd.LATE:
             raise OSError(errno.ETIMEDOUT, "others of its space run, and what it launched has not ended")
+
+    async def _close_gate(self, process: Process, bound_us: int) -> TurnEnd:
+        """Close the gate of a client that is frozen, until :meth:`_leave_gate`. EOPNOTSUPP where none holds it."""
+        self._at_gate.add(process)  # whatever comes of it: a library that answers too late closes it all the same
+        end = await self.managed.end_turn(process, bound_us)
+        if not self._asked_to_stand(process):  # it was thawed meanwhile
+            self._leave_gate(process)
+        elif end is TurnEnd.UNGATED:
+            raise OSError(errno.EOPNOTSUPP, "others of its space run, and nothing holds what it launches")
+        else:
+            self._spaces.hold(process)
+        return end
+
+    async def _hold_frozen(self, process: Process) -> None:
+        """Close the gates of clients that are frozen, and that so far the runlist stopped with the whole space, before
+        another one of it goes on. EOPNOTSUPP where nothing holds one.
+        """
+        space = self._spaces.space_of(process)
+        for other in list(self._spaces.members(space)) if space is not None else ():
+            if other != process and not self._spaces.is_held(other) and self._asked_to_stand(other):
+                await self._close_gate(other, 0)
 
     def _leave_gate(self, process: Process) -> None:
         if process in self._at_gate:
@@ -573,6 +591,8 @@ class NvidiaGpu:
         if self.mover.is_due(process):
             raise OSError(errno.EAGAIN, "it is in the host since before this mount, and not back yet")
         await self.swapped.back(process)
+        if engines is Engines.NONE and not self._asked_to_stand(process):
+            await self._hold_frozen(process)
         await self.take(process, engines)
         self._leave_gate(process)
 

@@ -183,8 +183,11 @@ async def prove(gpu: Levers, run: bool = True, movable: bool = False, proven: Pr
         tested = [*(Verdict(name, Capability.ADVISORY, why) for name in TESTED), await _spatial(gpu, run=False)]
         return [*tested, *_scheduled(tested), *verdicts]
     if proven is not None and (known := proven.of(gpu.info.uuid)):
-        if not any(verdict.control == SPATIAL for verdict in known):
-            known = [*known, await _spatial(gpu, run=False)]
+        # The program may have come or gone since then; and what did not act is no promise for having been tested.
+        if control.find() is None or not any(verdict.control == SPATIAL for verdict in known):
+            rest = [verdict for verdict in known if verdict.control != SPATIAL]
+            known = [*rest, await _spatial(gpu, run=True)]
+            proven.keep(gpu.info.uuid, known)
         return [*known, *_scheduled(known), *verdicts]
     with ExitStack() as stack:
         try:

@@ -3,19 +3,23 @@
 Measured on driver 580 (docs/nvidia.md): the first channel of any client's TSG off the runlist stops all clients, and
 the server's own TSG stops none. So the levers of a space are pulled for all of its programs together: it goes off the
 runlist once all of them are to be off, and back on once all may run. Where they differ, some have been told and others
-are about to be, and it stays as it is. They are pulled on each client, as a program is a client by its own word alone,
-and one that is none would run on otherwise.
+are about to be, and it stays as it is. One that its gate stops, as it is frozen and others are not, may differ for long
+and counts only once none is left but such ones. They are pulled on each client, as a program is a client by its own
+word alone, and one that is none would run on otherwise.
 
 This is the one place that knows how levers reach clients of MPS.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+import contextlib
+import errno
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 
 import attrs
 import trio
 
+from backend.common.errors import fail
 from backend.core.reasons import Engines
 from backend.process.identity import Process
 from backend.space.space import Space
@@ -34,6 +38,8 @@ class Joint:
     """The engines that each of its programs is to be without."""
     timeslices: dict[Process, int] = attrs.field(factory=dict)
     """The timeslice that each is to have, microseconds; 0 is the default."""
+    gated: set[Process] = attrs.field(factory=set)
+    """Those that stand at their gate, whatever the others do."""
     off: Engines | None = None
     """The engines that all of them are without; None while that is not known, as after a lever that failed."""
     timeslice_us: int | None = None
@@ -44,7 +50,7 @@ class Joint:
     @property
     def wanted(self) -> Engines | None:
         """The engines that the space is to be without, as of what all of its programs are to be without."""
-        found = set(self.engines.values())
+        found = {engines for one, engines in self.engines.items() if one not in self.gated} or {Engines.ALL}
         if Engines.NONE in found:
             return Engines.NONE if len(found) == 1 else self.off
         return Engines.GR if Engines.GR in found else Engines.ALL
@@ -87,8 +93,18 @@ class SpaceLevers:
     def _drop(self, process: Process, space: Space) -> None:
         joint = self._joints[space]
         del joint.engines[process], joint.timeslices[process]
+        joint.gated.discard(process)
         if not joint.engines:
             del self._joints[space]
+
+    @contextlib.asynccontextmanager
+    async def _joint(self, process: Process) -> AsyncIterator[Joint]:
+        """Hold the levers of the space of a client. EAGAIN where it is none any more once they are free."""
+        joint = self._joints[self._whose[process]]
+        async with joint.turn:
+            if process not in joint.engines:
+                raise fail(errno.EAGAIN)
+            yield joint
 
     def space_of(self, process: Process) -> Space | None:
         """Return the space of a client; None of any other program."""
@@ -104,43 +120,56 @@ class SpaceLevers:
         off = None if space is None else self._joints[space].off
         return Engines.NONE if off is None else off
 
+    def is_held(self, process: Process) -> bool:
+        """Return whether a client stands at its gate."""
+        return (space := self._whose.get(process)) is not None and process in self._joints[space].gated
+
+    def hold(self, process: Process) -> None:
+        """Note that a client stands at its gate, until engines are put back on for it."""
+        if (space := self._whose.get(process)) is not None:
+            self._joints[space].gated.add(process)
+
     async def take(self, process: Process, engines: Engines) -> None:
         """Note the engines that a client is to be without, and pull the levers of its space where all agree."""
-        joint = self._joints[self._whose[process]]
-        async with joint.turn:
-            before = joint.engines.get(process, Engines.NONE)
+        async with self._joint(process) as joint:
+            before = joint.engines[process]
             joint.engines[process] = engines
+            if engines is not Engines.ALL:
+                joint.gated.discard(process)
             wanted = joint.wanted
             if wanted is None or wanted is joint.off:
                 return
+            pulled = [*joint.engines]
             try:
-                for one in [*joint.engines]:
-                    await _pull(process, one, self._take(one, wanted))
+                for one in pulled:
+                    if one in joint.engines:  # it has not ended meanwhile
+                        await _pull(process, one, self._take(one, wanted))
             except BaseException:
                 joint.off = None
                 if process in joint.engines:
                     joint.engines[process] = before
                 raise
-            joint.off = wanted
+            joint.off = wanted if joint.engines.keys() <= {*pulled} else None
 
     async def set_timeslice(self, process: Process, us: int) -> None:
         """Note the timeslice of a client, and give all of its space the longest."""
-        joint = self._joints[self._whose[process]]
-        async with joint.turn:
-            before = joint.timeslices.get(process, 0)
+        async with self._joint(process) as joint:
+            before = joint.timeslices[process]
             joint.timeslices[process] = us
             longest_us = joint.longest_us
             if longest_us == joint.timeslice_us:
                 return
+            pulled = [*joint.timeslices]
             try:
-                for one in [*joint.timeslices]:
-                    await _pull(process, one, self._set_timeslice(one, longest_us))
+                for one in pulled:
+                    if one in joint.timeslices:
+                        await _pull(process, one, self._set_timeslice(one, longest_us))
             except BaseException:
                 joint.timeslice_us = None
                 if process in joint.timeslices:
                     joint.timeslices[process] = before
                 raise
-            joint.timeslice_us = longest_us
+            joint.timeslice_us = longest_us if joint.timeslices.keys() <= {*pulled} else None
 
 
 async def _pull(asked: Process, one: Process, lever: Awaitable[None]) -> None:

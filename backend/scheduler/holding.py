@@ -92,7 +92,7 @@ class Holding:
         """Return the most driver calls that the act takes per context."""
         match act:
             case Act.SPEND:
-                return 0 if one.levers is False else 1
+                return 0 if one.levers is False or one.is_gated else 1
             case Act.STOP:
                 return 1
             case Act.RESTORE:
@@ -125,7 +125,7 @@ class Holding:
     async def _do(self, member: Member, one: Limited, act: Act) -> None:
         match act:
             case Act.SPEND:
-                await self._follower.spend(member)
+                await self._follower.spend(member, pulls=not one.is_gated)
                 one.levers = self._follower.spent(member) is Engines.GR
             case Act.STOP:
                 one.levers, one.overran = one.is_bound and one.overran, one.is_bound

@@ -41,6 +41,9 @@ class Limited:
 
     accounts: tuple[Account, ...]
     """Those of the process itself and of the slices above it; none where it only has to go on."""
+    apart: frozenset[Account] = frozenset()
+    """Those of them that other programs of its space do not have: a lever stops all of a space, so none is pulled for
+    these."""
     contexts: int = 1
     """Calls that a lever takes."""
     pending: int | None = None
@@ -87,8 +90,15 @@ class Limited:
         """Whether it is to stand."""
         return self.waits or any(account.is_spent for account in self.accounts)
 
+    @property
+    def is_gated(self) -> bool:
+        """Whether its gate alone is to stop it."""
+        spent = [account for account in self.accounts if account.is_spent]
+        return bool(self.apart) and self.apart.issuperset(spent) and not self.waits
+
     def let_go(self) -> None:
         """No quota holds it any more."""
+        self.apart = frozenset()
         self.accounts, self.equals, self.waits, self.rests_us, self.demand = (), None, False, 0, 0
 
 

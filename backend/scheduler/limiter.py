@@ -239,7 +239,9 @@ class Limiter:
                 one = self._limited[process] = self._renewed(process, before.get(process), mine)
                 books = levels.get(member)
                 one.equals = mine, self._population.path(member)[1:], books and (books.priority, books.weight)
-                if self._space_of(member) is not None:
+                space = self._space_of(member)
+                one.apart = frozenset() if space is None else self._apart(member, space)
+                if space is not None:
                     one.equals = None  # the programs of a space work at the same time
             elif self._stands(process, one := before.get(process) or Limited(())):
                 one.let_go()
@@ -284,6 +286,16 @@ class Limiter:
     def _accounts_of(self, member: Member) -> tuple[Account, ...]:
         path = self._population.path(member)
         return tuple(self._accounts[level] for level in path if level in self._accounts)
+
+    def _apart(self, member: Member, space: Space) -> frozenset[Account]:
+        """Return the accounts of a process of a space that not all programs of the space have: its own, and those of
+        slices within the space, or elsewhere, if it was moved.
+        """
+        return frozenset(
+            self._accounts[level]
+            for level in self._population.path(member)
+            if level in self._accounts and not (isinstance(level, SliceOn) and level.slice.contains(space.slice))
+        )
 
     # What they work
 
@@ -410,7 +422,7 @@ class Limiter:
             for account in one.accounts if due_us is not None else ():
                 account.is_kept = True
             return due_us
-        if spent is Engines.NONE and self._gpu.activity(process).pending != 0:
+        if spent is Engines.NONE and not one.is_gated and self._gpu.activity(process).pending != 0:
             if self._meters.after_us(process) > self._most_after_us(member, one):
                 self._start(process, one, Act.STOP)
             return now_us + GATE_LOOK_US

@@ -13,7 +13,7 @@ from backend.core.nextuse import NO_ORDER, Order
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger
 from backend.core.records import Capability, Throttled
-from backend.core.settings import BY_CONTROL, OF_THE_SCHEDULER
+from backend.core.settings import BY_CONTROL, OF_THE_SCHEDULER, WAIT_MAX
 from backend.process.identity import Group, Member
 from backend.scheduler.memory.levels import Levels
 from backend.scheduler.memory.turns import WAIT_US
@@ -50,7 +50,8 @@ class Schedulers:
         """
         self._gpus = gpus
         self._on = on
-        self._levels = Levels(gpus, ledger, population, wait_us is not None)
+        self._has_turns = wait_us is not None
+        self._levels = Levels(gpus, ledger, population, self._has_turns)
         self._each = {
             index: Scheduler(
                 *(gpu, ledger, population, follower, seconds, periods, hold_us),
@@ -72,12 +73,14 @@ class Schedulers:
 
     def capabilities(self, gpu: Gpu) -> Mapping[str, Capability]:
         """Return what each control does on a GPU with its scheduler. Priorities and weights are as good as the weakest
-        of LEVERS.
+        of LEVERS. Without turns of memory there is no wait for one.
         """
         table = gpu.capabilities()
         said, ours = self._tables.get(gpu, (None, table))
         if said is not table:  # cached, because every write of a control asks
             ours = {**table, **dict.fromkeys(CONTROLS, self._verdict(table))}
+            if not self._has_turns:
+                ours[str(WAIT_MAX.control)] = Capability.UNSUPPORTED
             self._tables[gpu] = table, ours
         return ours
 

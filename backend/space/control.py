@@ -65,6 +65,14 @@ def find(places: Sequence[str] = PLACES) -> Path | None:
     return None
 
 
+def _is_over(pid: int) -> bool:
+    """Return whether a process has ended, whether or not its parent knows. It does not wait for it."""
+    try:
+        return procfs.status(pid).has_ended
+    except OSError:
+        return True
+
+
 class Control:
     """One control daemon, and its servers."""
 
@@ -97,19 +105,26 @@ class Control:
         """Start it, and return once it listens; `started` is called with the process before that, for the next daemon
         to know it. OSError where it ends before it listens, or does not get there in time.
         """
-        with trio.CancelScope(shield=True):  # a process that is started is known from then on
-            pid = await in_a_thread(PROGRAM, self._start)
-            with contextlib.suppress(ProcessLookupError):  # it has ended, and says why below
-                self.process = await identified(pid)
-                started(self.process)
-        with trio.move_on_after(START_S):
-            while not (self.pipe / "control").exists():
-                if self.has_ended():
-                    raise OSError(errno.ECHILD, f"it ended: {self._said() or 'without a word'}")
-                await trio.sleep(LOOK_S)
-            return
-        self.kill()
-        raise OSError(errno.ETIMEDOUT, f"it does not listen after {START_S:.0f} s")
+        try:
+            with trio.CancelScope(shield=True):  # a process that is started is known from then on
+                pid = await in_a_thread(PROGRAM, self._start)
+                with contextlib.suppress(ProcessLookupError):  # it has ended, and says why below
+                    self.process = await identified(pid)
+                    started(self.process)
+            with trio.move_on_after(START_S):
+                while not await in_a_thread("its socket", self._listens):
+                    if self.has_ended():
+                        raise OSError(errno.ECHILD, f"it ended: {self._said() or 'without a word'}")
+                    await trio.sleep(LOOK_S)
+                return
+            raise OSError(errno.ETIMEDOUT, f"it does not listen after {START_S:.0f} s")
+        except BaseException:
+            self.kill()  # it has no client yet
+            raise
+
+    def _listens(self) -> bool:
+        """Return whether it listens. Its user may have put anything there, and what is there is not followed."""
+        return os.path.lexists(self.pipe / "control")
 
     def _start(self) -> int:
         """Start the process, and return its pid."""
@@ -125,6 +140,7 @@ class Control:
                 stderr=writing,
                 cwd="/",
                 umask=0o077,
+                pass_fds=(reading,),  # without a reader its words would end it once this daemon is gone
                 start_new_session=True,  # a terminal stops and kills groups of processes
                 **self._as_user(),  # type: ignore[call-overload]
             )
@@ -162,9 +178,14 @@ class Control:
                 os.chown(part, self.space.uid, -1)
 
     def remove(self) -> None:
-        """Remove its directories."""
+        """Remove its directories. OSError where the user keeps them from being removed."""
         with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(self.path)  # it follows no link that the user has put there
+            try:
+                shutil.rmtree(self.path)  # it follows no link that the user has put there
+            except RecursionError:  # nor does this, which goes down as deep as the user has made it
+                subprocess.run(["rm", "-rf", "--", self.path], stderr=subprocess.DEVNULL, check=False)
+                if self.path.exists():
+                    raise fail(errno.ENOTEMPTY) from None
 
     async def adopt(self, process: Process) -> bool:
         """Take over one that an earlier daemon started; return whether it lives."""
@@ -238,13 +259,10 @@ class Control:
         return [int(word) for word in procfs.words(raw)]
 
     def is_server(self, pid: int) -> bool:
-        """Return whether a process is one of its servers. It does not wait for that process."""
-        if self.process is None or self.has_ended():
-            return False
-        try:
-            return procfs.descent(pid).parent == self.process.pid
-        except OSError:
-            return False
+        """Return whether a process is its server: the first of its children, as its user could have it make any number
+        of them. It does not wait for that process.
+        """
+        return next((one for one in self.servers() if not _is_over(one)), None) == pid
 
     def _said(self) -> str:
         """Return what it said as it ended, fit for a line of a log."""

@@ -49,12 +49,14 @@ class Record:
     """The space."""
     control: Process | None
     """Its control daemon; None while there is none."""
+    is_over: bool = False
+    """Whether it takes no further program, as its control daemon was told to quit."""
 
     def write(self, directory: Path) -> None:
         """Keep the record in the directory of the spaces, whole or not at all. OSError."""
         path = directory / f"{self.space.name}{RECORD}"
         control = None if self.control is None else [self.control.pid, self.control.start]
-        words = {"slice": self.space.slice.path, "uid": self.space.uid, "control": control}
+        words = {"slice": self.space.slice.path, "uid": self.space.uid, "control": control, "over": self.is_over}
         beside = path.with_name(f".{path.name}")
         beside.write_text(json.dumps(words), encoding="utf-8", errors="surrogateescape")
         beside.replace(path)
@@ -77,7 +79,8 @@ def read_records(directory: Path) -> list[Record]:
                 text = (directory / name).read_text(encoding="utf-8", errors="surrogateescape")
                 words, number = json.loads(text), int(name.removesuffix(RECORD), 16)
                 control = None if words["control"] is None else Process(*map(int, words["control"]))
-                found.append(Record(Space(Slice(str(words["slice"])), int(words["uid"]), number), control))
+                space = Space(Slice(str(words["slice"])), int(words["uid"]), number)
+                found.append(Record(space, control, bool(words.get("over"))))
             except (OSError, ValueError, LookupError, TypeError):
                 continue
     return found

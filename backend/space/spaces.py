@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import math
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -37,6 +38,8 @@ AGAIN_S, AGAIN_MOST_S = 0.1, 30.0
 """Seconds until a control daemon that ended is started again: at first, which doubles each time, and the longest."""
 LIVED_S = 10.0
 """Seconds that one has to live for the next to be started after AGAIN_S again."""
+WAITED_S = 2.0
+"""Seconds until the next one for which programs that start wait for it, at most; else they run by themselves."""
 LOOK_S = 0.25
 """Seconds between two looks at the servers of a control daemon, and at whether its slice is still to have one."""
 QUIT_S = 15.0
@@ -64,6 +67,14 @@ class Running:
     """Whether no further program comes in: the slice is not to have it any more."""
     servers: dict[int, int] = attrs.field(factory=dict)
     """A pidfd of each of its servers, by pid."""
+    lost: int = 0
+    """Number of its servers that ended, of themselves."""
+    lost_at: float = -math.inf
+    """When the last of them did, by trio's clock."""
+    again_s: float = 0.0
+    """Seconds from then until the next is started."""
+    is_due: bool = False
+    """Whether one is to be started then."""
 
 
 class Spaces:
@@ -90,6 +101,7 @@ class Spaces:
         self._members: dict[Process, Space] = {}
         self._exits = ExitWatch(self._exited)
         self._nursery: trio.Nursery | None = None
+        self._found = trio.Event()  # set once those of earlier daemons are known
         self.changed: Callable[[], None] = lambda: None
         """Called when a program came into a space or left one."""
 
@@ -102,10 +114,12 @@ class Spaces:
             nursery.start_soon(self._exits.run)
             for record in read_records(self.directory) if self.program is not None and self.directory else ():
                 running = self._add(record.space)
+                running.retired = record.is_over
                 if record.control is None or running.control is None or not await running.control.adopt(record.control):
                     running.retired = True  # its programs lost their server
                 running.ready.set()
                 self._begin(running)
+            self._found.set()
             await trio.sleep_forever()
 
     async def close(self, *, handed_over: bool) -> None:
@@ -113,15 +127,13 @@ class Spaces:
         controls = [running.control for running in self._running.values() if running.control is not None]
         try:
             async with trio.open_nursery() as nursery:
-                for control in controls if not handed_over else ():
-                    if not control.has_ended():
-                        nursery.start_soon(control.ask, "quit")
+                for running in self._running.values() if not handed_over else ():
+                    nursery.start_soon(self._quit, running)
         finally:
             for control in controls:
                 control.close()
             for running in self._running.values():
-                for pidfd in running.servers.values():
-                    os.close(pidfd)
+                _forget_servers(running)
             self._running.clear()
             self._exits.close()
 
@@ -158,6 +170,8 @@ class Spaces:
         server can be connected to; 0: it runs by itself. `given` is the number that it was told before, by this daemon
         or an earlier one.
         """
+        if given:
+            await self._found.wait()
         for known in [*self._running] if given else ():
             if known.number == given and known.uid == uid:
                 await self._admit(process, known)
@@ -211,8 +225,11 @@ class Spaces:
 
     def _find(self, slice_: Slice, uid: int) -> Running | None:
         """Return the space of a user in a slice that takes programs; it is made where there is none."""
-        for running in self._running.values():
-            if (running.space.slice, running.space.uid) == (slice_, uid) and not self._is_over(running):
+        for running in list(self._running.values()):
+            if self._is_over(running):
+                if running.control is None:
+                    self._drop(running)
+            elif (running.space.slice, running.space.uid) == (slice_, uid):
                 return running
         own = sum(space.uid == uid for space in self._running)
         if self._nursery is None or len(self._running) >= SPACES_MOST or own >= SPACES_EACH:
@@ -252,15 +269,21 @@ class Spaces:
                     await self._start(running)
                 await self._watch(running)
             except OSError as error:
-                running.error = error
                 log.warning(
                     "user %d in %.200r: no server: %s", running.space.uid, running.space.slice.path, error.strerror
                 )
-            running.ready.set()
+                if control.has_ended():
+                    running.error = error
+                    running.ready.set()
+                else:  # it was not looked at, and runs
+                    await trio.sleep(LOOK_S)
             if control.has_ended():
                 control.close()
                 if trio.current_time() - began > LIVED_S:
                     wait = AGAIN_S
+                if wait > WAITED_S and not running.ready.is_set():
+                    running.error = running.error or fail(errno.ECHILD)
+                    running.ready.set()
                 with trio.move_on_after(wait):
                     while not self._is_over(running):  # noqa: ASYNC110 - writes to the books are not told
                         await trio.sleep(min(wait, LOOK_S))
@@ -293,6 +316,8 @@ class Spaces:
             with trio.move_on_after(LOOK_S):
                 await control.ended()
         await self._look(running, control)
+        if control.has_ended():  # what becomes of its servers is told with it
+            _forget_servers(running)
         if control.has_ended() and not self._is_over(running):
             log.warning(
                 "user %d in %.200r: the control daemon ended, and is started again",
@@ -307,15 +332,40 @@ class Spaces:
             if pid not in running.servers:
                 with contextlib.suppress(OSError):
                     if procfs.descent(pid).parent == (control.process and control.process.pid):
-                        running.servers[pid] = os.pidfd_open(pid)
+                        pidfd = os.pidfd_open(pid)
+                        if has_exited(pidfd):  # it is noted already, and its parent does not know yet
+                            os.close(pidfd)
+                        else:
+                            running.servers[pid] = pidfd
         for pid, pidfd in list(running.servers.items()):
             if has_exited(pidfd):
                 os.close(pidfd)
                 del running.servers[pid]
                 if not self._is_over(running) and not control.has_ended():
-                    log.warning("user %d in %.200r: its server ended", running.space.uid, running.space.slice.path)
-                    self._tell_lost(running.space)
-                    await control.ask(f"start_server -uid {running.space.uid}")
+                    self._lose(running)
+        if running.is_due and trio.current_time() >= running.lost_at + running.again_s:
+            running.is_due = False
+            if not control.has_ended():  # a program that comes before that has one started, too
+                await control.ask(f"start_server -uid {running.space.uid}")
+
+    def _lose(self, running: Running) -> None:
+        """Note that a server ended; the next is started at once, and ever later if that goes on."""
+        now = trio.current_time()
+        again_s = 0.0 if now - running.lost_at > LIVED_S else min(AGAIN_MOST_S, 2 * running.again_s or AGAIN_S)
+        running.lost, running.lost_at, running.again_s, running.is_due = running.lost + 1, now, again_s, True
+        if again_s <= WAITED_S:
+            log.warning("user %d in %.200r: its server ended", running.space.uid, running.space.slice.path)
+        self._tell_lost(running.space)
+
+    async def _quit(self, running: Running) -> None:
+        """Have a control daemon end with its last program. It takes no further one, by the next daemon neither."""
+        control = running.control
+        if control is None or control.has_ended():
+            return
+        if self.directory is not None:
+            with contextlib.suppress(OSError):  # no room: the next daemon would have programs come to it
+                Record(running.space, control.process, is_over=True).write(self.directory)
+        await control.ask("quit")
 
     def _is_over(self, running: Running) -> bool:
         """Return whether a space takes no further program: its slice is gone, or is not to have one. It stays so."""
@@ -332,8 +382,8 @@ class Spaces:
         """End a control daemon after its last program; a program that runs is not ended for it."""
         control = running.control
         assert control is not None
-        if not control.has_ended():
-            await control.ask("quit")
+        running.ready.set()  # what waits for it runs by itself
+        await self._quit(running)
         empty_at: float | None = None
         while not control.has_ended():
             if any(self.members(running.space)):
@@ -344,11 +394,19 @@ class Spaces:
                 control.kill()
             with trio.move_on_after(LOOK_S):
                 await control.ended()
-        for pidfd in running.servers.values():
-            os.close(pidfd)
-        running.servers.clear()
+        _forget_servers(running)
         control.close()
-        await in_a_thread("the directory", control.remove)
+        try:
+            await in_a_thread("the directory", control.remove)
+        except OSError as error:  # a process of its user writes there, say
+            log.warning("%.200s was not removed: %s", control.path, error.strerror)
         if self.directory is not None:
-            (self.directory / f"{running.space.name}{RECORD}").unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                (self.directory / f"{running.space.name}{RECORD}").unlink(missing_ok=True)
         self._running.pop(running.space, None)
+
+
+def _forget_servers(running: Running) -> None:
+    for pidfd in running.servers.values():
+        os.close(pidfd)
+    running.servers.clear()

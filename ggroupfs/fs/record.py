@@ -118,6 +118,7 @@ def _compute(compute: Compute, wanted: Wanted) -> Lines:
     yield "compute.pulls", compute.pulls
     yield "compute.held", _switch(compute.held)
     yield "compute.inherited", _switch(compute.inherited)
+    yield "compute.unasked", _switch(compute.unasked)
     yield "compute.shown", _switch(compute.shown)
 
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import attrs
 import pytest
 import trio
+import trio.testing
 
 from backend.core.reasons import Engines
 from backend.core.turns import TurnEnd
@@ -258,3 +259,154 @@ def test_one_that_ended_keeps_nobody_waiting() -> None:
         assert spaces.space_of(A) is None
 
     levers(test)
+
+
+def gated(rig: Rig, begun: list[Process]) -> None:
+    """Every program has a gate that holds it."""
+
+    async def end_turn(process: Process, bound_us: int, leaves: int = 0) -> TurnEnd:
+        return TurnEnd.DRAINED
+
+    rig.gpus[0].managed.end_turn = end_turn  # type: ignore[method-assign]
+    rig.gpus[0].managed.begin_turn = begun.append  # type: ignore[method-assign]
+
+
+def test_one_that_is_frozen_keeps_no_other_from_its_turns() -> None:
+    """It stands at its gate, and the others have turns among the programs outside."""
+
+    async def test(rig: Rig) -> None:
+        gpu = rig.gpus[0]
+        gated(rig, [])
+        async with clients(rig, 5, 6) as (one, other):
+            rig.bookkeeper.thawed = {other.identity}
+            await gpu.detach(one.identity)
+            for _ in range(2):
+                await gpu.detach(other.identity, ALL)
+                assert (run(one), run(other)) == (False, False)
+                await gpu.attach(other.identity)
+                assert (run(one), run(other)) == (True, True)
+
+    drive(test)
+
+
+def test_a_newcomer_runs_beside_one_that_is_frozen() -> None:
+    async def test(rig: Rig) -> None:
+        gpu = rig.gpus[0]
+        begun = list[Process]()
+        gated(rig, begun)
+        async with clients(rig, 5) as (one,):
+            await gpu.detach(one.identity)
+            assert not run(one)
+            new = rig.busy(6, 0)
+            rig.bookkeeper.spaces[new.identity] = SPACE
+            rig.bookkeeper.thawed = {new.identity}
+            rig.nvml.clients[0] = [5, 6]
+            await trio.sleep(1)
+            await gpu.attach(new.identity)
+            assert (run(one), run(new)) == (True, True)
+            await gpu.attach(one.identity)
+            assert begun == [one.identity], "it stood at its gate"
+
+    drive(test)
+
+
+def test_a_thaw_of_the_slice_is_refused_where_nothing_holds_one_that_is_frozen_itself() -> None:
+    async def test(rig: Rig) -> None:
+        gpu = rig.gpus[0]
+        async with clients(rig, 5, 6) as (one, other):
+            await gpu.detach(one.identity)
+            await gpu.detach(other.identity)
+            rig.bookkeeper.thawed = {other.identity}
+            with pytest.raises(OSError, match="nothing holds") as raised:
+                await gpu.attach(other.identity)
+            assert raised.value.errno == errno.EOPNOTSUPP
+            assert (run(one), run(other)) == (False, False)
+
+    drive(test)
+
+
+def test_a_freeze_of_one_that_is_given_up_opens_its_gate_again() -> None:
+    """The writer has waited for long enough, or the answer came too late: the library may close the gate all the
+    same."""
+
+    async def test(rig: Rig) -> None:
+        gpu, begun, ends = rig.gpus[0], list[Process](), [trio.sleep_forever, trio.lowlevel.checkpoint]
+
+        async def end_turn(process: Process, bound_us: int, leaves: int = 0) -> TurnEnd:
+            await ends.pop(0)()
+            return TurnEnd.UNGATED
+
+        gpu.managed.end_turn = end_turn  # type: ignore[method-assign]
+        gpu.managed.begin_turn = begun.append  # type: ignore[method-assign]
+        async with clients(rig, 5, 6) as (one, other):
+            rig.bookkeeper.thawed = {other.identity}
+            with trio.move_on_after(1):
+                await gpu.detach(one.identity)
+            rig.bookkeeper.thawed = {one.identity, other.identity}
+            await gpu.attach(one.identity)
+            assert begun == [one.identity]
+            rig.bookkeeper.thawed = {other.identity}
+            with pytest.raises(OSError, match="nothing holds"):
+                await gpu.detach(one.identity)
+            rig.bookkeeper.thawed = {one.identity, other.identity}
+            await gpu.attach(one.identity)
+            assert begun == [one.identity] * 2
+
+    drive(test)
+
+
+def test_a_thaw_of_the_slice_lets_none_go_that_is_frozen_itself() -> None:
+    async def test(rig: Rig) -> None:
+        gpu = rig.gpus[0]
+        begun = list[Process]()
+        gated(rig, begun)
+        async with clients(rig, 5, 6) as (one, other):
+            await gpu.detach(one.identity)
+            await gpu.detach(other.identity)
+            assert (run(one), run(other)) == (False, False)
+            rig.bookkeeper.thawed = {other.identity}
+            await gpu.attach(other.identity)
+            assert (run(one), run(other)) == (True, True)
+            await gpu.attach(one.identity)
+            assert begun == [one.identity], "it stood at its gate"
+
+    drive(test)
+
+
+def test_one_that_ends_while_a_lever_is_awaited_is_forgotten() -> None:
+    async def test() -> None:
+        release = trio.Event()
+        pulled: list[tuple[int, Engines]] = []
+
+        async def take(process: Process, engines: Engines) -> None:
+            await release.wait()
+            pulled.append((process.pid, engines))
+
+        async def set_timeslice(process: Process, us: int) -> None:
+            await release.wait()
+
+        async def ends() -> None:
+            with pytest.raises(BlockingIOError):
+                await spaces.take(B, NONE)
+
+        async def ends_too() -> None:
+            with pytest.raises(BlockingIOError):
+                await spaces.set_timeslice(B, 9000)
+
+        spaces = SpaceLevers(take, set_timeslice)
+        spaces.note({A: SPACE, B: SPACE})
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(spaces.take, A, NONE)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(ends)
+            nursery.start_soon(ends_too)
+            await trio.testing.wait_all_tasks_blocked()
+            spaces.forget(B)
+            release.set()
+        assert spaces.members(SPACE) == {A}
+        await spaces.take(A, ALL)
+        assert pulled[-1] == (1, ALL)
+        spaces.forget(A)
+        assert spaces.members(SPACE) == ()
+
+    trio.run(test)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import math
 import socket
@@ -509,6 +510,35 @@ def test_shares_of_a_spatial_slice_are_sms() -> None:
         await levers.release()
         assert Files.held == before
         assert [sms(points) for points in (0, 50, 1250, 10_000)] == ["0.01%", "0.5%", "12.5%", "max"]
+
+    trio.run(main)
+
+
+@pytest.mark.logs("shares are compute.max")
+def test_where_sms_are_refused_shares_are_time() -> None:
+    """As of a program without the library: it runs by itself, whatever its slice is to have."""
+    before = {"compute.max": "max 100000", "compute.sm.max": "max"}
+    Files.held = dict(before)
+    asked = []
+
+    class Refuses(Files):
+        async def write(self, name: str, value: object) -> None:
+            if name == "compute.sm.max":
+                asked.append(value)
+                raise OSError(errno.EOPNOTSUPP, "the program was started without the library")
+            await super().write(name, value)
+
+    async def is_spatial() -> bool:
+        return True
+
+    async def main() -> None:
+        levers = Levers(Refuses(Path("/")), is_spatial)
+        for _ in range(3):
+            await levers.apply(wanted({"a": 3000}, 0, PRIORITY, By.QUOTA)[0]["a"])
+            assert Files.held == before | {"compute.max": "30000 100000"}
+        assert asked == ["30%"], "it is asked for once"
+        await levers.release()
+        assert Files.held == before
 
     trio.run(main)
 

@@ -134,6 +134,92 @@ def test_one_that_does_not_listen_is_ended(tmp_path: Path, place: Path, monkeypa
     drive(test, MpsDouble(tmp_path / "bin", first="exec sleep 600"), place)
 
 
+def test_it_outlives_the_daemon_that_hears_its_words(tmp_path: Path, place: Path) -> None:
+    """What it says later goes nowhere: a pipe without a reader would end it."""
+    double = MpsDouble(tmp_path / "bin", quit='/bin/echo a word && touch "$here/said"')
+
+    async def test(one: Control) -> None:
+        await one.start()
+        assert one.process is not None
+        process = one.process
+        one.close()
+        other = Control(double.program, place, SPACE)
+        assert await other.adopt(process)
+        assert await other.ask("quit")
+        await other.ended()
+        other.close()
+
+    drive(test, double, place)
+    assert (double.directory / "said").exists()
+
+
+def test_directories_of_any_depth_are_removed(tmp_path: Path, place: Path) -> None:
+    one = Control(MpsDouble(tmp_path / "bin").program, place, SPACE)
+    one.pipe.mkdir(parents=True)
+    above = os.open(one.pipe, os.O_RDONLY)
+    for _ in range(3000):
+        os.mkdir("d", dir_fd=above)
+        below = os.open("d", os.O_RDONLY, dir_fd=above)
+        os.close(above)
+        above = below
+    os.close(above)
+    try:
+        one.remove()
+        assert not one.path.exists()
+    finally:
+        subprocess.run(["rm", "-rf", one.path], check=True)  # pytest does not get down there either
+
+
+def test_what_the_user_puts_there_is_not_looked_at(tmp_path: Path, place: Path) -> None:
+    """A link in place of its socket could lead anywhere, to what does not answer, too."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.symlink_to(elsewhere)
+    double = MpsDouble(tmp_path / "bin", first=f'ln -s "{elsewhere}" "$pipe/control"; exec sleep 600')
+
+    async def test(one: Control) -> None:
+        await one.start()
+        assert one.process is not None
+        pid = one.process.pid
+        await until(lambda: procfs.command(pid) == "sleep", "it goes on")
+
+    drive(test, double, place)
+
+
+def test_one_that_cannot_be_noted_is_ended(tmp_path: Path, place: Path) -> None:
+    """No later daemon would know of it."""
+
+    async def test(one: Control) -> None:
+        def started(process: Process) -> None:
+            raise OSError(errno.ENOSPC, "no room")
+
+        with pytest.raises(OSError, match="no room"):
+            await one.start(started)
+        with trio.fail_after(10):
+            await one.ended()
+
+    drive(test, MpsDouble(tmp_path / "bin"), place)
+
+
+def test_one_process_is_the_server(tmp_path: Path, place: Path) -> None:
+    """The control daemon is its user's, which could have it start any number of them."""
+
+    async def test(one: Control) -> None:
+        await one.start()
+        for count in (1, 2):
+            assert await one.ask("start_server -uid 0")
+            await until(lambda count=count: len(one.servers()) == count, "servers")  # type: ignore[misc]
+        first, second = one.servers()
+        assert (one.is_server(first), one.is_server(second)) == (True, False)
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: one.is_server(second), "it is the server")
+        os.kill(second, signal.SIGKILL)
+        one.kill()
+        gone = [Path(procfs.PROC, str(pid)) for pid in (first, second)]
+        await until(lambda: not any(path.exists() for path in gone), "they are gone")
+
+    drive(test, MpsDouble(tmp_path / "bin"), place)
+
+
 def test_a_command_that_hangs_is_given_up(tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "ASK_S", 0.3)
 

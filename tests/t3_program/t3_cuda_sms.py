@@ -226,3 +226,28 @@ def test_a_driver_before_green_contexts_has_no_such_control(drive: Drive) -> Non
         assert (info.sms, rig.gpu.info.sms, rig.gpu.info.sm_step) == (0, 132, 8)
 
     drive(test)
+
+
+@pytest.mark.logs("does not follow")
+def test_a_program_without_the_library_is_frozen_all_the_same(drive: Drive) -> None:
+    """It came into a slice with a limit, and has all SMs there; other levers do not wait for that."""
+
+    async def test(rig: Rig) -> None:
+        await begun(rig, cgroup="/a")
+        await rig.h.write("slice/a/0/compute.sm.max", 64)
+        process = rig.process("/a")
+        rig.driver_says(process.pid, GIB)
+        await until_then(lambda: bool(rig.gpu.tsgs(process)))
+        await trio.sleep(8)
+        channels = rig.fake.programs[process.pid]
+        for place in ("slice/a", str(process.pid)):
+            async with takes(0, 0.5):
+                await rig.h.write(f"{place}/0/compute.freeze", 1)
+            assert not any(channels.running())
+            async with takes(0, 0.5):
+                await rig.h.write(f"{place}/0/compute.freeze", 0)
+            assert all(channels.running())
+        await rig.h.write(f"{process.pid}/0/compute.timeslice", "4ms")
+        assert await rig.h.refused("slice/a/0/compute.sm.max", 32) == errno.EOPNOTSUPP
+
+    drive(test)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import subprocess
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from collections.abc import Callable
 import pytest
 import trio
 
-from backend.process.identity import Member, Process
+from backend.process.identity import Member, Process, Slice, SliceOn
 from backend.scheduler.memory.switch import RATES
 from backend.soft.gpu import SoftGpu
 from ggroupfs.client.reading import flat
@@ -342,3 +343,15 @@ async def test_no_memory_moves_for_turns_behind_one_that_is_always_busy(spawn: S
         assert [programs.turns(one.process) for one in programs.each] == turns
         assert steps[0] >= 0.95 * 10 / 0.002
         nursery.cancel_scope.cancel()
+
+
+@virtual
+async def test_without_turns_of_memory_there_is_no_wait_for_one() -> None:
+    """What would be promised would not hold. What there was to be stays in the books."""
+    async with running(soft(64 * MIB), scheduler=True, turn_wait_us=None) as h:
+        await h.operations.mkdir(await h.inode("slice"), b"hasty", 0o755, h.ctx)
+        assert "compute.wait.max unsupported\n" in await h.read("ggroup.capabilities")
+        assert await h.refused("slice/hasty/0/compute.wait.max", 250) == errno.EOPNOTSUPP
+        await h.write("slice/hasty/0/compute.weight", 300)
+        h.ledger.configure(SliceOn(Slice("/hasty"), 0), wait_max_us=250_000)
+        assert await h.read("slice/hasty/0/compute.wait.max") == "250\n"

@@ -15,11 +15,12 @@ import trio.testing
 from backend.core.reasons import Engines
 from backend.core.records import Activity
 from backend.core.turns import TurnEnd
-from backend.process.identity import Member, Process
+from backend.process.identity import Member, Process, Slice
 from backend.scheduler.bucket import Bucket
 from backend.scheduler.holding import BURST, RATE
 from backend.scheduler.limited import Act, Limited
 from backend.scheduler.limiter import Limiter
+from backend.space.space import Space
 from tests.support.harness import Harness, StubGpu, hang, refuses, running, settle, virtual
 from tests.support.quotas import Spawn, limited
 
@@ -50,9 +51,11 @@ class Stub:
         return self.h.controller._follower.spent(Member(self.who, 0))
 
 
-async def stub(h: Harness, gpu: StubGpu, pid: int, *, gated: bool = False, contexts: int = 1) -> Stub:
+async def stub(
+    h: Harness, gpu: StubGpu, pid: int, *, gated: bool = False, contexts: int = 1, cgroup: str = "/"
+) -> Stub:
     """Start a process on that GPU; with `gated`, it has a gate."""
-    who = await h.arrive(pid)
+    who = await h.arrive(pid, cgroup)
     gpu.works[who] = attrs.evolve(BUSY, gpu_usec=0, contexts=contexts, pending=1 if gated else None)
     if gated:
         gpu.ends[who] = TurnEnd.LATE, 0.0
@@ -378,6 +381,42 @@ async def test_looks_that_take_long_are_rare(spawn: Spawn, monkeypatch: pytest.M
         (found,) = await p.shares([one], 12)
         assert 0.03 * len(looks) <= 0.26 * (trio.current_time() - start)
         assert found == pytest.approx(0.5, rel=0.1), "what is over is paid for"
+
+
+# Of one program of a space
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@virtual
+async def test_no_lever_is_pulled_for_the_quota_of_one_of_a_space(spawn: Spawn, gated: bool) -> None:
+    """It would stop all of them, and what stops them all would not let the others go on. For the quota of all of them
+    it is pulled.
+    """
+    gpu = StubGpu()
+    async with running(gpu, scheduler=True) as h:
+        space = Space(Slice("/jobs"), 0, 7)
+        limiter(h)._space_of = lambda member: space
+        await h.operations.mkdir(await h.inode("slice"), b"jobs", 0o755, h.ctx)
+        one = await stub(h, gpu, spawn().pid, gated=gated, cgroup="/jobs")
+        us, spent = 0, set[Engines | None]()
+        for _ in range(100):
+            await one.works(us := us + 10_000, 0.01)
+            assert not gpu.without_gr
+            spent.add(one.spent)
+        assert spent == {None, Engines.NONE}
+        await h.write(f"{one.who.pid}/0/compute.max", "max")
+        limiter(h)._space_of = lambda member: Space(Slice("/elsewhere"), 0, 7)  # from where it was moved
+        await h.write("slice/jobs/0/compute.max", "30000 100000")
+        for _ in range(100):
+            await one.works(us := us + 10_000, 0.01)
+            assert not gpu.without_gr
+        limiter(h)._space_of = lambda member: space
+        await h.write("slice/jobs/0/compute.max", "30001 100000")
+        without = []
+        for _ in range(100):
+            await one.works(us := us + 10_000, 0.01)
+            without.append(one.who in gpu.without_gr)
+        assert any(without)
 
 
 # Fresh starts

@@ -9,7 +9,8 @@ import pytest
 import trio
 
 from backend.core.records import Capability
-from backend.door.wire import CUDA, VERSION, Feature, Op
+from backend.door.wire import CUDA, VERSION, Feature, Message, Op
+from backend.process.identity import Slice, SliceOn
 from backend.space import control
 from tests.support.cuda_session import GIB, Drive, Program, Rig, drive, pieces
 from tests.support.mps import MpsDouble
@@ -64,6 +65,20 @@ def test_without_the_program_it_is_refused(drive: Drive, monkeypatch: pytest.Mon
     async def test(rig: Rig) -> None:
         await rig.h.operations.mkdir(await rig.h.inode("slice"), b"jobs", 0o755, rig.h.ctx)
         assert await rig.h.refused("slice/jobs/0/compute.spatial", 1) == errno.EOPNOTSUPP
+
+    drive(test)
+
+
+def test_without_the_program_a_setting_of_before_puts_nobody_into_a_space(
+    drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the journal has it of a daemon that had the program."""
+    monkeypatch.setattr(control.find, "__defaults__", ([],))
+
+    async def test(rig: Rig) -> None:
+        await rig.h.operations.mkdir(await rig.h.inode("slice"), b"jobs", 0o755, rig.h.ctx)
+        rig.h.controller.ledger.configure(SliceOn(Slice("/jobs"), 0), spatial=True)
+        assert await space_of(await greeted(rig, "/jobs")) == 0
 
     drive(test)
 
@@ -123,5 +138,53 @@ def test_a_freeze_of_the_slice_is_of_all(drive: Drive) -> None:
         assert not any(any(one.running()) for one in channels)
         await rig.h.write("slice/jobs/0/compute.freeze", 0)
         assert all(all(one.running()) for one in channels)
+
+    drive(test)
+
+
+def test_what_was_applied_before_it_was_known_as_a_client_is_the_spaces(drive: Drive) -> None:
+    """As after an upgrade: a program is frozen by itself, by the levers of one, and its gate is to stop it alone."""
+
+    async def test(rig: Rig) -> None:
+        await spatial(rig)
+        other = await client(rig)
+        program = rig.connect(rig.process("/jobs"))
+        (await program.ask(Op.HELLO, VERSION, CUDA)).check()
+        number = await space_of(program)
+        program = rig.connect(program.process)
+
+        async def stop(request: Message) -> Message | None:
+            """What the library does, with nothing to wait for."""
+            return request.answer(1) if request.op == Op.END_TURN else await program.move(request)
+
+        program.obey = stop
+        await program.manage()
+        rig.driver_says(program.process.pid, GIB)
+        await trio.sleep(1)
+        await rig.h.write(f"{program.process.pid}/0/compute.freeze", 1)
+        channels = [rig.fake.programs[one.process.pid] for one in (program, other)]
+        assert number
+        assert not any(channels[0].running())
+        rig.nvml.clients[0].append(program.process.pid)
+        await trio.sleep(1)
+        assert rig.gpu.activity(program.process).beside
+        assert all(channels[0].running()), "its channels would stop the other, too"
+        assert all(channels[1].running())
+        assert rig.gpu._spaces.is_held(program.process)
+
+    drive(test)
+
+
+def test_a_list_that_fails_takes_nobody_out_of_its_space(drive: Drive) -> None:
+    async def test(rig: Rig) -> None:
+        await spatial(rig)
+        program = await client(rig)
+
+        async def clients(index: int) -> frozenset[int]:
+            raise OSError(errno.EAGAIN, "no thread")
+
+        rig.gpu._nvml.clients = clients  # type: ignore[method-assign]
+        await trio.sleep(1)
+        assert rig.gpu.activity(program.process).beside
 
     drive(test)

@@ -6,6 +6,7 @@ In real time, with a double of MPS's control daemon.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -21,10 +22,12 @@ import trio
 from backend.process import procfs
 from backend.process.identity import Process, Slice
 from backend.space import control, spaces
+from backend.space.control import Control
 from backend.space.space import read_records
 from backend.space.spaces import Running
 from tests.support.harness import Harness, StubGpu, World, running
 from tests.support.mps import MpsDouble
+from tests.support.restarted import SurvivingLedger
 
 Spawn = Callable[..., subprocess.Popen[bytes]]
 LOST = pytest.mark.logs("server ended|control daemon ended")
@@ -72,13 +75,17 @@ async def until(condition: Callable[[], object], what: str, seconds: float = 60)
 
 @pytest.fixture
 def run(tmp_path: Path, spawn: Spawn) -> Iterator[Callable[..., None]]:
-    """Runs a test with a tree of one GPU, on which the slice /jobs is spatial. No process is left."""
+    """Runs a test with a tree of one GPU. The slice /jobs is spatial: it is `made`, or as the test before left it, and
+    the books go on. No process is left.
+    """
     directories = []
+    gpu = StubGpu()
+    ledger = SurvivingLedger(gpu)
 
     @contextlib.asynccontextmanager
     async def rig(double: MpsDouble, made: bool) -> AsyncIterator[Rig]:
         directory = tmp_path / "ggroup.mps"
-        async with running(StubGpu(), world=World(), servers=(double.program, directory)) as h:
+        async with running(gpu, world=World(), ledger=ledger, servers=(double.program, directory)) as h:
             one = Rig(h, double, directory, spawn)
             if made:
                 await h.operations.mkdir(await h.inode("slice"), b"jobs", 0o755, h.ctx)
@@ -188,6 +195,78 @@ def test_a_server_that_dies_is_replaced_and_members_are_told(run: Callable[..., 
         assert took < 2.0
         assert (await rig.lost(), await rig.lost(f"{process.pid}/0")) == (1, 1)
         assert (await rig.start())[1] == number, "what is started anew comes there"
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(before, signal.SIGKILL)
+        await trio.sleep(2 * spaces.LOOK_S)
+        assert await rig.lost() == 1, "that of a control daemon which ended is told with it"
+
+    run(test)
+
+
+@LOST
+def test_no_program_is_told_of_one_that_does_not_run(run: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for the next one, which comes soon; or runs by itself, where there is to be none any more."""
+    monkeypatch.setattr(spaces, "AGAIN_S", 1.0)
+
+    async def test(rig: Rig) -> None:
+        _, number = await rig.start()
+        await rig.server()
+        found = rig.space().control
+        assert found is not None
+        told = []
+
+        async def start() -> None:
+            told.append((await rig.start())[1])
+
+        for answer in (number, 0):
+            assert found.process is not None
+            os.kill(found.process.pid, signal.SIGKILL)
+            await until(lambda: not rig.space().ready.is_set(), "that is seen")
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(start)
+                if not answer:
+                    await trio.sleep(0.1)
+                    await rig.h.write("slice/jobs/0/compute.spatial", 0)
+                with trio.fail_after(60):
+                    await until(lambda: told, "it is told")
+            assert told.pop() == answer
+            assert found.has_ended() == (not answer)
+
+    run(test)
+
+
+@LOST
+def test_where_it_ends_again_and_again_programs_run_by_themselves(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spaces, "AGAIN_S", spaces.WAITED_S + 1)
+
+    async def test(rig: Rig) -> None:
+        await rig.start()
+        await rig.server()
+        running = rig.space()
+        assert running.control is not None
+        assert running.control.process is not None
+        os.kill(running.control.process.pid, signal.SIGKILL)
+        await until(lambda: running.error is not None, "that is seen")
+        assert (await rig.start())[1] == 0
+
+    run(test)
+
+
+@LOST
+def test_a_server_that_dies_again_and_again_is_started_ever_later(run: Callable[..., None]) -> None:
+    """Its user may end it as often as it likes."""
+
+    async def test(rig: Rig) -> None:
+        await rig.start()
+        for count in range(1, 4):
+            os.kill(await rig.server(), signal.SIGKILL)
+            await until(lambda count=count: rig.space().lost == count, "that is seen")  # type: ignore[misc]
+        assert rig.space().again_s == 2 * spaces.AGAIN_S
+        await rig.server()
+        await trio.sleep(2 * spaces.LOOK_S)
+        assert await rig.lost() == 3, "each counts once"
 
     run(test)
 
@@ -231,6 +310,78 @@ def test_the_next_daemon_goes_on_with_it(run: Callable[..., None]) -> None:
 
     run(before)
     run(after, made=False)
+
+
+def test_one_that_was_told_to_quit_takes_no_program_of_the_next_daemon(run: Callable[..., None]) -> None:
+    """It waits for its last program, and would keep one that comes waiting, or refuse it."""
+    kept = []
+
+    async def before(rig: Rig) -> None:
+        _, number = await rig.start()
+        kept.append(number)
+        await rig.server()
+        rig.double.hold()
+
+    async def after(rig: Rig) -> None:
+        await until(lambda: rig.h.controller.spaces._running, "it is found")
+        _, given = await rig.start(given=kept[0])
+        assert given == kept[0], "one that has it goes on"
+        _, number = await rig.start()
+        assert number not in (0, kept[0])
+        assert rig.double.starts == 2
+        rig.double.release()
+        await until(lambda: len(rig.h.controller.spaces._running) == 1, "the former one has ended")
+
+    run(before)
+    run(after, made=False)
+
+
+def test_a_program_that_comes_before_records_are_read_waits(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = []
+
+    async def before(rig: Rig) -> None:
+        await rig.h.operations.mkdir(await rig.h.inode("slice"), b"more", 0o755, rig.h.ctx)
+        await rig.h.write("slice/more/0/compute.spatial", 1)
+        kept.extend([(await rig.start(cgroup))[1] for cgroup in ("/jobs", "/more")])
+        for space in rig.h.controller.spaces._running.values():
+            await until(lambda space=space: space.servers, "a server")  # type: ignore[misc]
+        rig.h.controller.hand_over()
+
+    async def after(rig: Rig) -> None:
+        last = max(kept)  # they are read in this order
+        assert (await rig.start(given=last))[1] == last
+
+    adopt = Control.adopt
+
+    async def slow(self: Control, process: Process) -> bool:
+        await trio.sleep(0.5)
+        return await adopt(self, process)
+
+    run(before)
+    monkeypatch.setattr(Control, "adopt", slow)
+    run(after, made=False)
+
+
+@pytest.mark.logs("was not removed")
+def test_what_a_user_keeps_from_being_removed_keeps_no_space(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(rig: Rig) -> None:
+        process, _ = await rig.start()
+        await rig.server()
+
+        def remove(self: Control) -> None:
+            raise OSError(errno.ENOTEMPTY, "a user writes there")
+
+        monkeypatch.setattr(Control, "remove", remove)
+        os.kill(process.pid, signal.SIGKILL)
+        await rig.h.write("slice/jobs/0/compute.spatial", 0)
+        await until(lambda: not rig.h.controller.spaces._running, "it has ended")
+        assert not read_records(rig.directory)
+
+    run(test)
 
 
 def test_a_program_that_shares_no_memory_with_the_server_runs_by_itself(run: Callable[..., None]) -> None:

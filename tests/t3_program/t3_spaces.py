@@ -173,6 +173,25 @@ async def test_one_stays_in_its_space_until_it_ends(spawn: Spawn) -> None:
 
 
 @virtual
+async def test_nothing_is_left_of_spaces_whose_slice_is_gone(spawn: Spawn) -> None:
+    """Their programs had ended before; else there would be none any more after some of them."""
+    async with programs(spawn) as p:
+        spaces = p.h.controller.spaces
+        for name in ("a", "b", "c"):
+            await p.h.operations.mkdir(await p.h.inode("slice"), name.encode(), 0o755, p.h.ctx)
+            await p.h.write(f"slice/{name}/0/compute.spatial", 1)
+            popen = spawn()
+            process = await p.h.arrive(popen.pid, f"/{name}")
+            await p.gpu.open_context(process, 8, lambda finished: None)
+            popen.kill()
+            await p.h.gone(process)
+            await until(lambda: not spaces.any(), "its space has heard of it")
+            await p.h.operations.rmdir(await p.h.inode("slice"), name.encode(), p.h.ctx)
+        await p.batch("/jobs")
+        assert len(spaces._running) == 1
+
+
+@virtual
 async def test_the_outermost_slice_counts(spawn: Spawn) -> None:
     """Whatever a slice within says, the space is that of the outer one; users have spaces of their own."""
     async with programs(spawn) as p:

@@ -120,6 +120,7 @@ def test_a_process_has_the_numbers_of_its_files(mount: Mounted) -> None:
             "priority": 3,
             "quota_seconds": 0.06,
             "quota_period_seconds": 0.05,
+            "sms_max": math.inf,
             "periods_total": work["nr_periods"],
             "gpu_seconds_total": work["gpu_usec"] / 1e6,
             "busy_seconds_total": work["busy_usec"] / 1e6,

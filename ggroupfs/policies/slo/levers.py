@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import errno
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -91,20 +92,37 @@ class Levers:
         self._before: dict[str, str] = {}
         self._ours: dict[str, str] = {}
         self._complained = False
+        self._is_refused = False  # whether kernels of its programs cannot be placed
 
     async def apply(self, what: Wanted) -> None:
         """Write the settings that differ. A failure is logged once, and tried again with the next call."""
         try:
             await self._set("compute.weight", None if what.weight is None else str(what.weight))
             await self._set("compute.priority", None if what.priority is None else str(what.priority))
-            spatial = what.quota is not None and await self._is_spatial()
-            await self._set("compute.max", None if spatial else what.quota)
-            await self._set("compute.sm.max", what.sms if spatial else None)
+            is_placed = await self._place(what.sms)
+            await self._set("compute.max", None if is_placed else what.quota)
+            if not is_placed:
+                await self._set("compute.sm.max", None)
             self._complained = False
         except OSError as error:
             if error.errno not in GONE and not self._complained:
                 log.error("%s: %s", self._group.path, error.strerror)
                 self._complained = True
+
+    async def _place(self, sms: str | None) -> bool:
+        """Return whether the group has its part of the GPU as SMs: its programs run at the same time, and their kernels
+        can be placed.
+        """
+        if sms is None or self._is_refused or not await self._is_spatial():
+            return False
+        try:
+            await self._set("compute.sm.max", sms)
+        except OSError as error:
+            if error.errno != errno.EOPNOTSUPP:
+                raise
+            self._is_refused = True
+            log.warning("%s: shares are compute.max: %s", self._group.path, error.strerror)
+        return not self._is_refused
 
     def follow(self, group: Group) -> None:
         """Continue with a group that has moved to another directory together with its settings."""
@@ -114,6 +132,7 @@ class Levers:
         """Forget all settings: the group is gone, and they went with it."""
         self._before.clear()
         self._ours.clear()
+        self._is_refused = False
 
     async def release(self) -> None:
         """Restore the old values, except where another program has written since."""
