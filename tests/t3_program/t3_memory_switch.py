@@ -10,8 +10,11 @@ from collections.abc import Callable
 import pytest
 import trio
 
+from backend.core.records import Footprint
 from backend.process.identity import Process
 from backend.scheduler.memory.switch import BEGINS_AGAIN_S, Phase
+from backend.soft.config import SoftConfig
+from backend.soft.gpu import SoftGpu
 from tests.support.harness import MIB, running, virtual
 from tests.support.switched import RATE, Stage, soft
 
@@ -258,6 +261,43 @@ async def test_whatever_happens_in_a_step_all_go_on(spawn: Spawn, seed: int, wha
         assert len(before) == 3
         assert all(one.steps > before[process] for process, one in stage.programs.items()), "all go on"
         assert stage.longest_s <= 1 + SLACK_S + (0.5 if what == "freeze" else 0)
+        stage.check()
+        nursery.cancel_scope.cancel()
+
+
+class Sticky(SoftGpu):
+    """One on which 8 MiB of each program stay, as its library says; what is asked for in vain is counted."""
+
+    STAYS = 8 * MIB
+    vain = 0
+
+    def footprint(self, process: Process) -> Footprint:
+        return Footprint(movable=self.resident(process), unmovable=min(self.STAYS, self.resident(process)))
+
+    def resident(self, process: Process) -> int:
+        tenant = self._tenants.get(process)
+        return 0 if tenant is None else tenant.memory.resident * MIB
+
+    async def reclaim(self, process: Process, nbytes: int) -> int:
+        moved = await super().reclaim(process, min(nbytes, max(0, self.resident(process) - self.STAYS)))
+        self.vain += not moved
+        return moved
+
+
+@virtual
+async def test_what_cannot_move_is_asked_of_none(spawn: Spawn) -> None:
+    """A program that moves nothing of what it is asked for is not believed to be drained for a minute."""
+    gpu = Sticky(0, SoftConfig(96 * MIB, MIB, RATE, RATE, batch=4 * MIB, switch_us=0))
+    async with running(gpu) as h, trio.open_nursery() as nursery:
+        stage = Stage(h, gpu, nursery)
+        for _ in range(4):
+            await stage.come(spawn().pid, 48)
+        await trio.sleep(2)
+        gpu.vain = 0
+        await trio.sleep(10)
+        assert stage.switch.plan.has_turns
+        assert all(stage.turned(process).turns > 3 for process in stage.programs)
+        assert not gpu.vain
         stage.check()
         nursery.cancel_scope.cancel()
 
