@@ -110,8 +110,10 @@ class Switch:
 
     async def run(self) -> None:
         """Switches until cancelled."""
-        while True:
-            await self.step()
+        async with trio.open_nursery() as nursery:
+            self._pieces.nursery = nursery
+            while True:
+                await self.step()
 
     async def step(self) -> None:
         """Decides, and does one thing of it."""
@@ -151,6 +153,8 @@ class Switch:
                 return
             waits = self._drains() or self._pieces.are_tried
             if self._lacks(plan) and waits and trio.current_time() < self._phase_at + DRAIN_S:
+            if await self._pieces.rest():
+                return
                 await trio.sleep(LOOK_S)
                 return
         self._begin_phase()
@@ -168,6 +172,8 @@ class Switch:
 
     def _begin_phase(self) -> None:
         """What did not move in the phase before may do so from now on."""
+        if await self._pieces.rest():
+            return
         plan, now = self.plan, trio.current_time()
         if TRACE.path is not None and plan.has_turns:
             runs = self.planner.turns.current or frozenset()
@@ -266,6 +272,8 @@ class Switch:
     async def _end(self, gang: Gang, leaves: Mapping[Name, Mapping[int, int]]) -> None:
         """Ends the turns of those of a gang that are on. Of a wide one that was not drained all turns begin again."""
         drained: dict[Name, bool] = {}
+        if await self._pieces.rest():
+            return True
         async with trio.open_nursery() as nursery:
             for name in leaves:
                 nursery.start_soon(self._end_one, name, leaves[name], drained)
