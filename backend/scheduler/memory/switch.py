@@ -23,14 +23,14 @@ from __future__ import annotations
 import enum
 import errno
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import attrs
 import trio
 
 from backend.common.tracing import TRACE
 from backend.scheduler.memory import telling
-from backend.scheduler.memory.claims import Name, Rates
+from backend.scheduler.memory.claims import Claim, Name, Rates
 from backend.scheduler.memory.gangs import Gang
 from backend.scheduler.memory.hands import Hands
 from backend.scheduler.memory.moves import Way, leaves
@@ -49,6 +49,10 @@ LACKS = 0.05
 """Part of the working sets of a turn up to which it begins without."""
 AGAIN_S, AGAIN_MOST_S = 5.0, 60.0
 """Seconds for which a program has no turns whose turn did not end; each time twice as long, up to the second."""
+SPARED = 3
+"""Times in a row that a program which lacks memory may go off undrained and have its turns all the same: it was slow as
+it read over the bus. With all others at once it would take the room of theirs, and these would be late for the same
+reason."""
 GANG_DRAIN_S, GANG_LOOK_S = 0.1, 0.005
 """Seconds that a gang has to drain, beside nothing else that runs, and after which is looked again whether it has: some
 kernels that read over the bus take as long. One that waits for another would be waited for in vain."""
@@ -87,6 +91,16 @@ class Trouble:
     """For how long that is, seconds."""
 
 
+@attrs.define
+class Spared:
+    """A program that went off undrained, and lacked memory."""
+
+    times: int = 0
+    """How often in a row."""
+    is_off: bool = False
+    """Whether it is so now."""
+
+
 class Switch:
     """See the module. Its time is trio's."""
 
@@ -106,6 +120,7 @@ class Switch:
         self._phase_at = 0.0  # when the turn, or what is between two, began
         self._troubles: dict[Name, Trouble] = {}  # of those whose turns do not end
         self._stands: dict[Name, Trouble] = {}  # ... and of those whose turns do not begin
+        self._spared: dict[Name, Spared] = {}  # those that went off undrained, and lacked memory
         self._is_told = False
 
     async def run(self) -> None:
@@ -138,6 +153,8 @@ class Switch:
         elif plan.is_over:
             await self._come(plan)
         elif _now_us() >= _end_us(plan):
+            if await self._pieces.rest():
+                return
             self._begin_phase()
             self.planner.end(_now_us())
         else:
@@ -153,10 +170,10 @@ class Switch:
                 return
             waits = self._drains() or self._pieces.are_tried
             if self._lacks(plan) and waits and trio.current_time() < self._phase_at + DRAIN_S:
-            if await self._pieces.rest():
-                return
                 await trio.sleep(LOOK_S)
                 return
+        if await self._pieces.rest():
+            return
         self._begin_phase()
         self.planner.begin(_now_us())
         self._hands.turned(plan.coming)
@@ -172,8 +189,6 @@ class Switch:
 
     def _begin_phase(self) -> None:
         """What did not move in the phase before may do so from now on."""
-        if await self._pieces.rest():
-            return
         plan, now = self.plan, trio.current_time()
         if TRACE.path is not None and plan.has_turns:
             runs = self.planner.turns.current or frozenset()
@@ -192,8 +207,7 @@ class Switch:
     def _lacks(self, plan: Plan) -> bool:
         """Whether the programs whose turn is the next lack memory, so much that it is worth a wait."""
         there = [self.programs[name] for name in plan.coming if name in self.programs]
-        claims = [claim for one in there for claim in one.claims.values()]
-        return sum(claim.missing for claim in claims) > LACKS * sum(claim.used for claim in claims)
+        return _lack([claim for one in there for claim in one.claims.values()])
 
     # What is known
 
@@ -201,13 +215,27 @@ class Switch:
         """The programs, those without turns that are in trouble."""
         found = {}
         for name, one in self._hands.programs().items():
-            if self._hands.is_stuck(name) and _may(self._troubles, name):
+            if self._is_stuck(name, one) and _may(self._troubles, name):
                 _note(self._troubles, name, AGAIN_S)
             is_standing = name in self._stands and not self._hands.is_on(name)
             if is_standing or not _may(self._troubles, name) or not _may(self._stands, name):
                 one = attrs.evolve(one, ties=attrs.evolve(one.ties, is_known=False))
             found[name] = one
         return found
+
+    def _is_stuck(self, name: Name, one: Program) -> bool:
+        """Whether a program could not be drained, and that not for want of memory, as far as is known."""
+        if not self._hands.is_stuck(name):
+            if self._hands.is_drained(name):
+                self._spared.pop(name, None)
+            elif name in self._spared:
+                self._spared[name].is_off = False
+            return False
+        spared = self._spared.setdefault(name, Spared())
+        if not spared.is_off and spared.times < SPARED and _lack(one.claims.values()):
+            spared.is_off = True
+            spared.times += 1
+        return not spared.is_off
 
     def _still(self, programs: Mapping[Name, Program]) -> frozenset[Still]:
         """What does not move now: it moved nothing a moment ago, or its program waits and is not drained yet."""
@@ -226,6 +254,7 @@ class Switch:
     def _forget(self, there: Mapping[Name, Program]) -> None:
         self._troubles = {name: trouble for name, trouble in self._troubles.items() if name in there}
         self._stands = {name: trouble for name, trouble in self._stands.items() if name in there}
+        self._spared = {name: spared for name, spared in self._spared.items() if name in there}
 
     def _tell(self, plan: Plan) -> None:
         """Says in the log when turns begin, once."""
@@ -243,6 +272,8 @@ class Switch:
         begins = [name for name in begins if _may(self._stands, name)]
         if not ends and not begins:
             return False
+        if await self._pieces.rest():
+            return True
         self.phase = Phase.ENDS if ends else Phase.BEGINS
         async with trio.open_nursery() as nursery:
             for name in begins:
@@ -272,8 +303,6 @@ class Switch:
     async def _end(self, gang: Gang, leaves: Mapping[Name, Mapping[int, int]]) -> None:
         """Ends the turns of those of a gang that are on. Of a wide one that was not drained all turns begin again."""
         drained: dict[Name, bool] = {}
-        if await self._pieces.rest():
-            return True
         async with trio.open_nursery() as nursery:
             for name in leaves:
                 nursery.start_soon(self._end_one, name, leaves[name], drained)
@@ -309,6 +338,11 @@ class Switch:
             if error.errno != errno.ESRCH:
                 _note(self._troubles, name, AGAIN_S)
                 drained[name] = False
+
+
+def _lack(claims: Collection[Claim]) -> bool:
+    """Whether so much of what these claim is in the host that it is worth a wait."""
+    return sum(claim.missing for claim in claims) > LACKS * sum(claim.used for claim in claims)
 
 
 def _may(troubles: Mapping[Name, Trouble], name: Name) -> bool:
