@@ -132,6 +132,24 @@ async def test_what_reads_over_the_bus_is_waited_for(spawn: Spawn, told: bool) -
 
 
 @virtual
+async def test_levers_of_a_memory_turn_may_take_as_long_as_a_write(spawn: Spawn) -> None:
+    """The driver's lock is held for long by calls that make memory of the host, and nothing else waits for these."""
+    gpu = StubGpu()
+    async with running(gpu) as h, trio.open_nursery() as nursery:
+        turns = Turns.of(h, gpu, await h.arrive(spawn().pid), nursery)
+        gpu.ends[turns.process] = TurnEnd.DRAINED, 0.003
+        gpu.script("detach", partial(trio.sleep, 0.6))
+        assert await turns.scheduler._rest(turns.process, MIB)
+        assert gpu.without_gr == {turns.process}
+        gpu.script("attach", partial(trio.sleep, 0.6))
+        await turns.scheduler._wake(turns.process)
+        assert not gpu.without_gr
+        gpu.script("detach", partial(trio.sleep, 0.6))
+        await turns.end()
+        assert not turns.record.compute.place.off, "others wait for that of any other turn"
+
+
+@virtual
 async def test_an_end_of_a_turn_that_is_cancelled_leaves_no_gate_closed(spawn: Spawn) -> None:
     """This holds wherever it was cancelled: while it asked the program, and while it took the engines off."""
     gpu = StubGpu()

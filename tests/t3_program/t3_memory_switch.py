@@ -155,6 +155,25 @@ async def test_a_step_that_fails_leaves_no_program_waiting(spawn: Spawn, step: s
 
 
 @virtual
+async def test_a_turn_whose_end_fails_is_ended_again_at_once(spawn: Spawn) -> None:
+    """With one program in every set for some seconds, as a call of the driver took long, no other had its memory."""
+    gpu = soft(64 * MIB)
+    async with running(gpu) as h, trio.open_nursery() as nursery:
+        stage = Stage(h, gpu, nursery, wait_us=3_000_000)
+        for _ in range(4):
+            await stage.come(spawn().pid, 48)
+        await trio.sleep(4)
+        bad = next(iter(stage.programs))
+        stage.fails["end", bad] = 2
+        for _ in range(300):
+            await trio.sleep(0.01)
+            assert len(stage.switch.plan.sets) == 4
+        assert not stage.fails["end", bad]
+        stage.check()
+        nursery.cancel_scope.cancel()
+
+
+@virtual
 async def test_one_that_does_not_drain_has_no_turns_for_some_time(spawn: Spawn) -> None:
     """It runs with the others, which go on to have theirs."""
     gpu = soft(96 * MIB)

@@ -47,6 +47,8 @@ not move is to be asked for again. What lacks memory is read over the bus, by a 
 by what drains beside it, which takes as much longer for that: two passes over 8 GiB take 0.35 s alone."""
 LACKS = 0.05
 """Part of the working sets of a turn up to which it begins without."""
+ENDS_TRIES = 3
+"""Times that the end of a turn is tried in a row."""
 AGAIN_S, AGAIN_MOST_S = 5.0, 60.0
 """Seconds for which a program has no turns whose turn did not end; each time twice as long, up to the second."""
 SPARED = 3
@@ -328,16 +330,21 @@ class Switch:
 
     async def _end_one(self, name: Name, leaves: Mapping[int, int], drained: dict[Name, bool]) -> None:
         """Ends the turn of one program, and says whether it is drained; nothing of one that is gone, or that fails by
-        itself."""
-        began_us = _now_us()
-        try:
-            drained[name] = await self._hands.end(name, leaves)
-            telling.lever("end", name, began_us, drained=drained[name], leaves=sum(leaves.values()))
-        except OSError as error:
-            telling.lever("end", name, began_us, error=error.strerror)
-            if error.errno != errno.ESRCH:
-                _note(self._troubles, name, AGAIN_S)
-                drained[name] = False
+        itself, and goes on to do so."""
+        for last in (*[False] * (ENDS_TRIES - 1), True):
+            began_us = _now_us()
+            try:
+                drained[name] = await self._hands.end(name, leaves)
+            except OSError as error:
+                telling.lever("end", name, began_us, error=error.strerror)
+                if error.errno == errno.ESRCH:
+                    return
+                if last:
+                    _note(self._troubles, name, AGAIN_S)
+                    drained[name] = False
+            else:
+                telling.lever("end", name, began_us, drained=drained[name], leaves=sum(leaves.values()))
+                return
 
 
 def _lack(claims: Collection[Claim]) -> bool:
