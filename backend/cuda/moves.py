@@ -219,7 +219,7 @@ class Moves:
         asked.answered = True
         asked.done.set()
         if asked.late:
-            self._gpus[holding.gpu].answered(holding)
+            self._gpus[holding.gpu].answered(holding, nbytes)
         return True
 
     def _trace(self, what: str, reply: Message) -> None:
