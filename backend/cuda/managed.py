@@ -229,6 +229,7 @@ class Managed:
                     # It waits for work of its own, which waits for its turn.
                     program.turn_end = TurnEnd.LATE
                     program.distrusted_until = trio.current_time() + DISTRUST_S
+                    program.doubted = None if answered else wait
                     self.booked.not_drained(process, self.info.index)
                 if not answered:
                     break  # it was asked for long enough, or not at all: its socket has no room
@@ -250,10 +251,13 @@ class Managed:
                 scope.cancel()
             await trio.sleep(HALTED_LOOK_S)
 
-    def answered(self, holding: Holding) -> None:
-        """It answered after all, when no caller waited any more: what it still has too much is asked for again."""
+    def answered(self, holding: Holding, moved: int = 0) -> None:
+        """It answered after all, when no caller waited any more: what it still has too much is asked for again. One that
+        moved memory before its next turn was drained, and slow."""
         program = self._programs.get(holding.process)
         if program is not None and program.holding is holding:
+            if moved and program.turn_end is not None and program.doubted == program.turn_number:
+                program.distrusted_until, program.doubted = 0.0, None
             self.booked.reclaim_soon(holding.process, self.info.index)
 
     def offer(self, room: Callable[[Process], int]) -> None:

@@ -65,6 +65,8 @@ class Preparing:
 
     gpu: int
     nbytes: int
+    granted: int = 0
+    """Bytes that were booked for it: they have come, or are coming."""
     moved: int = 0
     """Bytes that came, as was answered."""
     done: trio.Event = attrs.field(factory=trio.Event)
@@ -130,6 +132,16 @@ class Moves:
         if sent:
             await preparing.done.wait()
         return preparing.moved
+
+    def granted(self, gpu: int, nbytes: int) -> None:
+        """Take note that memory of the program may come: while it prepares, it is for that."""
+        for one in self._preparing.values():
+            one.granted += nbytes if one.gpu == gpu else 0
+
+    def coming(self, gpu: int) -> int:
+        """Return the bytes of the working set that are booked on a GPU, and of which the program has yet to tell that
+        they have come."""
+        return sum(one.granted for one in self._preparing.values() if one.gpu == gpu)
 
     async def depart(self, gpu: int, near: bool, seconds: float) -> None:
         """Have the program stand by to be moved; see :meth:`backend.cuda.program.Mover.depart`. It opens the gate."""
@@ -207,7 +219,7 @@ class Moves:
         asked.answered = True
         asked.done.set()
         if asked.late:
-            self._gpus[holding.gpu].answered(holding)
+            self._gpus[holding.gpu].answered(holding, nbytes)
         return True
 
     def _trace(self, what: str, reply: Message) -> None:

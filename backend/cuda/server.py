@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+import attrs
 import trio
 
 from backend.common.errors import errno_of, fail
@@ -220,6 +221,7 @@ class Session:
                     raise fail(errno.EAGAIN)  # what is in the host is safe there, and its place is no other's meanwhile
                 holding.move_in(args[0], args[1])
                 self._moved_in = trio.current_time()
+                self._moves.granted(request.gpu, args[0])
             case Op.LIMITS:
                 self._holding(request.gpu)
                 return self._gpus[request.gpu].limits(self.process)
@@ -349,7 +351,10 @@ class Session:
 
     def working_set(self, gpu: int) -> WorkingSet | None:
         """See :class:`backend.cuda.program.Mover`."""
-        return self._page.working_set(gpu) if self._can(Feature.SETS) else None
+        found = self._page.working_set(gpu) if self._can(Feature.SETS) else None
+        if found is None:
+            return None
+        return attrs.evolve(found, resident=found.resident + min(found.missing, self._moves.coming(gpu)))
 
     def is_alone(self, gpu: int) -> bool:
         """See :class:`backend.cuda.program.Mover`."""

@@ -62,6 +62,10 @@ RATE, BURST = 25, 15
 what was done still holds (``nvidia/keeper.py``) it is 50."""
 LEVER = 0.2
 """Part of the time that a write may take (1 s by default) for one lever. It takes 2 ms as a rule; all others wait."""
+MEMORY_LEVER = 1.0
+"""The same of a turn of memory, for which nothing else waits. Each lever is some 30 calls, where new TSGs are looked for,
+and each of these waits for one that makes 64 MiB of the host, say, which takes 20 ms. Without it the program would have
+all of its memory beside the next one, which would read its own over the bus."""
 END_CALLS, BEGIN_CALLS = 1, 2
 """Calls of the driver that a turn of memory takes for each context: one that has its GR engine off the runlist; one
 that puts it back, and one that looks whether it is on."""
@@ -353,7 +357,8 @@ class Scheduler:
         await self._paid(process, END_CALLS * self._contexts(process))
         self._set_resting(process, True)
         try:
-            await self._change(process, Place(self._place(process).timeslice_us, off=True, leaves=leaves))
+            place = Place(self._place(process).timeslice_us, off=True, leaves=leaves)
+            await self._change(process, place, MEMORY_LEVER)
         finally:
             if not self._population.holds(self._member(process)) or not self._place(process).off:
                 self._set_resting(process, False)
@@ -380,7 +385,7 @@ class Scheduler:
     async def _wake(self, process: Process) -> None:
         """Has a process have its turn of memory. EIO where it does not."""
         await self._paid(process, BEGIN_CALLS * self._contexts(process))
-        await self._change(process, Place(self._place(process).timeslice_us))
+        await self._change(process, Place(self._place(process).timeslice_us), MEMORY_LEVER)
         if self._population.holds(self._member(process)) and self._place(process).off:
             raise fail(errno.EIO)
         self._set_resting(process, False)
@@ -418,19 +423,20 @@ class Scheduler:
         before = self._place(process)
         return (0 if before.off and not place.off else 2 if place.off else 1), -place.timeslice_us
 
-    async def _change(self, process: Process, place: Place) -> None:
-        """Has a process have its place. Cancelled, it has what it had: the next look begins anew."""
+    async def _change(self, process: Process, place: Place, part: float = LEVER) -> None:
+        """Has a process have its place, within a part of the time that a write may take. Cancelled, it has what it had:
+        the next look begins anew."""
         try:
-            await self._pull(process, lambda: self._place_at(process, place))
+            await self._pull(process, lambda: self._place_at(process, place, part))
         except BaseException:
             if self._population.holds(group := self._member(process)):
                 self._follower.fall_back(group)
             raise
         self._ends.wait(process)
 
-    async def _place_at(self, process: Process, place: Place) -> bool:
+    async def _place_at(self, process: Process, place: Place, part: float) -> bool:
         group, before = self._member(process), self._place(process)
-        with deadline(LEVER * self._seconds):
+        with deadline(part * self._seconds):
             if place.off and not before.off:
                 await self._ends.end(process, place)
                 drains = self._place(process).drains

@@ -153,6 +153,25 @@ def test_what_may_not_leave_stays() -> None:
     assert not plan(10, after(claims, found), ["b"], [], {"a": 1})
 
 
+def test_what_stays_is_asked_of_none() -> None:
+    """Contexts: of a program that has nothing else outside its working set it would be that which goes, also of the
+    one that is to come."""
+    claims = {
+        "a": Claim(10, 10, cold=2, leaves=10),
+        "b": Claim(10, 4, cold=2, leaves=4),
+        "c": Claim(10, 0, cold=2, leaves=0),
+        "d": Claim(10, 3, cold=3, leaves=4),
+    }
+    room = sum(one.held for one in claims.values())
+    found = plan(room, claims, ["b"], ["a"], {"d": 20, "c": 10, "b": 5})
+    assert found.outs == [Share("d", 4, 4)]
+    left = after(claims, found)
+    assert left["d"] == Claim(10, 0, cold=2, leaves=0)
+    found = plan(room, left, ["b"], ["a"], {"d": 20, "c": 10, "b": 5})
+    assert not found.outs, "nothing is left that could go"
+    assert not found.ins
+
+
 def test_a_room_that_shrank_is_given_back() -> None:
     claims = {"a": Claim(10, 10), "b": Claim(10, 5)}
     assert plan(12, claims, [], ["a"], {"b": 1}).outs == [Share("b", 3, 3)]

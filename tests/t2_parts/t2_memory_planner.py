@@ -71,6 +71,24 @@ def test_programs_keep_their_speed(count: int, percent: int, wait_us: int, least
     assert world.plan.has_turns
 
 
+def test_a_bus_that_was_slow_once_keeps_nobody_waiting() -> None:
+    """As long as memory of the host is made a round takes seconds, and so may each program have to wait then. Those that
+    began to wait later are not before it for that."""
+    world = decode(4, 300, 9 * SECOND // 4)
+    world.planner.rates = world.rates = Rates(out=2 * 10**9, into=2 * 10**9)
+    world.run(30 * SECOND)
+    world.planner.rates = world.rates = RATES
+    world.run(2 * SECOND)
+    turns, had = world.turns, []
+    while world.turns < turns + 8:
+        before = world.turns
+        world.step()
+        if world.turns > before:
+            had.append(world.planner.turns.current)
+    assert len(set(had[:4])) == 4, "each has its turn"
+    assert had[4:] == had[:4]
+
+
 def test_a_turn_is_put_off_for_memory_that_comes_late() -> None:
     """By a patient planner, for one and a half times what all of it takes; by another it begins as it has to."""
     world = decode(4, 300, 2 * SECOND)

@@ -17,7 +17,7 @@ from backend.core.member import COMES_S, Undrained
 from backend.core.records import Activity, Place
 from backend.core.turns import TurnEnd
 from backend.process.identity import Member, Process
-from backend.scheduler.ends import DRAIN_MOST_US, DRAIN_UNTOLD_US, DRAIN_US, UNDRAINED_S
+from backend.scheduler.ends import DRAIN_AWAY_US, DRAIN_MOST_US, DRAIN_UNTOLD_US, DRAIN_US, UNDRAINED_S
 from backend.scheduler.parts import Pace
 from backend.scheduler.scheduler import Scheduler
 from tests.support.cuda_session import GIB, Drive, Rig, drive, pieces, takes, until_then
@@ -101,6 +101,52 @@ async def test_where_no_use_is_told_it_is_waited_for_by_the_clock(spawn: Spawn) 
         await trio.sleep(UNDRAINED_S)
         await turns.end()
         assert turns.drains
+
+
+@pytest.mark.parametrize("told", [True, False])
+@virtual
+async def test_what_reads_over_the_bus_is_waited_for(spawn: Spawn, told: bool) -> None:
+    """Off the runlist in the middle of that it would keep its memory, and begin its next memory turn without the rest: as
+    slowly, so that it would be as late again."""
+    gpu = StubGpu()
+    async with running(gpu) as h, trio.open_nursery() as nursery:
+        turns = Turns.of(h, gpu, await h.arrive(spawn().pid), nursery)
+        gpu.works[turns.process] = Activity(tsgs=1, attached=1, managed=True, gpu_usec=0 if told else None)
+        gpu.ends[turns.process] = TurnEnd.LATE, 60.0
+        turns.scheduler._ends._is_away = lambda process: process == turns.process
+        turns.record.scheduled.rests = True
+        turns.back_off()
+        undrained = turns.record.scheduled.undrained
+        await turns.end()
+        assert turns.drains
+        await trio.sleep(DRAIN_AWAY_US / 1e6 - 0.2)
+        assert turns.drains
+        await trio.sleep(0.3)
+        assert gpu.without_gr == {turns.process}, "but not for ever"
+        assert turns.record.scheduled.undrained is undrained
+        turns.record.scheduled.undrained = None
+        await turns.begin()
+        await turns.end()
+        await trio.sleep(DRAIN_AWAY_US / 1e6 + 0.2)
+        assert turns.record.scheduled.undrained is None, "it is waited for the next time, too"
+
+
+@virtual
+async def test_levers_of_a_memory_turn_may_take_as_long_as_a_write(spawn: Spawn) -> None:
+    """The driver's lock is held for long by calls that make memory of the host, and nothing else waits for these."""
+    gpu = StubGpu()
+    async with running(gpu) as h, trio.open_nursery() as nursery:
+        turns = Turns.of(h, gpu, await h.arrive(spawn().pid), nursery)
+        gpu.ends[turns.process] = TurnEnd.DRAINED, 0.003
+        gpu.script("detach", partial(trio.sleep, 0.6))
+        assert await turns.scheduler._rest(turns.process, MIB)
+        assert gpu.without_gr == {turns.process}
+        gpu.script("attach", partial(trio.sleep, 0.6))
+        await turns.scheduler._wake(turns.process)
+        assert not gpu.without_gr
+        gpu.script("detach", partial(trio.sleep, 0.6))
+        await turns.end()
+        assert not turns.record.compute.place.off, "others wait for that of any other turn"
 
 
 @virtual

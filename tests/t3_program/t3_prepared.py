@@ -142,6 +142,39 @@ def test_what_a_program_lacks_comes_before_its_turn(drive: Drive) -> None:
     drive(test)
 
 
+def test_what_is_coming_is_not_asked_for_again(drive: Drive) -> None:
+    """The page tells what has come once all of it has; meanwhile more is planned."""
+
+    async def test(rig: Rig) -> None:
+        program = await prepared(rig, GIB, 3 * GIB)
+        program.tell(2 * GIB, GIB)
+        await end_turn(rig.h, program)
+        seen: list[int] = []
+
+        async def look() -> None:
+            while True:
+                found = rig.gpu.working_set(program.process)
+                assert found is not None
+                seen.append(found.missing)
+                await trio.sleep(0.0005)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(look)
+            assert await rig.gpu.prepare(program.process, GIB // 2) == GIB // 2
+            nursery.cancel_scope.cancel()
+        assert seen[0] == GIB
+        assert seen[-1] <= GIB // 2 + PIECE
+        assert seen == sorted(seen, reverse=True)
+        assert rig.gpu.working_set(program.process) == WorkingSet(2 * GIB, GIB), "from then on by its own word"
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(look)
+            assert await rig.gpu.prepare(program.process, 2 * GIB) > GIB
+            nursery.cancel_scope.cancel()
+        assert min(seen) == 0, "no less than nothing"
+
+    drive(test)
+
+
 def silent(message: Message) -> Message | None:
     return None
 

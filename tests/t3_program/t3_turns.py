@@ -513,6 +513,30 @@ def test_a_program_that_says_that_it_is_drained_and_is_not(drive: Drive, answers
     drive(test)
 
 
+def test_one_that_is_slow_to_move_is_believed_again(drive: Drive) -> None:
+    """Memory of the host has to be made for what goes, say. It moved that while it waited, so nothing of it ran."""
+
+    async def test(rig: Rig) -> None:
+        slow, other = await pair(rig)
+
+        async def obey(request: Message) -> Message | None:
+            if request.op == Op.RECLAIM:
+                await trio.sleep(RECLAIM_S + 0.5)
+            return await slow.library(request)
+
+        slow.obey = obey
+        assert await end_turn(rig.h, slow) is TurnEnd.DRAINED
+        async with takes(RECLAIM_S, RECLAIM_S + 0.5):
+            await rig.h.write(SLICE + "gmem.limit.high", "12G")
+        assert said(rig, slow) is TurnEnd.LATE, "as long as it does not answer"
+        await trio.sleep(1)
+        assert slow.resident < 8 * GIB
+        await begin_turn(rig.h, slow)
+        assert await end_turn(rig.h, slow) is TurnEnd.DRAINED
+
+    drive(test)
+
+
 def test_what_a_program_cannot_give_in_its_turn_says_nothing_of_its_end(drive: Drive) -> None:
     """The request came while it ran, and the answer comes when it is drained."""
 

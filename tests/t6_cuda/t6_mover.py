@@ -27,7 +27,7 @@ def test_exact_under_random_limits(sanitize: str) -> None:
         *("persistent", "queue", "contexts", "pin", "reached", "heat", "heat_in_one", "heat_copied"),
         *("inside", "long", "ahead_of_it", "destroyed", "exchange_whole"),
         *("stuck", "stuck_goes", "stuck_stays", "exchange", "exchange_by_itself", "exchange_more"),
-        *("both_ways", "both_ways_stuck", "order", "order_in_one", "order_of_short_turns"),
+        *("both_ways", "both_ways_stuck", "freed_as_it_goes", "order", "order_in_one", "order_of_short_turns"),
     ],
 )
 def test_unit(name: str, sanitize: str) -> None:

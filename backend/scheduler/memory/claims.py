@@ -46,9 +46,14 @@ class Claim:
         """Bytes outside the working set that remain on the GPU whatever is moved out, such as its contexts."""
         return min(self.cold, max(0, self.held - self.leaves))
 
+    @property
+    def spare(self) -> int:
+        """Bytes outside the working set that can be moved out."""
+        return self.cold - self.stays
+
     def given(self, nbytes: int) -> Claim:
         """Return the claim after `nbytes` were moved out; `nbytes` is at most `leaves`."""
-        of_cold = min(nbytes, self.cold)
+        of_cold = min(nbytes, self.spare)
         return attrs.evolve(
             self,
             resident=self.resident - (nbytes - of_cold),

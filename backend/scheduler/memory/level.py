@@ -190,7 +190,9 @@ class Level:
             return None
         here = min(found.resident, books.current)
         used = here + min(found.missing, books.swap)
-        leaves = min(gpu.footprint(process).movable, self._may_swap(process, index))
+        footprint = gpu.footprint(process)
+        movable = max(0, footprint.movable - (footprint.unmovable or 0))
+        leaves = min(movable, self._may_swap(process, index))
         return Claim(used, here, books.current - here, min(found.unwritten, books.current), leaves)
 
     def _whole(self, process: Process, gpu: int) -> Claim:

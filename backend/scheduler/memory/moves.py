@@ -150,7 +150,7 @@ def _outs(
                 continue
             claim = claims[name]
             had = outs.get(name, 0)
-            most = min(claim.cold if is_cold else claim.held, claim.leaves) - had
+            most = min(claim.spare if is_cold else claim.held, claim.leaves) - had
             if (share := min(left, max(0, most))) > 0:
                 outs[name] = had + share
                 left -= share

@@ -185,7 +185,7 @@ class Planner:
         """Return what moves on one GPU for the set that comes next. Nothing goes for what does not come in the
         `left_us` microseconds before this turn ends, or the next begins: then what ran gives, which is used last."""
         claims = {name: _still(gpu, name, claim, still) for name, claim in claims_on(gpu, programs).items()}
-        reserved = sum(max(0, claims[name].missing - claims[name].cold) for name in always if name in claims)
+        reserved = sum(max(0, claims[name].missing - claims[name].spare) for name in always if name in claims)
         wanted = [name for name in claims if name in coming and name not in runs]
         most_in = self.rates.into_in(left_us)
         return moving.plan(room - reserved, claims, wanted, runs, self.turns.next_use(now_us), most_in)

@@ -23,14 +23,14 @@ from __future__ import annotations
 import enum
 import errno
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import attrs
 import trio
 
 from backend.common.tracing import TRACE
 from backend.scheduler.memory import telling
-from backend.scheduler.memory.claims import Name, Rates
+from backend.scheduler.memory.claims import Claim, Name, Rates
 from backend.scheduler.memory.gangs import Gang
 from backend.scheduler.memory.hands import Hands
 from backend.scheduler.memory.moves import Way, leaves
@@ -47,8 +47,14 @@ not move is to be asked for again. What lacks memory is read over the bus, by a 
 by what drains beside it, which takes as much longer for that: two passes over 8 GiB take 0.35 s alone."""
 LACKS = 0.05
 """Part of the working sets of a turn up to which it begins without."""
+ENDS_TRIES = 3
+"""Times that the end of a turn is tried in a row."""
 AGAIN_S, AGAIN_MOST_S = 5.0, 60.0
 """Seconds for which a program has no turns whose turn did not end; each time twice as long, up to the second."""
+SPARED = 3
+"""Times in a row that a program which lacks memory may go off undrained and have its turns all the same: it was slow as
+it read over the bus. With all others at once it would take the room of theirs, and these would be late for the same
+reason."""
 GANG_DRAIN_S, GANG_LOOK_S = 0.1, 0.005
 """Seconds that a gang has to drain, beside nothing else that runs, and after which is looked again whether it has: some
 kernels that read over the bus take as long. One that waits for another would be waited for in vain."""
@@ -87,6 +93,16 @@ class Trouble:
     """For how long that is, seconds."""
 
 
+@attrs.define
+class Spared:
+    """A program that went off undrained, and lacked memory."""
+
+    times: int = 0
+    """How often in a row."""
+    is_off: bool = False
+    """Whether it is so now."""
+
+
 class Switch:
     """See the module. Its time is trio's."""
 
@@ -106,12 +122,15 @@ class Switch:
         self._phase_at = 0.0  # when the turn, or what is between two, began
         self._troubles: dict[Name, Trouble] = {}  # of those whose turns do not end
         self._stands: dict[Name, Trouble] = {}  # ... and of those whose turns do not begin
+        self._spared: dict[Name, Spared] = {}  # those that went off undrained, and lacked memory
         self._is_told = False
 
     async def run(self) -> None:
         """Switches until cancelled."""
-        while True:
-            await self.step()
+        async with trio.open_nursery() as nursery:
+            self._pieces.nursery = nursery
+            while True:
+                await self.step()
 
     async def step(self) -> None:
         """Decides, and does one thing of it."""
@@ -136,6 +155,8 @@ class Switch:
         elif plan.is_over:
             await self._come(plan)
         elif _now_us() >= _end_us(plan):
+            if await self._pieces.rest():
+                return
             self._begin_phase()
             self.planner.end(_now_us())
         else:
@@ -153,6 +174,8 @@ class Switch:
             if self._lacks(plan) and waits and trio.current_time() < self._phase_at + DRAIN_S:
                 await trio.sleep(LOOK_S)
                 return
+        if await self._pieces.rest():
+            return
         self._begin_phase()
         self.planner.begin(_now_us())
         self._hands.turned(plan.coming)
@@ -186,8 +209,7 @@ class Switch:
     def _lacks(self, plan: Plan) -> bool:
         """Whether the programs whose turn is the next lack memory, so much that it is worth a wait."""
         there = [self.programs[name] for name in plan.coming if name in self.programs]
-        claims = [claim for one in there for claim in one.claims.values()]
-        return sum(claim.missing for claim in claims) > LACKS * sum(claim.used for claim in claims)
+        return _lack([claim for one in there for claim in one.claims.values()])
 
     # What is known
 
@@ -195,13 +217,27 @@ class Switch:
         """The programs, those without turns that are in trouble."""
         found = {}
         for name, one in self._hands.programs().items():
-            if self._hands.is_stuck(name) and _may(self._troubles, name):
+            if self._is_stuck(name, one) and _may(self._troubles, name):
                 _note(self._troubles, name, AGAIN_S)
             is_standing = name in self._stands and not self._hands.is_on(name)
             if is_standing or not _may(self._troubles, name) or not _may(self._stands, name):
                 one = attrs.evolve(one, ties=attrs.evolve(one.ties, is_known=False))
             found[name] = one
         return found
+
+    def _is_stuck(self, name: Name, one: Program) -> bool:
+        """Whether a program could not be drained, and that not for want of memory, as far as is known."""
+        if not self._hands.is_stuck(name):
+            if self._hands.is_drained(name):
+                self._spared.pop(name, None)
+            elif name in self._spared:
+                self._spared[name].is_off = False
+            return False
+        spared = self._spared.setdefault(name, Spared())
+        if not spared.is_off and spared.times < SPARED and _lack(one.claims.values()):
+            spared.is_off = True
+            spared.times += 1
+        return not spared.is_off
 
     def _still(self, programs: Mapping[Name, Program]) -> frozenset[Still]:
         """What does not move now: it moved nothing a moment ago, or its program waits and is not drained yet."""
@@ -220,6 +256,7 @@ class Switch:
     def _forget(self, there: Mapping[Name, Program]) -> None:
         self._troubles = {name: trouble for name, trouble in self._troubles.items() if name in there}
         self._stands = {name: trouble for name, trouble in self._stands.items() if name in there}
+        self._spared = {name: spared for name, spared in self._spared.items() if name in there}
 
     def _tell(self, plan: Plan) -> None:
         """Says in the log when turns begin, once."""
@@ -237,6 +274,8 @@ class Switch:
         begins = [name for name in begins if _may(self._stands, name)]
         if not ends and not begins:
             return False
+        if await self._pieces.rest():
+            return True
         self.phase = Phase.ENDS if ends else Phase.BEGINS
         async with trio.open_nursery() as nursery:
             for name in begins:
@@ -291,16 +330,26 @@ class Switch:
 
     async def _end_one(self, name: Name, leaves: Mapping[int, int], drained: dict[Name, bool]) -> None:
         """Ends the turn of one program, and says whether it is drained; nothing of one that is gone, or that fails by
-        itself."""
-        began_us = _now_us()
-        try:
-            drained[name] = await self._hands.end(name, leaves)
-            telling.lever("end", name, began_us, drained=drained[name], leaves=sum(leaves.values()))
-        except OSError as error:
-            telling.lever("end", name, began_us, error=error.strerror)
-            if error.errno != errno.ESRCH:
-                _note(self._troubles, name, AGAIN_S)
-                drained[name] = False
+        itself, and goes on to do so."""
+        for last in (*[False] * (ENDS_TRIES - 1), True):
+            began_us = _now_us()
+            try:
+                drained[name] = await self._hands.end(name, leaves)
+            except OSError as error:
+                telling.lever("end", name, began_us, error=error.strerror)
+                if error.errno == errno.ESRCH:
+                    return
+                if last:
+                    _note(self._troubles, name, AGAIN_S)
+                    drained[name] = False
+            else:
+                telling.lever("end", name, began_us, drained=drained[name], leaves=sum(leaves.values()))
+                return
+
+
+def _lack(claims: Collection[Claim]) -> bool:
+    """Whether so much of what these claim is in the host that it is worth a wait."""
+    return sum(claim.missing for claim in claims) > LACKS * sum(claim.used for claim in claims)
 
 
 def _may(troubles: Mapping[Name, Trouble], name: Name) -> bool:

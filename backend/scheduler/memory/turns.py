@@ -90,7 +90,11 @@ class Turns:
     def bound_us(self, name: Name) -> int:
         """Return how long a program waits at most. While it waits that becomes no less: what is due sooner than was
         said may not come in time."""
-        return max(self._waiters[name].wait_us, self._round_us, self._said.get(name, 0))
+        return max(self._least_us(name), self._said.get(name, 0))
+
+    def _least_us(self, name: Name) -> int:
+        """Return how long a program waits at most that begins to do so now."""
+        return max(self._waiters[name].wait_us, self._round_us)
 
     @property
     def _round_us(self) -> int:
@@ -164,7 +168,7 @@ class Turns:
     def queue(self) -> Sequence[Set]:
         """Return the sets that wait, in the order of their turns."""
         waiting = [one for one in self.sets if one != self.current]
-        return sorted(waiting, key=lambda one: (one != self.coming, self._until(one)))
+        return sorted(waiting, key=lambda one: (one != self.coming, self._due(one)))
 
     @property
     def ends_us(self) -> int:
@@ -203,6 +207,11 @@ class Turns:
         """When a set that waits is about to have its turn at the latest."""
         begins_us = OVERHEAD_US + self._late_us
         return min((self._since[name] + self.bound_us(name) - begins_us for name in one), default=NO_END)
+
+    def _due(self, one: Set) -> int:
+        """When a set that waits is due by what holds now. By what was said while the bus was slow, say, it would be
+        behind others that began to wait later, again and again."""
+        return min((self._since[name] + self._least_us(name) for name in one), default=NO_END)
 
     def _length(self, one: Set) -> int:
         """Return the length of the turns of a set: as long as what moves meanwhile, and long beside what moves while

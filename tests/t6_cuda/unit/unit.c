@@ -1318,6 +1318,50 @@ static void test_both_ways(void)
 	double_agree(device);
 }
 
+static void *out_all(void *unused)
+{
+	CHECK(double_out(device, 16 << 20) == 16 << 20);
+	return unused;
+}
+
+/* Between two turns of a program what has gone is freed while the rest is on its way: nothing of it waits for the gate. */
+static void test_freed_as_it_goes(void)
+{
+	void (*let)(int, uint64_t);
+	void (*usage)(int, uint64_t *, uint64_t *, uint64_t *);
+	uint64_t out, gpu, host, addresses;
+	struct item items[8];
+	pthread_t thread;
+	bool drained;
+
+	start();
+	let = (void (*)(int, uint64_t))plain("fake_memory_let");
+	usage = (void (*)(int, uint64_t *, uint64_t *, uint64_t *))plain("fake_memory_usage");
+	for (int i = 0; i < 8; i++) {
+		items[i] = (struct item){ .bytes = 2 << 20, .seed = (uint64_t)i };
+		CHECK(cuMemAlloc_v2(&items[i].address, items[i].bytes) == CUDA_SUCCESS);
+		fill(&items[i]);
+	}
+	CHECK(!turn_end(device, 60000000, &drained) && drained);
+	out = bus("fake_memory_carried", TO_HOST);
+	let(TO_HOST, 3);
+	CHECK(!pthread_create(&thread, NULL, out_all, NULL));
+	until_bus("fake_memory_carried", TO_HOST, out + (6 << 20));
+	do
+		usage(0, &gpu, &host, &addresses);
+	while (gpu > 10 << 20);
+	CHECK(bus("fake_memory_carried", TO_HOST) == out + (6 << 20));
+	CHECK(device->resident == 16 << 20);	/* by the books it is there until it is told */
+	let(TO_HOST, UINT64_MAX);
+	CHECK(!pthread_join(thread, NULL));
+	usage(0, &gpu, &host, &addresses);
+	CHECK(gpu == 0 && device->resident == 0 && device->swapped == 16 << 20);
+	turn_begin(device, 0);
+	for (int i = 0; i < 8; i++)
+		verify(&items[i]);
+	double_agree(device);
+}
+
 /* A way whose copies do not end leaves the rest where it was; all of it moves once they have. */
 static void test_both_ways_stuck(void)
 {
@@ -2115,6 +2159,7 @@ int main(int count, char **arguments)
 		{ "order", test_order }, { "order_in_one", test_order_in_one },
 		{ "order_of_short_turns", test_order_of_short_turns },
 		{ "both_ways", test_both_ways }, { "both_ways_stuck", test_both_ways_stuck },
+		{ "freed_as_it_goes", test_freed_as_it_goes },
 		{ "foreign", test_foreign }, { "reused", test_reused },
 		{ "attributes", test_attributes }, { "capture", test_capture }, { "peers", test_peers },
 		{ "copier", test_copier },

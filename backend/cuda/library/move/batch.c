@@ -30,6 +30,9 @@
 #define WAITS_WORTH 3
 /* For how long a capture is waited for, or what else has the gate closed. */
 #define GATE_MS 50
+/* For how long memory of the host is made for a batch, us, where none is ready: 64 MiB take 20 ms, and longer while others make
+ * some, and the daemon waits for an answer no longer than for a call and a second (RECLAIM_S of backend/cuda/managed.py). */
+#define MAKE_US 200000
 /* What undoes something is tried so often. */
 #define TRIES 3
 
@@ -70,10 +73,13 @@ static bool take_host(struct device *device, struct batch *batch, size_t i)
 struct batch *batch_new_out(struct device *device, const struct pick *picks, size_t count)
 {
 	struct batch *batch = batch_new(false, picks, count);
+	const uint64_t start = moment_us();
 	size_t i = 0;
 
 	if (batch && device_borrow(device)) {
-		while (i < count && take_host(device, batch, i))
+		/* What goes as a whole is one, however long it takes. */
+		while (i < count && (!i || (batch->whole[i] && batch->pick[i].index) || moment_us() - start < MAKE_US) &&
+		       take_host(device, batch, i))
 			i++;
 		/* What goes as a whole goes, or stays. */
 		while (i < count && i && batch->whole[i] && batch->pick[i].index) {

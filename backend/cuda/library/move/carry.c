@@ -4,6 +4,7 @@
 #include "driver.h"
 #include "moment.h"
 #include "quiet.h"
+#include "turn.h"
 
 #include <string.h>
 #include <time.h>
@@ -58,7 +59,9 @@ bool carry_awaits(struct device *device)
 bool carry(struct device *device, struct batch *out, struct batch *in)
 {
 	struct lane *lanes = device->mover->lane;
-	uint64_t none = UINT64_MAX, room = out && in ? 0 : UINT64_MAX;
+	/* In a gap between two turns no thread waits for the gate: what has gone is freed as the next goes. */
+	const bool frees = out && (in || (!out->within && turn_gap(device)));
+	uint64_t none = UINT64_MAX, room = out && in ? 0 : UINT64_MAX, freed = 0;
 	bool flies = true;
 
 	lane_begin(&lanes[OUT], out);
@@ -70,7 +73,7 @@ bool carry(struct device *device, struct batch *out, struct batch *in)
 			any = true;
 		while (lane_send(device, &lanes[IN], &room))
 			any = true;
-		any |= lane_land(device, &lanes[OUT], in ? &room : NULL);
+		any |= lane_land(device, &lanes[OUT], frees ? in ? &room : &freed : NULL);
 		any |= lane_land(device, &lanes[IN], NULL);
 		flies = any || lane_flies(&lanes[OUT]) || lane_flies(&lanes[IN]);
 		if (!any && flies)
