@@ -25,7 +25,6 @@
 #include "region.h"
 #include "sight.h"
 #include "unified.h"
-#include "view.h"
 #include "wrapper.h"
 
 /* The driver's pitch on every GPU so far: CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT, 512. */
@@ -128,23 +127,6 @@ WRAPPER cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flags
 	return result;
 }
 
-/* The wait for other GPUs that use what is about to be freed. */
-struct users {
-	const struct device *owner;
-	uint64_t which;		/* a bit an ordinal */
-};
-
-static void drain_user(struct device *device, void *argument)
-{
-	const struct users *users = argument;
-	CUresult ignored;
-
-	if (device != users->owner && device->quiet && users->which >> device->ordinal & 1) {
-		ignored = quiet_drain(device);	/* its errors are for the threads that work there */
-		(void)ignored;
-	}
-}
-
 /* Free a region as cuMemFree does, once work that uses it has ended. */
 static CUresult free_elastic(const struct region_about *about)
 {
@@ -159,11 +141,7 @@ static CUresult free_elastic(const struct region_about *about)
 		result = async_later(about->device, about->start) ?
 			CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 	} else {
-		struct users users = { about->device, view_users_at(about->start) };
-
-		result = quiet_drain(about->device);
-		if (result == CUDA_SUCCESS)
-			device_each(drain_user, &users);
+		result = region_drain(about->device, about->start);
 		if (result == CUDA_SUCCESS)
 			result = region_free(about->start);
 	}
