@@ -1639,6 +1639,13 @@ static void hold_copy(void *unused)
 		usleep(1000);
 }
 
+static void *let_copy(void *unused)
+{
+	usleep(100000);
+	__atomic_store_n(&copies, true, __ATOMIC_RELEASE);
+	return unused;
+}
+
 /* Memory of its own that a program has made, and mapped, for the first GPU alone. */
 static CUdeviceptr own_memory(size_t bytes)
 {
@@ -1662,6 +1669,7 @@ static void test_copier(void)
 	CUdeviceptr address;
 	CUcontext other;
 	CUstream stream;
+	pthread_t thread;
 	uint64_t usec;
 	char *host;
 
@@ -1691,8 +1699,16 @@ static void test_copier(void)
 		while (calm_rests(device))
 			usleep(1000);
 		CHECK(double_out(device, UINT64_MAX) == 6 << 20);
-		if (!own)
-			CHECK(cuMemFree_v2(address) == CUDA_SUCCESS);
+		if (own)
+			continue;
+		/* What is freed, too. */
+		CHECK(double_in(device, UINT64_MAX) == 6 << 20);
+		__atomic_store_n(&copies, false, __ATOMIC_RELEASE);
+		CHECK(cuLaunchHostFunc(stream, hold_copy, NULL) == CUDA_SUCCESS);
+		CHECK(cuMemcpyDtoHAsync_v2(host, address, 6 << 20, stream) == CUDA_SUCCESS);
+		CHECK(!pthread_create(&thread, NULL, let_copy, NULL));
+		CHECK(cuMemFree_v2(address) == CUDA_SUCCESS && __atomic_load_n(&copies, __ATOMIC_ACQUIRE));
+		CHECK(!pthread_join(thread, NULL));
 	}
 	free(host);
 }

@@ -141,7 +141,7 @@ static CUresult free_elastic(const struct region_about *about)
 		result = async_later(about->device, about->start) ?
 			CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 	} else {
-		result = quiet_drain(about->device);
+		result = region_drain(about->device, about->start);
 		if (result == CUDA_SUCCESS)
 			result = region_free(about->start);
 	}

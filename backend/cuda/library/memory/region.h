@@ -27,6 +27,8 @@ struct region_about {
 /* Allocate memory on `device` in the current context, charged. CUDA_ERROR_OUT_OF_MEMORY where the books or the driver
  * refuse it. `alignment`: 0 or a power of 2. Waits for the daemon: not inside the gate. */
 CUresult region_alloc(struct device *device, size_t bytes, size_t alignment, CUdeviceptr *address);
+/* Wait for what runs on the GPU of a region, and on the others that use it. Within driver_enter, and no capture. */
+CUresult region_drain(struct device *device, CUdeviceptr address);
 /* Free the allocation that starts at an address. CUDA_ERROR_INVALID_VALUE where none of the library's does (the caller
  * then asks the driver). The caller has made sure that no work in flight uses it (cuMemFree waits; see memory.c). */
 CUresult region_free(CUdeviceptr address);

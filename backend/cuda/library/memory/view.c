@@ -184,6 +184,18 @@ void view_copied(CUdeviceptr address, size_t bytes, CUdevice by)
 	pthread_mutex_unlock(&tree_lock);
 }
 
+uint64_t view_users_at(CUdeviceptr address)
+{
+	const struct region *region;
+	uint64_t users;
+
+	pthread_mutex_lock(&tree_lock);
+	region = region_at(address);
+	users = region ? view_users(region) : 0;
+	pthread_mutex_unlock(&tree_lock);
+	return users;
+}
+
 bool view_is_shared(const struct region *region)
 {
 	return view_users(region) & ~(UINT64_C(1) << region->device->ordinal);

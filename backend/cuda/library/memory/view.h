@@ -53,6 +53,8 @@ uint64_t view_users(const struct region *region);
 /* Notes that a GPU copies to or from [address, address + bytes): a copy needs no access of the GPU that makes it. Any
  * address; without the lock. */
 void view_copied(CUdeviceptr address, size_t bytes, CUdevice by);
+/* Returns the GPUs that may use the region at an address, as view_users does; without the lock. */
+uint64_t view_users_at(CUdeviceptr address);
 /* Whether another GPU, with turns of its own, may write to it. */
 bool view_is_shared(const struct region *region);
 
