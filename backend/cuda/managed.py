@@ -252,8 +252,8 @@ class Managed:
             await trio.sleep(HALTED_LOOK_S)
 
     def answered(self, holding: Holding, moved: int = 0) -> None:
-        """It answered after all, when no caller waited any more: what it still has too much is asked for again. One that
-        moved memory before its next turn was drained, and slow."""
+        """It answered after all, when no caller waited any more: what it still has too much is asked for again. One
+        that moved memory before its next turn was drained, and slow."""
         program = self._programs.get(holding.process)
         if program is not None and program.holding is holding:
             if moved and program.turn_end is not None and program.doubted == program.turn_number:

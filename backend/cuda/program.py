@@ -136,8 +136,8 @@ class Program:
     distrusted_until: float = 0.0
     """Until when it is not believed that it is drained."""
     doubted: int | None = None
-    """The number of the turn behind which it did not answer in time when it was asked to move memory, and is not believed
-    for that."""
+    """The number of the turn behind which it did not answer in time when it was asked to move memory, and is not
+    believed for that."""
     since: float = attrs.field(factory=trio.current_time)
     """When it connected, by trio's clock."""
 

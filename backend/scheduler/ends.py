@@ -65,8 +65,8 @@ read that memory over the bus, some forty times as long, and longer while others
 so.
 """
 DRAIN_AWAY_US = 6_000_000
-"""Time that such a program has by the clock when it waits for a memory turn, microseconds. All of them may drain at once.
-Off the runlist in the middle of its work it would keep its memory, and begin its next turn without the rest.
+"""Time that such a program has by the clock when it waits for a memory turn, microseconds. All of them may drain at
+once. Off the runlist in the middle of its work it would keep its memory, and begin its next turn without the rest.
 """
 HEARD_S = 0.3
 """Time after the end of a drain during which its use is still reported, seconds."""

@@ -63,9 +63,9 @@ what was done still holds (``nvidia/keeper.py``) it is 50."""
 LEVER = 0.2
 """Part of the time that a write may take (1 s by default) for one lever. It takes 2 ms as a rule; all others wait."""
 MEMORY_LEVER = 1.0
-"""The same of a turn of memory, for which nothing else waits. Each lever is some 30 calls, where new TSGs are looked for,
-and each of these waits for one that makes 64 MiB of the host, say, which takes 20 ms. Without it the program would have
-all of its memory beside the next one, which would read its own over the bus."""
+"""The same of a turn of memory, for which nothing else waits. Each lever is some 30 calls, where new TSGs are looked
+for, and each of these waits for one that makes 64 MiB of the host, say, which takes 20 ms. Without it the program would
+have all of its memory beside the next one, which would read its own over the bus."""
 END_CALLS, BEGIN_CALLS = 1, 2
 """Calls of the driver that a turn of memory takes for each context: one that has its GR engine off the runlist; one
 that puts it back, and one that looks whether it is on."""

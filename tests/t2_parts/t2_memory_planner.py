@@ -72,8 +72,8 @@ def test_programs_keep_their_speed(count: int, percent: int, wait_us: int, least
 
 
 def test_a_bus_that_was_slow_once_keeps_nobody_waiting() -> None:
-    """As long as memory of the host is made a round takes seconds, and so may each program have to wait then. Those that
-    began to wait later are not before it for that."""
+    """As long as memory of the host is made a round takes seconds, and so may each program have to wait then. Those
+    that began to wait later are not before it for that."""
     world = decode(4, 300, 9 * SECOND // 4)
     world.planner.rates = world.rates = Rates(out=2 * 10**9, into=2 * 10**9)
     world.run(30 * SECOND)

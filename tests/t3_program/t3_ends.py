@@ -106,8 +106,8 @@ async def test_where_no_use_is_told_it_is_waited_for_by_the_clock(spawn: Spawn) 
 @pytest.mark.parametrize("told", [True, False])
 @virtual
 async def test_what_reads_over_the_bus_is_waited_for(spawn: Spawn, told: bool) -> None:
-    """Off the runlist in the middle of that it would keep its memory, and begin its next memory turn without the rest: as
-    slowly, so that it would be as late again."""
+    """Off the runlist in the middle of that it would keep its memory, and begin its next memory turn without the rest:
+    as slowly, so that it would be as late again."""
     gpu = StubGpu()
     async with running(gpu) as h, trio.open_nursery() as nursery:
         turns = Turns.of(h, gpu, await h.arrive(spawn().pid), nursery)

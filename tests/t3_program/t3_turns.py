@@ -517,7 +517,7 @@ def test_one_that_is_slow_to_move_is_believed_again(drive: Drive) -> None:
     """Memory of the host has to be made for what goes, say. It moved that while it waited, so nothing of it ran."""
 
     async def test(rig: Rig) -> None:
-        slow, other = await pair(rig)
+        slow, _ = await pair(rig)
 
         async def obey(request: Message) -> Message | None:
             if request.op == Op.RECLAIM:

@@ -1,9 +1,9 @@
 """Pieces: how what is planned to move does, a piece each way at a time.
 
-Neither way waits for the other but for room: all is planned anew as soon as a piece has ended, and goes on that way. The
-first piece of a phase takes PIECE_US, and those behind it are longer. Memory moves in chunks: a piece that comes is no
-smaller than the largest of them, and waits until there is room for that. What moved nothing is asked for again a little
-later, as long as the phase is the same.
+Neither way waits for the other but for room: all is planned anew as soon as a piece has ended, and goes on that way.
+The first piece of a phase takes PIECE_US, and those behind it are longer. Memory moves in chunks: a piece that comes is
+no smaller than the largest of them, and waits until there is room for that. What moved nothing is asked for again a
+little later, as long as the phase is the same.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from backend.scheduler.memory.telling import said
 
 PIECE_US, PIECE_MOST_US = 4_000, 20_000
 """Microseconds that a piece takes, the first of a phase and the longest: each is twice as long as the one before. What
-comes is behind what goes by the longest of these, and with each 1.5 to 2.5 ms pass in which nothing is carried that way:
-to ask for it, and for the last remap. Of the 120 to 160 ms in which nothing runs at 300 % both together are least with
-pieces of 15 to 30 ms."""
+comes is behind what goes by the longest of these, and with each 1.5 to 2.5 ms pass in which nothing is carried that
+way: to ask for it, and for the last remap. Of the 120 to 160 ms in which nothing runs at 300 % both together are least
+with pieces of 15 to 30 ms."""
 PIECE_LEAST_US = 500
 """Microseconds of a phase in which nothing more is moved: to ask for it takes as long."""
 GRACE_S = 0.02
