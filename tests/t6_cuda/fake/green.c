@@ -125,7 +125,7 @@ FAKE_EXPORT cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc about, CUdevic
 	pthread_mutex_lock(&lock);
 	context->parent = parent;
 	context->next_green = parent->next_green;
-	parent->next_green = context;
+	__atomic_store_n(&parent->next_green, context, __ATOMIC_RELEASE);
 	pthread_mutex_unlock(&lock);
 	*green = (CUgreenCtx)context;
 	return CUDA_SUCCESS;
@@ -149,7 +149,7 @@ FAKE_EXPORT cuGreenCtxDestroy(CUgreenCtx green)
 	pthread_mutex_lock(&lock);
 	for (at = &parent->next_green; *at != context; at = &(*at)->next_green)
 		;
-	*at = context->next_green;
+	__atomic_store_n(at, context->next_green, __ATOMIC_RELEASE);
 	pthread_mutex_unlock(&lock);
 	for (struct fake_stream *stream = context->streams; stream; stream = stream->next)
 		if (stream->kind == FAKE_STREAM && stream->explicit)

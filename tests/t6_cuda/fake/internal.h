@@ -31,7 +31,7 @@ struct CUctx_st {
 	/* Of a green context. */
 	CUcontext parent;	/* the primary context whose code and memory it shares; NULL: it is none */
 	uint64_t groups;	/* of SMs that its kernels run on; 0: all */
-	CUcontext next_green;	/* of a primary context: the first of its green ones */
+	CUcontext next_green;	/* atomically; of a primary context: the first of its green ones */
 };
 
 struct operation;

@@ -285,7 +285,8 @@ void fake_drain_context(CUcontext context)
 	}
 	pthread_mutex_unlock(&fake_lock);
 	/* A primary context is waited for with its green ones (cuCtxSynchronize). */
-	for (CUcontext green = context->parent ? NULL : context->next_green; green; green = green->next_green)
+	for (CUcontext green = context->parent ? NULL : __atomic_load_n(&context->next_green, __ATOMIC_ACQUIRE); green;
+	     green = __atomic_load_n(&green->next_green, __ATOMIC_ACQUIRE))
 		fake_drain_context(green);
 }
 
