@@ -13,6 +13,7 @@
 
 #include "counters.h"
 
+#include <sched.h>
 #include <stdlib.h>
 
 #include "driver.h"
@@ -266,15 +267,25 @@ void counters_context_stays(CUcontext context)
 	wake();
 }
 
+/* Lock what is locked for a moment at most; false where a thread places a marker, which may wait for this one. */
+static bool lock_soon(struct counted *counted)
+{
+	while (pthread_mutex_trylock(&counted->lock)) {
+		if (READ(counted->places))
+			return false;
+		sched_yield();
+	}
+	return true;
+}
+
 void counters_capture_begins(CUstream stream, bool per_thread)
 {
 	struct stream_key key = stream_key(stream, per_thread);
 
 	for (struct counted *counted = first(); counted; counted = counted->next) {
-		/* What a thread launches there now gets its marker at once. */
 		if (may_be_for(counted, &key))
 			pthread_mutex_lock(&counted->lock);
-		else if (!is_live(counted) || pthread_mutex_trylock(&counted->lock))
+		else if (!is_live(counted) || !lock_soon(counted))
 			continue;
 		if (counted->live && !counted->gone && !counted->held)
 			mark_from_elsewhere(counted);

@@ -78,10 +78,15 @@ static bool is_home(const struct counted *counted)
 
 static CUresult record(struct counted *counted, CUevent event)
 {
+	CUresult result;
+
 	if (!is_home(counted))
 		return CUDA_ERROR_NOT_READY;
+	__atomic_store_n(&counted->places, true, __ATOMIC_RELAXED);
 	/* Handles 1 and 2 mean the same in every entry point: the legacy stream and the thread's own stream. */
-	return real.cuEventRecord(event, counted->key.stream);
+	result = real.cuEventRecord(event, counted->key.stream);
+	__atomic_store_n(&counted->places, false, __ATOMIC_RELAXED);
+	return result;
 }
 
 /* Takes the first marker off the queue, as passed at about `at`. */

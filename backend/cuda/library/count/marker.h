@@ -21,6 +21,7 @@ struct counted {
 	bool gone;			/* the stream was destroyed; only its markers are left */
 	bool held;			/* the context may be about to go */
 	bool captured;
+	bool places;			/* a marker is being placed, which may wait for room; atomic */
 	struct stream_key key;
 	CUcontext context;
 	struct device *device;
