@@ -274,7 +274,7 @@ def test_one_of_which_peers_are_not_known_has_no_turns() -> None:
 # None starves
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(st.data())
 def test_none_waits_longer_than_is_said(data: st.DataObject) -> None:
     """Also as programs come, go, rest and go on, each with a bound of its own. Never is more there than has room."""
