@@ -419,7 +419,7 @@ def test_the_room_is_a_part_of_what_programs_hold() -> None:
     (room,) = rooms.rooms
     each = [room.held_bytes * 100 // percent for percent in (150, 200, 300, 300)]
     assert room.limits == [*each, None], "and all at last"
-    assert room.waits == [2.0, 2.0, 2.0, 4.0]
+    assert room.waits == [2.0, 2.0, 2.2, 4.0]
 
 
 def test_single_cells() -> None:

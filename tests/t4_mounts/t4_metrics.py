@@ -128,7 +128,6 @@ def test_a_process_has_the_numbers_of_its_files(mount: Mounted) -> None:
             "throttles_total": work["nr_throttled"],
             "throttled_seconds_total": work["throttled_usec"] / 1e6,
             "managed": 1,
-            "sms_max": math.inf,
         }
         assert {name: one(found, f"ggroup_process_{name}", **who) for name in expected} == expected
         events = tenant.flat("gmem.events")

@@ -41,7 +41,16 @@ from ggroupfs.client import flat
 from ggroupfs.fs.controls import PEAKS
 from tests.support.cgroups import answer, cgroup2
 from tests.support.mounted import Mounted, eventually, mounted
-from tests.support.strategies import Written, chosen, history, pick, size_writes, switch_writes, timeslice_writes
+from tests.support.strategies import (
+    Written,
+    chosen,
+    history,
+    pick,
+    size_writes,
+    sm_writes,
+    switch_writes,
+    timeslice_writes,
+)
 
 MIB = 1 << 20
 PAGE = 2 * MIB
@@ -278,7 +287,7 @@ CONTENTS: dict[str, Callable[[Controller, Group], str]] = {
     "compute.max": lambda c, g: f"max {c.books(g).period_us}\n",
     "compute.wait.max": lambda c, g: "default\n",
     "compute.spatial": lambda c, g: f"{int(c.books(g).spatial)}\n",
-    "compute.sm.max": lambda c, g: "max\n",
+    "compute.sm.max": lambda c, g: f"{c.gpus[g.gpu].info.sms_of(c.books(g).sm_max) or 'max'}\n",
     "compute.events": lambda c, g: table(
         populated=int(c.is_populated(g)),
         frozen=int(c.is_frozen(g)),
@@ -312,6 +321,7 @@ WRITES: dict[str, tuple[st.SearchStrategy[Written], Callable[[Controller], Calla
     "compute.timeslice": (timeslice_writes, lambda c: partial(set_value, c, TIMESLICE)),
     "compute.freeze": (switch_writes, lambda c: c.set_frozen),
     "compute.spatial": (switch_writes, lambda c: c.set_spatial),
+    "compute.sm.max": (sm_writes, lambda c: c.set_sms),
 }
 writes = st.sampled_from(sorted(WRITES)).flatmap(lambda name: st.tuples(st.just(name), WRITES[name][0]))
 
@@ -576,7 +586,7 @@ class MountMachine(RuleBasedStateMachine):
         elif name in PEAKS:
             assert found == len(raw)
             # The peak was restarted for a file that is closed now, and for no other.
-        elif name in ("compute.priority", "compute.weight", "compute.wait.max", "compute.sm.max", "compute.migrate"):
+        elif name in ("compute.priority", "compute.weight", "compute.wait.max", "compute.migrate"):
             assert found == ("EINVAL" if raw == b"nonsense" else "EOPNOTSUPP").replace("EOPNOTSUPP", "ENOTSUP")
         else:
             assert found == "EINVAL"
