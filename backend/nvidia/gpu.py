@@ -468,11 +468,13 @@ class NvidiaGpu:
         return None if any(tsg.gpu_id != self._gpu_id for tsg in tenant.applied.handles.tsgs()) else tenant
 
     def _asked_to_stand(self, process: Process) -> bool:
-        """Return whether a process, or a slice above it, is frozen."""
+        """Return whether a process, or a slice above it, is frozen. One without books, which comes or goes, is not."""
         bookkeeper = self.managed.bookkeeper
-        if bookkeeper is None or not bookkeeper.knows(process, self.info.index):
+        if bookkeeper is None:
             return False
-        return any(books.frozen for books in bookkeeper.levels(process, self.info.index))
+        with contextlib.suppress(OSError):
+            return any(books.frozen for books in bookkeeper.levels(process, self.info.index))
+        return False
 
     def _is_frozen(self, process: Process) -> bool:
         """Return whether the memory of a process cannot be moved until it is back on the runlist. Without the copy
