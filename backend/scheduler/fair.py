@@ -1,13 +1,14 @@
-"""Timeslices of programs that share: in the proportion of their parts, corrected by what they were measured to use.
+"""Timeslices of programs that share a GPU: in the proportion of their parts, corrected by their measured use.
 
-The runlist is round robin, so slices decide as long as all have something to do. Each switch to a context costs
-engine time, which is taken off the slice of whose context it is: a program of four contexts uses no more than its part.
-What each used is besides compared with what it was to have (Ghost, section 4.3: credits), and slices are changed where
-the difference cannot be that one had its turn just before the end of what was measured, and another not. So nothing
-oscillates, and among programs that go on as before nothing is done at all.
+The runlist is round robin, so slices decide as long as every program has work. Each switch to a context costs engine
+time, which is taken off the slice of the context's program: a program of four contexts uses no more than its part. The
+use of each program is also compared with its due (Ghost, section 4.3: credits), and slices are changed where the
+difference is more than one slice that fell just inside or outside the measured time. So nothing oscillates, and among
+programs that go on as before nothing is changed at all.
 
-A program that waits for each of its results leaves the engine before its slice is over, once in each round. Beside one
-that never does it has its part only if that one's slice is as long as its own stays, in proportion: so it is fitted.
+A program that waits for each of its results yields: it leaves the engine before its slice is over, once in each round.
+Beside a program that never yields it has its part only if that program's slice is as long as its own stays, in
+proportion: the slice is fitted to them.
 
 A program that stands for its quota does not come and go of its own will: rounds stay long beside it. In short ones a
 quota of 30 ms had been done in eight stays, each with a switch. Its slice is its quota, or a whole part of that: what
@@ -27,48 +28,48 @@ from backend.scheduler.shares import Contender, Layer, due, measures, tops
 from backend.scheduler.use import Use
 
 ROUND_US = 60_000
-"""Microseconds of a round of programs that always have something to do: three lose 1 % of it to switches."""
+"""Length of a round of programs that always have work, microseconds: three of them lose 1 % of it to switches."""
 SHORT_ROUND_US = 8_000
-"""Microseconds of a round in which a program comes and goes: it waits for so long at most."""
+"""Length of a round in which a program comes and goes, microseconds: the program waits for no longer than this."""
 LEADER_ROUND_US = 20_000
-"""Microseconds of that where others fill what these leave: nothing they do in one go is interrupted for a filler more
-often. (For one that leads alone rounds are always long: none waits for it but those that are to wait.)"""
+"""Length of such a round of leaders, whose pauses others fill, microseconds: no work of a leader is interrupted for a
+filler more often. Rounds of a leader that is alone are always long: only fillers wait for it, as they are to."""
 ROUND_MOST_US = 250_000
-"""Microseconds of a round of very different parts, at most, so that the smallest is a slice worth switching for."""
+"""Longest round, microseconds: of very different parts, so that the smallest is a slice worth a switch."""
 SLICE_US = 1_000
-"""Microseconds of a slice that is worth switching for."""
+"""Shortest slice that is worth a switch, microseconds."""
 SLICE_LEAST_US = 50
-"""What the smallest part has in a round of ROUND_MOST_US, however small it is."""
+"""Slice of the smallest part in a round of ROUND_MOST_US, however small the part is, microseconds."""
 SWITCH_US = 170
-"""What the trace of a GPU charges for a switch besides the slice: from the end of the last stay to the end of the save
-(81 + 92 us on an H200, docs/nvidia.md)."""
+"""Time that the trace of a GPU charges for a switch besides the slice, microseconds: from the end of the last stay to
+the end of the save (81 + 92 us on an H200, docs/nvidia.md)."""
 STAY = 1.024
 """Length of a stay on the engine, as a multiple of the slice (measured on an H200)."""
 LOOK_US = 1_000_000
-"""What was used is looked at over no less than this."""
+"""Least time over which use is compared, microseconds."""
 MEMORY_US = 8_000_000
-"""Microseconds after which what was used before counts half."""
+"""Time after which earlier use counts half, microseconds."""
 YIELDS = 0.7
-"""Part of its slice: a program that stays no longer on the engine leaves it by itself, to wait for something."""
+"""Part of its slice up to which a program that leaves the engine does so by itself, to wait for something."""
 MOVES = 0.15
-"""Part by which the slice of a program beside such ones is to differ to be set anew."""
+"""Relative difference from which the slice of a program beside one that yields is set anew."""
 FULL = 0.8
-"""Part of what it is to have, or of what its slices are, from which on a program always has something to do."""
+"""Used part of its due, or of its slices, from which a program always has work."""
 SOME = 0.5
-"""The same part, below which a program comes and goes."""
+"""Used part of its due below which a program comes and goes."""
 LIVELY_US = 5_000_000
-"""Microseconds after a program came and went for which rounds stay short."""
+"""Time for which rounds stay short after a program came and went, microseconds."""
 LIVELY_MOST_US = 80_000_000
-"""Microseconds of that, at most: it is twice as long where a program came and went again as soon as rounds were long.
-One that waits for each of its results does that for ever, and in long rounds it has one result in each."""
+"""Longest such time, microseconds. It doubles, up to this, where the program comes and goes again as soon as rounds are
+long: a program that waits for each of its results does so for ever, and has one result in each long round."""
 LATE_US = 500_000
-"""After a change what was used is of before it for so long: a trace is 0.2 s late, and levers take their time."""
+"""Time after a change in which use is still of before it, microseconds: a trace is 0.2 s late, and levers take time."""
 TOLERANCE = 0.01
-"""What use and part may differ by, besides a slice that was, or was not, in what was measured."""
+"""Relative difference of use and due that is left alone, besides one slice inside or outside the measured time."""
 STEP = (0.8, 1.25)
-"""How much a slice is corrected by at once."""
+"""Least and greatest factor of one correction of a slice."""
 BOUND = (0.25, 4.0)
-"""Least and most that a slice is corrected by altogether."""
+"""Least and greatest factor of all corrections of a slice together."""
 
 
 def _whole_part(quota_us: int, slice_us: int) -> int:
@@ -78,35 +79,35 @@ def _whole_part(quota_us: int, slice_us: int) -> int:
 
 @attrs.define
 class Fair:
-    """The programs that share at one time."""
+    """The programs that share at one time, and their slices."""
 
     _parts: Layer = attrs.field(factory=dict)
     _gains: dict[Process, float] = attrs.field(factory=dict)
     _members: Sequence[Contender] = ()
     _by_hand: bool = False  # whether some have explicit timeslices
     _light: set[Process] = attrs.field(factory=set)
-    _left: dict[Process, float] = attrs.field(factory=dict)  # parts with what siblings leave, by those without
-    _seen: set[Process] = attrs.field(factory=set)  # that used anything since these share
+    _left: dict[Process, float] = attrs.field(factory=dict)  # parts with what siblings leave, of parts without
+    _seen: set[Process] = attrs.field(factory=set)  # those that used anything since these share
     _used: dict[Process, float] = attrs.field(factory=dict)
-    _recent: dict[Process, int] = attrs.field(factory=dict)  # ... since it was looked at
-    _stays: dict[Process, int] = attrs.field(factory=dict)  # ... and how often each came onto the engine
-    _stayer: tuple[Process, float] | None = None  # one that never yields; what others use between its stays
+    _recent: dict[Process, int] = attrs.field(factory=dict)  # microseconds since the last look
+    _stays: dict[Process, int] = attrs.field(factory=dict)  # how often each came onto the engine since then
+    _stayer: tuple[Process, float] | None = None  # that never yields; the others' use between its stays
     _slices: dict[Process, int] = attrs.field(factory=dict)
-    _switches: dict[Process, int] = attrs.field(factory=dict)  # microseconds of them in a round
-    _measured: int = 0  # microseconds that _used is of
-    _looked: int = 0  # microseconds since it was looked at
-    _late: int = 0  # microseconds for which it is not measured
+    _switches: dict[Process, int] = attrs.field(factory=dict)  # microseconds of switches in a round
+    _measured: int = 0  # microseconds in which _used was measured
+    _looked: int = 0  # microseconds since the last look
+    _late: int = 0  # microseconds for which use is not measured
     _lively: int = 0  # microseconds for which rounds are still to be short
-    _calm: int = LIVELY_MOST_US  # microseconds since they were
-    _patience: int = LIVELY_US  # for how long they are short
+    _calm: int = LIVELY_MOST_US  # microseconds since rounds were short
+    _patience: int = LIVELY_US  # microseconds for which rounds stay short
     _limited: set[Process] = attrs.field(factory=set)  # those that stood for quotas of late
-    _restless: set[Process] = attrs.field(factory=set)  # those that they are short for
+    _restless: set[Process] = attrs.field(factory=set)  # those for which rounds are short
 
     def slices(
         self, window_us: int, layer: Layer, members: Sequence[Contender], use: Use, *, leads: bool
     ) -> Mapping[Process, int]:
-        """Timeslices, microseconds, 0 for the driver's default. `members` are those of the layer. `leads`: there are
-        others, which fill what is left."""
+        """Return timeslices in microseconds, 0 for the driver's default. `members` are those of the layer; `leads` says
+        whether other programs fill what these leave."""
         self._members = [one for one in members if one.active]
         active = {one.process: layer[one.process] for one in self._members}
         if len(active) < 2 and not leads:
@@ -144,23 +145,24 @@ class Fair:
         return self._slices
 
     def pause(self) -> None:
-        """Nothing is shared now. What the trace, which is late, tells next is of one that had the GPU for itself."""
+        """Take note that nothing is shared now. The trace is late: what it tells next is of a program alone."""
         self._look_anew()
 
     def keep(self, there: Set[Process]) -> None:
-        """Forget those that are gone; rounds are not short for them any more."""
+        """Forget processes that are gone; rounds are not short for them any more."""
         self._light &= there
         if self._restless and self._restless.isdisjoint(there):
             self._restless.clear()
             self._lively, self._calm, self._patience = 0, LIVELY_MOST_US, LIVELY_US
 
     def is_light(self, process: Process) -> bool:
-        """Whether it was seen to use less than its part: it is there, though it uses nothing for a while."""
+        """Return whether a process was seen to use less than its part: it may use nothing for a while and still be
+        there."""
         return process in self._light
 
     def _fit(self, parts: Mapping[Process, float], active: Iterable[Process]) -> None:
-        """Fit the slice of one that never yields to those that do. In the time of a round they have one stay each,
-        whatever their slices are; so its own is what makes parts right."""
+        """Fit the slice of the one program that never yields. Those that yield have one stay each in a round, whatever
+        their slices are; so its slice is what makes parts right."""
         assert self._stayer is not None
         process, between = self._stayer
         others = sum(parts[one] for one in active if one != process) or 1.0
@@ -168,9 +170,9 @@ class Fair:
         self._slices[process] = min(self._slices[process], max(SLICE_US, fair))
 
     def beside(self, window_us: int, members: Sequence[Contender], use: Use, default_us: int) -> Mapping[Process, int]:
-        """Return timeslices of programs beside some that were given theirs by hand: those were set against the ones
-        that the driver gives, so these are the measure. One of default weight in the root has that, and the others by
-        their parts beside it, as if those were not there. 0 for the driver's default."""
+        """Return timeslices, 0 for the driver's default, beside programs that have theirs by hand. Timeslices by hand
+        were chosen against those that the driver gives, so these are the measure: a program of default weight in the
+        root has that, and the others by their parts beside it, as if those by hand were not there."""
         others = [one for one in members if not one.explicit]
         self._members = [one for one in others if one.active]
         active = due(self._members, {})
@@ -206,14 +208,15 @@ class Fair:
         self._look_anew()
 
     def _look_anew(self) -> None:
-        """What is looked at is to be of one kind of slices: stays in short rounds do not say which yields in long."""
+        """Begin a look anew. A look is at slices of one kind: stays in short rounds do not say which programs yield in
+        long ones."""
         self._recent = dict.fromkeys(self._parts, 0)
         self._stays = dict.fromkeys(self._parts, 0)
         self._looked = 0
         self._late = LATE_US
 
     def _measure(self, window_us: int, use: Use) -> None:
-        """Charges what was used; where the use of any is unknown rounds are short, and slices what parts say."""
+        """Charge use. Where the use of any program is unknown, rounds are short, and slices as parts say."""
         windows = {process: use.used(process) for process in self._parts}
         self._seen |= {process for process, used in windows.items() if used}
         limited = {process for process in self._parts if use.is_limited(process)}
@@ -240,12 +243,12 @@ class Fair:
             self._measured //= 2
 
     def _shorten(self, us: int, why: Set[Process]) -> None:
-        """Rounds are to be short for so long, for those."""
+        """Keep rounds short for `us` microseconds, for the processes `why`."""
         self._lively = max(self._lively, us)
         self._restless |= why
 
     def _had(self, used: Mapping[Process, float]) -> Mapping[Process, float]:
-        """What each used, by what it was to have of all that was used."""
+        """Return the use of each process as a part of its due."""
         total, whole = sum(used.values()), sum(self._parts.values())
         rounds = {p: self._slices.get(p, 0) + self._switches.get(p, 0) for p in self._parts}
         length = sum(rounds.values()) or 1
@@ -256,7 +259,7 @@ class Fair:
         }
 
     def _yielding(self, use: Use) -> set[Process]:
-        """Return those that leave the engine before their slice is over."""
+        """Return the processes that leave the engine before their slices are over."""
         return {
             process
             for process, stays in self._stays.items()
@@ -266,8 +269,8 @@ class Fair:
         }
 
     def _full(self, use: Use) -> Set[Process]:
-        """Return those that always have something to do. Of several contexts some may have nothing: then one of them
-        that does stays for its slice in each round, and the program has less than its part."""
+        """Return the processes that always have work. Of several contexts some may have none: then one that has stays
+        for its slice in each round, and the process has less than its part."""
         full = {process for process, used in self._had(self._used).items() if used >= FULL}
         turns = {p: self._recent[p] / max(1, self._slices.get(p, 0)) for p in self._parts}
         rounds, yielding = max(turns.values(), default=0.0), self._yielding(use)
@@ -278,7 +281,8 @@ class Fair:
         return full
 
     def _look_for_a_stayer(self, use: Use) -> None:
-        """Look whether all but one yield. Short rounds cost none anything then, as where all do."""
+        """Find the process that does not yield where all others do. Short rounds cost no process anything then, as
+        where all yield."""
         yielding = self._yielding(use)
         here = {process for process, used in self._recent.items() if used}
         staying = here - yielding
@@ -307,8 +311,8 @@ class Fair:
         self._correct(full, use)
 
     def _correct(self, full: Set[Process], use: Use) -> None:
-        """Compares what those that always have something to do used with what they were to have: slices are changed
-        where that differs by more than a slice that was, or was not, in what was measured."""
+        """Compare the use of the processes that always have work with their dues. Slices are changed where these differ
+        by more than one slice inside or outside the measured time."""
         total = sum(self._used.values()) or 1.0
         wanted = due(self._members, {p: used / total for p, used in self._used.items() if p not in full})
         spent, whole = sum(self._used[p] for p in full), sum(wanted[p] for p in full) or 1.0
@@ -323,13 +327,13 @@ class Fair:
             self._left = left
             self._forget()
         elif self._by_hand and any(abs(one - 1) > MOVES * LOOK_US / self._measured for one in more.values()):
-            # There may be none to compare with. What was used is taken as if slices had been these all along.
+            # There may be no process to compare with. Use is taken as if slices had been these all along.
             self._left = left
             self._used |= {process: self._used[process] * one for process, one in more.items()}
             self._look_anew()
 
     def _gain(self, steps: Mapping[Process, float], use: Use) -> None:
-        """Slices are to be so many times longer besides what parts, and what others leave of theirs, say."""
+        """Multiply slices by `steps`, on top of what parts, and what others leave of theirs, say."""
         gains = {}
         for process, step in steps.items():
             contexts = use.contexts(process)
@@ -339,8 +343,8 @@ class Fair:
         self._gains |= self._by_the_measure(gains, use) if self._by_hand else gains
 
     def _left_by_others(self, wanted: Mapping[Process, float], full: Set[Process]) -> dict[Process, float]:
-        """Return what those that always have something to do are to have of what others leave, by their parts. Beside
-        explicit timeslices a group in the root has what it has, and what is left of that is for those in it."""
+        """Return the dues of the processes that always have work, with what others leave, as factors of their parts.
+        Beside explicit timeslices a group in the root has its own part, and the rest of that is for its members."""
         groups = [[one.process for one in below] for below in tops(self._members)] if self._by_hand else [full]
         left: dict[Process, float] = {}
         for group in groups:
@@ -349,8 +353,9 @@ class Fair:
         return left
 
     def _by_the_measure(self, gains: Mapping[Process, float], use: Use) -> dict[Process, float]:
-        """Gains by that of the measure, which has none: one that has other than its part beside it is corrected. Where
-        all are in slices, or have several contexts, of which some may have nothing to do, one goes on as before."""
+        """Return gains relative to that of the measure, which has none: a process with other than its part beside the
+        measure is corrected. Where all are in slices, or have several contexts, some of which may have no work, one
+        keeps its gain."""
         there = [one for one in self._members if one.process in gains]
         first = min(there, key=lambda one: (use.contexts(one.process) > 1, len(one.path)))
         is_measure = use.contexts(first.process) == 1 and len(first.path) == 1

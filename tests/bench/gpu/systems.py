@@ -420,7 +420,7 @@ scale_up = 0.5
 
 
 def slo(upper_s: Callable[[], float]) -> Controls:
-    """The policy slo keeps the p99 of the critical program below that; what is batch has no bounds."""
+    """The policy slo keeps the p99 of the critical program below that; a batch program has no bounds."""
 
     def write(stage: GgroupfsStage, programs: Programs) -> None:
         if stage.reports is not None:
