@@ -120,7 +120,8 @@ static bool breaks(const struct rule *rule, struct value value, uint64_t capacit
 		return false;	/* cannot be decided before the node is known */
 	const struct value asked = capacity ? value_on(value, capacity) : value;
 	const struct value bound = capacity ? value_on(rule->value, capacity) : rule->value;
-	return rule->relation == AT_MOST ? value_exceeds(rule->row, asked, bound) : value_exceeds(rule->row, bound, asked);
+	return rule->relation == AT_MOST ? value_exceeds(rule->row, asked, bound) :
+					   value_exceeds(rule->row, bound, asked);
 }
 
 bool config_refuses(const struct config *config, const char *partition, const struct row *row, struct value value,

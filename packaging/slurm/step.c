@@ -86,7 +86,8 @@ static bool wanted_on(const struct row *row, const struct wanted *wanted, uint64
 	uint64_t share = NO_LIMIT;
 
 	if (wanted->shards && row->kind == SIZE)
-		share = (unsigned __int128)capacity * least_of(wanted->shards, wanted->shards_of_gpu) / wanted->shards_of_gpu;
+		share = (unsigned __int128)capacity * least_of(wanted->shards, wanted->shards_of_gpu) /
+			wanted->shards_of_gpu;
 	if (wanted->value.given) {
 		*value = value_on(wanted->value, capacity);
 		value->number = least_of(value->number, row->kind == SIZE ? share : UINT64_MAX);
@@ -134,7 +135,8 @@ static bool settings_write(const char *place, const struct job *job, bool speaks
 			config_default(&here.config, job->partition, row, &wanted.value);
 		for (unsigned int at = 0; at < here.tree.gpu_count; at++) {
 			if (speaks && here.asked[row - rows].given &&
-			    config_refuses(&here.config, job->partition, row, wanted.value, here.tree.capacities[at], reason)) {
+			    config_refuses(&here.config, job->partition, row, wanted.value, here.tree.capacities[at],
+					   reason)) {
 				step_fail("%s", reason);
 				return false;
 			}

@@ -134,7 +134,8 @@ static bool span_parse(const char *text, long double *us)
 	static const struct {
 		const char *name;
 		unsigned int us;
-	} units[] = { { "usec", 1 }, { "us", 1 }, { "\u00b5s", 1 }, { "msec", 1000 }, { "ms", 1000 }, { "sec", 1000000 }, { "s", 1000000 } };
+	} units[] = { { "usec", 1 }, { "us", 1 }, { "\u00b5s", 1 }, { "msec", 1000 }, { "ms", 1000 },
+		      { "sec", 1000000 }, { "s", 1000000 } };
 
 	for (*us = 0; *(text += strspn(text, BLANKS)); ) {
 		const long double number = strtold(text, NULL);
@@ -174,7 +175,8 @@ static const char *quota_parse(const struct row *row, const char *text, struct v
 	if (end[strspn(end, BLANKS)] && !span_parse(end, &period))
 		return "not a time span: milliseconds, or with us or ms";
 	if (period < PERIOD_LEAST || period >= PERIOD_MOST + 1)
-		return because("a period that is not from %" PRIu64 " to %" PRIu64 " ms", PERIOD_LEAST / 1000, PERIOD_MOST / 1000);
+		return because("a period that is not from %" PRIu64 " to %" PRIu64 " ms", PERIOD_LEAST / 1000,
+			       PERIOD_MOST / 1000);
 	us = (uint64_t)period * hundredths / HUNDREDTHS;
 	if (us > row->most)
 		return "too much";

@@ -35,7 +35,8 @@ enum {
 
 struct value {
 	bool given, percent;
-	uint64_t number;	/* bytes; hundredths of a percent of the GPU's memory; microseconds; or the number itself */
+	uint64_t number;	/* bytes; hundredths of a percent of the GPU's memory; microseconds;
+				 * or the number itself */
 	uint64_t period;	/* of a quota, in microseconds */
 };
 

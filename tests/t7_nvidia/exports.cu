@@ -42,7 +42,8 @@ static void make(const char *way, int i) {
     CUmemAllocationProp prop = {};
     if (!strcmp(way, "named")) {
         CALL(cuMemAlloc, &addresses[i], PIECE);
-        CALL(cuMemGetHandleForAddressRange, &descriptors[i], addresses[i], PIECE, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
+        CALL(cuMemGetHandleForAddressRange, &descriptors[i], addresses[i], PIECE,
+             CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
         return;
     }
     prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;

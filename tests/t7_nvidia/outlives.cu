@@ -70,8 +70,8 @@ static CUmemAllocationProp properties()
 	prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
 	prop.location.type = is("host") ? CU_MEM_LOCATION_TYPE_HOST_NUMA : CU_MEM_LOCATION_TYPE_DEVICE;
 	prop.location.id = is("of the other GPU") ? 1 : 0;
-	prop.requestedHandleTypes =
-		goes_out() || is("mapped, exportable") ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR : CU_MEM_HANDLE_TYPE_NONE;
+	prop.requestedHandleTypes = goes_out() || is("mapped, exportable") ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR :
+									   CU_MEM_HANDLE_TYPE_NONE;
 	return prop;
 }
 

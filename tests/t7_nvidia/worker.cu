@@ -141,7 +141,8 @@ int main(int argc, char **argv)
 			if (page->launched[n] - page->finished[n] >= DEPTH)
 				continue;
 			cuCtxSetCurrent(contexts[n].context);
-			spin<<<sms, 128, 0, contexts[n].stream>>>(contexts[n].arrived, contexts[n].total, contexts[n].finished, cycles);
+			spin<<<sms, 128, 0, contexts[n].stream>>>(contexts[n].arrived, contexts[n].total,
+								  contexts[n].finished, cycles);
 			check(cudaGetLastError(), "launch");
 			page->launched[n] = page->launched[n] + 1;
 			launched = true;

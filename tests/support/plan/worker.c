@@ -114,7 +114,8 @@ int worker_reclaim(struct each *given, unsigned int number, u32 timeout_ms, u64 
 	each = given;
 	count = number;
 	for (unsigned int i = 0; i < number; i++) {
-		groups[i] = (struct ggroup) { .id = i + 1, .alive = true, .device = &device, .kind = GGROUP_KIND_PROCESS };
+		groups[i] = (struct ggroup) { .id = i + 1, .alive = true, .device = &device,
+					     .kind = GGROUP_KIND_PROCESS };
 		targets_of[i] = (struct ggroup_target) {
 			.id = i + 1, .nbytes = given[i].nbytes,
 			.flags = given[i].below_low ? GGROUP_TARGET_BELOW_LOW : 0,

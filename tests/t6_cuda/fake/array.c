@@ -58,7 +58,8 @@ FAKE_EXPORT cuArrayCreate_v2(CUarray *pHandle, const CUDA_ARRAY_DESCRIPTOR *abou
 	CUarray array;
 
 	FAKE(cuArrayCreate_v2);
-	array = new_array(about->Width * about->NumChannels * 4, about->Format, about->Height ? about->Height : 1, true, &result);
+	array = new_array(about->Width * about->NumChannels * 4, about->Format, about->Height ? about->Height : 1, true,
+			  &result);
 	if (array)
 		*pHandle = array;
 	return result;
@@ -101,7 +102,8 @@ FAKE_EXPORT cuMipmappedArrayCreate(CUmipmappedArray *pHandle, const CUDA_ARRAY3D
 	FAKE(cuMipmappedArrayCreate);
 	if (!levels)
 		return CUDA_ERROR_INVALID_VALUE;
-	array = new_array(about->Width * about->NumChannels * 4, about->Format, rows_of(about) * 4 / 3, owns(about), &result);
+	array = new_array(about->Width * about->NumChannels * 4, about->Format, rows_of(about) * 4 / 3, owns(about),
+			  &result);
 	if (array)
 		*pHandle = (CUmipmappedArray)array;
 	return result;
@@ -134,22 +136,24 @@ static void unmap(CUarray array, unsigned int x, unsigned int y, unsigned int wi
 static void map(const CUarrayMapInfo *info)
 {
 	const unsigned int x = info->subresource.sparseLevel.offsetX, y = info->subresource.sparseLevel.offsetY;
-	const unsigned int width = info->subresource.sparseLevel.extentWidth, height = info->subresource.sparseLevel.extentHeight;
+	const unsigned int width = info->subresource.sparseLevel.extentWidth,
+			   height = info->subresource.sparseLevel.extentHeight;
 	CUarray array = info->resource.array;
 	struct tile *tile;
 
 	if (info->resourceType != CU_RESOURCE_TYPE_ARRAY || array->data || info->deviceBitMask != 1)
 		fake_die("cuMemMapArrayAsync: not into a sparse array of the first GPU");
 	unmap(array, x, y, width, height);
-	for (unsigned int row = 0; row < height && info->memOperationType == CU_MEM_OPERATION_TYPE_MAP; row += TILE_ROWS) {
+	for (unsigned int row = 0; row < height && info->memOperationType == CU_MEM_OPERATION_TYPE_MAP;
+	     row += TILE_ROWS) {
 		const unsigned int rows = height - row < TILE_ROWS ? height - row : TILE_ROWS;
 
 		tile = malloc(sizeof(*tile));
 		if (!tile)
 			fake_die("out of memory");
 		*tile = (struct tile){ .next = array->tiles, .x = x, .y = y + row };
-		tile->memory = fake_memory_keep(info->memHandle.memHandle, info->offset + (uint64_t)row * width * 4, (uint64_t)rows * width * 4,
-						"cuMemMapArrayAsync");
+		tile->memory = fake_memory_keep(info->memHandle.memHandle, info->offset + (uint64_t)row * width * 4,
+						(uint64_t)rows * width * 4, "cuMemMapArrayAsync");
 		array->tiles = tile;
 	}
 }

@@ -212,7 +212,8 @@ FAKE_EXPORT cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice devi
 	return create(context, device);
 }
 
-FAKE_EXPORT cuCtxCreate_v3(CUcontext *context, CUexecAffinityParam *params, int count, unsigned int flags, CUdevice device)
+FAKE_EXPORT cuCtxCreate_v3(CUcontext *context, CUexecAffinityParam *params, int count, unsigned int flags,
+			   CUdevice device)
 {
 	FAKE(cuCtxCreate_v3);
 	(void)params;

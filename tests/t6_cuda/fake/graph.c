@@ -182,8 +182,8 @@ FAKE_EXPORT cuGraphAddKernelNode_v2(CUgraphNode *node, CUgraph graph, const CUgr
 	(void)dependencies;
 	(void)count;
 	fake_check(graph, FAKE_GRAPH, "cuGraphAddKernelNode");
-	job = fake_launch_job(params->func ? params->func : (CUfunction)params->kern, params->kernelParams, params->extra,
-			      &result);
+	job = fake_launch_job(params->func ? params->func : (CUfunction)params->kern, params->kernelParams,
+			      params->extra, &result);
 	if (!job)
 		return result;
 	*node = fake_graph_add(graph, CU_GRAPH_NODE_TYPE_KERNEL, job);
@@ -317,7 +317,8 @@ static CUresult launch(CUgraphExec exec, struct fake_stream *stream)
 		CUresult result = stream->capture->invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
 
 		if (!result)
-			fake_graph_add(stream->capture->graph, CU_GRAPH_NODE_TYPE_GRAPH, NULL)->child = copy(exec->source);
+			fake_graph_add(stream->capture->graph, CU_GRAPH_NODE_TYPE_GRAPH, NULL)->child =
+				copy(exec->source);
 		pthread_mutex_unlock(&fake_lock);
 		return result;
 	}

@@ -7,8 +7,8 @@
 
 /* First word of every object. Handles of destroyed objects keep it, and their memory, so that a later use is found. */
 enum fake_kind {
-	FAKE_CONTEXT = 0x43545800, FAKE_STREAM, FAKE_EVENT, FAKE_FUNCTION, FAKE_KERNEL, FAKE_MODULE, FAKE_LIBRARY, FAKE_GRAPH,
-	FAKE_NODE, FAKE_EXEC, FAKE_DEAD,
+	FAKE_CONTEXT = 0x43545800, FAKE_STREAM, FAKE_EVENT, FAKE_FUNCTION, FAKE_KERNEL, FAKE_MODULE, FAKE_LIBRARY,
+	FAKE_GRAPH, FAKE_NODE, FAKE_EXEC, FAKE_DEAD,
 };
 
 /* Abort unless `handle` is a live object of that kind. `what` names the call. */

@@ -96,7 +96,8 @@ static uint64_t capacity(void)
 
 /* What tests ask: not of the real driver. GPU: physical memory that exists on the device; host: pinned by
  * cuMemCreate; addresses: bytes reserved. */
-__attribute__((visibility("default"))) void fake_memory_usage(int device, uint64_t *gpu, uint64_t *host, uint64_t *addresses)
+__attribute__((visibility("default"))) void fake_memory_usage(int device, uint64_t *gpu, uint64_t *host,
+							      uint64_t *addresses)
 {
 	pthread_mutex_lock(&lock);
 	*gpu = gpu_bytes[device];
@@ -230,7 +231,8 @@ static bool overlaps(const struct range *list, uint64_t start, uint64_t bytes)
 
 static void clear(uint64_t start, uint64_t bytes)
 {
-	if (mmap((void *)start, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
+	if (mmap((void *)start, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) ==
+	    MAP_FAILED)
 		fake_die("mmap: %s", strerror(errno));
 }
 
@@ -287,7 +289,8 @@ FAKE_EXPORT cuMemGetAllocationGranularity(size_t *granularity, const CUmemAlloca
 	return CUDA_SUCCESS;
 }
 
-FAKE_EXPORT cuMemAddressReserve(CUdeviceptr *ptr, size_t size, size_t alignment, CUdeviceptr addr, unsigned long long flags)
+FAKE_EXPORT cuMemAddressReserve(CUdeviceptr *ptr, size_t size, size_t alignment, CUdeviceptr addr,
+				unsigned long long flags)
 {
 	FAKE(cuMemAddressReserve);
 	(void)addr;
@@ -388,8 +391,8 @@ static void forget(struct memory *memory)
 	spares = memory;
 }
 
-/* The driver gives the value of a handle out again, often at once: here the last one that memory of such properties had, so
- * that a program meets those of its own again. */
+/* The driver gives the value of a handle out again, often at once: here the last one that memory of such properties
+ * had, so that a program meets those of its own again. */
 static struct memory *new_memory(const CUmemAllocationProp *prop)
 {
 	struct memory **at = &spares, *memory;
@@ -505,7 +508,8 @@ FAKE_EXPORT cuMemExportToShareableHandle(void *shareableHandle, CUmemGenericAllo
 		pthread_mutex_unlock(&lock);
 		return CUDA_ERROR_INVALID_VALUE;
 	}
-	*(int *)shareableHandle = fake_number("FAKE_LENT", 0) ? lease_make(&memory->leases, memory->fd) : fcntl(memory->fd, F_DUPFD_CLOEXEC, 3);
+	*(int *)shareableHandle = fake_number("FAKE_LENT", 0) ? lease_make(&memory->leases, memory->fd) :
+								fcntl(memory->fd, F_DUPFD_CLOEXEC, 3);
 	if (!exported(memory->file)) {
 		struct export *export = calloc(1, sizeof(*export));
 
@@ -623,7 +627,8 @@ FAKE_EXPORT cuMemUnmap(CUdeviceptr ptr, size_t size)
 	return CUDA_SUCCESS;
 }
 
-/* What others than the program's GPUs get at: it has to be memory that the driver knows as the program's, and on a GPU. */
+/* What others than the program's GPUs get at: it has to be memory that the driver knows as the program's, and on a
+ * GPU. */
 static void must_be_on_gpu(const struct memory *memory, const char *what)
 {
 	if (memory->prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
@@ -834,7 +839,8 @@ FAKE_EXPORT cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)
 	return result ? result : fake_allocate(dptr, bytesize, FAKE_PLAIN, NULL);
 }
 
-FAKE_EXPORT cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pPitch, size_t WidthInBytes, size_t Height, unsigned int element)
+FAKE_EXPORT cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pPitch, size_t WidthInBytes, size_t Height,
+			       unsigned int element)
 {
 	CUresult result = fake_unsafe();
 
@@ -931,7 +937,8 @@ CUmemGenericAllocationHandle fake_memory_multicast(uint64_t bytes)
 	struct memory *memory = new_memory(&on_gpu);
 
 	pthread_mutex_lock(&lock);
-	*memory = (struct memory){ .magic = MAGIC, .bytes = bytes, .fd = memfd_create("fake-gpu-multicast", MFD_CLOEXEC),
+	*memory = (struct memory){ .magic = MAGIC, .bytes = bytes,
+				    .fd = memfd_create("fake-gpu-multicast", MFD_CLOEXEC),
 				    .handles = 1, .imported = true, .next = memories };
 	memory->prop = on_gpu;
 	if (memory->fd < 0 || ftruncate(memory->fd, (off_t)bytes))
@@ -1018,8 +1025,8 @@ static bool unbind(struct bound **at, uint64_t offset, uint64_t bytes)
 	return any;
 }
 
-bool fake_memory_bind(CUmemGenericAllocationHandle object, uint64_t offset, CUmemGenericAllocationHandle handle, uint64_t from,
-		      uint64_t bytes, const char *what)
+bool fake_memory_bind(CUmemGenericAllocationHandle object, uint64_t offset, CUmemGenericAllocationHandle handle,
+		      uint64_t from, uint64_t bytes, const char *what)
 {
 	struct memory *memory = fake_memory_keep(handle, from, bytes, what);
 
@@ -1171,12 +1178,14 @@ FAKE_EXPORT cuMemGetAddressRange_v2(CUdeviceptr *pbase, size_t *psize, CUdevicep
 	return result;
 }
 
-/* As the driver answers: for mapped memory, about where it is; RANGE_* is "the address of the mappable address range". */
+/* As the driver answers: for mapped memory, about where it is; RANGE_* is "the address of the mappable address
+ * range". */
 static CUresult attribute_of(void *data, CUpointer_attribute attribute, CUdeviceptr ptr)
 {
 	const struct range *reserved = containing(reservations, ptr);
 	struct range *range = containing(allocations, ptr), *mapping = containing(mappings, ptr);
-	const bool host = range ? range->host : mapping && mapping->memory->prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE;
+	const bool host = range ? range->host :
+				  mapping && mapping->memory->prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE;
 
 	if (!range && !mapping)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -1368,8 +1377,8 @@ static void note(struct transfer *transfer)
 {
 	const uint64_t to = (transfer->slices - 1) * transfer->to_slice + (transfer->rows - 1) * transfer->to_pitch +
 		transfer->width;
-	const uint64_t from = (transfer->slices - 1) * transfer->from_slice + (transfer->rows - 1) * transfer->from_pitch +
-		transfer->width;
+	const uint64_t from = (transfer->slices - 1) * transfer->from_slice +
+			      (transfer->rows - 1) * transfer->from_pitch + transfer->width;
 
 	pthread_mutex_lock(&lock);
 	transfer->way = way_of(transfer);
@@ -1412,7 +1421,8 @@ static CUresult submit(struct transfer wanted, CUstream handle, bool per_thread,
 }
 
 #define LINE(destination, source, bytes) \
-	((struct transfer){ .to = (uint64_t)(destination), .from = (uint64_t)(source), .width = (bytes), .rows = 1, .slices = 1 })
+	((struct transfer){ .to = (uint64_t)(destination), .from = (uint64_t)(source), .width = (bytes), .rows = 1, \
+			    .slices = 1 })
 
 /* A synchronous copy in both its forms. */
 #define COPY(name, parameters, transfer)			\
@@ -1447,9 +1457,11 @@ COPY(cuMemcpyDtoD_v2, (CUdeviceptr dst, CUdeviceptr src, size_t bytes), LINE(dst
 COPY(cuMemcpyPeer, (CUdeviceptr dst, CUcontext to, CUdeviceptr src, CUcontext from, size_t bytes),
      ((void)to, (void)from, LINE(dst, src, bytes)))
 COPY_ASYNC(cuMemcpyAsync, (CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream), LINE(dst, src, bytes))
-COPY_ASYNC(cuMemcpyHtoDAsync_v2, (CUdeviceptr dst, const void *src, size_t bytes, CUstream stream), LINE(dst, src, bytes))
+COPY_ASYNC(cuMemcpyHtoDAsync_v2, (CUdeviceptr dst, const void *src, size_t bytes, CUstream stream),
+	   LINE(dst, src, bytes))
 COPY_ASYNC(cuMemcpyDtoHAsync_v2, (void *dst, CUdeviceptr src, size_t bytes, CUstream stream), LINE(dst, src, bytes))
-COPY_ASYNC(cuMemcpyDtoDAsync_v2, (CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream), LINE(dst, src, bytes))
+COPY_ASYNC(cuMemcpyDtoDAsync_v2, (CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream),
+	   LINE(dst, src, bytes))
 COPY_ASYNC(cuMemcpyPeerAsync,
 	   (CUdeviceptr dst, CUcontext to, CUdeviceptr src, CUcontext from, size_t bytes, CUstream stream),
 	   ((void)to, (void)from, LINE(dst, src, bytes)))
@@ -1475,11 +1487,13 @@ static struct transfer flat(const CUDA_MEMCPY2D *copy)
 
 static struct transfer deep(const CUDA_MEMCPY3D *copy)
 {
-	const uint64_t to_slice = END_PITCH(copy, dst) * copy->dstHeight, from_slice = END_PITCH(copy, src) * copy->srcHeight;
+	const uint64_t to_slice = END_PITCH(copy, dst) * copy->dstHeight,
+		       from_slice = END_PITCH(copy, src) * copy->srcHeight;
 
 	return (struct transfer){
 		.to = END(copy, dst) + copy->dstZ * to_slice + copy->dstY * END_PITCH(copy, dst) + copy->dstXInBytes,
-		.from = END(copy, src) + copy->srcZ * from_slice + copy->srcY * END_PITCH(copy, src) + copy->srcXInBytes,
+		.from = END(copy, src) + copy->srcZ * from_slice + copy->srcY * END_PITCH(copy, src) +
+			copy->srcXInBytes,
 		.to_pitch = END_PITCH(copy, dst), .from_pitch = END_PITCH(copy, src), .to_slice = to_slice,
 		.from_slice = from_slice, .width = copy->WidthInBytes, .rows = copy->Height, .slices = copy->Depth,
 	};
@@ -1491,7 +1505,8 @@ COPY_ASYNC(cuMemcpy2DAsync_v2, (const CUDA_MEMCPY2D *copy, CUstream stream), fla
 COPY(cuMemcpy3D_v2, (const CUDA_MEMCPY3D *copy), deep(copy))
 COPY_ASYNC(cuMemcpy3DAsync_v2, (const CUDA_MEMCPY3D *copy, CUstream stream), deep(copy))
 
-static struct transfer fill(CUdeviceptr to, uint64_t value, unsigned int element, size_t pitch, size_t width, size_t rows)
+static struct transfer fill(CUdeviceptr to, uint64_t value, unsigned int element, size_t pitch, size_t width,
+			    size_t rows)
 {
 	return (struct transfer){ .to = to, .value = value, .element = element, .to_pitch = pitch,
 				  .width = width * element, .rows = rows, .slices = 1 };
@@ -1513,7 +1528,8 @@ FILL(8, unsigned char)
 FILL(16, unsigned short)
 FILL(32, unsigned int)
 
-static CUresult batch(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count, CUstream stream, bool per_thread)
+static CUresult batch(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count, CUstream stream,
+		      bool per_thread)
 {
 	CUresult result = CUDA_SUCCESS;
 
@@ -1522,8 +1538,8 @@ static CUresult batch(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_
 	return result;
 }
 
-FAKE_EXPORT cuMemcpyBatchAsync_v2(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count, CUmemcpyAttributes *attrs,
-				  size_t *attrsIdxs, size_t numAttrs, CUstream stream)
+FAKE_EXPORT cuMemcpyBatchAsync_v2(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count,
+				  CUmemcpyAttributes *attrs, size_t *attrsIdxs, size_t numAttrs, CUstream stream)
 {
 	FAKE(cuMemcpyBatchAsync_v2);
 	if (!attrs || !attrsIdxs || !numAttrs)

@@ -40,8 +40,8 @@ bool fake_managed(CUdeviceptr address, uint64_t *start, uint64_t *bytes, uint64_
 /* Make a multicast object: a handle without memory of its own. Bound memory lives until it, or the object, is gone. */
 CUmemGenericAllocationHandle fake_memory_multicast(uint64_t bytes);
 /* Return false if it does not end within the object. */
-bool fake_memory_bind(CUmemGenericAllocationHandle object, uint64_t offset, CUmemGenericAllocationHandle handle, uint64_t from,
-		      uint64_t bytes, const char *what);
+bool fake_memory_bind(CUmemGenericAllocationHandle object, uint64_t offset, CUmemGenericAllocationHandle handle,
+		      uint64_t from, uint64_t bytes, const char *what);
 /* Return false for that, or if the addresses do not belong to one piece of memory. */
 bool fake_memory_bind_at(CUmemGenericAllocationHandle object, uint64_t offset, CUdeviceptr address, uint64_t bytes,
 			 const char *what);

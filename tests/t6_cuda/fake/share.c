@@ -32,16 +32,16 @@ FAKE_EXPORT cuMulticastBindMem(CUmemGenericAllocationHandle object, size_t offse
 			       size_t from, size_t bytes, unsigned long long flags)
 {
 	FAKE(cuMulticastBindMem);
-	return !flags && fake_memory_bind(object, offset, handle, from, bytes, "cuMulticastBindMem") ? CUDA_SUCCESS :
-												   CUDA_ERROR_INVALID_VALUE;
+	return !flags && fake_memory_bind(object, offset, handle, from, bytes, "cuMulticastBindMem") ?
+		       CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 FAKE_EXPORT cuMulticastBindAddr(CUmemGenericAllocationHandle object, size_t offset, CUdeviceptr address, size_t bytes,
 				unsigned long long flags)
 {
 	FAKE(cuMulticastBindAddr);
-	return !flags && fake_memory_bind_at(object, offset, address, bytes, "cuMulticastBindAddr") ? CUDA_SUCCESS :
-												     CUDA_ERROR_INVALID_VALUE;
+	return !flags && fake_memory_bind_at(object, offset, address, bytes, "cuMulticastBindAddr") ?
+		       CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 FAKE_EXPORT cuMulticastUnbind(CUmemGenericAllocationHandle object, CUdevice device, size_t offset, size_t bytes)
@@ -68,7 +68,8 @@ FAKE_EXPORT cuMemGetHandleForAddressRange(void *handle, CUdeviceptr address, siz
 FAKE_EXPORT cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, CUdeviceptr address)
 {
 	FAKE(cuPointerSetAttribute);
-	if (!value || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS || !fake_memory_known(address, 1, "cuPointerSetAttribute"))
+	if (!value || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS ||
+	    !fake_memory_known(address, 1, "cuPointerSetAttribute"))
 		return CUDA_ERROR_INVALID_VALUE;
 	return CUDA_SUCCESS;
 }

@@ -101,7 +101,8 @@ static bool fresh(int fault)
 
 	if (!directory)
 		return true;
-	snprintf(path, sizeof(path), "%s/%s.%u.%s", directory, faults[fault].name, faults[fault].nth, faults[fault].what);
+	snprintf(path, sizeof(path), "%s/%s.%u.%s", directory, faults[fault].name, faults[fault].nth,
+		 faults[fault].what);
 	fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
 	if (fd < 0)
 		return false;
@@ -311,7 +312,8 @@ static CUresult retain(void *argument)
 
 EXPORT cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 {
-	CUresult result = no_gpu(device) ? CUDA_ERROR_INVALID_DEVICE : call("cuDevicePrimaryCtxRetain", retain, &device);
+	CUresult result = no_gpu(device) ? CUDA_ERROR_INVALID_DEVICE :
+					   call("cuDevicePrimaryCtxRetain", retain, &device);
 
 	*context = result ? NULL : (CUcontext)&contexts[device];
 	return result;
@@ -411,7 +413,8 @@ static int mapped(const CUcheckpointRestoreArgs *map, int place)
 	int gpus, to = -1;
 
 	count(&gpus);
-	if (!all_zero(map->reserved, sizeof(map->reserved)) || map->reserved1 || map->gpuPairsCount != (unsigned int)gpus)
+	if (!all_zero(map->reserved, sizeof(map->reserved)) || map->reserved1 ||
+	    map->gpuPairsCount != (unsigned int)gpus)
 		return -1;
 	for (int i = 0; i < gpus; i++) {
 		int a = gpu_of(&map->gpuPairs[i].oldUuid), b = gpu_of(&map->gpuPairs[i].newUuid);
@@ -444,7 +447,8 @@ static CUresult operate(void *argument)
 	if (operation->locks && machine->programs[at].busy)
 		return CUDA_ERROR_NOT_READY;
 	if (operation->from == CU_PROCESS_STATE_CHECKPOINTED) {
-		int gpu = operation->map ? mapped(operation->map, machine->programs[at].gpu) : machine->programs[at].gpu;
+		int gpu = operation->map ? mapped(operation->map, machine->programs[at].gpu) :
+					   machine->programs[at].gpu;
 
 		if (gpu < 0)
 			return CUDA_ERROR_INVALID_VALUE;
@@ -476,13 +480,15 @@ EXPORT cuCheckpointProcessCheckpoint(int pid, CUcheckpointCheckpointArgs *args)
 	if (args)
 		return CUDA_ERROR_INVALID_VALUE;
 	return call("cuCheckpointProcessCheckpoint", operate,
-		    &(struct operation){ pid, CU_PROCESS_STATE_LOCKED, CU_PROCESS_STATE_CHECKPOINTED, false, NULL, NULL });
+		    &(struct operation){ pid, CU_PROCESS_STATE_LOCKED, CU_PROCESS_STATE_CHECKPOINTED, false, NULL,
+					 NULL });
 }
 
 EXPORT cuCheckpointProcessRestore(int pid, CUcheckpointRestoreArgs *args)
 {
 	return call("cuCheckpointProcessRestore", operate,
-		    &(struct operation){ pid, CU_PROCESS_STATE_CHECKPOINTED, CU_PROCESS_STATE_LOCKED, false, args, NULL });
+		    &(struct operation){ pid, CU_PROCESS_STATE_CHECKPOINTED, CU_PROCESS_STATE_LOCKED, false, args,
+					 NULL });
 }
 
 EXPORT cuCheckpointProcessUnlock(int pid, CUcheckpointUnlockArgs *args)

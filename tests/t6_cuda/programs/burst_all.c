@@ -107,7 +107,8 @@ static void *lead(void *argument)
 
 	while (!__atomic_load_n(&leader->stop, __ATOMIC_ACQUIRE)) {
 		if (__atomic_load_n(&leader->busy, __ATOMIC_ACQUIRE))
-			__atomic_store_n(&leader->shared.page->until, nanoseconds() + HOLD_WORD_NS_MOST, __ATOMIC_RELEASE);
+			__atomic_store_n(&leader->shared.page->until, nanoseconds() + HOLD_WORD_NS_MOST,
+					 __ATOMIC_RELEASE);
 		usleep(200);
 	}
 	return NULL;

@@ -77,7 +77,8 @@ static void ways(void)
 	CUDA_LAUNCH_PARAMS many = { f, 1, 1, 1, 1, 1, 1, 0, stream_new(), parameters };
 	size_t bytes = 16;
 	uint64_t buffer[2] = { 1, 0 };
-	void *extra[] = { CU_LAUNCH_PARAM_BUFFER_POINTER, buffer, CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes, CU_LAUNCH_PARAM_END };
+	void *extra[] = { CU_LAUNCH_PARAM_BUFFER_POINTER, buffer, CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes,
+			  CU_LAUNCH_PARAM_END };
 
 	for (int i = 0; i < 100; i++) {
 		DO(cuLaunchKernelEx(&config, f, parameters, NULL));

@@ -140,7 +140,8 @@ int main(void)
 	void *one[] = { &number };
 	uint64_t packed[3] = { 5, 0x7000500000, 0x7000600000 };
 	size_t bytes = sizeof(packed);
-	void *extra[] = { CU_LAUNCH_PARAM_BUFFER_POINTER, packed, CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes, CU_LAUNCH_PARAM_END };
+	void *extra[] = { CU_LAUNCH_PARAM_BUFFER_POINTER, packed, CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes,
+			  CU_LAUNCH_PARAM_END };
 	CUlibrary library;
 	CUmodule module;
 	CUkernel kernel;

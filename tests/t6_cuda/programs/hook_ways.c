@@ -50,7 +50,8 @@ int main(int argc, char **argv)
 	const char *way = argv[1];
 	int version = argc > 2 ? atoi(argv[2]) : 13000;
 	cuuint64_t flags = argc > 3 ? strtoull(argv[3], NULL, 0) : 0;
-	void *handle = strcmp(way, "absent") ? dlopen("libcuda.so.1", RTLD_NOW | (strcmp(way, "handle") ? RTLD_GLOBAL : 0)) : NULL;
+	void *handle = strcmp(way, "absent") ?
+			       dlopen("libcuda.so.1", RTLD_NOW | (strcmp(way, "handle") ? RTLD_GLOBAL : 0)) : NULL;
 	CUresult (*v1)(const char *, void **, int, cuuint64_t) = NULL;
 	CUresult (*v2)(const char *, void **, int, cuuint64_t, CUdriverProcAddressQueryResult *) = NULL;
 	CUdriverProcAddressQueryResult status;

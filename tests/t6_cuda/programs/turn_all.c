@@ -384,7 +384,8 @@ static void launches_host(struct doing *doing)
 
 static void uploads(struct doing *doing)
 {
-	CUDA_GRAPH_INSTANTIATE_PARAMS how = { .flags = CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD, .hUploadStream = doing->stream };
+	CUDA_GRAPH_INSTANTIATE_PARAMS how = { .flags = CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD,
+					      .hUploadStream = doing->stream };
 	CUgraphExec exec;
 	CUgraph graph;
 
@@ -852,7 +853,8 @@ static void ends_after_a_launch(CUstream stream, struct doing *doing, void (*wha
 static void marks(void)
 {
 	CUstream stream = stream_new(), gone = stream_new();
-	struct doing resting = { 0 }, destroying = { .stream = gone }, capturing = { 0 }, freeing = { .stream = stream };
+	struct doing resting = { 0 }, destroying = { .stream = gone }, capturing = { 0 },
+		     freeing = { .stream = stream };
 	uint64_t submitted, finished;
 
 	CHECK(counters_wake);
@@ -1069,8 +1071,8 @@ static void ahead(void)
 	CHECK(ran == 161);
 }
 
-/* What is launched at once, to the bound, is heard of in parts: else nothing would be left once it is known that more may
- * be launched. */
+/* What is launched at once, to the bound, is heard of in parts: else nothing would be left once it is known that more
+ * may be launched. */
 static void fed(void)
 {
 	CUstream stream = stream_new();
@@ -1141,9 +1143,10 @@ static void launches_ahead(struct doing *doing)
 		int64_t pending, most = __atomic_load_n(&most_pending, __ATOMIC_SEQ_CST);
 
 		DO(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, doing->stream, parameters, NULL));
-		pending = (int64_t)(__atomic_add_fetch(&launched, 1, __ATOMIC_SEQ_CST) - __atomic_load_n(&ran, __ATOMIC_SEQ_CST));
-		while (pending > most && !__atomic_compare_exchange_n(&most_pending, &most, pending, false, __ATOMIC_SEQ_CST,
-								      __ATOMIC_SEQ_CST))
+		pending = (int64_t)(__atomic_add_fetch(&launched, 1, __ATOMIC_SEQ_CST) -
+				    __atomic_load_n(&ran, __ATOMIC_SEQ_CST));
+		while (pending > most && !__atomic_compare_exchange_n(&most_pending, &most, pending, false,
+								      __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
 			;
 	}
 }

@@ -142,7 +142,8 @@ int main(void)
 		/* A free waits for that kernel. */
 		while (!held && asked == asked_before)
 			usleep(1000);
-		printf("launched %llu\n", (unsigned long long)(of_second ? launched_second - before_second : launched - before));
+		printf("launched %llu\n",
+		       (unsigned long long)(of_second ? launched_second - before_second : launched - before));
 		fflush(stdout);
 	}
 	stop = true;

@@ -44,7 +44,8 @@ static _Atomic uint64_t to_book;	/* moved, and not in the books yet */
 static _Atomic uint64_t moved_out, moved_in;
 static _Atomic uint64_t set_bytes;	/* of the working set; 0: none is told */
 static _Atomic uint64_t turn_us;	/* of the last END_TURN, or the run-ahead of the last BEGIN_TURN */
-static _Atomic int turn;		/* -1: opened by the end of a connection; -2: by a departure; 1: over; 2: begun */
+static _Atomic int turn;		/* -1: opened by the end of a connection; -2: by a departure; 1: over;
+					 * 2: begun */
 static _Atomic bool late;		/* it is over, and was not drained */
 static _Atomic uint64_t granted;	/* of the host, at last, bytes */
 static _Atomic unsigned int grants;

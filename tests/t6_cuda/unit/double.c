@@ -343,8 +343,8 @@ static bool agrees(struct device *device, bool say)
 	usage(device->ordinal, &gpu, &host, &addresses);
 	if (__atomic_load_n(&device->lent, __ATOMIC_RELAXED) != others) {
 		if (say)
-			fprintf(stderr, "others may have %llu MiB, of which the device says %llu\n", (unsigned long long)(others >> 20),
-				(unsigned long long)(device->lent >> 20));
+			fprintf(stderr, "others may have %llu MiB, of which the device says %llu\n",
+				(unsigned long long)(others >> 20), (unsigned long long)(device->lent >> 20));
 		return false;
 	}
 	if (gpu + others + credit == on_gpu && on_gpu == booked_gpu && in_host == booked_host &&
@@ -352,7 +352,8 @@ static bool agrees(struct device *device, bool say)
 	    host == __atomic_load_n(&device->host_held, __ATOMIC_RELAXED))
 		return true;
 	if (say)
-		fprintf(stderr, "the driver has %llu MiB on the GPU and %llu in the host; the device says %llu and %llu, the "
+		fprintf(stderr,
+			"the driver has %llu MiB on the GPU and %llu in the host; the device says %llu and %llu, the "
 			"books %llu and %llu; kept %llu and %llu, credit %llu\n", (unsigned long long)(gpu >> 20),
 			(unsigned long long)(host >> 20), (unsigned long long)(on_gpu >> 20),
 			(unsigned long long)(in_host >> 20), (unsigned long long)(booked_gpu >> 20),

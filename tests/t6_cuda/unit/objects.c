@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Tests of object.c, view.c, place.c, names.c, join.c, outside.c: `objects NAME` runs one against the double of the driver. */
+/* Tests of object.c, view.c, place.c, names.c, join.c, outside.c: `objects NAME` runs one against the double of the
+ * driver. */
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -111,14 +112,16 @@ static void map(CUdeviceptr address, size_t bytes, CUmemGenericAllocationHandle 
 /* Writes a word at the beginning and the end of a page. */
 static void write_page(CUdeviceptr page, uint64_t word)
 {
-	CHECK(cuMemcpyHtoD_v2(page, &word, 8) == CUDA_SUCCESS && cuMemcpyHtoD_v2(page + PAGE - 8, &word, 8) == CUDA_SUCCESS);
+	CHECK(cuMemcpyHtoD_v2(page, &word, 8) == CUDA_SUCCESS &&
+	      cuMemcpyHtoD_v2(page + PAGE - 8, &word, 8) == CUDA_SUCCESS);
 }
 
 static bool has(CUdeviceptr page, uint64_t word)
 {
 	uint64_t first = ~word, last = ~word;
 
-	CHECK(cuMemcpyDtoH_v2(&first, page, 8) == CUDA_SUCCESS && cuMemcpyDtoH_v2(&last, page + PAGE - 8, 8) == CUDA_SUCCESS);
+	CHECK(cuMemcpyDtoH_v2(&first, page, 8) == CUDA_SUCCESS &&
+	      cuMemcpyDtoH_v2(&last, page + PAGE - 8, 8) == CUDA_SUCCESS);
 	return first == word && last == word;
 }
 
@@ -459,11 +462,13 @@ static void test_views(void)
 	CHECK(cuMemUnmap(one, half) == CUDA_ERROR_INVALID_VALUE);
 	write_all(one, bytes, 9);
 	for (int round = 0; round < 3; round++) {
-		CHECK(double_out(device, round == 1 ? 4 << 20 : UINT64_MAX) == (round == 1 ? 16 << 20 : bytes) || round);
+		CHECK(double_out(device, round == 1 ? 4 << 20 : UINT64_MAX) == (round == 1 ? 16 << 20 : bytes) ||
+		      round);
 		double_agree(device);
 		CHECK(place(one) == place(two) && place(one + half) == place(three));
 		CHECK(have(one, bytes, 9 + (uint64_t)round) && have(two, bytes, 9 + (uint64_t)round));
-		CHECK(cuMemGetAccess(&flags, &first, two + half) == CUDA_SUCCESS && flags == CU_MEM_ACCESS_FLAGS_PROT_READ);
+		CHECK(cuMemGetAccess(&flags, &first, two + half) == CUDA_SUCCESS &&
+		      flags == CU_MEM_ACCESS_FLAGS_PROT_READ);
 		CHECK(cuMemGetAccess(&flags, &first, three) == CUDA_SUCCESS && flags == CU_MEM_ACCESS_FLAGS_PROT_NONE);
 		CHECK(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, one + half) == CUDA_SUCCESS);
 		CHECK(type == CU_MEMORYTYPE_DEVICE);
@@ -522,7 +527,8 @@ static void test_names(void)
 		map(address, (1 + i % 3) * PAGE, handle[i]);
 		write_all(address, (1 + i % 3) * PAGE, i);
 		CHECK(have(address, (1 + i % 3) * PAGE, i));
-		CHECK(cuMemRelease(handle[i]) == CUDA_SUCCESS && cuMemUnmap(address, (1 + i % 3) * PAGE) == CUDA_SUCCESS);
+		CHECK(cuMemRelease(handle[i]) == CUDA_SUCCESS &&
+		      cuMemUnmap(address, (1 + i % 3) * PAGE) == CUDA_SUCCESS);
 		double_agree(device);
 	}
 	CHECK(device->resident == pool_kept(device) && device->swapped == 0 && device->foreign == 0);
@@ -550,7 +556,8 @@ static void test_export(void)
 	CHECK(device->foreign == bytes && device->resident - pool_kept(device) == bytes && device->swapped == 0);
 	double_agree(device);
 	CHECK(double_out(device, UINT64_MAX) == 0 && have(address, bytes, 3));
-	CHECK(cuMemImportFromShareableHandle(&imported, (void *)(intptr_t)fd, prop.requestedHandleTypes) == CUDA_SUCCESS);
+	CHECK(cuMemImportFromShareableHandle(&imported, (void *)(intptr_t)fd, prop.requestedHandleTypes) ==
+	      CUDA_SUCCESS);
 	map(other, bytes, imported);
 	write_all(address, bytes, 4);
 	CHECK(have(other, bytes, 4));
@@ -656,9 +663,11 @@ static void ask_books(struct question *question)
 	size_t size = 0;
 	bool managed = true;
 
-	CHECK(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, at) == CUDA_SUCCESS && type == CU_MEMORYTYPE_DEVICE);
+	CHECK(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, at) == CUDA_SUCCESS &&
+	      type == CU_MEMORYTYPE_DEVICE);
 	CHECK(cuPointerGetAttribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, at) == CUDA_SUCCESS && !managed);
-	CHECK(cuMemGetAddressRange_v2(&base, &size, at) == CUDA_SUCCESS && base == question->address && size == question->bytes);
+	CHECK(cuMemGetAddressRange_v2(&base, &size, at) == CUDA_SUCCESS && base == question->address &&
+	      size == question->bytes);
 	CHECK(cuPointerGetAttribute(&number, CU_POINTER_ATTRIBUTE_BUFFER_ID, at) == CUDA_SUCCESS);
 	CHECK(!question->number || number == question->number);
 	question->number = number;
@@ -680,7 +689,8 @@ static void *ask_driver(void *argument)
 	void *data[] = { &type, &pointer, &of, &begin };
 
 	CHECK(real.cuCtxSetCurrent(context) == CUDA_SUCCESS);
-	CHECK(cuPointerGetAttribute(&size, CU_POINTER_ATTRIBUTE_RANGE_SIZE, at) == CUDA_SUCCESS && size == question->bytes);
+	CHECK(cuPointerGetAttribute(&size, CU_POINTER_ATTRIBUTE_RANGE_SIZE, at) == CUDA_SUCCESS &&
+	      size == question->bytes);
 	CHECK(cuPointerGetAttributes(4, kinds, data, at) == CUDA_SUCCESS);
 	CHECK(type == CU_MEMORYTYPE_DEVICE && pointer == at && begin == question->address);
 	CHECK(cuMemGetAccess(&flags, &location, at) == CUDA_SUCCESS && flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
@@ -910,7 +920,8 @@ static void test_bound_to_what_goes(void)
 		CHECK(cuMemRelease(handle) == CUDA_SUCCESS);
 		map(address, BYTES, object);
 		if (exported) {
-			CHECK(cuMemExportToShareableHandle(&fd, object, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) == CUDA_SUCCESS);
+			CHECK(cuMemExportToShareableHandle(&fd, object, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) ==
+			      CUDA_SUCCESS);
 			close(fd);
 		}
 		CHECK(cuMemRelease(object) == CUDA_SUCCESS);
@@ -1018,13 +1029,15 @@ static void test_bound_in_part(void)
 		has_fixed(0);
 		/* The same for a multicast object. */
 		handle = create_either(BYTES, fixed);
-		CHECK(cuMulticastBindMem(object, 0, handle, 0, BYTES, 0) == CUDA_SUCCESS && cuMemRelease(handle) == CUDA_SUCCESS);
+		CHECK(cuMulticastBindMem(object, 0, handle, 0, BYTES, 0) == CUDA_SUCCESS &&
+		      cuMemRelease(handle) == CUDA_SUCCESS);
 		handle = create_either(BYTES, fixed);
-		CHECK(cuMulticastBindMem(object, BYTES, handle, 0, BYTES, 0) == CUDA_SUCCESS && cuMemRelease(handle) == CUDA_SUCCESS);
+		CHECK(cuMulticastBindMem(object, BYTES, handle, 0, BYTES, 0) == CUDA_SUCCESS &&
+		      cuMemRelease(handle) == CUDA_SUCCESS);
 		has_fixed(2 * BYTES);
 		CHECK(cuMulticastUnbind(object, 0, PIECE / 2, PIECE) == CUDA_SUCCESS);	/* in the middle of the first */
 		has_fixed(2 * BYTES);
-		CHECK(cuMulticastUnbind(object, 0, PIECE, BYTES) == CUDA_SUCCESS);	/* to the middle of the second */
+		CHECK(cuMulticastUnbind(object, 0, PIECE, BYTES) == CUDA_SUCCESS); /* to the middle of the second */
 		has_fixed(2 * BYTES);
 		CHECK(cuMulticastUnbind(object, 0, 0, PIECE / 2) == CUDA_SUCCESS);
 		has_fixed(BYTES);
@@ -1306,7 +1319,8 @@ static void test_reused_context(void)
 
 static CUarray create_array(void)
 {
-	const CUDA_ARRAY_DESCRIPTOR about = { .Width = 1024, .Height = 1024, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1 };
+	const CUDA_ARRAY_DESCRIPTOR about = { .Width = 1024, .Height = 1024, .Format = CU_AD_FORMAT_FLOAT,
+					      .NumChannels = 1 };
 	CUarray array;
 
 	CHECK(cuArrayCreate_v2(&array, &about) == CUDA_SUCCESS);
@@ -1542,8 +1556,10 @@ int main(int count, char **arguments)
 		{ "shared_by_range", test_shared_by_range }, { "shared_by_multicast", test_shared_by_multicast },
 		{ "segments", test_segments }, { "segments_are_hot", test_segments_are_hot }, { "early", test_early }, { "views", test_views }, { "names", test_names },
 		{ "export", test_export }, { "questions", test_questions }, { "export_waits", test_export_waits },
-		{ "export_charged", test_export_charged }, { "bound", test_bound }, { "bound_allocation", test_bound_allocation },
-		{ "bound_to_what_goes", test_bound_to_what_goes }, { "bound_to_array", test_bound_to_array }, { "bound_in_part", test_bound_in_part },
+		{ "export_charged", test_export_charged }, { "bound", test_bound },
+		{ "bound_allocation", test_bound_allocation },
+		{ "bound_to_what_goes", test_bound_to_what_goes }, { "bound_to_array", test_bound_to_array },
+		{ "bound_in_part", test_bound_in_part },
 		{ "reused_handle", test_reused_handle }, { "reused_mapping", test_reused_mapping },
 		{ "reused_view", test_reused_view }, { "reused_array", test_reused_array },
 		{ "reused_context", test_reused_context }, { "reused_in_context", test_reused_in_context },

@@ -181,7 +181,8 @@ static void test_elsewhere(void)
 	for (int i = 0; i < 2; i++) {
 		CHECK(cuMemAllocFromPoolAsync(&address, BYTES, pools[i], stream) == CUDA_SUCCESS);
 		CHECK(other->foreign == BYTES && other->resident == BYTES && device->foreign == 0);
-		CHECK(cuMemFreeAsync(address, stream) == CUDA_SUCCESS && real.cuStreamSynchronize(stream) == CUDA_SUCCESS);
+		CHECK(cuMemFreeAsync(address, stream) == CUDA_SUCCESS &&
+		      real.cuStreamSynchronize(stream) == CUDA_SUCCESS);
 		CHECK(other->foreign == 0 && other->resident == 0);
 	}
 	fail_next("cuMemPoolDestroy");
@@ -322,8 +323,10 @@ int main(int count, char **arguments)
 		const char *name;
 		void (*run)(void);
 	} tests[] = {
-		{ "peers", test_peers }, { "pools", test_pools }, { "readers", test_readers }, { "elsewhere", test_elsewhere },
-		{ "captures", test_captures }, { "copies", test_copies }, { "frees", test_frees }, { "books", test_books },
+		{ "peers", test_peers }, { "pools", test_pools }, { "readers", test_readers },
+		{ "elsewhere", test_elsewhere },
+		{ "captures", test_captures }, { "copies", test_copies }, { "frees", test_frees },
+		{ "books", test_books },
 		{ "contexts", test_contexts },
 	};
 

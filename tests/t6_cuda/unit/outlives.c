@@ -43,7 +43,8 @@ static void start(void)
 /* Make memory that can be exported: an object of the library, or `fixed`, the driver's own. */
 static CUmemGenericAllocationHandle create(bool fixed)
 {
-	CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE },
+	CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+				     .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE },
 				     .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR };
 	CUmemGenericAllocationHandle handle;
 
@@ -75,7 +76,8 @@ static int name(CUdeviceptr address, size_t bytes)
 {
 	int fd = -1;
 
-	CHECK(cuMemGetHandleForAddressRange(&fd, address, bytes, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0) == CUDA_SUCCESS);
+	CHECK(cuMemGetHandleForAddressRange(&fd, address, bytes, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0) ==
+	      CUDA_SUCCESS);
 	CHECK(fd >= 0);
 	return fd;
 }
@@ -146,7 +148,8 @@ static void test_in_flight(void)
 		struct cmsghdr align;
 	} control = { 0 };
 	struct iovec part = { "", 1 };
-	struct msghdr header = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control) };
+	struct msghdr header = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control,
+				 .msg_controllen = sizeof(control) };
 	struct cmsghdr *rights = CMSG_FIRSTHDR(&header);
 	int sockets[2], fd;
 
@@ -206,8 +209,8 @@ static void import_own(bool fixed, int as, bool before)
 		CHECK(cuMemRelease(handle) == CUDA_SUCCESS);
 		check_charged(BYTES);
 	}
-	CHECK(cuMemImportFromShareableHandle(&imported, (void *)(intptr_t)other, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) ==
-	      CUDA_SUCCESS);
+	CHECK(cuMemImportFromShareableHandle(&imported, (void *)(intptr_t)other,
+					     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) == CUDA_SUCCESS);
 	close(fd);
 	if (other != fd)
 		close(other);
@@ -245,8 +248,8 @@ static void test_imported_and_named(void)
 	start();
 	handle = create(true);
 	fd = export(handle);
-	CHECK(cuMemImportFromShareableHandle(&imported, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) ==
-	      CUDA_SUCCESS);
+	CHECK(cuMemImportFromShareableHandle(&imported, (void *)(intptr_t)fd,
+					     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) == CUDA_SUCCESS);
 	close(fd);
 	CHECK(cuMemAddressReserve(&address, BYTES, 0, 0, 0) == CUDA_SUCCESS);
 	CHECK(cuMemMap(address, BYTES, 0, imported, 0) == CUDA_SUCCESS);
@@ -313,7 +316,8 @@ static void test_named_together(void)
 	CHECK(cuMemSetAccess(address, 3 * BYTES, &access, 1) == CUDA_SUCCESS);
 	fd = name(address, 3 * BYTES);
 	for (int i = 0; i < 3; i++) {
-		CHECK(cuMemUnmap(address + i * BYTES, BYTES) == CUDA_SUCCESS && cuMemRelease(handles[i]) == CUDA_SUCCESS);
+		CHECK(cuMemUnmap(address + i * BYTES, BYTES) == CUDA_SUCCESS &&
+		      cuMemRelease(handles[i]) == CUDA_SUCCESS);
 		CHECK(device->lent == (i + 1) * BYTES);
 	}
 	check_charged(3 * BYTES);
@@ -440,7 +444,8 @@ int main(int argc, char **argv)
 		void (*run)(void);
 	} tests[] = {
 		{ "object", test_object }, { "fixed", test_fixed }, { "closed_before", test_closed_before },
-		{ "in_flight", test_in_flight }, { "process", test_process }, { "imported", test_imported }, { "named", test_named },
+		{ "in_flight", test_in_flight }, { "process", test_process }, { "imported", test_imported },
+		{ "named", test_named },
 		{ "named_and_shared", test_named_and_shared }, { "imported_and_named", test_imported_and_named },
 		{ "named_together", test_named_together }, { "closes_all", test_closes_all },
 		{ "held_no_more", test_held_no_more }, { "limit", test_limit },

@@ -44,8 +44,8 @@ static void start(void)
 
 static CUmemoryPool create(CUmemAllocationHandleType types, size_t most)
 {
-	const CUmemPoolProps props = { .allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .handleTypes = types, .maxSize = most,
-				       .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE } };
+	const CUmemPoolProps props = { .allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .handleTypes = types,
+				       .maxSize = most, .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE } };
 	CUmemoryPool pool;
 
 	CHECK(cuMemPoolCreate(&pool, &props) == CUDA_SUCCESS);
@@ -133,7 +133,8 @@ static void test_counts(void)
 	addresses[2] = allocate(standard);
 	CHECK(pool_of(addresses[0]) == pools[0] && pool_of(addresses[2]) == standard);
 	CHECK(get(pools[0], CU_MEMPOOL_ATTR_USED_MEM_CURRENT) == 2 * BYTES);
-	CHECK(get(pools[1], CU_MEMPOOL_ATTR_USED_MEM_CURRENT) == 0 && get(standard, CU_MEMPOOL_ATTR_USED_MEM_CURRENT) == BYTES);
+	CHECK(get(pools[1], CU_MEMPOOL_ATTR_USED_MEM_CURRENT) == 0 &&
+	      get(standard, CU_MEMPOOL_ATTR_USED_MEM_CURRENT) == BYTES);
 	/* Frees that the stream has reached, perhaps at once, take effect at the next call that allocates or frees. */
 	CHECK(real.cuLaunchHostFunc(stream, wait_for_it, &free_now) == CUDA_SUCCESS);
 	CHECK(cuMemFreeAsync(addresses[1], stream) == CUDA_SUCCESS);
@@ -219,7 +220,8 @@ static void test_given(void)
 	pool = create(CU_MEM_HANDLE_TYPE_NONE, 0);
 	CHECK(give(pool) == CUDA_SUCCESS && !for_the_other(plain) && device->foreign == 0);
 	first = allocate(pool);
-	CHECK(device->foreign == BYTES && double_out(device, UINT64_MAX) == BYTES && double_in(device, UINT64_MAX) == BYTES);
+	CHECK(device->foreign == BYTES && double_out(device, UINT64_MAX) == BYTES &&
+	      double_in(device, UINT64_MAX) == BYTES);
 	other = create(CU_MEM_HANDLE_TYPE_NONE, 0);
 	second = allocate(other);
 	CHECK(give(other) == CUDA_SUCCESS && for_the_other(second));
@@ -236,7 +238,8 @@ int main(int argc, char **argv)
 		const char *name;
 		void (*run)(void);
 	} tests[] = {
-		{ "moves", test_moves }, { "counts", test_counts }, { "destroyed", test_destroyed }, { "current", test_current },
+		{ "moves", test_moves }, { "counts", test_counts }, { "destroyed", test_destroyed },
+		{ "current", test_current },
 		{ "not_ours", test_not_ours }, { "given", test_given },
 	};
 

@@ -491,8 +491,8 @@ static void test_queue(void)
 	CHECK(cuMemFree_v2(item.address) == CUDA_SUCCESS);
 }
 
-/* A synchronous copy is inside the gate until what is queued before it has run: that is waited for, and what is then asked of
- * the gate is not begun anew each time. */
+/* A synchronous copy is inside the gate until what is queued before it has run: that is waited for, and what is then
+ * asked of the gate is not begun anew each time. */
 
 /* Longer than the gate is waited for where nothing is known of those inside, us. */
 #define INSIDE_US 100000
@@ -535,8 +535,8 @@ static void test_inside(void)
 	CHECK(cuMemFree_v2(item.address) == CUDA_SUCCESS);
 }
 
-/* Kernels each of which takes longer than is waited for at first: the wait grows, between rests, until one is short enough.
- * Each try begins with one of them, so that chance has no part. */
+/* Kernels each of which takes longer than is waited for at first: the wait grows, between rests, until one is short
+ * enough. Each try begins with one of them, so that chance has no part. */
 
 static uint64_t long_begun; /* atomically */
 static bool long_enough; /* atomically */
@@ -592,7 +592,8 @@ static void test_long(void)
 	verify(&item);
 }
 
-/* A queue that takes longer than all that is waited for: the program gets less far ahead of the GPU, and then it is short. */
+/* A queue that takes longer than all that is waited for: the program gets less far ahead of the GPU, and then it is
+ * short. */
 
 /* Kernels that it has in its queue where none bounds that: 9 s. */
 #define QUEUED 60
@@ -666,8 +667,8 @@ static void test_ahead_of_it(void)
 	verify(&item);
 }
 
-/* A thread that destroys a context comes to wait, inside, for what is about to move: that does not then. Neither waits for as long
- * as the other may take. */
+/* A thread that destroys a context comes to wait, inside, for what is about to move: that does not then. Neither waits
+ * for as long as the other may take. */
 
 static void *destroy(void *other)
 {
@@ -932,7 +933,8 @@ static void test_pin(void)
 	CHECK(pin_range(items[1].address, 1) == CUDA_ERROR_INVALID_VALUE);
 }
 
-/* What something outside may still reach after it is freed goes to the driver, which has that let go; no other gets it. */
+/* What something outside may still reach after it is freed goes to the driver, which has that let go; no other gets
+ * it. */
 static void test_reached(void)
 {
 	CUdeviceptr address;
@@ -942,7 +944,8 @@ static void test_reached(void)
 	CHECK(cuMemAlloc_v2(&address, 4 << 20) == CUDA_SUCCESS && cuMemFree_v2(address) == CUDA_SUCCESS);
 	CHECK(pool_kept(device) == 4 << 20);
 	CHECK(cuMemAlloc_v2(&address, 4 << 20) == CUDA_SUCCESS && pool_kept(device) == 0);
-	CHECK(cuMemGetHandleForAddressRange(&fd, address, 2 << 20, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0) == CUDA_SUCCESS);
+	CHECK(cuMemGetHandleForAddressRange(&fd, address, 2 << 20, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0) ==
+	      CUDA_SUCCESS);
 	CHECK(cuMemFree_v2(address) == CUDA_SUCCESS);
 	CHECK(pool_kept(device) == 2 << 20 && device->resident == 2 << 20);
 	double_agree(device);
@@ -1420,11 +1423,12 @@ static void test_exchange_by_itself(void)
 	double_agree(device);
 }
 
-/* What goes as a whole is more than is wanted, and the daemon is told that before. What has not come since then it is told of as
- * long as that is so. */
+/* What goes as a whole is more than is wanted, and the daemon is told that before. What has not come since then it is
+ * told of as long as that is so. */
 static void test_exchange_whole(void)
 {
-	const CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE } };
+	const CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+					   .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE } };
 	const CUmemAccessDesc access = { .location = prop.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
 	enum { WHOLE = 14 << 20 };	/* chunks of 2 MiB */
 	CUmemGenericAllocationHandle handle;
@@ -1435,7 +1439,8 @@ static void test_exchange_whole(void)
 	CHECK(double_out(device, 2 << 20) == 2 << 20);
 	CHECK(cuMemCreate(&handle, WHOLE, &prop, 0) == CUDA_SUCCESS);
 	CHECK(cuMemAddressReserve(&cold, WHOLE, 0, 0, 0) == CUDA_SUCCESS);
-	CHECK(cuMemMap(cold, WHOLE, 0, handle, 0) == CUDA_SUCCESS && cuMemSetAccess(cold, WHOLE, &access, 1) == CUDA_SUCCESS);
+	CHECK(cuMemMap(cold, WHOLE, 0, handle, 0) == CUDA_SUCCESS &&
+	      cuMemSetAccess(cold, WHOLE, &access, 1) == CUDA_SUCCESS);
 	double_limit(WHOLE);
 	for (int round = 0; round < 8; round++) {
 		use(hot, 40);
@@ -1455,7 +1460,8 @@ static void test_exchange_whole(void)
 	double_agree(device);
 }
 
-/* The more is waited for kernels, the more moves at a time; never less than at first, nor more than the daemon believes. */
+/* The more is waited for kernels, the more moves at a time; never less than at first, nor more than the daemon
+ * believes. */
 static void test_exchange_more(void)
 {
 	const uint64_t least = 256 * GG_MIB;
@@ -1476,7 +1482,8 @@ static void test_foreign(void)
 	const CUmemAccessDesc access = { .location = prop.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
 	const CUmemPoolProps pool_props = { .allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = prop.location,
 					    .handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR };
-	const CUDA_ARRAY_DESCRIPTOR array_props = { .Width = 1000, .Height = 1000, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1 };
+	const CUDA_ARRAY_DESCRIPTOR array_props = { .Width = 1000, .Height = 1000, .Format = CU_AD_FORMAT_FLOAT,
+						    .NumChannels = 1 };
 	CUmemGenericAllocationHandle handle, again;
 	CUdeviceptr address, managed, elastic;
 	CUipcMemHandle ipc;
@@ -1551,11 +1558,14 @@ static void test_attributes(void)
 		CHECK(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, small + 999) == CUDA_SUCCESS);
 		CHECK(type == CU_MEMORYTYPE_DEVICE);
 		CHECK(cuPointerGetAttribute(&of, CU_POINTER_ATTRIBUTE_CONTEXT, large) == CUDA_SUCCESS && of == context);
-		CHECK(cuPointerGetAttribute(&flag, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, large) == CUDA_SUCCESS);
+		CHECK(cuPointerGetAttribute(&flag, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, large) ==
+		      CUDA_SUCCESS);
 		CHECK(flag);
-		CHECK(cuPointerGetAttribute(&start_address, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, small2 + 5) == CUDA_SUCCESS);
+		CHECK(cuPointerGetAttribute(&start_address, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, small2 + 5) ==
+		      CUDA_SUCCESS);
 		CHECK(start_address == small2);
-		CHECK(cuPointerGetAttribute(&host, CU_POINTER_ATTRIBUTE_HOST_POINTER, large) == CUDA_ERROR_INVALID_VALUE);
+		CHECK(cuPointerGetAttribute(&host, CU_POINTER_ATTRIBUTE_HOST_POINTER, large) ==
+		      CUDA_ERROR_INVALID_VALUE);
 		type = 0;
 		ordinal = 77;
 		host = &host;
@@ -1785,8 +1795,8 @@ static CUresult free_there(CUdeviceptr address)
 	return within.async ? cuMemFreeAsync(address, NULL) : cuMemFree_v2(address);
 }
 
-/* The driver gives an address out again at once: its new allocation is not taken for the one that was freed. What it refuses to
- * free stays in the books. */
+/* The driver gives an address out again at once: its new allocation is not taken for the one that was freed. What it
+ * refuses to free stays in the books. */
 static void test_reused(void)
 {
 	CUdeviceptr address;
@@ -2168,7 +2178,8 @@ int main(int count, char **arguments)
 		{ "persistent", test_persistent }, { "queue", test_queue }, { "inside", test_inside },
 		{ "long", test_long }, { "ahead_of_it", test_ahead_of_it }, { "destroyed", test_destroyed },
 		{ "async", test_async }, { "contexts", test_contexts },
-		{ "pin", test_pin }, { "heat", test_heat }, { "heat_in_one", test_heat_in_one }, { "exchange", test_exchange },
+		{ "pin", test_pin }, { "heat", test_heat }, { "heat_in_one", test_heat_in_one },
+		{ "exchange", test_exchange },
 		{ "heat_copied", test_heat_copied }, { "reached", test_reached },
 		{ "exchange_by_itself", test_exchange_by_itself }, { "exchange_more", test_exchange_more },
 		{ "exchange_whole", test_exchange_whole },

@@ -113,7 +113,8 @@ bool session_ask_listening(struct waiter *waiter, int64_t ms, void (*work)(void)
 void session_drain(void);
 /* Sleeps until there is something to do, `timeout` ms at most: without the lock. */
 void session_sleep(int64_t timeout);
-/* ... `us` microseconds at most, and leaves that to be taken; whether there is. By the listening thread, without the lock. */
+/* ... `us` microseconds at most, and leaves that to be taken; whether there is. By the listening thread, without the
+ * lock. */
 bool session_stirs(unsigned int us);
 
 #endif

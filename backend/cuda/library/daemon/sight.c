@@ -38,7 +38,8 @@ static int answer_count;
 
 static int state_of(CUdevice ordinal)
 {
-	return ordinal < 0 || ordinal >= GG_ORDINALS ? LEFT : (int)__atomic_load_n(&sights[ordinal].state, __ATOMIC_ACQUIRE);
+	return ordinal < 0 || ordinal >= GG_ORDINALS ? LEFT :
+						       (int)__atomic_load_n(&sights[ordinal].state, __ATOMIC_ACQUIRE);
 }
 
 bool sight_looked(CUdevice ordinal)

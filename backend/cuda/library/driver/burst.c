@@ -131,7 +131,8 @@ bool burst_lead(struct device *device, int fd, uint64_t after_us)
 			map_own(lead->page, PAGE, PROT_READ | PROT_WRITE);
 	}
 	__atomic_store_n(&lead->device, device, __ATOMIC_RELAXED);
-	__atomic_store_n(&lead->after_ns, (after_us < HOLD_AFTER_US_MOST ? after_us : HOLD_AFTER_US_MOST) * HOLD_NS_A_US,
+	__atomic_store_n(&lead->after_ns,
+			 (after_us < HOLD_AFTER_US_MOST ? after_us : HOLD_AFTER_US_MOST) * HOLD_NS_A_US,
 			 __ATOMIC_RELAXED);
 	/* Have work that is already pending looked at. */
 	__atomic_store_n(&lead->busy, leads_now, __ATOMIC_SEQ_CST);

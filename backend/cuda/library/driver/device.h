@@ -31,7 +31,8 @@ struct device {
 	CUcontext primary;
 	uint64_t contexts;	/* how often that changed: streams and events made under another number are gone */
 	pthread_rwlock_t in_use; /* read: borrowed; written: the context is being destroyed */
-	uint64_t mark_every;	/* atomically: kernels in a stream behind which there is a marker; 0: by time alone (marker.h) */
+	uint64_t mark_every;	/* atomically: kernels in a stream behind which there is a marker;
+				 * 0: by time alone (marker.h) */
 	int host_node;		/* NUMA node for pinned host memory */
 	int index;		/* as ggroupfs numbers them; -1 while no daemon manages it */
 	bool elastic;		/* allocations are ours to place; false: all go to the driver (no VMM, by choice) */
@@ -88,7 +89,8 @@ void device_context_ends(CUcontext context);
 void device_context_ended(bool gone);
 /* In between, once it is destroyed: it is no device's `primary` any more. */
 void device_context_forgotten(CUcontext context);
-/* A context was made: it may have the value of one that is destroyed, and whose end is not told everywhere yet. Waits. */
+/* A context was made: it may have the value of one that is destroyed, and whose end is not told everywhere yet.
+ * Waits. */
 void device_context_made(CUcontext context);
 
 void device_forget(void);	/* in the child of fork() */

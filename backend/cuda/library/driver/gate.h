@@ -22,7 +22,8 @@ bool gate_nested(void);
 bool gate_close(unsigned int timeout_ms);
 /* Do the same, but go on waiting for threads that are inside after that while `patient` returns true. It is called
  * every few milliseconds, with their number; newcomers wait meanwhile. */
-bool gate_close_patiently(unsigned int timeout_ms, bool (*patient)(unsigned int inside, void *argument), void *argument);
+bool gate_close_patiently(unsigned int timeout_ms, bool (*patient)(unsigned int inside, void *argument),
+			  void *argument);
 void gate_open(void);
 /* Between these two calls the calling thread, if it is inside, waits for a thread that may be closing the gate: the
  * closing is given up then. */

@@ -190,7 +190,8 @@ static uint64_t patience_of(const struct pace *pace, uint64_t bound_us)
 static void fall_back(struct turn *turn, struct device *device)
 {
 	const uint64_t bound_us = bound_of(turn), start = moment_us();
-	const uint64_t pause = bound_us / 16 < LOOK_LEAST ? LOOK_LEAST : bound_us / 16 > LOOK_MOST ? LOOK_MOST : bound_us / 16;
+	const uint64_t pause = bound_us / 16 < LOOK_LEAST ? LOOK_LEAST :
+			       bound_us / 16 > LOOK_MOST ? LOOK_MOST : bound_us / 16;
 	struct pace *pace = &turn->pace;
 	/* With so short a bound, late looks would leave the GPU without work. */
 	const unsigned long slack_ns = bound_us < RUN_AHEAD_SHORT ? moment_punctual() : 0;
@@ -318,7 +319,8 @@ static bool runs_nothing(struct device *device, uint64_t timeout_us)
 int turn_end(struct device *device, uint64_t timeout_us, bool *drained)
 {
 	const uint64_t start = moment_us();
-	const uint64_t bound = timeout_us < DRAIN_LEAST ? DRAIN_LEAST : timeout_us > DRAIN_MOST ? DRAIN_MOST : timeout_us;
+	const uint64_t bound = timeout_us < DRAIN_LEAST ? DRAIN_LEAST :
+			       timeout_us > DRAIN_MOST ? DRAIN_MOST : timeout_us;
 	const uint64_t until = start + bound;
 	struct turn *turn = &turns[device->ordinal];
 	const bool again = is_closed(turn);
@@ -490,7 +492,8 @@ void turn_yield(struct device *device, uint64_t run_ahead_us)
 
 	if (__atomic_load_n(&turn->yield_us, __ATOMIC_RELAXED) == run_ahead_us)
 		return;
-	__atomic_store_n(&turn->yield_us, run_ahead_us < RUN_AHEAD_MOST ? run_ahead_us : RUN_AHEAD_MOST, __ATOMIC_SEQ_CST);
+	__atomic_store_n(&turn->yield_us, run_ahead_us < RUN_AHEAD_MOST ? run_ahead_us : RUN_AHEAD_MOST,
+			 __ATOMIC_SEQ_CST);
 	set(turn, turn->word, turn->run_ahead_us);
 	mark_less(turn, device);
 }

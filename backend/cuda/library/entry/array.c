@@ -132,9 +132,11 @@ static struct binding_box box_of(const CUarrayMapInfo *info)
 	if (info->subresourceType == CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_MIPTAIL)
 		return (struct binding_box){ .kind = BINDING_MIPTAIL, .layer = info->subresource.miptail.layer,
 					     .from = { info->subresource.miptail.offset },
-					     .to = { info->subresource.miptail.offset + info->subresource.miptail.size } };
+					     .to = { info->subresource.miptail.offset +
+						     info->subresource.miptail.size } };
 	return (struct binding_box){
-		.kind = BINDING_LEVEL, .level = info->subresource.sparseLevel.level, .layer = info->subresource.sparseLevel.layer,
+		.kind = BINDING_LEVEL, .level = info->subresource.sparseLevel.level,
+		.layer = info->subresource.sparseLevel.layer,
 		.from = { info->subresource.sparseLevel.offsetX, info->subresource.sparseLevel.offsetY,
 			  info->subresource.sparseLevel.offsetZ },
 		.to = { (uint64_t)info->subresource.sparseLevel.offsetX + info->subresource.sparseLevel.extentWidth,
@@ -147,7 +149,8 @@ static struct binding_box box_of(const CUarrayMapInfo *info)
 static void settle(struct maps *maps, CUresult result)
 {
 	for (unsigned int i = 0; maps->bindings && i < maps->count; i++) {
-		const struct binding_box box = result == CUDA_SUCCESS ? box_of(&maps->list[i]) : (struct binding_box){ 0 };
+		const struct binding_box box = result == CUDA_SUCCESS ? box_of(&maps->list[i]) :
+									(struct binding_box){ 0 };
 		const uint64_t holder = maps->list ? (uintptr_t)maps->list[i].resource.array : 0;
 
 		if (result == CUDA_SUCCESS)

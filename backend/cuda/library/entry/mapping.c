@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Addresses that others get at, or that the program asks about: what it can do with an allocation of cuMemAlloc it can do
- * with one of ours, and what with memory that it maps itself, with that.
+ * Addresses that others get at, or that the program asks about: what it can do with an allocation of cuMemAlloc it can
+ * do with one of ours, and what with memory that it maps itself, with that.
  */
 
 #include <string.h>
@@ -157,9 +157,9 @@ static bool answer(const struct region_about *about, CUpointer_attribute attribu
 	}
 }
 
-/* The same about a view of an object: of one that has moved the driver would tell of one chunk, where that is, and of one
- * that moves, nothing. What it tells of the reservation, which is the program's own, is right, and of the access, if it is
- * asked while nothing of it moves. */
+/* The same about a view of an object: of one that has moved the driver would tell of one chunk, where that is, and of
+ * one that moves, nothing. What it tells of the reservation, which is the program's own, is right, and of the access,
+ * if it is asked while nothing of it moves. */
 static bool answer_view(const struct mapped *mapped, CUpointer_attribute attribute, CUdeviceptr address, void *data,
 			CUresult *result)
 {

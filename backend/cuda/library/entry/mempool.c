@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Stream-ordered allocation, and the pools that it takes from. The default pool of a device is ours to serve (async.c), and
- * those of the program's own that can be (source.h); the others are the driver's, what is allocated from them charged and named.
+ * Stream-ordered allocation, and the pools that it takes from. The default pool of a device is ours to serve (async.c),
+ * and those of the program's own that can be (source.h); the others are the driver's, what is allocated from them
+ * charged and named.
  */
 
 #include <stdlib.h>
@@ -41,7 +42,8 @@ static CUresult default_pool(const struct device *device, CUmemoryPool *pool)
 	return result;
 }
 
-/* Whether the pool that cuMemAllocAsync takes from (NULL: the current one) is ours to serve; `usage`: NULL: the default one. */
+/* Whether the pool that cuMemAllocAsync takes from (NULL: the current one) is ours to serve; `usage`: NULL: the default
+ * one. */
 static bool from_ours(const struct device *device, CUmemoryPool pool, struct usage **usage)
 {
 	CUmemoryPool standard;
@@ -87,13 +89,14 @@ static struct charged charged_for(struct device *device, CUmemoryPool pool)
 		device_each(match_charged, &charged);
 		return charged;
 	}
-	charged.device = source.location.type == CU_MEM_LOCATION_TYPE_DEVICE ? device_for_memory(source.location.id) : NULL;
+	charged.device = source.location.type == CU_MEM_LOCATION_TYPE_DEVICE ? device_for_memory(source.location.id) :
+									       NULL;
 	charged.managed = source.type == CU_MEM_ALLOCATION_TYPE_MANAGED;
 	return charged;
 }
 
-static CUresult alloc_async(struct device *device, struct usage *usage, CUdeviceptr *dptr, size_t bytes, CUstream stream,
-			    bool per_thread)
+static CUresult alloc_async(struct device *device, struct usage *usage, CUdeviceptr *dptr, size_t bytes,
+			    CUstream stream, bool per_thread)
 {
 	CUstreamCaptureMode mode = driver_enter();
 	CUdeviceptr address;
@@ -107,15 +110,16 @@ static CUresult alloc_async(struct device *device, struct usage *usage, CUdevice
 	return result;
 }
 
-/* "The allocation comes from the memory pool current to the stream's device": whose context is current from then on, if it was
- * another. An error: it is not known which. */
+/* "The allocation comes from the memory pool current to the stream's device": whose context is current from then on, if
+ * it was another. An error: it is not known which. */
 static CUresult enter_stream(CUstream stream, bool per_thread, bool *entered)
 {
 	CUcontext context = NULL, current = driver_context();
 	CUresult result = CUDA_SUCCESS;
 
 	*entered = false;
-	if (!current || !stream || stream == CU_STREAM_LEGACY || stream_is_own(stream, per_thread) || !real.cuStreamGetCtx)
+	if (!current || !stream || stream == CU_STREAM_LEGACY || stream_is_own(stream, per_thread) ||
+	    !real.cuStreamGetCtx)
 		return result;
 	CALL_REAL(result, cuStreamGetCtx, (stream, &context));
 	if (result != CUDA_SUCCESS || context == current)
@@ -271,7 +275,8 @@ static void match_ordinal(struct device *device, void *argument)
 		served->device = device;
 }
 
-/* What we have to do with a pool. An error: that is not known, and what is asked of the pool is not to be done by halves. */
+/* What we have to do with a pool. An error: that is not known, and what is asked of the pool is not to be done by
+ * halves. */
 static CUresult served_by_us(CUmemoryPool pool, struct served *served)
 {
 	struct source source;

@@ -45,8 +45,9 @@ static void settle(struct binding *binding, CUresult result, CUmemGenericAllocat
 	foreign_share();
 }
 
-WRAPPER cuMulticastBindMem(CUmemGenericAllocationHandle mcHandle, size_t mcOffset, CUmemGenericAllocationHandle memHandle,
-			   size_t memOffset, size_t size, unsigned long long flags)
+WRAPPER cuMulticastBindMem(CUmemGenericAllocationHandle mcHandle, size_t mcOffset,
+			   CUmemGenericAllocationHandle memHandle, size_t memOffset, size_t size,
+			   unsigned long long flags)
 {
 	struct binding *binding;
 	CUresult result;
@@ -88,7 +89,8 @@ static CUresult unbind(CUmemGenericAllocationHandle object, CUdevice ordinal, si
 	bool any = false;
 
 	while (result == CUDA_SUCCESS && (binding_find(holder, &box, &piece) || !any)) {
-		CALL_REAL(result, cuMulticastUnbind, (names_real(object), ordinal, piece.from[0], piece.to[0] - piece.from[0]));
+		CALL_REAL(result, cuMulticastUnbind,
+			  (names_real(object), ordinal, piece.from[0], piece.to[0] - piece.from[0]));
 		if (result == CUDA_SUCCESS)
 			binding_clear(holder, &piece);
 		any = true;

@@ -168,7 +168,8 @@ static struct device *device_of_handle(CUmemGenericAllocationHandle handle)
 
 	for (int try = 0; try < TRIES && result != CUDA_SUCCESS && real.cuMemGetAllocationPropertiesFromHandle; try++)
 		CALL_REAL(result, cuMemGetAllocationPropertiesFromHandle, (&prop, handle));
-	return result == CUDA_SUCCESS && prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE ? device_of(prop.location.id) : NULL;
+	return result == CUDA_SUCCESS && prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE ?
+		       device_of(prop.location.id) : NULL;
 }
 
 /* Imports memory of another process, which is charged for it, or of the program itself, which may release it by its

@@ -43,8 +43,8 @@ static bool suits(const struct block *block, const void *argument)
 {
 	const struct wish *wish = argument;
 
-	return !block->later && block->device == wish->device && block->usage == wish->usage && block->bytes == wish->bytes &&
-	       wish->stream && block->stream == wish->stream;
+	return !block->later && block->device == wish->device && block->usage == wish->usage &&
+	       block->bytes == wish->bytes && wish->stream && block->stream == wish->stream;
 }
 
 CUresult async_alloc(struct device *device, struct usage *usage, size_t bytes, CUstream stream, bool per_thread,

@@ -203,8 +203,8 @@ void backing_give(struct region *region)
 		}
 		clean_forget(region, i);
 		if (chunk->place == CHUNK_DEVICE) {
-			(chunk->shareable || chunk->imported || chunk->reached ? pool_drop :
-										 pool_give)(device, class, chunk->memory);
+			(chunk->shareable || chunk->imported || chunk->reached ?
+				 pool_drop : pool_give)(device, class, chunk->memory);
 			continue;
 		}
 		(chunk->imported ? host_drop :

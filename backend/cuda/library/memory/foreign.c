@@ -127,7 +127,8 @@ static void drop(struct foreign *foreign)
 		lent_import_over(foreign->lent);
 	else if (foreign->managed)
 		name(foreign->device, foreign->bytes, false);
-	else if (foreign->lent && foreign->bytes % GG_CHUNK == 0 && lent_keep(foreign->device, foreign->lent, foreign->bytes))
+	else if (foreign->lent && foreign->bytes % GG_CHUNK == 0 &&
+		 lent_keep(foreign->device, foreign->lent, foreign->bytes))
 		hand_over(foreign->device, foreign->bytes);
 	else
 		foreign_uncharge(foreign->device, foreign->bytes);

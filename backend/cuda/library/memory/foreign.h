@@ -24,8 +24,8 @@ void foreign_uncharge(struct device *device, uint64_t bytes);
 void foreign_is(struct device *device, uint64_t key, uint64_t bytes, CUcontext context);
 /* The same for managed memory, which is not charged. */
 void foreign_is_managed(struct device *device, uint64_t key, uint64_t bytes, CUcontext context);
-/* What `key` stands for, which the driver is about to free: as soon as it has, the key may be another's. NULL: nothing is
- * known of it. */
+/* What `key` stands for, which the driver is about to free: as soon as it has, the key may be another's. NULL: nothing
+ * is known of it. */
 struct foreign *foreign_take(uint64_t key);
 /* It is freed; or is not, and `key` stands for it again. */
 void foreign_taken(struct foreign *taken, uint64_t key, bool freed);
@@ -49,13 +49,13 @@ void foreign_bind_again(struct foreign *memory);
 struct device *foreign_device(const struct foreign *memory);
 void foreign_unbind(struct foreign *memory);
 
-/* A multicast object: as physical memory, but there is none. `gone` is called, with the number that stands for it, once the
- * program has neither a handle of it nor a mapping, unless it was exported. */
+/* A multicast object: as physical memory, but there is none. `gone` is called, with the number that stands for it, once
+ * the program has neither a handle of it nor a mapping, unless it was exported. */
 void foreign_is_multicast(CUmemGenericAllocationHandle handle, uint64_t number, void (*gone)(uint64_t number));
 /* The number of one that was made here; else its handle. */
 uint64_t foreign_multicast(CUmemGenericAllocationHandle handle);
-/* What a handle stands for, on `device`, is memory of this program, imported by a descriptor that it was given of it: that lives
- * by it, too (lent_import, whose name it is). */
+/* What a handle stands for, on `device`, is memory of this program, imported by a descriptor that it was given of it:
+ * that lives by it, too (lent_import, whose name it is). */
 void foreign_is_import(struct device *device, CUmemGenericAllocationHandle handle, uint64_t name);
 /* Other processes may have what a handle stands for: by a descriptor; -1: in another way. */
 void foreign_exported(CUmemGenericAllocationHandle handle, int fd);
@@ -75,8 +75,8 @@ void foreign_exported_at(CUdeviceptr address, int fd);
 		}										\
 	} while (0)
 
-/* The program has made, or made a pool of, memory of its own in the host by virtual memory management: whether it ever did.
- * The driver does not restore that after a checkpoint. */
+/* The program has made, or made a pool of, memory of its own in the host by virtual memory management: whether it ever
+ * did. The driver does not restore that after a checkpoint. */
 void foreign_made_in_host(const CUmemLocation *location);
 bool foreign_is_in_host(void);
 

@@ -18,7 +18,8 @@
 
 static struct table objects;	/* regions of objects, by name; under the lock of the tree */
 
-bool object_can_move(const struct device *device, size_t bytes, const CUmemAllocationProp *prop, unsigned long long flags)
+bool object_can_move(const struct device *device, size_t bytes, const CUmemAllocationProp *prop,
+		     unsigned long long flags)
 {
 	return device && device->elastic && bytes && bytes % GG_CHUNK == 0 && !flags &&
 	       prop->type == CU_MEM_ALLOCATION_TYPE_PINNED && prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
@@ -372,7 +373,8 @@ void object_pin(struct region *region)
 
 static bool is_reachable(const struct region *region)
 {
-	return object_is_whole(region) && region->object->prop.allocFlags.gpuDirectRDMACapable && !region->chunk[0].pinned;
+	return object_is_whole(region) && region->object->prop.allocFlags.gpuDirectRDMACapable &&
+	       !region->chunk[0].pinned;
 }
 
 void object_pin_reachable(struct device *device)

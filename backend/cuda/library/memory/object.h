@@ -36,7 +36,8 @@ static inline bool object_is_whole(const struct region *region)
 }
 
 /* Return whether memory with these properties can move. */
-bool object_can_move(const struct device *device, size_t bytes, const CUmemAllocationProp *prop, unsigned long long flags);
+bool object_can_move(const struct device *device, size_t bytes, const CUmemAllocationProp *prop,
+		     unsigned long long flags);
 /* Make an object, charged. Waits for the daemon. */
 CUresult object_create(struct device *device, size_t bytes, const CUmemAllocationProp *prop,
 		       CUmemGenericAllocationHandle *name);

@@ -220,7 +220,8 @@ bool place_leave(const struct place_run *run)
 		for (int try = 0; try < TRIES && result != CUDA_SUCCESS; try++)
 			result = enter(run, &spot, (struct behind){ 0 });
 		if (result != CUDA_SUCCESS)
-			log_line("%zu bytes at %llx are lost: error %d", spot.to - spot.from, spot.address, (int)result);
+			log_line("%zu bytes at %llx are lost: error %d", spot.to - spot.from, spot.address,
+				 (int)result);
 	}
 	return false;
 }

@@ -142,7 +142,8 @@ void view_set_access(struct view *view, CUdeviceptr address, size_t bytes, const
 }
 
 void view_each(struct region *region,
-	       void (*visit)(struct region *region, CUdeviceptr at, size_t bytes, size_t offset, void *), void *argument)
+	       void (*visit)(struct region *region, CUdeviceptr at, size_t bytes, size_t offset, void *),
+	       void *argument)
 {
 	for (const struct view *view = region->object->views; view; view = view->next)
 		visit(region, view->address, view->bytes, view->offset, argument);

@@ -78,7 +78,8 @@ static CUdeviceptr address_of(const struct leaving *leaving, size_t i)
 {
 	const struct region *region = leaving->picks[i].region;
 
-	return (region->object ? region->object->name : region->address) + chunk_offset(region, leaving->picks[i].index);
+	return (region->object ? region->object->name : region->address) +
+	       chunk_offset(region, leaving->picks[i].index);
 }
 
 static size_t bytes_of(const struct leaving *leaving, size_t i)

@@ -40,8 +40,8 @@
 #define MARK_US 10000
 /* It takes as much memory of the GPU again while it changes, in no books: a large chunk at most. */
 #define SHARED_AT_ONCE 1
-/* For how long the next of it is tried, us, and until it is tried again, ns: the driver never refuses because something of
- * the program runs. */
+/* For how long the next of it is tried, us, and until it is tried again, ns: the driver never refuses because something
+ * of the program runs. */
 #define SHARE_US 5000000
 #define LOOK_NS 5000000
 
@@ -72,8 +72,8 @@ static CUresult set_up(struct device *device)
 	return CUDA_SUCCESS;
 }
 
-/* Nothing else moves from here on. What the GPU keeps and no program uses goes first: it is the cheapest to give, and what comes
- * back is charged by itself. Returns the bytes of that; `busy_us` is for `end`. */
+/* Nothing else moves from here on. What the GPU keeps and no program uses goes first: it is the cheapest to give, and
+ * what comes back is charged by itself. Returns the bytes of that; `busy_us` is for `end`. */
 static uint64_t begin(struct device *device, uint64_t *busy_us)
 {
 	uint64_t freed = 0;

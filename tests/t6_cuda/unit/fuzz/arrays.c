@@ -21,10 +21,10 @@ static struct array {
 
 void arrays_make(void)
 {
-	CUDA_ARRAY3D_DESCRIPTOR deep = { .Width = WIDTH, .Height = ROWS, .Depth = 1 + model_any(3), .Format = CU_AD_FORMAT_FLOAT,
-					 .NumChannels = 1 };
-	const CUDA_ARRAY_DESCRIPTOR flat = { .Width = WIDTH, .Height = ROWS * (1 + model_any(3)), .Format = CU_AD_FORMAT_FLOAT,
-					     .NumChannels = 1 };
+	CUDA_ARRAY3D_DESCRIPTOR deep = { .Width = WIDTH, .Height = ROWS, .Depth = 1 + model_any(3),
+					 .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1 };
+	const CUDA_ARRAY_DESCRIPTOR flat = { .Width = WIDTH, .Height = ROWS * (1 + model_any(3)),
+					     .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1 };
 	struct array *array = arrays;
 
 	while (array < arrays + ARRAYS && (array->array || array->levels))
@@ -101,7 +101,8 @@ void arrays_map(void)
 	CUarrayMapInfo info = {
 		.resourceType = CU_RESOURCE_TYPE_ARRAY, .resource.array = array ? array->array : NULL,
 		.subresourceType = CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_SPARSE_LEVEL,
-		.subresource.sparseLevel = { .offsetY = tile * ROWS, .extentWidth = WIDTH, .extentHeight = ROWS, .extentDepth = 1 },
+		.subresource.sparseLevel = { .offsetY = tile * ROWS, .extentWidth = WIDTH, .extentHeight = ROWS,
+					     .extentDepth = 1 },
 		.memHandleType = CU_MEM_HANDLE_TYPE_GENERIC, .deviceBitMask = 1,
 	};
 

@@ -58,8 +58,9 @@ static bool bind_view(struct binding *binding)
 	if (!view || view->thing->multicast)
 		return false;
 	binding->pages = at_most(binding->pages, view->pages);
-	DO(cuMulticastBindAddr, (binding->object->name, binding->offset * PAGE,
-				 model_address(view->start + model_any(view->pages - binding->pages + 1)), binding->pages * PAGE, 0));
+	DO(cuMulticastBindAddr,
+	   (binding->object->name, binding->offset * PAGE,
+	    model_address(view->start + model_any(view->pages - binding->pages + 1)), binding->pages * PAGE, 0));
 	binding->thing = view->thing;
 	return true;
 }

@@ -53,8 +53,8 @@ static uint64_t made;
  * at once and for good. */
 static bool may_fail(const char *name)
 {
-	static const char *const never[] = { "cuCtxGetCurrent", "cuCtxGetDevice", "cuDeviceGetAttribute", "cuCtxGetApiVersion",
-					     "cuCtxPopCurrent_v2" };
+	static const char *const never[] = { "cuCtxGetCurrent", "cuCtxGetDevice", "cuDeviceGetAttribute",
+					     "cuCtxGetApiVersion", "cuCtxPopCurrent_v2" };
 
 	for (size_t i = 0; i < sizeof(never) / sizeof(never[0]); i++)
 		if (!strcmp(never[i], name))
@@ -84,7 +84,8 @@ void calls_say(void)
 
 		fprintf(stderr, "%s: %d", one->name, (int)one->result);
 		if (one->fault)
-			fprintf(stderr, ", call %llu of the driver failed, %s", (unsigned long long)one->number, one->fault);
+			fprintf(stderr, ", call %llu of the driver failed, %s", (unsigned long long)one->number,
+				one->fault);
 		fprintf(stderr, "\n");
 	}
 	if (__atomic_load_n(&armed, __ATOMIC_ACQUIRE))
@@ -131,7 +132,8 @@ bool calls_end(enum entry entry, CUresult result, CUresult expected, const char 
 
 	__atomic_store_n(&armed, false, __ATOMIC_RELEASE);
 	failed = __atomic_load_n(&fired, __ATOMIC_ACQUIRE);
-	last[made++ % LAST] = (struct made){ rows[entry].name, failed ? __atomic_load_n(&fault, __ATOMIC_RELAXED) : NULL,
+	last[made++ % LAST] = (struct made){ rows[entry].name,
+					     failed ? __atomic_load_n(&fault, __ATOMIC_RELAXED) : NULL,
 					     rows[entry].next, result };
 	if (failed) {
 		rows[entry].faults++;

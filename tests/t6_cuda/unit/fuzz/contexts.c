@@ -20,7 +20,8 @@ static void *plain(const char *name)
 /* Allocate in the current context. */
 static void allocate(void)
 {
-	const CUDA_ARRAY_DESCRIPTOR about = { .Width = 1024, .Height = 512, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1 };
+	const CUDA_ARRAY_DESCRIPTOR about = { .Width = 1024, .Height = 512, .Format = CU_AD_FORMAT_FLOAT,
+					      .NumChannels = 1 };
 	CUdeviceptr address;
 	CUarray array;
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A generator of the calls by which a program makes, maps, shares and frees memory, against a model of what is mapped where
- * and what is in it (model.h), while memory moves (moves.h). UNIT_STEPS says how many, UNIT_SEED which ones, UNIT_FAULTS
- * whether calls of the driver within them fail (calls.h); FAKE_OFFSETS is 1, FAKE_DEVICES 2.
+ * A generator of the calls by which a program makes, maps, shares and frees memory, against a model of what is mapped
+ * where and what is in it (model.h), while memory moves (moves.h). UNIT_STEPS says how many, UNIT_SEED which ones,
+ * UNIT_FAULTS whether calls of the driver within them fail (calls.h); FAKE_OFFSETS is 1, FAKE_DEVICES 2.
  */
 #include "fuzz.h"
 
@@ -41,7 +41,8 @@ static void (*const steps[])(void) = {
 	asked_physical, asked_address, asked_amounts,
 };
 static void (*const often[])(void) = {
-	things_make, things_release, things_release, mapped_map, mapped_map, mapped_map, mapped_unmap, mapped_allow, mapped_allow,
+	things_make, things_release, things_release, mapped_map, mapped_map, mapped_map, mapped_unmap,
+	mapped_allow, mapped_allow,
 	plain_alloc, plain_alloc, plain_free, pools_alloc, plain_free,
 	model_write_view, model_write_view, model_write_view, model_write_plain, model_write_plain,
 	pools_alloc, moves_now, moves_along, moves_along,

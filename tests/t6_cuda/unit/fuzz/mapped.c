@@ -58,7 +58,8 @@ void mapped_unmap(void)
 void mapped_allow(void)
 {
 	static const CUmemAccess_flags kinds[] = { CU_MEM_ACCESS_FLAGS_PROT_NONE, CU_MEM_ACCESS_FLAGS_PROT_READ,
-						   CU_MEM_ACCESS_FLAGS_PROT_READWRITE, CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
+						   CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+						   CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
 	CUmemAccessDesc access[GPUS + 1] = {
 		{ .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE }, .flags = kinds[model_any(4)] },
 		{ .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 1 }, .flags = kinds[model_any(4)] },

@@ -130,7 +130,8 @@ void model_named(const struct thing *thing)
 {
 	model.renamed += thing->name >> 48 == 0x6767;
 	for (size_t i = 0; i < THINGS; i++)
-		CHECK(&model.things[i] == thing || !model_lives(&model.things[i]) || model.things[i].name != thing->name);
+		CHECK(&model.things[i] == thing || !model_lives(&model.things[i]) ||
+		      model.things[i].name != thing->name);
 }
 
 void model_settle(struct thing *thing)
@@ -234,7 +235,8 @@ static void check_view(const struct seen *view)
 		const CUdeviceptr at = start + i * PAGE;
 
 		check_place(at, view->thing->stays || view->thing->by_driver);
-		if (!contents || view->flags[0] == CU_MEM_ACCESS_FLAGS_PROT_NONE || !contents->written[view->offset + i])
+		if (!contents || view->flags[0] == CU_MEM_ACCESS_FLAGS_PROT_NONE ||
+		    !contents->written[view->offset + i])
 			continue;
 		CHECK(read_word(at) == contents->word[view->offset + i]);
 		CHECK(read_word(at + PAGE - 8) == contents->word[view->offset + i]);

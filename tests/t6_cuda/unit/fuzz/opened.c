@@ -80,9 +80,11 @@ void opened_peer(void)
 	send_all(socket, ours, sizeof(ours));
 	for (uint64_t round = 0; receive_all(socket, &told, sizeof(told)); round++) {
 		if (round % 2)
-			CHECK(cuIpcOpenMemHandle(&address, told.handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) == CUDA_SUCCESS);
+			CHECK(cuIpcOpenMemHandle(&address, told.handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) ==
+			      CUDA_SUCCESS);
 		else
-			CHECK(cuIpcOpenMemHandle_v2(&address, told.handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) == CUDA_SUCCESS);
+			CHECK(cuIpcOpenMemHandle_v2(&address, told.handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) ==
+			      CUDA_SUCCESS);
 		check_word(address, &told);
 		CHECK(cuIpcCloseMemHandle(address) == CUDA_SUCCESS);
 		send_all(socket, &round, sizeof(round));
@@ -144,7 +146,8 @@ void opened_open(void)
 		if (model_any(2))
 			DO(cuIpcOpenMemHandle, (&opened[i].address, told->handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
 		else
-			DO(cuIpcOpenMemHandle_v2, (&opened[i].address, told->handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
+			DO(cuIpcOpenMemHandle_v2,
+			   (&opened[i].address, told->handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
 		opened[i].of = told;
 		check_word(opened[i].address, told);
 		return;

@@ -65,7 +65,8 @@ void plain_refused(void)
 {
 	const CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
 					   .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE } };
-	const CUDA_ARRAY_DESCRIPTOR about = { .Width = 1024, .Height = 2048, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1 };
+	const CUDA_ARRAY_DESCRIPTOR about = { .Width = 1024, .Height = 2048, .Format = CU_AD_FORMAT_FLOAT,
+					      .NumChannels = 1 };
 	CUmemGenericAllocationHandle handle;
 	CUdeviceptr address;
 	CUarray array;
@@ -84,7 +85,8 @@ void plain_refused(void)
 		CALL(CUDA_ERROR_OUT_OF_MEMORY, cuMemAlloc_v2, (&address, model.device->resident + PAGE));
 		break;
 	default:
-		CALL(CUDA_ERROR_OUT_OF_MEMORY, cuMemAllocAsync, (&address, model.device->resident + PAGE, model.streams[0]));
+		CALL(CUDA_ERROR_OUT_OF_MEMORY, cuMemAllocAsync,
+		     (&address, model.device->resident + PAGE, model.streams[0]));
 	}
 	double_limit(UINT64_MAX);
 	double_swap(true);

@@ -198,7 +198,8 @@ void pools_share(void)
 	}
 	other = any_pool(IMPORT, IMPORT);
 	for (size_t i = 0; i < PLAINS && !of; i++)
-		of = model.plains[i].address && model.plains[i].kind == OF_POOL && pools[model.plains[i].pool].kind == SHAREABLE ?
+		of = model.plains[i].address && model.plains[i].kind == OF_POOL &&
+		     pools[model.plains[i].pool].kind == SHAREABLE ?
 			     &model.plains[i] : NULL;
 	if (!other || !of || !plain)
 		return;
@@ -263,7 +264,8 @@ static void ask_served(const struct own *own)
 
 		if (!plain->address || plain->kind != OWN || &pools[plain->pool] != own)
 			continue;
-		CHECK(cuPointerGetAttribute(&pool, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, plain->address) == CUDA_SUCCESS);
+		CHECK(cuPointerGetAttribute(&pool, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, plain->address) ==
+		      CUDA_SUCCESS);
 		CHECK(pool == own->pool);
 	}
 }

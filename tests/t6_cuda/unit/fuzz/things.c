@@ -22,7 +22,8 @@ static struct contents *new_contents(void)
 
 void things_make(void)
 {
-	CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE } };
+	CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+				     .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE } };
 	struct thing *thing = model_free_thing();
 
 	if (!thing)
@@ -78,7 +79,8 @@ static void import(struct thing *of, int fd)
 	if (!thing)
 		return;
 	*thing = (struct thing){ .pages = of->pages, .by_driver = true, .contents = of->contents };
-	DO(cuMemImportFromShareableHandle, (&thing->name, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+	DO(cuMemImportFromShareableHandle,
+	   (&thing->name, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
 	thing->held = 1;
 	thing->contents->users++;
 	/* The driver exports it no more, and only knows the first one's properties: nothing else is checked. */

@@ -93,7 +93,8 @@ void watch_start(void)
 	backtrace(frames, FRAMES);	/* loads what it needs, which a signal handler may not do */
 	sigemptyset(&quit);
 	sigaddset(&quit, SIGQUIT);
-	CHECK(!sigaction(SIGUSR2, &action, NULL) && !sigaction(SIGABRT, &aborted, NULL) && !pthread_sigmask(SIG_BLOCK, &quit, NULL));
+	CHECK(!sigaction(SIGUSR2, &action, NULL) && !sigaction(SIGABRT, &aborted, NULL) &&
+	      !pthread_sigmask(SIG_BLOCK, &quit, NULL));
 	CHECK(!pthread_create(&thread, NULL, watch, NULL));
 }
 
