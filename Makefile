@@ -5,17 +5,23 @@
 #   make test         every test that needs no GPU and ends within minutes, and the checks
 #   make test-kmod    ... of them those of the kernel module: in a virtual machine, with Debian's kernel
 #   make test-kmod-mounts   the other tests of mounts there too, with the kernel's ledger; a quarter of an hour
-#   make test-kmod-debug    the same on a kernel with KASAN, lockdep, kmemleak and fault injection, and a fuzzer; an hour
+#   make test-kmod-debug    the same on a kernel with KASAN, lockdep, kmemleak and fault injection, and a fuzzer;
+#                     an hour
 #   make cuda         libggroup-cuda.so, which has memory limits act on CUDA programs
 #   make test-systemd   ... those of the package and its units: in a container, on a real systemd; three minutes
 #   make test-containers ... those of containers: podman and Docker in one, images of Debian 11 and 12; three minutes
 #   make test-slurm   ... those of the plugin for Slurm: slurmctld, slurmd and munge in one; two minutes
 #   make test-slurm-accounts  ... with slurmdbd and MariaDB, too; longer, and no part of `make test`
-#   make test-debian  both commands of the README and the package in a fresh Debian: DEBIAN=12 or 13, PARTS="run test deb"
-#   make test-hostile ... those of hostile tenants, which do every pair of things at once; three minutes, FUZZ=N for longer
-#   make test-versions ... of this tree with an older one, really: library, daemon, journals; OLD=revision, three minutes
-#   make fuzz         the fuzzers for longer, FUZZ=50 times as long as in `make test`; what breaks is kept in tests/corpus
-#   make test-gpu     the tests that need an NVIDIA GPU with its stock driver, nvcc and PyTorch; GPU=1 for that one alone
+#   make test-debian  both commands of the README and the package in a fresh Debian: DEBIAN=12 or 13,
+#                     PARTS="run test deb"
+#   make test-hostile ... those of hostile tenants, which do every pair of things at once; three minutes,
+#                     FUZZ=N for longer
+#   make test-versions ... of this tree with an older one, really: library, daemon, journals; OLD=revision,
+#                     three minutes
+#   make fuzz         the fuzzers for longer, FUZZ=50 times as long as in `make test`; what breaks is kept in
+#                     tests/corpus
+#   make test-gpu     the tests that need an NVIDIA GPU with its stock driver, nvcc and PyTorch; GPU=1 for that one
+#                     alone
 #   make install      into PREFIX (/usr/local), below DESTDIR; `make uninstall` takes away exactly that
 #   make deb          a Debian package, in build/deb
 #   make deb-lint     what Debian expects of the package and of that for containers; deb-slurm-lint: of Slurm's
@@ -35,7 +41,8 @@
 #   make interfaces   the messages of the kubelet's interfaces, from ggroupfs/dra/interfaces/*.proto
 #   make kubernetes   the manifests of the DRA driver, from its chart (packaging/kubernetes)
 #   make screenshot   the picture of `ggroupfs top` in the README
-#   make dashboard    the Grafana dashboard that is shipped, from ggroupfs/monitoring; dashboard-picture: docs/dashboard.svg
+#   make dashboard    the Grafana dashboard that is shipped, from ggroupfs/monitoring; dashboard-picture:
+#                     docs/dashboard.svg
 #
 # On a host without network, PY=python3 takes a Python that has the requirements already.
 
@@ -59,11 +66,13 @@ APT_SOAK := stress-ng
 APT_SYSTEMD := mmdebstrap util-linux libc6-dev
 
 SOURCES := ggroupfs backend tests
-SHELL_SCRIPTS := .ci/run completions/ggroupfs.bash tests/vm/guest.sh tests/t7_nvidia/one_gpu.sh packaging/tree.sh tests/container/root.sh tests/container/enter.sh tests/t8_systemd/again.sh \
+SHELL_SCRIPTS := .ci/run completions/ggroupfs.bash tests/vm/guest.sh tests/t7_nvidia/one_gpu.sh \
+	packaging/tree.sh tests/container/root.sh tests/container/enter.sh tests/t8_systemd/again.sh \
 	$(wildcard tests/debian/*.sh) \
 	$(wildcard packaging/debian/*rm packaging/debian/*inst packaging/container/*rm packaging/container/*inst)
 
-.PHONY: all build build-test run test check test-unit test-hostile test-machines test-gpu fuzz soak bench-files tables screenshot dashboard clean
+.PHONY: all build build-test run test check test-unit test-hostile test-machines test-gpu fuzz soak
+.PHONY: bench-files tables screenshot dashboard clean
 .PHONY: bench bench-gpu bench-keep bench-render bench-check
 .PHONY: bench-papers bench-papers-plan bench-papers-merge bench-papers-keep bench-papers-check
 .PHONY: check-kmod test-kmod test-kmod-mounts test-kmod-debug kmod-install
@@ -72,12 +81,16 @@ all: build
 
 # A stamp per set of packages: dpkg is asked each time, apt only for what is missing.
 define apt_install
-	@missing=$$(for p in $(1); do dpkg-query -W -f '$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || echo $$p; done); \
+	@missing=$$(for p in $(1); do dpkg-query -W -f '$${Status}' $$p 2>/dev/null \
+		| grep -q 'ok installed' || echo $$p; done); \
 	[ -z "$$missing" ] || { \
-		command -v apt-get >/dev/null || { echo "make: this is no Debian; please install:" $$missing >&2; exit 1; }; \
-		[ "$$(id -u)" = 0 ] || { echo "make: not root; please have installed: apt-get install" $$missing >&2; exit 1; }; \
+		command -v apt-get >/dev/null || { \
+			echo "make: this is no Debian; please install:" $$missing >&2; exit 1; }; \
+		[ "$$(id -u)" = 0 ] || { \
+			echo "make: not root; please have installed: apt-get install" $$missing >&2; exit 1; }; \
 		export DEBIAN_FRONTEND=noninteractive; \
-		apt-get install -y -q --no-install-recommends $$missing || { apt-get update -q && apt-get install -y -q --no-install-recommends $$missing; }; }
+		apt-get install -y -q --no-install-recommends $$missing || { \
+			apt-get update -q && apt-get install -y -q --no-install-recommends $$missing; }; }
 endef
 
 ifeq ($(PY),$(VENV)/bin/python)
@@ -95,18 +108,21 @@ $(VENV)/.built-test: $(VENV)/.built $(VENV)/bin/promtool
 	$(VENV)/bin/pip install -q --disable-pip-version-check -e '.[test,plots,dra,kubernetes,engines]'
 	touch $@
 
-# What judges metrics: a package of its own since Debian 13, before that a part of one that would start a server. The latter
-# has the server, too, of which only the picture of the dashboard is made.
+# What judges metrics: a package of its own since Debian 13, before that a part of one that would start a server. The
+# latter has the server, too, of which only the picture of the dashboard is made.
 $(VENV)/bin/promtool $(VENV)/bin/prometheus: $(VENV)/bin/%: $(VENV)/.built
-	rm -rf $(VENV)/$*.deb && mkdir $(VENV)/$*.deb && cd $(VENV)/$*.deb && for update in true "apt-get update -q"; do \
-		$$update && for package in $* prometheus; do apt-get download -q $$package 2>/dev/null && break 2; done; done; \
+	rm -rf $(VENV)/$*.deb && mkdir $(VENV)/$*.deb && cd $(VENV)/$*.deb && \
+	for update in true "apt-get update -q"; do \
+		$$update && for package in $* prometheus; do \
+			apt-get download -q $$package 2>/dev/null && break 2; done; done; \
 	dpkg-deb --fsys-tarfile *.deb | tar -xO ./usr/bin/$* >../bin/$*.new
 	rm -r $(VENV)/$*.deb
 	chmod +x $@.new
 	mv $@.new $@
 else
 build build-test:
-	@$(PY) -c 'import pyfuse3, trio, attrs, pynvml' || { echo "make: $(PY) lacks the modules named above" >&2; exit 1; }
+	@$(PY) -c 'import pyfuse3, trio, attrs, pynvml' || { \
+		echo "make: $(PY) lacks the modules named above" >&2; exit 1; }
 endif
 
 run: build cuda
@@ -129,7 +145,8 @@ WORKERS ?= 4
 test-unit: build-test cuda-tests
 	@[ "$$(id -u)" = 0 ] || { echo "make test: the mount tests need root" >&2; exit 1; }
 	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
-		tests --ignore tests/t7_nvidia --ignore tests/t5_module --ignore tests/t8_systemd --ignore tests/t8_containers --ignore tests/t8_slurm --ignore tests/hostile
+		tests --ignore tests/t7_nvidia --ignore tests/t5_module --ignore tests/t8_systemd \
+		--ignore tests/t8_containers --ignore tests/t8_slurm --ignore tests/hostile
 
 # By itself, since it takes every CPU. With FUZZ=N every pair N times, each time otherwise.
 test-hostile: build-test
@@ -152,8 +169,8 @@ include tests/t8_containers/containers.mk
 include tests/t8_slurm/slurm.mk
 include tests/debian/debian.mk
 
-# test-kmod, test-systemd, test-containers and test-slurm, two at a time, as what they need before: the longest first, so
-# that both processors are at work to the end. All packages come first, since only one apt can run at a time.
+# test-kmod, test-systemd, test-containers and test-slurm, two at a time, as what they need before: the longest first,
+# so that both processors are at work to the end. All packages come first, since only one apt can run at a time.
 test-machines: build-test
 	$(call apt_install,$(APT_KMOD) $(APT_SYSTEMD) $(APT_DEB) $(APT_LINTIAN))
 	$(MAKE) -j2 --output-sync=target containers-share slurm-share systemd-share kmod-ready
@@ -166,7 +183,8 @@ fuzz: build-test
 	GGROUP_FUZZ=$(FUZZ) $(PYTEST) --timeout 0 -k fresh $(wildcard tests/t[0-4]_*/t?_fuzz_*.py)
 
 test-gpu: build-test cuda
-	@[ -e /dev/nvidiactl ] || { echo "make test-gpu: no NVIDIA driver on this machine (/dev/nvidiactl)" >&2; exit 1; }
+	@[ -e /dev/nvidiactl ] || { \
+		echo "make test-gpu: no NVIDIA driver on this machine (/dev/nvidiactl)" >&2; exit 1; }
 	$(GPU:%=tests/t7_nvidia/one_gpu.sh %) $(PYTEST) -s tests/t7_nvidia
 
 # Each scenario has a budget of time; BUDGET (seconds) and REPETITIONS are for every one that is run. CELLS="percent=300
@@ -175,11 +193,13 @@ BENCH := $(PY) -m tests.bench
 BENCH_OPTIONS = $(ONLY:%=--only %) $(CELLS:%=--cell %) $(BUDGET:%=--budget %) $(REPETITIONS:%=--repetitions %)
 
 bench: build-test
-	@[ "$$(id -u)" = 0 ] || { echo "make bench: only root may mount a tree that acts on every process" >&2; exit 1; }
+	@[ "$$(id -u)" = 0 ] || { \
+		echo "make bench: only root may mount a tree that acts on every process" >&2; exit 1; }
 	$(BENCH) host $(BENCH_OPTIONS)
 
 bench-gpu: build-test cuda
-	@[ -e /dev/nvidiactl ] || { echo "make bench-gpu: no NVIDIA driver on this machine (/dev/nvidiactl)" >&2; exit 1; }
+	@[ -e /dev/nvidiactl ] || { \
+		echo "make bench-gpu: no NVIDIA driver on this machine (/dev/nvidiactl)" >&2; exit 1; }
 	$(BENCH) gpu $(BENCH_OPTIONS)
 
 bench-papers: build-test cuda

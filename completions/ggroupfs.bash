@@ -5,7 +5,8 @@
 
 _ggroupfs_mounts=/proc/self/mounts
 
-_ggroupfs_commands="mount umount upgrade run show top set doctor cdi account metrics node policy balance replay tenant demo"
+_ggroupfs_commands="mount umount upgrade run show top set doctor cdi account metrics node policy balance
+    replay tenant demo"
 
 declare -A _ggroupfs_options=(
     [mount]="-f --foreground --gpu --ledger -o"
@@ -27,8 +28,9 @@ declare -A _ggroupfs_options=(
     [demo]="--mount --gpu"
 )
 
-_ggroupfs_mount_options="gpu= ledger= poll nopoll selftest noselftest deadline= socket= also= journal= nojournal scheduler= hold= turns= turns.wait=
-    units= units.wait= slices.d= usher= bus= soft.gpus= soft.gmem= soft.switch= soft.faults= ro debug auto_unmount"
+_ggroupfs_mount_options="gpu= ledger= poll nopoll selftest noselftest deadline= socket= also= journal= nojournal
+    scheduler= hold= turns= turns.wait= units= units.wait= slices.d= usher= bus= soft.gpus= soft.gmem= soft.switch=
+    soft.faults= ro debug auto_unmount"
 
 # settings: all
 _ggroupfs_settings="
@@ -123,7 +125,8 @@ _ggroupfs_offer_in_list() {
 
 _ggroupfs_settings_of() {
     local -a words=()
-    read -ra words -d '' <<<"$_ggroupfs_settings gmem.peak= gmem.swap.peak= gmem.reclaim= compute.migrate= $_ggroupfs_words_of_settings"
+    read -ra words -d '' <<<"$_ggroupfs_settings
+        gmem.peak= gmem.swap.peak= gmem.reclaim= compute.migrate= $_ggroupfs_words_of_settings"
     _ggroupfs_offer "$1" "${words[@]}"
 }
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from textwrap import wrap
 
 import attrs
 
@@ -43,6 +44,8 @@ WORDS_IN_UNIT_FILES = {
     Kind.SMS: ("infinity",),
 }
 """Words, besides numbers, that completions offer after the =."""
+USAGE_WIDTH = 109
+"""Columns of a literal in packaging/slurm/options.def: with a tab, quotes and a parenthesis it makes a line of 120."""
 
 
 def _number(setting: Setting) -> str:
@@ -160,7 +163,9 @@ def job_options() -> Iterator[str]:
             allowed = IN_UNIT_FILES.get(one.kind)
             usage = f"{one.summary}: {allowed.replace('`', '')}" if allowed else one.summary
             row = f'{one.field}, {one.kind.name}, "{one.job_option}", "{one.control}", {numbers}'
-            yield f'GGROUP_OPTION({row},\n\t"{usage}")'
+            # Literals of C beside each other are one.
+            literals = "\n\t".join(f'"{part}"' for part in wrap(usage, USAGE_WIDTH, drop_whitespace=False))
+            yield f"GGROUP_OPTION({row},\n\t{literals})"
     yield f"GGROUP_PERIOD({', '.join(map(str, _range_and_default(PERIOD)))})"
 
 

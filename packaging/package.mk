@@ -24,7 +24,8 @@ PYTHON_SOURCES := $(shell find ggroupfs backend -name '*.py')
 build/dependencies/.made: pyproject.toml | build
 	rm -rf $(@D)
 	mkdir -p $(@D)
-	$(SYSTEM_PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
+	$(SYSTEM_PYTHON) -c \
+	'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
 		>build/dependencies.txt
 	$(PY) -m pip install -q --disable-pip-version-check --no-compile --no-warn-script-location \
 		--target $(@D) -r build/dependencies.txt
@@ -114,12 +115,14 @@ deb:
 		$$(find root -name '*.so' -printf '-e%p ') >depends 2>/dev/null
 	sed -e 's/@VERSION@/$(DEB_VERSION)/' -e 's/@DATE@/$(DEB_DATE)/' packaging/debian/changelog.in \
 		| gzip -9n >$(DEB_ROOT)/usr/share/doc/ggroupfs/changelog.gz
-	cd $(DEB_ROOT) && find . -type f ! -path './DEBIAN/*' -printf '%P\0' | LC_ALL=C sort -z | xargs -0 md5sum >DEBIAN/md5sums
+	cd $(DEB_ROOT) && find . -type f ! -path './DEBIAN/*' -printf '%P\0' \
+		| LC_ALL=C sort -z | xargs -0 md5sum >DEBIAN/md5sums
 	sed -e 's/@VERSION@/$(DEB_VERSION)/' -e 's/@ARCHITECTURE@/$(ARCHITECTURE)/' \
 		-e "s/@SIZE@/$$(du -sk --exclude=DEBIAN $(DEB_ROOT) | cut -f 1)/" \
 		-e "s/@DEPENDS@/$$(sed -n 's/^shlibs:Depends=//p' build/deb/depends)/" \
 		-e "s/@PYTHON@/$$($(SYSTEM_PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')/" \
-		-e "s/@NEXT_PYTHON@/$$($(SYSTEM_PYTHON) -c 'import sys; print("%d.%d" % (sys.version_info[0], sys.version_info[1] + 1))')/" \
+		-e "s/@NEXT_PYTHON@/$$($(SYSTEM_PYTHON) -c \
+			'import sys; print("%d.%d" % (sys.version_info[0], sys.version_info[1] + 1))')/" \
 		packaging/debian/control.in >$(DEB_ROOT)/DEBIAN/control
 	dpkg-deb --root-owner-group -Zgzip --build $(DEB_ROOT) $(DEB)
 	rm -r $(DEB_ROOT)
@@ -137,14 +140,18 @@ deb-container:
 	install -d $(CONTAINER_ROOT)/DEBIAN $(CONTAINER_ROOT)/usr/libexec/ggroupfs
 	sed 's|@LIB@|/usr/lib/ggroupfs|' packaging/oci-hook.in >$(CONTAINER_ROOT)/usr/libexec/ggroupfs/oci-hook
 	chmod 755 $(CONTAINER_ROOT)/usr/libexec/ggroupfs/oci-hook
-	install -D -m 644 $(CONTAINER_SOURCES)/hook.json $(CONTAINER_ROOT)/usr/share/containers/oci/hooks.d/ggroupfs.json
+	install -D -m 644 $(CONTAINER_SOURCES)/hook.json \
+		$(CONTAINER_ROOT)/usr/share/containers/oci/hooks.d/ggroupfs.json
 	install -D -m 644 systemd/ggroupfs-cdi.service $(CONTAINER_ROOT)/usr/lib/systemd/system/ggroupfs-cdi.service
 	install -D -m 644 packaging/debian/copyright $(CONTAINER_ROOT)/usr/share/doc/ggroupfs-container/copyright
-	install -D -m 644 $(CONTAINER_SOURCES)/lintian-overrides $(CONTAINER_ROOT)/usr/share/lintian/overrides/ggroupfs-container
+	install -D -m 644 $(CONTAINER_SOURCES)/lintian-overrides \
+		$(CONTAINER_ROOT)/usr/share/lintian/overrides/ggroupfs-container
 	install -m 755 $(DEB_SCRIPTS:%=$(CONTAINER_SOURCES)/%) $(CONTAINER_ROOT)/DEBIAN
 	sed -e 's/^ggroupfs /ggroupfs-container /' -e 's/@VERSION@/$(DEB_VERSION)/' -e 's/@DATE@/$(DEB_DATE)/' \
-		packaging/debian/changelog.in | gzip -9n >$(CONTAINER_ROOT)/usr/share/doc/ggroupfs-container/changelog.gz
-	cd $(CONTAINER_ROOT) && find . -type f ! -path './DEBIAN/*' -printf '%P\0' | LC_ALL=C sort -z | xargs -0 md5sum >DEBIAN/md5sums
+		packaging/debian/changelog.in \
+		| gzip -9n >$(CONTAINER_ROOT)/usr/share/doc/ggroupfs-container/changelog.gz
+	cd $(CONTAINER_ROOT) && find . -type f ! -path './DEBIAN/*' -printf '%P\0' \
+		| LC_ALL=C sort -z | xargs -0 md5sum >DEBIAN/md5sums
 	sed 's/@VERSION@/$(DEB_VERSION)/' $(CONTAINER_SOURCES)/control.in >$(CONTAINER_ROOT)/DEBIAN/control
 	dpkg-deb --root-owner-group -Zgzip --build $(CONTAINER_ROOT) $(CONTAINER_DEB)
 	rm -r $(CONTAINER_ROOT)

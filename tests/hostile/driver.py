@@ -169,7 +169,11 @@ async def open_gpus(page: Page) -> list[NvidiaGpu]:
     """Stand in for :func:`backend.nvidia.opening.open_gpus`."""
     programs = Programs(page)
     driver = Driver(programs)
-    gpus = await _open_gpus(system=driver, nvml=Nvml(Counted(programs, driver)), selftest=False)  # type: ignore[arg-type]
+    gpus = await _open_gpus(
+        system=driver,
+        nvml=Nvml(Counted(programs, driver)),  # type: ignore[arg-type]
+        selftest=False,
+    )
 
     async def move(
         process: Process,

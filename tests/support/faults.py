@@ -274,7 +274,11 @@ def drive(
     @asynccontextmanager
     async def rig() -> AsyncIterator[Rig]:
         faulty = FaultyNvml(nvml, plan)
-        gpus = await open_gpus(system=FaultySystem(fake, plan), nvml=Nvml(faulty), selftest=False)  # type: ignore[arg-type]
+        gpus = await open_gpus(
+            system=FaultySystem(fake, plan),
+            nvml=Nvml(faulty),  # type: ignore[arg-type]
+            selftest=False,
+        )
         process = backend.process.identity.identify(spawn().pid)
         program = fake.program(process.pid, 0, 1, start=process.start)
         for gpu in (0, 1):

@@ -307,7 +307,11 @@ def run(machine: Machine, paths: Sequence[Path] | None = None, places: Sequence[
         found.extend(
             await thaw._thaw_all(
                 [machine.path] if paths is None else paths,
-                lambda: open_gpus(system=machine.fake, nvml=Nvml(machine.nvml), selftest=False),  # type: ignore[arg-type]
+                lambda: open_gpus(
+                    system=machine.fake,
+                    nvml=Nvml(machine.nvml),  # type: ignore[arg-type]
+                    selftest=False,
+                ),
                 places,
             )
         )

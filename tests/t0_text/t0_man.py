@@ -30,7 +30,13 @@ def keys() -> set[str]:
     """The keys of all control files whose lines are KEY VALUE, read from the source of controls.py."""
     calls = (node for node in ast.walk(ast.parse(inspect.getsource(controls))) if isinstance(node, ast.Call))
     tables = [c.args[0] for c in calls if isinstance(c.func, ast.Attribute) and c.func.attr == "flat_keyed"]
-    found = {key.value for table in tables if isinstance(table, ast.Dict) for key in table.keys if key is not None}  # type: ignore[attr-defined]
+    found = {
+        key.value  # type: ignore[attr-defined]
+        for table in tables
+        if isinstance(table, ast.Dict)
+        for key in table.keys
+        if key is not None
+    }
     assert {"resident", "frozen", "tsgs"} <= found, "controls.py is written another way: this has to be, too"
     return found
 

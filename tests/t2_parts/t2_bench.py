@@ -80,7 +80,7 @@ class Timed:
 def subjects(lab: FakeLab, **changes: object) -> tuple[list[Subject], list[str]]:
     order: list[str] = []
     made: list[Subject] = [Timed(name, lab, order) for name in "abc"]
-    return [attrs.evolve(one, **changes) if one.name == "b" else one for one in made], order  # type: ignore[misc, arg-type]
+    return [attrs.evolve(one, **changes) if one.name == "b" else one for one in made], order  # type: ignore[misc]
 
 
 def test_systems_take_turns_and_another_one_begins_each_time() -> None:

@@ -295,7 +295,11 @@ def test_a_trace_that_comes_too_late_is_ended() -> None:
     fake, clock = FakeSystem(hang={trace.FECS_BIND}), MockClock(autojump_threshold=0.005)
 
     async def main() -> None:
-        usage = Usage(0, Nvml(FakeNvml()), lambda: Trace(fake, rm.Card(0x100, "0000:01:00.0", 0)))  # type: ignore[arg-type]
+        usage = Usage(
+            0,
+            Nvml(FakeNvml()),  # type: ignore[arg-type]
+            lambda: Trace(fake, rm.Card(0x100, "0000:01:00.0", 0)),
+        )
         async with trio.open_nursery() as nursery:
             await nursery.start(usage.run)
             assert fake.stuck == 1

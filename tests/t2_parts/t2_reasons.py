@@ -63,7 +63,7 @@ def tenant_of(fake: FakeSystem, program: Program, *, began: int = 0) -> Tenant:
     waits = Deadline("it", 1.0)
     handles = Handles(fake, ClientCounter(fake), program.identity, Precedence(1.0))  # type: ignore[arg-type]
     states = ChannelStates(fake, rm.Card(GPU_IDS[0], "0000:01:00.0", 0))  # type: ignore[arg-type]
-    return Tenant(program.identity, handles, waits, waits, fake, GPU_IDS[0], states, began=began)  # type: ignore[arg-type]
+    return Tenant(program.identity, handles, waits, waits, fake, GPU_IDS[0], states, began=began)
 
 
 def disabled(program: Program) -> Iterator[tuple[bool, int]]:

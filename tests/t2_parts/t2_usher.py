@@ -540,7 +540,11 @@ async def test_one_that_hangs_seldom_is_replaced(tmp_path: Path, monkeypatch: py
             former = at.usher.pid
             assert former is not None
             os.kill(former, signal.SIGSTOP)
-            await seen(lambda former=former: at.usher.pid not in (None, former) and at.facts["usher"] == "yes")  # type: ignore[misc]
+            await seen(
+                lambda former=former: (  # type: ignore[misc]
+                    at.usher.pid not in (None, former) and at.facts["usher"] == "yes"
+                ),
+            )
 
 
 @real
@@ -586,7 +590,11 @@ async def test_one_that_gets_no_processor_is_replaced_and_none_is_the_last(
             former = at.usher.pid
             assert former is not None
             os.kill(former, signal.SIGSTOP)
-            await seen(lambda former=former: at.usher.pid not in (None, former) and at.facts["usher"] == "yes")  # type: ignore[misc]
+            await seen(
+                lambda former=former: (  # type: ignore[misc]
+                    at.usher.pid not in (None, former) and at.facts["usher"] == "yes"
+                ),
+            )
 
 
 @real

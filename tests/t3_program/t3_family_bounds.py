@@ -250,7 +250,7 @@ async def test_a_connection_has_eight_tries() -> None:
     asking, answers = Asking(Process(1, 1), USER), []
     for number in range(1, 11):
         try:
-            await asking.take(Message(Op.FAMILY, args=(number, 0)), SimpleNamespace(ask=refuse))  # type: ignore[arg-type]
+            await asking.take(Message(Op.FAMILY, args=(number, 0)), SimpleNamespace(ask=refuse))
         except OSError as error:
             answers.append(error.errno)
     assert answers == [errno.EAGAIN] * FAMILIES_MOST + [errno.E2BIG] * 2

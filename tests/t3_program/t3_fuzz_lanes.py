@@ -153,7 +153,10 @@ def test_one_alone_goes_on() -> None:
                 for data in (Announcement("x", 1, 2, 3).line(), b"end\n", b"end\n"):
                     before = len(job.heard)
                     job.say(data)
-                    await until(lambda before=before: job.hear() or len(job.heard) > before, "an answer")  # type: ignore[misc]
+                    await until(
+                        lambda before=before: job.hear() or len(job.heard) > before,  # type: ignore[misc]
+                        "an answer",
+                    )
                 job.check()
                 assert job.heard == b"go\n" * 3
                 theirs.shutdown(socket.SHUT_WR)

@@ -139,7 +139,10 @@ def test_who_comes_and_does_not_let_itself_be_looked_at_keeps_nobody(
                     others(os.fspath(path))
                 await until(lambda: holding.readers, "the first is looked at")
                 for number in range(1, looks.STUCK + 1):
-                    await until(lambda number=number: holding.readers == number, "it is looked at")  # type: ignore[misc]
+                    await until(
+                        lambda number=number: holding.readers == number,  # type: ignore[misc]
+                        "it is looked at",
+                    )
                     await served(path)
                     await time_for_a_look(clock)
                 await until(lambda: not list(tenants_of(nursery)), "all of them are hung up on")

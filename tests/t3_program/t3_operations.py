@@ -130,7 +130,9 @@ async def test_a_number_that_the_kernel_does_not_take_stays_here(spawn: Spawn, c
     async with running() as h:
         await h.arrive(spawn().pid)
         fh = await h.open("gpus/0/uuid")
-        h.operations._files[fh] = SimpleNamespace(write=_raise(OSError(code, "no such number")))  # type: ignore[assignment]
+        h.operations._files[fh] = SimpleNamespace(  # type: ignore[assignment]
+            write=_raise(OSError(code, "no such number")),
+        )
         with pytest.raises(FUSEError) as raised:
             await h.operations.write(fh, 0, b"1")
         assert raised.value.errno == errno.EIO
@@ -142,7 +144,9 @@ async def test_what_one_write_cannot_do_is_not_said_of_the_whole_mount(spawn: Sp
     async with running() as h:
         await h.arrive(spawn().pid)
         fh = await h.open("gpus/0/uuid")
-        h.operations._files[fh] = SimpleNamespace(write=_raise(OSError(errno.ENOSYS, "not here")))  # type: ignore[assignment]
+        h.operations._files[fh] = SimpleNamespace(  # type: ignore[assignment]
+            write=_raise(OSError(errno.ENOSYS, "not here")),
+        )
         with pytest.raises(FUSEError) as raised:
             await h.operations.write(fh, 0, b"1")
         assert raised.value.errno == errno.EOPNOTSUPP

@@ -124,7 +124,8 @@ def test_the_invocation_of_mount_8(place: Path) -> None:
 
 
 ANY_FILESYSTEM = (
-    "lazytime,nolazytime,dirsync,silent,loud,diratime,nodiratime,strictatime,nostrictatime,norelatime,iversion,noiversion",
+    "lazytime,nolazytime,dirsync,silent,loud,diratime,nodiratime,strictatime,nostrictatime,norelatime,"
+    "iversion,noiversion",
     "mand,nomand,user=somebody,nouser,users,owner,group,_rnetdev,comment=of the admin,X-mount.mkdir=0755",
 )
 """Options that mount(8) has for every filesystem, and in some versions passes on."""

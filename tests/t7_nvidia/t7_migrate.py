@@ -134,8 +134,14 @@ def test_how_long_it_stands_still(
             assert where(run.process.pid) == [there]
             if library:
                 after = at(gpu_mount, run, there)
-                wait_for(lambda after=after: flat(after.read("gcgroup.stat"))["managed"] == 1, "it speaks")  # type: ignore[misc]
-                wait_for(lambda here=here: card(here).free > card(here).total - 2 * GIB, "all of it has come")  # type: ignore[misc]
+                wait_for(
+                    lambda after=after: flat(after.read("gcgroup.stat"))["managed"] == 1,  # type: ignore[misc]
+                    "it speaks",
+                )
+                wait_for(
+                    lambda here=here: card(here).free > card(here).total - 2 * GIB,  # type: ignore[misc]
+                    "all of it has come",
+                )
             wait_for(lambda before=before: run.passes > before + 2, "it goes on")  # type: ignore[misc]
         if library:
             assert min(pauses) < 1, "0.5 are the driver's, for a context and nothing else"
@@ -207,7 +213,10 @@ def test_the_daemon_is_killed_in_the_middle(tmp_path: Path, elastic: str, librar
             (here,) = where(run.process.pid)
             group = at(mount, run, here)
             if library:
-                wait_for(lambda group=group: flat(group.read("gcgroup.stat"))["managed"] == 1, "it speaks")  # type: ignore[misc]
+                wait_for(
+                    lambda group=group: flat(group.read("gcgroup.stat"))["managed"] == 1,  # type: ignore[misc]
+                    "it speaks",
+                )
             time.sleep(BEGUN_S)  # only then is it known whether an agent of the old daemon is at work
             mover = threading.Thread(target=_try, args=(group, 1 - here))
             mover.start()

@@ -71,7 +71,11 @@ def test_segments_stay_below_their_limit(gpu_mount: Mounted, objects: str) -> No
         assert whole >= SEGMENTS * 20 * MIB
         for limit in (2 * GIB, GIB, 3 * GIB):
             write(group, "gmem.limit.high", limit)
-            wait_for(lambda limit=limit: nvml_used(run.process.pid) <= limit + 64 * MIB, "NVML agrees", seconds=20)  # type: ignore[misc]
+            wait_for(
+                lambda limit=limit: nvml_used(run.process.pid) <= limit + 64 * MIB,  # type: ignore[misc]
+                "NVML agrees",
+                seconds=20,
+            )
             count = run.passes
             wait_for(lambda count=count: run.passes > count + 12, "it goes on", seconds=120)  # type: ignore[misc]
             assert nvml_used(run.process.pid) <= limit + 64 * MIB

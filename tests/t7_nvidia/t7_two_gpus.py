@@ -57,7 +57,10 @@ def test_a_program_on_both_is_stopped_on_one(gpu_mount: Mounted) -> None:
             print(f"GPU {frozen} frozen: products on 0 and 1: {after[0] - before[0]}, {after[1] - before[1]}")
             assert after[frozen] == before[frozen]
             assert after[1 - frozen] > before[1 - frozen]
-            wait_for(lambda frozen=frozen, after=after: counts()[frozen] > after[frozen], "it goes on")  # type: ignore[misc]
+            wait_for(
+                lambda frozen=frozen, after=after: counts()[frozen] > after[frozen],  # type: ignore[misc]
+                "it goes on",
+            )
     finally:
         process.kill()
         process.wait()

@@ -9,8 +9,8 @@ IMAGES := old:bullseye:dash,coreutils,python3 new:bookworm:dash,coreutils,python
 
 .PHONY: test-containers containers-share containers-guest
 
-$(CONTAINERS)/root.tar: tests/t8_containers/containers.mk tests/t8_systemd/systemd.mk tests/container/root.sh tests/container/agent.py \
-		tests/container/agent.service
+$(CONTAINERS)/root.tar: tests/t8_containers/containers.mk tests/t8_systemd/systemd.mk tests/container/root.sh \
+		tests/container/agent.py tests/container/agent.service
 	$(call apt_install,$(APT_SYSTEMD))
 	mkdir -p $(@D)
 	nice tests/container/root.sh $(SUITE) "$(ENGINE_PACKAGES)" $@
@@ -30,7 +30,8 @@ containers-share: $(CONTAINERS)/root.tar $(CONTAINERS)/images/.made deb
 	cp $(CONTAINER_DEB) $(CONTAINERS)/share/ggroupfs-container.deb
 	ln $(CONTAINERS)/images/*.tar $(CONTAINERS)/share
 	cp tests/t8_containers/many.py tests/t8_containers/calls.py $(CONTAINERS)/share
-	$(MAKE) -s -C tests/t6_cuda OUT=$(CURDIR)/$(CONTAINERS) CC="gcc -include $(CURDIR)/tests/t8_containers/old.h -DOLD_GLIBC" \
+	$(MAKE) -s -C tests/t6_cuda OUT=$(CURDIR)/$(CONTAINERS) \
+		CC="gcc -include $(CURDIR)/tests/t8_containers/old.h -DOLD_GLIBC" \
 		$(CURDIR)/$(CONTAINERS)/fake/libcuda.so.1
 	cp $(CONTAINERS)/fake/libcuda.so.1 $(CONTAINERS)/share
 

@@ -9,7 +9,8 @@ SLURM_ACCOUNTS := build/slurm-accounts
 
 # The two rules name everything that goes into an archive, so it is made again when one of these changes.
 $(SLURM_ACCOUNTS)/root.tar: SLURM_PACKAGES += slurmdbd mariadb-server
-$(SLURM_TEST)/root.tar $(SLURM_ACCOUNTS)/root.tar: tests/t8_slurm/slurm.mk tests/container/root.sh tests/container/agent.py tests/container/agent.service
+$(SLURM_TEST)/root.tar $(SLURM_ACCOUNTS)/root.tar: tests/t8_slurm/slurm.mk tests/container/root.sh \
+		tests/container/agent.py tests/container/agent.service
 	$(call apt_install,$(APT_SYSTEMD))
 	mkdir -p $(@D)
 	nice tests/container/root.sh $(SUITE) "$(SLURM_PACKAGES)" $@
@@ -20,14 +21,16 @@ slurm-share: $(SLURM_TEST)/root.tar deb deb-slurm-lint
 	cp $(DEB) $(SLURM_TEST)/share/ggroupfs.deb
 	cp $(SLURM_DEB) $(SLURM_TEST)/share/ggroupfs-slurm.deb
 	cc -static -O1 -std=gnu11 -Wall -Wextra -Werror -o $(SLURM_TEST)/share/holder tests/t8_systemd/holder.c
-	cc -O1 -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -Werror -shared -fPIC -o $(SLURM_TEST)/share/v2only.so tests/t8_slurm/v2only.c
+	cc -O1 -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -Werror -shared -fPIC -o $(SLURM_TEST)/share/v2only.so \
+		tests/t8_slurm/v2only.c
 
 test-slurm: slurm-share
 	$(MAKE) slurm-guest
 
 slurm-guest: build-test
 	@[ "$$(id -u)" = 0 ] || { echo "make test-slurm: a container is made as root" >&2; exit 1; }
-	GGROUP_SLURM=$(CURDIR)/$(SLURM_TEST) $(PYTEST) --timeout 600 --durations 5 tests/t8_slurm --ignore tests/t8_slurm/t8_accounts.py
+	GGROUP_SLURM=$(CURDIR)/$(SLURM_TEST) $(PYTEST) --timeout 600 --durations 5 tests/t8_slurm \
+		--ignore tests/t8_slurm/t8_accounts.py
 
 # Not part of `make test`, as installing a database takes as long as all the rest. Tests the figures in sacct.
 test-slurm-accounts: build-test slurm-share $(SLURM_ACCOUNTS)/root.tar

@@ -10,7 +10,8 @@ SUITE := $(shell . /etc/os-release && echo $$VERSION_CODENAME)
 .PHONY: test-systemd systemd-share systemd-guest
 
 # This rule names everything that goes into the archive, so it is made again when one of these changes.
-$(SYSTEMD)/root.tar: tests/t8_systemd/systemd.mk tests/container/root.sh tests/container/agent.py tests/container/agent.service
+$(SYSTEMD)/root.tar: tests/t8_systemd/systemd.mk tests/container/root.sh \
+		tests/container/agent.py tests/container/agent.service
 	$(call apt_install,$(APT_SYSTEMD))
 	mkdir -p $(@D)
 	rm -f $(@D)/root.ext4

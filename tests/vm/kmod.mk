@@ -30,11 +30,13 @@ build/kmod/checkpatch/checkpatch.pl: build/kmod/.packages
 	touch $@
 
 # A row of settings.def becomes a part of a list, not a statement.
-IS_A_ROW := MULTISTATEMENT_MACRO_USE_DO_WHILE,TRAILING_SEMICOLON,MACRO_ARG_PRECEDENCE,COMPLEX_MACRO,MACRO_WITH_FLOW_CONTROL,MACRO_ARG_UNUSED,MACRO_ARG_REUSE
+IS_A_ROW := MULTISTATEMENT_MACRO_USE_DO_WHILE,TRAILING_SEMICOLON,MACRO_ARG_PRECEDENCE,COMPLEX_MACRO
+IS_A_ROW := $(IS_A_ROW),MACRO_WITH_FLOW_CONTROL,MACRO_ARG_UNUSED,MACRO_ARG_REUSE
 
 # Any output for any file is an error.
 check-kmod: build/kmod/checkpatch/checkpatch.pl
-	perl $< --no-tree --strict --max-line-length=100 --no-summary --quiet --ignore $(IS_A_ROW) -f $(filter-out %/Kbuild,$(KMOD_SOURCES:%.mod.c=))
+	perl $< --no-tree --strict --max-line-length=100 --no-summary --quiet --ignore $(IS_A_ROW) \
+		-f $(filter-out %/Kbuild,$(KMOD_SOURCES:%.mod.c=))
 	rm -rf build/kmod/check
 	$(MAKE) -s -C kmod modules KDIR=$(STOCK_HEADERS) BUILD=$(CURDIR)/build/kmod/check W=1 C=2 2>&1 \
 		| grep -v 'Skipping BTF generation' | { ! grep .; }
@@ -65,7 +67,8 @@ test-kmod: kmod-ready
 MOUNTS := $(GUEST) --timeout 1500 \
 	--deselect tests/t4_mounts/t4_tenants.py::test_timeslices_share_the_engine \
 	--deselect tests/t4_mounts/t4_tenants.py::test_freeze_stops_one_and_the_other_gains_all \
-	--deselect 'tests/t4_mounts/t4_semantics.py::test_semantics[compute.timeslice/the-timeslice-is-one-for-all-tsgs]'
+	--deselect \
+	'tests/t4_mounts/t4_semantics.py::test_semantics[compute.timeslice/the-timeslice-is-one-for-all-tsgs]'
 
 test-kmod-mounts: build/kmod/stock/ggroup.ko
 	$(MAKE) -j2 --output-sync=target kmod-guest-mounts-1 kmod-guest-mounts-2
@@ -98,14 +101,15 @@ kmod-guest-cost:
 
 GGROUP_HOSTILE_S ?= 20
 kmod-guest-hostile:
-	$(ON_STOCK) --cpus 2 --seconds 600 --env GGROUP_HOSTILE_S=$(GGROUP_HOSTILE_S) $(GUEST) tests/t5_module/t5_hostile.py
+	$(ON_STOCK) --cpus 2 --seconds 600 --env GGROUP_HOSTILE_S=$(GGROUP_HOSTILE_S) $(GUEST) \
+		tests/t5_module/t5_hostile.py
 
 kmod-guest-mounts-1:
 	$(ON_STOCK) --seconds 1800 $(MOUNTS) tests/t4_mounts/t4_command.py tests/t4_mounts/t4_semantics.py
 
 kmod-guest-mounts-2:
-	$(ON_STOCK) --seconds 1800 $(MOUNTS) tests/t4_mounts/t4_tenant_socket.py tests/t4_mounts/t4_bad_luck.py tests/t4_mounts/t4_mount_machine.py \
-		tests/t4_mounts/t4_tenants.py
+	$(ON_STOCK) --seconds 1800 $(MOUNTS) tests/t4_mounts/t4_tenant_socket.py tests/t4_mounts/t4_bad_luck.py \
+		tests/t4_mounts/t4_mount_machine.py tests/t4_mounts/t4_tenants.py
 
 # The debug kernel, which reports what is wrong. Built once for each version of its sources and configuration.
 DEBUG := build/kmod/debug-kernel
@@ -162,7 +166,8 @@ kmod-install:
 	install -D -m 644 kmod/ggroup.conf $(DESTDIR)/usr/lib/modules-load.d/ggroup.conf
 	install -D -m 644 systemd/kmod.conf $(DESTDIR)/usr/lib/systemd/system/ggroupfs.service.d/kmod.conf
 	install -d $(DESTDIR)/usr/src/ggroup-$(KMOD_VERSION)/uapi
-	install -m 644 $(filter-out kmod/uapi/%,$(KMOD_SOURCES)) kmod/Makefile kmod/dkms.conf kmod/LICENSE $(DESTDIR)/usr/src/ggroup-$(KMOD_VERSION)
+	install -m 644 $(filter-out kmod/uapi/%,$(KMOD_SOURCES)) kmod/Makefile kmod/dkms.conf kmod/LICENSE \
+		$(DESTDIR)/usr/src/ggroup-$(KMOD_VERSION)
 	install -m 644 kmod/uapi/ggroup.h $(DESTDIR)/usr/src/ggroup-$(KMOD_VERSION)/uapi
 ifeq ($(DESTDIR),)
 	if command -v dkms >/dev/null; then dkms install --force ggroup/$(KMOD_VERSION); \
