@@ -13,8 +13,9 @@ import sys
 from pathlib import Path
 
 from tests.style import prose, rules
+from tests.support import tree
+from tests.support.tree import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 EXEMPT = Path(__file__).with_name("exempt.sha256")
 SINCE = Path(__file__).with_name("since")
 """The commit after which subjects are held to the rule."""
@@ -25,13 +26,8 @@ def _git(*words: str) -> str:
 
 
 def files() -> list[Path]:
-    """The files of the tree that hold prose; those of an archive where there is no repository."""
-    if (ROOT / ".git").exists():
-        names = [ROOT / name for name in _git("ls-files", "-z").split("\0") if name]
-    else:
-        folders = ("ggroupfs", "backend", "kmod", "tests", "systemd", "docs", "packaging", "completions")
-        names = [path for folder in folders for path in (ROOT / folder).rglob("*")]
-    return sorted(path for path in names if path.suffix in prose.READERS and path.is_file())
+    """The files of the tree that hold prose."""
+    return [path for path in tree.files() if path.suffix in prose.READERS]
 
 
 def digest(path: Path) -> str:
