@@ -117,7 +117,9 @@ deb:
 		| gzip -9n >$(DEB_ROOT)/usr/share/doc/ggroupfs/changelog.gz
 	cd $(DEB_ROOT) && find . -type f ! -path './DEBIAN/*' -printf '%P\0' \
 		| LC_ALL=C sort -z | xargs -0 md5sum >DEBIAN/md5sums
-	sed -e 's/@VERSION@/$(DEB_VERSION)/' -e 's/@ARCHITECTURE@/$(ARCHITECTURE)/' \
+	@# A field on several lines in the source is on one in the package, which has no folded ones (deb-control(5)).
+	sed -e ':fold' -e '/^Depends:.*,$$/{N;s/,\n */, /;b fold' -e '}' \
+		-e 's/@VERSION@/$(DEB_VERSION)/' -e 's/@ARCHITECTURE@/$(ARCHITECTURE)/' \
 		-e "s/@SIZE@/$$(du -sk --exclude=DEBIAN $(DEB_ROOT) | cut -f 1)/" \
 		-e "s/@DEPENDS@/$$(sed -n 's/^shlibs:Depends=//p' build/deb/depends)/" \
 		-e "s/@PYTHON@/$$($(SYSTEM_PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')/" \
