@@ -176,6 +176,11 @@ async def seen(condition: Callable[[], bool]) -> None:
             await trio.sleep(0.01)
 
 
+async def replaced(at: Place, former: int) -> None:
+    """Wait until another usher serves in place of a former one."""
+    await seen(lambda: at.usher.pid not in (None, former) and at.facts["usher"] == "yes")
+
+
 @contextlib.contextmanager
 def starter(file: Path) -> Iterator[Callable[[], object]]:
     """Yield a function that has a program outside our processes read the file, without waiting for it."""
@@ -296,7 +301,7 @@ async def test_an_usher_that_is_killed_or_stopped_lets_all_go_and_is_replaced(
         assert former is not None
         os.kill(former, number)
         assert await program.has_opened()
-        await seen(lambda: at.usher.pid not in (None, former) and at.facts["usher"] == "yes")
+        await replaced(at, former)
         later = at.opener()
         assert not await later.has_opened(SOON_S)
         await at.freeze()
@@ -540,11 +545,7 @@ async def test_one_that_hangs_seldom_is_replaced(tmp_path: Path, monkeypatch: py
             former = at.usher.pid
             assert former is not None
             os.kill(former, signal.SIGSTOP)
-            await seen(
-                lambda former=former: (  # type: ignore[misc]
-                    at.usher.pid not in (None, former) and at.facts["usher"] == "yes"
-                ),
-            )
+            await replaced(at, former)
 
 
 @real
@@ -590,11 +591,7 @@ async def test_one_that_gets_no_processor_is_replaced_and_none_is_the_last(
             former = at.usher.pid
             assert former is not None
             os.kill(former, signal.SIGSTOP)
-            await seen(
-                lambda former=former: (  # type: ignore[misc]
-                    at.usher.pid not in (None, former) and at.facts["usher"] == "yes"
-                ),
-            )
+            await replaced(at, former)
 
 
 @real
