@@ -25,18 +25,11 @@ from backend.nvidia.nvml import Nvml, sysfs_address
 from backend.nvidia.opening import open_gpus
 from backend.nvidia.proven import GR_ALONE
 from backend.process.identity import Process
+from tests.support.cuda_session import until_then
 from tests.support.fake_nvidia import FakeBookkeeper, FakeNvml, FakeSystem, patient
 from tests.support.nvidia_rig import ON_THE_GPU, Rig, Written, drive, running
 
 MIB = 1 << 20
-
-
-async def comes(holds: Callable[[], object]) -> None:
-    """Wait until something holds. The clock jumps on while a thread that was given up comes back, which takes as long
-    as the machine lets it."""
-    with trio.fail_after(60):
-        while not holds():  # noqa: ASYNC110 - a thread of no task's
-            await trio.sleep(0.01)
 
 
 def test_gpus() -> None:
@@ -684,7 +677,7 @@ def test_a_freeze_that_timed_out_does_not_happen_later() -> None:
                 await rig.gpus[0].detach(program.identity)
             rig.fake.hang = set()
             rig.fake.release.set()
-            await comes(lambda: not rig.fake.stuck and all(program.running()))
+            await until_then(lambda: not rig.fake.stuck and all(program.running()))
             await trio.sleep(3)
             assert all(program.running())
 
@@ -851,7 +844,7 @@ def test_nvml_that_hangs_costs_one_thread_and_no_lever() -> None:
             rig.nvml.hang = False
             rig.nvml.release.set()
             later = rig.busy(6, 0)
-            await comes(lambda: (later.identity, 0) in rig.bookkeeper.arrived)
+            await until_then(lambda: (later.identity, 0) in rig.bookkeeper.arrived)
 
     drive(test)
 
