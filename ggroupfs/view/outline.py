@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 
+from backend.core.families import NAME
 from backend.core.records import MAX
 from ggroupfs.view.figures import Figures
 from ggroupfs.view.rates import UNKNOWN, Rates, total
@@ -179,10 +180,16 @@ def _gpu(
     return Node(
         gpu,
         f"GPU {gpu.index} {gpu.name}" + ("" if gpu.present else " (lost)"),
-        Figures(current=gpu.current, swap=_sum(child.figures.swap for child in inside["/"])),
+        Figures(current=gpu.current, swap=_sum(child.figures.swap for child in inside["/"] if not _is_beside(child))),
         total(child.rates for child in inside["/"]),
         tuple(inside["/"]),
     )
+
+
+def _is_beside(node: Node) -> bool:
+    """Return whether a node is the slice of a family: its members are shown in their cgroup, beside it."""
+    is_slice = isinstance(node.use, SliceUse) and not node.children
+    return is_slice and NAME.fullmatch(node.label) is not None
 
 
 def _upwards(path: str) -> Iterator[str]:

@@ -105,6 +105,15 @@ def test_an_outline_has_processes_in_their_slices() -> None:
     ]
 
 
+def test_what_a_family_has_in_the_host_is_counted_once() -> None:
+    """Its slice has no cgroup of its own, so that its members are beside it."""
+    family = "/family-0-00000000000000aa"
+    taken = snapshot(process(1, swap=4), process(2, swap=8), slices=slices(family, swap=4))
+    assert build(taken, {})[0].figures.swap == 12
+    taken = snapshot(process(1, family, swap=4), process(2, swap=8), slices=slices(family, swap=4))
+    assert build(taken, {})[0].figures.swap == 12, "a cgroup may have that name, too"
+
+
 def test_a_slice_is_on_the_gpus_where_it_matters() -> None:
     taken = snapshot(
         process(1, "/used", gpu=1),
