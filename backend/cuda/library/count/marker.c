@@ -14,6 +14,9 @@
  * a quota, so the end of the last kernel has to be seen at once. */
 #define SPACING_BOUNDED 500
 #define MOST_UNMARKED 256	/* launches without a marker */
+/* Launches in a stream between two readings of the clock, which costs more than the rest of what is done here, while
+ * run-ahead is not bounded. Those of a stream with fewer in SPACING get their marker from the listening thread. */
+#define READ_EVERY 8
 /* Most markers pending in one stream. Recording an event blocks when a channel has no room (about 1000 launches), and
  * the listening thread must not block. */
 #define ROOM 512
@@ -162,13 +165,18 @@ bool marker_place(struct counted *counted, uint64_t time)
 	return true;
 }
 
+/* Whether run-ahead is bounded: when a launch was made, and when a marker passes, has to be known for each. */
+static bool is_bounded(const struct counted *counted)
+{
+	return __atomic_load_n(&counted->device->mark_every, __ATOMIC_RELAXED);
+}
+
 void marker_place_quiet(struct counted *counted, bool over)
 {
 	const uint64_t time = moment_us();
-	const bool bounded = __atomic_load_n(&counted->device->mark_every, __ATOMIC_RELAXED);
 
 	if (!counted->launches || counted->key.thread || stream_capturing_any() ||
-	    (!over && time - counted->last < (bounded ? SPACING_BOUNDED : SPACING)))
+	    (!over && time - counted->last < (is_bounded(counted) ? SPACING_BOUNDED : SPACING)))
 		return;
 	if (__atomic_load_n(&outstanding, __ATOMIC_RELAXED) - (int64_t)counted->launches >= ROOM &&
 	    counted->first)
@@ -210,10 +218,12 @@ void marker_launched(struct counted *counted, uint64_t kernels)
 	bool at_once;
 
 	__atomic_add_fetch(&outstanding, 1, __ATOMIC_RELAXED);
-	counted->last = moment_us();
 	counted->kernels += kernels;
 	counted->launches++;
 	at_once = counted->key.thread || stream_capturing_any();
+	if (at_once || counted->launches % READ_EVERY == 1 || counted->launches >= MOST_UNMARKED ||
+	    is_bounded(counted))
+		counted->last = moment_us();
 	if (at_once)
 		at_once = place_at_once(counted, counted->last);
 	else if (counted->last - counted->marked >= SPACING || counted->launches >= MOST_UNMARKED ||
