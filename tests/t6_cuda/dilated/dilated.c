@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * libdilated.so, to be preloaded, with FAKE_DILATION=n: CLOCK_MONOTONIC is n times as slow as it is, for the program, the
- * library in it and the double of the driver, and all that they wait for takes as many times as long. So a machine that is
- * busy with other things is n times as fast as it is: what a thread takes, and by how much it is late, counts for less than
- * what the GPU takes. Conditions are those of CLOCK_MONOTONIC.
+ * libdilated.so, to be preloaded, with FAKE_DILATION=n: CLOCK_MONOTONIC is n times as slow as it is, for the program,
+ * the library in it and the double of the driver, and all that they wait for takes as many times as long. So a machine
+ * that is busy with other things is n times as fast as it is: what a thread takes, and by how much it is late, counts
+ * for less than what the GPU takes. Conditions are those of CLOCK_MONOTONIC.
  */
 #include <errno.h>
 #include <poll.h>

@@ -2,8 +2,8 @@
 /*
  * A double of libcuda.so.1 for tests, on the CPU. Strict: a call that no correct client makes ends the
  * process with a message. What each file has: fake.c misuse, faults, the log; entry.c cuGetProcAddress;
- * context.c devices and contexts; green.c green contexts; stream.c streams and events; launch.c modules, functions, launches; graph.c
- * graphs and capture; memory.c memory; unified.c managed memory; tensor.c tensor maps.
+ * context.c devices and contexts; green.c green contexts; stream.c streams and events; launch.c modules, functions,
+ * launches; graph.c graphs and capture; memory.c memory; unified.c managed memory; tensor.c tensor maps.
  *
  * Environment: FAKE_DEVICES=n        GPUs (1) FAKE_MEMORY=bytes     memory of each (1 GiB)
  * FAKE_FAIL=name:n[:code][,...]  the nth call of `name` (1 is the first; 0 is every one) answers code (2, out

@@ -1294,8 +1294,8 @@ __attribute__((visibility("default"))) void fake_memory_hold_from(uint64_t bytes
 	__atomic_store_n(&held, bytes, __ATOMIC_RELEASE);
 }
 
-/* Asynchronous copies over the bus, each way: bytes that were submitted, and that have come; how many more may run, then they
- * hang. Not of the real driver. */
+/* Asynchronous copies over the bus, each way: bytes that were submitted, and that have come; how many more may run,
+ * then they hang. Not of the real driver. */
 static struct {
 	uint64_t submitted, carried, may;	/* atomically */
 } bus[WAYS] = { { .may = UINT64_MAX }, { .may = UINT64_MAX } };

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What takes time on a GPU, and is shared by all processes that have it: its engine for kernels, its bus each way, and the
- * lock of its driver. FAKE_TIMED=path: the file in which that is (timed.py), and its figures. Memory has no contents then.
+ * What takes time on a GPU, and is shared by all processes that have it: its engine for kernels, its bus each way, and
+ * the lock of its driver. FAKE_TIMED=path: the file in which that is (timed.py), and its figures. Memory has no
+ * contents then.
  *
- * The bus and the lock serve in the order in which they are asked, and a caller knows at once when it is served. So what a
- * program does is as far ahead as it takes, and its thread, which a busy machine may run late, catches up.
+ * The bus and the lock serve in the order in which they are asked, and a caller knows at once when it is served. So
+ * what a program does is as far ahead as it takes, and its thread, which a busy machine may run late, catches up.
  */
 #ifndef FAKE_TIMED_H
 #define FAKE_TIMED_H

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * decodes: a program of the shape of tests/bench/gpu/programs/decode.cu on the double with FAKE_TIMED: each step reads all
- * of its memory, layer by layer.
+ * decodes: a program of the shape of tests/bench/gpu/programs/decode.cu on the double with FAKE_TIMED: each step reads
+ * all of its memory, layer by layer.
  *
  *     decodes MIB LAYERS [graph]
  */

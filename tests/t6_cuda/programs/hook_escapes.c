@@ -1,8 +1,8 @@
 /* NO_LINK: finds libcuda itself. */
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * hook_escapes: ways past the library that are none, and what keeps its meaning. hook_escapes deep LIBRARY: how large a GPU
- * looks to a library that is loaded with RTLD_DEEPBIND.
+ * hook_escapes: ways past the library that are none, and what keeps its meaning. hook_escapes deep LIBRARY: how large a
+ * GPU looks to a library that is loaded with RTLD_DEEPBIND.
  */
 #include <dlfcn.h>
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* LINK_LIBRARY: sms_all CASE [SEED STEPS]: kernels on some SMs alone, from the inside; the library is part of this program. */
+/* LINK_LIBRARY: sms_all CASE [SEED STEPS]: kernels on some SMs alone, from the inside; the library is part of this
+ * program. */
 #include <errno.h>
 #include <sys/wait.h>
 

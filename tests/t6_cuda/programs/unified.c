@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * unified WHAT: managed memory under limits, with a daemon that asks for it and lets it back. It says how many MiB of it are
- * on the GPU once a kernel has used all of it, and waits, as often as the test goes on; and checks that its own advice is
- * what it was, and its data.
+ * unified WHAT: managed memory under limits, with a daemon that asks for it and lets it back. It says how many MiB of
+ * it are on the GPU once a kernel has used all of it, and waits, as often as the test goes on; and checks that its own
+ * advice is what it was, and its data.
  *
  * advice    with advice and prefetches of its own, which change meanwhile
  * plain     without

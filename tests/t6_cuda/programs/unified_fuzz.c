@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * unified_fuzz STEPS SEED: anything that a program may say of its managed memory, in any order, while the test has it moved to
- * the host and let back. What it said is kept page by page, and is what each question is answered with; its data stays.
+ * unified_fuzz STEPS SEED: anything that a program may say of its managed memory, in any order, while the test has it
+ * moved to the host and let back. What it said is kept page by page, and is what each question is answered with; its
+ * data stays.
  */
 #include "common.h"
 

@@ -362,7 +362,8 @@ uint64_t mover_prepare(struct device *device, uint64_t bytes, uint64_t *usec)
 	return mover_in(device, at_most(bytes, used > resident ? used - resident : 0), usec);
 }
 
-/* All that is on the GPU is of the working set, up to that. What is marked has not changed: that is no news to a tick. */
+/* All that is on the GPU is of the working set, up to that. What is marked has not changed: that is no news to a
+ * tick. */
 static void tell(struct device *device, bool is_news)
 {
 	const uint64_t resident = __atomic_load_n(&device->resident, __ATOMIC_SEQ_CST);

@@ -325,7 +325,8 @@ static void test_named_together(void)
 	check_charged(0);
 }
 
-/* The program has closed a descriptor that the library holds, and exports under its number: that is not the library's. */
+/* The program has closed a descriptor that the library holds, and exports under its number: that is not the
+ * library's. */
 static void test_held_no_more(void)
 {
 	CUmemGenericAllocationHandle handle;

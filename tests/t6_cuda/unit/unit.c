@@ -1073,8 +1073,8 @@ static void misses_are(uint64_t missed, uint64_t over)
 	CHECK(now_missed == missed << 20 && now_over == over << 20);
 }
 
-/* The working set comes in the order of its first use, and goes in the reverse; what is not in it goes before and does not
- * come. */
+/* The working set comes in the order of its first use, and goes in the reverse; what is not in it goes before and does
+ * not come. */
 static void test_order(void)
 {
 	CUdeviceptr address[8];
@@ -1151,8 +1151,8 @@ static void test_order_of_short_turns(void)
 	double_agree(device);
 }
 
-/* Of one allocation those parts are in it that something begins in, up to where something else does; of the large chunks
- * those with such a part. */
+/* Of one allocation those parts are in it that something begins in, up to where something else does; of the large
+ * chunks those with such a part. */
 static void test_order_in_one(void)
 {
 	CUdeviceptr address, large;
@@ -1275,8 +1275,8 @@ static void until_bus(const char *what, int way, uint64_t bytes)
 		usleep(100);
 }
 
-/* In an exchange each way goes on while nothing gets on the other way, as far as there is room: what comes takes no more of the
- * GPU than has gone by then. */
+/* In an exchange each way goes on while nothing gets on the other way, as far as there is room: what comes takes no
+ * more of the GPU than has gone by then. */
 static void test_both_ways(void)
 {
 	void (*let)(int, uint64_t);
@@ -1327,7 +1327,8 @@ static void *out_all(void *unused)
 	return unused;
 }
 
-/* Between two turns of a program what has gone is freed while the rest is on its way: nothing of it waits for the gate. */
+/* Between two turns of a program what has gone is freed while the rest is on its way: nothing of it waits for the
+ * gate. */
 static void test_freed_as_it_goes(void)
 {
 	void (*let)(int, uint64_t);
@@ -1830,7 +1831,8 @@ static uint64_t now_is(const uint64_t *figure)
 	return __atomic_load_n(figure, __ATOMIC_RELAXED);
 }
 
-/* What is pinned of the host and serves nothing is what the daemon grants, at most; what serves is there all the same. */
+/* What is pinned of the host and serves nothing is what the daemon grants, at most; what serves is there all the
+ * same. */
 static void until_kept(uint64_t bytes)
 {
 	const double until = now() + 60;
@@ -1855,7 +1857,8 @@ static uint64_t out_and_in(uint64_t bytes)
 	return bus("fake_memory_carried", TO_HOST) - before;
 }
 
-/* What has not changed since it came is dropped, and not copied; its copy is no swap, and is what the host has back first. */
+/* What has not changed since it came is dropped, and not copied; its copy is no swap, and is what the host has back
+ * first. */
 static void test_clean(void)
 {
 	struct item items[6];

@@ -73,7 +73,8 @@ static void done(struct counted *counted, struct marker *marker)
 	counted->spare = marker;
 }
 
-/* Bring the stream home, so that a marker in it is behind its launches. False, at once, while a thread launches there. */
+/* Bring the stream home, so that a marker in it is behind its launches. False, at once, while a thread launches
+ * there. */
 static bool is_home(const struct counted *counted)
 {
 	return !detour_on() || counted->key.thread || detour_home_at_once(counted->key.stream, counted->context);

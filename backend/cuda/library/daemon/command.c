@@ -29,7 +29,8 @@ static int end_turn(struct device *device, const struct message *command, struct
 		workset_turn_over(device);
 	if (!error && command->args[1])
 		workset_prepared(device);
-	/* Kernels of the library run until this is answered; one that runs longer is to end before the GPU is taken away. */
+	/* Kernels of the library run until this is answered; one that runs longer is to end before the GPU is taken
+	 * away. */
 	if (!error && drained && command->args[1]) {
 		mover_mark(device, command->args[1]);
 		drained = mover_rests(device);
@@ -159,8 +160,8 @@ static void obey(const struct message *command)
 	if (command->op == OP_DEPART) {
 		reply.status = -(departure_begun() ? EBUSY : depart(command));
 		session.departed_at = session_now_ms();
-		/* Where it goes it has no turns, and it waits at the other gate until then. Where it stays it has left the
-		 * turn of that GPU alone: on another one it may wait for its turn still. */
+		/* Where it goes it has no turns, and it waits at the other gate until then. Where it stays it has left
+		 * the turn of that GPU alone: on another one it may wait for its turn still. */
 		if (!reply.status) {
 			command_end_turns();
 		} else if (managed) {

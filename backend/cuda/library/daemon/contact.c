@@ -62,8 +62,8 @@ static void share(int fd)
 	struct stat status;
 	void *page;
 
-	/* An earlier page stays mapped: a thread may be about to count on it. One that can be cut off would end the program
-	 * (SIGBUS): no daemon of this project hands that out. */
+	/* An earlier page stays mapped: a thread may be about to count on it. One that can be cut off would end the
+	 * program (SIGBUS): no daemon of this project hands that out. */
 	if (!glibc_fstat(fd, &status) && status.st_size >= (off_t)sizeof(struct totals_page) &&
 	    fcntl(fd, F_GET_SEALS) >= 0 && (fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK)) {
 		page = mmap(NULL, sizeof(struct totals_page), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The contact with the daemon: made, looked after and lost. By the listening thread, without the lock of the session. */
+/* The contact with the daemon: made, looked after and lost. By the listening thread, without the lock of the
+ * session. */
 #ifndef GGROUP_CUDA_CONTACT_H
 #define GGROUP_CUDA_CONTACT_H
 

@@ -54,8 +54,8 @@ static int64_t move_back(void)
 		/* The daemon answers once what moved us has ended: until then the driver is busy with that. */
 		const bool may_come = managed->ours || session_now_ms() - session.lost_at > ALONE;
 		const bool told = managed->ours && session.features & FEATURE_SETS;
-		/* What comes before its turn the daemon asks for: the room may be for another program, whose turn is sooner, in
-		 * its own turn as well, and what comes by itself then has to wait until nothing runs. */
+		/* What comes before its turn the daemon asks for: the room may be for another program, whose turn is
+		 * sooner, in its own turn as well, and what comes by itself then has to wait until nothing runs. */
 		const bool prepared = told && workset_is_prepared(managed->device);
 		const bool waits = prepared || (told && turn_is_over(managed->device));
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What the parts of daemon.h share: session.c has the connection and which request waits for what, listener.c the
- * thread, contact.c what that does to have a connection, command.c what it does for the daemon, daemon.c what the others
- * of the library ask for.
+ * thread, contact.c what that does to have a connection, command.c what it does for the daemon, daemon.c what the
+ * others of the library ask for.
  *
  * What the daemon was told of each device is kept here too (struct managed), apart from what the allocator
  * counts: a daemon that comes later, or again, is told exactly that (MANAGE), so the two never drift apart.

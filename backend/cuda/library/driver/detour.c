@@ -244,7 +244,8 @@ static struct line *find(const struct stream_key *key)
 	return line;
 }
 
-/* Return the line of a stream, made on first use; NULL without memory, and where the driver does not know the stream. */
+/* Return the line of a stream, made on first use; NULL without memory, and where the driver does not know the
+ * stream. */
 static struct line *line_of(const struct stream_key *key)
 {
 	const bool legacy = key->stream == CU_STREAM_LEGACY;
@@ -663,8 +664,8 @@ int detour_limit(struct device *device, uint64_t mask)
 	log_line("device %d: kernels run on the groups %#llx", device->ordinal, (unsigned long long)mask);
 	if (mask)
 		count(limit, true);
-	/* A launch that saw the former limit is over, or has its stream locked. Where one is not, streams may be away, and
-	 * the calls that bring them home go on being made. */
+	/* A launch that saw the former limit is over, or has its stream locked. Where one is not, streams may be away,
+	 * and the calls that bring them home go on being made. */
 	else if (limit->counted && gate_pass(PASS_US) && home_device(device->ordinal))
 		count(limit, false);
 	return 0;

@@ -10,7 +10,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* The address of a function that libc exports, or libdl before glibc 2.34, under whatever version; NULL: it has none. */
+/* The address of a function that libc exports, or libdl before glibc 2.34, under whatever version; NULL: it has
+ * none. */
 void *elf_libc(const char *name);
 
 /* A place of an object that the loader puts an address into, for what the object takes from others. */
@@ -20,7 +21,8 @@ struct elf_slot {
 	bool bound;		/* not: the loader looks for it at the first call, and `place` points into the object */
 };
 
-/* Calls `visit` for each of an object. By dl_iterate_phdr(3), within which neither dlopen(3) nor dlsym(3) may be called. */
+/* Calls `visit` for each of an object. By dl_iterate_phdr(3), within which neither dlopen(3) nor dlsym(3) may be
+ * called. */
 void elf_slots(const struct dl_phdr_info *object, void (*visit)(const struct elf_slot *slot, void *argument),
 	       void *argument);
 

@@ -2,9 +2,9 @@
 /*
  * The SMs of a GPU in groups, and contexts on some of the groups (CUDA's green contexts).
  *
- * The groups come from one split of all SMs into the smallest parts that the hardware has, which the driver makes in the
- * same way in each process: so the daemon can name groups by their numbers. A green context shares memory and code with
- * the primary context of its GPU, and with no other context.
+ * The groups come from one split of all SMs into the smallest parts that the hardware has, which the driver makes in
+ * the same way in each process: so the daemon can name groups by their numbers. A green context shares memory and code
+ * with the primary context of its GPU, and with no other context.
  */
 #ifndef GGROUP_CUDA_GREEN_H
 #define GGROUP_CUDA_GREEN_H
@@ -35,8 +35,8 @@ struct green {
 CUresult green_shape(CUdevice ordinal, struct green_shape *shape);
 /* Return the primary context of a GPU; NULL where it is not in use. */
 CUcontext green_primary(CUdevice ordinal);
-/* Return the context on these groups, made on first use; NULL where the driver makes none. Its primary context has to be
- * in use: else this one would keep it. */
+/* Return the context on these groups, made on first use; NULL where the driver makes none. Its primary context has to
+ * be in use: else this one would keep it. */
 struct green *green_on(CUdevice ordinal, uint64_t mask);
 /* Return the GPU whose green contexts keep this primary context alive; -1: none. */
 CUdevice green_keeps(CUcontext primary);

@@ -33,7 +33,8 @@ static CUmemLocation location_of(CUdevice device)
 ADVISE(cuMemAdvise, CUdevice, location_of(device), device)
 ADVISE(cuMemAdvise_v2, CUmemLocation, location, location)
 
-/* What may come for it comes first, outside of the gates: the daemon is asked for that, and may ask for something meanwhile. */
+/* What may come for it comes first, outside of the gates: the daemon is asked for that, and may ask for something
+ * meanwhile. */
 #define PREFETCH(name, parameters, arguments, location)						\
 	WRAPPER name parameters									\
 	{											\

@@ -35,7 +35,8 @@ struct need {
 	const CUlaunchConfig *clusters;	/* NULL: it has none that it names */
 };
 
-/* Return whether a kernel fits on so many SMs. One that does not would be refused there, or wait for itself for ever. */
+/* Return whether a kernel fits on so many SMs. One that does not would be refused there, or wait for itself for
+ * ever. */
 static bool fits(unsigned int sms, CUstream stream, void *argument)
 {
 	const struct need *need = argument;
@@ -74,8 +75,8 @@ static struct need need_of(CUfunction function, const CUlaunchConfig *config)
 	return need;
 }
 
-/* Make a wrapper. `place` gives the call `detour.stream` in the place of the program's, and `back` takes that back; `needs`
- * is a struct need. */
+/* Make a wrapper. `place` gives the call `detour.stream` in the place of the program's, and `back` takes that back;
+ * `needs` is a struct need. */
 #define LAUNCH(name, parameters, arguments, function, stream, per_thread, values, extra_values, needs, place, back)	\
 	WRAPPER name parameters									\
 	{											\

@@ -3,8 +3,9 @@
  * What NVML says of memory, to a program that is under limits: the size that cuMemGetInfo has, too (sight.h), what is
  * free under the limits, and of processes no more than there is.
  *
- * The daemon is asked at each question, by a connection of its own: no GPU has to be managed for that, nor has the program a
- * context, or libcuda; so it is told of what holds now. GPUs are known by their UUID, as NVML's numbers are not CUDA's.
+ * The daemon is asked at each question, by a connection of its own: no GPU has to be managed for that, nor has the
+ * program a context, or libcuda; so it is told of what holds now. GPUs are known by their UUID, as NVML's numbers are
+ * not CUDA's.
  */
 
 #include "monitor.h"

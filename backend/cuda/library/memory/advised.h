@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The program's advice, prefetches and questions about managed memory, where limits may have some of it in the host
- * (unified.h). A call that returns false has done nothing: the memory is none of the library's, or none of it was in the host
- * yet. Then the driver is to be asked, and what it took is noted.
+ * (unified.h). A call that returns false has done nothing: the memory is none of the library's, or none of it was in
+ * the host yet. Then the driver is to be asked, and what it took is noted.
  */
 #ifndef GGROUP_CUDA_ADVISED_H
 #define GGROUP_CUDA_ADVISED_H

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Memory of the GPU that the driver places and we cannot move: what is fixed of the program's own cuMemCreate, pools
- * of its own that are not ours (source.h), arrays, everything with GGROUP_CUDA_IPC=1. It is charged, and named in gmem.stat
- * (device->foreign). Managed memory is named only where it is not ours to limit (unified.h): where it is, is up to the
- * driver, and more of it than the GPU has is no error.
+ * of its own that are not ours (source.h), arrays, everything with GGROUP_CUDA_IPC=1. It is charged, and named in
+ * gmem.stat (device->foreign). Managed memory is named only where it is not ours to limit (unified.h): where it is, is
+ * up to the driver, and more of it than the GPU has is no error.
  */
 #ifndef GGROUP_CUDA_FOREIGN_H
 #define GGROUP_CUDA_FOREIGN_H

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The hints that the library gives the driver about managed memory: advice that has memory stay in the host and be used
- * there, or brings back what the program asked for; and prefetches. Whatever version of the entry points the driver has.
+ * there, or brings back what the program asked for; and prefetches. Whatever version of the entry points the driver
+ * has.
  *
  * Within driver_enter, or ours_enter.
  */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The shadow of an allocation of managed memory: the program's advice about it and its last prefetch, as the driver would
- * keep them, by spans of pages. It makes no call of the driver. The library's own advice (hint.h) is not in it.
+ * The shadow of an allocation of managed memory: the program's advice about it and its last prefetch, as the driver
+ * would keep them, by spans of pages. It makes no call of the driver. The library's own advice (hint.h) is not in it.
  *
  * For a thread that has the allocation to itself, or holds the lock that the others wait for.
  */

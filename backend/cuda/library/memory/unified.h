@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Managed memory: the driver moves its pages by itself, and counts them for no program. How much of it may be on the GPU is
- * decided by advice of the library (hint.h): a piece that is to be in the host prefers to be there, and the GPU uses it
- * there (CU_MEM_ADVISE_SET_PREFERRED_LOCATION, _SET_ACCESSED_BY). All else is charged, as if it were on the GPU; that is an
- * upper bound. No gate is closed, and nothing has to rest: the driver keeps pages coherent while they move.
+ * Managed memory: the driver moves its pages by itself, and counts them for no program. How much of it may be on the
+ * GPU is decided by advice of the library (hint.h): a piece that is to be in the host prefers to be there, and the GPU
+ * uses it there (CU_MEM_ADVISE_SET_PREFERRED_LOCATION, _SET_ACCESSED_BY). All else is charged, as if it were on the
+ * GPU; that is an upper bound. No gate is closed, and nothing has to rest: the driver keeps pages coherent while they
+ * move.
  *
- * The program's own advice is kept beside that (shadow.h), and holds again where a piece may be on the GPU; once any of an
- * allocation was in the host, questions about it are answered from what is kept (advised.h).
+ * The program's own advice is kept beside that (shadow.h), and holds again where a piece may be on the GPU; once any of
+ * an allocation was in the host, questions about it are answered from what is kept (advised.h).
  *
  * unified.c has the allocations, piece.c takes their pieces out and in.
  */
@@ -36,8 +37,9 @@ struct unified {
 	unsigned char place[];	/* enum unified_place of each piece */
 };
 
-/* Begin with what the driver has placed, in a context of `device`: it is charged, and what the limits refuse is in the host
- * from the beginning. false: the library does not limit it (the GPU takes no such advice, or the daemon is an older one). */
+/* Begin with what the driver has placed, in a context of `device`: it is charged, and what the limits refuse is in the
+ * host from the beginning. false: the library does not limit it (the GPU takes no such advice, or the daemon is an
+ * older one). */
 bool unified_made(struct device *device, CUdeviceptr address, uint64_t bytes, CUcontext context);
 /* Take what the driver is about to free; NULL: not known here. As foreign_take. */
 struct unified *unified_take(CUdeviceptr address);
@@ -69,8 +71,8 @@ static inline uint64_t unified_piece_charge(const struct unified *unified, size_
 bool unified_any(void);
 /* Have bytes of managed memory charged; false: the daemon refuses. */
 bool unified_charge(struct device *device, uint64_t bytes);
-/* Get the allocation that a range begins in, for this thread alone; NULL: the driver is to be asked, as there is none, or
- * as nothing of it was in the host. `address` and `end` become those of its pages that are meant. */
+/* Get the allocation that a range begins in, for this thread alone; NULL: the driver is to be asked, as there is none,
+ * or as nothing of it was in the host. `address` and `end` become those of its pages that are meant. */
 struct unified *unified_own(CUdeviceptr *address, CUdeviceptr *end);
 /* Get the next allocation of a device behind an address that has a piece in a place, for this thread alone and without
  * waiting; NULL: there is none. */

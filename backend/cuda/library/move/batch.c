@@ -30,8 +30,9 @@
 #define WAITS_WORTH 3
 /* For how long a capture is waited for, or what else has the gate closed. */
 #define GATE_MS 50
-/* For how long memory of the host is made for a batch, us, where none is ready: 64 MiB take 20 ms, and longer while others make
- * some, and the daemon waits for an answer no longer than for a call and a second (RECLAIM_S of backend/cuda/managed.py). */
+/* For how long memory of the host is made for a batch, us, where none is ready: 64 MiB take 20 ms, and longer while
+ * others make some, and the daemon waits for an answer no longer than for a call and a second (RECLAIM_S of
+ * backend/cuda/managed.py). */
 #define MAKE_US 200000
 /* What undoes something is tried so often. */
 #define TRIES 3
@@ -176,8 +177,8 @@ static struct outcome settle(struct device *device, struct batch *batch)
 {
 	const struct outcome outcome = land(device, batch);
 
-	/* In the books what went is on the GPU until mover_booked; once it is let go it may be freed, as that. What was to come
-	 * is there in the books, too. */
+	/* In the books what went is on the GPU until mover_booked; once it is let go it may be freed, as that. What was
+	 * to come is there in the books, too. */
 	if (!batch->within)
 		pool_credit(device, batch->in ? outcome.stayed : outcome.moved);
 	put(device, batch, &outcome);
@@ -216,8 +217,8 @@ bool batch_reap(struct device *device)
 	borrowed = device_borrow(device);
 	if (!borrowed && __atomic_load_n(&device->primary, __ATOMIC_ACQUIRE))
 		return false;
-	/* In another context than theirs, or in none: that one is gone, and they with it. The thread that destroyed it holds
-	 * it until it has freed all that was in there, what waits for them too. */
+	/* In another context than theirs, or in none: that one is gone, and they with it. The thread that destroyed it
+	 * holds it until it has freed all that was in there, what waits for them too. */
 	if (!borrowed || mover->made_in != device->contexts || carry_idle(device))
 		for (int i = 0; i < 2; i++) {
 			if (mover->stuck[i])
@@ -334,8 +335,8 @@ static void learn(struct mover *mover, bool gap, const struct outcome *outcome, 
 		mover->batch_bytes = fits < BATCH_LEAST ? BATCH_LEAST : fits > BYTES_MOST ? BYTES_MOST : fits;
 }
 
-/* Closes the gate, and carries them, either of which may be NULL; false: it did not close. `sure`: no copy runs on. A context
- * is borrowed then, where `borrowed` says so. */
+/* Closes the gate, and carries them, either of which may be NULL; false: it did not close. `sure`: no copy runs on. A
+ * context is borrowed then, where `borrowed` says so. */
 static bool carry_closed(struct device *device, struct batch *out, struct batch *in, bool *sure, bool *borrowed,
 			 struct taken *taken)
 {

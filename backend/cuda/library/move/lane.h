@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One direction of the bus: the chunks of a batch are copied to where they go, and remapped, run by run; while one run is
- * remapped the next are copied. What a run needs is made just before its copies are submitted, and no call of the driver is
- * about more than a run: what levers and other programs wait for the driver's lock is bounded by that (place.h).
+ * One direction of the bus: the chunks of a batch are copied to where they go, and remapped, run by run; while one run
+ * is remapped the next are copied. What a run needs is made just before its copies are submitted, and no call of the
+ * driver is about more than a run: what levers and other programs wait for the driver's lock is bounded by that
+ * (place.h).
  */
 #ifndef GGROUP_CUDA_LANE_H
 #define GGROUP_CUDA_LANE_H
@@ -17,7 +18,8 @@
 /* Runs of one direction whose copies are on their way, at most. */
 #define LANE_AHEAD 16
 
-/* Addresses of ours at which chunks are copied. What is mapped there lies side by side; it is unmapped in the same order. */
+/* Addresses of ours at which chunks are copied. What is mapped there lies side by side; it is unmapped in the same
+ * order. */
 struct window {
 	CUdeviceptr address;	/* 0: there is none */
 	size_t bytes;
@@ -94,19 +96,19 @@ struct mover {
 void lane_begin(struct lane *lane, struct batch *batch);
 /* Whether copies are on their way that are to land. */
 bool lane_flies(const struct lane *lane);
-/* Submits the copies of the next run, unless as much is on its way as may be, or it needs more of the GPU than `room`, of which
- * it takes what it needs; false: it did not. */
+/* Submits the copies of the next run, unless as much is on its way as may be, or it needs more of the GPU than `room`,
+ * of which it takes what it needs; false: it did not. */
 bool lane_send(struct device *device, struct lane *lane, uint64_t *room);
-/* Remaps the first run on its way, if its copies have ended; false: they have not. With `room`: what it leaves of the GPU is
- * freed at once, and added to that. */
+/* Remaps the first run on its way, if its copies have ended; false: they have not. With `room`: what it leaves of the
+ * GPU is freed at once, and added to that. */
 bool lane_land(struct device *device, struct lane *lane, uint64_t *room);
 
-/* Marks the chunks of the next run, for the gap between two turns that the program is in, while kernels of ours run still; false:
- * there are no more, or it cannot be. */
+/* Marks the chunks of the next run, for the gap between two turns that the program is in, while kernels of ours run
+ * still; false: there are no more, or it cannot be. */
 bool lane_mark(struct device *device, struct lane *lane);
 
-/* The end of a chunk that has moved: it is in its new place by the books of the regions, and what it was in is freed, or kept
- * for others. Once. */
+/* The end of a chunk that has moved: it is in its new place by the books of the regions, and what it was in is freed,
+ * or kept for others. Once. */
 void lane_settle(struct device *device, struct batch *batch, size_t i);
 /* The end of a window; nothing is copied there any more. */
 void lane_drop(struct window *window);

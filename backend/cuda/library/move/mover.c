@@ -24,7 +24,8 @@
 #define BATCH_FIRST (512 * GG_MIB)
 /* The same of a program that waits for its turn: no thread of it goes on sooner as its gate opens in between. */
 #define BATCH_GAP (2048 * GG_MIB)
-/* For how long a copy is waited for: it takes milliseconds, unless the GPU does not run this process at all (frozen). */
+/* For how long a copy is waited for: it takes milliseconds, unless the GPU does not run this process at all
+ * (frozen). */
 #ifndef COPY_US
 #define COPY_US 1000000
 #endif
@@ -32,9 +33,9 @@
 #define WORK_US 300000
 #define TRIES 3
 #define MOST BATCH_MOST_CHUNKS
-/* Batches that are marked at the end of a turn, at most, the bytes of each, and for how long, us: at 2 TB/s 16 GiB take 9 ms, and
- * the daemon waits for 20 more than it gave to drain (MARK_S of backend/cuda/gates.py). What is not marked by then is copied
- * when it goes. */
+/* Batches that are marked at the end of a turn, at most, the bytes of each, and for how long, us: at 2 TB/s 16 GiB take
+ * 9 ms, and the daemon waits for 20 more than it gave to drain (MARK_S of backend/cuda/gates.py). What is not marked by
+ * then is copied when it goes. */
 #define MARK_BATCHES 32
 #define MARK_BYTES (512 * GG_MIB)
 #define MARK_US 10000
@@ -115,8 +116,8 @@ static uint64_t bytes_of(const struct pick *picks, size_t count)
 	return bytes;
 }
 
-/* About `bytes` of the coldest, with the chunks of the host that they go to; NULL: there is none. `exchanged`: as much is to
- * come in its place, and the daemon is told before what may be off the GPU meanwhile. */
+/* About `bytes` of the coldest, with the chunks of the host that they go to; NULL: there is none. `exchanged`: as much
+ * is to come in its place, and the daemon is told before what may be off the GPU meanwhile. */
 static struct batch *ready_out(struct device *device, uint64_t bytes, bool exchanged)
 {
 	struct pick picks[MOST];
@@ -293,7 +294,8 @@ uint64_t mover_exchange(struct device *device, uint64_t bytes, uint64_t *usec)
 	return moved;
 }
 
-/* Marks, of at most `want` bytes, what a batch takes that others have not; the bytes, 0 for no more. Its chunks stay busy. */
+/* Marks, of at most `want` bytes, what a batch takes that others have not; the bytes, 0 for no more. Its chunks stay
+ * busy. */
 static uint64_t mark_some(struct device *device, uint64_t want, struct batch **batch)
 {
 	struct pick picks[MOST];
@@ -369,7 +371,8 @@ bool mover_rests(struct device *device)
 	return rests;
 }
 
-/* `charged` bytes may come: they are credit for what of it is still in the host, as it may have come, or gone, meanwhile. */
+/* `charged` bytes may come: they are credit for what of it is still in the host, as it may have come, or gone,
+ * meanwhile. */
 static void let_come(struct device *device, CUdeviceptr address, size_t bytes, uint64_t charged)
 {
 	struct pick picks[MOST];

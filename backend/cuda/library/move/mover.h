@@ -35,8 +35,8 @@ uint64_t mover_owed(struct device *device);
 uint64_t mover_in(struct device *device, uint64_t bytes, uint64_t *usec);
 /* ... of the working set alone, in its order (order.h). */
 uint64_t mover_prepare(struct device *device, uint64_t bytes, uint64_t *usec);
-/* Bytes of an object that changes places as a whole, at most: with what is wanted it is no more than the daemon believes
- * (backend/cuda/holding.py, AWAY_MOST). */
+/* Bytes of an object that changes places as a whole, at most: with what is wanted it is no more than the daemon
+ * believes (backend/cuda/holding.py, AWAY_MOST). */
 #define EXCHANGE_WHOLE_MOST (1024 * GG_MIB)
 /*
  * Has about `bytes` of the hottest in the host and of the coldest on the GPU change places; returns what
@@ -44,11 +44,11 @@ uint64_t mover_prepare(struct device *device, uint64_t bytes, uint64_t *usec);
  * and did not come is credit, as with mover_in.
  */
 uint64_t mover_exchange(struct device *device, uint64_t bytes, uint64_t *usec);
-/* Marks about `bytes` of what goes next, at the end of a turn with nothing running, so that it need not be written if the host
- * has a copy of it (clean.h). Returns the bytes. */
+/* Marks about `bytes` of what goes next, at the end of a turn with nothing running, so that it need not be written if
+ * the host has a copy of it (clean.h). Returns the bytes. */
 uint64_t mover_mark(struct device *device, uint64_t bytes);
-/* Where the time of moves goes, ever, us: waiting until nothing runs, moving with the gate closed, and making memory of the
- * host. Changed by whichever thread moves; waits for that. Not while the program stands by. */
+/* Where the time of moves goes, ever, us: waiting until nothing runs, moving with the gate closed, and making memory of
+ * the host. Changed by whichever thread moves; waits for that. Not while the program stands by. */
 struct mover_spent {
 	uint64_t waited, closed, made;
 };

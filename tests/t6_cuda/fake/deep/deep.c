@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A library that is loaded with RTLD_DEEPBIND: it finds libc, and libcuda to which it links, before what is preloaded. Made twice:
- * its functions are looked for at their first call, or at once (-z now).
+ * A library that is loaded with RTLD_DEEPBIND: it finds libc, and libcuda to which it links, before what is preloaded.
+ * Made twice: its functions are looked for at their first call, or at once (-z now).
  */
 #define __CUDA_API_VERSION_INTERNAL
 #include <cuda.h>

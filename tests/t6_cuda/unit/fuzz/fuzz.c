@@ -25,7 +25,8 @@
 /* Microseconds in which threads of the library let go of what they have handed out, and between two looks. */
 #define LET_GO_US 10000000
 #define LOOK_US 1000
-/* So many steps reach every entry point, with so many times as many where some have not been through all of their calls. */
+/* So many steps reach every entry point, with so many times as many where some have not been through all of their
+ * calls. */
 #define ENOUGH 2000
 #define MORE 4
 
@@ -164,8 +165,8 @@ void fuzz(struct device *device, CUcontext context, CUcontext other)
 		watch_step(i);
 		step(i, count);
 	}
-	/* A call within which something moves has hundreds of the driver: what is called seldom, and by chance with a move each
-	 * time, is not through them yet. Here nothing moves but where a step has it. */
+	/* A call within which something moves has hundreds of the driver: what is called seldom, and by chance with a
+	 * move each time, is not through them yet. Here nothing moves but where a step has it. */
 	for (uint64_t i = 0; i < MORE * count && count >= ENOUGH && !calls_finished(); i++) {
 		moves_allow(false);
 		watch_step(2 * count + i);
