@@ -54,7 +54,8 @@ static Seen *seen;
 
 #include "words.cuh"
 
-// A kernel is the `number`th of its stream, whose kernels are `step` apart among all. Of a graph the number is not known.
+// A kernel is the `number`th of its stream, whose kernels are `step` apart among all. Of a graph the number is not
+// known.
 __global__ void occupy(State *state, Seen *told, Page *shown, uint64_t number, bool numbered, uint64_t first,
                        uint64_t step, long long cycles) {
     extern __shared__ char filled[];

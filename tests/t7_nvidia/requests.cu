@@ -5,8 +5,8 @@
 //
 // A request is KERNELS kernels, each of which uses all SMs. Together they take SERVICE_US on an otherwise idle GPU,
 // which the program measures at its start. A request that comes while another is served waits, and that counts (open
-// loop). A filler launches kernels of KERNEL_US as fast as they are done, a few of them ahead. ROUNDS is the length of a
-// kernel as another process measured it: beside others, or on a part of the SMs, the program would measure fewer.
+// loop). A filler launches kernels of KERNEL_US as fast as they are done, a few of them ahead. ROUNDS is the length of
+// a kernel as another process measured it: beside others, or on a part of the SMs, the program would measure fewer.
 //
 // FILE (SIZE bytes on tmpfs): requests or kernels done (u64 @0), 0 (u64 @16), stop (u32 @24, set by the test), error
 // (u32 @28), number of the burst to serve (u32 @32, set by the test), of the last one that is over (u32 @36), its

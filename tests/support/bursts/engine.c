@@ -80,7 +80,8 @@ static void begin(struct leader *leader, int64_t now)
 }
 
 /* A program that serves requests, and holds others for `hold` after each; a negative `hold` means never. */
-void model_lead(struct model *model, const int64_t *requests, int64_t count, int64_t service, int64_t hold, int64_t *latencies)
+void model_lead(struct model *model, const int64_t *requests, int64_t count, int64_t service, int64_t hold,
+		int64_t *latencies)
 {
 	struct leader *leader = &model->leaders[model->count++];
 
@@ -221,7 +222,8 @@ static bool is_ahead(struct model *model, int64_t now, bool watched)
 		return filler->submitted - filler->context.finished >= AHEAD_MOST;
 	pending = (uint64_t)(filler->submitted - filler->heard);
 	if ((uint64_t)filler->heard > filler->pace.finished)
-		pace_learn(&filler->pace, (uint64_t)filler->heard, pending, watched, held_until > filler->pace.since, now_us);
+		pace_learn(&filler->pace, (uint64_t)filler->heard, pending, watched, held_until > filler->pace.since,
+			   now_us);
 	if (!pending)
 		filler->pace.since = now_us;
 	filler->bound_us = hold_ahead_us(filler->ahead_us, held_until, now_us);
@@ -303,7 +305,8 @@ void model_run(struct model *model, int64_t until)
 		}
 		for (int i = 0; i < model->count; i++)
 			/* A filler that sleeps is woken when the lease in the word is shortened. */
-			if (model->leaders[i].next <= model->now && serve(&model->leaders[i], model->now) && filler->sleeps)
+			if (model->leaders[i].next <= model->now && serve(&model->leaders[i], model->now) &&
+			    filler->sleeps)
 				filler->next = least(filler->next, model->now + LATE);
 		if (model->fills && filler->next <= model->now)
 			fill(model, model->now);

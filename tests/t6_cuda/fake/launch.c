@@ -53,7 +53,8 @@ static CUresult parameter(const struct CUfunc_st *function, size_t index, size_t
 
 	for (size_t i = 0; function->sizes && function->sizes[i]; i++) {
 		size_t bytes = function->sizes[i];
-		size_t aligned = bytes % 64 == 0 ? 64 : bytes % 8 == 0 ? 8 : bytes % 4 == 0 ? 4 : 1;	/* 64: a tensor map */
+		/* 64: a tensor map. */
+		size_t aligned = bytes % 64 == 0 ? 64 : bytes % 8 == 0 ? 8 : bytes % 4 == 0 ? 4 : 1;
 
 		end = (end + aligned - 1) / aligned * aligned;
 		if (i == index) {
@@ -152,8 +153,8 @@ void **fake_launch_parameters(struct job *job)
 }
 
 /* A launch that all SMs of its stream have to hold at once; 0 blocks: any. */
-static CUresult launch_at_once(CUfunction function, unsigned int grid_y, void **parameters, void **extra, CUstream handle,
-			       bool per_thread, uint64_t blocks)
+static CUresult launch_at_once(CUfunction function, unsigned int grid_y, void **parameters, void **extra,
+			       CUstream handle, bool per_thread, uint64_t blocks)
 {
 	CUDA_KERNEL_NODE_PARAMS node = { .func = function };
 	CUresult result = CUDA_SUCCESS;
@@ -231,7 +232,8 @@ LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel_ptsz, true)
 			else if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION &&	\
 				 stream->context->groups && config->attrs[i].value.clusterDim.x > 8)	\
 				fake_die("a launch of clusters that fit in no group");		\
-		return launch_at_once(f, config->gridDimY, parameters, extra, config->hStream, per_thread, blocks);	\
+		return launch_at_once(f, config->gridDimY, parameters, extra, config->hStream,	\
+				      per_thread, blocks);					\
 	}
 LAUNCH_EX(cuLaunchKernelEx, false)
 LAUNCH_EX(cuLaunchKernelEx_ptsz, true)

@@ -1321,7 +1321,8 @@ static bool may_run(int way)
 	uint64_t may = __atomic_load_n(&bus[way].may, __ATOMIC_ACQUIRE);
 
 	while (may && may != UINT64_MAX)
-		if (__atomic_compare_exchange_n(&bus[way].may, &may, may - 1, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+		if (__atomic_compare_exchange_n(&bus[way].may, &may, may - 1, false, __ATOMIC_ACQ_REL,
+						__ATOMIC_ACQUIRE))
 			break;
 	return may;
 }

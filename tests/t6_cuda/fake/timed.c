@@ -64,8 +64,8 @@ static void open_page(void)
 		uint32_t none = 0;
 
 		if (__atomic_load_n(&page->program[own].pid, __ATOMIC_RELAXED) == (uint32_t)getpid() ||
-		    __atomic_compare_exchange_n(&page->program[own].pid, &none, (uint32_t)getpid(), false, __ATOMIC_SEQ_CST,
-						__ATOMIC_SEQ_CST))
+		    __atomic_compare_exchange_n(&page->program[own].pid, &none, (uint32_t)getpid(), false,
+						__ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
 			return;
 	}
 	fake_die("FAKE_TIMED: too many programs");

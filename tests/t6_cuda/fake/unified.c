@@ -133,14 +133,16 @@ static CUresult prefetch(CUdeviceptr address, size_t bytes, const CUmemLocation 
 	return result;
 }
 
-FAKE_EXPORT cuMemPrefetchAsync_v2(CUdeviceptr devPtr, size_t count, CUmemLocation location, unsigned int flags, CUstream hStream)
+FAKE_EXPORT cuMemPrefetchAsync_v2(CUdeviceptr devPtr, size_t count, CUmemLocation location, unsigned int flags,
+				  CUstream hStream)
 {
 	(void)hStream;
 	FAKE(cuMemPrefetchAsync_v2);
 	return flags ? CUDA_ERROR_INVALID_VALUE : prefetch(devPtr, count, &location);
 }
 
-FAKE_EXPORT cuMemPrefetchAsync_v2_ptsz(CUdeviceptr devPtr, size_t count, CUmemLocation location, unsigned int flags, CUstream hStream)
+FAKE_EXPORT cuMemPrefetchAsync_v2_ptsz(CUdeviceptr devPtr, size_t count, CUmemLocation location, unsigned int flags,
+				       CUstream hStream)
 {
 	(void)hStream;
 	FAKE(cuMemPrefetchAsync_v2_ptsz);
@@ -166,14 +168,16 @@ FAKE_EXPORT cuMemPrefetchAsync_ptsz(CUdeviceptr devPtr, size_t count, CUdevice d
 }
 
 FAKE_EXPORT cuMemPrefetchBatchAsync(CUdeviceptr *dptrs, size_t *sizes, size_t count, CUmemLocation *prefetchLocs,
-				    size_t *prefetchLocIdxs, size_t numPrefetchLocs, unsigned long long flags, CUstream hStream)
+				    size_t *prefetchLocIdxs, size_t numPrefetchLocs, unsigned long long flags,
+				    CUstream hStream)
 {
 	CUresult result = CUDA_SUCCESS;
 	size_t at = 0;
 
 	(void)hStream;
 	FAKE(cuMemPrefetchBatchAsync);
-	if (!count || !dptrs || !sizes || !prefetchLocs || !prefetchLocIdxs || !numPrefetchLocs || prefetchLocIdxs[0] || flags)
+	if (!count || !dptrs || !sizes || !prefetchLocs || !prefetchLocIdxs || !numPrefetchLocs || prefetchLocIdxs[0] ||
+	    flags)
 		return CUDA_ERROR_INVALID_VALUE;
 	for (size_t i = 0; i < count && !result; i++) {
 		while (at + 1 < numPrefetchLocs && prefetchLocIdxs[at + 1] <= i)
@@ -193,7 +197,8 @@ static bool same(const CUmemLocation *one, const CUmemLocation *other)
 	return one->type == other->type && (one->type != CU_MEM_LOCATION_TYPE_DEVICE || one->id == other->id);
 }
 
-static CUresult attribute_of(const struct page *page, size_t pages, CUmem_range_attribute attribute, int *number, size_t size)
+static CUresult attribute_of(const struct page *page, size_t pages, CUmem_range_attribute attribute, int *number,
+			     size_t size)
 {
 	struct page all_of = page[0];
 	size_t i = 0;
@@ -209,9 +214,13 @@ static CUresult attribute_of(const struct page *page, size_t pages, CUmem_range_
 	case CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY: *number = all_of.mostly_read; break;
 	case CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION: *number = number_of(all_of.prefers, &all_of.preferred); break;
 	case CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION: *number = number_of(all_of.fetched, &all_of.last); break;
-	case CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE: *number = all_of.prefers ? (int)all_of.preferred.type : 0; break;
+	case CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE:
+		*number = all_of.prefers ? (int)all_of.preferred.type : 0;
+		break;
 	case CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_ID: *number = all_of.prefers ? all_of.preferred.id : 0; break;
-	case CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE: *number = all_of.fetched ? (int)all_of.last.type : 0; break;
+	case CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE:
+		*number = all_of.fetched ? (int)all_of.last.type : 0;
+		break;
 	case CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_ID: *number = all_of.fetched ? all_of.last.id : 0; break;
 	case CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY:
 		size /= sizeof(*number);
@@ -228,7 +237,8 @@ static CUresult attribute_of(const struct page *page, size_t pages, CUmem_range_
 	return CUDA_SUCCESS;
 }
 
-FAKE_EXPORT cuMemRangeGetAttribute(void *data, size_t dataSize, CUmem_range_attribute attribute, CUdeviceptr devPtr, size_t count)
+FAKE_EXPORT cuMemRangeGetAttribute(void *data, size_t dataSize, CUmem_range_attribute attribute, CUdeviceptr devPtr,
+				   size_t count)
 {
 	CUresult result = CUDA_ERROR_INVALID_VALUE;
 	const struct page *page;
@@ -246,8 +256,8 @@ FAKE_EXPORT cuMemRangeGetAttribute(void *data, size_t dataSize, CUmem_range_attr
 	return result;
 }
 
-FAKE_EXPORT cuMemRangeGetAttributes(void **data, size_t *dataSizes, CUmem_range_attribute *attributes, size_t numAttributes,
-				    CUdeviceptr devPtr, size_t count)
+FAKE_EXPORT cuMemRangeGetAttributes(void **data, size_t *dataSizes, CUmem_range_attribute *attributes,
+				    size_t numAttributes, CUdeviceptr devPtr, size_t count)
 {
 	CUresult result = CUDA_SUCCESS;
 

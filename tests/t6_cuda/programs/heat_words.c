@@ -89,7 +89,8 @@ static void maps(CUmodule module)
 	CUtensorMap map, other;
 	void *parameters[] = { &pointer, &map, &tiles };
 	size_t bytes = sizeof(tiles);
-	void *extra[] = { CU_LAUNCH_PARAM_BUFFER_POINTER, &tiles, CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes, CU_LAUNCH_PARAM_END };
+	void *extra[] = { CU_LAUNCH_PARAM_BUFFER_POINTER, &tiles, CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes,
+			  CU_LAUNCH_PARAM_END };
 	CUfunction f;
 
 	DO(cuMemAlloc_v2(&address, 16 << 20));

@@ -43,7 +43,8 @@ static void tables(void *libcuda)
 
 	CHECK(is_ours((const void *)get));
 	words = table(get, 1);
-	CHECK((size_t)words[0] == 5 * sizeof(void *) && is_ours(words[1]) && !is_ours(words[2]) && !words[3] && is_ours(words[4]));
+	CHECK((size_t)words[0] == 5 * sizeof(void *) && is_ours(words[1]) && !is_ours(words[2]) && !words[3] &&
+	      is_ours(words[4]));
 	words = table(get, 2);	/* one without its size is left as it is */
 	CHECK(!is_ours(words[0]) && !is_ours(words[1]) && !is_ours(words));
 	words = table(get, 3);	/* and one that has nothing that is caught */
@@ -61,7 +62,8 @@ static void others(void)
 	CHECK(dlvsym(libc, "malloc", "GLIBC_2.2.5") && !is_ours(dlvsym(libc, "malloc", "GLIBC_2.2.5")));
 	CHECK(!dlvsym(libc, "malloc", "GLIBC_1.0") && dlerror());
 	CHECK(!dlvsym(RTLD_DEFAULT, "dlopen_of_nobody", "GLIBC_2.2.5") && dlerror());
-	CHECK(is_ours(dlsym(libc, "dlsym")) && is_ours(dlsym(libc, "dlopen")) && is_ours(dlvsym(libc, "dlvsym", "GLIBC_2.2.5")));
+	CHECK(is_ours(dlsym(libc, "dlsym")) && is_ours(dlsym(libc, "dlopen")) &&
+	      is_ours(dlvsym(libc, "dlvsym", "GLIBC_2.2.5")));
 	CHECK(!dlopen("/there/is/no.so", RTLD_NOW | RTLD_DEEPBIND) && strstr(dlerror(), "/there/is/no.so"));
 	CHECK(!dlopen("no-such.so", RTLD_NOW) && strstr(dlerror(), "no-such.so"));
 	CHECK(dlopen(NULL, RTLD_NOW | RTLD_DEEPBIND) == dlopen(NULL, RTLD_NOW));

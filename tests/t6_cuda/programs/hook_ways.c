@@ -34,15 +34,16 @@ static void *deeply(const char *way, const char *library, const char *name, int 
 		deep = ((void *(*)(const char *))dlsym(deep, "deep_open"))("libdeep-now.so");
 		which = "linked";
 	}
-	function = dlsym(deep, !strcmp(which, "dlsym") || !strcmp(which, "nvml") ? "deep_dlsym" : !strcmp(which, "dlvsym") ?
-			 "deep_dlvsym" : !strcmp(which, "get") ? "deep_get" : "deep_linked");
+	function = dlsym(deep, !strcmp(which, "dlsym") || !strcmp(which, "nvml") ? "deep_dlsym" :
+			       !strcmp(which, "dlvsym") ? "deep_dlvsym" :
+			       !strcmp(which, "get") ? "deep_get" : "deep_linked");
 	CHECK(function);
 	if (!strcmp(which, "linked"))
 		return ((void *(*)(const char *))function)(name);
 	if (!strcmp(which, "get"))
 		return ((void *(*)(const char *, int, cuuint64_t))function)(name, version, flags);
-	return ((void *(*)(const char *, const char *))function)(strcmp(which, "nvml") ? "libcuda.so.1" : "libnvidia-ml.so.1",
-								 name);
+	return ((void *(*)(const char *, const char *))function)(
+		strcmp(which, "nvml") ? "libcuda.so.1" : "libnvidia-ml.so.1", name);
 }
 
 int main(int argc, char **argv)

@@ -86,8 +86,8 @@ static void encode(int i)
 	const cuuint64_t dim[] = { BYTES }, strides[] = { 0 };
 	const cuuint32_t ones[] = { 1 };
 
-	DO(cuTensorMapEncodeTiled(&maps[i], CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, (void *)address[i], dim, strides, ones, ones,
-				  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
+	DO(cuTensorMapEncodeTiled(&maps[i], CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, (void *)address[i], dim, strides, ones,
+				  ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
 				  CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
 }
 

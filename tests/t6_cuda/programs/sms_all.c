@@ -118,8 +118,8 @@ static void placed_everywhere(void)
 	streams[3] = stream_new(CU_STREAM_NON_BLOCKING);
 	CHECK(where(streams[3]) == ONE_GROUP);
 	/* cuLaunchKernelEx, whose configuration stays the program's. */
-	CUlaunchConfig config = { .gridDimX = 1, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 1, .blockDimY = 1, .blockDimZ = 1,
-				  .hStream = streams[4] };
+	CUlaunchConfig config = { .gridDimX = 1, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 1, .blockDimY = 1,
+				  .blockDimZ = 1, .hStream = streams[4] };
 	DO(cuLaunchKernelEx(&config, function("looks"), nothing, NULL));
 	DO(cuStreamSynchronize(streams[4]));
 	CHECK(config.hStream == streams[4] && seen == ONE_GROUP);
@@ -143,8 +143,8 @@ static void without_green(void)
 static void wide(void)
 {
 	CUlaunchAttribute attribute = { .id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, .value.clusterDim = { 16, 1, 1 } };
-	CUlaunchConfig config = { .gridDimX = 16, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 1, .blockDimY = 1, .blockDimZ = 1,
-				  .attrs = &attribute, .numAttrs = 1 };
+	CUlaunchConfig config = { .gridDimX = 16, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 1, .blockDimY = 1,
+				  .blockDimZ = 1, .attrs = &attribute, .numAttrs = 1 };
 	CUcontext other;
 	CUstream stream, theirs, blocking;
 	CUfunction looks;
@@ -167,7 +167,8 @@ static void wide(void)
 	counts_since(&before);
 	CHECK(seen == 0 && unplaced == 1);
 	/* As without a limit: more than the GPU has. */
-	EXPECT(CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE, cuLaunchCooperativeKernel(looks, 133, 1, 1, 1, 1, 1, 0, stream, nothing));
+	EXPECT(CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE,
+	       cuLaunchCooperativeKernel(looks, 133, 1, 1, 1, 1, 1, 0, stream, nothing));
 	counts_since(&before);
 	config.hStream = stream;
 	DO(cuLaunchKernelEx(&config, looks, nothing, NULL));
@@ -502,7 +503,8 @@ static void put(struct model *model, struct modelled *at, bool kernel)
 static void new_stream(struct model *model, struct modelled *at, bool blocking)
 {
 	(void)model;
-	*at = (struct modelled){ .stream = stream_new(blocking ? CU_STREAM_DEFAULT : CU_STREAM_NON_BLOCKING), .blocking = blocking };
+	*at = (struct modelled){ .stream = stream_new(blocking ? CU_STREAM_DEFAULT : CU_STREAM_NON_BLOCKING),
+				 .blocking = blocking };
 }
 
 static void begin_model(struct model *model)

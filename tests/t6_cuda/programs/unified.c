@@ -51,7 +51,8 @@ static void advised(CUdeviceptr address, bool later)
 	CHECK(attribute(CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION, address, 4096) == CU_DEVICE_INVALID);
 	CHECK(attribute(CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE, middle, 32 * MIB) ==
 	      (int)(later ? CU_MEM_LOCATION_TYPE_HOST : CU_MEM_LOCATION_TYPE_DEVICE));
-	CHECK(attribute(CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE, address, BYTES) == (int)CU_MEM_LOCATION_TYPE_INVALID);
+	CHECK(attribute(CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE, address, BYTES) ==
+	      (int)CU_MEM_LOCATION_TYPE_INVALID);
 	by(end, 4096, later ? CU_DEVICE_INVALID : CU_DEVICE_CPU, CU_DEVICE_INVALID);
 	by(address, BYTES, CU_DEVICE_INVALID, CU_DEVICE_INVALID);
 	by(middle + 5 * MIB, 4096, later ? 0 : CU_DEVICE_INVALID, CU_DEVICE_INVALID);
@@ -61,7 +62,8 @@ static void advised(CUdeviceptr address, bool later)
 	CHECK(values[0] == 1 && values[1] == CU_DEVICE_INVALID);
 	EXPECT(CUDA_ERROR_INVALID_VALUE,
 	       cuMemRangeGetAttribute(values, 2 * sizeof(int), CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, address, 4096));
-	EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemRangeGetAttribute(values, 3, CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, address, 4096));
+	EXPECT(CUDA_ERROR_INVALID_VALUE,
+	       cuMemRangeGetAttribute(values, 3, CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, address, 4096));
 }
 
 static void advise(CUdeviceptr address)

@@ -132,9 +132,11 @@ static void ask(const struct allocation *allocation, size_t first, size_t count)
 	}
 	DO(cuMemRangeGetAttribute(&found, sizeof(found), CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, start, count * PAGE));
 	CHECK(found == expected.mostly_read);
-	DO(cuMemRangeGetAttribute(&found, sizeof(found), CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION, start, count * PAGE));
+	DO(cuMemRangeGetAttribute(&found, sizeof(found), CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION, start,
+				  count * PAGE));
 	CHECK(found == (expected.prefers ? number_of(expected.preferred) : CU_DEVICE_INVALID));
-	DO(cuMemRangeGetAttribute(&found, sizeof(found), CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION, start, count * PAGE));
+	DO(cuMemRangeGetAttribute(&found, sizeof(found), CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION, start,
+				  count * PAGE));
 	CHECK(found == (expected.fetched ? number_of(expected.last) : CU_DEVICE_INVALID));
 	DO(cuMemRangeGetAttribute(by, sizeof(by), CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, start, count * PAGE));
 	if (expected.by_host)

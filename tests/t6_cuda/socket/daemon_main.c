@@ -375,7 +375,8 @@ static void tell(struct device *device, bool is_news)
 	__atomic_store_n(&page->set[index].used, set_bytes, __ATOMIC_RELAXED);
 	__atomic_store_n(&page->set[index].resident, at_most(set_bytes, resident), __ATOMIC_RELAXED);
 	__atomic_store_n(&page->set[index].unwritten,
-			 turn == 1 ? at_most(is_news ? marked : page->set[index].unwritten, resident) : 0, __ATOMIC_RELAXED);
+			 turn == 1 ? at_most(is_news ? marked : page->set[index].unwritten, resident) : 0,
+			 __ATOMIC_RELAXED);
 	__atomic_store_n(&page->set[index].told, set_bytes ? TOTALS_ALONE : TOTALS_UNKNOWN, __ATOMIC_RELEASE);
 }
 

@@ -8,7 +8,8 @@
 #include "driver.h"
 
 /* The kernel of hash.cu, in C. */
-const size_t ggroup_hash_parameters[] = { sizeof(CUdeviceptr), sizeof(uint64_t), sizeof(void *), sizeof(uint64_t), sizeof(uint64_t), 0 };
+const size_t ggroup_hash_parameters[] = { sizeof(CUdeviceptr), sizeof(uint64_t), sizeof(void *), sizeof(uint64_t),
+					  sizeof(uint64_t), 0 };
 void ggroup_hash(void **parameters);
 static uint64_t made;	/* atomically; chunks marked */
 static bool holds;	/* atomically; kernels do not end */
@@ -30,7 +31,8 @@ void ggroup_hash(void **parameters)
 	while (__atomic_load_n(&holds, __ATOMIC_ACQUIRE))
 		usleep(1000);
 	if (!rows)
-		rows = (unsigned int (*)(void))driver_dlsym(dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD), "fake_launch_rows");
+		rows = (unsigned int (*)(void))driver_dlsym(dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD),
+							    "fake_launch_rows");
 	for (unsigned int row = 0; row < rows(); row++, data += 2 * vectors, sums += parts)
 		for (uint64_t part = 0; part < parts; part++) {
 			unsigned __int128 sum = 0;

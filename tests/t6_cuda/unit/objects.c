@@ -597,7 +597,8 @@ static void test_shared_by_import(void)
 	/* As if another process had made it. */
 	fd = export_to_share((__typeof__(&cuMemExportToShareableHandle))plain("cuMemExportToShareableHandle"));
 	CHECK(!foreign_is_shared());
-	CHECK(cuMemImportFromShareableHandle(&imported, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) ==
+	CHECK(cuMemImportFromShareableHandle(&imported, (void *)(intptr_t)fd,
+					     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) ==
 	      CUDA_SUCCESS);
 	close(fd);
 	CHECK(foreign_is_shared());
@@ -610,7 +611,8 @@ static void test_shared_by_range(void)
 
 	start();
 	CHECK(cuMemAlloc_v2(&address, PAGE) == CUDA_SUCCESS && !foreign_is_shared());
-	CHECK(cuMemGetHandleForAddressRange(&fd, address, PAGE, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0) == CUDA_SUCCESS);
+	CHECK(cuMemGetHandleForAddressRange(&fd, address, PAGE, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0) ==
+	      CUDA_SUCCESS);
 	close(fd);
 	CHECK(foreign_is_shared());
 }
@@ -1554,7 +1556,8 @@ int main(int count, char **arguments)
 		{ "segments_in_order", test_segments_in_order }, { "many_in_order", test_many_in_order },
 		{ "shared_by_export", test_shared_by_export }, { "shared_by_import", test_shared_by_import },
 		{ "shared_by_range", test_shared_by_range }, { "shared_by_multicast", test_shared_by_multicast },
-		{ "segments", test_segments }, { "segments_are_hot", test_segments_are_hot }, { "early", test_early }, { "views", test_views }, { "names", test_names },
+		{ "segments", test_segments }, { "segments_are_hot", test_segments_are_hot }, { "early", test_early },
+		{ "views", test_views }, { "names", test_names },
 		{ "export", test_export }, { "questions", test_questions }, { "export_waits", test_export_waits },
 		{ "export_charged", test_export_charged }, { "bound", test_bound },
 		{ "bound_allocation", test_bound_allocation },
@@ -1565,7 +1568,8 @@ int main(int count, char **arguments)
 		{ "reused_context", test_reused_context }, { "reused_in_context", test_reused_in_context },
 		{ "outside_open", test_outside_open }, { "outside_unseen", test_outside_unseen },
 		{ "runs", test_runs }, { "instead", test_instead },
-		{ "object_faults", test_faults }, { "fuzz", test_fuzz }, { "peer", test_peer }, { "threads", test_threads },
+		{ "object_faults", test_faults }, { "fuzz", test_fuzz }, { "peer", test_peer },
+		{ "threads", test_threads },
 	};
 
 	for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]) && count == 2; i++)

@@ -59,7 +59,8 @@ static void start(void)
 	CHECK(real.cuCtxSetCurrent(context) == CUDA_SUCCESS);
 	device = device_current();
 	CHECK(device && device->elastic);
-	device->mover->copy_us = device->mover->work_us = 60000000;	/* a driver made of threads, on a busy machine: longer than any copy */
+	/* A driver made of threads, on a busy machine: longer than any copy. */
+	device->mover->copy_us = device->mover->work_us = 60000000;
 	device->mover->mark_us = 60000000;
 	place = (int (*)(CUdeviceptr))plain("fake_memory_place");
 }
@@ -1914,7 +1915,8 @@ static void test_clean(void)
 	before = now_is(&device->host_held);
 	for (int i = 0; i < 6; i++)
 		use(items[i].address, on_gpu(items[i].address) ? 10 : 10);
-	CHECK(double_out(device, 6 << 20) == 6 << 20 && now_is(&device->host_held) == before && now_is(&device->clean) == 0);
+	CHECK(double_out(device, 6 << 20) == 6 << 20 && now_is(&device->host_held) == before &&
+	      now_is(&device->clean) == 0);
 	double_in(device, UINT64_MAX);
 	for (int i = 0; i < 6; i++)
 		verify(&items[i]);
@@ -1929,7 +1931,8 @@ static void test_clean(void)
 	for (size_t at = 14; at < 22; at += 2) {
 		CHECK(cuMemcpyHtoD_v2(items[5].address + (at << 20) + 4096, &at, 8) == CUDA_SUCCESS);
 		CHECK(out_and_in(32 << 20) == (at < 16 ? 16 << 20 : 2 << 20));
-		CHECK(cuMemcpyDtoH_v2(&before, items[5].address + (at << 20) + 4096, 8) == CUDA_SUCCESS && before == at);
+		CHECK(cuMemcpyDtoH_v2(&before, items[5].address + (at << 20) + 4096, 8) == CUDA_SUCCESS &&
+		      before == at);
 	}
 	/* What is freed frees its copy. */
 	for (int i = 0; i < 6; i++)
@@ -2195,7 +2198,8 @@ int main(int count, char **arguments)
 		{ "copier", test_copier },
 		{ "ahead", test_ahead }, { "granted", test_granted },
 		{ "clean", test_clean }, { "clean_changes", test_clean_changes },
-		{ "clean_faults", test_clean_faults }, { "clean_turns", test_clean_turns }, { "marks_end", test_marks_end },
+		{ "clean_faults", test_clean_faults }, { "clean_turns", test_clean_turns },
+		{ "marks_end", test_marks_end },
 		{ "clean_stuck", test_clean_stuck }, { "stuck", test_stuck },
 		{ "stuck_goes", test_stuck_goes }, { "stuck_stays", test_stuck_stays },
 	};

@@ -26,7 +26,8 @@ struct counted {
 	CUcontext context;
 	struct device *device;
 	uint64_t kernels, launches;	/* since the last marker */
-	uint64_t last, marked;		/* time of the last launch (of READ_EVERY the first), and of the last marker; us */
+	uint64_t last, marked;		/* time of the last launch (of READ_EVERY the first), and of the last marker;
+					 * us */
 	uint64_t looked;		/* time at which its markers were last queried; us */
 	int failures;
 	struct marker *first, *newest;	/* in the order in which they pass */

@@ -253,7 +253,8 @@ void command_grant(void)
 			continue;
 		managed->granted = false;
 		pthread_mutex_unlock(&session.lock);
-		log_line("gpu %d: granted %llu MiB of the host", managed->device->index, (unsigned long long)(grant / GG_MIB));
+		log_line("gpu %d: granted %llu MiB of the host", managed->device->index,
+			 (unsigned long long)(grant / GG_MIB));
 		keeper_grant(managed->device, grant);
 		pthread_mutex_lock(&session.lock);
 	}

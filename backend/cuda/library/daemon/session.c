@@ -105,8 +105,8 @@ static void note_host(struct managed *managed)
 	const uint64_t clean = __atomic_load_n(&device->clean, __ATOMIC_RELAXED);
 	const uint64_t unified = __atomic_load_n(&device->managed, __ATOMIC_RELAXED);
 
-	if (unified == managed->unified && wanted == managed->wanted && is_near(held, managed->held) && is_near(used, managed->used) &&
-	    is_near(clean, managed->clean))
+	if (unified == managed->unified && wanted == managed->wanted && is_near(held, managed->held) &&
+	    is_near(used, managed->used) && is_near(clean, managed->clean))
 		return;
 	managed->held = held;
 	managed->used = used;

@@ -101,7 +101,8 @@ static struct device *set_up_device(CUdevice ordinal, CUcontext context)
 		__atomic_store_n(&devices[ordinal], device, __ATOMIC_RELEASE);
 		life_known(device);
 		log_line("device %d: %s, ggroupfs's gpu %d", ordinal,
-			  device->elastic ? "elastic" : "not elastic", __atomic_load_n(&device->index, __ATOMIC_RELAXED));
+			 device->elastic ? "elastic" : "not elastic",
+			 __atomic_load_n(&device->index, __ATOMIC_RELAXED));
 		__atomic_add_fetch(&device_number, 1, __ATOMIC_ACQ_REL);
 		__atomic_store_n(&set_up[ordinal], true, __ATOMIC_RELEASE);
 	}

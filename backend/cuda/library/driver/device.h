@@ -43,7 +43,8 @@ struct device {
 	/* Bytes, atomically updated; multiples of GG_CHUNK; in gmem.stat. */
 	uint64_t resident;	/* in chunks of the GPU, those cached in the pool included: what is charged */
 	uint64_t swapped;	/* in pinned host chunks that serve the program */
-	uint64_t foreign;	/* that cannot be moved: the program's own cuMemCreate, pools that are not ours, arrays */
+	uint64_t foreign;	/* that cannot be moved: the program's own cuMemCreate, pools that are not ours,
+				 * arrays */
 	uint64_t managed;	/* in `resident`: managed memory that may be on the GPU; the driver counts it nowhere */
 	uint64_t lent;		/* in `foreign`, and only by descriptors that others may have (lent.h) */
 	uint64_t intact;	/* in objects that can move and have not yet: a checkpoint carries them */

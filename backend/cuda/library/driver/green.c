@@ -27,8 +27,8 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static bool has_driver(void)
 {
 	return real.cuDeviceGetDevResource && real.cuDevSmResourceSplitByCount && real.cuDevResourceGenerateDesc &&
-	       real.cuGreenCtxCreate && real.cuCtxFromGreenCtx && real.cuGreenCtxStreamCreate && real.cuGreenCtxDestroy &&
-	       real.cuDevicePrimaryCtxGetState;
+	       real.cuGreenCtxCreate && real.cuCtxFromGreenCtx && real.cuGreenCtxStreamCreate &&
+	       real.cuGreenCtxDestroy && real.cuDevicePrimaryCtxGetState;
 }
 
 /* Return the fewest SMs of a part. CUDA 12 did not tell: then by the architecture (cuda.h, "Green Contexts"). */
@@ -76,8 +76,8 @@ static struct split *split_of(CUdevice ordinal)
 	if (!split->known) {
 		split->result = divide(split, ordinal);
 		split->known = true;
-		log_line("device %d: %u groups of %u of %u SMs, error %d", ordinal, split->shape.groups, split->shape.each,
-			 split->shape.all, (int)split->result);
+		log_line("device %d: %u groups of %u of %u SMs, error %d", ordinal, split->shape.groups,
+			 split->shape.each, split->shape.all, (int)split->result);
 	}
 	return split->result ? NULL : split;
 }

@@ -35,7 +35,8 @@ struct pace {
 
 /* Learns from the kernels that have `finished` by `now`. `pending`: some are still pending. `watched`: some were, a
  * moment ago. `disturbed`: another program may have had the engine since the last call. */
-static inline void pace_learn(struct pace *pace, uint64_t finished, bool pending, bool watched, bool disturbed, uint64_t now)
+static inline void pace_learn(struct pace *pace, uint64_t finished, bool pending, bool watched, bool disturbed,
+			      uint64_t now)
 {
 	const uint64_t gap_us = now - pace->since, most_ns = pace->kernel_ns * PACE_LONGER_MOST;
 	uint64_t took_ns = gap_us * 1000 / (finished - pace->finished);

@@ -64,7 +64,8 @@ PREFETCH(cuMemPrefetchAsync_v2_ptsz,
 	 (devPtr, count, location, flags, hStream), location)
 
 /* Many ranges at once: the one location that each is for. */
-static const CUmemLocation *location_in(const CUmemLocation *locations, const size_t *firsts, size_t count, size_t range)
+static const CUmemLocation *location_in(const CUmemLocation *locations, const size_t *firsts, size_t count,
+					size_t range)
 {
 	size_t i = 0;
 
@@ -105,15 +106,18 @@ static CUresult one_by_one(const CUdeviceptr *starts, const size_t *sizes, size_
 }
 
 #define BATCH(name, discard, ours)									\
-	WRAPPER name(CUdeviceptr *dptrs, size_t *sizes, size_t count, CUmemLocation *prefetchLocs,		\
-		     size_t *prefetchLocIdxs, size_t numPrefetchLocs, unsigned long long flags, CUstream hStream)	\
+	WRAPPER name(CUdeviceptr *dptrs, size_t *sizes, size_t count, CUmemLocation *prefetchLocs,	\
+		     size_t *prefetchLocIdxs, size_t numPrefetchLocs, unsigned long long flags,		\
+		     CUstream hStream)									\
 	{												\
 		const bool touched = any_touched(dptrs, sizes, count);					\
 		CUresult result = CUDA_SUCCESS;								\
 													\
-		PASS_INSIDE(name, (dptrs, sizes, count, prefetchLocs, prefetchLocIdxs, numPrefetchLocs, flags, hStream));	\
+		PASS_INSIDE(name, (dptrs, sizes, count, prefetchLocs, prefetchLocIdxs, numPrefetchLocs,	\
+				   flags, hStream));							\
 		for (size_t i = 0; touched && i < count; i++) {						\
-			const CUmemLocation *location = location_in(prefetchLocs, prefetchLocIdxs, numPrefetchLocs, i);	\
+			const CUmemLocation *location =							\
+				location_in(prefetchLocs, prefetchLocIdxs, numPrefetchLocs, i);		\
 													\
 			if (location)									\
 				advised_come(dptrs[i], sizes[i], *location);				\
@@ -121,7 +125,8 @@ static CUresult one_by_one(const CUdeviceptr *starts, const size_t *sizes, size_
 		turn_enter(TURN_OTHER, hStream, PER_THREAD(name));					\
 		if (!touched) {										\
 			CALL_REAL(result, name,								\
-				  (dptrs, sizes, count, prefetchLocs, prefetchLocIdxs, numPrefetchLocs, flags, hStream));	\
+				  (dptrs, sizes, count, prefetchLocs, prefetchLocIdxs, numPrefetchLocs,	\
+				   flags, hStream));							\
 			for (size_t i = 0; !result && i < count; i++) {					\
 				const CUmemLocation *location =						\
 					location_in(prefetchLocs, prefetchLocIdxs, numPrefetchLocs, i);	\
@@ -169,6 +174,7 @@ WRAPPER cuMemRangeGetAttributes(void **data, size_t *dataSizes, CUmem_range_attr
 	result = CUDA_SUCCESS;
 	for (size_t i = 0; i < numAttributes && !result; i++)
 		if (!advised_attribute(data[i], dataSizes[i], attributes[i], devPtr, count, &result))
-			CALL_REAL(result, cuMemRangeGetAttribute, (data[i], dataSizes[i], attributes[i], devPtr, count));
+			CALL_REAL(result, cuMemRangeGetAttribute,
+				  (data[i], dataSizes[i], attributes[i], devPtr, count));
 	return result;
 }

@@ -74,7 +74,8 @@ static int by_chunk(const void *a, const void *b)
 
 	if (left->address / GG_CHUNK != right->address / GG_CHUNK)
 		return by_value(left->address, right->address);
-	return left->bytes != right->bytes ? by_value(left->bytes, right->bytes) : by_value(left->number, right->number);
+	return left->bytes != right->bytes ? by_value(left->bytes, right->bytes) :
+	       by_value(left->number, right->number);
 }
 
 static int by_number(const void *a, const void *b)

@@ -77,7 +77,8 @@ static struct need need_of(CUfunction function, const CUlaunchConfig *config)
 
 /* Make a wrapper. `place` gives the call `detour.stream` in the place of the program's, and `back` takes that back;
  * `needs` is a struct need. */
-#define LAUNCH(name, parameters, arguments, function, stream, per_thread, values, extra_values, needs, place, back)	\
+#define LAUNCH(name, parameters, arguments, function, stream, per_thread, values, extra_values,	\
+	       needs, place, back)								\
 	WRAPPER name parameters									\
 	{											\
 		struct detour detour;								\

@@ -122,7 +122,8 @@ WRAPPER cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flags
 	PASS_INSIDE(cuMemAllocManaged, (dptr, bytesize, flags));
 	device = device_current();
 	CALL_REAL(result, cuMemAllocManaged, (dptr, bytesize, flags));
-	if (result == CUDA_SUCCESS && !(memory_elastic(device) && unified_made(device, *dptr, bytesize, driver_context())))
+	if (result == CUDA_SUCCESS &&
+	    !(memory_elastic(device) && unified_made(device, *dptr, bytesize, driver_context())))
 		foreign_is_managed(device, *dptr, bytesize, driver_context());
 	return result;
 }

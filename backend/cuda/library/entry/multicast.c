@@ -33,7 +33,8 @@ static struct binding_box box_of(int ordinal, size_t offset, size_t size)
 }
 
 /* Records the `result` of the driver's bind. */
-static void settle(struct binding *binding, CUresult result, CUmemGenericAllocationHandle object, size_t offset, size_t size)
+static void settle(struct binding *binding, CUresult result, CUmemGenericAllocationHandle object, size_t offset,
+		   size_t size)
 {
 	const struct binding_box box = box_of(binding_ordinal(binding), offset, size);
 

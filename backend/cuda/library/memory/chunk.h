@@ -27,7 +27,8 @@ struct chunk {
 	CUmemGenericAllocationHandle memory;
 	CUdeviceptr window;	/* of a chunk in the host: see host.h */
 	uint32_t heat;		/* how often it was used of late; halved by every look */
-	uint32_t order;		/* number of its first use in the last turn that used it; 0: not in the working set (order.h) */
+	uint32_t order;		/* number of its first use in the last turn that used it; 0: not in the working set
+				 * (order.h) */
 	uint32_t first;		/* the same of the turn that is looked at (order.c); else 0 */
 	uint32_t used_at;	/* when that was: ms for which the program had run */
 	uint8_t place;		/* enum chunk_place */

@@ -25,7 +25,8 @@ CUresult hint_prefetch(CUdeviceptr start, uint64_t bytes, CUmemLocation location
 		return CUDA_ERROR_NOT_SUPPORTED;
 	if (per_thread && real.cuMemPrefetchAsync_ptsz)
 		return real.cuMemPrefetchAsync_ptsz(start, bytes, ordinal, stream);
-	return real.cuMemPrefetchAsync ? real.cuMemPrefetchAsync(start, bytes, ordinal, stream) : CUDA_ERROR_NOT_SUPPORTED;
+	return real.cuMemPrefetchAsync ? real.cuMemPrefetchAsync(start, bytes, ordinal, stream) :
+	       CUDA_ERROR_NOT_SUPPORTED;
 }
 
 static CUresult keep(CUdeviceptr start, uint64_t bytes, const struct advice *advice, const void *argument)

@@ -67,7 +67,8 @@ static enum chunk_class surplus(const struct pool *pool)
 	int64_t most = INT64_MIN;
 
 	for (enum chunk_class class = 0; class < CLASSES; class++) {
-		const int64_t over = (int64_t)(pool->host_bytes[class] + pool->used[class]) - (int64_t)pool->goal[class];
+		const int64_t over = (int64_t)(pool->host_bytes[class] + pool->used[class]) -
+				     (int64_t)pool->goal[class];
 
 		if (pool->host[class] && over > most) {
 			most = over;

@@ -163,7 +163,8 @@ static bool is_equal(const struct found *found, const struct found *other)
 	bool equal = found->ours == other->ours && found->count == other->count;
 
 	for (size_t i = 0; equal && i < found->count; i++)
-		equal = found->entries[i].name == other->entries[i].name && found->entries[i].fd == other->entries[i].fd;
+		equal = found->entries[i].name == other->entries[i].name &&
+			found->entries[i].fd == other->entries[i].fd;
 	return equal;
 }
 

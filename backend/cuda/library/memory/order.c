@@ -47,7 +47,8 @@ static void forget_uses(struct region *region, CUdeviceptr at, size_t bytes, siz
 
 /* Calls `visit` for each range of addresses of a region. */
 static void each_place(struct region *region,
-		       void (*visit)(struct region *region, CUdeviceptr at, size_t bytes, size_t offset, void *), void *argument)
+		       void (*visit)(struct region *region, CUdeviceptr at, size_t bytes, size_t offset, void *),
+		       void *argument)
 {
 	if (region->object)
 		view_each(region, visit, argument);
@@ -285,7 +286,8 @@ static void choose(struct pick *pick, void *argument)
 {
 	struct choice *choice = argument;
 
-	if (!chunk_of(pick)->order || (object_is_whole(pick->region) && pick->index) || !unit_movable(pick, choice->from))
+	if (!chunk_of(pick)->order || (object_is_whole(pick->region) && pick->index) ||
+	    !unit_movable(pick, choice->from))
 		return;
 	if (object_is_whole(pick->region) && pick->region->reserved > choice->whole_most)
 		return;
@@ -327,7 +329,8 @@ static size_t choose_all(struct region_tree *tree, struct choice *choice)
 
 size_t order_next(struct device *device, size_t want, struct pick *picks, size_t most)
 {
-	struct choice choice = { .picks = picks, .most = most, .want = want, .whole_most = SIZE_MAX, .from = CHUNK_HOST };
+	struct choice choice = { .picks = picks, .most = most, .want = want, .whole_most = SIZE_MAX,
+				 .from = CHUNK_HOST };
 	size_t count;
 
 	pthread_mutex_lock(&tree_lock);
@@ -339,7 +342,8 @@ size_t order_next(struct device *device, size_t want, struct pick *picks, size_t
 
 size_t order_last(struct region_tree *tree, size_t want, size_t whole_most, struct pick *picks, size_t most)
 {
-	struct choice choice = { .picks = picks, .most = most, .want = want, .whole_most = whole_most, .from = CHUNK_DEVICE };
+	struct choice choice = { .picks = picks, .most = most, .want = want, .whole_most = whole_most,
+				 .from = CHUNK_DEVICE };
 
 	return choose_all(tree, &choice);
 }

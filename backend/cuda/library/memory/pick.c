@@ -302,8 +302,8 @@ static size_t pick_coldest(struct device *device, size_t want, size_t whole_most
 {
 	/* The memory used in the last turn will be used in the next. */
 	const bool waits = turn_is_over(device);
-	struct taking taking = { .picks = picks, .most = most, .want = want, .from = CHUNK_DEVICE, .whole_most = whole_most,
-				 .unused = waits };
+	struct taking taking = { .picks = picks, .most = most, .want = want, .from = CHUNK_DEVICE,
+				 .whole_most = whole_most, .unused = waits };
 	struct region_tree *tree = device->regions;
 	size_t steps = 0, below = 0, hand;
 	struct region *ring;

@@ -143,7 +143,8 @@ static CUresult allow(const struct place_run *run, const struct spot *spot, stru
 			count = describe(has, access);
 		}
 		if (count)
-			CALL_REAL(result, cuMemSetAccess, (spot->address + (from - spot->from), to - from, access, count));
+			CALL_REAL(result, cuMemSetAccess,
+				  (spot->address + (from - spot->from), to - from, access, count));
 	}
 	return result;
 }

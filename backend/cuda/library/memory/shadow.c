@@ -96,7 +96,8 @@ static void note_advice(struct advice *advice, void *argument)
 	const struct noted *noted = argument;
 	const CUmemLocation *location = noted->location;
 	const bool is_gpu = location->type == CU_MEM_LOCATION_TYPE_DEVICE;
-	const uint64_t bit = is_gpu && location->id >= 0 && location->id < GG_ORDINALS ? UINT64_C(1) << location->id : 0;
+	const uint64_t bit =
+		is_gpu && location->id >= 0 && location->id < GG_ORDINALS ? UINT64_C(1) << location->id : 0;
 
 	switch (noted->what) {
 	case CU_MEM_ADVISE_SET_READ_MOSTLY: advice->mostly_read = true; break;

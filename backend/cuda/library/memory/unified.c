@@ -127,7 +127,8 @@ static void charge_pieces(struct unified *unified)
 		pthread_mutex_unlock(&lock);
 		if (charged)
 			continue;
-		result = hint_keep(&unified->shadow, unified_piece(unified, i), unified_piece_bytes(unified, i), unified->device);
+		result = hint_keep(&unified->shadow, unified_piece(unified, i), unified_piece_bytes(unified, i),
+				   unified->device);
 		unified_disown(unified);
 		if (result)
 			log_line("managed memory: no advice is taken, error %d: it is not limited", (int)result);
@@ -139,7 +140,8 @@ static bool takes_advice(const struct device *device)
 	int value = 0;
 
 	return real.cuDeviceGetAttribute &&
-	       !real.cuDeviceGetAttribute(&value, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, device->ordinal) && value;
+	       !real.cuDeviceGetAttribute(&value, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, device->ordinal) &&
+	       value;
 }
 
 bool unified_made(struct device *device, CUdeviceptr address, uint64_t bytes, CUcontext context)

@@ -46,7 +46,8 @@ struct view *view_after(const struct view *view);
 void view_set_access(struct view *view, CUdeviceptr address, size_t bytes, const CUmemAccessDesc *access, size_t count);
 /* Calls `visit` for each range of addresses at which a part of a region is mapped. */
 void view_each(struct region *region,
-	       void (*visit)(struct region *region, CUdeviceptr at, size_t bytes, size_t offset, void *), void *argument);
+	       void (*visit)(struct region *region, CUdeviceptr at, size_t bytes, size_t offset, void *),
+	       void *argument);
 /* The GPUs that may use any part of a region, or have copied to or from it, one bit per ordinal; the caller has a chunk
  * of it. */
 uint64_t view_users(const struct region *region);

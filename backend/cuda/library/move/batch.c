@@ -79,7 +79,8 @@ struct batch *batch_new_out(struct device *device, const struct pick *picks, siz
 
 	if (batch && device_borrow(device)) {
 		/* What goes as a whole is one, however long it takes. */
-		while (i < count && (!i || (batch->whole[i] && batch->pick[i].index) || moment_us() - start < MAKE_US) &&
+		while (i < count &&
+		       (!i || (batch->whole[i] && batch->pick[i].index) || moment_us() - start < MAKE_US) &&
 		       take_host(device, batch, i))
 			i++;
 		/* What goes as a whole goes, or stays. */
@@ -186,8 +187,8 @@ static struct outcome settle(struct device *device, struct batch *batch)
 }
 
 /* ... of two; of what comes `stuck` bytes have room, and their own end. */
-static void settle_both(struct device *device, struct batch *out, struct batch *in, uint64_t stuck, struct outcome *went,
-			struct outcome *came)
+static void settle_both(struct device *device, struct batch *out, struct batch *in, uint64_t stuck,
+			struct outcome *went, struct outcome *came)
 {
 	*went = land(device, out);
 	*came = land(device, in);
@@ -312,7 +313,8 @@ static void say(const struct device *device, const struct batch *batch, const st
 		const struct taken *taken)
 {
 	if (outcome->clean)
-		log_line("device %d: %llu MiB were clean", device->ordinal, (unsigned long long)(outcome->clean / GG_MIB));
+		log_line("device %d: %llu MiB were clean", device->ordinal,
+			 (unsigned long long)(outcome->clean / GG_MIB));
 	log_line("device %d: %s%s %llu of %llu MiB, waited %llu us, closed %llu us, %llu us in all", device->ordinal,
 		 batch->home ? "home, " : "", batch->in ? "in" : "out", (unsigned long long)(outcome->moved / GG_MIB),
 		 (unsigned long long)(outcome->all / GG_MIB), (unsigned long long)taken->waited,
@@ -353,7 +355,8 @@ static bool carry_closed(struct device *device, struct batch *out, struct batch 
 		calm_over(device, false);
 		return false;
 	}
-	*borrowed = calm_quiet(device, device) && users_quiet(device, out) && users_quiet(device, in) && device_borrow(device);
+	*borrowed = calm_quiet(device, device) && users_quiet(device, out) && users_quiet(device, in) &&
+		    device_borrow(device);
 	begun = moment_us();
 	taken->waited = begun - taken->waited;
 	device->mover->waited_us += taken->waited;

@@ -94,14 +94,15 @@ bool hash_ready(struct device *device)
 }
 
 /* Launches the kernel on consecutive chunks of one size, with sums from `first` on. */
-static CUresult launch(const struct hasher *hasher, CUstream stream, CUdeviceptr at, size_t bytes, size_t count, size_t first)
+static CUresult launch(const struct hasher *hasher, CUstream stream, CUdeviceptr at, size_t bytes, size_t count,
+		       size_t first)
 {
 	uint64_t vectors = bytes / 16;
 	struct mark *sums = hasher->sums + first;
 	void *parameters[] = { &at, &vectors, &sums, &key[0], &key[1] };
 
-	return real.cuLaunchKernel(hasher->kernel, (unsigned int)(bytes / PART_BYTES), (unsigned int)count, 1, THREADS, 1, 1, 0,
-				   stream, parameters, NULL);
+	return real.cuLaunchKernel(hasher->kernel, (unsigned int)(bytes / PART_BYTES), (unsigned int)count, 1,
+				   THREADS, 1, 1, 0, stream, parameters, NULL);
 }
 
 static CUresult await(CUevent event, uint64_t wait_us)

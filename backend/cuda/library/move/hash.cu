@@ -21,8 +21,8 @@ static __device__ word mixed(word x)	/* the finalizer of MurmurHash3 */
 }
 
 /* Sums consecutive chunks, one per row of blocks; the blocks of a row share a chunk, and each leaves its sum. */
-extern "C" __global__ void __launch_bounds__(THREADS) ggroup_hash(const ulonglong2 *data, word vectors, ulonglong2 *sums, word key0,
-								   word key1)
+extern "C" __global__ void __launch_bounds__(THREADS)
+ggroup_hash(const ulonglong2 *data, word vectors, ulonglong2 *sums, word key0, word key1)
 {
 	__shared__ unsigned __int128 warps[THREADS / 32];
 	const ulonglong2 *chunk = data + blockIdx.y * vectors;
@@ -37,7 +37,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) ggroup_hash(const ulonglon
 		       (v.y + mixed(key1 + i * 0xd1342543de82ef95ULL));
 	}
 	for (int lanes = 16; lanes; lanes /= 2) {
-		const word low = __shfl_xor_sync(~0U, (word)sum, lanes), high = __shfl_xor_sync(~0U, (word)(sum >> 64), lanes);
+		const word low = __shfl_xor_sync(~0U, (word)sum, lanes),
+			   high = __shfl_xor_sync(~0U, (word)(sum >> 64), lanes);
 
 		sum += (unsigned __int128)high << 64 | low;
 	}

@@ -147,7 +147,8 @@ static CUresult show_sources(struct device *device, struct batch *batch, struct 
 		result = reserve(window, bytes_of(batch));
 		if (result != CUDA_SUCCESS)
 			break;
-		batch->source[i] = behind ? batch->source[i - 1] + batch->bytes[i - 1] : window->address + window->mapped;
+		batch->source[i] = behind ? batch->source[i - 1] + batch->bytes[i - 1] :
+				   window->address + window->mapped;
 		if (!behind)
 			result = show(window, batch->from[i],
 				      batch->whole[i] ? batch->pick[i].region->reserved : batch->bytes[i]);
@@ -270,7 +271,8 @@ static CUresult copy(struct device *device, const struct lane *lane, const struc
 	if (!*event)
 		result = real.cuEventCreate(event, CU_EVENT_DISABLE_TIMING);
 	for (size_t i = run->first; i < run->first + run->count && result == CUDA_SUCCESS; i++)
-		result = batch->clean[i] ? CUDA_SUCCESS : real.cuMemcpyDtoDAsync_v2(batch->to[i].window, batch->source[i], batch->bytes[i], stream);
+		result = batch->clean[i] ? CUDA_SUCCESS :
+			 real.cuMemcpyDtoDAsync_v2(batch->to[i].window, batch->source[i], batch->bytes[i], stream);
 	if (result == CUDA_SUCCESS)
 		result = real.cuEventRecord(*event, stream);
 	return result;
@@ -449,7 +451,8 @@ void lane_settle(struct device *device, struct batch *batch, size_t i)
 		if (batch->within)
 			kept_release(device, batch->from[i]);
 		else if (batch->marked[i])
-			clean_keep(&batch->pick[i], (struct spare){ batch->from[i], batch->from_window[i] }, batch->mark[i]);
+			clean_keep(&batch->pick[i], (struct spare){ batch->from[i], batch->from_window[i] },
+				   batch->mark[i]);
 		else
 			free_host(device, batch, i, class);
 	} else {

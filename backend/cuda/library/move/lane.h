@@ -30,10 +30,12 @@ struct window {
 struct batch {
 	size_t count;
 	bool in;			/* to the GPU */
-	bool within;			/* from there, or from the host to the host: to memory that others can map, or */
+	bool within;			/* from there, or from the host to the host: to memory that others can map,
+					 * or */
 	bool home;			/* ... to memory of our own, for what was imported, or */
 	bool join;			/* ... to `joined`, which is to be behind all of an object */
-	bool instead;			/* in, in the place of what goes out meanwhile: in no books before that has gone */
+	bool instead;			/* in, in the place of what goes out meanwhile: in no books before that has
+					 * gone */
 	CUmemGenericAllocationHandle joined;
 	struct pick pick[BATCH_MOST_CHUNKS];
 	CUdeviceptr source[BATCH_MOST_CHUNKS];			/* where it can be copied from; 0: nowhere yet */
@@ -48,7 +50,8 @@ struct batch {
 	struct mark mark[BATCH_MOST_CHUNKS];
 	bool clean[BATCH_MOST_CHUNKS];				/* ... and equal to it, so that nothing is copied */
 	bool marked[BATCH_MOST_CHUNKS];				/* in: what it came from is its copy, with that mark */
-	bool settled[BATCH_MOST_CHUNKS];				/* it has moved, and nothing else has what it left */
+	/* It has moved, and nothing else has what it left. */
+	bool settled[BATCH_MOST_CHUNKS];
 	struct window window;		/* in: of the new chunks */
 	struct window sources;		/* of objects: of what is on the GPU, for they may be mapped nowhere */
 };
@@ -88,7 +91,8 @@ struct mover {
 	struct calm calm;		/* ... and how that went */
 	uint64_t busy_us;		/* spent on moving, ever: not on waiting for the program */
 	uint64_t waited_us;		/* ... on that, and */
-	uint64_t closed_us;		/* ... with the gate closed and nothing running; both by the holder of the lock */
+	uint64_t closed_us;		/* ... with the gate closed and nothing running; both by the holder of the
+					 * lock */
 	struct batch *stuck[2];		/* given up on, with copies that may still run */
 };
 

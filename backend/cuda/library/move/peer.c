@@ -21,7 +21,8 @@ static bool next_region(struct device *device, uint64_t after, uint64_t *serial,
 	pthread_mutex_lock(&tree_lock);
 	first = region = device->regions->ring;
 	while (region) {
-		if (region->serial > after && !region->freeing && !region->object && (!found || region->serial < found->serial))
+		if (region->serial > after && !region->freeing && !region->object &&
+		    (!found || region->serial < found->serial))
 			found = region;
 		region = region->next == first ? NULL : region->next;
 	}

@@ -3,8 +3,8 @@
 //     calls FILE
 //
 // FILE (a page on tmpfs): ready (u64 @8), stop (u32 @24, set by the caller), error (u32 @28), and the medians of COUNT
-// calls, nanoseconds: cudaMemcpy of 4 MiB to the GPU (u64 @40) and to the host (@48), both with pinned memory, the launch
-// of an empty kernel (@56) and cudaGetDeviceCount (@64). It ends once it is told to.
+// calls, nanoseconds: cudaMemcpy of 4 MiB to the GPU (u64 @40) and to the host (@48), both with pinned memory, the
+// launch of an empty kernel (@56) and cudaGetDeviceCount (@64). It ends once it is told to.
 
 #include <algorithm>
 #include <cuda_runtime.h>

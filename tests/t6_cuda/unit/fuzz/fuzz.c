@@ -80,7 +80,8 @@ static void say(uint64_t number)
 {
 	const struct double_moved moved = double_moved();
 
-	printf("step %llu: %llu MiB out, %llu MiB in, %llu faults, %llu names, %llu of %llu pages in the host, %llu marks\n",
+	printf("step %llu: %llu MiB out, %llu MiB in, %llu faults, %llu names, %llu of %llu pages in the host, "
+	       "%llu marks\n",
 	       (unsigned long long)number, (unsigned long long)(moved.out >> 20), (unsigned long long)(moved.in >> 20),
 	       (unsigned long long)calls_faults(), (unsigned long long)model.renamed,
 	       (unsigned long long)model.checked_in_host, (unsigned long long)model.checked,
