@@ -30,10 +30,12 @@
 #   make bench        the measured comparison, what needs no GPU; two minutes, into build/bench.json
 #   make bench-gpu    ... and what needs one: nvcc, no network; half an hour. ONLY="pareto levers" for some of it;
 #                     ONLY=oversubscribed for turns of memory, a quarter of an hour more
-#   make bench-papers the papers' pairs on real programs (PyTorch, transformers), cell by cell: tests/bench/papers/README.md;
-#                     PAPERS="--scenario pairs --budget 540"; bench-papers-plan says what and how long, with the same PAPERS
+#   make bench-papers the papers' pairs on real programs (PyTorch, transformers), cell by cell:
+#                     tests/bench/papers/README.md; PAPERS="--scenario pairs --budget 540"; bench-papers-plan says what
+#                     and how long, with the same PAPERS
 #   make bench-check  what moved since the committed record; bench-keep puts build/bench.json there
-#   make bench-papers-check, bench-papers-keep   the same of build/papers/papers.json, which bench-papers-merge makes of cells
+#   make bench-papers-check, bench-papers-keep   the same of build/papers/papers.json, which bench-papers-merge makes
+#                     of cells
 #   make bench-render pages and plots from the committed records, and what README and docs/comparison.md say of them
 #   make bench-files  what one file access costs, against a C server
 #   make soak         what holds of a mount that a crowd uses for ten minutes; a quarter of an hour, two CPUs
@@ -203,7 +205,8 @@ bench-gpu: build-test cuda
 	$(BENCH) gpu $(BENCH_OPTIONS)
 
 bench-papers: build-test cuda
-	@[ -e /dev/nvidiactl ] || { echo "make bench-papers: no NVIDIA driver on this machine (/dev/nvidiactl)" >&2; exit 1; }
+	@[ -e /dev/nvidiactl ] || { \
+		echo "make bench-papers: no NVIDIA driver on this machine (/dev/nvidiactl)" >&2; exit 1; }
 	$(PY) -m tests.bench.papers run $(PAPERS)
 
 # Without a GPU, too: what is there of cells and records.

@@ -317,7 +317,8 @@ def test_every_pair_is_measured(tmp_path: Path) -> None:
     assert value("ggroupfs", "steps_per_s") == pytest.approx(0.6 * STEPS, rel=0.1)
     pressed = value("ggroupfs, static", "steps_per_s", memory=70)
     assert pressed == pytest.approx(0.5 * 0.7 * STEPS, rel=0.1)
-    assert made.ratios(made.cell("ggroupfs", case), "steps_per_s")[0] == pytest.approx(0.6, rel=0.1)  # type: ignore[arg-type]
+    cell = made.cell("ggroupfs", case)  # type: ignore[arg-type]
+    assert made.ratios(cell, "steps_per_s")[0] == pytest.approx(0.6, rel=0.1)
     reasons = {(one.system, one.reason) for one in made.absences}
     assert reasons == {
         ("time slicing", f"low={low} memory=70 arrivals=gamma: out of memory") for low in ("diffusion", "finetune")

@@ -52,7 +52,10 @@ class TenantLab:
             server, loop = self._tenant(stack, high, HIGH_BYTES), self._tenant(stack, low, LOW_BYTES)
             for run, nbytes in ((server, HIGH_BYTES), (loop, LOW_BYTES)):
                 file = self.mount / str(run.pid) / "0" / "gmem.current"  # type: ignore[operator]
-                eventually(lambda file=file, nbytes=nbytes: int(file.read_text()) >= nbytes, "it holds all")  # type: ignore[misc]
+                eventually(
+                    lambda file=file, nbytes=nbytes: int(file.read_text()) >= nbytes,  # type: ignore[misc]
+                    "it holds all",
+                )
             yield server, loop
 
 

@@ -109,7 +109,12 @@ def test_a_daemon_killed_in_switches(elastic: str) -> None:
                 mount = start()
                 wait_for(slice_.path.exists, "the slice is there")
                 before = turns_of(slice_)
-                back.append(wait_for(lambda before=before: turns_of(slice_) > before, "turns", seconds=60))  # type: ignore[misc]
+                again = wait_for(
+                    lambda before=before: turns_of(slice_) > before,  # type: ignore[misc]
+                    "turns",
+                    seconds=60,
+                )
+                back.append(again)
             print(
                 f"killed {KILLS} times; a pass of all took {usual:.2f} s at most before, {max(idle):.2f} s after a "
                 f"kill; turns again {max(back):.2f} s after the next daemon answered at most"

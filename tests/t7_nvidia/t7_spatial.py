@@ -190,7 +190,11 @@ def test_memory_limits_are_as_outside(gpu_mount: Mounted, placed: str, elastic: 
             assert client_bytes(run.pid) >= 4 * GIB
             for level, limit in ((group, 2 * GIB), (slice_, 3 * GIB)):
                 write(level, "gmem.limit.high", limit)
-                wait_for(lambda limit=limit: client_bytes(run.pid) <= limit + 64 * MIB, "NVML agrees", seconds=5)  # type: ignore[misc]
+                wait_for(
+                    lambda limit=limit: client_bytes(run.pid) <= limit + 64 * MIB,  # type: ignore[misc]
+                    "NVML agrees",
+                    seconds=5,
+                )
                 assert current(level) <= limit
                 go_on([run, other], 60)
                 write(level, "gmem.limit.high", "max")

@@ -46,7 +46,11 @@ def together(commands: Sequence[Sequence[str]]) -> Iterator[list[Program]]:
                 runs += fresh
                 for run in fresh:
                     ended = run.process.poll
-                    wait_for(lambda: run.u64(CREATED) != 0 or ended() is not None, "it works", seconds=START_S)  # noqa: B023
+                    wait_for(
+                        lambda run=run, ended=ended: run.u64(CREATED) != 0 or ended() is not None,  # type: ignore[misc]
+                        "it works",
+                        seconds=START_S,
+                    )
                     if ended() is not None:
                         raise Unavailable(f"program {len(runs)} ended: {last_line(run.log)}")
             yield runs
