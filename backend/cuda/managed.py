@@ -38,6 +38,10 @@ SHORT_S = 0.5
 PREPARE_S = 0.5
 """Seconds for a piece of a working set to come: 5 ms are usual."""
 
+HALT_LASTS_S = 0.05
+"""Seconds for which it holds that a program is stopped, or is not, where that is asked for all programs with each piece
+that moves: a look reads some ten files."""
+
 DISTRUST_S = 60.0
 """Seconds in which a program that said that it is drained, and then moved nothing, is not believed that it is."""
 
@@ -141,9 +145,10 @@ class Managed:
         if program is None:
             return Footprint(movable=self._migrations.movable(process))
         known = program.holding.footprint
-        if not self._stuck(program):
+        if not self._stuck(program, HALT_LASTS_S):
             return known
-        later = 0 if self._cannot(program) else max(0, known.movable - (known.unmovable or 0))
+        cannot = self._cannot(program, HALT_LASTS_S)
+        later = 0 if cannot else max(0, known.movable - (known.unmovable or 0))
         return attrs.evolve(known, movable=0, later=later)
 
     def spoken(self, process: Process) -> float:
@@ -182,13 +187,20 @@ class Managed:
         if process not in self._programs:
             self.booked.observe(process, self.info.index, nbytes)
 
-    def _stuck(self, program: Program) -> bool:
-        """Whether it could not move anything if it wanted to, or has just tried."""
-        return program.short_until > trio.current_time() or self._cannot(program)
+    def _stuck(self, program: Program, lasts: float = 0.0) -> bool:
+        """Whether it could not move anything if it wanted to, or has just tried; see :meth:`_cannot`."""
+        return program.short_until > trio.current_time() or self._cannot(program, lasts)
 
-    def _cannot(self, program: Program) -> bool:
-        """Whether it could not, however long ago it tried."""
-        return bool(program.departs or program.overdue or self._halted(program.holding.process))
+    def _cannot(self, program: Program, lasts: float = 0.0) -> bool:
+        """Whether it could not, however long ago it tried. That it is stopped, or is not, may have been seen `lasts`
+        seconds ago."""
+        return bool(program.departs or program.overdue or self._is_halted(program, lasts))
+
+    def _is_halted(self, program: Program, lasts: float) -> bool:
+        process, now = program.holding.process, trio.current_time()
+        if not lasts or program.looked_at is None or now - program.looked_at > lasts:
+            program.looked_at, program.is_stopped = now, is_stopped(process.pid)
+        return self.stays(process) or program.is_stopped
 
     def _halted(self, process: Process) -> bool:
         return self.stays(process) or is_stopped(process.pid)
@@ -215,7 +227,7 @@ class Managed:
         moved = 0
         async with program.turn:
             while moved < nbytes and self._programs.get(process) is program:
-                if program.holding.asked or self._stuck(program):
+                if program.holding.asked or self._stuck(program, HALT_LASTS_S):  # else `_ask` sees it
                     break
                 piece = min(PIECE, nbytes - moved)
                 before, wait = program.holding.given, program.wait
@@ -311,7 +323,7 @@ class Managed:
     async def prepare(self, process: Process, nbytes: int) -> int:
         """See :class:`backend.core.protocols.Gpu`. One that is not drained, or stopped, is not asked."""
         program = self._programs.get(process)
-        if program is None or program.turn_end is not TurnEnd.DRAINED or self._stuck(program):
+        if program is None or program.turn_end is not TurnEnd.DRAINED or self._stuck(program, HALT_LASTS_S):
             return 0
         with trio.move_on_after(PREPARE_S):
             return await program.mover.prepare(self.info.index, nbytes)

@@ -111,6 +111,10 @@ class Program:
     """What it holds."""
     short_until: float = 0.0
     """Until when it is taken to have nothing to give."""
+    looked_at: float | None = None
+    """When it was looked whether it is stopped, by trio's clock."""
+    is_stopped: bool = False
+    """Whether it was then."""
     turn: trio.Lock = attrs.field(factory=trio.Lock)
     """One piece at a time."""
     departs: bool = False

@@ -76,6 +76,11 @@ class Turns:
     _waiters: Mapping[Name, Waiter] = attrs.field(factory=dict)
     _since: dict[Name, int] = attrs.field(factory=dict)  # when each program began to wait
     _said: dict[Name, int] = attrs.field(factory=dict)  # the longest bound of each since then
+    # By the sets, what they cost and what is asked of them: reckoned once, for a decision asks for each many times.
+    _levers: Mapping[Set, int] = attrs.field(factory=dict)
+    _stall_us: int = 0
+    _late_us: int = 0
+    _round_us: int = 0
 
     @property
     def has_turns(self) -> bool:
@@ -96,8 +101,7 @@ class Turns:
         """Return how long a program waits at most that begins to do so now."""
         return max(self._waiters[name].wait_us, self._round_us)
 
-    @property
-    def _round_us(self) -> int:
+    def _longest_round_us(self) -> int:
         """From the end of the turn of any set to the begin of its next one at most, where all others have the least.
 
         The first of them comes after a stall, and from each to the next it takes what that one's levers or the memory
@@ -121,17 +125,16 @@ class Turns:
     def _cost(self, one: Set) -> Cost:
         return self._costs.get(one, NO_COST)
 
-    @property
-    def _stall_us(self) -> int:
-        return max((self._cost(one).stall_us for one in self.sets), default=0)
-
     def _levers_us(self, one: Set) -> int:
-        return sum(self._waiters[name].levers_us for name in one)
+        return self._levers.get(one, 0)
 
-    @property
-    def _late_us(self) -> int:
-        """How much later than OVERHEAD_US a turn may begin, since not all calls for it are there."""
-        return max(0, max(map(self._levers_us, self.sets), default=0) - AT_ONCE_US)
+    def _reckon(self) -> None:
+        """Reckon what holds until the sets are others, or cost something else. ``_late_us`` is how much later than
+        OVERHEAD_US a turn may begin, since not all calls for it are there."""
+        self._levers = {one: sum(self._waiters[name].levers_us for name in one) for one in self.sets}
+        self._stall_us = max((self._cost(one).stall_us for one in self.sets), default=0)
+        self._late_us = max(0, max(self._levers.values(), default=0) - AT_ONCE_US)
+        self._round_us = self._longest_round_us()
 
     def observe(
         self, now_us: int, sets: Sequence[Set], waiters: Mapping[Name, Waiter], costs: Mapping[Set, Cost] | None = None
@@ -143,6 +146,7 @@ class Turns:
         if list(sets) != list(self.sets):
             self.current, self.coming = _heir(sets, self.current), _heir(sets, self.coming)
         self.sets = sets
+        self._reckon()
         runs = self.current or frozenset[Name]()
         waits = [name for one in sets for name in one if name not in runs]
         self._since = {name: self._since.get(name, now_us) for name in waits}
