@@ -29,6 +29,7 @@ KINDS = {
     "passes_per_s": Kind("passes", "1/s", False),
     "kept": Kind("of room for all", "", False),
     "least_kept": Kind("the slowest of them", "", None),
+    "least_passes_per_s": Kind("passes a second of the slowest", "", None),
     "turns_per_s": Kind("turns", "1/s", None),
     "written_part": Kind("written out, of what came", "", True),
     "missed_part": Kind("used unexpectedly", "", True),

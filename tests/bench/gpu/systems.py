@@ -31,9 +31,9 @@ LIMIT_S, LIMIT_AGAIN_S = 30.0, 0.6
 """Seconds for which a limit is written again that answers with one of AGAIN, and between two writes. A program that is
 asked to move lets go where none of its kernels ends within 0.3 s, as beside others that read over the bus. A write
 tries again for as long as it may take, and is told that less was moved after that."""
-AGAIN = (errno.EAGAIN, errno.EBUSY)
-"""Errors of such a write: a program that runs did not give in time; one that is off the GPU for its turn or its quota
-cannot."""
+AGAIN = (errno.EAGAIN, errno.EBUSY, errno.ETIMEDOUT)
+"""Errors of such a write: a program that runs did not give in time, or did not answer, as where four programs read most
+of their memory over the bus; one that is off the GPU for its turn or its quota cannot."""
 TRACES = Path(__file__).parent.parent.parent.parent / "build"
 """Where traces of turns are written."""
 _begun = set[Path]()  # those of this run
