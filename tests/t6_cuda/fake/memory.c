@@ -183,6 +183,8 @@ bool fake_memory_in_host(CUdeviceptr address, uint64_t bytes, uint64_t *end)
 	pthread_mutex_lock(&lock);
 	const struct range *range = containing(mappings, address);
 
+	if (!range && containing(reservations, address))
+		fake_die("%llx is read: nothing is mapped there", address);
 	if (range) {
 		host = range->memory->prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE;
 		if (range->start + range->bytes - address < bytes)
@@ -603,6 +605,20 @@ static bool covered(uint64_t start, uint64_t bytes)
 	return at == start + bytes;
 }
 
+/* Calls about memory of the host that is mapped, since this was last asked. */
+static struct {
+	uint64_t accesses, unmaps;
+} of_host;
+
+__attribute__((visibility("default"))) void fake_memory_of_host(uint64_t *accesses, uint64_t *unmaps)
+{
+	pthread_mutex_lock(&lock);
+	*accesses = of_host.accesses;
+	*unmaps = of_host.unmaps;
+	of_host.accesses = of_host.unmaps = 0;
+	pthread_mutex_unlock(&lock);
+}
+
 FAKE_EXPORT cuMemUnmap(CUdeviceptr ptr, size_t size)
 {
 	FAKE(cuMemUnmap);
@@ -612,6 +628,8 @@ FAKE_EXPORT cuMemUnmap(CUdeviceptr ptr, size_t size)
 	if (overlaps(copies, ptr, size))
 		fake_die("cuMemUnmap(%llx, %zu): a copy is still queued", ptr, size);
 	const bool host = containing(mappings, ptr)->memory->prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE;
+
+	of_host.unmaps += host;
 
 	for (uint64_t at = ptr; at < ptr + size;) {
 		struct range *range = containing(mappings, at);
@@ -657,6 +675,8 @@ FAKE_EXPORT cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc *
 	if (size > widest && containing(mappings, ptr)->bytes < size)
 		widest = size;
 	const bool host = containing(mappings, ptr)->memory->prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE;
+
+	of_host.accesses += host;
 
 	for (size_t i = 0; i < count; i++) {
 		if (desc[i].location.type == CU_MEM_LOCATION_TYPE_HOST) {
@@ -1223,6 +1243,9 @@ static CUresult attribute_of(void *data, CUpointer_attribute attribute, CUdevice
 	case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
 		*(CUmemoryPool *)data = range ? range->pool : NULL;
 		return CUDA_SUCCESS;
+	case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID:
+		*(unsigned long long *)data = range ? range->id : (uintptr_t)mapping->memory;
+		return CUDA_SUCCESS;
 	default:
 		return CUDA_ERROR_INVALID_VALUE;
 	}
@@ -1245,7 +1268,8 @@ FAKE_EXPORT cuPointerGetAttributes(unsigned int count, CUpointer_attribute *attr
 	pthread_mutex_lock(&lock);
 	for (unsigned int i = 0; i < count; i++)
 		if (attribute_of(data[i], attributes[i], ptr) != CUDA_SUCCESS)
-			memset(data[i], 0, attributes[i] == CU_POINTER_ATTRIBUTE_IS_MANAGED ? sizeof(bool) : 4);
+			memset(data[i], 0, attributes[i] == CU_POINTER_ATTRIBUTE_IS_MANAGED || attributes[i] == CU_POINTER_ATTRIBUTE_MAPPED ?
+				       sizeof(bool) : 4);
 	pthread_mutex_unlock(&lock);
 	return CUDA_SUCCESS;
 }
@@ -1373,6 +1397,20 @@ static void done(void *argument)
 	free(transfer);
 }
 
+/* What is reserved, and used by a copy, is mapped: it may have no contents. With the lock. */
+static void must_be_mapped(uint64_t start, uint64_t bytes)
+{
+	for (uint64_t at = start; at < start + bytes;) {
+		const struct range *range = containing(mappings, at);
+
+		if (!range && !containing(reservations, at))
+			return;
+		if (!range || !range->accessible)
+			fake_die("a copy of %llx: nothing is mapped there", (unsigned long long)at);
+		at = range->start + range->bytes;
+	}
+}
+
 /* While it is queued, its ends stay mapped (a copy that is captured is not noted). */
 static void note(struct transfer *transfer)
 {
@@ -1382,6 +1420,9 @@ static void note(struct transfer *transfer)
 			      (transfer->rows - 1) * transfer->from_pitch + transfer->width;
 
 	pthread_mutex_lock(&lock);
+	must_be_mapped(transfer->to, to);
+	if (!transfer->element)
+		must_be_mapped(transfer->from, from);
 	transfer->way = way_of(transfer);
 	if (transfer->way != NEITHER)
 		__atomic_add_fetch(&bus[transfer->way].submitted, transfer->width, __ATOMIC_RELEASE);

@@ -1958,6 +1958,233 @@ static void end_the_turn(uint64_t bytes)
 	CHECK(mover_mark(device, bytes) == bytes);
 }
 
+/* Calls about memory of the host that was, or is then, mapped for the program. */
+struct of_host {
+	uint64_t accesses, unmaps;
+};
+
+static struct of_host of_host(void)
+{
+	void (*ask)(uint64_t *, uint64_t *) = (void (*)(uint64_t *, uint64_t *))plain("fake_memory_of_host");
+	struct of_host calls;
+
+	ask(&calls.accesses, &calls.unmaps);
+	return calls;
+}
+
+static bool none_of_host(void)
+{
+	const struct of_host calls = of_host();
+
+	return !calls.accesses && !calls.unmaps;
+}
+
+/* So many chunks of an item are mapped nowhere. */
+static unsigned int nowhere(const struct item *item)
+{
+	unsigned int count = 0;
+
+	for (size_t at = 0; at < item->bytes; at += GG_CHUNK)
+		count += place(item->address + at) == -1;
+	return count;
+}
+
+#define BARE_ITEMS 8
+#define BARE_ALL ((2 * (BARE_ITEMS - 1) + 70) << 20)
+
+/* Memory whose copies in the host are there already, as after the first turns of a program. */
+static void make_bare_items(struct item *items)
+{
+	start();
+	for (int i = 0; i < BARE_ITEMS; i++) {
+		items[i] = (struct item){ .bytes = i ? 2 << 20 : 70 << 20, .seed = (uint64_t)i };
+		CHECK(cuMemAlloc_v2(&items[i].address, items[i].bytes) == CUDA_SUCCESS);
+		fill(&items[i]);
+	}
+	CHECK(double_out(device, UINT64_MAX) == BARE_ALL && double_in(device, UINT64_MAX) == BARE_ALL);
+	of_host();
+}
+
+static void verify_bare_items(const struct item *items)
+{
+	CHECK(!__atomic_load_n(&turn_bare, __ATOMIC_SEQ_CST));
+	for (int i = 0; i < BARE_ITEMS; i++)
+		if (items[i].address)
+			verify(&items[i]);
+	double_agree(device);
+}
+
+/* What goes between two turns, and comes back before the gate opens, is not mapped meanwhile; the rest is once it opens. */
+static void test_bare(void)
+{
+	struct item items[BARE_ITEMS];
+	struct of_host calls;
+
+	make_bare_items(items);
+	for (int turn = 0; turn < 3; turn++) {
+		drain();
+		CHECK(double_out(device, UINT64_MAX) == BARE_ALL && none_of_host() && nowhere(&items[0]) == 35);
+		CHECK(double_in(device, UINT64_MAX) == BARE_ALL && none_of_host() && nowhere(&items[0]) == 0);
+		CHECK(double_out(device, UINT64_MAX) == BARE_ALL && double_in(device, 40 << 20) >= 40 << 20 && none_of_host());
+		turn_begin(device, 0);
+		calls = of_host();
+		CHECK(calls.accesses && !calls.unmaps && nowhere(&items[0]) == 0);
+		verify_bare_items(items);
+		/* Outside of a gap it is mapped, as it was. */
+		CHECK(double_in(device, UINT64_MAX) && of_host().unmaps);
+		CHECK(double_out(device, 2 << 20) && of_host().accesses);
+		CHECK(double_in(device, UINT64_MAX));
+		verify_bare_items(items);
+		of_host();
+	}
+	/* What was in the host before stays mapped there, and is unmapped as it comes. */
+	CHECK(double_out(device, UINT64_MAX) == BARE_ALL);
+	drain();
+	of_host();
+	CHECK(double_in(device, UINT64_MAX) == BARE_ALL && of_host().unmaps);
+	CHECK(double_out(device, 10 << 20) >= 10 << 20);
+	CHECK(double_exchange(device, 64 << 20) && turn_bare);
+	turn_open_all();	/* as where the daemon is gone */
+	CHECK(nowhere(&items[0]) == 0);
+	verify_bare_items(items);
+}
+
+static void *write_one(void *argument)
+{
+	struct item *item = argument;
+
+	CHECK(real.cuCtxSetCurrent(context) == CUDA_SUCCESS);
+	item->seed += 100;
+	fill(item);
+	verify(item);
+	return NULL;
+}
+
+/* Whatever asks about memory that is bare, frees it or hands it out finds it as it is. */
+static void test_bare_asked(void)
+{
+	const CUmemLocation gpu = { .type = CU_MEM_LOCATION_TYPE_DEVICE };
+	CUpointer_attribute kinds[] = { CU_POINTER_ATTRIBUTE_MAPPED, CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID };
+	unsigned long long flags = 0, block = 0;
+	struct item items[BARE_ITEMS];
+	bool is_mapped = false;
+	void *data[] = { &is_mapped, &block };
+	CUdeviceptr base, other;
+	pthread_t thread;
+	size_t bytes;
+
+	make_bare_items(items);
+	for (int kind = 0; kind < 6; kind++) {
+		drain();
+		CHECK(double_out(device, UINT64_MAX) && nowhere(&items[0]) == 35 && nowhere(&items[1]) == 1);
+		CHECK(cuMemGetAddressRange_v2(&base, &bytes, items[0].address) == CUDA_SUCCESS && bytes == items[0].bytes);
+		switch (kind) {
+		case 0:
+			CHECK(cuMemGetAccess(&flags, &gpu, items[0].address) == CUDA_SUCCESS);
+			CHECK(flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+			break;
+		case 1:
+			CHECK(cuPointerGetAttributes(2, kinds, data, items[0].address) == CUDA_SUCCESS && is_mapped && block);
+			break;
+		case 2:
+			CHECK(cuPointerGetAttribute(&block, CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID, items[0].address) == CUDA_SUCCESS);
+			break;
+		case 3:	/* freed, and made anew */
+			CHECK(cuMemFree_v2(items[2].address) == CUDA_SUCCESS);
+			CHECK(cuMemAlloc_v2(&other, 2 << 20) == CUDA_SUCCESS && place(other) != -1);
+			items[2].address = other;
+			CHECK(double_in(device, 20 << 20));
+			CHECK(cuMemFree_v2(items[0].address) == CUDA_SUCCESS);	/* some of it is mapped, some not */
+			CHECK(cuMemAlloc_v2(&items[0].address, items[0].bytes) == CUDA_SUCCESS);
+			turn_begin(device, 0);
+			fill(&items[2]);
+			fill(&items[0]);
+			break;
+		case 4:	/* a thread waits for its turn meanwhile, with a copy */
+			CHECK(!pthread_create(&thread, NULL, write_one, &items[1]));
+			while (!turn_waiting(device))
+				usleep(1000);
+			CHECK(nowhere(&items[1]) == 1);
+			turn_begin(device, 0);
+			CHECK(!pthread_join(thread, NULL));
+			break;
+		default:	/* pinned: it comes back for that, and the rest is left */
+			CHECK(pin_range(items[3].address, 1) == CUDA_SUCCESS && place(items[3].address) == CU_MEM_LOCATION_TYPE_DEVICE);
+		}
+		CHECK(kind > 2 || nowhere(&items[0]) + nowhere(&items[1]) == 0);
+		/* Once something was to be seen, nothing is bare until the next gap. */
+		if (kind <= 2)
+			CHECK(double_in(device, UINT64_MAX) && double_out(device, UINT64_MAX) && nowhere(&items[0]) == 0);
+		turn_begin(device, 0);
+		verify_bare_items(items);
+		CHECK(double_in(device, UINT64_MAX));
+	}
+	verify_bare_items(items);
+}
+
+/* Another GPU of the process has its turn, or none at all, while memory of this one is bare. FAKE_DEVICES is 2. */
+static void test_bare_elsewhere(void)
+{
+	struct item items[BARE_ITEMS];
+	CUcontext other;
+	char *host;
+
+	make_bare_items(items);
+	host = malloc(2 << 20);
+	other = retain(1);
+	for (int kind = 0; kind < 2; kind++) {
+		const struct item *used = &items[1 + kind];
+
+		CHECK(real.cuCtxSetCurrent(context) == CUDA_SUCCESS);
+		drain();
+		CHECK(double_out(device, UINT64_MAX) && nowhere(used) == 1);
+		CHECK(real.cuCtxSetCurrent(other) == CUDA_SUCCESS && device_current() != device);
+		if (kind)
+			CHECK(cuCtxEnablePeerAccess(context, 0) == CUDA_SUCCESS);
+		CHECK(cuMemcpyDtoH_v2(host, used->address, 2 << 20) == CUDA_SUCCESS);
+		CHECK(nowhere(&items[0]) == 0 && *(uint64_t *)host == used->seed);
+		CHECK(real.cuCtxSetCurrent(context) == CUDA_SUCCESS);
+		turn_begin(device, 0);
+		verify_bare_items(items);
+		CHECK(double_in(device, UINT64_MAX));
+		/* From now on it is not bare: another GPU uses it. */
+		drain();
+		CHECK(double_out(device, UINT64_MAX) && nowhere(used) == 0 && nowhere(&items[0]) == (kind ? 0 : 35));
+		turn_begin(device, 0);
+		CHECK(double_in(device, UINT64_MAX));
+	}
+	drain();
+	CHECK(double_out(device, UINT64_MAX) && nowhere(&items[0]) + nowhere(&items[1]) == 0);
+	turn_begin(device, 0);
+	verify_bare_items(items);
+	free(host);
+}
+
+/* A copy of bare memory does not end, and the gate opens: what it reads is covered, and comes later. */
+static void test_bare_stuck(void)
+{
+	struct item items[BARE_ITEMS];
+	void (*let)(int, uint64_t);
+
+	make_bare_items(items);
+	let = (void (*)(int, uint64_t))plain("fake_memory_let");
+	drain();
+	CHECK(double_out(device, UINT64_MAX) == BARE_ALL);
+	device->mover->copy_us = 100000;
+	let(TO_GPU, 1);
+	CHECK(double_in(device, UINT64_MAX) < BARE_ALL && turn_bare);
+	turn_begin(device, 0);
+	CHECK(!turn_bare && nowhere(&items[0]) == 0);
+	let(TO_GPU, UINT64_MAX);
+	device->mover->copy_us = 60000000;
+	for (int i = 0; i < BARE_ITEMS; i++)
+		verify(&items[i]);
+	while (!mover_rests(device))
+		usleep(1000);
+	double_in(device, UINT64_MAX);
+	verify_bare_items(items);
+}
+
 /* Marks are made for no longer than a turn may take to end: what has none is copied. */
 static void test_marks_end(void)
 {
@@ -2198,9 +2425,10 @@ int main(int count, char **arguments)
 		{ "copier", test_copier },
 		{ "ahead", test_ahead }, { "granted", test_granted },
 		{ "clean", test_clean }, { "clean_changes", test_clean_changes },
-		{ "clean_faults", test_clean_faults }, { "clean_turns", test_clean_turns },
-		{ "marks_end", test_marks_end },
+		{ "clean_faults", test_clean_faults }, { "clean_turns", test_clean_turns }, { "marks_end", test_marks_end },
 		{ "clean_stuck", test_clean_stuck }, { "stuck", test_stuck },
+		{ "bare", test_bare }, { "bare_asked", test_bare_asked },
+		{ "bare_elsewhere", test_bare_elsewhere }, { "bare_stuck", test_bare_stuck },
 		{ "stuck_goes", test_stuck_goes }, { "stuck_stays", test_stuck_stays },
 	};
 

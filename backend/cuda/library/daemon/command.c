@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "bare.h"
 #include "burst.h"
 #include "departure.h"
 #include "detour.h"
@@ -133,7 +134,7 @@ static int depart(const struct message *command)
 		masks[i] = detour_mask(devices[i]->ordinal);
 		detour_limit(devices[i], 0);
 	}
-	error = departure_begin(command->args[0]);
+	error = bare_end() ? departure_begin(command->args[0]) : EBUSY;
 	for (int i = 0; i < count; i++) {
 		if (error)
 			detour_limit(devices[i], masks[i]);

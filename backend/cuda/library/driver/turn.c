@@ -7,6 +7,9 @@
  * wait for another that its program has yet to launch. So a wait ends once nothing has finished for the bound, or for
  * twice the longest recent gap if that is more; the next such wait, of whichever thread, is half as long.
  *
+ * What goes out in a gap between two turns may be mapped nowhere: it is covered before the gate opens. Whatever passes
+ * while there is some, on another GPU or nested, covers it first, and from then on, in that gap, nothing more is bare.
+ *
  * `lock` is taken with no other lock held; under it only that of totals.c is taken.
  */
 
@@ -62,11 +65,20 @@ static struct turn {
 	uint64_t closed_at;	/* atomically: time of the last close; us */
 	struct device *device;	/* atomically; NULL before its first turn */
 	uint64_t gap;		/* atomically: number of turns that have ended */
+	uint64_t covered;	/* atomically: the gap in which nothing more may be bare */
 	struct pace pace;	/* under `lock` */
 } turns[GG_ORDINALS];
 
 unsigned int turn_any;
+unsigned int turn_bare;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void cover_nothing(struct device *device)
+{
+	(void)device;
+}
+
+void (*turn_covers)(struct device *device) = cover_nothing;
 
 static bool is_closed(const struct turn *turn)
 {
@@ -111,7 +123,7 @@ static void pause_for(uint64_t us)
 /* Two threads may call this at once, one for a turn and one for memory that moves. */
 static void count_any(void)
 {
-	unsigned int any = 0;
+	unsigned int any = __atomic_load_n(&turn_bare, __ATOMIC_RELAXED);
 
 	pthread_mutex_lock(&lock);
 	for (size_t i = 0; i < GG_ORDINALS; i++)
@@ -120,8 +132,20 @@ static void count_any(void)
 	pthread_mutex_unlock(&lock);
 }
 
+/* Nothing more is bare in the current gap, and what is, is covered. */
+static void cover(struct turn *turn)
+{
+	struct device *device = __atomic_load_n(&turn->device, __ATOMIC_ACQUIRE);
+
+	__atomic_store_n(&turn->covered, __atomic_load_n(&turn->gap, __ATOMIC_RELAXED), __ATOMIC_SEQ_CST);
+	if (device && __atomic_load_n(&turn_bare, __ATOMIC_SEQ_CST))
+		turn_covers(device);
+}
+
 static void set(struct turn *turn, uint32_t word, uint64_t run_ahead_us)
 {
+	if (word == OPEN && is_closed(turn))
+		cover(turn);
 	__atomic_store_n(&turn->run_ahead_us, run_ahead_us, __ATOMIC_SEQ_CST);
 	__atomic_store_n(&turn->word, word, __ATOMIC_SEQ_CST);
 	count_any();
@@ -239,6 +263,15 @@ static bool is_captured(enum turn_work work, CUstream stream, bool per_thread)
 	return work == TURN_JOINS ? stream_capturing_any() : !stream_runs(stream, per_thread);
 }
 
+/* The caller is inside: no memory moves, and a later gap begins only once it has left. */
+void turn_cover_all(void)
+{
+	for (size_t i = 0; i < GG_ORDINALS; i++)
+		__atomic_store_n(&turns[i].covered, __atomic_load_n(&turns[i].gap, __ATOMIC_RELAXED), __ATOMIC_SEQ_CST);
+	turn_covers(NULL);
+	count_any();
+}
+
 bool turn_hold(enum turn_work work, CUstream stream, bool per_thread)
 {
 	struct turn *turn = gate_nested() ? NULL : of_stream(stream, per_thread);
@@ -277,6 +310,8 @@ bool turn_hold(enum turn_work work, CUstream stream, bool per_thread)
 		waited = true;
 		fell_back |= !closed;
 	}
+	if (__builtin_expect(__atomic_load_n(&turn_bare, __ATOMIC_SEQ_CST) != 0, 0))
+		turn_cover_all();
 	return waited;
 }
 
@@ -385,6 +420,13 @@ uint64_t turn_gap(const struct device *device)
 	const bool in_one = is_closed(turn) && __atomic_load_n(&turn->drained, __ATOMIC_RELAXED);
 
 	return in_one ? __atomic_load_n(&turn->gap, __ATOMIC_RELAXED) : 0;
+}
+
+bool turn_may_bare(const struct device *device)
+{
+	const uint64_t gap = turn_gap(device);
+
+	return gap && gap != __atomic_load_n(&turns[device->ordinal].covered, __ATOMIC_SEQ_CST);
 }
 
 bool turn_is_late(const struct device *device)
@@ -508,7 +550,7 @@ static void forget(void)
 	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 	for (size_t i = 0; i < GG_ORDINALS; i++)
 		turns[i] = (struct turn){ .word = OPEN };
-	turn_any = 0;
+	turn_any = turn_bare = 0;
 }
 
 LIFE(.stage = LIFE_CALLS, .forget = forget);

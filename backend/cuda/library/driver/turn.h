@@ -27,6 +27,25 @@ extern unsigned int turn_any;
  * the gate, waits, and enters again. Returns whether it has waited. Never waits in a thread that is inside more than
  * once, nor for work that is being captured. */
 bool turn_hold(enum turn_work work, CUstream stream, bool per_thread);
+
+/* Chunks that are bare (bare.h), on all GPUs; atomically. */
+extern unsigned int turn_bare;
+/* Covers them: of `device`, or of all GPUs where that is NULL. Set by bare.c; does nothing before. */
+extern void (*turn_covers)(struct device *device);
+/* The same for all GPUs, and nothing more is bare in their current gaps. By a thread inside the gate. */
+void turn_cover_all(void);
+/* Whether what goes out on `device` may be bare: nothing runs in the current gap between two turns, and nothing was to be
+ * covered in it. */
+bool turn_may_bare(const struct device *device);
+
+/* gate_enter for a call that has the driver look at an address: what is there is mapped until gate_leave. */
+static inline void turn_look(void)
+{
+	gate_enter();
+	if (__builtin_expect(__atomic_load_n(&turn_bare, __ATOMIC_RELAXED) != 0, 0))
+		turn_cover_all();
+}
+
 /* gate_enter for work that goes into all streams of `context`; NULL: the current one. Left by turn_leave_context. */
 void turn_enter_context(CUcontext context);
 void turn_leave_context(CUcontext context);

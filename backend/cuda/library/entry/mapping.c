@@ -15,6 +15,7 @@
 #include "peer.h"
 #include "pin.h"
 #include "region.h"
+#include "turn.h"
 #include "view.h"
 #include "wrapper.h"
 
@@ -54,8 +55,10 @@ WRAPPER cuMemGetHandleForAddressRange(void *handle, CUdeviceptr dptr, size_t siz
 
 	PASS_INSIDE(cuMemGetHandleForAddressRange, (handle, dptr, size, handleType, flags));
 	result = pin(dptr, size);
+	turn_look();
 	if (result == CUDA_SUCCESS)
 		CALL_REAL(result, cuMemGetHandleForAddressRange, (handle, dptr, size, handleType, flags));
+	gate_leave();
 	if (result == CUDA_SUCCESS)
 		foreign_share();
 	if (result == CUDA_SUCCESS && handleType == CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD)
@@ -221,10 +224,12 @@ WRAPPER cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdevic
 	PASS_INSIDE(cuPointerGetAttribute, (data, attribute, ptr));
 	if (data && answer_ours(attribute, ptr, data, &result))
 		return result;
+	turn_look();
 	region = object_claim_at(ptr);	/* it is mapped while it is asked for */
 	CALL_REAL(result, cuPointerGetAttribute, (data, attribute, ptr));
 	if (region)
 		object_put(region);
+	gate_leave();
 	return result;
 }
 
@@ -235,10 +240,12 @@ WRAPPER cuPointerGetAttributes(unsigned int numAttributes, CUpointer_attribute *
 	CUresult result, ignored;
 
 	PASS_INSIDE(cuPointerGetAttributes, (numAttributes, attributes, data, ptr));
+	turn_look();
 	region = object_claim_at(ptr);
 	CALL_REAL(result, cuPointerGetAttributes, (numAttributes, attributes, data, ptr));
 	if (region)
 		object_put(region);
+	gate_leave();
 	/* "Data is set to NULL or 0 for attributes that do not apply, and the call succeeds." */
 	for (unsigned int i = 0; i < numAttributes && result == CUDA_SUCCESS; i++)
 		answer_ours(attributes[i], ptr, data[i], &ignored);
@@ -252,8 +259,10 @@ WRAPPER cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, 
 
 	PASS_INSIDE(cuPointerSetAttribute, (value, attribute, ptr));
 	result = pin(ptr, 1);
+	turn_look();
 	if (result == CUDA_SUCCESS)
 		CALL_REAL(result, cuPointerSetAttribute, (value, attribute, ptr));
+	gate_leave();
 	if (result == CUDA_SUCCESS)
 		foreign_share();
 	return result;

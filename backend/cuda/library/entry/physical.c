@@ -10,6 +10,7 @@
 
 #include "driver.h"
 #include "foreign.h"
+#include "gate.h"
 #include "handle.h"
 #include "lent.h"
 #include "memory.h"
@@ -20,6 +21,7 @@
 #include "place.h"
 #include "region.h"
 #include "tree.h"
+#include "turn.h"
 #include "view.h"
 #include "wrapper.h"
 
@@ -337,10 +339,12 @@ WRAPPER cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location,
 	CUresult result;
 
 	PASS_INSIDE(cuMemGetAccess, (flags, location, ptr));
+	turn_look();
 	region = object_claim_at(ptr);	/* keeps it mapped during the call */
 	CALL_REAL(result, cuMemGetAccess, (flags, location, ptr));
 	if (region)
 		object_put(region);
+	gate_leave();
 	return result;
 }
 

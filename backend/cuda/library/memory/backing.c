@@ -12,6 +12,7 @@
 #include "kept.h"
 #include "lent.h"
 #include "log.h"
+#include "place.h"
 #include "pool.h"
 #include "small.h"
 #include "tree.h"
@@ -152,9 +153,9 @@ CUresult backing_make(struct device *device, size_t bytes, size_t alignment, str
 	return CUDA_SUCCESS;
 }
 
-bool backing_unmap(const struct region *region)
+bool backing_unmap(struct region *region)
 {
-	return unmap(region, region->reserved);
+	return place_leave_region(region);
 }
 
 void backing_return(struct region *region)

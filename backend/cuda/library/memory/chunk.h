@@ -33,6 +33,7 @@ struct chunk {
 	uint32_t used_at;	/* when that was: ms for which the program had run */
 	uint8_t place;		/* enum chunk_place */
 	bool busy;		/* the mover has it */
+	bool bare;		/* atomically: in the host, and mapped nowhere but at its window (bare.h) */
 	bool pinned;		/* never moves: exported, registered */
 	bool reached;		/* ... by what is outside of the program: no other allocation gets it */
 	bool shareable;		/* other processes may have it mapped (ipc.h) */

@@ -5,6 +5,7 @@
 #include "log.h"
 #include "object.h"
 #include "tree.h"
+#include "turn.h"
 #include "view.h"
 
 /* Attempts to undo something. */
@@ -49,6 +50,38 @@ static struct spot spot_of(const struct place_run *run, const struct view *view)
 static bool is_empty(const struct spot *spot)
 {
 	return spot->from >= spot->to;
+}
+
+bool place_is_bare(const struct region *region, size_t index)
+{
+	return __atomic_load_n(&region->chunk[index].bare, __ATOMIC_RELAXED);
+}
+
+static void set_bare(const struct place_run *run, bool is_bare)
+{
+	for (size_t i = run->first; i < run->first + run->count; i++)
+		if (place_is_bare(run->region, i) != is_bare) {
+			__atomic_store_n(&run->region->chunk[i].bare, is_bare, __ATOMIC_RELAXED);
+			__atomic_add_fetch(&turn_bare, is_bare ? 1 : -1, __ATOMIC_SEQ_CST);
+		}
+}
+
+void place_bare(const struct place_run *run)
+{
+	set_bare(run, true);
+}
+
+/* The part of a run from `from` on that is not bare; without chunks: there is none. */
+static struct place_run covered_from(const struct place_run *run, size_t from)
+{
+	const size_t end = run->first + run->count;
+	struct place_run part = { .region = run->region, .first = from };
+
+	while (part.first < end && place_is_bare(run->region, part.first))
+		part.first++;
+	while (part.first + part.count < end && !place_is_bare(run->region, part.first + part.count))
+		part.count++;
+	return part;
 }
 
 static CUresult unmap(const struct spot *spot, size_t bytes, int tries)
@@ -159,6 +192,8 @@ static CUresult enter(const struct place_run *run, const struct spot *spot, stru
 	mapped = map(run, spot, behind, &result);
 	if (result == CUDA_SUCCESS)
 		result = allow(run, spot, behind);
+	if (result == CUDA_SUCCESS && !spot->view)
+		set_bare(run, false);
 	if (result != CUDA_SUCCESS && mapped && unmap(spot, mapped, TRIES) != CUDA_SUCCESS)
 		log_line("%zu bytes at %llx stay mapped", mapped, spot->address);
 	return result;
@@ -204,6 +239,59 @@ static void leave_again(const struct place_run *run, size_t most)
 			log_line("%zu bytes at %llx stay mapped", spot.to - spot.from, spot.address);
 }
 
+/* Maps again what has just been unmapped. */
+static void enter_again(const struct place_run *run, const struct spot *spot)
+{
+	CUresult result = CUDA_ERROR_UNKNOWN;
+
+	for (int try = 0; try < TRIES && result != CUDA_SUCCESS; try++)
+		result = enter(run, spot, (struct behind){ 0 });
+	if (result != CUDA_SUCCESS)
+		log_line("%zu bytes at %llx are lost: error %d", spot->to - spot->from, spot->address, (int)result);
+}
+
+/* Unmaps what of a region's own addresses is mapped, or nothing. */
+static CUresult leave_own(const struct place_run *run, int tries)
+{
+	struct place_run part = covered_from(run, run->first);
+	CUresult result = CUDA_SUCCESS;
+	struct spot spot;
+
+	for (; part.count && result == CUDA_SUCCESS; part = covered_from(run, part.first + part.count)) {
+		spot = spot_of(&part, NULL);
+		result = unmap(&spot, spot.to - spot.from, tries);
+		if (result != CUDA_SUCCESS)
+			break;	/* at that part */
+	}
+	if (result == CUDA_SUCCESS)
+		return result;
+	for (struct place_run before = covered_from(run, run->first); before.first < part.first;
+	     before = covered_from(run, before.first + before.count)) {
+		spot = spot_of(&before, NULL);
+		enter_again(&before, &spot);
+	}
+	return result;
+}
+
+bool place_leave_region(struct region *region)
+{
+	const struct place_run run = { region, 0, region->chunks };
+
+	if (leave_own(&run, TRIES) == CUDA_SUCCESS) {
+		set_bare(&run, false);
+		return true;
+	}
+	/* It stays, and the program may go on with it. */
+	for (size_t i = 0; i < region->chunks; i++) {
+		const struct place_run one = { region, i, 1 };
+		const struct spot spot = spot_of(&one, NULL);
+
+		if (place_is_bare(region, i))
+			enter_again(&one, &spot);
+	}
+	return false;
+}
+
 bool place_leave(const struct place_run *run)
 {
 	struct walk walk = walk_over(run);
@@ -211,19 +299,15 @@ bool place_leave(const struct place_run *run)
 	struct spot spot;
 	size_t left = 0;
 
+	if (!run->region->object)
+		return leave_own(run, 1) == CUDA_SUCCESS;
 	while (step(run, &walk, &spot) && (result = unmap(&spot, spot.to - spot.from, 1)) == CUDA_SUCCESS)
 		left++;
 	if (result == CUDA_SUCCESS)
 		return true;
 	walk = walk_over(run);
-	for (size_t i = 0; i < left && step(run, &walk, &spot); i++) {
-		result = CUDA_ERROR_UNKNOWN;
-		for (int try = 0; try < TRIES && result != CUDA_SUCCESS; try++)
-			result = enter(run, &spot, (struct behind){ 0 });
-		if (result != CUDA_SUCCESS)
-			log_line("%zu bytes at %llx are lost: error %d", spot.to - spot.from, spot.address,
-				 (int)result);
-	}
+	for (size_t i = 0; i < left && step(run, &walk, &spot); i++)
+		enter_again(run, &spot);
 	return false;
 }
 

@@ -12,6 +12,7 @@
 #include "moment.h"
 #include "object.h"
 #include "pick.h"
+#include "place.h"
 #include "pool.h"
 #include "tree.h"
 #include "turn.h"
@@ -50,8 +51,9 @@ struct batch *batch_new(bool in, const struct pick *picks, size_t count)
 		const struct chunk *chunk = &region->chunk[picks[i].index];
 
 		batch->pick[i] = picks[i];
-		batch->source[i] = region->object ? chunk->window :
-						    region->address + chunk_offset(region, picks[i].index);
+		batch->source[i] = region->object || place_is_bare(region, picks[i].index) ?
+					   chunk->window :
+					   region->address + chunk_offset(region, picks[i].index);
 		batch->bytes[i] = chunk_bytes(region, picks[i].index);
 		batch->whole[i] = object_is_whole(region);
 		batch->from[i] = batch->whole[i] ? region->object->whole : chunk->memory;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lane.h"
 
+#include "bare.h"
 #include "clean.h"
 #include "driver.h"
 #include "hash.h"
@@ -355,6 +356,12 @@ bool lane_mark(struct device *device, struct lane *lane)
 	return !lane->unsure;
 }
 
+/* Whether what goes out is mapped nowhere until the program may use it again (bare.h), by when it may have come back. */
+static bool stays_bare(const struct batch *batch, const struct region *region)
+{
+	return !batch->in && !batch->within && !batch->join && bare_may(region);
+}
+
 /* Maps the new chunks at the addresses of a run, or leaves the old ones there. */
 static bool remap(struct batch *batch, const struct lane_run *run)
 {
@@ -368,6 +375,10 @@ static bool remap(struct batch *batch, const struct lane_run *run)
 		to[i] = batch->to[run->first + i].memory;
 	if (!place_leave(&place))
 		return false;
+	if (stays_bare(batch, place.region)) {
+		place_bare(&place);
+		return true;
+	}
 	result = batch->join ? place_enter_whole(&place, batch->joined) : place_enter(&place, to);
 	if (result == CUDA_SUCCESS)
 		return true;

@@ -7,6 +7,7 @@
 #include "chunk.h"
 #include "driver.h"
 #include "pages.h"
+#include "place.h"
 #include "tree.h"
 
 /* For how long what is on its way is waited for: times, and ns between two. */
@@ -78,11 +79,15 @@ static CUresult give_region(CUdeviceptr address, uint64_t serial, const CUmemAcc
 		const struct region *region = pages_region(address);
 		const bool more = region && region->serial == serial && !region->freeing && done < region->reserved;
 
+		/* What is bare gets it when it is mapped. */
+		const bool is_bare = more && place_is_bare(region, chunk_at(region, done));
+
 		bytes = more ? chunk_bytes(region, chunk_at(region, done)) : 0;
 		pthread_mutex_unlock(&tree_lock);
 		if (!more)
 			return CUDA_SUCCESS;
-		CALL_REAL(result, cuMemSetAccess, (address + done, bytes, access, 1));
+		if (!is_bare)
+			CALL_REAL(result, cuMemSetAccess, (address + done, bytes, access, 1));
 		/* It was freed meanwhile. */
 		if (result != CUDA_SUCCESS)
 			return result == CUDA_ERROR_INVALID_VALUE && !still(address, serial) ? CUDA_SUCCESS : result;
