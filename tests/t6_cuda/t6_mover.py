@@ -34,6 +34,13 @@ def test_unit(name: str, sanitize: str) -> None:
     run_unit(name, sanitize)
 
 
+@pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"])
+@pytest.mark.parametrize("name", ["bare", "bare_asked", "bare_elsewhere", "bare_stuck"])
+def test_what_goes_between_turns_is_mapped_nowhere(name: str, sanitize: str) -> None:
+    """It is once the gate opens, or something looks at it; no call of the driver is made for what has come back by then."""
+    run_unit(name, sanitize, FAKE_DEVICES="2")
+
+
 @pytest.mark.parametrize("sanitize", ["", "thread"])
 def test_chunks_of_the_host_are_made_ahead(sanitize: str) -> None:
     run_unit("ahead", sanitize, GGROUP_CUDA_POOL="32")

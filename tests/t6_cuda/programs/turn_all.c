@@ -150,6 +150,7 @@ static long zeros[512];
 #define HELD_LAUNCH(name) true
 #define HELD_GATED(name) true
 #define HELD_JOIN(name) true
+#define HELD_LOOKS(name) false
 #define HELD_TRANSFER(name) true
 #define HELD_GRAPH(name) (!strncmp(name, "cuGraphLaunch", 13))
 #define HELD_STREAM(name) (!strncmp(name, "cuStreamBegin", 13))

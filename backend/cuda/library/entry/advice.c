@@ -156,10 +156,8 @@ WRAPPER cuMemRangeGetAttribute(void *data, size_t dataSize, CUmem_range_attribut
 	CUresult result;
 
 	PASS_INSIDE(cuMemRangeGetAttribute, (data, dataSize, attribute, devPtr, count));
-	turn_look();
 	if (!advised_attribute(data, dataSize, attribute, devPtr, count, &result))
 		CALL_REAL(result, cuMemRangeGetAttribute, (data, dataSize, attribute, devPtr, count));
-	gate_leave();
 	return result;
 }
 
@@ -170,9 +168,7 @@ WRAPPER cuMemRangeGetAttributes(void **data, size_t *dataSizes, CUmem_range_attr
 
 	PASS_INSIDE(cuMemRangeGetAttributes, (data, dataSizes, attributes, numAttributes, devPtr, count));
 	if (!data || !dataSizes || !attributes || !numAttributes || !unified_touched(devPtr, count)) {
-		turn_look();
 		CALL_REAL(result, cuMemRangeGetAttributes, (data, dataSizes, attributes, numAttributes, devPtr, count));
-		gate_leave();
 		return result;
 	}
 	result = CUDA_SUCCESS;

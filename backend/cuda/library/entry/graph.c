@@ -223,8 +223,24 @@ static void add_kernel(CUgraphExec handle, CUfunction function, void **parameter
 
 /* A graph is read when it is instantiated, and again when its parameters change. */
 
+/* Copies and fills in it name memory, which is mapped while the driver looks at it. */
+#define LOOK_THEN(name, parameters, arguments, then)	\
+	WRAPPER name parameters				\
+	{						\
+		CUresult result;			\
+							\
+		PASS_INSIDE(name, arguments);		\
+		turn_look();				\
+		CALL_REAL(result, name, arguments);	\
+		gate_leave();				\
+		if (result == CUDA_SUCCESS) {		\
+			then;				\
+		}					\
+		return result;				\
+	}
+
 #define INSTANTIATE(name, parameters, arguments)						\
-	FORWARD_THEN(name, parameters, arguments, learn(*phGraphExec, hGraph))
+	LOOK_THEN(name, parameters, arguments, learn(*phGraphExec, hGraph))
 #define WITH_TEXT									\
 	(CUgraphExec *phGraphExec, CUgraph hGraph, CUgraphNode *phErrorNode,		\
 	 char *logBuffer, size_t bufferSize)
@@ -249,9 +265,13 @@ INSTANTIATE(cuGraphInstantiateWithFlags,
 		PASS_INSIDE(name, (phGraphExec, hGraph, instantiateParams));		\
 		if (uploads)								\
 			turn_enter(TURN_OTHER, how->hUploadStream, PER_THREAD(name));	\
+		else								\
+			turn_look();						\
 		CALL_REAL(result, name, (phGraphExec, hGraph, instantiateParams));	\
 		if (uploads)								\
 			turn_leave(how->hUploadStream, PER_THREAD(name));		\
+		else								\
+			gate_leave();						\
 		if (result == CUDA_SUCCESS)						\
 			learn(*phGraphExec, hGraph);					\
 		return result;								\
@@ -261,7 +281,7 @@ INSTANTIATE_IN(cuGraphInstantiateWithParams)
 INSTANTIATE_IN(cuGraphInstantiateWithParams_ptsz)
 
 #define UPDATE(name, parameters, arguments)							\
-	FORWARD_THEN(name, parameters, arguments, learn_uses(hGraphExec, hGraph))
+	LOOK_THEN(name, parameters, arguments, learn_uses(hGraphExec, hGraph))
 UPDATE(cuGraphExecUpdate,
        (CUgraphExec hGraphExec, CUgraph hGraph, CUgraphNode *hErrorNode_out,
 	CUgraphExecUpdateResult *updateResult_out),
@@ -280,16 +300,16 @@ FORWARD_THEN(cuGraphExecKernelNodeSetParams_v2,
 	     (hGraphExec, hNode, nodeParams),
 	     add_kernel(hGraphExec, FUNCTION_OF(nodeParams), nodeParams->kernelParams,
 			nodeParams->extra))
-FORWARD_THEN(cuGraphExecNodeSetParams,
-	     (CUgraphExec hGraphExec, CUgraphNode hNode, CUgraphNodeParams *nodeParams),
+LOOK_THEN(cuGraphExecNodeSetParams,
+	  (CUgraphExec hGraphExec, CUgraphNode hNode, CUgraphNodeParams *nodeParams),
 	     (hGraphExec, hNode, nodeParams),
 	     if (nodeParams->type == CU_GRAPH_NODE_TYPE_KERNEL)
 		     add_kernel(hGraphExec, FUNCTION_OF(&nodeParams->kernel),
 				nodeParams->kernel.kernelParams, nodeParams->kernel.extra))
 /* The topology must be that of the node's graph, so the number of kernels stays
  * (cuGraphExecChildGraphNodeSetParams). */
-FORWARD_THEN(cuGraphExecChildGraphNodeSetParams,
-	     (CUgraphExec hGraphExec, CUgraphNode hNode, CUgraph childGraph),
+LOOK_THEN(cuGraphExecChildGraphNodeSetParams,
+	  (CUgraphExec hGraphExec, CUgraphNode hNode, CUgraph childGraph),
 	     (hGraphExec, hNode, childGraph), add_uses(hGraphExec, whole(childGraph)))
 
 /* A disabled kernel does not run and is not counted. */

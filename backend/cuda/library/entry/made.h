@@ -9,6 +9,9 @@
 #ifndef MAKE_JOIN
 #define MAKE_JOIN(...)
 #endif
+#ifndef MAKE_LOOKS
+#define MAKE_LOOKS(...)
+#endif
 #ifndef MAKE_WAIT
 #define MAKE_WAIT(...)
 #endif

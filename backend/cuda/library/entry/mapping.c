@@ -220,16 +220,18 @@ WRAPPER cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdevic
 {
 	struct region *region;
 	CUresult result;
+	bool looks;
 
 	PASS_INSIDE(cuPointerGetAttribute, (data, attribute, ptr));
 	if (data && answer_ours(attribute, ptr, data, &result))
 		return result;
-	turn_look();
+	looks = region_look(ptr);
 	region = object_claim_at(ptr);	/* it is mapped while it is asked for */
 	CALL_REAL(result, cuPointerGetAttribute, (data, attribute, ptr));
 	if (region)
 		object_put(region);
-	gate_leave();
+	if (looks)
+		gate_leave();
 	return result;
 }
 
@@ -238,14 +240,16 @@ WRAPPER cuPointerGetAttributes(unsigned int numAttributes, CUpointer_attribute *
 {
 	struct region *region;
 	CUresult result, ignored;
+	bool looks;
 
 	PASS_INSIDE(cuPointerGetAttributes, (numAttributes, attributes, data, ptr));
-	turn_look();
+	looks = region_look(ptr);
 	region = object_claim_at(ptr);
 	CALL_REAL(result, cuPointerGetAttributes, (numAttributes, attributes, data, ptr));
 	if (region)
 		object_put(region);
-	gate_leave();
+	if (looks)
+		gate_leave();
 	/* "Data is set to NULL or 0 for attributes that do not apply, and the call succeeds." */
 	for (unsigned int i = 0; i < numAttributes && result == CUDA_SUCCESS; i++)
 		answer_ours(attributes[i], ptr, data[i], &ignored);
@@ -259,11 +263,23 @@ WRAPPER cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, 
 
 	PASS_INSIDE(cuPointerSetAttribute, (value, attribute, ptr));
 	result = pin(ptr, 1);
-	turn_look();
 	if (result == CUDA_SUCCESS)
 		CALL_REAL(result, cuPointerSetAttribute, (value, attribute, ptr));
-	gate_leave();
 	if (result == CUDA_SUCCESS)
 		foreign_share();
 	return result;
 }
+
+/* What is named by an address is there, whatever moves. */
+#define MAKE_LOOKS(name, parameters, arguments)		\
+	WRAPPER name parameters				\
+	{						\
+		CUresult result;			\
+							\
+		PASS_INSIDE(name, arguments);		\
+		turn_look();				\
+		CALL_REAL(result, name, arguments);	\
+		gate_leave();				\
+		return result;				\
+	}
+#include "made.h"

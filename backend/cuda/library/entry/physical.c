@@ -21,7 +21,6 @@
 #include "place.h"
 #include "region.h"
 #include "tree.h"
-#include "turn.h"
 #include "view.h"
 #include "wrapper.h"
 
@@ -337,14 +336,16 @@ WRAPPER cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location,
 {
 	struct region *region;
 	CUresult result;
+	bool looks;
 
 	PASS_INSIDE(cuMemGetAccess, (flags, location, ptr));
-	turn_look();
+	looks = region_look(ptr);
 	region = object_claim_at(ptr);	/* keeps it mapped during the call */
 	CALL_REAL(result, cuMemGetAccess, (flags, location, ptr));
 	if (region)
 		object_put(region);
-	gate_leave();
+	if (looks)
+		gate_leave();
 	return result;
 }
 

@@ -11,6 +11,7 @@
 #include "quiet.h"
 #include "small.h"
 #include "tree.h"
+#include "turn.h"
 #include "view.h"
 
 #include <stdlib.h>
@@ -18,6 +19,14 @@
 
 /* Size below which allocations share a chunk, bytes. */
 #define SMALL_BELOW GG_MIB
+
+bool region_look(CUdeviceptr address)
+{
+	if (!pages_near(address))
+		return false;
+	turn_look();
+	return true;
+}
 
 bool region_about(CUdeviceptr address, struct region_about *about)
 {

@@ -81,11 +81,11 @@ static void say(uint64_t number)
 	const struct double_moved moved = double_moved();
 
 	printf("step %llu: %llu MiB out, %llu MiB in, %llu faults, %llu names, %llu of %llu pages in the host, "
-	       "%llu marks\n",
+	       "%llu marks, %u bare\n",
 	       (unsigned long long)number, (unsigned long long)(moved.out >> 20), (unsigned long long)(moved.in >> 20),
 	       (unsigned long long)calls_faults(), (unsigned long long)model.renamed,
 	       (unsigned long long)model.checked_in_host, (unsigned long long)model.checked,
-	       (unsigned long long)marks_made());
+	       (unsigned long long)marks_made(), moves_bare());
 	fflush(stdout);
 }
 
@@ -113,7 +113,7 @@ static bool has_moved(uint64_t count)
 	const struct double_moved moved = double_moved();
 
 	return moved.out > count << 20 && moved.in > count << 20 && model.renamed > count / 200 &&
-	       model.checked_in_host > count / 10 && marks_made() > count / 80;
+	       model.checked_in_host > count / 10 && marks_made() > count / 80 && moves_bare() > count / 80;
 }
 
 /* Return whether nothing is charged any more: one chunk is kept for small allocations, and the driver may have had to

@@ -4,10 +4,12 @@
 #include <errno.h>
 #include <pthread.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "double.h"
 #include "keeper.h"
 #include "model.h"
+#include "turn.h"
 
 /* Most bytes that move at once, in chunks of the smallest size. */
 #define MOST 40
@@ -17,8 +19,12 @@
 /* Moves between two grants of the host. */
 #define GRANTED 4
 
-/* Kinds of moves. */
-enum kind { EXCHANGE, LIMIT, IN, OUT, KINDS };
+/* Time for a turn to end, and most time for which its memory is away after that, us. */
+#define DRAIN_US 20000
+#define AWAY_US 3000
+
+/* Kinds of moves; a gap between two turns has several. */
+enum kind { EXCHANGE, LIMIT, IN, OUT, GAP, KINDS };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
@@ -27,6 +33,31 @@ static bool ordered, forbidden;
 static enum kind kind;
 static uint64_t bytes;
 static unsigned int orders;	/* of the thread alone */
+static unsigned int bare;	/* atomically */
+
+static void carry_out(enum kind what, uint64_t amount);
+
+/* The program waits for its turn, if nothing of it keeps running; meanwhile some of its memory goes, and comes back. */
+static void wait_for_turn(uint64_t amount)
+{
+	bool drained = false;
+
+	if (turn_end(device, DRAIN_US, &drained))
+		return;
+	if (drained) {
+		double_out(device, amount);
+		usleep((useconds_t)model_odd(AWAY_US));
+		if (model_odd(3))
+			carry_out(model_odd(2) ? IN : EXCHANGE, (1 + model_odd(MOST)) * GG_CHUNK);
+		__atomic_add_fetch(&bare, __atomic_load_n(&turn_bare, __ATOMIC_SEQ_CST), __ATOMIC_RELAXED);
+	}
+	turn_begin(device, 0);
+}
+
+unsigned int moves_bare(void)
+{
+	return __atomic_load_n(&bare, __ATOMIC_RELAXED);
+}
 
 static void carry_out(enum kind what, uint64_t amount)
 {
@@ -39,6 +70,9 @@ static void carry_out(enum kind what, uint64_t amount)
 		break;
 	case IN:
 		double_in(device, amount);
+		break;
+	case GAP:
+		wait_for_turn(amount);
 		break;
 	default:
 		double_out(device, amount);
@@ -77,7 +111,7 @@ void moves_start(struct device *of)
 /* Orders one move at a time. With `lock` held. */
 static void order(uint64_t (*random)(uint64_t))
 {
-	static const enum kind kinds[] = { EXCHANGE, LIMIT, IN, OUT, OUT };
+	static const enum kind kinds[] = { EXCHANGE, LIMIT, IN, OUT, OUT, GAP };
 
 	if (ordered || forbidden)
 		return;
