@@ -82,8 +82,12 @@ static bool cover_some(struct device *device)
 		const struct place_run run = run_from(covering, i);
 		CUresult result = CUDA_ERROR_UNKNOWN;
 
-		for (int try = 0; try < TRIES && result != CUDA_SUCCESS; try++)
+		for (int try = 0; try < TRIES && result != CUDA_SUCCESS; try++) {
 			result = place_enter(&run, NULL);
+			/* The driver may have no memory of the GPU for page tables. */
+			if (result == CUDA_ERROR_OUT_OF_MEMORY)
+				pool_trim(device, 0);
+		}
 		if (result != CUDA_SUCCESS)
 			log_line("device %d: %zu chunks cannot be mapped: error %d", device->ordinal, run.count, (int)result);
 		any |= result == CUDA_SUCCESS;
