@@ -39,9 +39,11 @@ extern struct call_count *call_counts;
 static inline void call_counted(struct call_count *one)
 {
 	if (!__atomic_fetch_add(&one->calls, 1, __ATOMIC_RELAXED)) {
-		one->next = __atomic_load_n(&call_counts, __ATOMIC_RELAXED);
-		while (!__atomic_compare_exchange_n(&call_counts, &one->next, one, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
-			;
+		struct call_count *next = __atomic_load_n(&call_counts, __ATOMIC_RELAXED);
+
+		do
+			one->next = next;
+		while (!__atomic_compare_exchange_n(&call_counts, &next, one, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED));
 	}
 }
 """

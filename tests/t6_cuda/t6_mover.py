@@ -35,9 +35,9 @@ def test_unit(name: str, sanitize: str) -> None:
 
 
 @pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"])
-@pytest.mark.parametrize("name", ["bare", "bare_asked", "bare_elsewhere", "bare_stuck"])
+@pytest.mark.parametrize("name", ["bare", "bare_asked", "bare_elsewhere", "bare_faults", "bare_stuck"])
 def test_what_goes_between_turns_is_mapped_nowhere(name: str, sanitize: str) -> None:
-    """It is once the gate opens, or something looks at it; no call of the driver is made for what has come back by then."""
+    """It is once the gate opens, or something looks at it; what has come back by then costs no call about the host."""
     run_unit(name, sanitize, FAKE_DEVICES="2")
 
 

@@ -1268,8 +1268,9 @@ FAKE_EXPORT cuPointerGetAttributes(unsigned int count, CUpointer_attribute *attr
 	pthread_mutex_lock(&lock);
 	for (unsigned int i = 0; i < count; i++)
 		if (attribute_of(data[i], attributes[i], ptr) != CUDA_SUCCESS)
-			memset(data[i], 0, attributes[i] == CU_POINTER_ATTRIBUTE_IS_MANAGED || attributes[i] == CU_POINTER_ATTRIBUTE_MAPPED ?
-				       sizeof(bool) : 4);
+			memset(data[i], 0,
+			       attributes[i] == CU_POINTER_ATTRIBUTE_IS_MANAGED ||
+			       attributes[i] == CU_POINTER_ATTRIBUTE_MAPPED ? sizeof(bool) : 4);
 	pthread_mutex_unlock(&lock);
 	return CUDA_SUCCESS;
 }

@@ -34,8 +34,8 @@ extern unsigned int turn_bare;
 extern void (*turn_covers)(struct device *device);
 /* The same for all GPUs, and nothing more is bare in their current gaps. By a thread inside the gate. */
 void turn_cover_all(void);
-/* Whether what goes out on `device` may be bare: nothing runs in the current gap between two turns, and nothing was to be
- * covered in it. */
+/* Whether what goes out on `device` may be bare: nothing runs in the current gap between two turns, and nothing was
+ * to be covered in it. */
 bool turn_may_bare(const struct device *device);
 
 /* gate_enter for a call that has the driver look at an address: what is there is mapped until gate_leave. */

@@ -38,8 +38,8 @@ void region_unbind(struct region *region);
 /* Find the allocation that contains `address`, as cuMemGetAddressRange returns it. */
 bool region_find(CUdeviceptr address, CUdeviceptr *start, size_t *bytes, struct device **device);
 bool region_about(CUdeviceptr address, struct region_about *about);
-/* Have what is around an address stay mapped while the driver is asked about it, until gate_leave, if it may be in a region;
- * false: it is not. Otherwise as turn_look: programs ask about addresses of the host all the time. */
+/* Have what is around an address stay mapped while the driver is asked about it, until gate_leave, if it may be in
+ * a region; false: it is not. Otherwise as turn_look: programs ask about addresses of the host all the time. */
 bool region_look(CUdeviceptr address);
 /* Note that the program was given a descriptor of a range (lent.h); false where no region is there. */
 bool region_given(CUdeviceptr address, size_t bytes, int fd);

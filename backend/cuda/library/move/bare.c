@@ -16,7 +16,8 @@
 #include "turn.h"
 #include "view.h"
 
-/* What fails is tried so often as a gate opens; where work is about to go to the GPU, for so long, us, and every so many ns. */
+/* What fails is tried so often as a gate opens; where work is about to go to the GPU, for so long, us, and every so
+ * many ns. */
 #define TRIES 3
 #define NEEDED_US 10000000
 #define LOOK_NS 1000000
@@ -40,7 +41,7 @@ static void take(struct pick *pick, void *argument)
 	struct covering *covering = argument;
 	struct chunk *chunk = &pick->region->chunk[pick->index];
 
-	/* Who frees a region covers what stays of it (place_leave_region). */
+	/* The thread that frees a region covers what stays of it (place_leave_region). */
 	if (!place_is_bare(pick->region, pick->index) || pick->region->freeing || covering->count == MOST)
 		return;
 	covering->ours[covering->count] = !chunk->busy;
@@ -89,7 +90,8 @@ static bool cover_some(struct device *device)
 				pool_trim(device, 0);
 		}
 		if (result != CUDA_SUCCESS)
-			log_line("device %d: %zu chunks cannot be mapped: error %d", device->ordinal, run.count, (int)result);
+			log_line("device %d: %zu chunks cannot be mapped: error %d", device->ordinal, run.count,
+				 (int)result);
 		any |= result == CUDA_SUCCESS;
 		i += run.count;
 	}
@@ -107,7 +109,7 @@ static void cover(struct device *device, void *unused)
 	(void)unused;
 	if (!device->mover || !__atomic_load_n(&turn_bare, __ATOMIC_SEQ_CST))
 		return;
-	/* Who moves memory may wait for this thread to leave the gate. */
+	/* The thread that moves memory may wait for this one to leave the gate. */
 	gate_beg();
 	pthread_mutex_lock(&device->mover->lock);
 	borrowed = device_borrow(device);
@@ -135,7 +137,8 @@ static void covers(struct device *device)
 		device_each(cover, NULL);
 	}
 	driver_leave(mode);
-	log_line("covered %u of %u bare chunks, %llu us", before - after, before, (unsigned long long)(moment_us() - begun));
+	log_line("covered %u of %u bare chunks, %llu us", before - after, before,
+		 (unsigned long long)(moment_us() - begun));
 }
 
 bool bare_end(void)

@@ -356,7 +356,8 @@ bool lane_mark(struct device *device, struct lane *lane)
 	return !lane->unsure;
 }
 
-/* Whether what goes out is mapped nowhere until the program may use it again (bare.h), by when it may have come back. */
+/* Whether what goes out is mapped nowhere until the program may use it again (bare.h), by when it may have come
+ * back. */
 static bool stays_bare(const struct batch *batch, const struct region *region)
 {
 	return !batch->in && !batch->within && !batch->join && bare_may(region);
