@@ -22,9 +22,10 @@ settings.load_profile("unhurried")
 
 
 LONGEST = (
-    "t3_turn_orders",
-    "t3_quota",
     "t6_mover",
+    "t3_turn_orders",
+    "t6_timed",
+    "t3_quota",
     "t6_departure",
     "t4_restart",
     "t3_killed",
@@ -36,7 +37,6 @@ LONGEST = (
     "t2_slo",
     "t6_memory",
     "t3_hostile",
-    "t6_fuzz_memory",
     "t3_scheduler",
     "t6_objects",
     "t2_balance",
@@ -45,6 +45,8 @@ LONGEST = (
     "t3_quota_faults",
     "t3_policies",
     "t3_turns",
+    "t4_connection",
+    "t6_fuzz_memory",
     "t4_semantics",
     "t6_turn",
     "t4_top",

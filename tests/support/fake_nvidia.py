@@ -32,6 +32,23 @@ GPU_IDS = (0x100, 0x200)
 PCI = ("0000:01:00.0", "0000:02:00.0")
 
 
+SIZES = {
+    0xD02: 16,
+    0x13D: 16,
+    0x205: 32,
+    0x20800142: 4,
+    0x20800403: 8,
+    0x20801238: 24,
+    0x90CD0101: 8,
+    0x90CD0102: 8,
+    0x2080110B: 536,
+    0x208F0403: 16,
+    0xA06C0103: 8,
+    0xA06C0104: 8,
+}
+"""Bytes of the parameters of each control."""
+
+
 @attrs.define
 class Object:
     class_: int
@@ -403,23 +420,9 @@ class FakeSystem:
         target = objects.get(handle)
         if target is None:
             return 0x33
-        sizes = {
-            0xD02: 16,
-            0x13D: 16,
-            0x205: 32,
-            0x20800142: 4,
-            0x20800403: 8,
-            0x20801238: 24,
-            0x90CD0101: 8,
-            0x90CD0102: 8,
-            0x2080110B: 536,
-            0x208F0403: 16,
-            0xA06C0103: 8,
-            0xA06C0104: 8,
-        }
-        if cmd not in sizes:
+        if cmd not in SIZES:
             return 0x56
-        if size != sizes[cmd]:
+        if size != SIZES[cmd]:
             return 0x1F
         data = bytearray(ctypes.string_at(params, size))
         status = getattr(self, f"_do_{cmd:x}")(objects, target, data)

@@ -249,9 +249,11 @@ def test_what_keeping_costs_does_not_grow_with_the_programs(many: int, monkeypat
             rig.fake.program(pid).tsg(channels=2)
         identities = [program.identity for program in rig.fake.programs.values()]
         cost, rig.fake.before = rig.fake.before, lambda cmd: None
-        async with trio.open_nursery() as nursery:
-            for identity in identities:
-                nursery.start_soon(gpu.detach, identity)
+        with monkeypatch.context() as first:
+            first.setattr(discover, "WIDE_RUN", 64)
+            async with trio.open_nursery() as nursery:
+                for identity in identities:
+                    nursery.start_soon(gpu.detach, identity)
         rig.fake.before = cost
         gpu.managed.bookkeeper = KnowsAll()  # type: ignore[assignment]
         law = max(0.5, many / 200)

@@ -6,7 +6,8 @@ nothing moves.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Generic, ParamSpec, TypeVar
 
 import attrs
 
@@ -19,6 +20,9 @@ from backend.scheduler.memory.turns import TURN_US, Turns, Waiter
 
 CALM_US = 5_000_000
 """Microseconds for which there has to be room for all before turns end: sets that come and go move memory each time."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 Still = tuple[int, Name, Way]
 """What does not move for now: memory of a program, that way, on a GPU."""
@@ -66,6 +70,20 @@ class Plan:
         return len(self.sets) > 1
 
 
+class Last(Generic[P, R]):
+    """A pure function that returns what it did the last time, where it is called with equal arguments."""
+
+    def __init__(self, function: Callable[P, R]) -> None:
+        self._function = function
+        self._last: tuple[object, R] | None = None
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Return what the function returns."""
+        if self._last is None or self._last[0] != (args, kwargs):
+            self._last = (args, kwargs), self._function(*args, **kwargs)
+        return self._last[1]
+
+
 class Planner:
     """See the module."""
 
@@ -78,6 +96,9 @@ class Planner:
         self.gangs: Sequence[Gang] = ()
         """The gangs of the programs that were looked at last."""
         self._pressed_us: int | None = None  # when there was no room for all last
+        # Between two looks neither programs nor room are others, as a rule: what was packed then is what would be now.
+        self._packed = Last(pack)
+        self._costed = Last(_costs)
 
     def decide(
         self,
@@ -95,7 +116,7 @@ class Planner:
         left = {gpu: room - _reserved(gpu, programs, always) for gpu, room in rooms.items()}
         sets = self._sets(now_us, units, left)
         waiters = {name: programs[name].waiter for one in sets for name in one}
-        self.turns.observe(now_us, sets, waiters, self._costs(sets, units, left))
+        self.turns.observe(now_us, sets, waiters, self._costed(sets, units, left, self.rates))
         turns = self.turns
         if not turns.has_turns:
             if turns.coming is not None:
@@ -156,7 +177,7 @@ class Planner:
     def _sets(self, now_us: int, units: Sequence[Unit], rooms: Rooms) -> Sequence[Set]:
         """Return the sets. Where there is room for all again, those that there are stay for some time."""
         before = self.turns.sets if self.turns.has_turns else ()
-        sets = pack(units, rooms, self.rates, TURN_US, before)
+        sets = self._packed(units, rooms, self.rates, TURN_US, before)
         if len(sets) > 1:
             self._pressed_us = now_us
         elif self.turns.has_turns and self._pressed_us is not None and now_us - self._pressed_us < CALM_US:
@@ -165,10 +186,6 @@ class Planner:
             if len(kept) > 1 and frozenset().union(*kept) == there:
                 return kept
         return sets
-
-    def _costs(self, sets: Sequence[Set], units: Sequence[Unit], rooms: Rooms) -> Mapping[Set, Cost]:
-        """Return what it takes at most that each set has its memory."""
-        return comings([[unit for unit in units if unit.members & one] for one in sets], rooms, self.rates)
 
     def _moves(
         self,
@@ -189,6 +206,11 @@ class Planner:
         wanted = [name for name in claims if name in coming and name not in runs]
         most_in = self.rates.into_in(left_us)
         return moving.plan(room - reserved, claims, wanted, runs, self.turns.next_use(now_us), most_in)
+
+
+def _costs(sets: Sequence[Set], units: Sequence[Unit], rooms: Rooms, rates: Rates) -> Mapping[Set, Cost]:
+    """Return what it takes at most that each set has its memory."""
+    return comings([[unit for unit in units if unit.members & one] for one in sets], rooms, rates)
 
 
 def _still(gpu: int, name: Name, claim: Claim, still: Collection[Still]) -> Claim:

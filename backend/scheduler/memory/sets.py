@@ -80,10 +80,19 @@ NO_COST = Cost(0, 0)
 
 def cost(one: Sequence[Unit], other: Sequence[Unit], rooms: Rooms, rates: Rates) -> Cost:
     """Return the cost of set `other` when it runs after set `one`. What exceeds the room by itself is not fetched."""
+    return _cost(_used(one, rooms), _used(other, rooms), rooms, rates)
+
+
+def _used(one: Sequence[Unit], rooms: Rooms) -> Rooms:
+    """Return the working set of a set on each GPU, bytes."""
+    return {gpu: sum(unit.on(gpu) for unit in one) for gpu in rooms}
+
+
+def _cost(one: Rooms, other: Rooms, rooms: Rooms, rates: Rates) -> Cost:
     hidden_us = stall_us = 0
     for gpu, room in rooms.items():
-        lacks = max(0, min(room, sum(unit.on(gpu) for unit in other)))
-        beside = min(lacks, max(0, room - sum(unit.on(gpu) for unit in one)))
+        lacks = max(0, min(room, other[gpu]))
+        beside = min(lacks, max(0, room - one[gpu]))
         hidden_us = max(hidden_us, rates.into_usec(beside))
         stall_us = max(stall_us, rates.into_usec(lacks - beside))
     return Cost(hidden_us, stall_us)
@@ -101,8 +110,9 @@ def comings(sets: Sequence[Sequence[Unit]], rooms: Rooms, rates: Rates) -> Mappi
     stall is the longest possible, and the hidden part is the rest of the largest sum of both.
     """
     found = {}
+    used = [_used(one, rooms) for one in sets]
     for number, other in enumerate(sets):
-        each = [cost(one, other, rooms, rates) for at, one in enumerate(sets) if at != number]
+        each = [_cost(one, used[number], rooms, rates) for at, one in enumerate(used) if at != number]
         stall_us = max((one.stall_us for one in each), default=0)
         whole_us = max((one.hidden_us + one.stall_us for one in each), default=0)
         found[members(other)] = Cost(whole_us - stall_us, stall_us)

@@ -58,6 +58,43 @@ class Waiter:
     """Microseconds in which the calls of the driver come back that one of its turns takes: its end and its begin."""
 
 
+@attrs.frozen
+class Slots:
+    """What the slots of sets take at least, microseconds: reckoned once for each look, where turns ask for it often."""
+
+    leads_us: Mapping[Set, int] = attrs.field(factory=dict)
+    """How long before the turn of each set the one before begins, at least: as what has room beside that one comes,
+    which is no shorter than TURN_LEAST_US, and then the rest."""
+    levers_us: Mapping[Set, int] = attrs.field(factory=dict)
+    """In how long the calls of the levers of each set come back."""
+    stall_us: int = 0
+    """The longest stall of all sets."""
+    late_us: int = 0
+    """How much later than OVERHEAD_US a turn may begin, since not all calls for it are there."""
+    round_us: int = 0
+    """From the end of the turn of any set to the begin of its next one at most, where all others have the least.
+
+    The first of them comes after a stall, and from each to the next it takes what that one's levers or the memory of
+    the next take (:meth:`Turns.step_us`): as many of the longest of both, whatever the order."""
+
+    @classmethod
+    def of(cls, sets: Sequence[Set], waiters: Mapping[Name, Waiter], costs: Mapping[Set, Cost]) -> Slots:
+        """Return those of some sets, given what is asked of their programs and what it takes that each has its
+        memory."""
+        of_sets = {one: costs.get(one, NO_COST) for one in sets}
+        leads_us = {
+            one: max(TURN_LEAST_US, cost.hidden_us) + cost.stall_us + OVERHEAD_US for one, cost in of_sets.items()
+        }
+        levers_us = {one: sum(waiters[name].levers_us for name in one) for one in sets}
+        stall_us = max((cost.stall_us for cost in of_sets.values()), default=0)
+        late_us = max(0, max(levers_us.values(), default=0) - AT_ONCE_US)
+        round_us = 0
+        if len(sets) > 1:
+            each = sorted([*leads_us.values(), *levers_us.values()], reverse=True)
+            round_us = sum(each[: len(sets) - 1]) + stall_us + OVERHEAD_US + late_us
+        return cls(leads_us, levers_us, stall_us, late_us, round_us)
+
+
 @attrs.define
 class Turns:
     """See the module."""
@@ -74,13 +111,9 @@ class Turns:
     """When the last one ended."""
     _costs: Mapping[Set, Cost] = attrs.field(factory=dict)
     _waiters: Mapping[Name, Waiter] = attrs.field(factory=dict)
+    _slots: Slots = attrs.field(factory=Slots)
     _since: dict[Name, int] = attrs.field(factory=dict)  # when each program began to wait
     _said: dict[Name, int] = attrs.field(factory=dict)  # the longest bound of each since then
-    # By the sets, what they cost and what is asked of them: reckoned once, for a decision asks for each many times.
-    _levers: Mapping[Set, int] = attrs.field(factory=dict)
-    _stall_us: int = 0
-    _late_us: int = 0
-    _round_us: int = 0
 
     @property
     def has_turns(self) -> bool:
@@ -99,42 +132,15 @@ class Turns:
 
     def _least_us(self, name: Name) -> int:
         """Return how long a program waits at most that begins to do so now."""
-        return max(self._waiters[name].wait_us, self._round_us)
-
-    def _longest_round_us(self) -> int:
-        """From the end of the turn of any set to the begin of its next one at most, where all others have the least.
-
-        The first of them comes after a stall, and from each to the next it takes what that one's levers or the memory
-        of the next take (:meth:`step_us`): as many of the longest of both, whatever the order."""
-        if len(self.sets) < 2:
-            return 0
-        each = sorted([*map(self._lead_us, self.sets), *map(self._levers_us, self.sets)], reverse=True)
-        return sum(each[: len(self.sets) - 1]) + self._stall_us + OVERHEAD_US + self._late_us
+        return max(self._waiters[name].wait_us, self._slots.round_us)
 
     def step_us(self, one: Set, other: Set) -> int:
         """Return the time from the begin of a turn of a set to that of the next one, of another, at least,
         microseconds."""
-        return max(self._lead_us(other), self._levers_us(one))
-
-    def _lead_us(self, one: Set) -> int:
-        """How long before its turn the one before begins, at least: as what has room beside that one comes, which is
-        no shorter than TURN_LEAST_US, and then the rest."""
-        cost = self._cost(one)
-        return max(TURN_LEAST_US, cost.hidden_us) + cost.stall_us + OVERHEAD_US
+        return max(self._slots.leads_us[other], self._slots.levers_us[one])
 
     def _cost(self, one: Set) -> Cost:
         return self._costs.get(one, NO_COST)
-
-    def _levers_us(self, one: Set) -> int:
-        return self._levers.get(one, 0)
-
-    def _reckon(self) -> None:
-        """Reckon what holds until the sets are others, or cost something else. ``_late_us`` is how much later than
-        OVERHEAD_US a turn may begin, since not all calls for it are there."""
-        self._levers = {one: sum(self._waiters[name].levers_us for name in one) for one in self.sets}
-        self._stall_us = max((self._cost(one).stall_us for one in self.sets), default=0)
-        self._late_us = max(0, max(self._levers.values(), default=0) - AT_ONCE_US)
-        self._round_us = self._longest_round_us()
 
     def observe(
         self, now_us: int, sets: Sequence[Set], waiters: Mapping[Name, Waiter], costs: Mapping[Set, Cost] | None = None
@@ -143,10 +149,10 @@ class Turns:
         at most that each has its memory. Where sets are others, the one with the most of the programs that run goes
         on."""
         self._waiters, self._costs = waiters, costs or {}
+        self._slots = Slots.of(sets, waiters, self._costs)
         if list(sets) != list(self.sets):
             self.current, self.coming = _heir(sets, self.current), _heir(sets, self.coming)
         self.sets = sets
-        self._reckon()
         runs = self.current or frozenset[Name]()
         waits = [name for one in sets for name in one if name not in runs]
         self._since = {name: self._since.get(name, now_us) for name in waits}
@@ -209,7 +215,7 @@ class Turns:
 
     def _until(self, one: Set) -> int:
         """When a set that waits is about to have its turn at the latest."""
-        begins_us = OVERHEAD_US + self._late_us
+        begins_us = OVERHEAD_US + self._slots.late_us
         return min((self._since[name] + self.bound_us(name) - begins_us for name in one), default=NO_END)
 
     def _due(self, one: Set) -> int:
@@ -226,7 +232,7 @@ class Turns:
         part = self._part(one) * len(self.sets) / (sum(map(self._part, self.sets)) or 1.0)
         bound_us = min(self.bound_us(name) for other in self.sets for name in other)
         hidden_us = max(self._cost(other).hidden_us for other in self.sets)
-        wanted_us = max(hidden_us, (self._stall_us + OVERHEAD_US) / LOST)
+        wanted_us = max(hidden_us, (self._slots.stall_us + OVERHEAD_US) / LOST)
         most_us = TURN_US if bound_us <= WAIT_US else TURN_LONG_US
         # Between two turns of one all others have theirs; and each of all comes after a stall, that one, too.
         stalls_us = sum(self._cost(other).stall_us + OVERHEAD_US for other in self.sets)
@@ -236,7 +242,7 @@ class Turns:
 
     def _pulled_us(self, one: Set, others: Sequence[Set]) -> int:
         """How long a turn is at least, so that the calls of its levers have come back when the next one begins."""
-        return self._levers_us(one) - OVERHEAD_US - min(self._cost(other).stall_us for other in others)
+        return self._slots.levers_us[one] - OVERHEAD_US - min(self._cost(other).stall_us for other in others)
 
     def _part(self, one: Set) -> float:
         return sum(self._waiters[name].part for name in one)

@@ -1304,19 +1304,13 @@ struct transfer {
 /* Over the bus. */
 enum way { TO_HOST, TO_GPU, WAYS, NEITHER = WAYS };
 
-static uint64_t held = UINT64_MAX; /* atomically: copies of so many bytes hang */
+static bool held; /* atomically: copies of whole chunks hang */
 
 /* Asynchronous copies of whole chunks do not end from now on, as if the GPU were taken away; or they do
  * again. Not of the real driver. */
 __attribute__((visibility("default"))) void fake_memory_hold(bool hold)
 {
-	__atomic_store_n(&held, hold ? 0 : UINT64_MAX, __ATOMIC_RELEASE);
-}
-
-/* ... those of so many bytes, or more, alone. */
-__attribute__((visibility("default"))) void fake_memory_hold_from(uint64_t bytes)
-{
-	__atomic_store_n(&held, bytes, __ATOMIC_RELEASE);
+	__atomic_store_n(&held, hold, __ATOMIC_RELEASE);
 }
 
 /* Asynchronous copies over the bus, each way: bytes that were submitted, and that have come; how many more may run,
@@ -1352,16 +1346,102 @@ static bool may_run(int way)
 	return may;
 }
 
+/* The file behind an address, and how far it goes on there; 0 bytes: none that is mapped. */
+struct piece {
+	int fd;
+	off_t offset;
+	uint64_t bytes;
+};
+
+static struct piece piece_at(uint64_t address)
+{
+	struct piece piece = { .fd = -1 };
+
+	pthread_mutex_lock(&lock);
+	const struct range *range = containing(mappings, address);
+
+	if (range)
+		piece = (struct piece){
+			.fd = range->memory->fd,
+			.offset = range->memory->offset + (off_t)(range->offset + address - range->start),
+			.bytes = range->start + range->bytes - address,
+		};
+	pthread_mutex_unlock(&lock);
+	return piece;
+}
+
+/* The first offset of data (SEEK_DATA) or of a hole (SEEK_HOLE) from there on; the end of the piece, where there is none. */
+static off_t next_of(const struct piece *piece, off_t at, uint64_t bytes, int what)
+{
+	const off_t end = piece->offset + (off_t)bytes, found = lseek(piece->fd, at, what);
+
+	if (found < 0 && errno != ENXIO)
+		fake_die("lseek: %s", strerror(errno));
+	return found < 0 || found > end ? end : found;
+}
+
+static void empty(const struct piece *piece, off_t from, off_t end)
+{
+	if (from < end && next_of(piece, from, (uint64_t)(end - piece->offset), SEEK_DATA) < end &&
+	    fallocate(piece->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, from, end - from))
+		fake_die("fallocate: %s", strerror(errno));
+}
+
+/* ThreadSanitizer is to see the bytes that are copied. */
+#ifdef __SANITIZE_THREAD__
+#define COPIES_BY_FILE false
+#else
+#define COPIES_BY_FILE true
+#endif
+
+/* By the file, where that takes one call: it makes pages for less than a fault each. */
+static void copy_data(const struct piece *target, uint64_t to, uint64_t from, uint64_t at, uint64_t bytes)
+{
+	if (!COPIES_BY_FILE || pwrite(target->fd, (void *)(from + at), bytes, target->offset + (off_t)at) != (ssize_t)bytes)
+		memmove((void *)(to + at), (void *)(from + at), bytes);
+}
+
+/* Of chunks: pages that were never written are holes at both ends then, which is what most of them are, so that neither has
+ * to be made. Faults as a copy of all bytes does: all of a mapping is accessible, or nothing. */
+static void carry_chunks(uint64_t to, uint64_t from, uint64_t bytes)
+{
+	while (bytes) {
+		const struct piece source = piece_at(from), target = piece_at(to);
+		uint64_t part = source.bytes < target.bytes ? source.bytes : target.bytes;
+
+		part = part < bytes ? part : bytes;
+		if (!part || (source.fd == target.fd && source.offset < target.offset + (off_t)part &&
+			      target.offset < source.offset + (off_t)part)) {
+			memmove((void *)to, (void *)from, bytes);
+			return;
+		}
+		*(volatile uint8_t *)to = *(volatile uint8_t *)from;
+		for (off_t at = source.offset, end = source.offset + (off_t)part; at < end;) {
+			const off_t data = next_of(&source, at, part, SEEK_DATA);
+			const off_t hole = data < end ? next_of(&source, data, part, SEEK_HOLE) : end;
+
+			empty(&target, target.offset + (at - source.offset), target.offset + (data - source.offset));
+			copy_data(&target, to, from, (uint64_t)(data - source.offset), (uint64_t)(hole - data));
+			at = hole;
+		}
+		to += part;
+		from += part;
+		bytes -= part;
+	}
+}
+
 static void carry_out(void *argument)
 {
 	const struct transfer *transfer = argument;
 
 	while (transfer->way != NEITHER && !may_run(transfer->way))
 		usleep(1000);
-	while (transfer->can_hang && transfer->width >= __atomic_load_n(&held, __ATOMIC_ACQUIRE))
+	while (transfer->can_hang && __atomic_load_n(&held, __ATOMIC_ACQUIRE))
 		usleep(1000);
 	if (transfer->way != NEITHER && fake_timed())
 		fake_timed_copy(transfer->way, transfer->width);
+	else if (transfer->can_hang && transfer->noted[0] && transfer->noted[1] && transfer->rows * transfer->slices == 1)
+		carry_chunks(transfer->to, transfer->from, transfer->width);
 	else for (uint64_t slice = 0; slice < transfer->slices; slice++)
 		for (uint64_t row = 0; row < transfer->rows; row++) {
 			uint8_t *to = (uint8_t *)(transfer->to + slice * transfer->to_slice + row * transfer->to_pitch);

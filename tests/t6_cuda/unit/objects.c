@@ -726,8 +726,8 @@ static void test_questions(void)
 	ask_books(&question);
 	CHECK(ask_driver(&question) == NULL && question.answered);
 	question.answered = false;
-	/* The first object gets to its new place while the other, with one large chunk, is still being copied. */
-	((void (*)(uint64_t))plain("fake_memory_hold_from"))(64 << 20);
+	/* The first object gets to its new place, by a copy of 16 MiB and two of 2, while the other is still being copied. */
+	((void (*)(int, uint64_t))plain("fake_memory_let"))(0, 3);
 	CHECK(!pthread_create(&moving, NULL, move_all_out, NULL));
 	while (place(address[0]) != CU_MEM_LOCATION_TYPE_HOST_NUMA)
 		usleep(1000);
@@ -735,7 +735,7 @@ static void test_questions(void)
 	CHECK(!pthread_create(&asking, NULL, ask_driver, &question));
 	usleep(20000);
 	CHECK(!__atomic_load_n(&question.answered, __ATOMIC_ACQUIRE));
-	((void (*)(bool))plain("fake_memory_hold"))(false);
+	((void (*)(int, uint64_t))plain("fake_memory_let"))(0, UINT64_MAX);
 	CHECK(!pthread_join(asking, NULL) && !pthread_join(moving, NULL));
 	ask_books(&question);
 	while (device->resident)	/* an object that was queried during the search has stayed */
