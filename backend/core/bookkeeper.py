@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import trio
 
@@ -233,6 +233,9 @@ class Bookkeeper:
 
     def is_server(self, pid: int, nbytes: int) -> bool:
         return self._spaces.is_server(pid, nbytes)
+
+    def servers_of(self, space: Space) -> Collection[int]:
+        return self._spaces.servers().get(space, ())
 
     def beside_changed(self, process: Process, gpu: int) -> None:
         self._schedulers.poke(gpu)
