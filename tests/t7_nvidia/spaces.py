@@ -19,6 +19,10 @@ from tests.t7_nvidia.conftest import wait_for
 from tests.t7_nvidia.placing import SIZE
 from tests.t7_nvidia.programs import Program, member, program, run_in, slice_of, write
 
+BESIDE = 0.9
+"""Least speed of a member beside the others, of that alone in its space; by turns it would be a quarter."""
+SAID = (": its server ended", ": the control daemon ended, and is started again")
+"""Words of what a daemon logs of servers that end."""
 SMALL = ("200", "8")
 """Words of placed.cu for kernels of 8 blocks, each of which has an SM for 200 us."""
 
