@@ -117,7 +117,8 @@ class NvidiaGpu:
         """Where the memory of each program is."""
         self._looked = 0.0  # time of the last request for the list
         self._keeper = Keeper(
-            info.index, self._tenants, census.counter.totals, usage.exact, self._asked_to_stand, self._undone
+            *(info.index, self._tenants, census.counter.totals, usage.exact, self._asked_to_stand, self._undone),
+            lambda process: self._spaces.space_of(process) is not None,
         )
         self._bookkeeper: Bookkeeping | None = None
         self._probe = Deadline("the driver", LEVER_DEADLINE)
