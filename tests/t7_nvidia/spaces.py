@@ -86,6 +86,13 @@ def servers(record: Record) -> list[int]:
     return [int(word) for word in procfs.words(procfs.of_process(pid, f"task/{pid}/children"))]
 
 
+def logs(mount: Mounted, within: str, most: int = 1500) -> str:
+    """Return the end of what the control daemon and the server of a space have logged."""
+    folder = directory_for(default_path(SOCKETS, os.fspath(mount.path))) / record_of(mount, within).space.name / "log"
+    each = [(path.name, path.read_text(errors="replace")[-most:]) for path in sorted(folder.iterdir())]
+    return "\n".join(f"{name}: {text}" for name, text in each)
+
+
 def client_bytes(pid: int) -> int:
     """Return the bytes of GPU memory that the driver counts for a client of MPS. KeyError for one that is none."""
     pynvml.nvmlInit()

@@ -23,6 +23,7 @@ from tests.t7_nvidia.spaces import (
     client_bytes,
     go_on,
     is_beside,
+    logs,
     placed_in,
     record_of,
     servers,
@@ -262,6 +263,7 @@ def test_a_fault_stays_in_its_slice(gpu_mount: Mounted, placed: str, worker: Sta
         first.set(FAULT, 1)
         assert ended([first, second], 10), "both have an error"
         print(f"errors {first.u32(ERROR)} and {second.u32(ERROR)}")
+        print(logs(gpu_mount, name), flush=True)
         assert first.u32(ERROR) >= ILLEGAL  # or another one that says that the context is lost
         assert second.u32(ERROR) != 0
         with timed(gpu_mount, placed, name) as (third, took):
@@ -314,6 +316,7 @@ def test_its_server_is_killed(gpu_mount: Mounted, placed: str, worker: Start) ->
         )
         became = fate(first, 10)
         print(f"another server after {back:.2f} s; the member {became}")
+        print(logs(gpu_mount, name), flush=True)
         with timed(gpu_mount, placed, name) as (third, took):
             print(f"served {took:.2f} s after its start, {usual:.2f} before")
             assert took <= usual + BACK_S
