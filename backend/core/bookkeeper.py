@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import trio
 
@@ -75,8 +75,8 @@ class Bookkeeper:
         if self.policy is not None:
             await self.policy.prepare(resident.slice, gpu)
             resident = await self._membership.welcome(process, {gpu})  # ProcessLookupError for one that died meanwhile
-        group = Member(process, gpu)
-        if gpu not in resident.contexts:
+        group, is_known = Member(process, gpu), gpu in resident.contexts
+        if not is_known:
             self._population.join(resident, gpu)
             self._follower.sharers_changed(group)
             for level in self._population.path(group):
@@ -84,6 +84,10 @@ class Bookkeeper:
         self._schedulers.greet(group)
         if self._follower.is_held(group):
             return  # it is being migrated: its settings are applied once it has arrived
+        if is_known:  # a lever of it may be waiting for the program to speak, which has to arrive for that
+            if not self._follower.follows(group):
+                self._follower.background.later(group)
+            return
         try:
             with deadline(self._seconds):
                 await self._follower.apply(group, BY_PROGRAMS)
@@ -233,6 +237,9 @@ class Bookkeeper:
 
     def is_server(self, pid: int, nbytes: int) -> bool:
         return self._spaces.is_server(pid, nbytes)
+
+    def servers_of(self, space: Space) -> Collection[int]:
+        return self._spaces.servers().get(space, ())
 
     def beside_changed(self, process: Process, gpu: int) -> None:
         self._schedulers.poke(gpu)

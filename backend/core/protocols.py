@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Protocol
 
 import attrs
@@ -264,6 +264,9 @@ class Bookkeeping(Protocol):
 
     def is_server(self, pid: int, nbytes: int) -> bool:
         """Return whether a process that holds `nbytes` of a GPU is the server of a space, and no program."""
+
+    def servers_of(self, space: Space) -> Collection[int]:
+        """Return the pids of the servers of a space."""
 
     def beside_changed(self, process: Process, gpu: int) -> None:
         """Report that a process runs beside the others of its space from now on, or does so no longer."""

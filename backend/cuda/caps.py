@@ -12,8 +12,10 @@ from backend.cuda.program import Program
 from backend.cuda.sms import Groups, Shape
 from backend.process.identity import Process
 
-SPEAKS_S = 1.0
-"""Seconds in which a program whose context is known is waited for to speak."""
+SPEAKS_S = 1.4
+"""Seconds in which a program whose context is known is waited for to speak: after its daemon is gone a library tries
+once a second whether there is another one (RECONNECT of ``library/daemon/contact.c``), and then has to be met. With
+PLACE_S of ``placements.py`` it is less than the 5 s that a writer waits."""
 
 
 class Caps:

@@ -33,6 +33,7 @@ from backend.nvidia.memory import ProgramMemory
 from backend.nvidia.mover import Mover
 from backend.nvidia.notes import NoNotes, Notes
 from backend.nvidia.nvml import Nvml
+from backend.nvidia.parts import Shared
 from backend.nvidia.proven import GR_ALONE, Verdict
 from backend.nvidia.readback import ChannelStates
 from backend.nvidia.spaces import SpaceLevers
@@ -91,6 +92,7 @@ class NvidiaGpu:
         usage.programs = self._working
         usage.standing = self._off_uncounted
         usage.late = self._late
+        usage.spaces = self._shared
         self._ask_it = present
         self._back_s = BACK
         self.managed = Managed(info, self._is_frozen, lambda: self.lost, self._counted)
@@ -115,7 +117,8 @@ class NvidiaGpu:
         """Where the memory of each program is."""
         self._looked = 0.0  # time of the last request for the list
         self._keeper = Keeper(
-            info.index, self._tenants, census.counter.totals, usage.exact, self._asked_to_stand, self._undone
+            *(info.index, self._tenants, census.counter.totals, usage.exact, self._asked_to_stand, self._undone),
+            lambda process: self._spaces.space_of(process) is not None,
         )
         self._bookkeeper: Bookkeeping | None = None
         self._probe = Deadline("the driver", LEVER_DEADLINE)
@@ -403,7 +406,7 @@ class NvidiaGpu:
         busy, sampled = self._usage.busy(process)
         activity = attrs.evolve(activity, managed=process in self.managed, busy_usec=busy, busy_sampled_usec=sampled)
         if self._spaces.space_of(process) is not None:
-            # The trace has the time of all clients under one name: what each had is known by samples alone.
+            # The trace has the time of all clients under one name: what each had is an estimate.
             activity = attrs.evolve(
                 activity, beside=True, gpu_usec=None, stays=None, busy_usec=None, busy_sampled_usec=None
             )
@@ -430,6 +433,14 @@ class NvidiaGpu:
         for process in self._tenants:
             counts = self.managed.counts(process)
             yield process, None if counts is None else counts[0] > counts[1] and not self._is_off(process)
+
+    def _shared(self) -> Iterator[Shared]:
+        """Yield the spaces with their clients. One that does not count its kernels is taken to have some."""
+        for space, clients in self._spaces.spaces().items():
+            servers = () if self._bookkeeper is None else self._bookkeeper.servers_of(space)
+            counts = {client: self.managed.counts(client) for client in clients}
+            pending = {client: each is None or each[0] > each[1] for client, each in counts.items()}
+            yield Shared(space, {*servers, *(client.pid for client in clients)}, pending)
 
     def _off_uncounted(self) -> Collection[Process]:
         """Return the programs that are off the runlist and do not count their kernels."""

@@ -114,6 +114,10 @@ class SpaceLevers:
         """Return the clients in a space."""
         return self._joints[space].engines.keys() if space in self._joints else ()
 
+    def spaces(self) -> Mapping[Space, Collection[Process]]:
+        """Return the clients in each space."""
+        return {space: joint.engines.keys() for space, joint in self._joints.items()}
+
     def off(self, process: Process) -> Engines:
         """Return the engines that a client is without, as its space is."""
         space = self._whose.get(process)

@@ -21,6 +21,7 @@ from backend.nvidia import rm
 from backend.nvidia.busy import BusyTime
 from backend.nvidia.deadline import Deadline
 from backend.nvidia.nvml import Nvml
+from backend.nvidia.parts import Parts, Shared
 from backend.nvidia.sampling import SAMPLE_S, Sampling
 from backend.nvidia.sight import Sight
 from backend.nvidia.trace import LAG_NS, Trace
@@ -76,7 +77,10 @@ class Usage:
         """Returns the programs that are off the runlist and do not count their kernels."""
         self.late: Callable[[Process, Mapping[str, int]], None] = lambda process, figures: None
         """Called with further figures of a process that has ended, by the names of Activity."""
+        self.spaces: Callable[[], Iterable[Shared]] = lambda: ()
+        """Yields the spaces on this GPU, whose programs the trace does not tell apart."""
         self._busy = BusyTime(round(LAG_NS / 1e9 / READ_S))
+        self._parts = Parts(round(LAG_NS / 1e9 / READ_S))
         self._looked = 0.0  # time of the last look at kernels
         self._sampling = Sampling()
         self._sight = Sight()
@@ -97,9 +101,11 @@ class Usage:
 
     def estimate(self, process: Process) -> int | None:
         """Return the sum of NVML's samples of a process, microseconds, if there is no trace; None if there are no
-        samples either.
+        samples either. With a trace: the part of a program of a space; None for any other, which is told exactly.
         """
-        if self._trace is not None or not self._sampled:
+        if self._trace is not None:
+            return self._parts.usec(process)
+        if not self._sampled:
             return None
         return int(self._estimates.get(process.pid, 0.0))
 
@@ -122,7 +128,10 @@ class Usage:
     def forget(self, process: Process) -> None:
         """Note that the process is gone: further figures are reported late."""
         self._estimates.pop(process.pid, None)
-        if (told := self.exact(process)) is not None and self._trace is not None:
+        if self._parts.usec(process) is not None:  # what the trace has under its pid is not its own
+            self._parts.forget(process)
+            self._busy.forget(process)
+        elif (told := self.exact(process)) is not None and self._trace is not None:
             self._ended.append(Ended(process, told, trio.current_time() + LAG_NS / 1e9))
         else:
             self._drop(process)
@@ -280,6 +289,15 @@ class Usage:
         uncounted = [process for process, pending in self.programs() if pending is None]
         self._sight.keep(uncounted, self._looked, self.standing())
         self._busy.look(self.programs(), self.exact, (self._looked - since) * 1e6)
+        if self._trace is not None:
+            for pid in self._parts.look(self.spaces(), self._usec):
+                if not _lives(pid):
+                    self._past.pop(pid, None)
+                    self._trace.residency.drop(pid)
+
+    def _usec(self, pid: int) -> int:
+        """Return the microseconds that the trace has under a pid."""
+        return self._past[pid] + (0 if self._trace is None else self._trace.usec(pid))
 
 
 def _lives(pid: int) -> bool:

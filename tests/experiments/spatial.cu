@@ -15,7 +15,11 @@
 //   u32 extra     @44  bit 0: copy, bit 1: remap
 //   u32 ready     @48  1 once the first kernel is done
 //   u32 wrong     @52  remaps after which the contents were not those of before
+//   u32 first     @56  number of the first group of SMs that is used; behind the last one is group 0
+//   u32 changes   @60  changes of SMs of which the first kernel is done
 //   char error[128] @64  the first call that failed, with its code
+//   u64s          @192  of the last change, nanoseconds: the split (once), the green context, its stream, what lies
+//                       between that and the first launch there, and that launch; bytes of the GPU that all of it took
 #include <cuda.h>
 #include <cuda_runtime.h>
 #ifdef BLAS
@@ -42,10 +46,11 @@ constexpr int N = 4096;				// of the products
 struct Page {
 	volatile uint64_t finished, copied, remapped, changed_ns;
 	volatile uint32_t want, has, stop, extra, ready, wrong;
-	uint64_t unused;
+	volatile uint32_t first, changes;
 	char error[128];
+	volatile uint64_t split_ns, green_ns, stream_ns, events_ns, launch_ns, took_bytes;
 };
-static_assert(offsetof(Page, error) == 64, "as spatial.py reads it");
+static_assert(offsetof(Page, error) == 64 && offsetof(Page, split_ns) == 192, "as spatial.py reads it");
 
 static Page *page;
 
@@ -99,15 +104,17 @@ struct Green {
 	{
 		CUdevResource all, rest;
 		unsigned count = 0;
+		const uint64_t begun = now();
 		device = on;
 		TRY(cuDeviceGetDevResource(device, &all, CU_DEV_RESOURCE_TYPE_SM));
 		TRY(cuDevSmResourceSplitByCount(nullptr, &count, &all, &rest, 0, 8));
 		groups.resize(count);
 		TRY(cuDevSmResourceSplitByCount(groups.data(), &count, &all, &rest, 0, 8));
 		each = groups[0].sm.smCount;
+		page->split_ns = now() - begun;
 	}
 
-	// Take the first groups that together have `sms`, and make a stream on them.
+	// Take the groups from page->first on that together have `sms`, and make a stream on them.
 	CUstream stream(unsigned sms, CUgreenCtx *context)
 	{
 		CUdevResourceDesc desc;
@@ -115,9 +122,20 @@ struct Green {
 		unsigned count = (sms + each - 1) / each;
 		if (count > groups.size())
 			count = groups.size();
-		TRY(cuDevResourceGenerateDesc(&desc, groups.data(), count));
+		std::vector<CUdevResource> chosen;
+		for (unsigned i = 0; i < count; i++)
+			chosen.push_back(groups[(page->first + i) % groups.size()]);
+		size_t before, after, total;
+		TRY(cuMemGetInfo(&before, &total));
+		uint64_t begun = now();
+		TRY(cuDevResourceGenerateDesc(&desc, chosen.data(), count));
 		TRY(cuGreenCtxCreate(context, desc, device, CU_GREEN_CTX_DEFAULT_STREAM));
+		page->green_ns = now() - begun;
+		begun = now();
 		TRY(cuGreenCtxStreamCreate(&stream, *context, CU_STREAM_NON_BLOCKING, 0));
+		page->stream_ns = now() - begun;
+		TRY(cuMemGetInfo(&after, &total));
+		page->took_bytes = before > after ? before - after : 0;
 		page->has = count * each;
 		return stream;
 	}
@@ -281,6 +299,7 @@ int main(int argc, char **argv)
 				stream = plain;
 				page->has = 0;
 			}
+			const uint64_t made = now();
 			TRY(cuStreamWaitEvent(stream, edge, 0));
 			events = Events();
 			events.make(of);
@@ -290,7 +309,9 @@ int main(int argc, char **argv)
 			if (blas)
 				TRY(cublasSetStream(blas, stream));
 #endif
+			page->events_ns = now() - made;
 		}
+		const uint64_t begun = now();
 		if (launched - done < DEPTH) {
 			if (graph)
 				TRY(cudaGraphLaunch(graph, stream));
@@ -306,6 +327,8 @@ int main(int argc, char **argv)
 				kernel(blocks, cycles, stream);
 			pending[launched % DEPTH] = events.each[launched % DEPTH];
 			TRY(cuEventRecord(pending[launched++ % DEPTH], stream));
+			if (launched == first)
+				page->launch_ns = now() - begun;
 			continue;
 		}
 		TRY(cuEventSynchronize(pending[done++ % DEPTH]));
@@ -313,6 +336,7 @@ int main(int argc, char **argv)
 		page->ready = 1;
 		if (since && done >= first) {
 			page->changed_ns = now() - since;
+			page->changes = page->changes + 1;
 			since = 0;
 		}
 	}

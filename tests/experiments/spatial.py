@@ -20,13 +20,20 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.bench.gpu.systems import MpsStage
 
 HERE = Path(__file__).resolve().parents[2]
 sys.path.insert(0, os.fspath(HERE))
 
 FIELDS = {"finished": (0, "<Q"), "copied": (8, "<Q"), "remapped": (16, "<Q"), "changed_ns": (24, "<Q")}
-FIELDS |= {name: (32 + 4 * n, "<I") for n, name in enumerate(("want", "has", "stop", "extra", "ready", "wrong"))}
+WORDS = ("want", "has", "stop", "extra", "ready", "wrong", "first", "changes")
+FIELDS |= {name: (32 + 4 * n, "<I") for n, name in enumerate(WORDS)}
+SPENT = ("split_ns", "green_ns", "stream_ns", "events_ns", "launch_ns")
+"""What the steps of a change took, in their order."""
+FIELDS |= {name: (192 + 8 * n, "<Q") for n, name in enumerate((*SPENT, "took_bytes"))}
 ERROR = slice(64, 192)
 """Bytes of the page into which a program writes the first call that failed."""
 WINDOW_S = 1.0
@@ -34,7 +41,9 @@ WINDOW_S = 1.0
 SETTLE_S = 0.3
 """Time after a change for work under way to end, seconds."""
 START_S = 30.0
-"""Longest wait for the first kernel of a program, seconds."""
+"""Longest wait for the first kernel of a program, and for one on other SMs, seconds."""
+WORDS_MOST = 1500
+"""Characters of the end of a server's log that are told."""
 COPIES, REMAPS = 1, 2
 """Bits of `extra`."""
 FULL = 132 * 6
@@ -159,26 +168,47 @@ class Experiment:
         (self.out / "spatial.json").write_text(json.dumps(self.found, indent=1))
 
     def green(self, mode: str, environment: Mapping[str, str] | None = None) -> Any:
-        """Return rates at several numbers of SMs, 0 for all, and the time that each change took."""
-        found = []
+        """Return rates at several numbers of SMs, 0 for all, and the time that each change took, with that of its
+        steps. Half of the SMs are asked for twice: the second time the program makes another green context.
+        """
+        found: list[dict[str, Any]] = []
         with self.programs((200, FULL), mode=mode, environment=environment) as (one,):
-            for sms in (0, 32, 64, 96, 128, 0):
+            for sms in (0, 32, 64, 96, 128, 64, 0):
+                changes, before = one.changes, one.want
                 one.ask("want", sms)
+                if sms != before:
+                    one.until(lambda changes=changes: one.changes > changes)  # type: ignore[misc]
                 time.sleep(SETTLE_S)
-                one.until(lambda: bool(one.finished))
+                spent = {name: round(getattr(one, f"{name}_ns") / 1e6, 3) for name in (word[:-3] for word in SPENT)}
                 found.append({"sms": sms, "has": one.has, "rate": self.rates([one])[0][0], "ms": one.changed_ns / 1e6})
+                if sms:
+                    found[-1] |= {**spent, "mib": round(one.took_bytes / (1 << 20), 1)}
         return found
 
     def beside(self, environment: Mapping[str, str]) -> Any:
-        """Return rates of two programs on halves of the SMs that both begin at the first group, and of one alone
-        there.
+        """Return rates of two programs on parts of the SMs: the same ones, some that overlap in a group, and others.
+
+        Seven groups of 15 from the first and from the eighth on have none in common, if the split is the same in each
+        process; eight from there on have group 7 in common.
         """
+        found: dict[str, Any] = {}
         with self.programs((200, FULL), (200, FULL), environment=environment) as (a, b):
-            plain = self.rates([a, b])
-            for one in (a, b):
-                one.ask("want", 64)
-            time.sleep(SETTLE_S)
-            return {"plain": plain, "both on the first 64": self.rates([a, b])}
+            found["plain"] = self.rates([a, b])
+            for name, sms, first in (
+                ("both on the first 64", 64, 0),
+                ("on 64 from group 0 and from 7", 64, 7),
+                ("on 56 from group 0 and from 8", 56, 8),
+            ):
+                for one, group in ((a, 0), (b, first)):
+                    changes = one.changes
+                    one.ask("want", 0)
+                    one.until(lambda one=one, changes=changes: not one.has or one.changes > changes)  # type: ignore[misc]
+                    time.sleep(SETTLE_S)
+                    one.ask("first", group)
+                    one.ask("want", sms)
+                time.sleep(SETTLE_S)
+                found[name] = self.rates([a, b])
+        return found
 
     def levers(self, environment: Mapping[str, str]) -> Any:
         """Return the effect of each lever on an MPS client, on that client, another client, and a program outside
@@ -234,14 +264,47 @@ class Experiment:
             found["contents wrong"] = a.wrong
             return found
 
-    def percentage(self, environment: Mapping[str, str]) -> Any:
-        """Return rates by CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, of a program alone."""
-        found = {}
+    def percentage(self, stage: MpsStage) -> Any:
+        """Return rates by CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, of a program alone, each after the others. Of one that
+        fails, what the server says of it.
+        """
+        found: dict[str, Any] = {"default": stage.ask("get_default_active_thread_percentage").strip()}
         for part in (100, 75, 50, 25):
-            words = {**environment, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(part)}
-            with self.programs((200, FULL), environment=words) as those:
-                found[part] = self.rates(those)[0][0]
+            found[str(part)] = self.at(stage, {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(part)})
         return found
+
+    def percentage_fresh(self) -> Any:
+        """Return rates at half of the SMs, by a server that was just started: as the client says, as the default of
+        the servers says, and as the variable says that the control daemon was started with.
+        """
+        from tests.bench.gpu.systems import Mps
+
+        half, found = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50"}, {}
+        with Mps().enter() as stage:
+            found["client"] = self.at(stage, half)
+        with Mps().enter() as stage:
+            stage.ask("set_default_active_thread_percentage 50")
+            found["default"] = self.at(stage, {})
+            found["default, and client"] = self.at(stage, half)
+        os.environ.update(half)
+        try:
+            with Mps().enter() as stage:
+                found["daemon"] = self.at(stage, {})
+        finally:
+            del os.environ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]
+        return found
+
+    def at(self, stage: MpsStage, words: Mapping[str, str]) -> Any:
+        """Return the rate of a client with more words in its environment, or why there is none."""
+        environment = dict(stage._environment)
+        try:
+            with self.programs((200, FULL), environment={**environment, **words}) as those:
+                return self.rates(those)[0][0]
+        except Failed as error:
+            folder = Path(environment["CUDA_MPS_LOG_DIRECTORY"])
+            logs = {path.name: path.read_text(errors="replace")[-WORDS_MOST:] for path in sorted(folder.iterdir())}
+            servers = [f"{one}: {stage.ask(f'get_server_status {one}').strip()}" for one in stage.servers()]
+            return {"error": str(error), "servers": servers, **logs}
 
     def eight(self, environment: Mapping[str, str]) -> Any:
         """Return rates of eight programs whose kernels fill 8 SMs."""
@@ -264,7 +327,8 @@ class Experiment:
             self.cell("mps-green-plain", 12, lambda: self.green("plain", environment))
             self.cell("mps-green-graph", 12, lambda: self.green("graph", environment))
             self.cell("mps-green-beside", 6, lambda: self.beside(environment))
-            self.cell("mps-percentage", 12, lambda: self.percentage(environment))
+            self.cell("mps-percentage", 12, lambda: self.percentage(stage))
+        self.cell("mps-percentage-fresh", 15, self.percentage_fresh)
 
 
 if __name__ == "__main__":

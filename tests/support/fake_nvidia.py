@@ -15,7 +15,7 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -690,6 +690,9 @@ class FakeBookkeeper:
 
     def is_server(self, pid: int, nbytes: int) -> bool:
         return pid in self.servers
+
+    def servers_of(self, space: Space) -> Collection[int]:
+        return self.servers
 
     def beside_changed(self, process: Process, gpu: int) -> None:
         self.beside.append(process)

@@ -55,6 +55,25 @@ def test_a_server_is_no_program_of_its_own() -> None:
     drive(test)
 
 
+def test_a_client_is_not_blamed_for_a_timeslice_that_another_one_was_given() -> None:
+    """All of them have one, by the driver: it is set again, and nothing is said."""
+
+    async def test(rig: Rig) -> None:
+        async with clients(rig, 5, 6) as programs:
+            await trio.sleep(1)
+            for program in programs:
+                await rig.gpus[0].set_timeslice(program.identity, 4000)
+            gr = [one for program in programs for one in program.objects.values() if one.timeslice == 4000]
+            assert len(gr) == 2
+            await trio.sleep(2)
+            gr[0].timeslice = 9000
+            await trio.sleep(2)
+            assert [one.timeslice for one in gr] == [4000, 4000]
+            assert not rig.bookkeeper.brought_back
+
+    drive(test)
+
+
 def test_a_space_goes_off_and_on_with_the_last_of_its_programs() -> None:
     async def test(rig: Rig) -> None:
         gpu = rig.gpus[0]

@@ -128,6 +128,27 @@ def test_a_program_without_the_library_is_refused(drive: Drive) -> None:
     drive(test)
 
 
+def test_one_that_just_lost_its_daemon_is_waited_for(drive: Drive) -> None:
+    """Its library tries once a second whether there is another one, which knows of its context at once."""
+
+    async def test(rig: Rig) -> None:
+        process = rig.process()
+        rig.driver_says(process.pid, GIB)
+        await until_then(lambda: bool(rig.gpu.tsgs(process)))
+        program = rig.connect(process, Placed)
+        assert isinstance(program, Placed)
+
+        async def tries() -> None:
+            await trio.sleep(1.1)
+            await program.manage()
+
+        rig.nursery.start_soon(tries)
+        await rig.h.write(f"{process.pid}/0/compute.sm.max", 64)
+        assert {*program.told} == {0xFF}
+
+    drive(test)
+
+
 @pytest.mark.logs("its library is older than this daemon and lacks sms")
 def test_an_older_library_is_refused(drive: Drive) -> None:
     async def test(rig: Rig) -> None:

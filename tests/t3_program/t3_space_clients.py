@@ -10,10 +10,14 @@ import trio
 
 from backend.core.records import Capability
 from backend.door.wire import CUDA, VERSION, Feature, Message, Op
+from backend.nvidia.trace import LAG_NS
 from backend.process.identity import Slice, SliceOn
 from backend.space import control
+from ggroupfs.client import flat
 from tests.support.cuda_session import GIB, Drive, Program, Rig, drive, pieces
+from tests.support.fake_nvidia import FakeSystem, FakeTrace
 from tests.support.mps import MpsDouble
+from tests.support.nvidia_rig import MS, Clock
 
 __all__ = ["drive", "pieces"]  # fixtures
 
@@ -186,5 +190,38 @@ def test_a_list_that_fails_takes_nobody_out_of_its_space(drive: Drive) -> None:
         rig.gpu._nvml.clients = clients  # type: ignore[method-assign]
         await trio.sleep(1)
         assert rig.gpu.activity(program.process).beside
+
+    drive(test)
+
+
+def test_members_have_parts_of_what_the_trace_has_of_the_space(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the time of all of them under one name, here that of the server: they are told an estimate each, and the
+    slice the sum. After its end one has no exact figure, either.
+    """
+    clock = Clock()
+    trace = FakeTrace(clock)
+    monkeypatch.setattr("backend.nvidia.trace.time.monotonic_ns", clock)
+    monkeypatch.setattr("tests.support.cuda_session.FakeSystem", lambda: FakeSystem(trace=trace))
+
+    async def test(rig: Rig) -> None:
+        await spatial(rig)
+        server = rig.process("/")
+        rig.h.controller.spaces.is_server = lambda pid, nbytes: pid == server.pid  # type: ignore[method-assign]
+        rig.h.controller.spaces.servers = lambda: dict.fromkeys(  # type: ignore[method-assign]
+            rig.h.controller.spaces._running, (server.pid,)
+        )
+        programs = [await client(rig) for _ in range(2)]
+        trace.stay(server.pid, clock.ns, clock.ns + 30 * MS)
+        clock.ns += 30 * MS + LAG_NS
+        await trio.sleep(0.5)
+        places = (*(program.process.pid for program in programs), "slice/jobs")
+        stats = [flat(await rig.h.read(f"{place}/0/gcgroup.stat")) for place in places]
+        assert [stat.get("gpu_usec_estimate") for stat in stats] == [15_000, 15_000, 30_000]
+        assert not any("gpu_usec" in stat for stat in stats)
+        trace.stay(server.pid, clock.ns, clock.ns + 10 * MS)
+        await rig.die(programs[0])
+        clock.ns += 10 * MS + LAG_NS
+        await trio.sleep(2)
+        assert "gpu_usec" not in flat(await rig.h.read("slice/jobs/0/gcgroup.stat"))
 
     drive(test)

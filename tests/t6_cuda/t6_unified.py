@@ -39,6 +39,8 @@ class Books(GrantingDaemon):
     """MiB that may be charged; None: all."""
     room = 0
     """MiB that may come back."""
+    usec = 0
+    """Microseconds that the last move to the host took, by the word of the library."""
 
     def __init__(self, path: Path) -> None:
         self.answers: queue.Queue[int] = queue.Queue()
@@ -58,6 +60,7 @@ class Books(GrantingDaemon):
             moved = heard.check().args[0] // MIB
             self.resident -= moved
             self.swapped += moved
+            self.usec = heard.args[1]
             self.answers.put(moved)
             return
         self.heard.append(Op(heard.op))
@@ -239,7 +242,26 @@ def test_what_takes_no_advice_is_named(tmp_path: Path, daemon: Books, what: str,
         assert (daemon.resident, daemon.managed) == (0, 0)
 
 
-@pytest.mark.parametrize("call", ["cuMemAdvise_v2", "cuMemPrefetchAsync_v2", "cuStreamCreate", "cuEventCreate"])
+REFUSABLE = (
+    "cuMemAdvise_v2",
+    "cuMemPrefetchAsync_v2",
+    "cuStreamCreate",
+    "cuEventCreate",
+    "cuEventRecord",
+    "cuEventQuery",
+)
+"""Calls of a move to the host. The event tells of a prefetch that does not arrive."""
+
+
+def test_a_move_takes_what_its_prefetches_take(tmp_path: Path, daemon: Books) -> None:
+    """Which is what the daemon reckons with: three pieces of 16 MiB, and the last one."""
+    with unified(tmp_path, "plain", FAKE_PREFETCH_US="20000") as program:
+        assert program.hears("plain") == WHOLE
+        assert daemon.reclaim(40) == 50
+        assert daemon.usec >= 4 * 20_000
+
+
+@pytest.mark.parametrize("call", REFUSABLE)
 def test_what_the_driver_refuses_stays_where_it_is(tmp_path: Path, daemon: Books, call: str) -> None:
     """And in the books as it was."""
     with unified(tmp_path, "plain", FAKE_FAIL=f"{call}:0:719") as program:

@@ -26,6 +26,20 @@ quarters of an H200 in its steps of 8."""
 
 
 @attrs.frozen
+class Change:
+    """A change of the SMs of a program."""
+
+    start: float
+    """When it was written, seconds of time.monotonic()."""
+    written_s: float
+    """Seconds that the write took, and then a read of the file."""
+    seconds: float
+    """Seconds from the write until a kernel was done on the new SMs."""
+    after: int
+    """How many SMs these are."""
+
+
+@attrs.frozen
 class Kernel:
     """A kernel that is done."""
 
@@ -81,11 +95,11 @@ def limit(run: Program, group: Member, value: object) -> int:
     return run.u32(SMS) if text == "max" else int(text)
 
 
-def change(run: Program, group: Member, percent: int, before: int) -> tuple[float, float, int]:
-    """Give a program another part of the SMs; return when, the seconds until a kernel was done that ran on these, and
-    how many they are."""
+def change(run: Program, group: Member, percent: int, before: int) -> Change:
+    """Give a program another part of the SMs; return once a kernel was done that ran on these."""
     first, start, found = run.passes, time.monotonic(), list[float]()
     after = limit(run, group, f"{percent}%")
+    written_s = time.monotonic() - start
 
     def has_acted() -> bool:
         seconds = acted(kernels(run, first), start, before, after)
@@ -93,4 +107,4 @@ def change(run: Program, group: Member, percent: int, before: int) -> tuple[floa
         return bool(found)
 
     wait_for(has_acted, f"kernels on {after} SMs", seconds=2)
-    return start, found[0], after
+    return Change(start, written_s, found[0], after)

@@ -19,6 +19,10 @@ from tests.t7_nvidia.conftest import wait_for
 from tests.t7_nvidia.placing import SIZE
 from tests.t7_nvidia.programs import Program, member, program, run_in, slice_of, write
 
+BESIDE = 0.9
+"""Least speed of a member beside the others, of that alone in its space; by turns it would be a quarter."""
+SAID = (": its server ended", ": the control daemon ended, and is started again")
+"""Words of what a daemon logs of servers that end."""
 SMALL = ("200", "8")
 """Words of placed.cu for kernels of 8 blocks, each of which has an SM for 200 us."""
 
@@ -80,6 +84,13 @@ def servers(record: Record) -> list[int]:
     assert record.control is not None
     pid = record.control.pid
     return [int(word) for word in procfs.words(procfs.of_process(pid, f"task/{pid}/children"))]
+
+
+def logs(mount: Mounted, within: str, most: int = 1500) -> str:
+    """Return the end of what the control daemon and the server of a space have logged."""
+    folder = directory_for(default_path(SOCKETS, os.fspath(mount.path))) / record_of(mount, within).space.name / "log"
+    each = [(path.name, path.read_text(errors="replace")[-most:]) for path in sorted(folder.iterdir())]
+    return "\n".join(f"{name}: {text}" for name, text in each)
 
 
 def client_bytes(pid: int) -> int:

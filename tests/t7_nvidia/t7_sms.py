@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ggroupfs.client import Member
-from tests.support.mounted import Mounted, daemons, kill, mountpoint
+from tests.support.mounted import Mounted
 from tests.t7_nvidia.conftest import ROOT, Worker, built, wait_for
-from tests.t7_nvidia.placing import SIZE, SMS, WHOLE, change, limit, sms_of, together
+from tests.t7_nvidia.placing import SMS, WHOLE, change, limit, sms_of, together
 from tests.t7_nvidia.programs import Program, group_of, member, program, run_in, write
 from tests.t7_nvidia.spaces import go_on, placed_in, several, spatial
 from tests.t7_nvidia.strangers import Strangers
@@ -32,8 +32,14 @@ FILL, QUICK = ("50", str(WHOLE)), ("50", "264")
 """Words of placed.cu: kernels of 0.8 ms on an H200 that take whole rounds, and of 0.1 ms."""
 WINDOW_S, SETTLED_S = 1.0, 0.1
 """Seconds over which a rate is measured, and those before that in which a change acts."""
-WITHIN, OF_TILES = 0.05, 0.1
-"""Part by which a rate may differ from the share of the SMs; of a product, whose tiles make no whole rounds."""
+WITHIN = 0.05
+"""Part by which a rate may differ from the share of the SMs."""
+APART = "45%"
+"""Part of the SMs that two programs can have with none in common. On an H200 groups of 8 SMs have 120 of the 132, an
+odd number of groups: programs with halves, of 8 groups each, have one in common."""
+TILED = 64, 16
+"""SMs on which the blocks of a product make whole rounds: the 512 tiles of matmul.py. On 96 and 32 SMs they make 6 and
+16, and the rate was 0.370 of the other, not a third."""
 CHANGES, ACTS_S = 60, 0.005
 """Number of changes, and seconds in which each is to act."""
 DISTURBED = 0.25
@@ -95,16 +101,22 @@ def test_a_rate_is_the_share_of_the_sms(gpu_mount: Mounted, placed: str, kind: s
 @pytest.mark.parametrize("streams", [1, 64])
 def test_a_change_acts_within_milliseconds(gpu_mount: Mounted, placed: str, streams: int) -> None:
     """From the write until a kernel is done that ran on the SMs of the new limit; none is lost, or out of order."""
-    rng, took, disturbed = random.Random(streams), list[float](), list[float]()
+    rng, took, disturbed, known = random.Random(streams), list[float](), list[float](), {100}
     with Strangers() as strangers, running(gpu_mount, placed, *QUICK, "own", "4", str(streams)) as (run, group):
         before, percent = run.u32(SMS), 100
         for _ in range(CHANGES):
             time.sleep(rng.uniform(PAUSE_S / 5, PAUSE_S))
             percent = rng.choice([one for one in (*PERCENTS, 100) if one != percent])
-            start, seconds, before = change(run, group, percent, before)
-            is_strange = seconds > ACTS_S and strangers.during(start, start + seconds)
-            (disturbed if is_strange else took).append(seconds)
+            found = change(run, group, percent, before)
+            before = found.after
+            is_strange = found.seconds > ACTS_S and strangers.during(found.start, found.start + found.seconds)
+            (disturbed if is_strange else took).append(found.seconds)
+            if found.seconds > ACTS_S / 2 or percent not in known:
+                which = "again" if percent in known else "first"
+                print(f"{percent} %, {which}: {1e3 * found.seconds:.2f} ms; written in {1e3 * found.written_s:.2f}")
+            known.add(percent)
         run.finish()
+        print(run.log.read_text()[-4000:])
     took.sort()
     print(f"{streams} streams: {len(took)} changes, {1e3 * statistics.median(took):.2f} ms, longest", end=" ")
     print(f"{1e3 * took[-1]:.2f}; {len(disturbed)} longer ones beside strangers", flush=True)
@@ -114,19 +126,22 @@ def test_a_change_acts_within_milliseconds(gpu_mount: Mounted, placed: str, stre
 
 @pytest.mark.timeout(120)
 def test_programs_share_no_sm(gpu_mount: Mounted, placed: str) -> None:
-    """Two in a space with half of the SMs each have different ones, and their share, both at the same time."""
+    """Two in a space with part of the SMs each have different ones: both have their share at the same time, which they
+    had not if they shared a group. What a kernel reads as the number of its SM is of its context: two on different
+    groups both have a 0.
+    """
     with spatial(gpu_mount, "halves") as (name, _), placed_in(gpu_mount, placed, name, *FILL) as first:
         time.sleep(SETTLED_S)
         (full,) = together([first], WINDOW_S)
         with placed_in(gpu_mount, placed, name, *FILL) as second:
             runs, total = [first, second], first.u32(SMS)
             groups = [Member(run.pid, 0, gpu_mount.group(run.pid)) for run in runs]
-            halves = [limit(run, group, "50%") for run, group in zip(runs, groups, strict=True)]
+            parts = [limit(run, group, APART) for run, group in zip(runs, groups, strict=True)]
             time.sleep(SETTLED_S)
             each = together(runs, WINDOW_S)
-            print(f"{halves} SMs of {total}: {each[0] / full:.4f} and {each[1] / full:.4f} of the rate alone")
-            assert not sms_of(first) & sms_of(second)
-            for rate, sms in zip(each, halves, strict=True):
+            print(f"{parts} SMs of {total}: {each[0] / full:.4f} and {each[1] / full:.4f} of the rate alone;", end=" ")
+            print(f"numbers in common: {len(sms_of(first) & sms_of(second))}")
+            for rate, sms in zip(each, parts, strict=True):
                 assert rate / full == pytest.approx(sms / total, rel=WITHIN)
             second.finish()
         first.finish()
@@ -195,15 +210,19 @@ def test_products_have_their_share(gpu_mount: Mounted) -> None:
         group = Member(run.pid, 0, gpu_mount.group(run.pid))
         wait_for(group.path.exists, "it is in the tree")
         time.sleep(SETTLED_S)
-        more = limit(run, group, "75%")
+        begun = time.monotonic()
+        more = limit(run, group, TILED[0])
+        first_s = time.monotonic() - begun
         time.sleep(SETTLED_S)
         before, faster = launches(group), requests_s()
-        less = limit(run, group, "25%")
+        begun = time.monotonic()
+        less = limit(run, group, TILED[1])
+        print(f"written in {first_s:.3f} s, and in {time.monotonic() - begun:.3f} s", flush=True)
         time.sleep(SETTLED_S)
         slower = requests_s()
         capped, uncapped = (b - a for a, b in zip(before, launches(group), strict=True))
         print(f"on {less} SMs {faster / slower:.4f} of the rate on {more}; {capped} launches there, {uncapped} on all")
-        assert faster / slower == pytest.approx(less / more, rel=OF_TILES)
+        assert faster / slower == pytest.approx(less / more, rel=WITHIN)
         assert capped > 0
         assert uncapped == 0
 
@@ -244,28 +263,3 @@ def test_one_without_the_library_is_refused(gpu_mount: Mounted, worker: Start) -
     assert caught.value.errno == errno.EOPNOTSUPP
     assert group.read("compute.sm.max") == "max"
     bare.drained()
-
-
-@pytest.mark.timeout(180)
-def test_it_holds_without_a_daemon(placed: str) -> None:
-    """Kernels stay on their SMs while there is none, and the next one knows of the limit."""
-    with mountpoint() as place, daemons(place, gpu="nvidia") as start:
-        mount = start()
-        with program(*run_in(mount), placed, "PAGE", *QUICK, size=SIZE) as run:
-            group = member(mount, run)
-            sms = limit(run, group, "50%")
-            time.sleep(SETTLED_S)
-            kill(mount)
-            go_on([run], 1)
-            assert len(sms_of(run)) == sms
-            mount = start()
-            wait_for(group.path.exists, "it is in the tree")
-            assert int(group.read("compute.sm.max")) == sms
-            time.sleep(SETTLED_S)
-            go_on([run], 1)
-            assert len(sms_of(run)) == sms
-            other = limit(run, group, "25%")
-            time.sleep(SETTLED_S)
-            go_on([run], 1)
-            assert len(sms_of(run)) == other
-            run.finish()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import random
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,14 +13,17 @@ import pytest
 
 from ggroupfs.client import Member
 from tests.support.cgroups import cgroup2
-from tests.support.mounted import Mounted, daemons, kill, mounted, mountpoint
+from tests.support.mounted import Mounted, mounted
 from tests.t7_nvidia.conftest import Worker, built, rates, wait_for
 from tests.t7_nvidia.placing import ERROR, FAULT, together
 from tests.t7_nvidia.programs import GIB, MIB, Program, current, group_of, member, program, run_in, write
 from tests.t7_nvidia.spaces import (
+    BESIDE,
+    SAID,
     client_bytes,
     go_on,
     is_beside,
+    logs,
     placed_in,
     record_of,
     servers,
@@ -36,16 +38,14 @@ COUNT = 4
 """Number of programs with small kernels in a slice: together they have work for 32 SMs."""
 WINDOW_S, SETTLED_S = 1.5, 0.5
 """Seconds over which progress is measured, and those before that in which a change acts."""
-BESIDE = 0.9
-"""Least speed of a member beside the others, of that alone in its space; by turns it would be a quarter."""
 HALF = 0.1
 """Part by which the share of a program outside may be off; tests/experiments/space_gpu.py measures it better."""
 BACK_S = 2.0
 """Seconds until a slice has a server again, at most."""
 FROZEN_S, TIMES = 0.5, 5
 """Seconds that a slice is frozen, and how often."""
-SAID = (": its server ended", ": the control daemon ended, and is started again")
-"""Words of what a daemon logs of servers that end."""
+SOME = 100
+"""Kernels of a member after which it goes on without its server: more than were under way as that ended."""
 ILLEGAL, OUT_OF_MEMORY = 700, 2
 """cudaErrorIllegalAddress and cudaErrorMemoryAllocation."""
 
@@ -90,15 +90,20 @@ def test_members_run_at_the_same_time(gpu_mount: Mounted, placed: str) -> None:
             runs = [first, *others]
             groups = [Member(run.pid, 0, gpu_mount.group(run.pid)) for run in runs]
             time.sleep(SETTLED_S)
-            before = [group.flat("gcgroup.stat")["finished"] for group in groups]
+            before = [group.flat("gcgroup.stat") for group in groups]
             each = together(runs, WINDOW_S)
-            after = [group.flat("gcgroup.stat")["finished"] for group in groups]
+            after = [group.flat("gcgroup.stat") for group in groups]
             print(f"alone {alone:.0f}/s, beside each other {' '.join(f'{one:.0f}' for one in each)}")
             assert len(servers(record_of(gpu_mount, name))) == 1
-            for group, grew in zip(groups, (b - a for a, b in zip(before, after, strict=True)), strict=True):
-                stat = group.flat("gcgroup.stat")
-                assert is_beside(group)
-                assert "gpu_usec" not in stat
+            assert all(map(is_beside, groups))
+            finished, usec = (
+                [then[key] - was[key] for was, then in zip(before, after, strict=True)]
+                for key in ("finished", "gpu_usec_estimate")
+            )
+            print(f"of the engine, each of {WINDOW_S} s: {' '.join(f'{one / 1e6:.2f}' for one in usec)}")
+            assert 0 < sum(usec) <= 1.5e6 * WINDOW_S
+            for group, grew in zip(groups, finished, strict=True):
+                assert "gpu_usec" not in group.flat("gcgroup.stat")
                 assert grew > 0.5 * BESIDE * alone * WINDOW_S
                 assert 0 < client_bytes(group.pid) <= current(group) + 64 * MIB
             assert current(slice_) >= sum(current(group) for group in groups)
@@ -237,10 +242,20 @@ def ended(runs: Sequence[Program], seconds: float) -> bool:
     return True
 
 
+def fate(run: Program, seconds: float) -> str:
+    """Return what becomes of a member without its server: within some seconds it ends, goes on, or does neither."""
+    count, until = run.passes, time.monotonic() + seconds
+    while run.process.poll() is None and run.passes < count + SOME and time.monotonic() < until:
+        time.sleep(0.005)
+    if run.process.poll() is not None:
+        return f"ends with error {run.u32(ERROR)}"
+    return f"goes on with {run.passes - count} kernels" if run.passes > count else "hangs"
+
+
 @pytest.mark.timeout(180)
 def test_a_fault_stays_in_its_slice(gpu_mount: Mounted, placed: str, worker: Start) -> None:
     """A member writes to an illegal address: all of its space get an error, and one that comes then is served within
-    2 s more than usual."""
+    2 s more than usual, by the same server if the driver keeps it (580 does) or by another one, which is counted."""
     with (
         untouched(gpu_mount, placed, worker),
         spatial(gpu_mount, "fault") as (name, slice_),
@@ -252,14 +267,15 @@ def test_a_fault_stays_in_its_slice(gpu_mount: Mounted, placed: str, worker: Sta
         first.set(FAULT, 1)
         assert ended([first, second], 10), "both have an error"
         print(f"errors {first.u32(ERROR)} and {second.u32(ERROR)}")
+        print(logs(gpu_mount, name), flush=True)
         assert first.u32(ERROR) >= ILLEGAL  # or another one that says that the context is lost
         assert second.u32(ERROR) != 0
         with timed(gpu_mount, placed, name) as (third, took):
-            print(f"served {took:.2f} s after its start, {usual:.2f} before the fault; servers {before}", end=" ")
-            print(f"and {servers(record_of(gpu_mount, name))}")
+            after = servers(record_of(gpu_mount, name))
+            print(f"served {took:.2f} s after its start, {usual:.2f} before; servers {before} and {after}")
             assert took <= usual + BACK_S
             assert is_beside(Member(third.pid, 0, gpu_mount.group(third.pid)))
-            assert slice_.flat("compute.events")["server_lost"] == lost + 1
+            assert slice_.flat("compute.events")["server_lost"] == lost + (after != before)
             third.finish()
 
 
@@ -291,7 +307,7 @@ def test_one_is_killed(gpu_mount: Mounted, placed: str, worker: Start) -> None:
 
 @pytest.mark.timeout(180)
 def test_its_server_is_killed(gpu_mount: Mounted, placed: str, worker: Start) -> None:
-    """As its user could: the members end, the slice has another one, and nothing else does."""
+    """As its user could: the members end, or go on by themselves, the slice has another one, and nothing else does."""
     with (
         untouched(gpu_mount, placed, worker),
         spatial(gpu_mount, "server") as (name, slice_),
@@ -302,53 +318,18 @@ def test_its_server_is_killed(gpu_mount: Mounted, placed: str, worker: Start) ->
         back = wait_for(
             lambda: servers(record_of(gpu_mount, name)) not in ([], [server]), "another one", seconds=BACK_S
         )
-        assert ended([first], 10), "it has an error"
+        became = fate(first, 10)
+        print(f"another server after {back:.2f} s; the member {became}")
+        print(logs(gpu_mount, name), flush=True)
         with timed(gpu_mount, placed, name) as (third, took):
-            print(f"another server after {back:.2f} s; served {took:.2f} s after its start, {usual:.2f} before")
+            print(f"served {took:.2f} s after its start, {usual:.2f} before")
             assert took <= usual + BACK_S
             assert slice_.flat("compute.events")["server_lost"] == 1
+            go_on([third], 2)
             third.finish()
-
-
-@pytest.mark.timeout(240)
-def test_a_daemon_that_is_killed(placed: str) -> None:
-    """Members go on without it, by the same server, and the next one has them as one space: a freeze stops all."""
-    rng = random.Random(50)
-    with mountpoint() as place, daemons(place, gpu="nvidia", also=SAID) as start:
-        mount = start()
-        with spatial(mount, "daemon") as (name, slice_), several(mount, placed, name, 2) as runs:
-            before = record_of(mount, name)
-            (server,) = servers(before)
-            for _ in range(3):
-                time.sleep(rng.uniform(0.0, 0.5))
-                kill(mount)
-                go_on(runs, 1)
-                mount = start()
-                wait_for(slice_.path.exists, "the slice is there")
-                assert slice_.read("compute.spatial").strip() == "1"
-                groups = [Member(run.pid, 0, mount.group(run.pid)) for run in runs]
-                wait_for(lambda groups=groups: all(map(known, groups)), "it knows the members")  # type: ignore[misc]
-                assert (record_of(mount, name), servers(before)) == (before, [server])
-                write(slice_, "compute.freeze", 1)
-                assert stand(runs, 0.05, FROZEN_S) == [0, 0]
-                write(slice_, "compute.freeze", 0)
-                go_on(runs, 2)
-            with placed_in(mount, placed, name) as third:
-                time.sleep(SETTLED_S)
-                each = together([*runs, third], WINDOW_S)
-                assert servers(before) == [server]
-                assert min(each) >= BESIDE * max(each)
-                third.finish()
-            for run in runs:
-                run.finish()
-
-
-def known(group: Member) -> bool:
-    """Return whether a daemon that has just come has a program in its tree, as a member of a space."""
-    try:
-        return is_beside(group)
-    except OSError:
-        return False
+        assert became != "hangs"
+        if first.process.poll() is None:
+            first.finish()
 
 
 def test_one_without_the_library_is_by_itself(gpu_mount: Mounted, placed: str, worker: Start) -> None:

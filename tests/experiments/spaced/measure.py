@@ -245,8 +245,9 @@ class Measure:
             for _ in range(CHANGES):
                 time.sleep(rng.uniform(PAUSE_S / 4, PAUSE_S))
                 percent = rng.choice([one for one in (*PERCENTS, 100) if one != percent])
-                _, seconds, before = change(run, group, percent, before)
-                ms.append(1e3 * seconds)
+                changed = change(run, group, percent, before)
+                before = changed.after
+                ms.append(1e3 * changed.seconds)
             run.set(STOP, 1)
             wait_for(lambda: run.process.poll() is not None, "it ends", seconds=10)
             lost = max(0, run.u64(LAUNCHED) - run.passes) + run.u64(16)

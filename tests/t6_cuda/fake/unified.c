@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Managed memory: advice, prefetches, and where each page is. A prefetch is done as it is asked for. */
+/* Managed memory: advice, prefetches, and where each page is. A prefetch is done as it is asked for, and takes
+ * FAKE_PREFETCH_US. */
 
 #include "fake.h"
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "memory.h"
 
@@ -120,6 +122,7 @@ static CUresult prefetch(CUdeviceptr address, size_t bytes, const CUmemLocation 
 	struct page *page;
 	size_t pages;
 
+	usleep((useconds_t)fake_number("FAKE_PREFETCH_US", 0));
 	pthread_mutex_lock(&lock);
 	page = pages_of(address, bytes, &pages);
 	if (page)

@@ -189,7 +189,7 @@ static void obey(const struct message *command)
 		pthread_mutex_unlock(&session.lock);
 		moved = mover_out(managed->device, command->args[3], &usec);
 		if (moved < command->args[3])
-			moved += piece_out(managed->device, command->args[3] - moved);
+			moved += piece_out(managed->device, command->args[3] - moved, &usec);
 		log_line("gpu %d: asked to move %llu MiB, moved %llu MiB in %llu us", managed->device->index,
 			  (unsigned long long)(command->args[3] / GG_MIB), (unsigned long long)(moved / GG_MIB),
 			  (unsigned long long)usec);

@@ -82,7 +82,7 @@ static int64_t move_back(void)
 			pthread_mutex_unlock(&session.lock);
 			moved = mover_in(managed->device, want, &usec);
 			if (moved < want)
-				moved += piece_in(managed->device, want - moved);
+				moved += piece_in(managed->device, want - moved, &usec);
 			if (moved)
 				log_line("gpu %d: moved %llu MiB back in %llu us", managed->device->index,
 					  (unsigned long long)(moved / GG_MIB), (unsigned long long)usec);

@@ -18,11 +18,14 @@
 #include "life.h"
 #include "log.h"
 #include "map.h"
+#include "moment.h"
 #include "stream.h"
 #include "totals.h"
 
 /* Microseconds that the listening thread waits for launches that began before a limit ended. */
 #define PASS_US 20000
+/* Microseconds from which on a stream that a launch had to make first is told of: people look for what takes long. */
+#define LONG_US 500
 
 /* The stream of a line on some groups. */
 struct branch {
@@ -326,10 +329,12 @@ static struct branch *branch_on(struct line *line, uint64_t mask)
 {
 	struct branch *branch;
 	struct green *green;
+	uint64_t begun;
 
 	for (branch = line->branches; branch; branch = branch->next)
 		if (branch->green->mask == mask)
 			return branch;
+	begun = moment_us();
 	green = green_on(line->ordinal, mask);
 	branch = green ? calloc(1, sizeof(*branch)) : NULL;
 	if (!branch)
@@ -344,6 +349,9 @@ static struct branch *branch_on(struct line *line, uint64_t mask)
 	}
 	branch->next = line->branches;
 	line->branches = branch;
+	if (moment_us() - begun >= LONG_US)
+		log_line("device %d: a stream on the groups %#llx took %llu us", line->ordinal, (unsigned long long)mask,
+			 (unsigned long long)(moment_us() - begun));
 	return branch;
 }
 
@@ -640,6 +648,7 @@ static bool home_device(CUdevice ordinal)
 int detour_limit(struct device *device, uint64_t mask)
 {
 	struct limit *limit = &limits[device->ordinal];
+	const uint64_t begun = moment_us();
 	CUstreamCaptureMode mode;
 	struct green_shape shape;
 	int error = 0;
@@ -661,7 +670,8 @@ int detour_limit(struct device *device, uint64_t mask)
 	if (error)
 		return error;
 	__atomic_store_n(&limit->mask, mask, __ATOMIC_SEQ_CST);
-	log_line("device %d: kernels run on the groups %#llx", device->ordinal, (unsigned long long)mask);
+	log_line("device %d: kernels run on the groups %#llx, after %llu us", device->ordinal, (unsigned long long)mask,
+		 (unsigned long long)(moment_us() - begun));
 	if (mask)
 		count(limit, true);
 	/* A launch that saw the former limit is over, or has its stream locked. Where one is not, streams may be away,

@@ -8,14 +8,13 @@
 #include "driver.h"
 #include "hint.h"
 #include "life.h"
+#include "log.h"
 #include "moment.h"
 #include "pool.h"
 
-/* Microseconds for which a prefetch is waited for; what is not there by then is on its way, and does not come back. */
-#define PREFETCH_US 1000000
 /* Nanoseconds between two looks whether it is over. */
 #define LOOK_NS 200000
-/* Microseconds that one call may take (mover.h). */
+/* Microseconds that one call may take (mover.h). What is not there by then is on its way, and does not come back. */
 #define OUT_US 2000000
 
 /* The stream and the event of the library on each device, by ordinal; for the listening thread. */
@@ -51,15 +50,23 @@ static bool have_way(struct device *device)
 	return true;
 }
 
-static void wait_for(struct device *device)
+/* Wait until what was prefetched is there, or on its way at `until`; false: the driver says that it is not. */
+static bool arrives(struct device *device, uint64_t until)
 {
 	const struct timespec moment = { .tv_nsec = LOOK_NS };
-	const uint64_t until = moment_us() + PREFETCH_US;
+	CUresult result = real.cuEventRecord(ways[device->ordinal].event, ways[device->ordinal].stream);
 
-	if (real.cuEventRecord(ways[device->ordinal].event, ways[device->ordinal].stream))
-		return;
-	while (real.cuEventQuery(ways[device->ordinal].event) == CUDA_ERROR_NOT_READY && moment_us() < until)
+	while (!result && (result = real.cuEventQuery(ways[device->ordinal].event)) == CUDA_ERROR_NOT_READY) {
+		if (moment_us() >= until) {
+			log_line("device %d: managed memory is still on its way", device->ordinal);
+			return true;
+		}
+		result = CUDA_SUCCESS;
 		nanosleep(&moment, NULL);
+	}
+	if (result)
+		log_line("device %d: managed memory does not move, error %d", device->ordinal, (int)result);
+	return !result;
 }
 
 static CUresult send(const struct unified *unified, size_t piece, CUmemLocation location)
@@ -118,12 +125,22 @@ static void take_out(struct unified *unified, struct trip *trip)
 			restore(unified, i);	/* as far as it went */
 			break;
 		}
-		unified->place[i] = UNIFIED_IN_HOST;
-		__atomic_sub_fetch(&device->managed, unified_piece_charge(unified, i), __ATOMIC_RELAXED);
+		unified->place[i] = UNIFIED_LEAVING;
 		moved += unified_piece_charge(unified, i);
 	}
+	if (!moved)
+		return;
+	if (!arrives(device, trip->until))
+		moved = 0;
+	for (size_t i = 0; i < unified->count; i++) {
+		if (unified->place[i] != UNIFIED_LEAVING)
+			continue;
+		unified->place[i] = moved ? UNIFIED_IN_HOST : UNIFIED_ON_GPU;
+		if (!moved)
+			restore(unified, i);
+	}
 	if (moved) {
-		wait_for(device);
+		__atomic_sub_fetch(&device->managed, moved, __ATOMIC_RELAXED);
 		pool_credit(device, moved);
 		unified_touch(unified);
 	}
@@ -169,14 +186,23 @@ static uint64_t each(struct device *device, enum unified_place place, struct tri
 	return trip.moved;
 }
 
-uint64_t piece_out(struct device *device, uint64_t bytes)
+uint64_t piece_out(struct device *device, uint64_t bytes, uint64_t *usec)
 {
-	return each(device, UNIFIED_ON_GPU, (struct trip){ .bytes = bytes, .until = moment_us() + OUT_US }, take_out);
+	const uint64_t begun = moment_us();
+	const struct trip trip = { .bytes = bytes, .until = begun + OUT_US };
+	const uint64_t moved = each(device, UNIFIED_ON_GPU, trip, take_out);
+
+	*usec += moment_us() - begun;
+	return moved;
 }
 
-uint64_t piece_in(struct device *device, uint64_t bytes)
+uint64_t piece_in(struct device *device, uint64_t bytes, uint64_t *usec)
 {
-	return each(device, UNIFIED_IN_HOST, (struct trip){ .bytes = bytes, .until = UINT64_MAX }, take_in);
+	const uint64_t begun = moment_us();
+	const uint64_t moved = each(device, UNIFIED_IN_HOST, (struct trip){ .bytes = bytes, .until = UINT64_MAX }, take_in);
+
+	*usec += moment_us() - begun;
+	return moved;
 }
 
 static void forget(void)

@@ -23,6 +23,7 @@ enum unified_place {
 	UNIFIED_ON_GPU,		/* it may be: charged */
 	UNIFIED_IN_HOST,	/* by advice of the library: in the books as swapped */
 	UNIFIED_REFUSED,	/* the same, from the beginning, and in no books: a limit left no room for it */
+	UNIFIED_LEAVING,	/* sent out, and charged until it is known to arrive; while a thread has it to itself */
 };
 
 struct unified {
