@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,6 +100,11 @@ class Program:
             self.process.wait()
         self.page.close()
         self.file.unlink()
+
+
+def changed(one: Program, changes: int) -> bool:
+    """Return whether a program has changed its SMs since it had done so `changes` times, or has all of them."""
+    return not one.has or one.changes > changes
 
 
 class Experiment:
@@ -202,7 +208,7 @@ class Experiment:
                 for one, group in ((a, 0), (b, first)):
                     changes = one.changes
                     one.ask("want", 0)
-                    one.until(lambda one=one, changes=changes: not one.has or one.changes > changes)  # type: ignore[misc]
+                    one.until(partial(changed, one, changes))
                     time.sleep(SETTLE_S)
                     one.ask("first", group)
                     one.ask("want", sms)

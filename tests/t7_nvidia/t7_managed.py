@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from functools import partial
 from pathlib import Path
 
 import pynvml
@@ -17,7 +18,7 @@ import pytest
 
 from tests.support.mounted import Mounted
 from tests.t7_nvidia.conftest import wait_for
-from tests.t7_nvidia.programs import ERROR, GIB, MIB, current, member, program, run_in, slice_of, write
+from tests.t7_nvidia.programs import ERROR, GIB, MIB, Program, current, member, program, run_in, slice_of, write
 
 WANTED, LIMIT = 8192, 4
 """MiB that a program allocates, and GiB of them that it may have on the GPU."""
@@ -60,6 +61,11 @@ def in_host(pid: int) -> int:
     return found
 
 
+def works_or_ended(run: Program) -> bool:
+    """Return whether a program has done some passes, or ended."""
+    return run.passes > 2 or run.process.poll() is not None
+
+
 def had_beyond(elastic: str, beyond: int) -> int:
     """Have a program without the library allocate and use what is free, and as much beyond that as it gets: `beyond`
     MiB, or up to OWN less. Return how many MiB these were, -1 for none. It has ended then.
@@ -67,7 +73,7 @@ def had_beyond(elastic: str, beyond: int) -> int:
     free = memory()[1] >> 20
     for more in range(beyond, beyond - OWN - STEP, -STEP):
         with program(elastic, "PAGE", str(free + more)) as run:
-            wait_for(lambda run=run: run.passes > 2 or run.process.poll() is not None, "it works or ends", seconds=30)  # type: ignore[misc]
+            wait_for(partial(works_or_ended, run), "it works or ends", seconds=30)
             if run.process.poll() is None:
                 run.finish()
                 return more

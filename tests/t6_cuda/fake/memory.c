@@ -1370,7 +1370,8 @@ static struct piece piece_at(uint64_t address)
 	return piece;
 }
 
-/* The first offset of data (SEEK_DATA) or of a hole (SEEK_HOLE) from there on; the end of the piece, where there is none. */
+/* The first offset of data (SEEK_DATA) or of a hole (SEEK_HOLE) from there on; where there is none, the end of the
+ * piece. */
 static off_t next_of(const struct piece *piece, off_t at, uint64_t bytes, int what)
 {
 	const off_t end = piece->offset + (off_t)bytes, found = lseek(piece->fd, at, what);
@@ -1397,12 +1398,13 @@ static void empty(const struct piece *piece, off_t from, off_t end)
 /* By the file, where that takes one call: it makes pages for less than a fault each. */
 static void copy_data(const struct piece *target, uint64_t to, uint64_t from, uint64_t at, uint64_t bytes)
 {
-	if (!COPIES_BY_FILE || pwrite(target->fd, (void *)(from + at), bytes, target->offset + (off_t)at) != (ssize_t)bytes)
+	if (!COPIES_BY_FILE ||
+	    pwrite(target->fd, (void *)(from + at), bytes, target->offset + (off_t)at) != (ssize_t)bytes)
 		memmove((void *)(to + at), (void *)(from + at), bytes);
 }
 
-/* Of chunks: pages that were never written are holes at both ends then, which is what most of them are, so that neither has
- * to be made. Faults as a copy of all bytes does: all of a mapping is accessible, or nothing. */
+/* Of chunks: pages that were never written are holes at both ends then, which is what most of them are, so that neither
+ * has to be made. Faults as a copy of all bytes does: all of a mapping is accessible, or nothing. */
 static void carry_chunks(uint64_t to, uint64_t from, uint64_t bytes)
 {
 	while (bytes) {
@@ -1440,7 +1442,8 @@ static void carry_out(void *argument)
 		usleep(1000);
 	if (transfer->way != NEITHER && fake_timed())
 		fake_timed_copy(transfer->way, transfer->width);
-	else if (transfer->can_hang && transfer->noted[0] && transfer->noted[1] && transfer->rows * transfer->slices == 1)
+	else if (transfer->can_hang && transfer->noted[0] && transfer->noted[1] &&
+		 transfer->rows * transfer->slices == 1)
 		carry_chunks(transfer->to, transfer->from, transfer->width);
 	else for (uint64_t slice = 0; slice < transfer->slices; slice++)
 		for (uint64_t row = 0; row < transfer->rows; row++) {

@@ -726,7 +726,8 @@ static void test_questions(void)
 	ask_books(&question);
 	CHECK(ask_driver(&question) == NULL && question.answered);
 	question.answered = false;
-	/* The first object gets to its new place, by a copy of 16 MiB and two of 2, while the other is still being copied. */
+	/* The first object gets to its new place, by a copy of 16 MiB and two of 2, while the other is still being
+	 * copied. */
 	((void (*)(int, uint64_t))plain("fake_memory_let"))(0, 3);
 	CHECK(!pthread_create(&moving, NULL, move_all_out, NULL));
 	while (place(address[0]) != CU_MEM_LOCATION_TYPE_HOST_NUMA)

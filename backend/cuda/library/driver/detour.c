@@ -350,8 +350,8 @@ static struct branch *branch_on(struct line *line, uint64_t mask)
 	branch->next = line->branches;
 	line->branches = branch;
 	if (moment_us() - begun >= LONG_US)
-		log_line("device %d: a stream on the groups %#llx took %llu us", line->ordinal, (unsigned long long)mask,
-			 (unsigned long long)(moment_us() - begun));
+		log_line("device %d: a stream on the groups %#llx took %llu us", line->ordinal,
+			 (unsigned long long)mask, (unsigned long long)(moment_us() - begun));
 	return branch;
 }
 

@@ -199,7 +199,8 @@ uint64_t piece_out(struct device *device, uint64_t bytes, uint64_t *usec)
 uint64_t piece_in(struct device *device, uint64_t bytes, uint64_t *usec)
 {
 	const uint64_t begun = moment_us();
-	const uint64_t moved = each(device, UNIFIED_IN_HOST, (struct trip){ .bytes = bytes, .until = UINT64_MAX }, take_in);
+	const struct trip trip = { .bytes = bytes, .until = UINT64_MAX };
+	const uint64_t moved = each(device, UNIFIED_IN_HOST, trip, take_in);
 
 	*usec += moment_us() - begun;
 	return moved;

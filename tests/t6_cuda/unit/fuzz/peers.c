@@ -18,7 +18,8 @@ static bool for_the_other(CUdeviceptr address)
 	return ask(address, 1);
 }
 
-/* Check access, except where the driver had to allocate itself. What a move has mapped has its access a moment later. */
+/* Check access, except where the driver had to allocate itself. What a move has mapped has its access a moment
+ * later. */
 static void check(void)
 {
 	moves_rest();
