@@ -74,6 +74,8 @@ def meet(binary: Path, one: Path, other: Path, folder: Path) -> str:
                 daemon.end()
                 daemon = Door(other if not round_ else one, socket)
                 until(lambda: program.ask("status").split()[2] == "0", "it speaks again")
+            # It speaks before it is in the tree.
+            until(lambda: _managed(daemon, group), "the next daemon has it in the tree")
             current = int(daemon.read(group + "gmem.current")) // MIB
             same(current, 1024, "what it has is known to the next daemon")
     finally:
