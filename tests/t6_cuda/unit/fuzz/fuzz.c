@@ -13,7 +13,9 @@
 #include "model.h"
 #include "moves.h"
 #include "pools.h"
+#include "small.h"
 #include "steps.h"
+#include "tree.h"
 #include "watch.h"
 
 /* Steps between two looks at a few things, at all of them, and two lines that say how far it is. */
@@ -116,12 +118,25 @@ static bool has_moved(uint64_t count)
 	       model.checked_in_host > count / 10 && marks_made() > count / 80 && moves_bare() > count / 80;
 }
 
+/* Return the bytes of the chunk that is kept for small allocations, has none, and is in the host. */
+static uint64_t kept_in_host(struct device *device)
+{
+	uint64_t bytes = 0;
+
+	pthread_mutex_lock(&tree_lock);
+	for (struct region *at = device->regions->small; at; at = at->next_small)
+		if (small_largest(at->small) == SMALL_ORDERS && at->chunk[0].place == CHUNK_HOST)
+			bytes += chunk_bytes(at, 0);
+	pthread_mutex_unlock(&tree_lock);
+	return bytes;
+}
+
 /* Return whether nothing is charged any more: one chunk is kept for small allocations, and the driver may have had to
  * allocate it. */
 static bool is_given_back(struct device *device)
 {
 	return __atomic_load_n(&device->foreign, __ATOMIC_RELAXED) <= PAGE &&
-	       __atomic_load_n(&device->swapped, __ATOMIC_RELAXED) == 0 &&
+	       __atomic_load_n(&device->swapped, __ATOMIC_RELAXED) == kept_in_host(device) &&
 	       __atomic_load_n(&device->resident, __ATOMIC_RELAXED) - pool_kept(device) <= PAGE;
 }
 
