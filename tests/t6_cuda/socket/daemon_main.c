@@ -347,15 +347,17 @@ uint64_t mover_in(struct device *device, uint64_t bytes, uint64_t *usec)
 }
 
 /* It has none. */
-uint64_t piece_out(struct device *device, uint64_t bytes)
+uint64_t piece_out(struct device *device, uint64_t bytes, uint64_t *usec)
 {
+	(void)usec;
 	(void)device;
 	(void)bytes;
 	return 0;
 }
 
-uint64_t piece_in(struct device *device, uint64_t bytes)
+uint64_t piece_in(struct device *device, uint64_t bytes, uint64_t *usec)
 {
+	(void)usec;
 	(void)device;
 	(void)bytes;
 	return 0;
