@@ -135,7 +135,7 @@ void counters_launched(struct device *device, CUstream stream, bool per_thread, 
 		return;
 	}
 	ours_enter();
-	key = stream_key_in(device_context(), stream, per_thread);
+	key = stream_key(stream, per_thread);
 	counted = of_stream(device, &key);
 	if (!counted) {
 		/* No memory to count in: it counts as finished at once. */

@@ -10,9 +10,6 @@
 
 #define SPACING 2000		/* us between markers in a stream */
 #define MOST_UNMARKED 256	/* launches without a marker */
-/* Launches in a stream between two readings of the clock, which costs more than the rest of what is done here. Those of
- * a stream with fewer in SPACING get their marker from the listening thread. */
-#define READ_EVERY 8
 /* Recording an event waits where a channel has no room (about 1000 launches); the
  * listening thread must not. */
 #define ROOM 512
@@ -187,12 +184,10 @@ void marker_launched(struct counted *counted, uint64_t kernels)
 	bool at_once;
 
 	__atomic_add_fetch(&outstanding, 1, __ATOMIC_RELAXED);
+	counted->last = moment_us();
 	counted->kernels += kernels;
 	counted->launches++;
 	at_once = counted->key.thread || stream_capturing_any();
-	if (at_once || counted->launches % READ_EVERY == 1 || counted->launches >= MOST_UNMARKED ||
-	    is_due(counted, counted->kernels))
-		counted->last = moment_us();
 	if (at_once)
 		at_once = place_at_once(counted, counted->last);
 	else if (counted->last - counted->marked >= SPACING || counted->launches >= MOST_UNMARKED ||

@@ -25,8 +25,7 @@ struct counted {
 	CUcontext context;
 	struct device *device;
 	uint64_t kernels, launches;	/* behind the last marker */
-	uint64_t last, marked;		/* when something was launched (of READ_EVERY launches, the first), and a
-					 * marker placed; us */
+	uint64_t last, marked;		/* when something was launched, and a marker placed; us */
 	int failures;
 	struct marker *first, *newest;	/* in the order in which they pass */
 	struct marker *spare;

@@ -164,11 +164,6 @@ struct device *device_current(void)
 	return known.device;
 }
 
-CUcontext device_context(void)
-{
-	return known.context;
-}
-
 /* Return the current context, if it is one of `ordinal`. */
 static CUcontext context_on(CUdevice ordinal)
 {

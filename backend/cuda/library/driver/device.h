@@ -53,9 +53,6 @@ struct device {
 
 /* The device of the current context, or of `ordinal`; set up on first use. NULL: not one that we manage. */
 struct device *device_current(void);
-/* Return the current context, without asking the driver: that of the calling thread's last device_current, which has
- * found a device. */
-CUcontext device_context(void);
 struct device *device_of(CUdevice ordinal);
 /* device_of, where memory is about to be made on it: set up without a context, too. */
 struct device *device_for_memory(CUdevice ordinal);

@@ -34,23 +34,21 @@ static uint64_t this_thread(void)
 	return number;
 }
 
-struct stream_key stream_key_in(CUcontext current, CUstream stream, bool per_thread)
-{
-	if (stream_is_own(stream, per_thread))
-		return (struct stream_key){ CU_STREAM_PER_THREAD, current, this_thread() };
-	if (!stream || stream == CU_STREAM_LEGACY)
-		return (struct stream_key){ .stream = CU_STREAM_LEGACY, .context = current };
-	return (struct stream_key){ .stream = stream };
-}
-
 struct stream_key stream_key(CUstream stream, bool per_thread)
 {
-	CUcontext current = NULL;
+	struct stream_key key = { .stream = stream };
 
-	if ((stream_is_own(stream, per_thread) || !stream || stream == CU_STREAM_LEGACY) &&
-	    real.cuCtxGetCurrent(&current))
-		current = NULL;
-	return stream_key_in(current, stream, per_thread);
+	if (stream_is_own(stream, per_thread)) {
+		key.stream = CU_STREAM_PER_THREAD;
+		key.thread = this_thread();
+	} else if (!stream || stream == CU_STREAM_LEGACY) {
+		key.stream = CU_STREAM_LEGACY;
+	} else {
+		return key;
+	}
+	if (real.cuCtxGetCurrent(&key.context))
+		key.context = NULL;
+	return key;
 }
 
 bool stream_captured(CUstream stream, bool per_thread)

@@ -17,8 +17,6 @@ struct stream_key {
 /* Return the identity of `stream` in the calling thread; `per_thread`: for an entry point whose stream 0 is the
  * thread's own. */
 struct stream_key stream_key(CUstream stream, bool per_thread);
-/* Return the same, where `current` is the calling thread's context, without asking the driver for it. */
-struct stream_key stream_key_in(CUcontext current, CUstream stream, bool per_thread);
 static inline bool stream_is_own(CUstream stream, bool per_thread)
 {
 	return stream == CU_STREAM_PER_THREAD || (!stream && per_thread);
