@@ -130,6 +130,7 @@ class Scheduler:
         self._last: dict[
             Process, tuple[int | None, ...]
         ] = {}  # time used so far, its estimate, stays, launches, periods
+        self._seen_contexts: dict[Process, int] = {}  # contexts of each, as of the last look
         self._looked = 0.0
         self._busy = 0.0  # seconds of a CPU that the last part of the last look took
         self._poked = trio.Event()
@@ -249,6 +250,7 @@ class Scheduler:
     async def _samples(self, pace: Pace) -> Mapping[Process, Sample]:
         samples = {}
         last, self._last = self._last, {}
+        self._seen_contexts.clear()
         for process in self._beside.everybody(self._contenders):
             await pace.pause()
             if not self._population.holds(self._member(process)):
@@ -265,6 +267,7 @@ class Scheduler:
             # An estimate grows about once a second: that it did not says nothing.
             used = exact if exact is not None else estimate or None
             pending = activity.pending
+            self._seen_contexts[process] = activity.contexts
             samples[process] = Sample(
                 used,
                 None if pending is None else pending > 0,
@@ -344,7 +347,9 @@ class Scheduler:
         rate = (
             TURNS_USE * (RATE - (holding.RATE if self._limiter.pulls else 0)) / max(1, self._levels.count(self._index))
         )
-        return math.ceil((END_CALLS + BEGIN_CALLS) * self._contexts(process) * 1e6 / rate)
+        # As they were at the last look: this is asked for with each piece of memory that moves.
+        contexts = self._seen_contexts.get(process) or self._contexts(process)
+        return math.ceil((END_CALLS + BEGIN_CALLS) * contexts * 1e6 / rate)
 
     def _take(self, calls: int) -> bool:
         """Whether there are so many calls of the driver for what is no turn of memory; they are taken then."""
