@@ -16,7 +16,7 @@ from tests.bench.core.record import Case, Figures
 from tests.bench.core.runner import Scenario, Subject
 from tests.bench.gpu.faces import Critical, Job, Lab, Room, Rooms, Served, Worked
 from tests.bench.gpu.scenarios import latency
-from tests.bench.gpu.scenarios.oversubscribed import DRIVER, EACH_MIB, OFF, SETTLE_S, TURNS
+from tests.bench.gpu.scenarios.oversubscribed import BUSY, DRIVER, EACH_MIB, OFF, SETTLE_S, TURNS
 from tests.bench.gpu.systems import Turned, WholeGpu
 
 NAME = "oversubscribed-critical"
@@ -76,7 +76,9 @@ def make(lab: Lab, seed: int, compared: Sequence[Rooms] | None = None) -> Scenar
     """Return the scenario."""
     bench = latency.Bench(lab, KIND, seed)
     found: Sequence[Rooms] = (
-        [WholeGpu(DRIVER), Turned(TURNS, ["turns=on"]), Turned(OFF, ["turns=off"])] if compared is None else compared
+        [WholeGpu(DRIVER), Turned(TURNS, ["turns=on"]), Turned(OFF, ["turns=off"], expected=BUSY)]
+        if compared is None
+        else compared
     )
     subjects: list[Subject] = [Beside(bench, one, pressed=number > 0) for number, one in enumerate(found)]
     fixed: dict[str, Any] = {"seed": seed, "kind": KIND, "load": LOAD, "seconds": latency.SECONDS, "each_mib": EACH_MIB}
