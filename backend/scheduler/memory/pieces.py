@@ -46,8 +46,11 @@ LEARNS = 0.2
 
 FASTER, SLOWEST = 2.0, 0.5
 """Times as fast as is known that a piece counts at most: what never came back has gone without being carried. And part
-of the best rate that was known which is taken for granted: memory of the host that has to be made for what goes, once,
-is ten times as slow, and by that rate programs would be said to wait for seconds, and would."""
+of the best rate that was known, or taken for granted, which the bus is still taken to carry: memory of the host that
+has to be made for what goes, once, is ten times as slow, and so is what comes meanwhile; by that rate turns would take
+seconds, and programs would wait for them."""
+HALVES_S = 5.0
+"""Seconds in which the best rate that was known is taken for half as much: a bus may be as slow as it seems."""
 
 
 @attrs.frozen
@@ -77,12 +80,19 @@ class Seen:
     usual: float = 0.0
     """Of late."""
     best: float = 0.0
-    """The most that was usual."""
+    """The most that was usual, or was taken for granted, and is not forgotten."""
+    at: float = 0.0
+    """When that was, by trio's clock."""
 
-    def with_(self, rate: float) -> Seen:
+    @property
+    def rate(self) -> int:
+        """What the bus is taken to carry from now on."""
+        return round(max(self.usual, SLOWEST * self.best))
+
+    def with_(self, rate: float, now: float) -> Seen:
         """Return what is known with one piece more."""
         usual = self.usual + LEARNS * (rate - self.usual) if self.usual else rate
-        return Seen(usual, max(usual, self.best))
+        return Seen(usual, max(usual, self.best * 0.5 ** ((now - self.at) / HALVES_S)), now)
 
 
 class Pieces:
@@ -217,13 +227,13 @@ class Pieces:
 
     def _learn(self, planner: Planner, way: Way, nbytes: int, seconds: float) -> None:
         """Notes how fast a piece went; small ones say more of what it takes to ask."""
-        rates, seen = planner.rates, self._seen[way]
+        rates, now = planner.rates, trio.current_time()
         before = rates.out if way is Way.OUT else rates.into
+        seen = self._seen[way] if self._seen[way].best else Seen(best=before, at=now)
         if seconds <= 0 or nbytes < before * PIECE_US / 2e6:
             return
-        seen = self._seen[way] = seen.with_(min(nbytes / seconds, FASTER * (seen.usual or before)))
-        rate = round(max(seen.usual, SLOWEST * seen.best))
-        planner.rates = Rates(rate, rates.into) if way is Way.OUT else Rates(rates.out, rate)
+        seen = self._seen[way] = seen.with_(min(nbytes / seconds, FASTER * (seen.usual or before)), now)
+        planner.rates = Rates(seen.rate, rates.into) if way is Way.OUT else Rates(rates.out, seen.rate)
 
 
 def _piece(gpu: int, way: Way, share: Share, most: int) -> Piece:
