@@ -45,12 +45,12 @@ struct stream_key stream_key_in(CUcontext current, CUstream stream, bool per_thr
 
 struct stream_key stream_key(CUstream stream, bool per_thread)
 {
-	CUcontext current = NULL;
+	struct stream_key key = stream_key_in(NULL, stream, per_thread);
 
-	if ((stream_is_own(stream, per_thread) || !stream || stream == CU_STREAM_LEGACY) &&
-	    real.cuCtxGetCurrent(&current))
-		current = NULL;
-	return stream_key_in(current, stream, per_thread);
+	/* The others are the same in every context. */
+	if ((key.thread || key.stream == CU_STREAM_LEGACY) && real.cuCtxGetCurrent(&key.context))
+		key.context = NULL;
+	return key;
 }
 
 CUdevice stream_device(CUstream stream, bool per_thread)
