@@ -419,7 +419,7 @@ def test_the_room_is_a_part_of_what_programs_hold() -> None:
     (room,) = rooms.rooms
     each = [room.held_bytes * 100 // percent for percent in (150, 200, 300, 300)]
     assert room.limits == [*each, None], "and all at last"
-    assert room.waits == [2.0, 2.0, 2.2, 4.0]
+    assert room.waits == [2.0, 1.8, 2.5, 4.0]
 
 
 def test_single_cells() -> None:
@@ -438,7 +438,7 @@ def test_a_cell_is_measured_as_soon_as_it_has_settled() -> None:
     scenario = oversubscribed.maker("oversubscribed-decode", mixes)(lab, 9, turned(lab, mixes))
     found = measured(lab, scenario, repetitions=1)
     ends = [sample.at for cell in found.cells for sample in cell.samples]
-    most = oversubscribed.FIRST_SETTLE_S + oversubscribed.SLOW_S
+    most = oversubscribed.FIRST_SETTLE_S + oversubscribed.SLOW_S + 2 * oversubscribed.ROUND_S
     assert max(later - earlier for earlier, later in itertools.pairwise(sorted(ends))) <= most
 
 

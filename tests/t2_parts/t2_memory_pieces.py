@@ -11,13 +11,23 @@ import trio
 
 from backend.scheduler.memory.claims import Name, Rates
 from backend.scheduler.memory.moves import Moves, Share, Way
-from backend.scheduler.memory.pieces import AGAIN_S, FASTER, PIECE_MOST_IN_US, PIECE_MOST_US, PIECE_US, Pieces
+from backend.scheduler.memory.pieces import (
+    AGAIN_S,
+    FASTER,
+    HALVES_S,
+    PIECE_MOST_IN_US,
+    PIECE_MOST_US,
+    PIECE_US,
+    Pieces,
+)
 from backend.scheduler.memory.planner import Plan, Planner
 from tests.support.harness import virtual
 
 MIB, GIB = 1 << 20, 1 << 30
 CHUNK = 64 * MIB
 RATE = 40 * 10**9
+REFUSED_S = 0.001
+"""Seconds in which nothing moves."""
 
 
 @attrs.define
@@ -34,7 +44,7 @@ class Bus:
     async def _move(self, way: Way, name: Name, nbytes: int) -> int:
         self.asked.append((way, name, nbytes))
         moved = 0 if self.refuses else nbytes - nbytes % CHUNK if way is Way.IN else -(-nbytes // CHUNK) * CHUNK
-        await trio.sleep(moved / self.rate)
+        await trio.sleep(moved / self.rate if moved else REFUSED_S)
         return moved
 
     async def evict(self, gpu: int, name: Name, nbytes: int) -> int:
@@ -87,20 +97,22 @@ async def test_what_comes_is_a_chunk_at_least_and_waits_for_room() -> None:
 
 
 @virtual
-async def test_pieces_grow_with_the_phase() -> None:
+async def test_pieces_that_go_grow_with_the_phase() -> None:
+    """What comes is behind them, and as much as there is room for."""
     bus, planner = Bus(), Planner(Rates(RATE, RATE))
     async with moving(bus) as pieces:
         for _ in range(6):
             await move(pieces, planned(16 * GIB, 16 * GIB), planner)
-        each = [nbytes * 1e6 / RATE for way, _, nbytes in bus.asked if way is Way.IN]
-        assert abs(each[0] - PIECE_US) < PIECE_US
-        assert 1.1 * PIECE_MOST_US < each[-1] <= 1.1 * PIECE_MOST_IN_US, "there is room for it"
-        goes = [nbytes * 1e6 / RATE for way, _, nbytes in bus.asked if way is Way.OUT]
+        comes, goes = (
+            [nbytes * 1e6 / RATE for way, _, nbytes in bus.asked if way is which] for which in (Way.IN, Way.OUT)
+        )
+        assert PIECE_MOST_US < comes[0] <= max(comes) <= 1.1 * PIECE_MOST_IN_US, "there is room for it"
+        assert abs(goes[0] - PIECE_US) < PIECE_US
         assert 4 * goes[0] < goes[-1] <= 1.1 * PIECE_MOST_US
         pieces.begin()
         bus.asked.clear()
         await move(pieces, planned(16 * GIB, 16 * GIB), planner)
-        assert max(nbytes for _, _, nbytes in bus.asked) <= 2 * RATE * PIECE_US / 1e6
+        assert max(nbytes for way, _, nbytes in bus.asked if way is Way.OUT) <= 2 * RATE * PIECE_US / 1e6
 
 
 @virtual
@@ -120,27 +132,36 @@ async def test_what_moves_nothing_is_asked_again_later() -> None:
 
 
 @virtual
-async def test_a_bus_is_no_slower_than_half_of_what_it_was() -> None:
-    """As long as memory of the host is made for what goes; and what never came back goes as fast as nothing."""
+async def test_a_bus_is_no_slower_for_a_while_than_half_of_what_it_was() -> None:
+    """As long as memory of the host is made for what goes; and what never came back goes as fast as nothing. One that
+    is slow is known to be."""
     bus, planner = Bus(), Planner(Rates(RATE, RATE))
     async with moving(bus) as pieces:
         for _ in range(20):
             await move(pieces, planned(16 * GIB, 16 * GIB), planner)
         best = planner.rates
-        bus.rate = RATE / 20
-        for _ in range(60):
+        bus.rate, until = RATE / 20, trio.current_time() + HALVES_S / 2
+        while trio.current_time() < until:
             await move(pieces, planned(16 * GIB, 16 * GIB, seconds=5), planner)
-        assert 0.45 * best.out < planner.rates.out < 0.6 * best.out
-        assert 0.45 * best.into < planner.rates.into < 0.6 * best.into
+        assert 0.3 * best.out < planner.rates.out < 0.6 * best.out
+        assert 0.3 * best.into < planner.rates.into < 0.6 * best.into
         bus.rate = RATE * 1000
         await move(pieces, planned(16 * GIB, 16 * GIB), planner)
         assert planner.rates.out <= FASTER * best.out
-        slow = Planner(Rates(RATE, RATE))
-        bus.rate = RATE / 8
-    async with moving(bus) as others:
-        for _ in range(60):
-            await move(others, planned(16 * GIB, 16 * GIB, seconds=5), slow)
-        assert slow.rates.out < RATE / 6, "one that is slow is known to be"
+
+
+@virtual
+async def test_a_bus_is_known_as_slow_as_it_is() -> None:
+    """At first it is taken to carry as much as a fast one does."""
+    bus, planner = Bus(rate=RATE / 12), Planner(Rates(RATE, RATE))
+    async with moving(bus) as pieces:
+        await move(pieces, planned(16 * GIB, 16 * GIB, seconds=5), planner)
+        assert planner.rates.into > 0.35 * RATE, "memory of the host may be in the making"
+        until = trio.current_time() + 5 * HALVES_S
+        while trio.current_time() < until:
+            await move(pieces, planned(16 * GIB, 16 * GIB, seconds=5), planner)
+        assert planner.rates.out < 1.1 * bus.rate
+        assert planner.rates.into < 1.1 * bus.rate
 
 
 @attrs.define

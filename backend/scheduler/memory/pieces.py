@@ -57,10 +57,15 @@ HALVES_S = 5.0
 class Hold:
     """What moved nothing when it was asked for."""
 
-    again: float
-    """When it is asked for again, by trio's clock."""
+    since: float
+    """When that was known, by trio's clock."""
     wait: float
-    """For how long it is not, seconds."""
+    """For how long it is not asked for again, seconds."""
+
+    @property
+    def again(self) -> float:
+        """When it is."""
+        return self.since + self.wait
 
 
 @attrs.frozen(eq=False)
@@ -212,18 +217,18 @@ class Pieces:
         figures = {"asked": share.nbytes, "bytes": moved, "vain": int(not moved)}
         TRACE.add(f"{way.value} {said(share.name)}", pieces=1, us=round(seconds * 1e6), **figures)
         if not moved:
-            self._hold(gpu, share.name, way)
+            self._hold((gpu, share.name, way), began)
             return
         self._held.pop((gpu, share.name, way), None)
         if share.written or way is Way.IN:
             self._learn(planner, way, moved, seconds)
 
-    def _hold(self, gpu: int, name: Name, way: Way) -> None:
-        now, last = trio.current_time(), self._held.get((gpu, name, way))
-        if last is not None and now < last.again:
-            return  # the one before it has said so
-        wait = AGAIN_S if last is None else 2 * last.wait
-        self._held[gpu, name, way] = Hold(now + wait, wait)
+    def _hold(self, what: Still, began: float) -> None:
+        """Notes that a piece moved nothing, which was asked for at `began`."""
+        last = self._held.get(what)
+        if last is not None and began < last.since:
+            return  # the one before it has said so meanwhile
+        self._held[what] = Hold(trio.current_time(), AGAIN_S if last is None else 2 * last.wait)
 
     def _learn(self, planner: Planner, way: Way, nbytes: int, seconds: float) -> None:
         """Notes how fast a piece went; small ones say more of what it takes to ask."""
