@@ -69,15 +69,8 @@ class Preparing:
     """Bytes that were booked for it: they have come, or are coming."""
     moved: int = 0
     """Bytes that came, as was answered."""
-    is_left: bool = False
-    """Whether nothing waits for the answer any more."""
     done: trio.Event = attrs.field(factory=trio.Event)
     """It was, or will not be."""
-
-    @property
-    def lacks(self) -> int:
-        """Bytes that are still to be booked for it."""
-        return max(0, self.nbytes - self.granted)
 
 
 class Moves:
@@ -121,9 +114,9 @@ class Moves:
         return asked.answered
 
     async def prepare(self, gpu: int, nbytes: int) -> int:
-        """Have memory of the working set come; see :meth:`backend.cuda.program.Mover.prepare`. A program that did not
-        answer in time is not asked again: what it was asked for then is waited for, for LAST_S."""
-        for last in [one for one in self._preparing.values() if one.is_left]:
+        """Have memory of the working set come; see :meth:`backend.cuda.program.Mover.prepare`. A program that has not
+        answered the last time is not asked again: what it was asked for then is waited for, for LAST_S."""
+        for last in list(self._preparing.values()):
             with trio.move_on_after(LAST_S):
                 await last.done.wait()
             return last.moved if last.gpu == gpu else 0
@@ -137,20 +130,13 @@ class Moves:
             if not sent:
                 self._preparing.pop(seq, None)
         if sent:
-            try:
-                await preparing.done.wait()
-            finally:
-                preparing.is_left = True
+            await preparing.done.wait()
         return preparing.moved
 
     def granted(self, gpu: int, nbytes: int) -> None:
-        """Take note that memory of the program may come: while it prepares, it is for that. It does so in the order in
-        which it was asked."""
-        there = [one for one in self._preparing.values() if one.gpu == gpu]
-        for one in there:
-            part = nbytes if one is there[-1] else min(nbytes, one.lacks)
-            one.granted += part
-            nbytes -= part
+        """Take note that memory of the program may come: while it prepares, it is for that."""
+        for one in self._preparing.values():
+            one.granted += nbytes if one.gpu == gpu else 0
 
     def coming(self, gpu: int) -> int:
         """Return the bytes of the working set that are booked on a GPU, and of which the program has yet to tell that

@@ -15,6 +15,7 @@ from backend.scheduler.memory.pieces import (
     AGAIN_S,
     FASTER,
     HALVES_S,
+    PIECE_IN_US,
     PIECE_MOST_IN_US,
     PIECE_MOST_US,
     PIECE_US,
@@ -26,8 +27,6 @@ from tests.support.harness import virtual
 MIB, GIB = 1 << 20, 1 << 30
 CHUNK = 64 * MIB
 RATE = 40 * 10**9
-REFUSED_S = 0.001
-"""Seconds in which nothing moves."""
 
 
 @attrs.define
@@ -44,7 +43,7 @@ class Bus:
     async def _move(self, way: Way, name: Name, nbytes: int) -> int:
         self.asked.append((way, name, nbytes))
         moved = 0 if self.refuses else nbytes - nbytes % CHUNK if way is Way.IN else -(-nbytes // CHUNK) * CHUNK
-        await trio.sleep(moved / self.rate if moved else REFUSED_S)
+        await trio.sleep(moved / self.rate)
         return moved
 
     async def evict(self, gpu: int, name: Name, nbytes: int) -> int:
@@ -97,8 +96,7 @@ async def test_what_comes_is_a_chunk_at_least_and_waits_for_room() -> None:
 
 
 @virtual
-async def test_pieces_that_go_grow_with_the_phase() -> None:
-    """What comes is behind them, and as much as there is room for."""
+async def test_pieces_grow_with_the_phase() -> None:
     bus, planner = Bus(), Planner(Rates(RATE, RATE))
     async with moving(bus) as pieces:
         for _ in range(6):
@@ -106,13 +104,47 @@ async def test_pieces_that_go_grow_with_the_phase() -> None:
         comes, goes = (
             [nbytes * 1e6 / RATE for way, _, nbytes in bus.asked if way is which] for which in (Way.IN, Way.OUT)
         )
-        assert PIECE_MOST_US < comes[0] <= max(comes) <= 1.1 * PIECE_MOST_IN_US, "there is room for it"
+        assert abs(comes[0] - PIECE_IN_US) < PIECE_US
+        assert 3 * comes[0] < comes[1] <= comes[-1] <= 1.1 * PIECE_MOST_IN_US, "there is room for it"
         assert abs(goes[0] - PIECE_US) < PIECE_US
         assert 4 * goes[0] < goes[-1] <= 1.1 * PIECE_MOST_US
         pieces.begin()
         bus.asked.clear()
         await move(pieces, planned(16 * GIB, 16 * GIB), planner)
         assert max(nbytes for way, _, nbytes in bus.asked if way is Way.OUT) <= 2 * RATE * PIECE_US / 1e6
+        assert max(nbytes for way, _, nbytes in bus.asked if way is Way.IN) <= 2 * RATE * PIECE_IN_US / 1e6
+
+
+@virtual
+async def test_what_was_given_up_teaches_nothing_of_the_bus() -> None:
+    """The next piece tells what came of it, and has taken less time."""
+    bus, planner = Bus(), Planner(Rates(RATE, RATE))
+    async with moving(bus) as pieces:
+        for _ in range(5):
+            await move(pieces, planned(16 * GIB, 16 * GIB, goes=False), planner)
+        bus.rate, before = RATE / 100, planner.rates
+        await move(pieces, planned(16 * GIB, 16 * GIB, goes=False, seconds=0.02), planner)
+        bus.rate = RATE * 100
+        await move(pieces, planned(16 * GIB, 16 * GIB, goes=False), planner)
+        assert planner.rates == before
+        await move(pieces, planned(16 * GIB, 16 * GIB, goes=False), planner)
+        assert planner.rates.into > 1.1 * before.into
+        assert not pieces.still
+
+
+@virtual
+async def test_what_is_not_written_teaches_nothing_of_the_bus() -> None:
+    """It goes five times as fast."""
+    bus, planner = Bus(rate=RATE / 2), Planner(Rates(RATE, RATE))
+    async with moving(bus) as pieces:
+        for left in range(16, 0, -1):
+            clean = max(0, left - 8) * GIB
+            moves = Moves([Share("A", left * GIB, left * GIB - clean)], [], 0)
+            ends_us = round((trio.current_time() + 5) * 1e6)
+            bus.rate = 5 * RATE if clean else RATE / 2
+            plan = Plan((frozenset("A"), frozenset("B")), moves={0: moves}, ends_us=ends_us)
+            await move(pieces, plan, planner)
+        assert planner.rates.out <= RATE
 
 
 @virtual
@@ -142,7 +174,7 @@ async def test_a_bus_is_no_slower_for_a_while_than_half_of_what_it_was() -> None
         best = planner.rates
         bus.rate, until = RATE / 20, trio.current_time() + HALVES_S / 2
         while trio.current_time() < until:
-            await move(pieces, planned(16 * GIB, 16 * GIB, seconds=5), planner)
+            await move(pieces, planned(2 * CHUNK, 2 * CHUNK, seconds=5), planner)
         assert 0.3 * best.out < planner.rates.out < 0.6 * best.out
         assert 0.3 * best.into < planner.rates.into < 0.6 * best.into
         bus.rate = RATE * 1000

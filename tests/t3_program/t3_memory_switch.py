@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import subprocess
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import pytest
 import trio
@@ -69,39 +69,6 @@ async def test_memory_comes_in_chunks_whatever_room_is_left_over(spawn: Spawn) -
         assert sum(steps) >= 0.9 * 10 / 0.002, "nearly all of the time some program runs at full speed"
         assert min(steps) >= 0.8 * max(steps)
         stage.check()
-        nursery.cancel_scope.cancel()
-
-
-@virtual
-async def test_the_next_piece_that_comes_is_asked_for_while_one_does(spawn: Spawn) -> None:
-    """One each way was, between two of which the bus carries nothing. Two are never more than is missing."""
-    gpu = soft(960 * MIB)
-    async with running(gpu) as h, trio.open_nursery() as nursery:
-        stage = Stage(h, gpu, nursery)
-        under_way: dict[str, list[int]] = {"evict": [], "fetch": []}
-        most = dict.fromkeys(under_way, 0)
-
-        def watch(name: str, act: Callable[[int, Process, int], Awaitable[int]]) -> None:
-            async def watched(on: int, process: Process, nbytes: int) -> int:
-                there = under_way[name]
-                there.append(nbytes)
-                most[name] = max(most[name], len(there))
-                if name == "fetch":
-                    assert nbytes <= stage.missing(process)
-                try:
-                    return await act(on, process, nbytes)
-                finally:
-                    there.remove(nbytes)
-
-            setattr(stage.level, name, watched)
-
-        watch("evict", stage.level.evict)
-        watch("fetch", stage.level.fetch)
-        for _ in range(3):
-            await stage.come(spawn().pid, 480)
-        await trio.sleep(10)
-        stage.check()
-        assert most == {"evict": 1, "fetch": 2}
         nursery.cancel_scope.cancel()
 
 

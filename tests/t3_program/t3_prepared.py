@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
-from itertools import pairwise
 
 import pytest
 import trio
-import trio.testing
 
 from backend.core.turns import TurnEnd
 from backend.core.workingset import ANY, WorkingSet
@@ -201,49 +199,6 @@ def test_what_was_given_up_is_waited_for_by_the_next(drive: Drive) -> None:
         assert await rig.gpu.prepare(program.process, 2 * PIECE) == 4 * PIECE
         assert await rig.gpu.prepare(program.process, 2 * PIECE) == 2 * PIECE
         assert asked == [4 * PIECE, 2 * PIECE]
-
-    drive(test)
-
-
-def test_of_two_that_are_asked_for_at_once_one_comes_behind_the_other(drive: Drive) -> None:
-    """What is booked meanwhile is that of the first, and then of the second: it is not reckoned twice."""
-
-    async def test(rig: Rig) -> None:
-        program = await prepared(rig, GIB, 3 * GIB)
-        program.tell(4 * GIB, GIB)
-        await end_turn(rig.h, program)
-        library, seen, moved, one = program.library, list[int](), list[int](), trio.Lock()
-
-        async def told(message: Message) -> Message | None:
-            if message.op != Op.PREPARE:
-                return await library(message)
-            async with one:
-                return await library(message)
-
-        program.obey = told
-
-        async def look() -> None:
-            while True:
-                found = rig.gpu.working_set(program.process)
-                assert found is not None
-                seen.append(found.missing)
-                await trio.sleep(0.0005)
-
-        async def prepare(nbytes: int) -> None:
-            moved.append(await rig.gpu.prepare(program.process, nbytes))
-            program.tell(4 * GIB, GIB + sum(moved))
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(look)
-            async with trio.open_nursery() as both:
-                both.start_soon(prepare, 4 * PIECE)
-                await trio.testing.wait_all_tasks_blocked()
-                both.start_soon(prepare, 6 * PIECE)
-            nursery.cancel_scope.cancel()
-        assert moved == [4 * PIECE, 6 * PIECE]
-        assert seen == sorted(seen, reverse=True)
-        assert seen[-1] == 3 * GIB - 10 * PIECE
-        assert all(last - now <= PIECE for last, now in pairwise(seen))
 
     drive(test)
 

@@ -1,16 +1,15 @@
-"""Pieces: how what is planned to move does, a piece each way at a time, and of what comes the next one behind it.
+"""Pieces: how what is planned to move does, a piece each way at a time.
 
-Neither way waits for the other but for room: all is planned anew as soon as a piece has ended, and goes on that way. A
-program begins with the second of two pieces that come at once, while the first is answered and all is planned. The
-first piece that goes in a phase takes PIECE_US, so that what comes begins soon, and those behind it are longer. Memory
-moves in chunks: a piece that comes is no smaller than the largest of them, and waits until there is room for that. What
-moved nothing is asked for again a little later, as long as the phase is the same.
+Neither way waits for the other but for room: all is planned anew as soon as a piece has ended, and goes on that way.
+The first pieces of a phase are short, so that what comes begins soon, and so that a bus which is slower than is known
+tells of that in time. Memory moves in chunks: a piece that comes is no smaller than the largest of them, and waits
+until there is room for that. What moved nothing is asked for again a little later, as long as the phase is the same.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import attrs
 import trio
@@ -27,12 +26,10 @@ PIECE_US, PIECE_MOST_US = 4_000, 20_000
 before. What comes is behind what goes by the longest of these, and with each 1.5 to 2.5 ms pass in which nothing is
 carried that way: to ask for it, and for the last remap. Of the 120 to 160 ms in which nothing runs at 300 % both
 together are least with pieces of 15 to 30 ms."""
-PIECE_MOST_IN_US = 60_000
-"""Microseconds that a piece which comes takes at most. It is as long only where there is room for it already, and so
-behind nothing: where what goes is clean, 8.6 GiB go in 50 to 80 ms and come in 220 (one H200)."""
-AT_ONCE = {Way.OUT: 1, Way.IN: 2}
-"""Pieces that are under way at once each way. Between two of them 3 to 5 ms passed in which nothing came, of 40 that it
-took for 1 GiB (one H200)."""
+PIECE_IN_US, PIECE_MOST_IN_US = 16_000, 80_000
+"""Microseconds that a piece takes which comes, the first of a phase and the longest: each is four times as long as the
+one before, where there is room for it already. Where what goes is clean, 8.6 GiB go in 50 to 80 ms and come in 220 (one
+H200), of which 14 pieces of PIECE_MOST_US stood for 30 to 80. With two under way at once the bus carried no more."""
 PIECE_LEAST_US = 500
 """Microseconds of a phase in which nothing more is moved: to ask for it takes as long."""
 GRACE_S = 0.02
@@ -57,25 +54,27 @@ HALVES_S = 5.0
 class Hold:
     """What moved nothing when it was asked for."""
 
-    since: float
-    """When that was known, by trio's clock."""
+    again: float
+    """When it is asked for again, by trio's clock."""
     wait: float
-    """For how long it is not asked for again, seconds."""
-
-    @property
-    def again(self) -> float:
-        """When it is."""
-        return self.since + self.wait
+    """For how long it is not, seconds."""
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen
 class Piece:
-    """What was asked for at once, and is under way."""
+    """What is asked for at once."""
 
     gpu: int
+    """The GPU that it goes from, or comes to."""
     way: Way
+    """Which of both."""
     share: Share
     """Of which program it is, and how many bytes."""
+
+    @property
+    def what(self) -> Still:
+        """What moves."""
+        return self.gpu, self.share.name, self.way
 
 
 @attrs.frozen
@@ -106,9 +105,9 @@ class Pieces:
     def __init__(self, hands: Hands) -> None:
         self._hands = hands
         self._held: dict[Still, Hold] = {}
-        self._gone = Counter[int]()  # pieces that went from each GPU in this phase
-        self._under_way: list[Piece] = []
-        self._last: dict[tuple[int, Way], float] = {}  # when the last piece ended, by trio's clock
+        self._made = Counter[tuple[int, Way]]()  # in this phase
+        self._under_way: set[tuple[int, Way]] = set()
+        self._late: set[Still] = set()  # of what was given up: the next piece says what came of that
         self._ended = trio.Event()  # a piece has, since that was asked last
         self._seen = dict.fromkeys(Way, Seen())
         self.nursery: trio.Nursery | None = None
@@ -133,18 +132,22 @@ class Pieces:
     def begin(self) -> None:
         """A phase begins: what did not move in the one before may do so."""
         self._held.clear()
-        self._gone.clear()
+        self._made.clear()
+
+    def forget(self, there: Collection[Name]) -> None:
+        """Forgets what programs were asked that are gone."""
+        self._late = {what for what in self._late if what[1] in there}
 
     async def move(self, plan: Plan, planner: Planner) -> bool:
-        """Moves a piece each way on each GPU, where no more are under way than may be, and has the planner know how
-        fast that was. Returns once any of these has ended, and whether there was any."""
+        """Moves a piece each way on each GPU, where none is under way, and has the planner know how fast that was.
+        Returns once any of these has ended, and whether there was any."""
         assert plan.ends_us is not None
         assert self.nursery is not None
         left_us = plan.ends_us - round(trio.current_time() * 1e6)
         if left_us >= PIECE_LEAST_US:
             for gpu, moves in plan.moves.items():
-                for piece in self._pieces(gpu, moves, left_us, planner):
-                    self._under_way.append(piece)
+                for piece in self._pieces(gpu, moves, left_us, planner.rates):
+                    self._under_way.add((gpu, piece.way))
                     self.nursery.start_soon(self._go, piece, planner, left_us / 1e6 + GRACE_S)
         if not self._under_way:
             return False
@@ -164,71 +167,59 @@ class Pieces:
 
     async def _go(self, piece: Piece, planner: Planner, seconds: float) -> None:
         try:
-            with trio.move_on_after(seconds):
+            with trio.move_on_after(seconds) as scope:
                 await self._move(piece, planner)
+            if scope.cancelled_caught:
+                self._late.add(piece.what)
         finally:
-            self._under_way.remove(piece)
-            self._gone[piece.gpu] += piece.way is Way.OUT
-            self._last[piece.gpu, piece.way] = trio.current_time()
+            self._under_way.discard((piece.gpu, piece.way))
+            self._made[piece.gpu, piece.way] += 1
             self._ended.set()
 
-    def _pieces(self, gpu: int, moves: Moves, left_us: int, planner: Planner) -> Iterable[Piece]:
-        """Yield the pieces that are to be under way besides those that are. None takes longer than the phase."""
-        rates, chunk = planner.rates, self._hands.chunk(gpu)
-        if moves.outs and len(self._those(gpu, Way.OUT)) < AT_ONCE[Way.OUT]:
+    def _pieces(self, gpu: int, moves: Moves, left_us: int, rates: Rates) -> Iterable[Piece]:
+        """Yield a piece each way where none is under way. None takes longer than the phase."""
+        chunk = self._hands.chunk(gpu)
+        if moves.outs and (gpu, Way.OUT) not in self._under_way:
             most = max(chunk, out_in(moves.outs[0], rates, self._piece_us(gpu, Way.OUT, left_us)))
             yield _piece(gpu, Way.OUT, moves.outs[0], most)
-        # What is yielded is under way then.
-        while len(there := self._those(gpu, Way.IN)) < AT_ONCE[Way.IN]:
-            # What of these has come already counts twice, and is asked for once they have ended.
-            coming = sum(one.nbytes for one in there)
-            ins = [attrs.evolve(share, nbytes=share.nbytes - _of(share.name, there)) for share in moves.ins]
-            first = next((one for one in ins if one.nbytes > 0), None)
-            free, behind_us = moves.free - coming, left_us - rates.into_usec(coming)
-            if first is None or behind_us < PIECE_LEAST_US:
-                return
+        if moves.ins and (gpu, Way.IN) not in self._under_way:
+            first = moves.ins[0]
             least = min(chunk, first.nbytes)
             # With less room than that nothing could come: what goes makes it. Where nothing goes, smaller chunks may.
-            if free < least and (moves.outs or free <= 0):
-                return
-            most = min(free, max(least, rates.into_in(self._piece_us(gpu, Way.IN, behind_us))))
-            yield _piece(gpu, Way.IN, first, most)
-
-    def _those(self, gpu: int, way: Way) -> Sequence[Share]:
-        """What is under way."""
-        return [one.share for one in self._under_way if (one.gpu, one.way) == (gpu, way)]
+            if moves.free >= least or (moves.free and not moves.outs):
+                most = min(moves.free, max(least, rates.into_in(self._piece_us(gpu, Way.IN, left_us))))
+                yield _piece(gpu, Way.IN, first, most)
 
     def _piece_us(self, gpu: int, way: Way, left_us: int) -> int:
-        """How long the next piece takes that way, microseconds. What comes is behind what makes room for it."""
+        """How long the next piece takes that way, microseconds."""
+        number = min(self._made[gpu, way], 8)
         if way is Way.IN:
-            return min(PIECE_MOST_IN_US, left_us)
-        return min(PIECE_MOST_US, PIECE_US << min(self._gone[gpu], 8), left_us)
+            return min(PIECE_MOST_IN_US, PIECE_IN_US << 2 * number, left_us)
+        return min(PIECE_MOST_US, PIECE_US << number, left_us)
 
     async def _move(self, piece: Piece, planner: Planner) -> None:
-        gpu, way, share = piece.gpu, piece.way, piece.share
+        way, share = piece.way, piece.share
         act = self._hands.evict if way is Way.OUT else self._hands.fetch
         began = trio.current_time()
         try:
-            moved = await act(gpu, share.name, share.nbytes)
+            moved = await act(piece.gpu, share.name, share.nbytes)
         except OSError:
             moved = 0
-        # The one before it is the program's, as a rule, or has the bus.
-        seconds = trio.current_time() - max(began, self._last.get((gpu, way), began))
-        figures = {"asked": share.nbytes, "bytes": moved, "vain": int(not moved)}
+        seconds, figures = trio.current_time() - began, {"asked": share.nbytes, "bytes": moved, "vain": int(not moved)}
         TRACE.add(f"{way.value} {said(share.name)}", pieces=1, us=round(seconds * 1e6), **figures)
         if not moved:
-            self._hold((gpu, share.name, way), began)
+            self._hold(piece.what)
             return
-        self._held.pop((gpu, share.name, way), None)
-        if share.written or way is Way.IN:
-            self._learn(planner, way, moved, seconds)
+        self._held.pop(piece.what, None)
+        if piece.what in self._late:
+            self._late.discard(piece.what)  # it came in the time of the one before, too
+        else:
+            self._learn(planner, way, moved if way is Way.IN else min(moved, share.written), seconds)
 
-    def _hold(self, what: Still, began: float) -> None:
-        """Notes that a piece moved nothing, which was asked for at `began`."""
+    def _hold(self, what: Still) -> None:
         last = self._held.get(what)
-        if last is not None and began < last.since:
-            return  # the one before it has said so meanwhile
-        self._held[what] = Hold(trio.current_time(), AGAIN_S if last is None else 2 * last.wait)
+        wait = AGAIN_S if last is None else 2 * last.wait
+        self._held[what] = Hold(trio.current_time() + wait, wait)
 
     def _learn(self, planner: Planner, way: Way, nbytes: int, seconds: float) -> None:
         """Notes how fast a piece went; small ones say more of what it takes to ask."""
@@ -242,9 +233,7 @@ class Pieces:
 
 
 def _piece(gpu: int, way: Way, share: Share, most: int) -> Piece:
-    return Piece(gpu, way, attrs.evolve(share, nbytes=max(1, min(share.nbytes, most))))
-
-
-def _of(name: Name, shares: Iterable[Share]) -> int:
-    """Return how many bytes of a program are among these."""
-    return sum(one.nbytes for one in shares if one.name == name)
+    nbytes = max(1, min(share.nbytes, most))
+    # First goes what is not written (:func:`out_in`).
+    written = max(0, nbytes - (share.nbytes - share.written)) if way is Way.OUT else 0
+    return Piece(gpu, way, attrs.evolve(share, nbytes=nbytes, written=written))

@@ -254,6 +254,7 @@ class Switch:
         return Plan()
 
     def _forget(self, there: Mapping[Name, Program]) -> None:
+        self._pieces.forget(there)
         self._troubles = {name: trouble for name, trouble in self._troubles.items() if name in there}
         self._stands = {name: trouble for name, trouble in self._stands.items() if name in there}
         self._spared = {name: spared for name, spared in self._spared.items() if name in there}
