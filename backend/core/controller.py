@@ -110,12 +110,14 @@ class Controller:
         self._totals.tally.turned.append(self.frozen.asked)
         self.population.dropped.append(self.frozen.left)
         self._follower = Follower(ledger, self.gpus, self.population, self._tell, deadlines, self._totals.tally)
+        self._notices = RoomNotices(ledger, self.gpus, self.population)
         self._schedulers = Schedulers(
             *(ledger, self.gpus, self.population, self._follower),
             *(seconds, scheduler, self._totals.tally.periods),
             hold_us,
             turn_wait_us,
             self.space_on,
+            self._notices.freed,
         )
         self.spaces = Spaces(ledger, self.gpus, self.population, self._server_lost, *(servers or (None, None)))
         """Programs that run beside each other, and their servers."""
@@ -126,7 +128,6 @@ class Controller:
         self._foresight = Foresight(ledger, self.gpus, self.population, self._schedulers.order)
         self._peaks = Peaks(ledger)
         self.population.dropped.append(self._left)
-        self._notices = RoomNotices(ledger, self.gpus, self.population)
         self._membership = Membership(
             *(ledger, self.gpus, self.population, self._follower, self._reclaimer, self._notices, self._totals),
             *(self._tell, lives),

@@ -47,9 +47,13 @@ class RoomNotices:
             await trio.sleep(OFFER_S)
 
     def _room(self, gpu: int, process: Process) -> int:
-        """Return the bytes that a process could get without a level above it going over its limits."""
+        """Return the bytes that a process could get without a level above it going over its limits. One that has turns
+        of memory is told of none: what comes then, and for which of them, is planned."""
         group = Member(process, gpu)
-        if not self._population.holds(group) or self._population.record(group).scheduled.rests:
+        if not self._population.holds(group):
+            return 0
+        scheduled = self._population.record(group).scheduled
+        if scheduled.rests or (scheduled.turned is not None and (scheduled.turned.runs or scheduled.turned.waits)):
             return 0
         try:
             path = [self._ledger.books(level) for level in self._population.path(group)]

@@ -43,15 +43,17 @@ class Schedulers:
         hold_us: int | None,
         wait_us: int | None = WAIT_US,
         space_of: Callable[[Member], Space | None] = lambda member: None,
+        freed: Callable[[int], None] = lambda gpu: None,
     ) -> None:
         """If `on` is false there are no schedulers, and the GPUs are shared as their drivers do it. `periods` is called
         with a group and the number of quota periods that ended for it. `hold_us`, `wait_us` and `space_of` are those of
-        :class:`Scheduler`; a `wait_us` of None turns memory turns off.
+        :class:`Scheduler`; a `wait_us` of None turns memory turns off. `freed` is as of
+        :class:`backend.scheduler.memory.level.Level`.
         """
         self._gpus = gpus
         self._on = on
         self._has_turns = wait_us is not None
-        self._levels = Levels(gpus, ledger, population, self._has_turns)
+        self._levels = Levels(gpus, ledger, population, self._has_turns, freed)
         self._each = {
             index: Scheduler(
                 *(gpu, ledger, population, follower, seconds, periods, hold_us),

@@ -144,7 +144,8 @@ async def test_turns_begin_as_a_limit_is_lowered(spawn: Spawn) -> None:
 
 @virtual
 async def test_turns_end_with_the_pressure(spawn: Spawn) -> None:
-    """The programs that waited go on, whatever slice they are in by then."""
+    """The programs that waited go on, whatever slice they are in by then. They are told of room, as none is that has
+    turns: what comes for those is planned."""
     gpu = soft(256 * MIB)
     async with running(gpu, scheduler=True) as h, trio.open_nursery() as nursery:
         programs = Programs(h, gpu, spawn, nursery)
@@ -153,8 +154,17 @@ async def test_turns_end_with_the_pressure(spawn: Spawn) -> None:
         await h.write("slice/jobs/0/gmem.limit.high", 96 * MIB)
         await trio.sleep(5)
         assert all(programs.turns(one.process) for one in programs.each)
+        told, offer = list[list[int]](), gpu.offer
+
+        def offered(room: Callable[[Process], int]) -> None:
+            told.append([room(one.process) for one in programs.each])
+            offer(room)
+
+        gpu.offer = offered  # type: ignore[method-assign]
         await h.write("slice/jobs/0/gmem.limit.high", "max")
         await trio.sleep(20)
+        assert told[0] == [0, 0, 0]
+        assert all(told[-1])
         turns = [programs.turns(one.process) for one in programs.each]
         steps = await programs.steps(10)
         assert [programs.turns(one.process) for one in programs.each] == turns
@@ -277,7 +287,7 @@ async def test_many_wait_no_longer_than_the_calls_of_the_driver_allow(spawn: Spa
 
 @virtual
 async def test_nothing_comes_for_one_that_waits_but_as_is_planned(spawn: Spawn) -> None:
-    """Free room is offered to the other programs only."""
+    """Free room is offered to none that has turns."""
     gpu = soft(110 * MIB)
     async with running(gpu, scheduler=True) as h, trio.open_nursery() as nursery:
         programs = Programs(h, gpu, spawn, nursery)
@@ -290,7 +300,7 @@ async def test_nothing_comes_for_one_that_waits_but_as_is_planned(spawn: Spawn) 
             for one in programs.each:
                 rests = h.controller._follower.place(Member(one.process, 0)).off
                 offered.add((rests, h.controller._notices._room(0, one.process) > 0))
-        assert offered == {(False, False), (False, True), (True, False)}
+        assert offered == {(False, False), (True, False)}
         nursery.cancel_scope.cancel()
 
 

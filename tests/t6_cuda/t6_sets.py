@@ -261,6 +261,19 @@ def test_one_that_is_late_or_elsewhere_is_not_prepared(start: Start) -> None:
     rig.ends()
 
 
+def test_memory_comes_back_as_turns_end(start: Start) -> None:
+    """A daemon tells of room once a program has no turns any more, whatever it was prepared for until then."""
+    rig = start()
+    rig.turns((8, 8), "use 5317")
+    rig.all_go()
+    rig.daemon.room = True
+    assert rig.daemon.prepare(EACH) == EACH
+    rig.daemon.begin_turn(0)
+    rig.daemon.say(Op.ROOM, (ALL,))
+    assert eventually(lambda: not rig.daemon.swapped, lambda: "it stays") < 9
+    rig.ends()
+
+
 def test_an_older_daemon_is_told_nothing(start: Start) -> None:
     """Memory in the host comes back as ever where there is room."""
     rig = start(features=CUDA)

@@ -93,9 +93,11 @@ class Level:
         population: Population,
         contenders: Callable[[int], Sequence[Contender]],
         levers: Mapping[int, Levers],
+        freed: Callable[[int], None] = lambda gpu: None,
     ) -> None:
         """`gpus` are all that there are; `contenders` are those of a GPU below the level that no level below it has
-        turns for, and `levers` are those of each GPU."""
+        turns for, and `levers` are those of each GPU. `freed` is called with a GPU where a program has no turns any
+        more, for which there may be room."""
         self.place = place
         """Where it is."""
         self._gpus = gpus
@@ -103,6 +105,7 @@ class Level:
         self._population = population
         self._contenders = contenders
         self._levers = levers
+        self._freed = freed
         self._news = trio.Event()
         self._taking: frozenset[Name] = frozenset()  # that had turns by the last plan
 
@@ -252,6 +255,13 @@ class Level:
             lambda gpu: self._levers[gpu].begin(process),
             [gpu for gpu in sorted(self.place.gpus) if self._levers[gpu].is_off(process)],
         )
+        if name not in self._taking:
+            self._tell_of_room()
+
+    def _tell_of_room(self) -> None:
+        """A program has no turns any more, and nothing is planned for it."""
+        for gpu in self.place.gpus:
+            self._freed(gpu)
 
     async def evict(self, gpu: int, name: Name, nbytes: int) -> int:
         assert isinstance(name, Process)
@@ -272,6 +282,8 @@ class Level:
         for name in taking | self._taking:
             for slot in self._slots(name):
                 slot.runs, slot.waits = int(name in taking - plan.waits), int(name in taking & plan.waits)
+        if self._taking - taking:
+            self._tell_of_room()
         self._taking = taking
 
     def turned(self, names: frozenset[Name]) -> None:

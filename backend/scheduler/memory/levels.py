@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import attrs
 import trio
@@ -56,12 +56,20 @@ class Running:
 class Levels:
     """All levels of a machine, and their switches."""
 
-    def __init__(self, gpus: Mapping[int, Gpu], ledger: Ledger, population: Population, is_on: bool) -> None:
-        """If `is_on` is false, there are no memory turns."""
+    def __init__(
+        self,
+        gpus: Mapping[int, Gpu],
+        ledger: Ledger,
+        population: Population,
+        is_on: bool,
+        freed: Callable[[int], None] = lambda gpu: None,
+    ) -> None:
+        """If `is_on` is false, there are no memory turns. `freed` is as of :class:`Level`."""
         self._gpus = gpus
         self._ledger = ledger
         self._population = population
         self._is_on = is_on
+        self._freed = freed
         self._levers: dict[int, Levers] = {}
         self._contenders: dict[int, Sequence[Contender]] = {}
         self._running: dict[Place, Running] = {}
@@ -170,7 +178,7 @@ class Levels:
         def contenders(gpu: int) -> Sequence[Contender]:
             return list(self._below(place.on(gpu)))
 
-        return Level(place, self._gpus, self._ledger, self._population, contenders, self._levers)
+        return Level(place, self._gpus, self._ledger, self._population, contenders, self._levers, self._freed)
 
     def _below(self, group: SliceOn) -> Iterator[Contender]:
         """Yield the contenders below a slice that take their turns at no level below it."""

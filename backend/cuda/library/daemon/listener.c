@@ -55,7 +55,8 @@ static int64_t move_back(void)
 		const bool may_come = managed->ours || session_now_ms() - session.lost_at > ALONE;
 		const bool told = managed->ours && session.features & FEATURE_SETS;
 		/* What comes before its turn the daemon asks for: the room may be for another program, whose turn is
-		 * sooner, in its own turn as well, and what comes by itself then has to wait until nothing runs. */
+		 * sooner, in its own turn as well, and what comes by itself then has to wait until nothing runs. While
+		 * there are turns the daemon says nothing of room. */
 		const bool prepared = told && workset_is_prepared(managed->device);
 		const bool waits = prepared || (told && turn_is_over(managed->device));
 
@@ -74,7 +75,7 @@ static int64_t move_back(void)
 		exchange_settle(managed->device);
 		pthread_mutex_lock(&session.lock);
 		/* Where there is room now there will be some then. */
-		if (prepared || calm_rests(managed->device))
+		if (calm_rests(managed->device))
 			managed->room = 0;
 		want = at_most(managed->swapped + owed, MOVE_BACK_PIECE);
 		if (want && ((due && !waits) || managed->room) && !calm_rests(managed->device)) {
