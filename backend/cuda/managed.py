@@ -64,6 +64,8 @@ class Managed:
         self.info = info
         self.lost = lost
         self.bookkeeper: Bookkeeping | None = None
+        self.spoke: Callable[[Process], None] = lambda process: None
+        """Called with a program that speaks from now on: with its last connection its gate opened."""
         self._programs: dict[Process, Program] = {}
         self._spoken: dict[Process, float] = {}  # seconds, over connections that have ended
         self._frozen = frozen
@@ -115,6 +117,7 @@ class Managed:
             program.met.set()
             self._periods.tell()
             self._caps.met(program, groups)
+            self.spoke(holding.process)
 
     def end(self, holding: Holding) -> None:
         """Its connection is closed; whether or not it lives."""

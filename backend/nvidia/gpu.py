@@ -10,7 +10,7 @@ import contextlib
 import errno
 import logging
 import time
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 
 import attrs
 import trio
@@ -97,6 +97,7 @@ class NvidiaGpu:
         self._back_s = BACK
         self.managed = Managed(info, self._is_frozen, lambda: self.lost, self._counted)
         """Programs whose memory can be moved; the driver keeps the memory of others where it is."""
+        self.managed.spoke = self._spoke
         self.swapped = SwappedPrograms(info, self._freeze, self._anew)
         """Frozen programs without the library whose memory is in the host."""
         mover.watchers.append(self.swapped.returned)
@@ -185,9 +186,7 @@ class NvidiaGpu:
         spaces = {process: bookkeeper.space_of(process) for process in (*self._tenants, *new)}
         pids = await self.clients() if any(spaces.values()) else frozenset()
         found = {process: space for process, space in spaces.items() if space is not None and process.pid in pids}
-        for process in self._spaces.note(found):
-            if bookkeeper.knows(process, self.info.index):
-                bookkeeper.beside_changed(process, self.info.index)
+        self._follow_anew(self._spaces.note(found))
 
     async def clients(self) -> frozenset[int]:
         """Return the pids of the clients of MPS servers, as the driver said last; none where it does not say."""
@@ -368,6 +367,16 @@ class NvidiaGpu:
         self._spaces.forget(process)
         self._at_gate.discard(process)
         self._turn_over.discard(process)
+
+    def _spoke(self, process: Process) -> None:
+        """Have the gate of a frozen client closed again that speaks anew: its library opened it meanwhile."""
+        if process in self._at_gate:
+            self._follow_anew([process])
+
+    def _follow_anew(self, processes: Iterable[Process]) -> None:
+        for process in processes:
+            if self._bookkeeper is not None and self._bookkeeper.knows(process, self.info.index):
+                self._bookkeeper.beside_changed(process, self.info.index)
 
     def _anew(self, process: Process) -> None:
         """Drop the clients and TSGs of a process that now has others, and keep its timeslice."""

@@ -225,3 +225,37 @@ def test_members_have_parts_of_what_the_trace_has_of_the_space(drive: Drive, mon
         assert "gpu_usec" not in flat(await rig.h.read("slice/jobs/0/gcgroup.stat"))
 
     drive(test)
+
+
+def gated(program: Program) -> list[Op]:
+    """Have a program end each turn with nothing to wait for; return what it is asked."""
+    asked = list[Op]()
+
+    async def obey(request: Message) -> Message | None:
+        asked.append(Op(request.op))
+        return request.answer(1) if request.op == Op.END_TURN else await program.move(request)
+
+    program.obey = obey
+    return asked
+
+
+def test_the_gate_of_a_frozen_one_that_connects_anew_is_closed_again(drive: Drive) -> None:
+    """With its last connection the library opened it, and the runlist stops nobody among others that run."""
+
+    async def test(rig: Rig) -> None:
+        await spatial(rig)
+        program, _ = await client(rig), await client(rig)
+        asked = gated(program)
+        place = f"{program.process.pid}/0/compute"
+        await rig.h.write(f"{place}.freeze", 1)
+        assert asked == [Op.END_TURN]
+        program.socket.close()
+        await trio.sleep(1)
+        anew = rig.connect(program.process)
+        asked = gated(anew)
+        await anew.manage()
+        await trio.sleep(1)
+        assert Op.END_TURN in asked
+        assert "frozen 1" in await rig.h.read(f"{place}.events")
+
+    drive(test)
