@@ -364,7 +364,7 @@ class NvidiaGpu:
         self.managed.forget(process)
         self.swapped.forget(process)
         self._usage.forget(process)
-        self._spaces.forget(process)
+        self._follow_anew(self._spaces.forget(process))
         self._at_gate.discard(process)
         self._turn_over.discard(process)
 

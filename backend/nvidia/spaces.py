@@ -56,6 +56,11 @@ class Joint:
         return Engines.GR if Engines.GR in found else Engines.ALL
 
     @property
+    def due(self) -> Engines | None:
+        """The engines that the space is to be without and, as far as is known, is not; None where no lever is due."""
+        return None if self.wanted is self.off else self.wanted
+
+    @property
     def longest_us(self) -> int:
         """The longest timeslice of all of its programs, microseconds."""
         return max(self.timeslices.values())
@@ -72,30 +77,33 @@ class SpaceLevers:
         self._whose: dict[Process, Space] = {}
 
     def note(self, clients: Mapping[Process, Space]) -> Collection[Process]:
-        """Take these programs as the clients from now on; return those that have become one, or are none any more."""
+        """Take these programs as the clients from now on; return those that have become one, or are none any more, and
+        those whose levers are due, as one of their space is none any more.
+        """
         before, self._whose = self._whose, dict(clients)
         changed = [one for one in {**before, **clients} if before.get(one) != clients.get(one)]
+        behind = dict[Process, None]()
         for process in changed:
             if process in before:
-                self._drop(process, before[process])
+                behind.update(dict.fromkeys(self._drop(process, before[process])))
             if process in clients:
                 joint = self._joints.setdefault(clients[process], Joint())
                 joint.engines[process], joint.timeslices[process] = Engines.NONE, 0
                 joint.off = joint.timeslice_us = None
-        return changed
+        return {**dict.fromkeys(changed), **behind}
 
-    def forget(self, process: Process) -> None:
-        """Forget a program that has ended."""
+    def forget(self, process: Process) -> Collection[Process]:
+        """Forget a program that has ended; return those whose levers are due now, as its own wish was another."""
         space = self._whose.pop(process, None)
-        if space is not None:
-            self._drop(process, space)
+        return () if space is None else self._drop(process, space)
 
-    def _drop(self, process: Process, space: Space) -> None:
+    def _drop(self, process: Process, space: Space) -> Collection[Process]:
         joint = self._joints[space]
         del joint.engines[process], joint.timeslices[process]
         joint.gated.discard(process)
         if not joint.engines:
             del self._joints[space]
+        return [*joint.engines] if joint.due is not None else ()
 
     @contextlib.asynccontextmanager
     async def _joint(self, process: Process) -> AsyncIterator[Joint]:
@@ -140,8 +148,8 @@ class SpaceLevers:
             joint.engines[process] = engines
             if engines is not Engines.ALL:
                 joint.gated.discard(process)
-            wanted = joint.wanted
-            if wanted is None or wanted is joint.off:
+            wanted = joint.due
+            if wanted is None:
                 return
             pulled = [*joint.engines]
             try:

@@ -280,6 +280,24 @@ def test_one_that_ended_keeps_nobody_waiting() -> None:
     levers(test)
 
 
+def test_the_wish_of_the_rest_is_due_once_another_one_ended() -> None:
+    """No other freeze or thaw need follow: what the rest is to be without is told as soon as it agrees."""
+
+    async def test(spaces: SpaceLevers, pulled: Levers) -> None:
+        spaces.note({A: SPACE, B: SPACE, C: OTHER})
+        assert set(spaces.forget(B)) == {A}, "what holds is not known"
+        await spaces.take(A, NONE)
+        spaces.note({A: SPACE, B: SPACE, C: OTHER})
+        await spaces.take(B, NONE)
+        await spaces.take(A, ALL)
+        assert set(spaces.note({A: SPACE, C: OTHER})) == {A, B}
+        await spaces.take(A, ALL)
+        assert pulled.pulled[-1] == (1, ALL)
+        assert not spaces.forget(A), "none is left"
+
+    levers(test)
+
+
 def gated(rig: Rig, begun: list[Process]) -> None:
     """Every program has a gate that holds it."""
 

@@ -259,3 +259,30 @@ def test_the_gate_of_a_frozen_one_that_connects_anew_is_closed_again(drive: Driv
         assert "frozen 1" in await rig.h.read(f"{place}.events")
 
     drive(test)
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_one_that_ends_as_the_slice_is_frozen_or_thawed_holds_up_no_other(drive: Drive, frozen: bool) -> None:
+    """It was not told yet, as it has not answered to another write."""
+
+    async def test(rig: Rig) -> None:
+        await spatial(rig)
+        ends, stays = await client(rig), await client(rig)
+        channels = rig.fake.programs[stays.process.pid]
+        await rig.h.write("slice/jobs/0/compute.freeze", int(not frozen))
+        assert any(channels.running()) == frozen
+
+        async def mute(request: Message) -> Message | None:
+            return None
+
+        ends.obey = mute
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(rig.h.refused, f"{ends.process.pid}/0/compute.sm.max", 64)
+            await trio.sleep(0.1)
+            nursery.start_soon(rig.h.write, "slice/jobs/0/compute.freeze", int(frozen))
+            await trio.sleep(0.3)
+            await rig.die(ends)
+        await trio.sleep(1)
+        assert set(channels.running()) == {not frozen}
+
+    drive(test)
