@@ -231,6 +231,10 @@ class NvidiaGpu:
                 if not self._is_loss(error):
                     log.warning("pid %d on GPU %d: its TSGs are unknown: %s", process.pid, self.info.index, error)
             await bookkeeper.arrive(process, self.info.index)
+            space = self._spaces.space_of(process)
+            if space is not None and len(self._spaces.members(space)) > 1:
+                # It became a client before it was in the books, and those that are there may stop the whole space.
+                self._follow_anew([process])
         except ProcessLookupError:
             self.forget(process)
             return

@@ -286,3 +286,32 @@ def test_one_that_ends_as_the_slice_is_frozen_or_thawed_holds_up_no_other(drive:
         assert set(channels.running()) == {not frozen}
 
     drive(test)
+
+
+@pytest.mark.parametrize("first", ["driver", "library"])
+@pytest.mark.parametrize("scheduler", [False, True])
+def test_one_that_joins_beside_one_that_is_frozen_runs(drive: Drive, first: str, scheduler: bool) -> None:
+    """Alone in the space, the frozen one was stopped by the runlist; now its gate is to hold it."""
+
+    async def test(rig: Rig) -> None:
+        await spatial(rig)
+        one = await client(rig)
+        asked = gated(one)
+        await rig.h.write(f"{one.process.pid}/0/compute.freeze", 1)
+        channels = rig.fake.programs[one.process.pid]
+        assert not any(channels.running())
+        asks = await greeted(rig, "/jobs")
+        assert await space_of(asks)
+        rig.nvml.clients[0].append(asks.process.pid)
+        new = rig.connect(asks.process)
+        gated(new)
+        if first == "driver":
+            rig.driver_says(asks.process.pid, GIB)
+            await trio.sleep(0.25)
+        await new.manage()
+        rig.driver_says(asks.process.pid, GIB)
+        await trio.sleep(2)
+        assert all(channels.running()), "its channels would stop the newcomer, too"
+        assert Op.END_TURN in asked
+
+    drive(test, scheduler=scheduler)
