@@ -251,11 +251,12 @@ class Follower:
             try:
                 await self._apply_one(member, asked)
             except Exception as error:
-                if self._population.holds(member):
+                is_here = self._population.holds(member)
+                if member == group:
+                    failures.append(error if is_here else fail(errno.ESRCH))
+                elif is_here and not isinstance(error, ProcessLookupError):
                     failures.append(error)
-                elif member == group:
-                    failures.append(fail(errno.ESRCH))
-                # In a slice, a process that died meanwhile leaves nothing to freeze.
+                # In a slice, a process that ends meanwhile leaves nothing to freeze, while it is in the books, too.
 
         residents = list(self._population.below(group))
         if len(residents) == 1:

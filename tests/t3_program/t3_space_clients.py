@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import trio
 
+from backend.core.reasons import Engines
 from backend.core.records import Capability
 from backend.door.wire import CUDA, VERSION, Feature, Message, Op
 from backend.nvidia.trace import LAG_NS
-from backend.process.identity import Slice, SliceOn
+from backend.process.identity import Process, Slice, SliceOn
 from backend.space import control
 from ggroupfs.client import flat
 from tests.support.cuda_session import GIB, Drive, Program, Rig, drive, pieces
@@ -315,3 +316,28 @@ def test_one_that_joins_beside_one_that_is_frozen_runs(drive: Drive, first: str,
         assert Op.END_TURN in asked
 
     drive(test, scheduler=scheduler)
+
+
+def test_a_freeze_of_the_slice_succeeds_where_one_is_about_to_end(
+    drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its levers find it no more, and it is still in the books."""
+
+    async def test(rig: Rig) -> None:
+        await spatial(rig)
+        ends, stays = await client(rig), await client(rig)
+        take = rig.gpu._spaces._take
+
+        async def gone(process: Process, engines: Engines) -> None:
+            if process == ends.process:
+                raise ProcessLookupError
+            await take(process, engines)
+
+        monkeypatch.setattr(rig.gpu._spaces, "_take", gone)
+        await rig.h.write("slice/jobs/0/compute.freeze", 1)
+        await rig.die(ends)
+        await trio.sleep(1)
+        assert not any(rig.fake.programs[stays.process.pid].running())
+        assert "frozen 1" in await rig.h.read("slice/jobs/0/compute.events")
+
+    drive(test)
