@@ -28,6 +28,7 @@ class Caps:
         self._groups = Groups()
         self._shapes: dict[Process, Shape] = {}  # of the SMs, by the word of each program, for itself alone
         self._awaited: dict[Process, trio.Event] = {}  # those that are waited for to speak
+        self._silent: set[Process] = set()  # those that were, and did not: each wait delays what comes after it
         self._sms: dict[Process, int] = {}  # those with a limit of SMs, as it was asked for
 
     async def limit(self, process: Process, sms: int, *, here: bool) -> None:
@@ -50,6 +51,7 @@ class Caps:
 
     def begin(self, process: Process) -> None:
         """Note that a program speaks."""
+        self._silent.discard(process)
         if (awaited := self._awaited.pop(process, None)) is not None:
             awaited.set()
 
@@ -67,6 +69,9 @@ class Caps:
         self._sms.pop(process, None)
         self._shapes.pop(process, None)
         self._groups.forget(process)
+        self._silent.discard(process)
+        if (awaited := self._awaited.pop(process, None)) is not None:
+            awaited.set()
 
     def launches(self, process: Process) -> tuple[int, int] | None:
         """Return the launches of a program that ran on the SMs of its limit, and on all SMs in spite of it; None for a
@@ -82,7 +87,7 @@ class Caps:
             self._sms.pop(process, None)
 
     async def _limit(self, process: Process, *, here: bool) -> None:
-        if here and process not in self._programs and self._sms.get(process):
+        if here and process not in self._programs and process not in self._silent and self._sms.get(process):
             await self._spoken_for(process)
         program = self._programs.get(process)
         if program is None:
@@ -98,8 +103,10 @@ class Caps:
 
     async def _spoken_for(self, process: Process) -> None:
         """Return once a program speaks, or was waited for: its context may be known before its library's word."""
-        with trio.move_on_after(SPEAKS_S):
+        with trio.move_on_after(SPEAKS_S) as waited:
             await self._awaited.setdefault(process, trio.Event()).wait()
+        if waited.cancelled_caught:
+            self._silent.add(process)
         self._awaited.pop(process, None)
 
     def _shaped(self, program: Program, shape: Shape) -> None:

@@ -12,6 +12,7 @@ import trio
 from backend.cuda.caps import SPEAKS_S
 from backend.cuda.placements import PLACE_S
 from backend.door.wire import CUDA, Feature, Message, Op
+from backend.process.identity import Slice
 from tests.support.cuda_session import GIB, Drive, Program, Rig, drive, pieces, takes, until_then
 from tests.support.harness import settle, until
 
@@ -270,5 +271,42 @@ def test_a_program_without_the_library_is_frozen_all_the_same(drive: Drive) -> N
             assert all(channels.running())
         await rig.h.write(f"{process.pid}/0/compute.timeslice", "4ms")
         assert await rig.h.refused("slice/a/0/compute.sm.max", 32) == errno.EOPNOTSUPP
+
+    drive(test)
+
+
+@pytest.mark.logs("does not follow")
+def test_programs_without_the_library_hold_up_no_other(drive: Drive) -> None:
+    """Each is waited for to speak once: what has no writer is done for one after the other."""
+
+    async def test(rig: Rig) -> None:
+        for name in (b"jobs", b"frozen", b"other"):
+            await rig.h.operations.mkdir(await rig.h.inode("slice"), name, 0o755, rig.h.ctx)
+        await rig.h.write("slice/jobs/0/compute.sm.max", 64)
+        await rig.h.write("slice/frozen/0/compute.freeze", 1)
+        for _ in range(20):
+            rig.driver_says(rig.process("/jobs").pid, GIB)
+        other = rig.process("/other")
+        rig.driver_says(other.pid, GIB)
+        await trio.sleep(12)
+        channels = rig.fake.programs[other.pid]
+        assert all(channels.running())
+        rig.h.world.cgroups[other.pid] = Slice("/frozen")
+        await trio.sleep(5)
+        assert not any(channels.running())
+
+    drive(test)
+
+
+def test_one_that_ends_is_waited_for_no_longer(drive: Drive) -> None:
+    async def test(rig: Rig) -> None:
+        plain = rig.connect(rig.process("/a"))
+        rig.driver_says(plain.process.pid, GIB)
+        await until_then(lambda: bool(rig.gpu.tsgs(plain.process)))
+        async with takes(0, SPEAKS_S - 0.5), trio.open_nursery() as nursery:
+            nursery.start_soon(rig.h.write, plain.file + "compute.sm.max", 64)
+            await trio.sleep(0.2)
+            await rig.die(plain)
+        assert not rig.gpu.managed._caps._silent
 
     drive(test)
