@@ -47,6 +47,10 @@ QUIT_S = 15.0
 SERVER_MOST = 2 << 30
 """Bytes of a GPU that a server holds itself, at most: some hundred MiB are usual. One that holds more is a program like
 any other, with a directory and limits: its user could have put anything into it."""
+SERVERS_MOST = 8
+"""Number of servers of a space that are watched, each by a descriptor of this daemon: one is usual, two while one
+follows another, and the user can have its control daemon start any number.
+"""
 SPACES_MOST, SPACES_EACH = 64, 16
 """Number of spaces that a tree has at the same time, of all users and of each: each has a process started."""
 
@@ -66,7 +70,7 @@ class Running:
     retired: bool = False
     """Whether no further program comes in: the slice is not to have it any more."""
     servers: dict[int, int] = attrs.field(factory=dict)
-    """A pidfd of each of its servers, by pid."""
+    """A pidfd of each of its servers that is watched, by pid: SERVERS_MOST at most."""
     lost: int = 0
     """Number of its servers that ended, of themselves."""
     lost_at: float = -math.inf
@@ -220,7 +224,7 @@ class Spaces:
         return nbytes <= SERVER_MOST and any(control is not None and control.is_server(pid) for control in controls)
 
     def servers(self) -> Mapping[Space, tuple[int, ...]]:
-        """Return the pids of the servers of each space."""
+        """Return the pids of the servers of each space that are watched."""
         return {space: tuple(running.servers) for space, running in self._running.items()}
 
     def _find(self, slice_: Slice, uid: int) -> Running | None:
@@ -329,6 +333,8 @@ class Spaces:
     async def _look(self, running: Running, control: Control) -> None:
         """Note servers that came, and that one is gone: its programs are with it, and a new one takes its place."""
         for pid in control.servers():
+            if len(running.servers) >= SERVERS_MOST:
+                break
             if pid not in running.servers:
                 with contextlib.suppress(OSError):
                     if procfs.descent(pid).parent == (control.process and control.process.pid):

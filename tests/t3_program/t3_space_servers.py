@@ -398,6 +398,27 @@ def test_a_program_that_shares_no_memory_with_the_server_runs_by_itself(run: Cal
     run(test)
 
 
+def test_so_many_children_of_a_control_daemon_are_watched(run: Callable[..., None]) -> None:
+    """Its user can have any number started, and each that is watched takes a descriptor of the daemon."""
+
+    async def test(rig: Rig) -> None:
+        number = (await rig.start())[1]
+        server, space = await rig.server(), rig.space()
+        assert space.control is not None
+        children = space.control.servers
+        pipe = rig.directory / f"{number:08x}" / "pipe" / "control"
+        for count in range(1, spaces.SERVERS_MOST + 8):
+            await until(lambda count=count: len(children()) == count, "a child")  # type: ignore[misc]
+            with pipe.open("w") as command:
+                command.write("start_server\n")
+        await until(lambda: len(space.servers) == spaces.SERVERS_MOST, "those that are watched")
+        await trio.sleep(2 * spaces.LOOK_S)
+        assert len(space.servers) == spaces.SERVERS_MOST
+        assert server in space.servers
+
+    run(test)
+
+
 def test_what_is_unmounted_ends_it(run: Callable[..., None]) -> None:
     doubles = []
 
