@@ -150,7 +150,12 @@ class Control:
         finally:
             os.close(writing)
         self._words = reading
-        self._pidfd = os.pidfd_open(self._child.pid)
+        try:
+            self._pidfd = os.pidfd_open(self._child.pid)
+        except OSError:  # no descriptor is left: nothing could end it later
+            self._child.kill()
+            self._child.wait()
+            raise
         with contextlib.suppress(OSError):  # it is spared as this daemon is, otherwise
             Path(procfs.PROC, str(self._child.pid), "oom_score_adj").write_text("0")
         return self._child.pid

@@ -200,6 +200,27 @@ def test_one_that_cannot_be_noted_is_ended(tmp_path: Path, place: Path) -> None:
     drive(test, MpsDouble(tmp_path / "bin"), place)
 
 
+def test_one_that_no_descriptor_is_left_for_is_ended(
+    tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next start would have two of them."""
+
+    def full(pid: int) -> int:
+        raise OSError(errno.EMFILE, "too many files")
+
+    async def test(one: Control) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pidfd_open", full)
+            with pytest.raises(OSError, match="too many files"):
+                await one.start()
+        assert one.has_ended()
+        assert one._child is not None
+        assert one._child.returncode == -signal.SIGKILL
+        await one.start()
+
+    drive(test, MpsDouble(tmp_path / "bin"), place)
+
+
 def test_one_process_is_the_server(tmp_path: Path, place: Path) -> None:
     """The control daemon is its user's, which could have it start any number of them."""
 
