@@ -297,9 +297,9 @@ async def test_whatever_happens_in_a_step_all_go_on(spawn: Spawn, seed: int, wha
                 await trio.sleep(0.05)
                 stage.check()
         assert story.happened in ("end", "begin", "evict", "fetch")
-        await trio.sleep(2)
+        await trio.sleep(1)
         before = {process: one.steps for process, one in stage.programs.items()}
-        await trio.sleep(5)
+        await trio.sleep(4)
         assert len(before) == 3
         assert all(one.steps > before[process] for process, one in stage.programs.items()), "all go on"
         assert stage.longest_s <= 1 + SLACK_S + (0.5 if what == "freeze" else 0)
