@@ -241,7 +241,7 @@ def gated(program: Program) -> list[Op]:
 
 
 def test_the_gate_of_a_frozen_one_that_connects_anew_is_closed_again(drive: Drive) -> None:
-    """With its last connection the library opened it, and the runlist stops nobody among others that run."""
+    """With its last connection the library opened it, and the runlist stops no program among others that run."""
 
     async def test(rig: Rig) -> None:
         await spatial(rig)
