@@ -28,9 +28,15 @@
 #   make deb-slurm    the plugin for Slurm as a package of its own, in build/slurm
 #   make kmod-install the kernel module, by dkms where it is there, with what loads it at boot (DESTDIR)
 #   make bench        the measured comparison, what needs no GPU; two minutes, into build/bench.json
-#   make bench-gpu    ... and what needs one: nvcc, no network; half an hour. ONLY="pareto levers" for some of it
+#   make bench-gpu    ... and what needs one: nvcc, no network; half an hour. ONLY="pareto levers" for some of it;
+#                     ONLY=oversubscribed for turns of memory, a quarter of an hour more
+#   make bench-papers the papers' pairs on real programs (PyTorch, transformers), cell by cell:
+#                     tests/bench/papers/README.md; PAPERS="--scenario pairs --budget 540"; bench-papers-plan says what
+#                     and how long, with the same PAPERS
 #   make bench-check  what moved since the committed record; bench-keep puts build/bench.json there
-#   make bench-render benchmarks/README.md and its plots, from the committed record
+#   make bench-papers-check, bench-papers-keep   the same of build/papers/papers.json, which bench-papers-merge makes
+#                     of cells
+#   make bench-render pages and plots from the committed records, and what README and docs/comparison.md say of them
 #   make bench-files  what one file access costs, against a C server
 #   make soak         what holds of a mount that a crowd uses for ten minutes; a quarter of an hour, two CPUs
 #   make tables       what pages, manual and completions say of the settings, from backend/core/settings.py
@@ -70,6 +76,7 @@ SHELL_SCRIPTS := .ci/run completions/ggroupfs.bash tests/vm/guest.sh tests/t7_nv
 .PHONY: all build build-test run test check test-unit test-hostile test-machines test-gpu fuzz soak
 .PHONY: bench-files tables screenshot dashboard clean
 .PHONY: bench bench-gpu bench-keep bench-render bench-check
+.PHONY: bench-papers bench-papers-plan bench-papers-merge bench-papers-keep bench-papers-check
 .PHONY: check-kmod test-kmod test-kmod-mounts test-kmod-debug kmod-install
 
 all: build
@@ -182,9 +189,10 @@ test-gpu: build-test cuda
 		echo "make test-gpu: no NVIDIA driver on this machine (/dev/nvidiactl)" >&2; exit 1; }
 	$(GPU:%=tests/t7_nvidia/one_gpu.sh %) $(PYTEST) -s tests/t7_nvidia
 
-# Each scenario has a budget of time; BUDGET (seconds) and REPETITIONS are for every one that is run.
+# Each scenario has a budget of time; BUDGET (seconds) and REPETITIONS are for every one that is run. CELLS="percent=300
+# graphs=1" are the cases that are wanted, of those of `oversubscribed`.
 BENCH := $(PY) -m tests.bench
-BENCH_OPTIONS = $(ONLY:%=--only %) $(BUDGET:%=--budget %) $(REPETITIONS:%=--repetitions %)
+BENCH_OPTIONS = $(ONLY:%=--only %) $(CELLS:%=--cell %) $(BUDGET:%=--budget %) $(REPETITIONS:%=--repetitions %)
 
 bench: build-test
 	@[ "$$(id -u)" = 0 ] || { \
@@ -196,8 +204,21 @@ bench-gpu: build-test cuda
 		echo "make bench-gpu: no NVIDIA driver on this machine (/dev/nvidiactl)" >&2; exit 1; }
 	$(BENCH) gpu $(BENCH_OPTIONS)
 
-bench-keep bench-render bench-check: bench-%: build-test
+bench-papers: build-test cuda
+	@[ -e /dev/nvidiactl ] || { \
+		echo "make bench-papers: no NVIDIA driver on this machine (/dev/nvidiactl)" >&2; exit 1; }
+	$(PY) -m tests.bench.papers run $(PAPERS)
+
+# Without a GPU, too: what is there of cells and records.
+bench-papers-plan bench-papers-merge bench-papers-keep bench-papers-check: bench-papers-%: build-test
+	$(PY) -m tests.bench.papers $* $(if $(filter plan,$*),$(PAPERS))
+
+bench-keep bench-check: bench-%: build-test
 	$(BENCH) $*
+
+bench-render: build-test
+	$(BENCH) render
+	$(PY) -m tests.bench.papers render
 
 bench-files: build-test
 	$(PY) -m tests.bench.files

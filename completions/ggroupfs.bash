@@ -29,8 +29,8 @@ declare -A _ggroupfs_options=(
 )
 
 _ggroupfs_mount_options="gpu= ledger= poll nopoll selftest noselftest deadline= socket= also= journal= nojournal
-    scheduler= hold= units= units.wait= slices.d= usher= bus= soft.gpus= soft.gmem= soft.switch= soft.faults= ro debug
-    auto_unmount"
+    scheduler= hold= turns= turns.wait= units= units.wait= slices.d= usher= bus= soft.gpus= soft.gmem= soft.switch=
+    soft.faults= ro debug auto_unmount"
 
 # settings: all
 _ggroupfs_settings="
@@ -44,6 +44,9 @@ _ggroupfs_settings="
     compute.max=
     gmem.limit.max=
     gmem.oom.group=
+    compute.wait.max=
+    compute.spatial=
+    compute.sm.max=
     GMemHigh=
     GMemLow=
     GMemSwapMax=
@@ -52,6 +55,9 @@ _ggroupfs_settings="
     ComputeWeight=
     ComputeQuota=
     GMemOOMGroup=
+    ComputeWaitMax=
+    ComputeSpatial=
+    ComputeSMMax=
     GMemMax=
     ComputeFreeze=
 "
@@ -66,12 +72,19 @@ _ggroupfs_words_of_settings="
     gmem.limit.max=max
     gmem.oom.group=0
     gmem.oom.group=1
+    compute.wait.max=default
+    compute.spatial=0
+    compute.spatial=1
+    compute.sm.max=max
     GMemHigh=infinity
     GMemLow=infinity
     GMemSwapMax=infinity
     ComputeQuota=infinity
     GMemOOMGroup=yes
     GMemOOMGroup=no
+    ComputeSpatial=yes
+    ComputeSpatial=no
+    ComputeSMMax=infinity
     GMemMax=infinity
     ComputeFreeze=yes
     ComputeFreeze=no
@@ -106,6 +119,7 @@ _ggroupfs_offer_in_list() {
     for word in auto soft kmod; do words+=("${before}ledger=$word"); done
     for word in auto no; do words+=("${before}units=$word"); done
     for word in on off; do words+=("${before}scheduler=$word"); done
+    for word in auto on off; do words+=("${before}turns=$word"); done
     _ggroupfs_offer "$whole" "${words[@]}"
 }
 
@@ -215,7 +229,7 @@ _ggroupfs() {
         metrics,--textfile | doctor,--journal | cdi,--output | cdi,--hook) _ggroupfs_files -f "$whole" ;;
         policy,policy) _ggroupfs_offer "$whole" balance cooperative dynamic lanes slo --config --mount -h --help ;;
         policy,--config | balance,--config) _ggroupfs_files -f "$whole" ;;
-        replay,--policy) _ggroupfs_offer "$whole" lanes ;;
+        replay,--policy) _ggroupfs_offer "$whole" lanes turns ;;
         replay,--order) _ggroupfs_offer "$whole" fifo srtf pack fair ;;
         replay,--plot) _ggroupfs_files -d "$whole" ;;
         replay,--generate) _ggroupfs_offer "$whole" salus day cluster superres_128 resnet50_50 ;;

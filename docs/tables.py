@@ -1,6 +1,6 @@
-"""The tables that are made from the rows of backend/core/settings.py: `make tables` writes them, a test compares them.
+"""Tables made from the rows of backend/core/settings.py: `make tables` writes them, and a test compares them.
 
-A place is what stands between two marks in a file: ``settings: NAME`` and ``settings: end``, each in a comment.
+A place is the part of a file between two marks, ``settings: NAME`` and ``settings: end``, each in a comment.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from textwrap import wrap
 
 import attrs
 
-from backend.core.settings import APPLIED, BY_CONTROL, MAX, PERIOD, Kind, Setting
+from backend.core.settings import APPLIED, BY_CONTROL, MAX, PERIOD, TIMESLICE, Kind, Setting
 from ggroupfs.text import values
 
 TOP = Path(__file__).resolve().parent.parent
@@ -21,16 +21,29 @@ IN_CONTROL_FILES = {
     Kind.SPAN: "milliseconds, or with `us` or `ms`; `default`",
     Kind.SWITCH: "0 or 1",
     Kind.QUOTA: "`QUOTA PERIOD` in microseconds; `max`",
+    Kind.SMS: "a number of SMs, or a percentage of the GPU's; `max`",
 }
 IN_UNIT_FILES = {
     Kind.SIZE: "bytes, with K, M, G, T or P; percent of the GPU's memory; `infinity`",
     Kind.SPAN: "milliseconds, or with `us`, `ms`, `s`; sums, as `1ms 500us`",
     Kind.SWITCH: "a boolean",
     Kind.QUOTA: "a percentage, and a time for the period behind, as `30% 1s`; `infinity`",
+    Kind.SMS: "a number of SMs, or a percentage of the GPU's; `infinity`",
 }
-WORDS_IN_CONTROL_FILES = {Kind.SIZE: ("max",), Kind.SPAN: ("default",), Kind.SWITCH: ("0", "1"), Kind.QUOTA: ("max",)}
-WORDS_IN_UNIT_FILES = {Kind.SIZE: ("infinity",), Kind.SWITCH: ("yes", "no"), Kind.QUOTA: ("infinity",)}
-"""What completions offer behind the =."""
+WORDS_IN_CONTROL_FILES = {
+    Kind.SIZE: ("max",),
+    Kind.SPAN: ("default",),
+    Kind.SWITCH: ("0", "1"),
+    Kind.QUOTA: ("max",),
+    Kind.SMS: ("max",),
+}
+WORDS_IN_UNIT_FILES = {
+    Kind.SIZE: ("infinity",),
+    Kind.SWITCH: ("yes", "no"),
+    Kind.QUOTA: ("infinity",),
+    Kind.SMS: ("infinity",),
+}
+"""Words, besides numbers, that completions offer after the =."""
 USAGE_WIDTH = 109
 """Columns of a literal in packaging/slurm/options.def: with a tab, quotes and a parenthesis it makes a line of 120."""
 
@@ -41,14 +54,14 @@ def _number(setting: Setting) -> str:
 
 def _default_in_unit_files(setting: Setting) -> str:
     if setting.kind is Kind.SPAN:
-        return "the driver's"
+        return "the driver's" if setting is TIMESLICE else "the mount's"
     if setting.kind is Kind.SWITCH:
         return "`yes`" if setting.default else "`no`"
-    return "`infinity`" if setting.default == MAX else f"`{setting.default}`"
+    return "`infinity`" if setting.default == MAX or setting.kind is Kind.SMS else f"`{setting.default}`"
 
 
 def semantics() -> Iterator[str]:
-    """The settings, for docs/semantics.md."""
+    """Yield the settings, for docs/semantics.md."""
     yield "> | file | values | at first | in unit files | goes along with a migration |"
     yield "> |---|---|---|---|---|"
     for control, setting in BY_CONTROL.items():
@@ -59,7 +72,7 @@ def semantics() -> Iterator[str]:
 
 
 def units() -> Iterator[str]:
-    """The keys of unit files, for docs/units.md."""
+    """Yield the keys of unit files, for docs/units.md."""
     yield "| key | control file | values | default |"
     yield "|---|---|---|---|"
     for one in APPLIED:
@@ -74,7 +87,7 @@ def _roff(text: str) -> str:
 
 
 def page_5() -> Iterator[str]:
-    """The settings, for ggroupfs(5)."""
+    """Yield the settings, for ggroupfs(5)."""
     yield '.Bl -column "compute.timeslice" "default" "ComputeTimeSlice="'
     yield ".It Sy file Ta Sy at first Ta Sy in unit files"
     for control, setting in BY_CONTROL.items():
@@ -84,14 +97,14 @@ def page_5() -> Iterator[str]:
 
 
 def page_8() -> Iterator[str]:
-    """The keys of unit files, for ggroupfs(8)."""
+    """Yield the keys of unit files, for ggroupfs(8)."""
     for one in APPLIED:
         yield f".It Cm {one.unit_key}="
         yield f"{one.control}: {_roff(IN_UNIT_FILES.get(one.kind, one.summary))}"
 
 
 def zsh_keys() -> Iterator[str]:
-    """What may be set, for zsh."""
+    """Yield the names that can be set, for zsh."""
     for control, setting in BY_CONTROL.items():
         yield f"        '{control}:{setting.summary}'"
     for one in APPLIED:
@@ -99,7 +112,7 @@ def zsh_keys() -> Iterator[str]:
 
 
 def annotations() -> Iterator[str]:
-    """The annotations of containers, for docs/containers.md."""
+    """Yield the annotations of containers, for docs/containers.md."""
     for one in APPLIED:
         allowed, in_units = IN_CONTROL_FILES.get(one.kind, _number(one)), IN_UNIT_FILES.get(one.kind, "")
         yield f"- `ggroup.{one.control}`: {allowed};"
@@ -114,14 +127,14 @@ def _words() -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def zsh_words() -> Iterator[str]:
-    """The words that a setting takes, for zsh."""
+    """Yield the words that each setting takes, for zsh."""
     for name, words in _words():
         if words:
             yield f"            *{name}) compadd {' '.join(words)} ;;"
 
 
 def bash() -> Iterator[str]:
-    """What may be set, and the words that it takes, for bash."""
+    """Yield the names that can be set, and the words that each takes, for bash."""
     yield '_ggroupfs_settings="'
     for name, _ in _words():
         yield f"    {name}="
@@ -134,7 +147,7 @@ def bash() -> Iterator[str]:
 
 
 def jobs() -> Iterator[str]:
-    """The options of jobs, for docs/slurm.md."""
+    """Yield the options of jobs, for docs/slurm.md."""
     yield "| option | control file | what it is |"
     yield "|---|---|---|"
     for one in APPLIED:
@@ -143,7 +156,7 @@ def jobs() -> Iterator[str]:
 
 
 def job_options() -> Iterator[str]:
-    """The options of jobs, for packaging/slurm/options.def."""
+    """Yield the options of jobs, for packaging/slurm/options.def."""
     for one in APPLIED:
         if one.job_option is not None:
             numbers = ", ".join("INT64_MAX" if number == MAX else str(number) for number in _range_and_default(one))
@@ -162,14 +175,14 @@ def _range_and_default(setting: Setting) -> tuple[int, int, int]:
 
 @attrs.frozen
 class Place:
-    """A place in a file, and what is to stand there."""
+    """A marked place in a file, and the content that belongs there."""
 
     path: Path
     name: str
     make: Callable[[], Iterator[str] | list[str]]
 
     def _parts(self) -> tuple[str, str, str]:
-        """What stands before, at and behind the place. ValueError where it is not marked."""
+        """Return the text before, in and after the place. ValueError if it is not marked."""
         lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
         begins = [
             number for number, line in enumerate(lines) if line.rstrip(" ->\n").endswith(f"settings: {self.name}")
@@ -185,15 +198,15 @@ class Place:
         return "".join(lines[:begin]), "".join(lines[begin : ends[0]]), "".join(lines[ends[0] :])
 
     def found(self) -> str:
-        """What stands there."""
+        """Return the present content."""
         return self._parts()[1]
 
     def wanted(self) -> str:
-        """What is to."""
+        """Return the content that belongs there."""
         return "".join(f"{line}\n" for line in self.make())
 
     def write(self) -> None:
-        """Makes it so."""
+        """Replace the content by the one that belongs there."""
         before, _, behind = self._parts()
         self.path.write_text(before + self.wanted() + behind, encoding="utf-8")
 

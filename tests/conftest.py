@@ -8,11 +8,13 @@ import re
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from tests.support.mounted import Mounted, mounted, mountpoint
+from tests.support.public import public_directory
 
 # As with CI's own profile: the time of an example depends on how busy the machine is, so it is no criterion.
 settings.register_profile("unhurried", settings.get_profile(settings.get_current_profile_name()), deadline=None)
@@ -20,48 +22,57 @@ settings.load_profile("unhurried")
 
 
 LONGEST = (
-    "t3_turn_orders",
-    "t3_quota",
     "t6_mover",
-    "t6_departure",
-    "t4_restart",
+    "t6_timed",
+    "t3_turn_orders",
+    "t6_sets",
     "t3_killed",
-    "t6_gate",
-    "t3_draining_fillers",
-    "t2_nvidia_faults",
-    "t2_replay",
+    "t3_scheduled_gates",
+    "t4_restart",
+    "t6_departure",
+    "t3_quota",
+    "t3_hostile",
+    "t3_quota_faults",
+    "t4_usher",
+    "t3_turns_machine",
+    "t4_semantics",
+    "t3_cuda_session",
     "t3_hard_limit",
+    "t6_gate",
+    "t3_turns",
+    "t4_connection",
+    "t2_replay",
+    "t3_quota_real",
+    "t3_draining_fillers",
+    "t3_cuda_migrate",
+    "t3_quota_beside",
+    "t2_balance",
+    "t3_policies",
+    "t2_nvidia_gpu",
+    "t2_nvidia_faults",
+    "t2_journal",
+    "t3_memory_switch",
+    "t2_memory_planner",
+    "t3_soft_turns_machine",
     "t2_slo",
     "t6_memory",
-    "t3_hostile",
-    "t6_fuzz_memory",
     "t3_scheduler",
     "t6_objects",
-    "t2_balance",
-    "t3_quota_beside",
     "t3_faults",
-    "t3_quota_faults",
-    "t3_policies",
-    "t3_turns",
-    "t4_semantics",
+    "t6_fuzz_memory",
     "t6_turn",
     "t4_top",
     "t2_siblings",
     "t4_command",
-    "t3_scheduled_gates",
     "t2_scheduler",
     "t3_draining_shares",
     "t2_ledger_machine",
-    "t3_cuda_migrate",
     "t2_plan_in_c",
     "t6_checkpoint",
     "t6_daemon",
-    "t3_cuda_session",
-    "t3_soft_turns_machine",
     "t2_directories",
     "t2_reclaim",
     "t3_next_use",
-    "t4_usher",
 )
 """Files whose tests take half a minute or more in total, longest first (`make test-unit` with --durations 0)."""
 
@@ -117,6 +128,13 @@ def spawn() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     for process in processes:
         process.kill()
         process.wait()
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A directory that every user may look into, for what other users run."""
+    with public_directory() as path:
+        yield path
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import trio
 
@@ -13,18 +13,20 @@ from backend.common.errors import fail
 from backend.common.turns import Turns
 from backend.core.deadlines import deadline
 from backend.core.families import Families, below
-from backend.core.follower import Follower
+from backend.core.follower import BY_PROGRAMS, Follower
 from backend.core.membership import Membership
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger, Policy
 from backend.core.reclaimer import Reclaimer
 from backend.core.records import Books, Capability, Channel
 from backend.core.room import RoomNotices
-from backend.core.settings import BY_FIELD, HIGH, LIMIT_MAX, MAX
+from backend.core.settings import BY_FIELD, HIGH, LIMIT_MAX, MAX, SPATIAL
 from backend.core.totals import Totals
 from backend.core.turns import TurnEnd
 from backend.process.identity import ROOT, Group, Member, Process, Slice, SliceOn
 from backend.scheduler.schedulers import Schedulers
+from backend.space.space import Space
+from backend.space.spaces import Spaces
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +46,7 @@ class Bookkeeper:
         schedulers: Schedulers,
         totals: Totals,
         turns: Turns,
+        spaces: Spaces,
         tell: Callable[[Group, Channel], None],
         seconds: float,
     ) -> None:
@@ -62,6 +65,7 @@ class Bookkeeper:
         self._schedulers = schedulers
         self._totals = totals
         self._turns = turns
+        self._spaces = spaces
         self._tell = tell
         self._seconds = seconds
 
@@ -71,8 +75,8 @@ class Bookkeeper:
         if self.policy is not None:
             await self.policy.prepare(resident.slice, gpu)
             resident = await self._membership.welcome(process, {gpu})  # ProcessLookupError for one that died meanwhile
-        group = Member(process, gpu)
-        if gpu not in resident.contexts:
+        group, is_known = Member(process, gpu), gpu in resident.contexts
+        if not is_known:
             self._population.join(resident, gpu)
             self._follower.sharers_changed(group)
             for level in self._population.path(group):
@@ -80,18 +84,21 @@ class Bookkeeper:
         self._schedulers.greet(group)
         if self._follower.is_held(group):
             return  # it is being migrated: its settings are applied once it has arrived
+        if is_known:  # a lever of it may be waiting for the program to speak, which has to arrive for that
+            if not self._follower.follows(group):
+                self._follower.background.later(group)
+            return
         try:
             with deadline(self._seconds):
-                await self._follower.apply(group)
+                await self._follower.apply(group, BY_PROGRAMS)
         except ProcessLookupError:
             raise
         except OSError as error:
             self._follower.background.failed(group, error)
 
     async def ask(self, process: Process, families: Families, *, everywhere: bool = False) -> None:
-        capabilities = [self._schedulers.capabilities(gpu) for gpu in self._gpus.values()]
         for control in {BY_FIELD[name].control for family in families for name in family.asked}:
-            if all(each.get(str(control), Capability.UNSUPPORTED) is Capability.UNSUPPORTED for each in capabilities):
+            if self._is_unsupported(control):
                 raise fail(errno.EOPNOTSUPP)
         resident = await self._membership.ask(process, families)
         if everywhere:
@@ -210,6 +217,35 @@ class Bookkeeper:
         if wanted is None:
             wanted = self.policy.asked(level.slice, level.gpu) if self.policy is not None else {}
         return Books(high=wanted.get(HIGH.field, MAX), limit_max=wanted.get(LIMIT_MAX.field, MAX))
+
+    def _is_unsupported(self, control: str | None) -> bool:
+        """Return whether no GPU can do what a control says."""
+        each = (self._schedulers.capabilities(gpu) for gpu in self._gpus.values())
+        return all(one.get(str(control), Capability.UNSUPPORTED) is Capability.UNSUPPORTED for one in each)
+
+    async def enter(self, process: Process, uid: int, given: int = 0) -> int:
+        if not given and self._is_unsupported(SPATIAL.control):
+            return 0  # a setting of a daemon that could
+        slice_ = below(*self._membership.place(process))
+        if self.policy is not None:
+            for gpu in self._gpus:
+                await self.policy.prepare(slice_, gpu)
+        return await self._spaces.enter(process, slice_, uid, given)
+
+    def space_of(self, process: Process) -> Space | None:
+        return self._spaces.of(process)
+
+    def is_server(self, pid: int, nbytes: int) -> bool:
+        return self._spaces.is_server(pid, nbytes)
+
+    def servers_of(self, space: Space) -> Collection[int]:
+        return self._spaces.servers().get(space, ())
+
+    def beside_changed(self, process: Process, gpu: int) -> None:
+        self._schedulers.poke(gpu)
+        if self.knows(process, gpu):
+            self._follower.sharers_changed(Member(process, gpu))
+            self._follower.follow_anew(Member(process, gpu))
 
     def presence(self, gpu: int) -> None:
         root, is_lost = SliceOn(ROOT, gpu), self._gpus[gpu].lost

@@ -10,6 +10,8 @@ import errno
 import logging
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from fractions import Fraction
+from pathlib import Path
 
 import trio
 
@@ -23,11 +25,12 @@ from backend.core.follower import Follower
 from backend.core.foresight import Foresight
 from backend.core.frozen import FrozenSlices
 from backend.core.lives import Memory as LivesMemory
-from backend.core.member import Record
+from backend.core.member import Record, Turned
 from backend.core.membership import Membership
 from backend.core.migrator import Migrator
 from backend.core.oom import OomKiller
 from backend.core.over import Overs
+from backend.core.past import Pasts
 from backend.core.peaks import Mark, Peaks
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger, Moves
@@ -35,20 +38,30 @@ from backend.core.reclaimer import Reclaimer
 from backend.core.records import OF_MEMORY, Activity, Books, Capability, Channel, Footprint, Peak, Throttled, Wanted
 from backend.core.room import RoomNotices
 from backend.core.settings import Lever, Setting
-from backend.core.tally import LOST, PERIODS, UNDONE, Memory
+from backend.core.tally import LOST, PERIODS, SERVER_LOST, UNDONE, Memory
 from backend.core.totals import Totals
 from backend.core.turns import HOLD_US
-from backend.core.writers import Changes, Writers
+from backend.core.walls import OuterWalls
+from backend.core.workingset import WorkingSet
+from backend.core.writers import Asked, Changes, Writers
 from backend.process.delegated import delegate_of
 from backend.process.identity import ROOT, Group, Member, Process, Slice, SliceOn
 from backend.process.looks import identified
+from backend.scheduler.memory.turns import WAIT_US
 from backend.scheduler.schedulers import Schedulers
+from backend.space.space import Space
+from backend.space.spaces import Spaces
 
 log = logging.getLogger(__name__)
 
 DEADLINE_S = 5.0
 """Seconds after which a write that the hardware does not answer gives ETIMEDOUT; more where programs move as a whole
 (:mod:`backend.core.deadlines`)."""
+OF_ONE = ("compute.timeslice", "compute.freeze")
+"""Controls that are pulled on each process for itself, where it runs by itself."""
+LIMIT_AGAIN_S, LIMIT_LEFT_S = 0.25, 0.1
+"""Seconds after which reclaim for a new limit is tried again that ended short, and that are left then of the time that
+the write has: it is told that less was moved, and not that nothing answers."""
 
 
 class Controller:
@@ -64,8 +77,12 @@ class Controller:
         memory: Memory | None = None,
         lives: LivesMemory | None = None,
         hold_us: int | None = HOLD_US,
+        turn_wait_us: int | None = WAIT_US,
+        servers: tuple[Path, Path] | None = None,
     ) -> None:
-        """`moves`, `memory` and `lives` have what the daemon before us left, and leave it for the next."""
+        """`turn_wait_us` is how long a program waits at most for a turn of memory, microseconds; None: there are none.
+        `moves`, `memory` and `lives` have what the daemon before us left, and leave it for the next. `servers` are the
+        program of MPS's control daemon, and the directory of spaces; without them spaces have no servers."""
         self.ledger = ledger
         self.gpus: Mapping[int, Gpu] = {gpu.info.index: gpu for gpu in gpus}
         for gpu in self.gpus.values():
@@ -93,15 +110,24 @@ class Controller:
         self._totals.tally.turned.append(self.frozen.asked)
         self.population.dropped.append(self.frozen.left)
         self._follower = Follower(ledger, self.gpus, self.population, self._tell, deadlines, self._totals.tally)
+        self._notices = RoomNotices(ledger, self.gpus, self.population)
         self._schedulers = Schedulers(
-            ledger, self.gpus, self.population, self._follower, seconds, scheduler, self._totals.tally.periods, hold_us
+            *(ledger, self.gpus, self.population, self._follower),
+            *(seconds, scheduler, self._totals.tally.periods),
+            hold_us,
+            turn_wait_us,
+            self.space_on,
+            self._notices.freed,
         )
+        self.spaces = Spaces(ledger, self.gpus, self.population, self._server_lost, *(servers or (None, None)))
+        """Programs that run beside each other, and their servers."""
+        self.spaces.changed = self._spaces_changed
+        self._follower.space_of, self._follower.has_spaces = self.space_on, self.spaces.any
         self._totals.ending = self._schedulers.ended
         self._writers = Writers(ledger, self.population, self._follower, self._schedulers, deadlines)
         self._foresight = Foresight(ledger, self.gpus, self.population, self._schedulers.order)
         self._peaks = Peaks(ledger)
         self.population.dropped.append(self._left)
-        self._notices = RoomNotices(ledger, self.gpus, self.population)
         self._membership = Membership(
             *(ledger, self.gpus, self.population, self._follower, self._reclaimer, self._notices, self._totals),
             *(self._tell, lives),
@@ -113,6 +139,9 @@ class Controller:
         )
         self._overs = Overs(ledger, self.population, self._killer, self._tell)
         self._reclaimer.left_over = self._overs.mark
+        self._pasts = Pasts(self.gpus, self.population, self._tell)
+        self.walls = OuterWalls(ledger, self.gpus, self.population, self.facts)
+        """The hard limits of slices that the kernel keeps, too."""
         self._migrator = Migrator(
             ledger,
             self.gpus,
@@ -125,7 +154,8 @@ class Controller:
         )
         self.bookkeeper = Bookkeeper(
             *(ledger, self.gpus, self.population, self._membership, self._follower, self._reclaimer),
-            *(self._notices, self._schedulers, self._totals, self.turns, self._tell, seconds),
+            *(self._notices, self._schedulers, self._totals, self.turns, self.spaces),
+            *(self._tell, seconds),
         )
         """What the GPUs talk to."""
         self.bookkeeper.presences.append(self.frozen.presence)
@@ -144,6 +174,7 @@ class Controller:
                 nursery.start_soon(lasting, "compute", self._follower.background.run)
                 nursery.start_soon(lasting, "reclaim", self._reclaimer.background.run)
                 nursery.start_soon(lasting, "the watch for levels over their limit", self._overs.run)
+                nursery.start_soon(lasting, "the watch for what is past the library", self._pasts.run)
                 nursery.start_soon(lasting, "the watch for moves", self._membership.follow_cgroups)
                 nursery.start_soon(lasting, "telling of room", self._notices.run)
                 nursery.start_soon(lasting, "figures", self._totals.run)
@@ -151,12 +182,15 @@ class Controller:
                 nursery.start_soon(self._schedulers.run)
                 nursery.start_soon(self._foresight.run)
                 nursery.start_soon(lasting, "the ledger", self.ledger.run)
+                nursery.start_soon(lasting, "spaces", self.spaces.run)
                 inherited = list(self.population.residents())
                 for gpu in self.gpus.values():
                     await nursery.start(gpu.run, self.bookkeeper)
                 for resident in inherited:
                     self._membership.follow(resident)
                 nursery.start_soon(lasting, "the look for moves", self._migrator.run)
+                self.walls.begin()
+                nursery.start_soon(lasting, "limits of the kernel", self.walls.run)
                 nursery.start_soon(lasting, "deadlines", self._deadlines.run)
                 task_status.started()
         finally:
@@ -164,9 +198,12 @@ class Controller:
                 self._totals.take_all_down()
             finally:  # whatever becomes of figures, nothing stays frozen
                 if not self.handed_over:
+                    self.walls.release()
                     with trio.move_on_after(self._deadlines.seconds, shield=True):
                         self.released = await self._follower.release()
                 self._membership.exits.close()
+                with trio.CancelScope(shield=True):
+                    await self.spaces.close(handed_over=self.handed_over)
 
     def hand_over(self) -> None:
         """The end is near, and another daemon goes on from the books: what holds then is not given back."""
@@ -211,6 +248,19 @@ class Controller:
         """How many periods of its quota have ended in which a group had something to do."""
         return self._totals.tally.counted(group, PERIODS)
 
+    def turned(self, group: Group) -> Turned | None:
+        """What memory that is scheduled with time made of a process, or of those in a slice now; None where none of
+        them ever had a turn for its sake."""
+        each = [one.records[group.gpu].scheduled.turned for one in self.population.below(group)]
+        known = [one for one in each if one is not None]
+        return sum(known[1:], known[0]) if known else None
+
+    def working_set(self, group: Group) -> WorkingSet:
+        """What a process used of its memory in its last turn, or those in a slice now did, of which that is known."""
+        gpu = self.gpus[group.gpu]
+        each = [gpu.working_set(one.process) for one in self.population.below(group)]
+        return sum((one for one in each if one is not None), WorkingSet())
+
     def off(self, group: Group) -> Mapping[str, int]:
         """Return how many processes at or below a group are off the runlist, by the names of the reasons; and, as `gr`,
         how many of them with the GR engine alone."""
@@ -252,6 +302,20 @@ class Controller:
     def losses(self, group: Group) -> int:
         """How often the GPU was lost since a group is in the tree; of a process, the GPUs that it was on."""
         return self._totals.tally.counted(group, LOST)
+
+    def servers_lost(self, group: Group) -> int | None:
+        """How often the server of a space ended in which the process was, or of one in the slice; None where there was
+        and is none."""
+        count = self._totals.tally.counted(group, SERVER_LOST)
+        is_spatial = count or self.books(group).spatial or any(map(self.space_on, self._members(group)))
+        return count if is_spatial else None
+
+    def space_on(self, member: Member) -> Space | None:
+        """Return the space in which a process runs beside others on a GPU; None where it runs by itself."""
+        space = self.spaces.of(member.process)
+        if space is None or not self.gpus[member.gpu].activity(member.process).beside:
+            return None
+        return space
 
     def is_populated(self, group: Group) -> bool:
         """Whether a process of the group has a context on the GPU."""
@@ -310,6 +374,8 @@ class Controller:
         none ends, where that would not be enough either. EAGAIN as for gmem.limit.high. Neither once one was killed for
         it: then the limit stays, as that of memory.max does."""
         await self._set_limit(group, settings.LIMIT_MAX, nbytes)
+        if isinstance(group, SliceOn):
+            self.walls.hold(group)
 
     async def _set_limit(self, group: Group, setting: Setting, nbytes: int) -> None:
         assert setting.control is not None
@@ -339,6 +405,8 @@ class Controller:
                 promised, whole = self._promised(group), self._whole(group)
                 await self._reclaimer.settle(group, short)
                 promised -= self._kept(group, whole)
+                if promised >= short:
+                    await self._settled(group, setting, asked)
                 ends = kills and self._killer.beyond(group) > 0 and await self._killer.is_enough(group)
             if ends:
                 if isinstance(group, SliceOn) and self.population.holds(group):
@@ -349,6 +417,21 @@ class Controller:
                     return
             if self._short(group, setting):  # ENODEV for one that is gone
                 raise fail(errno.EBUSY if promised < short else errno.EAGAIN)
+
+    async def _settled(self, group: Group, setting: Setting, asked: Asked) -> None:
+        """Returns once a group is under its limit, its programs give no more, or the write that asks for that has
+        little time left. What runs may keep memory where it is for a while, as kernels that read over the bus do: a
+        program lets go of them, and is asked again later."""
+        gpu, until = self.gpus[group.gpu], asked.scope.deadline - LIMIT_LEFT_S
+        with trio.move_on_at(until):
+            while (short := self._short(group, setting)) and trio.current_time() + LIMIT_AGAIN_S < until:
+                each = [gpu.footprint(resident.process) for resident in self.population.below(group)]
+                if sum(max(0, one.movable - (one.unmovable or 0)) + one.later for one in each) < short:
+                    return
+                if not any(one.later for one in each):
+                    return
+                await trio.sleep(LIMIT_AGAIN_S)
+                await self._reclaimer.settle(group, short)
 
     async def _killed(self, group: Group, changes: Changes) -> bool:
         """Wait until a new limit holds, or will not by a kill. Whether any was killed for it: that cannot be taken
@@ -415,6 +498,21 @@ class Controller:
         else:
             await self._writers.pull(group, books, changes)
 
+    async def set_spatial(self, group: Group, value: int) -> None:
+        """compute.spatial: it is for programs that come from then on. EINVAL for a process, but for the 0 that it
+        has."""
+        books = self.require(group, "compute.spatial")
+        if isinstance(group, SliceOn):
+            await self._writers.note(group, books, {"spatial": value})
+        elif value:
+            raise fail(errno.EINVAL)
+
+    async def set_sms(self, group: Group, value: int | Fraction) -> None:
+        """compute.sm.max: SMs, 0 for all, or a part of those of the GPU. EOPNOTSUPP as for `set_value`, and for a
+        program whose kernels cannot be placed."""
+        count = value if isinstance(value, int) else int(value * self.gpus[group.gpu].info.sms) or 1
+        await self.set_value(group, settings.SM_MAX, count)
+
     async def set_quota(self, group: Group, value: tuple[int, int | None]) -> None:
         """compute.max: the quota and the period, microseconds; without a period it stays what it was. Both are in the
         books at once, and the scheduler acts right after."""
@@ -465,6 +563,8 @@ class Controller:
         self.require(group, "compute.migrate")
         target = self._migrator.target(gpu)
         self.require(SliceOn(ROOT, target), "compute.migrate")
+        if any(self.space_on(member) for member in self._members(group)):  # no client leaves its server
+            raise fail(errno.EOPNOTSUPP)
         if target == group.gpu:
             return
         for resident in list(self.population.below(group)):
@@ -487,16 +587,36 @@ class Controller:
             raise fail(errno.ENODEV)
         if self._schedulers.capabilities(gpu).get(control, Capability.UNSUPPORTED) is Capability.UNSUPPORTED:
             raise fail(errno.EOPNOTSUPP)
+        if control in OF_ONE and not self._acts_alone(group, control):
+            raise fail(errno.EOPNOTSUPP)
         if control in OF_MEMORY and isinstance(group, Member) and not gpu.manages(group.process):
             resident = self.population.resident(group.process)
             if resident is None or group.gpu in resident.contexts:
                 raise fail(errno.EOPNOTSUPP)
         return books
 
+    def _members(self, group: Group) -> list[Member]:
+        return [Member(resident.process, group.gpu) for resident in self.population.below(group)]
+
+    def _acts_alone(self, group: Group, control: str) -> bool:
+        """Whether a control acts on a group alone, of which processes may be in a space with others that are not in it:
+        there a freeze is one of the library's gate, and a timeslice is that of all of them."""
+        for member in self._members(group) if self.spaces.any() else ():
+            space = self.space_on(member)
+            if space is None or (isinstance(group, SliceOn) and group.slice.contains(space.slice)):
+                continue
+            if control != "compute.freeze" or not self.gpus[group.gpu].manages(member.process):
+                return False
+        return True
+
     def is_over(self, group: Group) -> bool:
         """Whether a group is over a limit, and reclaim has not changed that. ENODEV when the group is gone."""
         self.books(group)
         return self._overs.is_over(group)
+
+    def is_past(self, group: Group) -> bool:
+        """Return whether a program of a group holds much that its library did not see."""
+        return self._pasts.is_past(group)
 
     def listens(self, group: Group, change: int) -> None:
         """A program whose memory it is opened (1) or closed (-1) a usermemfd."""
@@ -511,6 +631,7 @@ class Controller:
         """Watcher: a move of it has no end any more, and its end is not waited for."""
         self._migrator.gone(process)
         self._killer.forget(process)
+        self._pasts.forget(process)
 
     def process_moved(self, process: Process) -> None:
         """Watcher: nothing is kept for where it was."""
@@ -542,6 +663,24 @@ class Controller:
         self._schedulers.poke(record.group.gpu)
         self._peaks.forget(record.group)
         self._totals.left(record, heir)
+
+    def _spaces_changed(self) -> None:
+        for gpu in self.gpus:
+            self._schedulers.poke(gpu)
+
+    def _server_lost(self, space: Space) -> None:
+        """The server of a space ended, and its programs with it: they are told, and the slices above them."""
+        for gpu in self.gpus:
+            slice_ = SliceOn(space.slice, gpu)
+            if not self.population.holds(slice_):
+                continue
+            groups = {level: None for level in self.population.path(slice_)}
+            for member in self._members(slice_):
+                if self.spaces.of(member.process) == space:
+                    groups |= dict.fromkeys(self.population.path(member))
+            self._totals.tally.server_lost(groups)
+            for group in groups:
+                self._tell(group, Channel.COMPUTE)
 
     def _tell(self, group: Group, channel: Channel) -> None:
         for listener in self.listeners:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Mapping, Sequence
 
 import attrs
 import trio
@@ -23,8 +23,12 @@ from backend.core.settings import LEVERS, TIMESLICE
 from backend.core.tally import Tally
 from backend.core.turning import Turning
 from backend.process.identity import ROOT, Group, Member, Process, Slice, SliceOn
+from backend.space.space import Space
 
 log = logging.getLogger(__name__)
+
+BY_PROGRAMS = frozenset(lever.field for lever in LEVERS if lever.by_program)
+"""Fields of the levers that programs make hold themselves."""
 
 
 class Follower:
@@ -45,8 +49,12 @@ class Follower:
         self._tell = tell
         self._tally = tally
         self._placed: dict[Member, None] = {}  # those with a place, as there may be thousands of records
-        self.background = Background("compute", population, self.apply, deadlines, lambda record: record.compute)
+        self.background = Background("compute", population, self._apply_all, deadlines, lambda record: record.compute)
         """Applies changes that have no writer."""
+        self.space_of: Callable[[Member], Space | None] = lambda member: None
+        """Returns the space in which a process runs beside others, with one timeslice for all of them."""
+        self.has_spaces: Callable[[], bool] = lambda: False
+        """Returns whether any process is in one: slices may have thousands."""
         self.turning = Turning(gpus, population, self.schedule)
         """The ends and beginnings of turns."""
         self.watcher: Callable[[int], None] = lambda gpu: None
@@ -80,7 +88,8 @@ class Follower:
     def is_untouched(self, group: Member) -> bool:
         """Return whether a process has nothing that a lever would have to give back."""
         compute = self._of(group)
-        return compute.applied == UNTOUCHED and not compute.inherited and compute.turn_end is None
+        is_known = not compute.inherited and not compute.unasked
+        return compute.applied == UNTOUCHED and is_known and compute.turn_end is None
 
     def wanted(self, group: Member) -> Wanted:
         """Return what the whole path above a process adds up to: frozen if any level is, each lever combined as its row
@@ -95,7 +104,7 @@ class Follower:
             for lever in LEVERS:
                 if value := getattr(books, lever.field):
                     if lever.shared and isinstance(level, SliceOn):
-                        sharers = self._population.sharers(level)
+                        sharers = self._sharers(level)
                         value = max(self._gpus[group.gpu].info.takes(lever).start, value // max(1, sharers))
                     held[lever.field] = lever.along(held.get(lever.field, value), value)
         place, off = self._of(group).place, Off()
@@ -109,6 +118,15 @@ class Follower:
             off = off.with_(Reason.QUOTA, spent)
         held.setdefault(TIMESLICE.field, (place.drain_us if drains else 0) or place.timeslice_us)
         return Wanted(off, drains=drains, spent=spent is not None, **held)
+
+    def _sharers(self, level: SliceOn) -> int:
+        """Return how many share a slice's timeslice: its processes with a context, those of a space as one."""
+        sharers, spaces = self._population.sharers(level), dict[Space, int]()
+        for resident in self._population.below(level) if self.has_spaces() else ():
+            space = self.space_of(Member(resident.process, level.gpu)) if level.gpu in resident.contexts else None
+            if space is not None:
+                spaces[space] = spaces.get(space, -1) + 1
+        return sharers - sum(spaces.values())
 
     # The scheduler's part
 
@@ -138,11 +156,11 @@ class Follower:
 
     # The quota's part
 
-    async def spend(self, group: Member) -> None:
+    async def spend(self, group: Member, *, pulls: bool = True) -> None:
         """Stop a process for its used-up quota: at its gate where it has one, so that it launches nothing more, else by
-        taking its GR engine off. Errors are those of the levers; the process runs on then."""
+        taking its GR engine off, if it `pulls` levers. Errors are those of the levers; the process runs on then."""
         try:
-            await self.turning.spend(group)
+            await self.turning.spend(group, pulls=pulls)
             await self.apply(group)
         except BaseException:
             if self._population.holds(group):
@@ -210,27 +228,35 @@ class Follower:
         then :meth:`apply` would have nothing to do but notify."""
         for resident in self._population.below(group):
             compute = resident.records[group.gpu].compute
-            if compute.inherited or compute.doubtful or compute.is_busy():
+            if compute.inherited or compute.unasked or compute.doubtful or compute.is_busy():
                 return False
             wanted = self.wanted(Member(resident.process, group.gpu))
             if wanted != compute.applied or (compute.turn_end is not None and not _waits(wanted)):
                 return False
         return True
 
-    async def apply(self, group: Group) -> None:
-        """Return once the wanted state holds for every process at or below a group; raise the first failure."""
+    async def _apply_all(self, group: Group) -> None:
+        await self.apply(group, BY_PROGRAMS)
+
+    async def apply(self, group: Group, asked: Iterable[str] = ()) -> None:
+        """Return once the wanted state holds for every process at or below a group; raise the first failure. What
+        programs make hold themselves counts only where it is among the `asked` fields, else it follows soon: a program
+        that refuses is frozen all the same.
+        """
         failures: list[Exception] = []
+        asked = frozenset(asked)
 
         async def one(resident: Resident) -> None:
             member = Member(resident.process, group.gpu)
             try:
-                await self._apply_one(member)
+                await self._apply_one(member, asked)
             except Exception as error:
-                if self._population.holds(member):
+                is_here = self._population.holds(member)
+                if member == group:
+                    failures.append(error if is_here else fail(errno.ESRCH))
+                elif is_here and not isinstance(error, ProcessLookupError):
                     failures.append(error)
-                elif member == group:
-                    failures.append(fail(errno.ESRCH))
-                # In a slice, a process that died meanwhile leaves nothing to freeze.
+                # In a slice, a process that ends meanwhile leaves nothing to freeze, while it is in the books, too.
 
         residents = list(self._population.below(group))
         if len(residents) == 1:
@@ -243,7 +269,7 @@ class Follower:
         if failures:
             raise failures[0]
 
-    async def _apply_one(self, group: Member) -> None:
+    async def _apply_one(self, group: Member, asked: Container[str]) -> None:
         process, gpu = group.process, self._gpus[group.gpu]
         compute = self._of(group)
         async with compute.lever():
@@ -256,23 +282,39 @@ class Follower:
                 await self._detach(group, compute, attrs.evolve(applied, off=wanted.off))
                 applied = compute.applied
             for lever in LEVERS:
-                if again or wanted.at(lever) != applied.at(lever):
+                if not lever.by_program and (again or wanted.at(lever) != applied.at(lever)):
                     await gpu.set_lever(lever, process, wanted.at(lever))
                     applied = applied.with_(lever, wanted.at(lever))
                     self._remember(group, compute, applied)
+            compute.unasked = compute.unasked or again
+            there = _with_levers(wanted, applied)
             if wanted.off and (wanted.engines is not applied.engines or compute.doubtful):
-                await self._detach(group, compute, wanted)
+                await self._detach(group, compute, there)
             elif not wanted.off and (again or applied.off):
                 compute.doubtful = True  # it may already run when a failure is told
                 compute.pulls += 1
                 await gpu.attach(process)
                 compute.doubtful = False
-                self._remember(group, compute, wanted)
-            elif wanted != applied:
-                self._remember(group, compute, wanted)  # off the runlist for other reasons than before
+                self._remember(group, compute, there)
+            elif there != applied:
+                self._remember(group, compute, there)  # off the runlist for other reasons than before
             compute.inherited = False
             if not _waits(wanted):
                 await self.turning.begin(group, compute)
+            await self._ask_program(group, compute, wanted, asked)
+
+    async def _ask_program(self, group: Member, compute: Compute, wanted: Wanted, asked: Container[str]) -> None:
+        """Have a program make hold what is its own to do, where that is asked for; else soon."""
+        for lever in LEVERS:
+            if not lever.by_program or not (compute.unasked or wanted.at(lever) != compute.applied.at(lever)):
+                continue
+            if lever.field in asked:
+                await self._gpus[group.gpu].set_lever(lever, group.process, wanted.at(lever))
+                self._remember(group, compute, compute.applied.with_(lever, wanted.at(lever)))
+            elif not compute.put_off_s:  # else it is tried again as it is
+                self.background.later(group)
+                return
+        compute.unasked = False
 
     async def _detach(self, group: Member, compute: Compute, wanted: Wanted) -> None:
         """Take the engines of the wanted reasons off, and put the others on. Meanwhile the union of the old and new
@@ -294,6 +336,11 @@ class Follower:
                 resident.records[gpu].compute.inherited = True
         self.background.later(SliceOn(ROOT, gpu))
 
+    def follow_anew(self, group: Member) -> None:
+        """Pull every lever of a process again, soon: they reach it in another way from now on."""
+        self._of(group).inherited = True
+        self.background.later(group)
+
     @contextlib.asynccontextmanager
     async def released(self, here: Member, there: Member) -> AsyncIterator[None]:
         """Give a process back its driver's own state, and pull no lever of it on either GPU while the body runs.
@@ -312,7 +359,7 @@ class Follower:
                 is_released = await self._release_one(here)
                 if not is_released:
                     raise fail(errno.EIO)
-                source.applied, source.doubtful, source.inherited = UNTOUCHED, False, False
+                source.applied, source.doubtful, source.inherited, source.unasked = UNTOUCHED, False, False, False
                 self._note_reasons(here, Off(Reason.MIGRATION))
                 yield
             finally:
@@ -428,19 +475,20 @@ class Follower:
         for record in self._population.records():
             compute = record.compute
             compute.applied, compute.inherited, compute.place, compute.spent = UNTOUCHED, False, NOWHERE, None
+            compute.unasked = False
         self._placed.clear()
         return not kept
 
     async def _release_one(self, group: Member) -> bool:
         process, gpu = group.process, self._gpus[group.gpu]
-        applied, inherited = self._of(group).applied, self._of(group).inherited
+        applied, inherited, unasked = self._of(group).applied, self._of(group).inherited, self._of(group).unasked
         try:
             if inherited or applied.off:
                 await gpu.attach(process)
                 self._note_reasons(group, Off())
             await self.turning.begin(group, self._of(group))
             for lever in LEVERS:
-                if inherited or applied.at(lever):
+                if inherited or applied.at(lever) or (unasked and lever.by_program):
                     await gpu.set_lever(lever, process, 0)
         except ProcessLookupError:
             pass
@@ -450,6 +498,14 @@ class Follower:
             log.error("could not give process %d its GPU %d back: %s", process.pid, group.gpu, error)
             return False
         return True
+
+
+def _with_levers(wanted: Wanted, applied: Wanted) -> Wanted:
+    """Return a wanted state with what programs make hold as it is applied."""
+    for lever in LEVERS:
+        if lever.by_program:
+            wanted = wanted.with_(lever, applied.at(lever))
+    return wanted
 
 
 def _waits(wanted: Wanted) -> bool:

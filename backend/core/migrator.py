@@ -20,7 +20,7 @@ import trio
 
 from backend.common.errors import fail
 from backend.core.entries import Resident
-from backend.core.follower import Follower
+from backend.core.follower import BY_PROGRAMS, Follower
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger, Moves
 from backend.core.records import MAX, Books, Channel, Move
@@ -135,7 +135,7 @@ class Migrator:
                     await self._gpus[group.gpu].migrate(process, self._gpus[target])
                     self._arrived(group, there)
             with contextlib.suppress(OSError):  # it has arrived: what does not hold at once is retried and logged
-                await self._follower.apply(there)
+                await self._follower.apply(there, BY_PROGRAMS)
 
     def _arrived(self, here: Member, there: Member) -> None:
         """Write an arrival into the books, without a pause in which a reader could see the process on both GPUs or on

@@ -124,7 +124,9 @@ class Overs:
         if not mark.shown:
             mark.shown = True
             self._tell(level, Channel.GMEM)
-        if not mark.told and (now - mark.since >= PASSING_S or self._is_to_stay(level)):
+        # While a write is not decided, what it lowers is no limit yet.
+        is_long = now - mark.since >= PASSING_S or self._is_to_stay(level)
+        if not mark.told and is_long and not self._killer.is_held(level):
             mark.told = True
             self._complain(level)
         if not self._killer.beyond(level):

@@ -74,12 +74,25 @@ class GpuInfo:
     """Longest timeslice accepted, microseconds."""
     granule: int = 1
     """Bytes that move between GPU and host together: a page."""
+    chunk: int = 0
+    """Bytes in the largest part of a program's memory that moves as a whole, where that is more than a granule: less
+    than that may not come at all. 0: a granule."""
+    sms: int = 0
+    """Streaming multiprocessors; 0 where the driver does not tell."""
+    sm_step: int = 1
+    """SMs in the smallest part of them that programs can be given: its multiples."""
 
     def takes(self, lever: Lever) -> range:
         """The values of a lever that this GPU takes, besides 0."""
         if lever is settings.TIMESLICE:
             return range(self.timeslice_min_us, self.timeslice_max_us + 1)
         return lever.allowed
+
+    def sms_of(self, asked: int) -> int:
+        """Return the SMs that kernels run on where so many are asked for: whole steps, and one at least. 0: all."""
+        if not asked or asked >= self.sms:
+            return 0
+        return max(1, asked // self.sm_step) * self.sm_step
 
 
 Peak = Literal["peak", "swap_peak"]
@@ -144,6 +157,12 @@ class Books:
     """compute.max: work on the GPU in each period, microseconds; MAX is no quota."""
     period_us: int = settings.PERIOD.default
     """compute.max: the period, microseconds."""
+    wait_max_us: int = 0
+    """compute.wait.max, microseconds; 0 is ``default``."""
+    spatial: bool = False
+    """compute.spatial."""
+    sm_max: int = 0
+    """compute.sm.max asked for, SMs; 0 is ``max``."""
     pressure_bytes: int = 0
     """usermemfd: bytes to give back, of the latest record."""
     pressure_seq: int = 0
@@ -203,12 +222,37 @@ class Activity:
     """Time on the engine with work to do, microseconds."""
     busy_sampled_usec: int | None = None
     """What of that comes from the driver's samples, and not from the program's counts of its kernels, microseconds."""
+    held_launches: int | None = None
+    """Launches, ever, of a program that launches nothing in the busy periods of all those that go before it; None for
+    one of which that is not so. Of one process alone."""
+    busy_periods: int | None = None
+    """How often it had others held that were not before, ever, by its own word; None where none goes behind it. Of one
+    process alone."""
+    pending_usec: int | None = None
+    """Time in which some of its kernels were launched and not completed, by its own word, microseconds: also while it
+    was off the runlist, or waited for others. It begins anew where the program speaks anew."""
+    watched_usec: int | None = None
+    """Time on the runlist of which samples tell for certain how busy the engine was, microseconds; of one process that
+    does not count its kernels."""
+    watched_busy_usec: int | None = None
+    """What of that the engine worked, microseconds."""
+    beside: bool = False
+    """Whether it runs at the same time as the others of its space, which the levers act on together; of one process
+    alone."""
+    capped: int | None = None
+    """Launches that ran on the SMs of compute.sm.max alone, ever, by the program's word."""
+    uncapped: int | None = None
+    """Launches that ran on all SMs though there was a compute.sm.max: cooperative kernels and clusters that do not fit
+    there, graphs, and the like."""
 
     def __add__(self, other: Activity) -> Activity:
         return Activity(
             submitted=_total(self.submitted, other.submitted),
             finished=_total(self.finished, other.finished),
             pending=_total(self.pending, other.pending),
+            capped=_total(self.capped, other.capped),
+            uncapped=_total(self.uncapped, other.uncapped),
+            pending_usec=_total(self.pending_usec, other.pending_usec),
             gpu_usec=_total(self.gpu_usec, other.gpu_usec),
             gpu_usec_estimate=_total(self.gpu_usec_estimate, other.gpu_usec_estimate),
             tsgs=self.tsgs + other.tsgs,
@@ -240,6 +284,11 @@ class Footprint:
     """Bytes of programs that go into the host, or come back from it, only as a whole: a wait for that is long."""
     silent: int = 0
     """Bytes of programs whose library was found not to speak: nothing of them moves before it does."""
+    clean: int | None = None
+    """Bytes in the host of copies of what is on the GPU: to go that need not be written. They are not swap."""
+    later: int = 0
+    """Bytes that it could move, by its own word, and has just moved less of than it was asked for: it is asked again
+    after a while."""
 
     def __add__(self, other: Footprint) -> Footprint:
         return Footprint(
@@ -250,6 +299,8 @@ class Footprint:
             _total(self.exchanged, other.exchanged),
             self.whole + other.whole,
             self.silent + other.silent,
+            _total(self.clean, other.clean),
+            self.later + other.later,
         )
 
 
@@ -274,6 +325,8 @@ class Wanted:
     """Why its TSGs are to be off the runlist, and those of which engines."""
     timeslice_us: int = 0
     """Longest run in a scheduling round, over all its TSGs, microseconds; 0 is the driver's default."""
+    sm_max: int = 0
+    """SMs that its kernels run on at most, as asked for; 0 is all of them."""
     drains: bool = False
     """Whether it waits for its turn, and is on the runlist until what it launched has run."""
     spent: bool = False
@@ -311,6 +364,9 @@ class Place:
     drain_us: int | None = attrs.field(default=None, eq=False)
     """Longest run in a round while it drains, microseconds; 0 what it has. None where it does not: no part of the
     decision, either."""
+
+    leaves: int = attrs.field(default=0, eq=False)
+    """Bytes of its memory that are about to go before its next turn, where it is off; no part of it, either."""
 
     @property
     def drains(self) -> bool:

@@ -1,9 +1,9 @@
-"""The settings: everything that can be asked of a slice or a process on one GPU, one row each.
+"""The settings: everything that can be set on a slice or a process on one GPU, in one row each.
 
-Whatever else has to know of a setting finds it here: the ranges of the ledgers and of the journal, the masks of the
+Code that has to know about settings reads them here: the ranges of the ledgers and of the journal, the masks of the
 kernel module (which has the same rows in kmod/settings.def; a test compares the two), what a migration takes along, the
 control files and the keys of unit files, the tables of the manual and the completions (`make tables`). What a setting
-does is not here: docs/semantics.md promises it, and docs/controls.md says what a new one needs.
+does is promised by docs/semantics.md, and what a new one needs is in docs/controls.md.
 """
 
 from __future__ import annotations
@@ -16,93 +16,104 @@ import attrs
 from backend.core.reasons import KNOWN
 
 MAX = (1 << 63) - 1
-"""``max`` in a control file: no limit. The kernel's PAGE_COUNTER_MAX plays the same part in memcg."""
+"""Value of ``max`` in a control file: no limit. The kernel's PAGE_COUNTER_MAX plays the same part in memcg."""
 
 NOBODY = (1 << 32) - 1
-"""A uid or gid that stands for none: the one that chown(2) does not take."""
+"""The uid or gid that stands for no owner; chown(2) does not take it."""
 
 
 REASONS = KNOWN.value
-"""The bits of the reasons for which a process can be off the runlist (GGROUP_REASON_* of kmod/uapi/ggroup.h)."""
+"""Bits of the reasons for which a process can be off the runlist (GGROUP_REASON_* of kmod/uapi/ggroup.h)."""
 
 
 class Kind(enum.Enum):
-    """How a value is written, in a control file and in a unit file."""
+    """How a value is written in a control file and in a unit file."""
 
     SIZE = "size"
     """Bytes, or ``max``; in a unit file also a percentage of the GPU's memory, or ``infinity``."""
     SPAN = "span"
-    """A time: milliseconds in a control file, with a unit in either; kept in microseconds, 0 for ``default``."""
+    """A time: in milliseconds in a control file, or with a unit in either; kept in microseconds, 0 for ``default``."""
     SWITCH = "switch"
     """0 or 1; in a unit file a boolean."""
     NUMBER = "number"
     """A whole number."""
     QUOTA = "quota"
-    """``QUOTA PERIOD`` in microseconds, as in cpu.max, where ``max`` is no quota; in a unit file a percentage, and a
-    time for the period behind it. The field has the quota, and the one `in_file_of` it the period."""
+    """``QUOTA PERIOD`` in microseconds, as in cpu.max, where ``max`` is no quota; in a unit file a percentage,
+    optionally followed by a time for the period. The setting itself holds the quota, and the setting that names it in
+    `in_file_of` holds the period.
+    """
+    SMS = "sms"
+    """Streaming multiprocessors of a GPU: a number, a percentage of those that it has, or ``max``, which is kept as 0;
+    in a unit file also ``infinity``. The file shows what holds of it, in the steps of the hardware.
+    """
     OWNER = "owner"
-    """A uid or a gid, set by chown(2); the kernel module takes one from CAP_SYS_ADMIN alone (EPERM)."""
+    """A uid or a gid, set by chown(2). The kernel module accepts one only with CAP_SYS_ADMIN (EPERM)."""
 
 
 @attrs.frozen(eq=False)
 class Setting:
-    """One setting: one row, compared by identity. Its place in `SETTINGS` is its bit in the mask of ``struct
-    ggroup_set``: a new one comes last."""
+    """One setting: one row, compared by identity. Its index in `SETTINGS` is its bit in the mask of ``struct
+    ggroup_set``, so a new one comes last.
+    """
 
     field: str
-    """Its name in :class:`backend.core.records.Books`, in the journal, and in the structures of the kernel module."""
+    """Name in :class:`backend.core.records.Books`, in the journal, and in the structures of the kernel module."""
     kind: Kind
     most: int
-    """Greatest value: bytes, microseconds or a plain number, as `kind` has it."""
+    """Greatest value: bytes, microseconds or a plain number, depending on `kind`."""
     least: int = 0
     """Smallest value."""
     default: int = 0
-    """What a new group has."""
+    """Value in a new group."""
     control: str | None = None
-    """Its control file; None for one that has none of its own."""
+    """Name of its control file; None if it has none of its own."""
     unit_key: str | None = None
-    """Its key in unit files, and for `ggroupfs run -p`; None where it is none."""
+    """Key in unit files and for `ggroupfs run -p`; None if there is none."""
     environment: str | None = None
-    """Variable by which a program may ask for it itself, for its family; None where it cannot."""
+    """Environment variable by which a program may set it for its own family; None if there is none."""
     job_option: str | None = None
-    """Its option of Slurm's sbatch, salloc and srun, without the dashes (packaging/slurm); None where it has none."""
+    """Option of Slurm's sbatch, salloc and srun, without the dashes (packaging/slurm); None if there is none."""
     summary: str = ""
-    """What it is, in the few words that completions have room for."""
+    """Description, in the few words that completions have room for."""
     needs: tuple[str, ...] = ()
-    """The levers that the scheduler makes it of; without any, a GPU's driver acts on it itself."""
+    """Names of the levers by which the scheduler implements it; empty if a GPU's driver implements it directly."""
     on_software_gpu: bool = True
-    """Whether it acts on the software GPU. What a machine cannot do is refused with EOPNOTSUPP."""
+    """Whether it acts on the software GPU. A setting that a machine cannot implement is refused with EOPNOTSUPP."""
     follows_migration: bool = True
     """Whether a process takes it along to another GPU."""
     slices_only: bool = False
-    """Whether a process has none (EINVAL)."""
+    """Whether only slices have it (EINVAL for a process)."""
     in_file_of: str | None = None
-    """Field of the setting in whose control file it is the second number; None for one that has its own, or none."""
+    """Field of the setting in whose control file it is the second number; None if it has a file of its own, or none."""
 
     @property
     def allowed(self) -> range:
-        """The values that can be set (ERANGE for others)."""
+        """The values that can be set; others are refused with ERANGE."""
         return range(self.least, self.most + 1)
 
     @property
     def constant(self) -> str:
-        """What its bit is called in the header of the kernel module, behind ``GGROUP_SET_``."""
+        """The name of its bit in the header of the kernel module, without the prefix ``GGROUP_SET_``."""
         return self.field.removesuffix("_us").upper()
 
 
 @attrs.frozen(eq=False, kw_only=True)
 class Lever(Setting):
-    """A setting that the hardware of a process is told, as a number; 0, its default, asks for nothing.
+    """A setting that is passed to the hardware of a process as a number; 0, its default, sets nothing.
 
-    Whatever stands between a writer and a GPU has it from its row: what holds for a process, what is pulled, noted in
-    the journal, commanded by the kernel module as ``SET_`` and its constant, and given back in the end. A GPU takes it
+    The parts between a writer and a GPU take the lever from its row: what holds for a process, what is pulled, noted in
+    the journal, commanded by the kernel module as ``SET_`` and its constant, and given back at the end. A GPU takes it
     in :meth:`backend.core.protocols.Gpu.set_lever`.
     """
 
     along: Callable[[int, int], int]
-    """Of two that are asked for along the path of a process, the one that holds: ``min`` or ``max``. None is 0."""
+    """Chooses between two values that are set along the path of a process: ``min`` or ``max``. A value of 0 counts as
+    unset.
+    """
     shared: bool = False
-    """Whether the processes of a slice that have a context share what is asked for the slice."""
+    """Whether the processes of a slice that have a context share the value set on the slice."""
+    by_program: bool = False
+    """Whether a program makes it hold, and may refuse or not answer: no other lever waits for that."""
 
 
 HIGH = Setting(
@@ -237,16 +248,49 @@ OOM_GROUP = Setting(
     unit_key="GMemOOMGroup",
     summary="0 or 1, whether all of it ends where one is killed",
 )
+WAIT_MAX = Setting(
+    "wait_max_us",
+    Kind.SPAN,
+    most=MAX,
+    control="compute.wait.max",
+    unit_key="ComputeWaitMax",
+    summary="milliseconds to wait for a turn of memory at most",
+    needs=("compute.timeslice", "compute.freeze"),
+)
+SPATIAL = Setting(
+    "spatial",
+    Kind.SWITCH,
+    most=1,
+    control="compute.spatial",
+    unit_key="ComputeSpatial",
+    summary="0 or 1, whether its programs share the GPU at the same time",
+    follows_migration=False,
+    slices_only=True,
+)
+SM_MAX = Lever(
+    field="sm_max",
+    kind=Kind.SMS,
+    most=MAX,
+    control="compute.sm.max",
+    unit_key="ComputeSMMax",
+    environment="GGROUP_COMPUTE_SM_MAX",
+    summary="SMs that kernels run on at most: a number, or N%",
+    along=min,
+    by_program=True,
+)
 
 SETTINGS = (
     *(HIGH, LOW, SWAP_MAX, TIMESLICE, FROZEN, PRIORITY, WEIGHT, KEPT, UID, GID),
     *(QUOTA, PERIOD),
     *(LIMIT_MAX, OOM_GROUP),
+    WAIT_MAX,
+    SPATIAL,
+    SM_MAX,
 )
-"""In the order of their bits."""
+"""All settings, in the order of their bits."""
 
 SECOND = {one.in_file_of: one for one in SETTINGS if one.in_file_of is not None}
-"""The second number of a control file, by the field of the first."""
+"""The setting of the second number of a control file, by the field of the first."""
 
 BY_FIELD = {one.field: one for one in SETTINGS}
 BY_CONTROL = {one.control: one for one in SETTINGS if one.control is not None}
@@ -256,15 +300,17 @@ APPLIED = tuple(
         (one for one in SETTINGS if one.unit_key is not None), key=lambda one: 2 * (one is FROZEN) + (one is LIMIT_MAX)
     )
 )
-"""Those of unit files in the order in which they are applied: what protects and limits memory comes before what lets a
-program run, and what ends with one that is killed before the limit for which it is."""
+"""Settings of unit files in the order in which they are applied: protection and limits of memory come before the
+settings that let a program run, and `oom_group` comes before the limit that it belongs to.
+"""
 
 BY_ENVIRONMENT = {one.environment: one for one in SETTINGS if one.environment is not None}
-"""Settings that a program may ask for itself, by their variable."""
+"""Settings that a program may set for itself, by environment variable."""
 
 LEVERS = tuple(one for one in SETTINGS if isinstance(one, Lever))
-"""Those that are levers by themselves. A freeze is none: it is one of the reasons for which a process is off the
-runlist, and that lever is pulled for all of them together (:class:`backend.core.reasons.Off`)."""
+"""Settings that are levers by themselves. A freeze is not one of them: it is one of the reasons for which a process is
+off the runlist, and that lever is pulled for all reasons together (:class:`backend.core.reasons.Off`).
+"""
 
 OF_THE_SCHEDULER = tuple(one for one in SETTINGS if one.needs)
-"""Those that the scheduler acts on."""
+"""Settings that the scheduler implements."""

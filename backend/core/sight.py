@@ -32,3 +32,13 @@ def limits(levels: Sequence[Books], capacity: int) -> tuple[int, int]:
     if not limited:
         return WHOLE, 0
     return min(books.limit for books in limited), max(0, min(books.limit - books.current for books in limited))
+
+
+def view(levels: Sequence[Books], capacity: int) -> tuple[int, int]:
+    """Return the bytes that are free under all limits of either kind on the path, or `WHOLE` where there is none, and
+    what the level with the least of them holds, the lowest of several; 0 where there is none. `levels` as in
+    :func:`total`."""
+    limited = [books for books in levels[:-1] if books.limit < capacity]
+    if not limited:
+        return WHOLE, 0
+    return limits(levels, capacity)[1], min(limited, key=lambda books: books.limit).current

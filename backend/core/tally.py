@@ -20,9 +20,9 @@ from backend.core.protocols import Gpu
 from backend.core.records import MAX
 from backend.process.identity import ROOT, Group, Node, SliceOn
 
-MIGRATED, UNDONE, LOST = "migrated", "undone", "lost"
+MIGRATED, UNDONE, LOST, SERVER_LOST = "migrated", "undone", "lost", "server_lost"
 PERIODS = "nr_periods"
-COUNTS = (MIGRATED, UNDONE, LOST, FROZEN_USEC, PERIODS)
+COUNTS = (MIGRATED, UNDONE, LOST, SERVER_LOST, FROZEN_USEC, PERIODS)
 """Names of the figures counted here. A process's go with it to another GPU."""
 
 
@@ -78,6 +78,10 @@ class Tally:
         if not self._of(root).absent:
             self._of(root).absent = True
             self._count({root: None, **dict.fromkeys(groups)}, LOST)
+
+    def server_lost(self, groups: Iterable[Group]) -> None:
+        """Count that the server of a space ended; `groups` has its programs and the slices above them."""
+        self._count(groups, SERVER_LOST)
 
     def periods(self, group: Group, count: int) -> None:
         """Count periods of a group's quota. They are written with other changes, as there are many."""

@@ -38,7 +38,10 @@ REST = 10
 LATE_S = 5.0
 """Seconds for which a GPU may still report what an ended process did."""
 
-OF_WORK = ("submitted", "finished", "gpu_usec", "gpu_usec_estimate", "busy_usec", "busy_sampled_usec")
+OF_WORK = (
+    *("submitted", "finished", "capped", "uncapped"),
+    *("gpu_usec", "gpu_usec_estimate", "busy_usec", "busy_sampled_usec"),
+)
 """Figures of :class:`Activity` that only grow, and are summed."""
 OF_NOTHING = {"submitted": 0, "finished": 0, "gpu_usec": 0}
 """Figures of a slice in which nothing was ever done."""

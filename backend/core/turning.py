@@ -1,7 +1,7 @@
-"""The ends of turns, and their beginnings: what is asked of a GPU, and what is known of a program in between.
+"""Turning: the levers that end and begin the turns of programs, and the state in between.
 
-A program whose turn is over may stay on the runlist for some time, with its gate closed: it *drains*. What it launched
-runs, so that its memory can move while it waits; it launches nothing more. Then it goes off.
+A program whose turn is over may stay on the runlist for some time with its gate closed: it *drains*. It launches
+nothing more, and what it launched runs, so that its memory can move while it waits. Then it goes off the runlist.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from backend.process.identity import Member
 
 
 class Turning:
-    """See the module. A part of the Follower, which pulls the levers."""
+    """The ends and beginnings of turns on all GPUs; a part of the Follower, which pulls the levers."""
 
     def __init__(
         self, gpus: Mapping[int, Gpu], population: Population, schedule: Callable[[Member, Place], None]
     ) -> None:
-        """`schedule` has a process have a place."""
+        """`schedule` sets the place that is wanted for a process."""
         self._gpus = gpus
         self._population = population
         self._schedule = schedule
@@ -37,19 +37,20 @@ class Turning:
         return self._population.record(group).compute
 
     async def end(self, group: Member, place: Place, bound_us: int, *, stays: bool = False) -> TurnEnd:
-        """Ends the turn of a process, for a place off the runlist: it launches nothing more, and what it launched has
-        `bound_us` microseconds to end (:meth:`backend.core.protocols.Gpu.end_turn`). The place is wanted from then on,
-        without the engines that the end of the turn allows to take: GR where nothing more is launched, else all. A late
-        one that `stays` is wanted on the runlist, to drain there (:meth:`drain`).
+        """End the turn of a process, for a place off the runlist. It launches nothing more, and what it launched has
+        `bound_us` microseconds to finish (:meth:`backend.core.protocols.Gpu.end_turn`). The place is wanted from then
+        on, with the engines off that the end of the turn allows: GR if nothing more is launched, otherwise all. With
+        `stays`, a late process is wanted on the runlist, to drain there (:meth:`drain`).
 
-        Should it fail, or be cancelled, :meth:`backend.core.follower.Follower.fall_back` has the turn go on.
+        If this fails or is cancelled, :meth:`backend.core.follower.Follower.fall_back` lets the turn go on.
         """
         compute = self._of(group)
-        async with compute.lever():  # a lever that is pulled meanwhile would find no turn that has ended, and begin it
+        # otherwise a lever that is pulled meanwhile would find a turn that has not ended, and begin it
+        async with compute.lever():
             if self._of(group) is not compute:
                 raise fail(errno.ESRCH)
             compute.turn_end = TurnEnd.UNGATED
-            end = compute.turn_end = await self._gpus[group.gpu].end_turn(group.process, bound_us)
+            end = compute.turn_end = await self._gpus[group.gpu].end_turn(group.process, bound_us, place.leaves)
             if self._of(group) is not compute:
                 raise fail(errno.ESRCH)
             drain_us = 0 if stays and end is TurnEnd.LATE else None
@@ -57,9 +58,10 @@ class Turning:
         return end
 
     async def drain(self, group: Member, bound_us: int) -> TurnEnd | None:
-        """Waits up to `bound_us` microseconds for a process that drains, and has it wanted off the runlist then. No
-        lever is held meanwhile: it may be frozen, or moved. None: it does not drain any more, since its turn has begun
-        or it is gone. Errors as of :meth:`backend.core.protocols.Gpu.end_turn`."""
+        """Wait up to `bound_us` microseconds for a process that drains; then its place off the runlist is wanted. No
+        lever is held meanwhile, so the process may be frozen or moved. None if it drains no more, because its turn has
+        begun or it is gone. Errors as of :meth:`backend.core.protocols.Gpu.end_turn`.
+        """
         if not self._population.holds(group) or not self._of(group).place.drains:
             return None
         compute = self._of(group)
@@ -67,7 +69,8 @@ class Turning:
         end = None
         try:
             with scope:
-                end = await self._gpus[group.gpu].end_turn(group.process, bound_us)
+                leaves = compute.place.leaves
+                end = await self._gpus[group.gpu].end_turn(group.process, bound_us, leaves)
             if end is None or not self._population.holds(group):
                 return None
             async with compute.lever():
@@ -80,9 +83,11 @@ class Turning:
             if compute.draining is scope:
                 compute.draining = None
 
-    async def spend(self, group: Member) -> None:
-        """Has a process wanted to stand, as its quota is used up: at its gate, which is closed at once and not waited
-        for, or, where nothing holds its launches, without its GR engine. One that waits for its turn stands already."""
+    async def spend(self, group: Member, *, pulls: bool = True) -> None:
+        """Stop a process whose quota is used up: at its gate, which is closed at once without a wait, or without its GR
+        engine if nothing holds its launches and levers are to be pulled. A process that waits for its turn is stopped
+        already.
+        """
         compute = self._of(group)
         async with compute.lever():
             if self._of(group) is not compute:
@@ -92,17 +97,17 @@ class Turning:
                 compute.turn_end = await self._gpus[group.gpu].end_turn(group.process, 0)
                 if self._of(group) is not compute:
                     raise fail(errno.ESRCH)
-            compute.spent = Engines.GR if compute.turn_end is TurnEnd.UNGATED else Engines.NONE
+            compute.spent = Engines.GR if pulls and compute.turn_end is TurnEnd.UNGATED else Engines.NONE
 
     def is_waited_for(self, group: Member) -> bool:
-        """Whether :meth:`drain` waits for a process."""
+        """Return whether :meth:`drain` is waiting for a process."""
         return self._of(group).draining is not None
 
     async def begin(self, group: Member, compute: Compute) -> None:
-        """Has a process launch again, which is on the runlist, or off it for another reason than its turn."""
+        """Let a process launch again that is on the runlist, or off it for another reason than its turn."""
         if compute.turn_end is None:
             return
-        if compute.draining is not None:  # or what waits there would close the gate again
+        if compute.draining is not None:  # otherwise the wait in drain() would close the gate again
             compute.draining.cancel()
             compute.draining = None
         await self._gpus[group.gpu].begin_turn(group.process)
@@ -110,5 +115,5 @@ class Turning:
 
 
 def _taken(end: TurnEnd) -> Engines:
-    """Return the engines that go off by the end of a turn."""
+    """Return the engines that go off the runlist at the end of a turn."""
     return Engines.ALL if end is TurnEnd.UNGATED else Engines.GR

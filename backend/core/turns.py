@@ -1,36 +1,40 @@
-"""How a turn of the scheduler ends: what is known of a program that has to wait for its next one."""
+"""Constants of turns, and the states in which a program's turn can end."""
 
 from __future__ import annotations
 
 import enum
 
 AHEAD_US = 10_000
-"""Microseconds of work that a program which takes turns may be ahead of the GPU. A thread of a busy host is late by
-less, so the engine does not wait for it; and so much, with the kernel that runs, is to be waited for when its turn
-ends."""
+"""Run-ahead of a program that takes turns, microseconds of work. A thread on a busy host is late by less, so the engine
+does not wait for it. The end of a turn waits for this much work and the running kernel.
+"""
 
-YIELD_AHEAD_US = 1_000
-"""Microseconds of work that may wait behind a running kernel of a program that goes behind another one: so much runs in
-the first gaps between the requests of that."""
+YIELD_AHEAD_US = 100
+"""Run-ahead of a program that goes behind another one, microseconds of work, including the running kernel. Once in a
+busy period the other program waits for this and for what is launched then. It is a few times the delay of a thread that
+wakes and launches the next kernel.
+"""
 
 HOLD_US = 200
-"""Microseconds for which programs of worse priority are held after the last request of a better one, by default: what a
-switch to them and back costs."""
+"""Default time for which programs of worse priority are held after the last request of a better one, microseconds: the
+cost of a switch to them and back.
+"""
 
 HOLD_MOST_US = 1_000
-"""Microseconds of that, at most: HOLD_AFTER_US_MOST of cuda/library/driver/hold.h."""
+"""Longest such time that can be set, microseconds: HOLD_AFTER_US_MOST of cuda/library/driver/hold.h."""
 
 AHEAD_S = 10.0
-"""Seconds after its last turn in which a program is bound to that: one that is alone on the GPU need not be."""
+"""Seconds after its last turn for which AHEAD_US binds a program; one that is alone on the GPU need not be bound."""
 
 
 class TurnEnd(enum.Enum):
     """State of a program at the end of its turn."""
 
     DRAINED = "drained"
-    """It launches nothing more, and nothing of it runs: its memory moves while it waits."""
+    """The program launches nothing more, and none of its work runs: its memory can move while it waits."""
     LATE = "late"
-    """It launches nothing more, or will not once memory of it has moved, but something that it launched runs still: its
-    memory stays until its turn."""
+    """Its launches have stopped, or will once a move of its memory is over, but some of its work still runs: its memory
+    stays until its next turn.
+    """
     UNGATED = "ungated"
-    """Nothing holds its launches: it has no library, or one without a gate of turns, or the gate has to stay open."""
+    """Nothing holds its launches: it has no library, or one without a gate for turns, or the gate has to stay open."""

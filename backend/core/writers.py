@@ -81,7 +81,7 @@ class Writers:
             self.holds(group, changes)
             return
         async with self.asked(group, changes, before):
-            await self._follower.apply(group)
+            await self._follower.apply(group, changes)
 
     def ask(self, group: Group, books: Books, changes: Changes, patient: bool = False) -> Books | None:
         """Write changes into the books without waiting, and return `books`, as they were before. Return None, with

@@ -1,33 +1,41 @@
-"""The page by which a program that goes before others has them held: one sealed file in memory a program and GPU.
+"""The shared page that tells other programs until when they are held: one sealed memfd per leading program and GPU.
 
-It has one word, until when they are held (``struct burst_page`` of ``library/driver/burst.h``). Its program alone
-writes it; those that go behind have descriptors for reading, and the file has no mode by which another user could open
-it anew.
+A leading program has work in a busy period before others on its GPU. The page (``struct burst_page`` of
+``library/driver/burst.h``) says until when the programs behind it are held, and how many such periods have begun. Only
+the leading program writes it. The programs behind it have descriptors for reading, and the mode of the file keeps other
+users from opening it anew.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import struct
 
 from backend.cuda.page import SEALS
 
 SIZE = 4096
-"""Bytes of the file."""
+"""Size of the page, in bytes."""
+
+PERIODS, PERIODS_AT = struct.Struct("<Q"), 8
+"""Format of the count of busy periods, and its offset in the page, in bytes. A period counts if others were not held
+before it."""
 
 MODE = 0o400
-"""Mode of the file: a descriptor for reading gives none for writing, by /proc/self/fd, but to root."""
+"""Mode of the file. A descriptor for reading cannot be turned into one for writing through /proc/self/fd, except by
+root."""
 
 
 class BurstPage:
-    """The daemon's end of it, which does not look at it."""
+    """The daemon's end of a page."""
 
     def __init__(self) -> None:
         self.writable: int | None = os.memfd_create("ggroup-burst", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        """A descriptor to be handed to the program that goes before others; None once it is closed."""
+        """Descriptor to hand to the leading program; None once the page is closed."""
         self.readable: int | None = None
-        """A descriptor to be handed to programs that go behind it; None once it is closed."""
+        """Descriptor to hand to the programs behind it; None once the page is closed."""
         try:
             os.ftruncate(self.writable, SIZE)
             fcntl.fcntl(self.writable, fcntl.F_ADD_SEALS, SEALS)
@@ -37,8 +45,15 @@ class BurstPage:
             self.close()
             raise
 
+    def periods(self) -> int:
+        """Return how many busy periods have begun in all, as its program reports it. A period counts if others were not
+        held before it. Raise OSError (EBADF) once the page is closed."""
+        if self.writable is None:
+            raise OSError(errno.EBADF, "the page is closed")
+        return int(PERIODS.unpack(os.pread(self.writable, PERIODS.size, PERIODS_AT))[0])
+
     def close(self) -> None:
-        """The programs keep their mappings."""
+        """Close the daemon's descriptors. The programs keep their mappings."""
         for descriptor in (self.writable, self.readable):
             if descriptor is not None:
                 with contextlib.suppress(OSError):

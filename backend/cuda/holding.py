@@ -64,6 +64,8 @@ class Holding:
         """Bytes that it reports to have and not to be able to move."""
         self.intact = 0
         """Bytes that it reports to be as the program made them: its library does not carry them from GPU to GPU."""
+        self.clean = 0
+        """Bytes in the host of copies of what it has on the GPU, as it says."""
         self.exchanged = 0
         """Bytes that it said came back in the place of others."""
         self.promised = 0
@@ -75,6 +77,8 @@ class Holding:
         self.lent = 0
         """Bytes of `charged` that it reports to have let go of, and that live by descriptors which others may have: the
         driver counts them for no process."""
+        self.uncounted = 0
+        """Bytes of `charged` that the program reports as managed memory: the driver counts that for no process."""
         self.due = 0
         """Bytes of `charged` that were let back, and that the driver was not seen to count yet."""
         self._granted = 0  # bytes of those since the last look
@@ -107,6 +111,7 @@ class Holding:
             unmovable=self.unmovable,
             disputed=max(0, -self._correction),
             exchanged=self.exchanged,
+            clean=self.clean,
         )
 
     # What the program says
@@ -179,6 +184,17 @@ class Holding:
         self.lent = min(lent, self._capacity)
         self._mark()
 
+    def uncounts(self, nbytes: int) -> None:
+        """Note the bytes of what the program has charged that the driver does not count: the program's own word, and no
+        more than it has charged. A look that falls between its charge and this report counts them either way."""
+        self._mark()
+        self.uncounted = min(nbytes, self._capacity)
+        self._mark()
+
+    def copies(self, nbytes: int) -> None:
+        """Of so much that is on the GPU the host has a copy: its own word, for people."""
+        self.clean = min(nbytes, self._capacity)
+
     def ask(self, nbytes: int) -> None:
         """It is asked to move so much, or (less than 0) has answered."""
         self.asked += nbytes
@@ -204,7 +220,7 @@ class Holding:
             if correction != self._correction:
                 self._correction = max(correction, -self.charged)
                 self._bookkeeper.observe(self.process, self.gpu, self.charged + self._correction)
-        self._least = self._most = self.charged
+        self._least = self._most = self._counted
         self._mark()  # what is promised, asked for, away or due may not be there, and what comes may be there twice
 
     def _come(self, nbytes: int) -> None:
@@ -228,7 +244,12 @@ class Holding:
         self._mark()
 
     def _mark(self) -> None:
-        lent = min(self.lent, self.charged)
+        lent = min(self.lent, self._counted)
         gone = self.promised + self.asked + self.away + lent + self.due
-        self._least = min(self._least, self.charged - gone)
-        self._most = max(self._most, self.charged + self.twice)
+        self._least = min(self._least, self._counted - gone)
+        self._most = max(self._most, self._counted + self.twice)
+
+    @property
+    def _counted(self) -> int:
+        """Bytes of `charged` that the driver counts, once they are there."""
+        return self.charged - min(self.uncounted, self.charged)

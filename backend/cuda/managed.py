@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 
 import attrs
 import trio
@@ -16,9 +13,13 @@ from backend.common.errors import fail
 from backend.core import sight
 from backend.core.protocols import Bookkeeping
 from backend.core.records import Footprint, GpuInfo
-from backend.core.turns import AHEAD_S, AHEAD_US, YIELD_AHEAD_US, TurnEnd
-from backend.cuda.burst import BurstPage
+from backend.core.turns import AHEAD_S, AHEAD_US, TurnEnd
+from backend.core.workingset import ANY, WorkingSet
+from backend.cuda.caps import Caps
 from backend.cuda.holding import Holding
+from backend.cuda.migrations import Migrations, Standby
+from backend.cuda.periods import Periods
+from backend.cuda.program import HALTED_LOOK_S, Mover, Program
 from backend.process.identity import Process
 from backend.process.running import is_stopped
 
@@ -34,148 +35,15 @@ has answered."""
 SHORT_S = 0.5
 """Seconds for which a program that moved less than it was asked to is not asked again."""
 
-DEPART_S = 5.0
-"""Seconds for a program to stand by: 43 ms for 8 GiB, 0.3 s for 6 GiB in chunks of 2 MiB, and until nothing runs."""
+PREPARE_S = 0.5
+"""Seconds for a piece of a working set to come: 5 ms are usual."""
 
-RETURN_S = 5.0
-"""Seconds in which a program that was moved connects again: it counts as one with the library meanwhile, and a write to
-its files is not refused for that."""
-
-RETURN_WAIT_S = 2.0
-"""Seconds of those in which it is waited for: its library tries once a second, and a write has 5 s for all it does."""
-
-HOME_S = 30.0
-"""Seconds in which what a program brought along from another GPU is where it runs now: 3 to 5 s for 16 GiB, and as long
-as it is frozen or stopped nothing comes (docs/nvidia.md)."""
+HALT_LASTS_S = 0.05
+"""Seconds for which it holds that a program is stopped, or is not, where that is asked for all programs with each piece
+that moves: a look reads some ten files."""
 
 DISTRUST_S = 60.0
 """Seconds in which a program that said that it is drained, and then moved nothing, is not believed that it is."""
-
-LEADERS_MOST = 8
-"""Programs that one goes behind in their busy periods: BURST_LEADERS of library/driver/burst.h."""
-
-HALTED_LOOK_S = 0.02
-"""Seconds between two looks whether a program that is waited for was stopped, or frozen."""
-
-
-class Mover(Protocol):
-    """What speaks for a program (:class:`backend.cuda.server.Session`)."""
-
-    async def move_out(self, holding: Holding, nbytes: int, seconds: float) -> bool:
-        """Asks the program to move memory to the host, which is booked when it answers; whether it did in time."""
-
-    def room(self, gpu: int, nbytes: int) -> None:
-        """Tells the program that so much may come back."""
-
-    def counts(self, gpu: int) -> tuple[int, int] | None:
-        """Kernels submitted and finished; None where its library cannot count them here."""
-
-    @property
-    def page(self) -> int:
-        """The descriptor of its page (:mod:`backend.cuda.page`)."""
-
-    async def depart(self, gpu: int, near: bool, seconds: float) -> None:
-        """Has the program stand by to be moved (:attr:`backend.door.wire.Op.DEPART`), until :meth:`end`; what it has
-        on GPUs is used from where it is afterwards, if the other one is `near`. OSError as there, and ETIMEDOUT; then
-        it may do so later."""
-
-    async def end_turn(self, gpu: int, bound_us: int) -> TurnEnd:
-        """Closes the gate of turns of the program, and waits up to `bound_us` microseconds until it is drained, and
-        some 20 ms more for the answer. Asked again while it is late it waits again, and until it is answered that it
-        is drained it stays late. May be cancelled."""
-
-    def begin_turn(self, gpu: int, ahead_us: int) -> None:
-        """Opens the gate of turns, soon; the program is `ahead_us` microseconds ahead of the GPU at most from then on,
-        or as far as the driver lets it for 0."""
-
-    @property
-    def bursts(self) -> bool:
-        """Whether its library has others held in its busy periods, and is held in those of others."""
-
-    def lead(self, gpu: int, hold_us: int | None) -> BurstPage | None:
-        """Tells the program, soon, that others go behind it, and are to be held for so many microseconds after its last
-        request; or (None) that none does. Return its page, for those. OSError where none can be made."""
-
-    def follow(self, gpu: int, slot: int, page: BurstPage | None, ahead_us: int) -> None:
-        """Tells the program, soon, that it goes behind the one whose page that is, and is `ahead_us` microseconds ahead
-        of the GPU at most. None: it goes behind none by that slot."""
-
-    def end(self) -> None:
-        """The program is not to be spoken for this way any more."""
-
-
-@attrs.define(eq=False)
-class Program:
-    """One of them."""
-
-    mover: Mover
-    """What speaks for it."""
-    holding: Holding
-    """What it holds."""
-    short_until: float = 0.0
-    """Until when it is taken to have nothing to give."""
-    turn: trio.Lock = attrs.field(factory=trio.Lock)
-    """One piece at a time."""
-    departs: bool = False
-    """Whether it stands by to be moved, or is about to."""
-    home_by: float = 0.0
-    """When what it brought along from another GPU is taken to have come."""
-    turn_end: TurnEnd | None = None
-    """How its turn ended; None where it has it."""
-    turn_number: int = 0
-    """Number of its turns that began."""
-    bound_until: float | None = None
-    """Until when its run-ahead is bounded; None where it is not."""
-    is_met: bool = False
-    """Whether it knows that its memory is managed: of busy periods it is told then."""
-    page: BurstPage | None = None
-    """The page on which it says until when those behind it are held; None where it was not told that there are any."""
-    hold_us: int | None = None
-    """For how long after its last request, microseconds, as it was told."""
-    ahead: list[BurstPage | None] = attrs.field(factory=lambda: [None] * LEADERS_MOST)
-    """Those of the programs that it goes behind, by slot."""
-    distrusted_until: float = 0.0
-    """Until when it is not believed that it is drained."""
-    since: float = attrs.field(factory=trio.current_time)
-    """When it connected, by trio's clock."""
-
-    @property
-    def wait(self) -> int | None:
-        """The number of the turn behind which it waits, drained; None where it does not."""
-        return self.turn_number if self.turn_end is TurnEnd.DRAINED else None
-
-    @property
-    def overdue(self) -> bool:
-        """Whether it was asked for something that no caller waits for any more."""
-        return self.holding.asked > 0 and not self.turn.locked()
-
-
-@attrs.frozen
-class Standby:
-    """How a program with the library is had to stand by, so that the driver can move it."""
-
-    page: int
-    """The descriptor of its page, which says that it does (:func:`backend.cuda.page.stands`)."""
-    begin: Callable[[], Awaitable[None]]
-    """Returns once it does. OSError: it runs on."""
-    end: Callable[[], None]
-    """Has it go on: it is unlocked."""
-    over: trio.Event
-    """To be set once no agent is at it any more, if it was begun: before, the driver is slow to do what it asks for."""
-
-
-@attrs.define(eq=False)
-class Expected:
-    """A program that was moved, and has not connected again yet."""
-
-    movable: int
-    """Bytes that it will be able to move then."""
-    waited_until: float
-    """When it is not waited for any more, by trio's clock."""
-    until: float
-    """When it is not expected any more, by trio's clock."""
-    over: trio.Event = attrs.field(factory=trio.Event)
-    """It has, or never will."""
 
 
 class Managed:
@@ -196,14 +64,15 @@ class Managed:
         self.info = info
         self.lost = lost
         self.bookkeeper: Bookkeeping | None = None
+        self.spoke: Callable[[Process], None] = lambda process: None
+        """Called with a program that speaks from now on: with its last connection its gate opened."""
         self._programs: dict[Process, Program] = {}
-        self._expected: dict[Process, Expected] = {}
         self._spoken: dict[Process, float] = {}  # seconds, over connections that have ended
-        self._moving: dict[Process, trio.Event] = {}  # until when nothing is begun with it
         self._frozen = frozen
         self._counted = counted
-        self._behind: Mapping[Process, Sequence[Process]] = {}
-        self._hold_us = 0
+        self._periods = Periods(info.index, self._programs)
+        self._caps = Caps(info.index, self._programs)
+        self._migrations = Migrations(info.index, self._programs, self._halted, self.forget)
 
     def __contains__(self, process: Process) -> bool:
         return process in self._programs
@@ -236,17 +105,19 @@ class Managed:
             self.end(former.holding)
         holding = Holding(self.booked, process, self.info.index, self.info.capacity, resident, swapped, counted)
         program = self._programs[process] = Program(mover, holding)
-        if (expected := self._expected.pop(process, None)) is not None:
-            self._came(program)
-            expected.over.set()
+        self._caps.begin(process)
+        self._migrations.begin(program)
         return holding
 
-    def met_by(self, holding: Holding) -> None:
-        """The program has heard that its memory is managed."""
+    def met_by(self, holding: Holding, groups: int = 0) -> None:
+        """The program has heard that its memory is managed, and its kernels run on these groups of SMs, 0 for all."""
         program = self._programs.get(holding.process)
         if program is not None and program.holding is holding:
             program.is_met = True
-            self._rank()
+            program.met.set()
+            self._periods.tell()
+            self._caps.met(program, groups)
+            self.spoke(holding.process)
 
     def end(self, holding: Holding) -> None:
         """Its connection is closed; whether or not it lives."""
@@ -254,21 +125,20 @@ class Managed:
         if program is not None and program.holding is holding:
             self.booked.take_down(holding.process, self.info.index)  # what it counted is told no more
             self._spoken[holding.process] = self.spoken(holding.process)
+            program.met.set()
             del self._programs[holding.process]
             holding.close()
-            self._rank()
+            self._periods.tell()
 
     def forget(self, process: Process) -> None:
         """The process exited, or runs elsewhere."""
-        if (over := self._moving.get(process)) is not None and over.is_set():
-            del self._moving[process]
         self._spoken.pop(process, None)
+        self._caps.forget(process)
         program = self._programs.pop(process, None)
         if program is not None:
             program.mover.end()
-            self._rank()
-        if (expected := self._expected.pop(process, None)) is not None:
-            expected.over.set()
+            self._periods.tell()
+        self._migrations.forget(process)
 
     # What is known
 
@@ -276,11 +146,13 @@ class Managed:
         """What is known of the memory of a program that speaks, or is about to."""
         program = self._programs.get(process)
         if program is None:
-            expected = self._expected[process]
-            comes = trio.current_time() < expected.waited_until and not self._halted(process)
-            return Footprint(movable=expected.movable if comes else 0)
+            return Footprint(movable=self._migrations.movable(process))
         known = program.holding.footprint
-        return attrs.evolve(known, movable=0) if self._stuck(program) else known
+        if not self._stuck(program, HALT_LASTS_S):
+            return known
+        cannot = self._cannot(program, HALT_LASTS_S)
+        later = 0 if cannot else max(0, known.movable - (known.unmovable or 0))
+        return attrs.evolve(known, movable=0, later=later)
 
     def spoken(self, process: Process) -> float:
         """As :meth:`backend.core.protocols.Gpu.spoken`."""
@@ -293,14 +165,18 @@ class Managed:
         program = self._programs.get(process)
         return program.mover.counts(self.info.index) if program is not None else None
 
+    def pending_us(self, process: Process) -> int | None:
+        """Microseconds for which kernels of a program were submitted and not finished; None where it does not say."""
+        program = self._programs.get(process)
+        return program.mover.pending_us(self.info.index) if program is not None else None
+
     def look(self, process: Process, nbytes: int) -> None:
         """The driver's figure for a process."""
         program = self._programs.get(process)
         if program is not None:
             program.holding.look(nbytes)
             self._unbind(program)
-            if program.holding.twice:
-                self._comes(program)
+            self._migrations.look(program)
             if 0 < program.short_until <= trio.current_time():
                 program.short_until = 0.0
                 # It may have more to give now than when it was asked.
@@ -314,11 +190,20 @@ class Managed:
         if process not in self._programs:
             self.booked.observe(process, self.info.index, nbytes)
 
-    def _stuck(self, program: Program) -> bool:
-        """Whether it could not move anything if it wanted to, or has just tried."""
-        process = program.holding.process
-        short = program.short_until > trio.current_time()
-        return bool(program.departs or program.overdue or short or self._halted(process))
+    def _stuck(self, program: Program, lasts: float = 0.0) -> bool:
+        """Whether it could not move anything if it wanted to, or has just tried; see :meth:`_cannot`."""
+        return program.short_until > trio.current_time() or self._cannot(program, lasts)
+
+    def _cannot(self, program: Program, lasts: float = 0.0) -> bool:
+        """Whether it could not, however long ago it tried. That it is stopped, or is not, may have been seen `lasts`
+        seconds ago."""
+        return bool(program.departs or program.overdue or self._is_halted(program, lasts))
+
+    def _is_halted(self, program: Program, lasts: float) -> bool:
+        process, now = program.holding.process, trio.current_time()
+        if not lasts or program.looked_at is None or now - program.looked_at > lasts:
+            program.looked_at, program.is_stopped = now, is_stopped(process.pid)
+        return self.stays(process) or program.is_stopped
 
     def _halted(self, process: Process) -> bool:
         return self.stays(process) or is_stopped(process.pid)
@@ -338,14 +223,14 @@ class Managed:
         """
         await self.returned(process)
         program = self._programs.get(process)
-        if program is None and process in self._expected:
+        if program is None and self._migrations.awaits(process):
             return 0
         if program is None:
             raise OSError(errno.EOPNOTSUPP, "the memory of this program cannot be moved")
         moved = 0
         async with program.turn:
             while moved < nbytes and self._programs.get(process) is program:
-                if program.holding.asked or self._stuck(program):
+                if program.holding.asked or self._stuck(program, HALT_LASTS_S):  # else `_ask` sees it
                     break
                 piece = min(PIECE, nbytes - moved)
                 before, wait = program.holding.given, program.wait
@@ -359,6 +244,7 @@ class Managed:
                     # It waits for work of its own, which waits for its turn.
                     program.turn_end = TurnEnd.LATE
                     program.distrusted_until = trio.current_time() + DISTRUST_S
+                    program.doubted = None if answered else wait
                     self.booked.not_drained(process, self.info.index)
                 if not answered:
                     break  # it was asked for long enough, or not at all: its socket has no room
@@ -380,10 +266,13 @@ class Managed:
                 scope.cancel()
             await trio.sleep(HALTED_LOOK_S)
 
-    def answered(self, holding: Holding) -> None:
-        """It answered after all, when no caller waited any more: what it still has too much is asked for again."""
+    def answered(self, holding: Holding, moved: int = 0) -> None:
+        """It answered after all, when no caller waited any more: what it still has too much is asked for again. One
+        that moved memory before its next turn was drained, and slow."""
         program = self._programs.get(holding.process)
         if program is not None and program.holding is holding:
+            if moved and program.turn_end is not None and program.doubted == program.turn_number:
+                program.distrusted_until, program.doubted = 0.0, None
             self.booked.reclaim_soon(holding.process, self.info.index)
 
     def offer(self, room: Callable[[Process], int]) -> None:
@@ -394,14 +283,14 @@ class Managed:
 
     # Turns
 
-    async def end_turn(self, process: Process, bound_us: int) -> TurnEnd:
+    async def end_turn(self, process: Process, bound_us: int, leaves: int = 0) -> TurnEnd:
         """See :class:`backend.core.protocols.Gpu`. One that is stopped does not answer: it is not waited for."""
         program = self._programs.get(process)
         if program is None or program.departs or is_stopped(process.pid):
             return TurnEnd.UNGATED
         number = program.turn_number
         program.bound_until = None  # or it would pass meanwhile, and the gate be opened for that
-        end = await program.mover.end_turn(self.info.index, bound_us)
+        end = await program.mover.end_turn(self.info.index, bound_us, leaves)
         if self._programs.get(process) is not program or program.departs:
             return TurnEnd.UNGATED
         if program.turn_number != number:  # its next one has begun
@@ -421,6 +310,27 @@ class Managed:
         program.bound_until = trio.current_time() + AHEAD_S
         if end is not TurnEnd.DRAINED and self.booked.knows(process, self.info.index):
             self.booked.reclaim_soon(process, self.info.index)
+
+    def working_set(self, process: Process) -> WorkingSet | None:
+        """See :class:`backend.core.protocols.Gpu`."""
+        program = self._programs.get(process)
+        return None if program is None or program.departs else program.mover.working_set(self.info.index)
+
+    def shares(self, process: Process) -> frozenset[Hashable] | None:
+        """See :class:`backend.core.protocols.Gpu`. What a program shares has no name: it may be with any that does."""
+        program = self._programs.get(process)
+        if program is None or program.departs or program.mover.working_set(self.info.index) is None:
+            return None
+        return frozenset() if program.mover.is_alone(self.info.index) else frozenset({ANY})
+
+    async def prepare(self, process: Process, nbytes: int) -> int:
+        """See :class:`backend.core.protocols.Gpu`. One that is not drained, or stopped, is not asked."""
+        program = self._programs.get(process)
+        if program is None or program.turn_end is not TurnEnd.DRAINED or self._stuck(program, HALT_LASTS_S):
+            return 0
+        with trio.move_on_after(PREPARE_S):
+            return await program.mover.prepare(self.info.index, nbytes)
+        return 0
 
     def open_all(self) -> None:
         """Opens all gates, since the GPU is lost: a launch fails in the driver's words, and waits for no turn, nor for
@@ -450,142 +360,74 @@ class Managed:
 
     def rank(self, behind: Mapping[Process, Sequence[Process]], hold_us: int) -> None:
         """See :class:`backend.core.protocols.Gpu`."""
-        self._behind, self._hold_us = behind, hold_us
-        self._rank()
+        self._periods.rank(behind, hold_us)
 
-    def _rank(self) -> None:
-        """Tells programs that can take part in busy periods what has changed for them. What another one has the page of
-        is decided here alone: by a page that it has no more a program holds no other."""
-        if not self._behind and all(one.hold_us is None for one in self._programs.values()):
-            return
-        can = {process: one for process, one in self._programs.items() if one.is_met and one.mover.bursts}
-        ahead = {
-            process: [can[one] for one in self._behind.get(process, ()) if one in can][:LEADERS_MOST] for process in can
-        }
-        leaders = {id(one) for found in ahead.values() for one in found}
-        for one in can.values():
-            self._lead(one, self._hold_us if id(one) in leaders else None)
-        for process, found in ahead.items():
-            self._follow(can[process], [one.page for one in found if one.page is not None])
+    def held_launches(self, process: Process) -> int | None:
+        """See :meth:`backend.cuda.periods.Periods.held_launches`."""
+        return self._periods.held_launches(process)
 
-    def _lead(self, program: Program, hold_us: int | None) -> None:
-        if hold_us == program.hold_us:
-            return
-        program.hold_us = hold_us
-        try:
-            program.page = program.mover.lead(self.info.index, hold_us)
-        except OSError as error:  # no descriptor is left, say
-            program.page = program.hold_us = None
-            log.warning("process %d: no page for its busy periods: %s", program.holding.process.pid, error.strerror)
-
-    def _follow(self, program: Program, pages: Sequence[BurstPage]) -> None:
-        """Has a program go behind those of these pages. A slot keeps its page as long as that is one of them."""
-        new = [page for page in pages if page not in program.ahead]
-        for slot, page in enumerate(program.ahead):
-            if page in pages:
-                continue
-            now = new.pop(0) if new else None
-            if now is not page:
-                program.ahead[slot] = now
-                program.mover.follow(self.info.index, slot, now, YIELD_AHEAD_US)
+    def busy_periods(self, process: Process) -> int | None:
+        """See :meth:`backend.cuda.periods.Periods.busy_periods`."""
+        return self._periods.busy_periods(process)
 
     # From one GPU to another
 
     def standby(self, process: Process, target: Managed, near: bool) -> Standby:
-        """How a program that speaks is had to stand by; `near` is where it goes if that can use memory of this GPU.
-        The descriptor is for the caller to close. OSError."""
-        program, over = self._programs.get(process), trio.Event()
-        if program is None:
-            raise OSError(errno.EBUSY, "it speaks no more")
-
-        async def begin() -> None:
-            for managed in (self, target):
-                managed._moving[process] = over
-            await self._depart(process, near)
-
-        return Standby(os.dup(program.mover.page), begin, partial(self._let_go, process), over)
-
-    def _let_go(self, process: Process) -> None:
-        program = self._programs.get(process)
-        if program is not None and program.departs:
-            self.forget(process)
-
-    async def _depart(self, process: Process, near: bool) -> None:
-        program = self._programs.get(process)
-        if program is None:
-            raise OSError(errno.EBUSY, "it speaks no more")
-        async with program.turn:  # nothing else is asked of it any more
-            program.departs = True
-            try:
-                await program.mover.depart(self.info.index, near, DEPART_S)
-            except OSError as error:
-                program.departs = error.errno == errno.ETIMEDOUT  # then it may do so yet
-                raise
+        """See :meth:`backend.cuda.migrations.Migrations.standby`."""
+        return self._migrations.standby(process, target._migrations, near)
 
     async def moved(self, process: Process) -> None:
-        """Returns once no agent is at a program to move it from here, or to here."""
-        if (over := self._moving.get(process)) is not None:
-            await over.wait()
-            self._moving.pop(process, None)
+        """See :meth:`backend.cuda.migrations.Migrations.moved`."""
+        await self._migrations.moved(process)
 
     def placed(self, process: Process) -> int:
-        """Bytes on the GPU that the library has placed, as the program says."""
-        program = self._programs.get(process)
-        return 0 if program is None else max(0, program.holding.charged - program.holding.unmovable)
+        """See :meth:`backend.cuda.migrations.Migrations.placed`."""
+        return self._migrations.placed(process)
 
     def follows(self, process: Process) -> int:
-        """Bytes of those that go from GPU to GPU without the driver: by the descriptors of the library."""
-        program = self._programs.get(process)
-        return 0 if program is None else max(0, self.placed(process) - program.holding.intact)
+        """See :meth:`backend.cuda.migrations.Migrations.follows`."""
+        return self._migrations.follows(process)
 
     def departs(self, process: Process) -> bool:
-        """Whether a program stands by, or is about to: what it asks for it is given when it is back."""
-        program = self._programs.get(process)
-        return program is not None and program.departs
+        """See :meth:`backend.cuda.migrations.Migrations.departs`."""
+        return self._migrations.departs(process)
 
     def expect(self, process: Process, placed: int) -> None:
-        """A program has moved here, with so many bytes that its library has placed. It may be here by now."""
-        if (program := self._programs.get(process)) is not None:
-            self._came(program)
-        else:
-            now = trio.current_time()
-            self._expected[process] = Expected(placed, now + RETURN_WAIT_S, now + RETURN_S)
-
-    def _came(self, program: Program) -> None:
-        """It speaks, from where it was moved to, and its memory follows."""
-        program.home_by = trio.current_time() + HOME_S
-        program.holding.comes(program.holding.charged)
-
-    def _comes(self, program: Program) -> None:
-        if self._halted(program.holding.process):
-            program.home_by = trio.current_time() + HOME_S
-        elif program.home_by <= trio.current_time():
-            program.holding.comes(0)
+        """See :meth:`backend.cuda.migrations.Migrations.expect`."""
+        self._migrations.expect(process, placed)
 
     async def returned(self, process: Process) -> None:
-        """Returns once a program that is expected speaks, or is not waited for any more; one that is stopped is not."""
-        if process not in self._programs and (expected := self._expected.get(process)) is not None:
-            with trio.move_on_at(expected.waited_until):
-                while not expected.over.is_set() and not self._halted(process):
-                    with trio.move_on_after(HALTED_LOOK_S):
-                        await expected.over.wait()
+        """See :meth:`backend.cuda.migrations.Migrations.returned`."""
+        await self._migrations.returned(process)
 
     def expects(self, process: Process) -> bool:
-        """Whether it has, and is about to speak."""
-        expected = self._expected.get(process)
-        return expected is not None and trio.current_time() < expected.until
+        """See :meth:`backend.cuda.migrations.Migrations.expects`."""
+        return self._migrations.expects(process)
 
     def stay(self, process: Process, placed: int) -> None:
-        """A program is not moved after all: it is to go on, if it stands by, or has gone on and comes back here."""
-        self._let_go(process)
-        self.expect(process, placed)
+        """See :meth:`backend.cuda.migrations.Migrations.stay`."""
+        self._migrations.stay(process, placed)
+
+    # SMs
+
+    async def limit_sms(self, process: Process, sms: int, *, here: bool) -> None:
+        """See :meth:`backend.cuda.caps.Caps.limit`."""
+        await self._caps.limit(process, sms, here=here)
+
+    def placed_launches(self, process: Process) -> tuple[int, int] | None:
+        """See :meth:`backend.cuda.caps.Caps.launches`."""
+        return self._caps.launches(process)
+
+    # Sizes
 
     def limits(self, process: Process) -> Sequence[int]:
         """What holds for a program now: the lowest limit above it (2^64 - 1: none), what is free, what is out."""
         levels = self.booked.levels(process, self.info.index)
         return *sight.limits(levels, self.info.capacity), levels[0].swap
 
-    async def total(self, process: Process) -> int:
+    async def view(self, process: Process) -> Sequence[int]:
         """What a program that asks for the first time is to see as the size of this GPU, whether or not it speaks of
-        its memory yet (2^64 - 1: all that there is)."""
-        return sight.total(await self.booked.prospect(process, self.info.index), self.info.capacity)
+        its memory yet (2^64 - 1: all that there is); and what is free and used of that now, as
+        :func:`backend.core.sight.view` has them."""
+        levels = await self.booked.prospect(process, self.info.index)
+        return sight.total(levels, self.info.capacity), *sight.view(levels, self.info.capacity)

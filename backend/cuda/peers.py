@@ -11,7 +11,7 @@ from collections.abc import Mapping, MutableMapping
 from functools import reduce
 from operator import or_
 
-from backend.door.wire import Feature, names
+from backend.door.wire import CUDA, Feature, names
 
 log = logging.getLogger(__name__)
 
@@ -20,8 +20,14 @@ WITHOUT: Mapping[Feature, str] = {
     Feature.COUNTERS: "its kernels are not counted, and it cannot be moved to another GPU",
     Feature.REPORT: "what of its memory cannot be moved is not known",
     Feature.DEPART: "it cannot be moved to another GPU",
+    Feature.SETS: "where memory is short it has no turns of it",
     Feature.TURNS: "until its next turn it is without its copy engines, and none of its memory moves",
     Feature.BURSTS: "between requests of programs of better priority others run, and it runs between those of others",
+    Feature.HOST: "it pins memory of the host by its own rule, whatever others have",
+    Feature.MANAGED: "its managed memory is not limited",
+    Feature.SPACE: "in a slice with compute.spatial it runs by itself",
+    Feature.SMS: "its kernels run on all SMs",
+    Feature.VIEW: "NVML in it tells of the whole GPU",
     Feature.TOTAL: "the size that its GPU looks to have is the limit of the moment, and before its first context all",
 }
 """What does not work on a program whose library lacks a feature. That it cannot limit itself is not told: the program
@@ -34,8 +40,10 @@ TOLD = reduce(or_, WITHOUT)
 class Peers:
     """The programs at one door."""
 
-    def __init__(self, facts: MutableMapping[str, str] | None = None) -> None:
-        """`facts` are those of ggroup.backend."""
+    def __init__(self, facts: MutableMapping[str, str] | None = None, offers: Feature = CUDA) -> None:
+        """`facts` are those of ggroup.backend; `offers` is what the daemon says that it can."""
+        self.offers = offers
+        """What a program's library lacks is of this."""
         self._facts = facts if facts is not None else {}
         self._lacks: Counter[Feature] = Counter()  # sets of features -> programs that lack exactly these
         self._told = Feature(0)

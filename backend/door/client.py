@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -10,8 +11,12 @@ from backend.process import procfs
 
 def facts_of(mount: str | os.PathLike[str]) -> dict[str, str]:
     """Return the keys and values of a tree's ``ggroup.backend``. Raises FileNotFoundError where there is no tree."""
+    try:
+        content = procfs.content(Path(mount, "ggroup.backend"))
+    except FileNotFoundError as error:
+        raise FileNotFoundError(errno.ENOENT, "no ggroup tree is mounted there", os.fspath(mount)) from error
     facts = {}
-    for line in map(os.fsdecode, procfs.lines(procfs.content(Path(mount, "ggroup.backend")))):
+    for line in map(os.fsdecode, procfs.lines(content)):
         key, _, value = line.partition(" ")
         facts[key] = value
     return facts

@@ -13,8 +13,9 @@ padding but what is named. On the socket either side may ask. docs/upgrades.md s
         24    40  args    five 64-bit words, their meaning by op
 
 Ops 1 to 31 are about the books, 4 to 15 of them asked by CUDA programs, 16 and up asked of what moves the hardware:
-by the kernel module of its provider, and RECLAIM, DEPART, END_TURN and BEGIN_TURN by the daemon of a CUDA program; 32
-to 63 are about the software GPU's memory and engine; 64 and up are events, which the books send unasked.
+by the kernel module of its provider, and RECLAIM, DEPART, END_TURN, BEGIN_TURN, PREPARE and SMS by the daemon of a CUDA
+program, which asks SPACE itself; 32 to 63 are about the software GPU's memory and engine; 64 and up are events, which
+the books send unasked.
 """
 
 from __future__ import annotations
@@ -69,6 +70,21 @@ class Feature(enum.IntFlag):
     ask for its LIMITS then, too."""
     BURSTS = 1 << 8
     """LEAD, FOLLOW: while a program works through a burst, programs of worse priority launch nothing in between."""
+    HOST = 1 << 9
+    """HOST, GRANT: what a program pins of the host is granted, over all programs."""
+    SETS = 1 << 10
+    """PREPARE, and the words of its working set on the page of counters: memory of CUDA programs is scheduled with
+    time."""
+    VIEW = 1 << 11
+    """TOTAL is answered with the bytes that are free and used now, too, and may be asked again: NVML in a program says
+    these."""
+    MANAGED = 1 << 12
+    """The fifth word of HOST: managed memory is charged, and counted by no driver."""
+    SPACE = 1 << 13
+    """SPACE: a program learns which server it is to be a client of."""
+    SMS = 1 << 14
+    """SMS, the third word of MANAGE, and the counts of placed launches on the page: kernels can run on some SMs
+    alone."""
 
 
 FIRST = Feature(0b11111)
@@ -83,8 +99,17 @@ CUDA = (
     | Feature.TURNS
     | Feature.TOTAL
     | Feature.BURSTS
+    | Feature.HOST
+    | Feature.VIEW
+    | Feature.MANAGED
+    | Feature.SPACE
+    | Feature.SMS
 )
-"""What is spoken at the door of CUDA programs."""
+"""What is spoken at the door of CUDA programs, unless more is asked for."""
+
+CUDA_ALL = CUDA | Feature.SETS
+"""What the library of the same tree speaks, and the daemon where turns of memory are asked for (``-o turns=on``): on
+NVIDIA GPUs they are measured no further than by hand."""
 
 
 SOFT = Feature.ENGINE | Feature.FAMILY | Feature.TURNS | Feature.TOTAL
@@ -114,9 +139,10 @@ class Op(enum.IntEnum):
     LOCATE = 4
     """(first 8 bytes of a GPU's UUID as a little-endian word, the last 8) -> (index). ENODEV: not of this tree."""
     MANAGE = 5
-    """(resident bytes, swapped bytes) -> (): the memory of the sender on `gpu` can be moved, and is charged by what it
-    says from now on; RECLAIM and ROOM may come. It is in the tree then, and the policy of its slices holds. The reply
-    carries, by SCM_RIGHTS, the page of counters of the connection (backend/cuda/page.py)."""
+    """(resident bytes, swapped bytes, groups as of SMS) -> (): the memory of the sender on `gpu` can be moved, and is
+    charged by what it says from now on; RECLAIM and ROOM may come. Its kernels run on these groups of SMs. It is in the
+    tree then, and the policy of its slices holds. The reply carries, by SCM_RIGHTS, the page of counters of the
+    connection (backend/cuda/page.py)."""
     CHARGE = 6
     """(bytes) -> (): GPU memory to be allocated; answered once every level is under its high. ENOMEM if refused."""
     UNCHARGE = 7
@@ -144,9 +170,16 @@ class Op(enum.IntEnum):
     EINVAL for 0; E2BIG for more families than a process may be in, EAGAIN for more than its user may have, EOPNOTSUPP
     for what no GPU acts on."""
     TOTAL = 14
-    """() -> (bytes that `gpu` is to look to the sender as if it had them in all, or 2^64-1 for those that it has):
-    where the sender is now, or would be if it used that GPU, once what files ask for holds there. It need not have said
-    that its memory is managed, and is not in the tree by asking. It keeps the answer (backend/core/sight.py)."""
+    """() -> (bytes that `gpu` is to look to the sender as if it had them in all, or 2^64-1 for those that it has; bytes
+    that are free under all limits above it, or 2^64-1 where there is none; bytes that the level with the least limit
+    holds): where the sender is now, or would be if it used that GPU, once what files ask for holds there. It need not
+    have said that its memory is managed, and is not in the tree by asking. It keeps the first answer
+    (backend/core/sight.py); the others are only told with :attr:`Feature.VIEW`."""
+    HOST = 15
+    """(bytes, bytes, bytes, bytes, bytes) -> (): so much of the host the sender has pinned for memory of `gpu`, so much
+    of that serves it, so much it would have in all, of so much that is on the GPU the host has a copy, and so much of
+    what it has charged is managed memory, which the driver counts for no process (with :attr:`Feature.MANAGED`). It is
+    told of what it may have by GRANT. As an event it is not answered."""
     ARRIVE = 16
     """(0, pid, start time) -> (): from the kernel module: that process wants a group; answered once it has one."""
     SET_TIMESLICE = 17
@@ -157,7 +190,8 @@ class Op(enum.IntEnum):
     """(group, pid, start time) -> (): answered when none of its TSGs is running."""
     RECLAIM = 20
     """(group, pid, start time, bytes) -> (bytes moved). Of a CUDA program (0, 0, 0, bytes) -> (bytes moved,
-    microseconds): memory of its own on `gpu` is to go to the host. Booked when the answer comes, whatever waits."""
+    microseconds; those of waits for what ran, with its gate closed, and for memory of the host): memory of its own on
+    `gpu` is to go to the host. Booked when the answer comes, whatever waits."""
     DEPART = 21
     """(what) -> (): asked of a CUDA program: it is about to be moved to another GPU. Answered once nothing of it
     runs, all of its memory that the library has placed in the host and, if `what` is 1, on every GPU, is held by
@@ -166,15 +200,36 @@ class Op(enum.IntEnum):
     that shares memory, EMFILE where descriptors are short. Its gates of turns open; that of `gpu` alone where it
     refuses."""
     END_TURN = 22
-    """(microseconds) -> (1 if drained, microseconds that took): asked of a CUDA program: it launches nothing more on
-    `gpu` until BEGIN_TURN or the end of the connection. Answered once what it launched before has run, or after that
-    long, with 0: it is held all the same. Asked again meanwhile it waits again. EBUSY, and it is not held: a stream is
-    being captured, or it stands by to be moved. EOPNOTSUPP, and it is not held: of what it has on `gpu` nothing is the
-    library's to move. ENODEV: `gpu` is none that it has said is managed."""
+    """(microseconds, bytes) -> (1 if drained, microseconds that took): asked of a CUDA program: it launches nothing
+    more on `gpu` until BEGIN_TURN or the end of the connection. Answered once what it launched before has run, or after
+    that long, with 0: it is held all the same. As many bytes are about to go before its next turn: once it is drained,
+    and before it answers, it finds out which of them need not be written. Asked again meanwhile it waits again. EBUSY,
+    and it is not held: a stream is being captured, or it stands by to be moved. EOPNOTSUPP, and it is not held: of what
+    it has on `gpu` nothing is the library's to move. ENODEV: `gpu` is none that it has said is managed."""
     BEGIN_TURN = 23
     """(run-ahead in microseconds) -> (): asked of a CUDA program: it launches again. With a run-ahead it launches
     nothing more while what is pending would take longer than that, by how fast its kernels finished lately; 0: as far
     ahead as the driver lets it. ENODEV as for END_TURN."""
+    PREPARE = 24
+    """(bytes) -> (bytes moved, microseconds that took, and where they went as of RECLAIM): asked of a CUDA program that
+    waits for its turn on `gpu`: at most so much of what it used in its last turn, and that is in the host, comes back,
+    in the order of its first use. (Of turns of less than a second: in those of the last second that it ran.) It asks
+    for each piece by MOVE_IN, as for all that comes back, and ends where that gives EAGAIN. Its gate stays closed, and
+    nothing comes that is not asked for, by this or by ROOM. ENODEV as for END_TURN; EBUSY while it is about to be
+    moved, or not drained. While its gate is closed RECLAIM takes what it did not use before what it did, and of that
+    the last in that order first; what the host has as it is it drops."""
+    SPACE = 25
+    """(number) -> (number): asked by a CUDA program before it initialises the driver: the space that it is to be in, 0
+    for none. It is then to be a client of the server in the directory of that name (backend/space/space.py). A program
+    that is in one says its number to each daemon that it connects to, and has it back where it is still there."""
+    SMS = 26
+    """(groups, 1 to ask alone) -> (number of groups, SMs in each, SMs of the GPU): asked of a CUDA program: its kernels
+    on `gpu` run on these groups of SMs from the next launch on. Bit i is the group of number i in the one split of the
+    SMs that all programs make; 0 is all SMs. EOPNOTSUPP where the driver has no green contexts (with 0, the answer is
+    zeros), EINVAL for a group that is not there, EBUSY while the program is about to be moved; ENODEV as for
+    END_TURN."""
+    SET_SM_MAX = 27
+    """(group, pid, start time, SMs) -> (): from the kernel module, a lever of a Gpu as SET_TIMESLICE."""
     ALLOC = 32
     """(bytes) -> (first page, pages): memory on `gpu`, rounded up to pages. ENOMEM where the limits refuse it."""
     FREE = 33
@@ -196,9 +251,12 @@ class Op(enum.IntEnum):
     last. Without a page none goes behind it any more."""
     FOLLOW = 68
     """event (slot, run-ahead in microseconds): the program goes behind another one on `gpu`, whose page comes with it
-    for reading, in the place of what that slot had. It launches no kernel while a page says so, and what waits behind
-    one of its own that runs takes no longer than that, by how fast its kernels finished lately. Without a page the slot
-    has none any more."""
+    for reading, in the place of what that slot had. It launches no kernel while a page says so, and else one
+    once what is left of those before it takes no longer than that, by how fast its kernels finished lately. Without a
+    page the slot has none any more."""
+    GRANT = 69
+    """event (bytes): so much of the host the receiver may have pinned for memory of `gpu` from now on; what it has
+    beyond that and does not use it lets go. Memory that it is asked to move goes there all the same."""
 
 
 @attrs.frozen

@@ -140,6 +140,7 @@ OP_SET_TIMESLICE = wire.Op.SET_TIMESLICE
 OP_ATTACH_TSG = wire.Op.ATTACH_TSG
 OP_DETACH_TSG = wire.Op.DETACH_TSG
 OP_RECLAIM = wire.Op.RECLAIM
+OP_SET_SM_MAX = wire.Op.SET_SM_MAX
 
 LEVERS = {wire.Op[f"SET_{lever.constant}"]: lever for lever in _LEVERS}
 """Levers with a number for their value, by the command that carries it."""
@@ -381,6 +382,7 @@ IOC_DETACH_TSG = _ioc(_WRITE, 29, Command)
 IOC_RECLAIM = _ioc(_WRITE | _READ, 30, Command)
 IOC_REASONS = _ioc(_WRITE, 31, Reasons)
 IOC_NEXT_USE = _ioc(_WRITE, 32, Uses)
+IOC_SET_SM_MAX = _ioc(_WRITE, 33, Command)
 
 IOC_REGISTER = _ioc(_WRITE | _READ, 48, Gpu)
 IOC_UNREGISTER = _ioc(_WRITE, 49, Unregister)

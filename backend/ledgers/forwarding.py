@@ -1,8 +1,8 @@
-"""A Gpu in front of another one: what it does not do itself, that one does."""
+"""Base of the Gpus that wrap another one: each call is passed to the wrapped Gpu unless it is overridden."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import trio
 
@@ -11,6 +11,7 @@ from backend.core.reasons import Engines
 from backend.core.records import Activity, Capability, Footprint
 from backend.core.settings import Lever
 from backend.core.turns import TurnEnd
+from backend.core.workingset import WorkingSet
 from backend.process.identity import Process
 
 
@@ -20,6 +21,7 @@ class ForwardingGpu:
     def __init__(self, inner: Gpu) -> None:
         self.info = inner.info
         self.late_us = inner.late_us
+        self.switch_us = inner.switch_us
         self._inner = inner
 
     @property
@@ -61,14 +63,23 @@ class ForwardingGpu:
     async def attach(self, process: Process) -> None:
         await self._inner.attach(process)
 
-    async def end_turn(self, process: Process, bound_us: int) -> TurnEnd:
-        return await self._inner.end_turn(process, bound_us)
+    async def end_turn(self, process: Process, bound_us: int, leaves: int = 0) -> TurnEnd:
+        return await self._inner.end_turn(process, bound_us, leaves)
 
     def rank(self, behind: Mapping[Process, Sequence[Process]], hold_us: int) -> None:
         self._inner.rank(behind, hold_us)
 
     async def begin_turn(self, process: Process) -> None:
         await self._inner.begin_turn(process)
+
+    def working_set(self, process: Process) -> WorkingSet | None:
+        return self._inner.working_set(process)
+
+    def shares(self, process: Process) -> frozenset[Hashable] | None:
+        return self._inner.shares(process)
+
+    async def prepare(self, process: Process, nbytes: int) -> int:
+        return await self._inner.prepare(process, nbytes)
 
     async def reclaim(self, process: Process, nbytes: int) -> int:
         return await self._inner.reclaim(process, nbytes)

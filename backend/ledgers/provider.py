@@ -181,10 +181,10 @@ class ProviderGpu(ForwardingGpu):
         return await self._move(command.op, process, command.args[3])
 
     def _is_frozen(self, bookkeeper: Bookkeeping, process: Process) -> bool:
-        """Return whether the books have a process, or a slice above it, frozen."""
-        return bookkeeper.knows(process, self.info.index) and any(
-            books.frozen for books in bookkeeper.levels(process, self.info.index)
-        )
+        """Return whether the books have a process, or a slice above it, frozen. One without books is not."""
+        with contextlib.suppress(OSError):
+            return any(books.frozen for books in bookkeeper.levels(process, self.info.index))
+        return False
 
     async def _move(self, lever: int, process: Process, value: int) -> int:
         match lever:

@@ -24,6 +24,8 @@ from backend.nvidia.readback import ChannelStates
 from backend.nvidia.timeslices import Timeslices
 from backend.process.identity import Process
 
+TIMESLICE = "timeslice"
+"""What a process has undone that has another timeslice than was set, in words."""
 NEVER = 1 << 62
 """A start time later than that of any process, in clock ticks since boot."""
 
@@ -121,7 +123,7 @@ class Enforcement:
                 tsgs, stretched = self._concerned(controls, sliced or frozenset(), again), False
                 if sliced is not None:
                     tsgs, stretched = self._timeslices.ask(controls, tsgs, again)
-                undone = "timeslice" if stretched else ""
+                undone = TIMESLICE if stretched else ""
                 if again and applied.stays_off and self._questions.finds_undone():
                     undone = "freeze"
                     levers.attach_once(controls, list(filter(applied.takes, tsgs)), applied.off)

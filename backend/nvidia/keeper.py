@@ -28,6 +28,7 @@ import trio
 
 from backend.core.reasons import Engines
 from backend.nvidia.deadline import Deadline
+from backend.nvidia.enforce import TIMESLICE
 from backend.nvidia.tenant import Tenant
 from backend.process.identity import Process
 
@@ -84,10 +85,12 @@ class Keeper:
         used: Callable[[Process], int | None],
         asked: Callable[[Process], bool],
         undone: Callable[[Process], None],
+        shares: Callable[[Process], bool] = lambda process: False,
     ) -> None:
         """`totals` returns the host's counts of clients and objects (one driver call). `used` returns the time
         that a process had the engine, None where unknown. `asked` returns whether a process is frozen. `undone` is
-        called with each process that had undone a setting, once that is restored.
+        called with each process that had undone a setting, once that is restored. `shares` returns whether what is
+        set for other processes acts on the timeslices of one, as on clients of one MPS server: it is not blamed then.
         """
         self._gpu = gpu
         self._tenants = tenants
@@ -95,6 +98,7 @@ class Keeper:
         self._used = used
         self._asked = asked
         self._undone = undone
+        self._shares = shares
         self._asking = Deadline(f"GPU {gpu}", ASK_DEADLINE)
         self._wake = trio.Event()
         self._woken: set[Process] = set()
@@ -210,7 +214,8 @@ class Keeper:
     async def _bring_back(self, tenant: Tenant) -> None:
         try:
             undone = await tenant.enforce(again=True)
-            if undone and not self._has_slept():
+            is_own = undone != TIMESLICE or not self._shares(tenant.process)
+            if undone and is_own and not self._has_slept():
                 tenant.blame(undone)
                 self._undone(tenant.process)
         except ProcessLookupError:

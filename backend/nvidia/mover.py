@@ -16,7 +16,7 @@ from collections.abc import Callable
 import trio
 
 from backend.core.records import GpuInfo
-from backend.cuda.managed import Standby
+from backend.cuda.migrations import Standby
 from backend.nvidia import checkpoint
 from backend.nvidia.checkpoint.records import Action, Request, State
 from backend.process.identity import Process

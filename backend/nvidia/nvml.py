@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import importlib
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -21,11 +22,15 @@ import attrs
 from backend.core.records import GpuInfo
 from backend.nvidia import rm
 from backend.nvidia.deadline import Deadline
+from backend.nvidia.sight import joined
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
+UNLIMITED = "GGROUP_NVML"
+"""Variable of the environment with which, where it is "0", NVML says in this process what it says without the library:
+a daemon that was started by `ggroupfs run`, or below a limit of its own, is to see the GPU as it is."""
 DEADLINE = 2.0
 """Seconds for one call; the usual one takes 40 us, the first after a driver load a second."""
 P2P_READ_WRITE = (0, 1)
@@ -33,6 +38,15 @@ P2P_READ_WRITE = (0, 1)
 STEP_S = 1.0
 """The clock of the day was set where it went by so much more, or less, than time did between two looks at samples: they
 have its time."""
+
+GREEN_CONTEXTS_SINCE = 12040
+"""Version of the CUDA driver from which on it has green contexts."""
+CORES = {(7, 0): 64, (7, 2): 64, (7, 5): 64, (8, 0): 64}
+CORES_ELSEWHERE = 128
+"""Cores in an SM, by compute capability (CUDA C++ Programming Guide, "Compute Capabilities")."""
+STEPS = {6: 2, 7: 2, 8: 4}
+STEP_ELSEWHERE = 8
+"""SMs in the smallest part of a GPU, by the major number of that (cuda.h, "Green Contexts")."""
 
 ERRNOS = {
     "UNINITIALIZED": errno.ENODEV,
@@ -59,10 +73,13 @@ class Samples:
     """What NVML has sampled since it was asked last."""
 
     shares: Mapping[int, float]
-    """Pid to the part of the time, from 0 to 1, that its kernels ran in the last sample, by pid; of those that ran."""
+    """Pid to the part of the time, from 0 to 1, that its kernels ran, of those that ran: in the last sample, or on the
+    average of several."""
     span_us: int | None
     """Microseconds between that sample and the last one before; 0 where there is no new one, None where there was none
     before, or the clock of the day was set meanwhile."""
+    age_us: float = 0.0
+    """Microseconds since the end of the last sample."""
 
 
 class Nvml:
@@ -86,6 +103,7 @@ class Nvml:
 
     async def open(self) -> None:
         """Loads the library. OSError(ENODEV) where there is none or no driver."""
+        os.environ[UNLIMITED] = "0"
         await self._call(self._nvml.nvmlInit)
 
     async def gpus(self) -> Sequence[GpuInfo]:
@@ -95,6 +113,10 @@ class Nvml:
     async def usage(self, index: int) -> Mapping[int, int | None]:
         """Pid to bytes of GPU memory held, for each process with a context; None where the driver does not say."""
         return await self._call(partial(self._usage, index), index)
+
+    async def clients(self, index: int) -> frozenset[int]:
+        """Pids of the clients of MPS servers. OSError where the driver does not say."""
+        return await self._call(partial(self._clients, index), index)
 
     async def held(self, index: int, pid: int) -> int:
         """Bytes of GPU memory that a process holds now; 0 where it has no context, or the driver does not say."""
@@ -150,7 +172,21 @@ class Nvml:
             pci=sysfs_address(_text(self._nvml.nvmlDeviceGetPciInfo(device).busId)),
             capacity=int(self._nvml.nvmlDeviceGetMemoryInfo(device).total),
             timeslice_default_us=rm.TIMESLICE_DEFAULT_US,
+            **self._sms(device),
         )
+
+    def _sms(self, device: Any) -> Mapping[str, int]:
+        """Return the SMs of a GPU and the step in which programs get some of them, as fields of :class:`GpuInfo`;
+        nothing where the driver does not tell, or has no green contexts."""
+        try:
+            if self._nvml.nvmlSystemGetCudaDriverVersion_v2() < GREEN_CONTEXTS_SINCE:
+                return {}
+            capability = tuple(self._nvml.nvmlDeviceGetCudaComputeCapability(device))
+            cores = int(self._nvml.nvmlDeviceGetNumGpuCores(device))
+        except (self._nvml.NVMLError, AttributeError):  # a driver, or pynvml, from before it
+            return {}
+        each = CORES.get(capability, CORES_ELSEWHERE)
+        return {"sms": cores // each, "sm_step": STEPS.get(capability[0], STEP_ELSEWHERE)}
 
     def _device(self, index: int) -> Any:
         uuid = self._uuids.get(index)
@@ -183,6 +219,10 @@ class Nvml:
             usage[pid] = nbytes if before is None else before + (nbytes or 0)
         return usage
 
+    def _clients(self, index: int) -> frozenset[int]:
+        listed = self._nvml.nvmlDeviceGetMPSComputeRunningProcesses(self._device(index))
+        return frozenset(int(entry.pid) for entry in listed)
+
     def _busy(self, index: int) -> Samples:
         device, before = self._device(index), self._since.get(index)
         offset = time.time() - time.monotonic()
@@ -199,12 +239,13 @@ class Nvml:
             raise
         if self._stepped:
             samples = [sample for sample in samples if sample.timeStamp <= (time.time() + STEP_S) * 1e6]
-        shares: dict[int, float] = {}
-        for sample in samples:
-            if sample.timeStamp > self._since.get(index, 0):
-                shares[int(sample.pid)] = min(1.0, sample.smUtil / 100)
-        self._since[index] = max((int(sample.timeStamp) for sample in samples), default=self._since.get(index, 0))
-        return Samples(shares, None if before is None else max(0, self._since[index] - before))
+        since = self._since.get(index, 0)
+        new = [
+            (int(one.pid), int(one.timeStamp), min(1.0, one.smUtil / 100)) for one in samples if one.timeStamp > since
+        ]
+        last = self._since[index] = max((stamp for _, stamp, _ in new), default=since)
+        span_us = None if before is None else max(0, last - before)
+        return Samples(joined(new, since) if new else {}, span_us, max(0.0, time.time() * 1e6 - last))
 
 
 def _undecoded(function: Callable[[Any], str | bytes]) -> Callable[[Any], str | bytes]:

@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 GRANULE = 2 << 20
 """Granule of moves, bytes: the unit of CUDA's virtual memory management, and so of the library in a program."""
+CHUNK = 64 << 20
+"""Largest chunk of the library, bytes; a chunk moves as a whole (`class_bytes` of ``library/memory/chunk.c``)."""
 
 
 async def open_gpus(
@@ -66,7 +68,7 @@ async def open_gpus(
             failed = error
             continue
         usage = Usage(info.index, nvml, partial(Trace, system, card))
-        info = attrs.evolve(info, granule=GRANULE)
+        info = attrs.evolve(info, granule=GRANULE, chunk=CHUNK)
         present = partial(_ask, system, card)
         gpus.append(NvidiaGpu(info, card.gpu_id, nvml, census, states, usage, movers[info.name], present))
     if not gpus:

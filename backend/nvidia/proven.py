@@ -33,6 +33,11 @@ GR_ALONE = "compute.gr"
 engines are taken.
 """
 
+SPATIAL = "compute.spatial"
+"""The control of spaces, which takes a program that not every machine has."""
+OPTIONAL = (GR_ALONE, SPATIAL)
+"""What need not be proven for the rest to be kept."""
+
 
 @attrs.frozen
 class Verdict:
@@ -63,13 +68,13 @@ class Proven:
         return [Verdict(control, Capability.ENFORCED, evidence) for control, evidence in found.items()]
 
     def keep(self, uuid: str, verdicts: Sequence[Verdict]) -> None:
-        """Record the verdicts of a GPU if all its controls were proven. GR_ALONE is recorded if proven,
-        and need not be.
+        """Record the verdicts of a GPU if all its controls were proven. Those in OPTIONAL are recorded if proven, and
+        need not be.
         """
         proven = {
             verdict.control: verdict.evidence for verdict in verdicts if verdict.capability is Capability.ENFORCED
         }
-        if any(verdict.control not in proven for verdict in verdicts if verdict.control != GR_ALONE):
+        if any(verdict.control not in proven for verdict in verdicts if verdict.control not in OPTIONAL):
             return
         gpus = {**self._known(), uuid: proven}
         try:

@@ -14,7 +14,7 @@ import os
 import struct
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Protocol
 
@@ -24,9 +24,10 @@ from backend.common import interpreter
 from backend.core.reasons import Engines
 from backend.core.records import OF_MEMORY, Capability, GpuInfo
 from backend.core.settings import OF_THE_SCHEDULER
-from backend.nvidia import probe
-from backend.nvidia.proven import GR_ALONE, Proven, Verdict
+from backend.nvidia import probe, spatial
+from backend.nvidia.proven import GR_ALONE, OPTIONAL, SPATIAL, Proven, Verdict
 from backend.process.identity import Process, identify
+from backend.space import control
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,14 @@ TOLERANCE = 0.25
 """Relative deviation of the progress from the ratio asked for, up to which a timeslice counts as enforced."""
 LIBRARY = "moves the memory of programs with the library in them (`ggroupfs run`, units); that of others is pinned"
 CHECKPOINT = "cuCheckpoint, by way of the host; of programs with the library most goes from GPU to GPU"
+PLACED = (
+    "kernels of programs with the library, by green contexts, from the next launch on; for others that are clients of"
+    " MPS CUDA_MPS_ACTIVE_THREAD_PERCENTAGE in their environment at the start is left"
+)
+UNPLACED = (
+    "the driver has no green contexts (CUDA 12.4) or does not tell its SMs; for clients of MPS"
+    " CUDA_MPS_ACTIVE_THREAD_PERCENTAGE in their environment at the start is left"
+)
 SCHEDULED = tuple(setting.control for setting in OF_THE_SCHEDULER if setting.control is not None)
 """Controls that the scheduler implements with the two levers."""
 
@@ -73,6 +82,9 @@ class Levers(Protocol):
     async def attach(self, process: Process) -> None:
         """See :class:`backend.core.protocols.Gpu`."""
 
+    async def clients(self) -> frozenset[int]:
+        """See :class:`backend.nvidia.gpu.NvidiaGpu`."""
+
     def forget(self, process: Process) -> None:
         """See :class:`backend.core.protocols.Gpu`."""
 
@@ -80,7 +92,8 @@ class Levers(Protocol):
 class Child:
     """A program of our own that keeps the GPU busy."""
 
-    def __init__(self, uuid: str) -> None:
+    def __init__(self, uuid: str, more: Mapping[str, str] | None = None) -> None:
+        """`more` is put into its environment."""
         self._fd = os.memfd_create("ggroupfs-probe", os.MFD_CLOEXEC)
         self._process: subprocess.Popen[bytes] | None = None
         try:
@@ -88,7 +101,7 @@ class Child:
             self._page = mmap.mmap(self._fd, probe.PAGE)
             self._process = subprocess.Popen(
                 [sys.executable, "-m", probe.__name__, str(self._fd), str(KERNEL_US)],
-                env=interpreter.environment() | {"CUDA_VISIBLE_DEVICES": uuid},
+                env=interpreter.environment() | {"CUDA_VISIBLE_DEVICES": uuid, **(more or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -156,15 +169,25 @@ async def prove(gpu: Levers, run: bool = True, movable: bool = False, proven: Pr
     `movable` says whether there is another GPU that programs can be moved to. A GPU in `proven` is not tested again.
     """
     verdicts = [Verdict(control, Capability.ADVISORY, LIBRARY) for control in OF_MEMORY]
+    verdicts.append(
+        Verdict("compute.sm.max", Capability.ADVISORY, PLACED)
+        if gpu.info.sms
+        else Verdict("compute.sm.max", Capability.UNSUPPORTED, UNPLACED)
+    )
     if movable:
         verdicts.append(Verdict("compute.migrate", Capability.ADVISORY, CHECKPOINT))
     else:
         verdicts.append(Verdict("compute.migrate", Capability.UNSUPPORTED, "there is no other GPU of this model"))
     if not run:
         why = "not tested"
-        tested = [Verdict(name, Capability.ADVISORY, why) for name in TESTED]
+        tested = [*(Verdict(name, Capability.ADVISORY, why) for name in TESTED), await _spatial(gpu, run=False)]
         return [*tested, *_scheduled(tested), *verdicts]
     if proven is not None and (known := proven.of(gpu.info.uuid)):
+        # The program may have come or gone since then; and what did not act is no promise for having been tested.
+        if control.find() is None or not any(verdict.control == SPATIAL for verdict in known):
+            rest = [verdict for verdict in known if verdict.control != SPATIAL]
+            known = [*rest, await _spatial(gpu, run=True)]
+            proven.keep(gpu.info.uuid, known)
         return [*known, *_scheduled(known), *verdicts]
     with ExitStack() as stack:
         try:
@@ -176,11 +199,14 @@ async def prove(gpu: Levers, run: bool = True, movable: bool = False, proven: Pr
                 await child.started()
         except OSError as error:
             why = f"not proven: {error.strerror}"
-            tested = [Verdict(name, Capability.ADVISORY, why) for name in TESTED]
+            tested = [*(Verdict(name, Capability.ADVISORY, why) for name in TESTED), await _spatial(gpu, run=False)]
+            proven = None
         else:
             tested = [await _timeslice(gpu, children), await _freeze(gpu, children), await _gr_alone(gpu, children)]
-            if proven is not None:
-                proven.keep(gpu.info.uuid, tested)
+    if len(tested) == len(TESTED):  # the GPU is free of the children by now
+        tested.append(await _spatial(gpu, run=True))
+    if proven is not None:
+        proven.keep(gpu.info.uuid, tested)
     for verdict in tested:
         log.info("GPU %d: %s %s: %s", gpu.info.index, verdict.control, verdict.capability.value, verdict.evidence)
     return [*tested, *_scheduled(tested), *verdicts]
@@ -188,10 +214,14 @@ async def prove(gpu: Levers, run: bool = True, movable: bool = False, proven: Pr
 
 def _scheduled(levers: Sequence[Verdict]) -> list[Verdict]:
     """Return the verdicts on priorities and weights, which are as good as the levers that the scheduler pulls."""
-    capability = Capability.weakest([verdict.capability for verdict in levers if verdict.control != GR_ALONE])
+    capability = Capability.weakest([verdict.capability for verdict in levers if verdict.control not in OPTIONAL])
     return [
         Verdict(name, capability, "by timeslices, and by taking off the runlist what has to wait") for name in SCHEDULED
     ]
+
+
+async def _spatial(gpu: Levers, *, run: bool) -> Verdict:
+    return await spatial.prove(gpu, run, control.find(), lambda more: Child(gpu.info.uuid, more), WINDOW)
 
 
 def _end(gpu: Levers, child: Child) -> None:

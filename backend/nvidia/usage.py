@@ -1,8 +1,8 @@
-"""How much of a GPU each process used: exact from the trace of context switches, else an estimate. And how much of that
-it was busy (busy.py).
+"""How much of a GPU each process used: exact from the trace of context switches, otherwise an estimate; and for how
+much of that time it was busy (busy.py).
 
-What a process did at last is known some time after it has ended: its figures are told as they are then, and the rest
-comes late.
+The last use of a process is known some time after it has ended. Its figures are reported as they are when it ends, and
+the rest is reported late.
 """
 
 from __future__ import annotations
@@ -21,32 +21,40 @@ from backend.nvidia import rm
 from backend.nvidia.busy import BusyTime
 from backend.nvidia.deadline import Deadline
 from backend.nvidia.nvml import Nvml
+from backend.nvidia.parts import Parts, Shared
 from backend.nvidia.sampling import SAMPLE_S, Sampling
+from backend.nvidia.sight import Sight
 from backend.nvidia.trace import LAG_NS, Trace
 from backend.process.identity import Process, is_borne
 
 log = logging.getLogger(__name__)
 
 READ_S = 0.1
-"""Seconds between two looks at the trace: 0.3 ms of CPU each, and the ring has room for 40 of the busiest."""
+"""Seconds between two reads of the trace: 0.3 ms of CPU each. The ring has room for 40 times what the busiest GPU
+records in that time.
+"""
+SWITCH_US = 197
+"""Microseconds of each stay in the trace that are not work: the gap before it (81), and the part of the stay itself
+that is not work (117). With these, time agrees with the kernels that two programs run (an H200, docs/nvidia.md).
+"""
 DEADLINE = 2.0
-"""Seconds for one look."""
+"""Deadline of one read, seconds."""
 
 
 @attrs.frozen
 class Ended:
-    """A process that has ended, and that the trace has records of which are not charged yet."""
+    """A process that has ended, while some of its records in the trace are not charged yet."""
 
     process: Process
-    """Which."""
+    """The process."""
     told: int
-    """Microseconds that were told of it."""
+    """Microseconds reported when it ended."""
     until: float
-    """When all of them are charged, by trio's clock."""
+    """Time at which all records are charged, by trio's clock."""
 
 
 class Usage:
-    """Microseconds on the engine of one GPU, by process."""
+    """Engine time of each process on one GPU, microseconds."""
 
     def __init__(self, index: int, nvml: Nvml, bind: Callable[[], Trace]) -> None:
         self._index = index
@@ -55,48 +63,75 @@ class Usage:
         self._trace: Trace | None = None
         self._deadline = Deadline(f"the trace of GPU {index}", DEADLINE)
         self._estimates: dict[int, float] = {}
-        self._sampled = False  # there are samples to be had
-        self._past: Counter[int] = Counter()  # by pid: microseconds by the traces of before the GPU was lost
+        self._sampled = False  # whether samples are available
+        self._past: Counter[int] = Counter()  # by pid: microseconds from the traces before the GPU was lost
         self._back = trio.Event()
-        self._waits = False  # for the GPU to be back: what is known is what it was
+        self._waits = False  # for the GPU to be back; figures do not change meanwhile
         self.lost: Callable[[OSError], None] = lambda error: None
-        """Is told that the GPU is not there any more."""
+        """Called with the error when the GPU is found to be lost."""
         self.programs: Callable[[], Iterable[tuple[Process, bool | None]]] = lambda: ()
-        """The processes on this GPU, and whether kernels of theirs are pending; None: they do not count them."""
+        """Yields the processes on this GPU, and whether they have kernels pending; None if a process does not count
+        them.
+        """
         self.standing: Callable[[], Collection[Process]] = frozenset
-        """The programs that are off the runlist, and do not count their kernels."""
+        """Returns the programs that are off the runlist and do not count their kernels."""
         self.late: Callable[[Process, Mapping[str, int]], None] = lambda process, figures: None
-        """Is told what a process did besides that has ended, by the names of Activity."""
+        """Called with further figures of a process that has ended, by the names of Activity."""
+        self.spaces: Callable[[], Iterable[Shared]] = lambda: ()
+        """Yields the spaces on this GPU, whose programs the trace does not tell apart."""
         self._busy = BusyTime(round(LAG_NS / 1e9 / READ_S))
-        self._looked = 0.0  # when kernels were looked at
+        self._parts = Parts(round(LAG_NS / 1e9 / READ_S))
+        self._looked = 0.0  # time of the last look at kernels
         self._sampling = Sampling()
+        self._sight = Sight()
         self._ended: list[Ended] = []
-        self._unsampled: dict[int, Process] = {}  # that have ended since the last sample, by pid
+        self._unsampled: dict[int, Process] = {}  # processes that have ended since the last sample, by pid
 
     def exact(self, process: Process) -> int | None:
-        """What the trace says; None where there is none. It only grows, also where the GPU was lost and came back."""
+        """Return the microseconds of a process in the trace; None without a trace. The figure only grows, even if the
+        GPU was lost and came back.
+        """
         if self._trace is None:
             return self._past[process.pid] if self._waits and self._past else None
         return self._past[process.pid] + self._trace.usec(process.pid)
 
     def stays(self, process: Process) -> int | None:
-        """How often it came onto the engine since the trace began; None where there is none."""
+        """Return how often a process came onto the engine since the trace began; None without a trace."""
         return None if self._trace is None else self._trace.residency.stays(process.pid)
 
     def estimate(self, process: Process) -> int | None:
-        """What NVML's samples add up to, where there is no trace; None where there are no samples either."""
-        if self._trace is not None or not self._sampled:
+        """Return the sum of NVML's samples of a process, microseconds, if there is no trace; None if there are no
+        samples either. With a trace: the part of a program of a space; None for any other, which is told exactly.
+        """
+        if self._trace is not None:
+            return self._parts.usec(process)
+        if not self._sampled:
             return None
         return int(self._estimates.get(process.pid, 0.0))
 
     def busy(self, process: Process) -> tuple[int | None, int | None]:
-        """Microseconds that it was busy, and what of that comes from samples; None where neither is known."""
+        """Return the microseconds that a process was busy, and the part of that which comes from samples; None where
+        unknown.
+        """
         return self._busy.usec(process), self._busy.sampled_usec(process)
 
+    def watched(self, process: Process) -> tuple[int, int] | None:
+        """Return the time of a process on the runlist for which samples tell how busy the engine was, and the time of
+        that in which the engine worked, microseconds; None if the process is not watched.
+        """
+        return self._sight.told(process)
+
+    def turns(self, process: Process, is_on: bool) -> None:
+        """Note that a process is about to go off the runlist, or was put back."""
+        self._sight.turns(process, trio.current_time(), is_on)
+
     def forget(self, process: Process) -> None:
-        """The process is gone: what is told of it from now on is late."""
+        """Note that the process is gone: further figures are reported late."""
         self._estimates.pop(process.pid, None)
-        if (told := self.exact(process)) is not None and self._trace is not None:
+        if self._parts.usec(process) is not None:  # what the trace has under its pid is not its own
+            self._parts.forget(process)
+            self._busy.forget(process)
+        elif (told := self.exact(process)) is not None and self._trace is not None:
             self._ended.append(Ended(process, told, trio.current_time() + LAG_NS / 1e9))
         else:
             self._drop(process)
@@ -110,7 +145,7 @@ class Usage:
             self._trace.residency.drop(process.pid)
 
     def _settle(self, now: float) -> None:
-        """Tells of those that ended what the trace had of them."""
+        """Report the rest of the figures of ended processes whose records are all charged."""
         while self._ended and self._ended[0].until <= now:
             one = self._ended.pop(0)
             used = self.exact(one.process) or 0
@@ -119,7 +154,7 @@ class Usage:
             self.late(one.process, rest)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Reads what there is until cancelled; started once that is known."""
+        """Read the trace or samples until cancelled; started once it is known which of the two there is."""
         await self._begin()
         self._looked = trio.current_time()
         self._sampling.begin(self._looked)
@@ -135,7 +170,7 @@ class Usage:
                 if not self._waits:
                     await self._sample()
             except trio.Cancelled:
-                self._waits = True  # what is known stays so to the end
+                self._waits = True  # known figures stay as they are to the end
                 raise
             finally:
                 self._end()
@@ -144,11 +179,11 @@ class Usage:
             await self._begin()
 
     def back(self) -> None:
-        """The GPU was lost, and is there again."""
+        """Note that the lost GPU is back."""
         self._back.set()
 
     def gone(self) -> None:
-        """The GPU is lost: what it said is kept, and nothing of it is held open."""
+        """Note that the GPU is lost: keep its figures, and hold nothing of it open."""
         if self._trace is not None:
             self._waits = True
             self._end()
@@ -168,7 +203,7 @@ class Usage:
         except OSError as error:
             log.info("GPU %d: no trace of context switches, times are estimates: %s", self._index, error)
         finally:
-            if self._trace is None:  # a call may come back that is waited for no more
+            if self._trace is None:  # a call that is no longer waited for may still return
                 late.set()
                 for trace in made:
                     trace.close()
@@ -185,7 +220,7 @@ class Usage:
         try:
             await self._deadline.call(trace.read)
         except (TimeoutError, BlockingIOError):
-            return  # the thread goes on, and so does the ring; or there was none to be had (EAGAIN)
+            return  # the thread goes on, and so does the ring; or no thread could be started (EAGAIN)
         except OSError as error:
             if self._trace is not trace:
                 return  # the GPU was lost meanwhile
@@ -218,7 +253,7 @@ class Usage:
             self._unsampled.clear()
 
     async def _sample_others(self) -> None:
-        """The samples of programs that do not count their kernels, where the trace tells the rest."""
+        """Take the samples of programs that do not count their kernels; the trace covers the rest."""
         now = trio.current_time()
         if not self._sampling.is_due(now, self.standing()):
             return
@@ -228,8 +263,9 @@ class Usage:
             self._sampling.begin(now)
 
     async def _ask(self) -> Mapping[int, float]:
-        """Return what samples say since the last time, microseconds by pid, which busy time is told, too. Nothing where
-        there are none to be had."""
+        """Return the use since the last request, microseconds by pid, as samples tell it, and count it as busy time as
+        well. Empty if there are no samples.
+        """
         try:
             samples = await self._nvml.busy(self._index)
         except OSError as error:
@@ -240,19 +276,32 @@ class Usage:
                 log.log(logging.DEBUG if self._sampled else logging.INFO, "GPU %d: %s", self._index, error)
             return {}
         self._sampled = True
-        window_us = self._sampling.window_us(trio.current_time(), samples.span_us)
+        now, span_us = trio.current_time(), samples.span_us
+        self._sight.take(now, samples.shares, samples.age_us / 1e6, None if span_us is None else span_us / 1e6)
+        window_us = self._sampling.window_us(now, span_us)
         busy = {pid: share * window_us for pid, share in samples.shares.items()}
         self._busy.sample(self.programs(), self.exact, busy)
         return busy
 
     def _look(self) -> None:
-        """Looks whose kernels are pending."""
+        """Note which programs have kernels pending."""
         since, self._looked = self._looked, trio.current_time()
+        uncounted = [process for process, pending in self.programs() if pending is None]
+        self._sight.keep(uncounted, self._looked, self.standing())
         self._busy.look(self.programs(), self.exact, (self._looked - since) * 1e6)
+        if self._trace is not None:
+            for pid in self._parts.look(self.spaces(), self._usec):
+                if not _lives(pid):
+                    self._past.pop(pid, None)
+                    self._trace.residency.drop(pid)
+
+    def _usec(self, pid: int) -> int:
+        """Return the microseconds that the trace has under a pid."""
+        return self._past[pid] + (0 if self._trace is None else self._trace.usec(pid))
 
 
 def _lives(pid: int) -> bool:
     try:
         return is_borne(pid)
     except OSError:
-        return True  # it is not known
+        return True  # unknown, so it may live

@@ -59,6 +59,15 @@ DRAIN_WORK_US = 400_000
 """Engine time after which a drain is given up, microseconds: the program has a long kernel. Next to a filler it
 has most of the engine. The trace is up to 0.25 s late, so up to that much of its own turn may be counted in.
 """
+DRAIN_BUS_US = 2_000_000
+"""The same for a program that has memory in the host, microseconds. Its kernels have the engine for as long as they
+read that memory over the bus, some forty times as long, and longer while others read there, too. Turns of memory begin
+so.
+"""
+DRAIN_AWAY_US = 6_000_000
+"""Time that such a program has by the clock when it waits for a memory turn, microseconds. All of them may drain at
+once. Off the runlist in the middle of its work it would keep its memory, and begin its next turn without the rest.
+"""
 HEARD_S = 0.3
 """Time after the end of a drain during which its use is still reported, seconds."""
 UNDRAINED_S, UNDRAINED_MOST_S = 4.0, 60.0
@@ -93,13 +102,14 @@ class Ends:
         over: Callable[[Process, Callable[[], Awaitable[bool]]], Awaitable[None]],
         is_exact: Callable[[Process], bool],
         is_moving: Callable[[Process], bool],
+        is_away: Callable[[Process], bool],
         lever_s: float,
     ) -> None:
-        """`member` and `slot` return the member of a process and its scheduler's record. `is_exact` returns
-        whether the machine tells exactly what a process uses, and `is_moving` whether memory of the process may be
-        moving. `over` awaits a function that waits for the drain of a process and then takes it off the runlist,
-        and records the outcome; the function returns whether the process was to go off. `lever_s` is the time that
-        the levers of one process may take, in seconds.
+        """`member` and `slot` return the member of a process and its scheduler's record. `is_exact` returns whether
+        the machine tells exactly what a process uses, `is_moving` whether memory of the process may be moving, and
+        `is_away` whether some of it is in the host. `over` awaits a function that waits for the drain of a process and
+        then takes it off the runlist, and records the outcome; the function returns whether the process was to go off.
+        `lever_s` is the time that the levers of one process may take, in seconds.
         """
         self._follower = follower
         self._member = member
@@ -107,6 +117,7 @@ class Ends:
         self._over = over
         self._is_exact = is_exact
         self._is_moving = is_moving
+        self._is_away = is_away
         self._lever_s = lever_s
         self._drains: dict[Process, Drain] = {}
         self.nursery: trio.Nursery | None = None
@@ -126,7 +137,13 @@ class Ends:
     def _is_waited_for(self, process: Process) -> bool:
         """Return whether the end of a process's turn waits for its kernels."""
         last = self._slot(process).undrained
-        return last is None or trio.current_time() >= last.again
+        return last is None or trio.current_time() >= last.again or self._reads_over_bus(process)
+
+    def _reads_over_bus(self, process: Process) -> bool:
+        """Return whether a process waits for a memory turn and has memory in the host: then that is why it is late, and
+        not its kernels, and the next time it has that memory if it drains now.
+        """
+        return self._slot(process).rests and self._is_away(process)
 
     def lengthen(self, process: Process) -> None:
         """Request DRAIN_SLICE_US for a process if it drains."""
@@ -158,7 +175,7 @@ class Ends:
         slot = self._slot(process)
         if end is TurnEnd.DRAINED:
             slot.undrained = None
-        elif end is TurnEnd.LATE and was_waited_for:
+        elif end is TurnEnd.LATE and was_waited_for and not self._reads_over_bus(process):
             wait = UNDRAINED_S if slot.undrained is None else min(UNDRAINED_MOST_S, 2 * slot.undrained.wait)
             slot.undrained = Undrained(trio.current_time() + wait, wait)
         try:
@@ -172,17 +189,18 @@ class Ends:
     async def _wait(self, process: Process, is_told: bool) -> TurnEnd | None:
         """Wait for a draining process within its bounds, and then want it off the runlist; return how its turn
         ended, None if it drains no more. A process that is not waited for, or whose use is not told, has
-        DRAIN_UNTOLD_US, and longer only while its memory moves.
+        DRAIN_UNTOLD_US, and longer only while its memory moves or is read over the bus.
         """
-        group, drain, left_us = self._member(process), self._follower.turning.drain, DRAIN_MOST_US
+        group, drain = self._member(process), self._follower.turning.drain
+        left_us = DRAIN_AWAY_US if self._reads_over_bus(process) else DRAIN_MOST_US
         if is_told and self._is_waited_for(process):
             return await drain(group, left_us)
         until = trio.current_time() + left_us / 1e6
         while left_us > 0:
             with trio.move_on_after(DRAIN_UNTOLD_US / 1e6):
                 return await drain(group, left_us)
-            is_moving = self._is_moving(process)
-            left_us = round((until - trio.current_time()) * 1e6) if is_moving else 0
+            goes_on = self._is_moving(process) or self._reads_over_bus(process)
+            left_us = round((until - trio.current_time()) * 1e6) if goes_on else 0
         return await drain(group, 0)
 
     def observe(self, samples: Mapping[Process, Sample]) -> Mapping[Process, Sample]:
@@ -197,7 +215,8 @@ class Ends:
                 del self._drains[process]
             elif (sample := samples.get(process)) is not None:
                 drain.used_us += sample.used_us or 0
-                if drain.used_us > DRAIN_WORK_US or (drain.is_told and not self._is_exact(process)):
+                most_us = DRAIN_BUS_US if self._is_away(process) else DRAIN_WORK_US
+                if drain.used_us > most_us or (drain.is_told and not self._is_exact(process)):
                     drain.scope.cancel()
                 found[process] = attrs.evolve(sample, drains=True)
         return found

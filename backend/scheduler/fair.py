@@ -9,6 +9,12 @@ programs that go on as before nothing is changed at all.
 A program that waits for each of its results yields: it leaves the engine before its slice is over, once in each round.
 Beside a program that never yields it has its part only if that program's slice is as long as its own stays, in
 proportion: the slice is fitted to them.
+
+A program that stands for its quota does not come and go of its own will: rounds stay long beside it. In short ones a
+quota of 30 ms had been done in eight stays, each with a switch. Its slice is its quota, or a whole part of that: what
+it had is known only once it stands, and where it is in its slice is not known at all. A time of whole rounds has as
+many whole slices, whenever it begins, so the program stands while others have the engine, with all of its quota and no
+more.
 """
 
 from __future__ import annotations
@@ -37,6 +43,8 @@ SLICE_LEAST_US = 50
 SWITCH_US = 170
 """Time that the trace of a GPU charges for a switch besides the slice, microseconds: from the end of the last stay to
 the end of the save (81 + 92 us on an H200, docs/nvidia.md)."""
+STAY = 1.024
+"""Length of a stay on the engine, as a multiple of the slice (measured on an H200)."""
 LOOK_US = 1_000_000
 """Least time over which use is compared, microseconds."""
 MEMORY_US = 8_000_000
@@ -64,6 +72,11 @@ BOUND = (0.25, 4.0)
 """Least and greatest factor of all corrections of a slice together."""
 
 
+def _whole_part(quota_us: int, slice_us: int) -> int:
+    """Return the slice, microseconds, whose stay is a whole part of a quota: of those the one nearest to `slice_us`."""
+    return max(SLICE_LEAST_US, round(quota_us / max(1, round(quota_us / slice_us)) / STAY))
+
+
 @attrs.define
 class Fair:
     """The programs that share at one time, and their slices."""
@@ -87,6 +100,7 @@ class Fair:
     _lively: int = 0  # microseconds for which rounds are still to be short
     _calm: int = LIVELY_MOST_US  # microseconds since rounds were short
     _patience: int = LIVELY_US  # microseconds for which rounds stay short
+    _limited: set[Process] = attrs.field(factory=set)  # those that stood for quotas of late
     _restless: set[Process] = attrs.field(factory=set)  # those for which rounds are short
 
     def slices(
@@ -123,6 +137,9 @@ class Fair:
         }
         if self._stayer is not None and not leads:
             self._fit(own, active)
+        for process in active:
+            if (quota_us := use.quota_us(process)) and use.contexts(process) == 1:
+                self._slices[process] = _whole_part(quota_us, self._slices[process])
         if any(abs(self._slices[process] / before.get(process, 1) - 1) > MOVES for process in active):
             self._look_anew()
         return self._slices
@@ -202,6 +219,10 @@ class Fair:
         """Charge use. Where the use of any program is unknown, rounds are short, and slices as parts say."""
         windows = {process: use.used(process) for process in self._parts}
         self._seen |= {process for process, used in windows.items() if used}
+        limited = {process for process in self._parts if use.is_limited(process)}
+        if limited != self._limited:  # what one had below a quota is nothing that it lacks
+            self._limited = limited
+            self._forget()
         if self._late > 0:
             self._late -= window_us
             return
@@ -242,7 +263,9 @@ class Fair:
         return {
             process
             for process, stays in self._stays.items()
-            if stays and self._recent[process] / stays < YIELDS * self._slices.get(process, 0) / use.contexts(process)
+            if stays
+            and not use.is_limited(process)
+            and self._recent[process] / stays < YIELDS * self._slices.get(process, 0) / use.contexts(process)
         }
 
     def _full(self, use: Use) -> Set[Process]:
@@ -275,15 +298,16 @@ class Fair:
 
     def _look(self, use: Use) -> None:
         # Rounds follow what was just seen, slices what was seen for long: they are to be right on the average.
-        if some := {process for process, used in self._had(self._recent).items() if 0 < used < SOME}:
+        limited = self._limited
+        if some := {process for process, used in self._had(self._recent).items() if 0 < used < SOME} - limited:
             if not self._lively:
                 self._patience = min(LIVELY_MOST_US, 2 * self._patience) if self._calm < self._patience else LIVELY_US
             self._shorten(self._patience, some)
         self._look_for_a_stayer(use)
-        full = self._full(use)
+        full = self._full(use) - limited  # below a quota a program wants no more than it has
         self._recent = dict.fromkeys(self._parts, 0)
         self._stays = dict.fromkeys(self._parts, 0)
-        self._light = (self._light | self._seen) - full
+        self._light = (self._light | self._seen) - full - limited
         self._correct(full, use)
 
     def _correct(self, full: Set[Process], use: Use) -> None:

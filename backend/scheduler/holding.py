@@ -92,7 +92,7 @@ class Holding:
         """Return the most driver calls that the act takes per context."""
         match act:
             case Act.SPEND:
-                return 0 if one.levers is False else 1
+                return 0 if one.levers is False or one.is_gated else 1
             case Act.STOP:
                 return 1
             case Act.RESTORE:
@@ -125,13 +125,14 @@ class Holding:
     async def _do(self, member: Member, one: Limited, act: Act) -> None:
         match act:
             case Act.SPEND:
-                await self._follower.spend(member)
+                await self._follower.spend(member, pulls=not one.is_gated)
                 one.levers = self._follower.spent(member) is Engines.GR
             case Act.STOP:
-                one.levers = one.is_bound
+                one.levers, one.overran = one.is_bound and one.overran, one.is_bound
                 await self._follower.stop(member)
             case Act.RESTORE:
-                one.is_behind = True
+                one.is_behind, one.holds = True, self._follower.spent(member) is Engines.NONE
+                one.overran = one.overran and not one.holds
                 await self._follower.restore(member)
                 one.is_bound = True
         one.is_behind = False

@@ -34,6 +34,8 @@ from backend.scheduler.parts import Pace
 from backend.scheduler.quota import CHECK_US, Account
 from backend.scheduler.rota import Rotation
 from backend.scheduler.stringing import string
+from backend.scheduler.watched import WORKS
+from backend.space.space import Space
 
 READ_US = 5_000
 """Microseconds between two reads of processes that may run, where what they use is told late: whether they have work
@@ -69,10 +71,12 @@ class Limiter:
         lever_s: float,
         changed: Callable[[Process, bool], None],
         periods: Callable[[Group, int], None],
+        space_of: Callable[[Member], Space | None] = lambda member: None,
     ) -> None:
         """`calls` are those that the scheduler has of the driver, `lever_s` what those of one process may take, in
         seconds. `changed` is told of a process that stands from now on, or does not, and whether that is for long;
-        `periods` of periods of a group that have ended."""
+        `periods` of periods of a group that have ended. `space_of` is the space in which a process runs beside
+        others."""
         self._gpu = gpu
         self._index = gpu.info.index
         self._ledger = ledger
@@ -81,11 +85,13 @@ class Limiter:
         self._holding = Holding(gpu, population, follower, calls, lever_s, self._done)
         self._changed = changed
         self._periods = periods
+        self._space_of = space_of
+        self._charged_us = 0  # when what was worked was charged last
         self._accounts: dict[Group, Account] = {}
         self._limited: dict[Process, Limited] = {}
         self._leaving: dict[Process, Limited] = {}  # those that stand yet, or may, and have no quota any more
         self._gone: dict[Process, Gone] = {}
-        self._meters = Meters(gpu.late_us)
+        self._meters = Meters(gpu.late_us, gpu.switch_us)
         self._rotation = Rotation(self._may_wait, self._runs)
         self._known: set[Process] | None = None  # all processes at the last search; None where no quota was
         self._poked = trio.Event()
@@ -93,6 +99,11 @@ class Limiter:
         self._poked_us = self._since_us = 0  # when it was poked, of the next search and of the last
         self._woken = trio.Event()
         self._epoch = 0.0
+
+    @property
+    def pulls(self) -> bool:
+        """Whether quotas take calls of the driver: up to RATE a second (``holding.py``)."""
+        return any(one.levers for one in self._limited.values())
 
     def poke(self) -> None:
         """Has it look for processes and quotas anew, soon."""
@@ -104,6 +115,19 @@ class Limiter:
         """Whether a process is to stand, as its quota is used up."""
         one = self._limited.get(process)
         return one is not None and one.is_spent
+
+    def stood(self, process: Process) -> bool:
+        """Whether a process stood, for its quota or for the period of another, at any time since this was asked."""
+        one = self._limited.get(process)
+        if one is None:
+            return False
+        stood, one.stood = one.stood, one.is_spent
+        return stood
+
+    def quota_us(self, process: Process) -> int | None:
+        """Return the quota that a process alone has at once, microseconds; None where it has none of its own."""
+        one = self._limited.get(process)
+        return None if one is None else one.quota_us
 
     def ended(self, process: Process) -> None:
         """A process is about to be gone: what it did last is charged, by a guess where that is told late."""
@@ -157,7 +181,7 @@ class Limiter:
         for one in self._leaving.values():
             one.let_go()
         self._accounts, self._limited, self._gone, self._known = {}, {}, {}, None
-        self._meters = Meters(self._gpu.late_us)
+        self._meters = Meters(self._gpu.late_us, self._gpu.switch_us)
         self._rotation = Rotation(self._may_wait, self._runs)
 
     def _lose(self) -> None:
@@ -215,6 +239,10 @@ class Limiter:
                 one = self._limited[process] = self._renewed(process, before.get(process), mine)
                 books = levels.get(member)
                 one.equals = mine, self._population.path(member)[1:], books and (books.priority, books.weight)
+                space = self._space_of(member)
+                one.apart = frozenset() if space is None else self._apart(member, space)
+                if space is not None:
+                    one.equals = None  # the programs of a space work at the same time
             elif self._stands(process, one := before.get(process) or Limited(())):
                 one.let_go()
                 self._leaving[process] = one
@@ -259,6 +287,16 @@ class Limiter:
         path = self._population.path(member)
         return tuple(self._accounts[level] for level in path if level in self._accounts)
 
+    def _apart(self, member: Member, space: Space) -> frozenset[Account]:
+        """Return the accounts of a process of a space that not all programs of the space have: its own, and those of
+        slices within the space, or elsewhere, if it was moved.
+        """
+        return frozenset(
+            self._accounts[level]
+            for level in self._population.path(member)
+            if level in self._accounts and not (isinstance(level, SliceOn) and level.slice.contains(space.slice))
+        )
+
     # What they work
 
     def _now_us(self) -> int:
@@ -266,38 +304,71 @@ class Limiter:
 
     def _charge(self) -> None:
         """Charges what processes worked since the last time to all accounts above them."""
-        looks = [self._look_at(process) for process in self._limited]
+        looks = [self._look_at(process, one.is_pulled) for process, one in self._limited.items()]
         for process, activity, _ in looks:
-            self._limited[process].pending = activity.pending
+            one = self._limited[process]
+            one.pending, one.is_pulled = activity.pending, one.busy
         looks += [self._look_back_at(process, one) for process, one in self._gone.items()]
         now_us = self._now_us()
-        for process, worked in self._meters.look(now_us, looks).items():
-            one = self._limited.get(process)
+        passed_us, self._charged_us = now_us - self._charged_us, now_us
+        for process, worked in self._shared(passed_us, self._meters.look(now_us, looks)).items():
+            limited = self._limited.get(process)
             self._rotation.charge(process, worked)
-            if worked and one is not None and one.stands_at_gate:
-                one.after_us += worked
-            for account in (self._gone[process] if one is None else one).accounts if worked else ():
+            for account in (self._gone[process] if limited is None else limited).accounts if worked else ():
                 account.charge(worked)
+        on = {
+            account
+            for process, one in self._limited.items()
+            if self._meters.worked_on(process)
+            for account in one.accounts
+        }
+        for account in self._accounts.values():
+            account.note(account in on)
         for process, gone in list(self._gone.items()):
             if self._meters.is_settled(gone.at_us) or now_us - gone.at_us > LATE_US:
                 del self._gone[process]
 
-    def _look_at(self, process: Process) -> Look:
+    def _shared(self, passed_us: int, worked: Mapping[Process, int]) -> Mapping[Process, int]:
+        """Return what processes worked, where those of a space, which work at the same time, have no more together than
+        the time that has passed."""
+        spaces: dict[Space, int] = {}
+        whose = {}
+        for process, us in worked.items():
+            if us > 0 and (space := self._space_of(Member(process, self._index))) is not None:
+                whose[process] = space
+                spaces[space] = spaces.get(space, 0) + us
+        if not whose or passed_us <= 0:
+            return worked
+        return {
+            process: us * passed_us // max(passed_us, spaces[whose[process]]) if process in whose else us
+            for process, us in worked.items()
+        }
+
+    def _look_at(self, process: Process, is_pulled: bool = False) -> Look:
+        """`is_pulled`: a lever of it was under way since the last look. When it moved is not known: in the middle."""
         member, activity = Member(process, self._index), self._gpu.activity(process)
         if not self._population.holds(member):
-            return process, activity, False
+            return process, activity, 0.0
+        if is_pulled and activity.pending is None:
+            return process, activity, 0.5
         stands = self._follower.spent(member) is not None and activity.pending is None
-        return process, activity, self._follower.runs(member) and not stands
+        return process, activity, float(self._follower.runs(member) and not stands)
 
     def _look_back_at(self, process: Process, one: Gone) -> Look:
         figure = one.activity.gpu_usec if one.is_told else self._gpu.activity(process).gpu_usec
-        return process, attrs.evolve(one.activity, gpu_usec=figure), False
+        return process, attrs.evolve(one.activity, gpu_usec=figure), 0.0
 
     def _look(self) -> int:
         """Charges what was worked, has processes stand or go on, and returns when to look again, microseconds."""
         now_us = self._now_us()
         for account in self._accounts.values():
-            account.strung = 1
+            account.strung, account.is_late = 1, False
+        for process, one in self._limited.items():
+            one.wants_sight = bool(one.levers) and self._meters.wants_sight(process, now_us)
+            one.part, one.pace = self._meters.part(process), self._meters.pace(process)
+            works = one.part >= WORKS  # else what is given back is by samples, and a second late
+            for account in one.accounts if one.levers and self._gpu.late_us and works else ():
+                account.is_late = True
         string(RATE, self._limited.values())
         self._charge()
         for process, one in self._limited.items():
@@ -343,16 +414,16 @@ class Limiter:
         if one.busy or not self._population.holds(member) or self._gpu.lost or self._follower.is_held(member):
             return None
         spent, is_spent = self._follower.spent(member), one.is_spent
+        one.stood = one.stood or is_spent
         if is_spent and spent is None:
-            one.after_us = 0
             return self._start(process, one, Act.SPEND)
         if not is_spent and (spent is not None or one.is_behind):
             due_us = self._start(process, one, Act.RESTORE)
             for account in one.accounts if due_us is not None else ():
                 account.is_kept = True
             return due_us
-        if spent is Engines.NONE and self._gpu.activity(process).pending != 0:
-            if one.after_us > self._most_after_us(member, one):
+        if spent is Engines.NONE and not one.is_gated and self._gpu.activity(process).pending != 0:
+            if self._meters.after_us(process) > self._most_after_us(member, one):
                 self._start(process, one, Act.STOP)
             return now_us + GATE_LOOK_US
         if self._gpu.late_us:
@@ -360,14 +431,19 @@ class Limiter:
         return None
 
     def _most_after_us(self, member: Member, one: Limited) -> int:
-        """Return what a process that stands at its gate may do there, microseconds."""
+        """Return the work that a process which stands at its gate may be guessed to do there, microseconds. Beside
+        others what it launched ahead has slices of its own, each after theirs, and it is guessed to have a part of all
+        that time."""
         if self._gpu.is_leaving(member.process) or self._population.record(member).memory.may_come():
             return MOVING_US
+        if one.holds:
+            return GATE_US + 2 * self._follower.place(member).timeslice_us
         return GATE_US if one.is_bound else 0
 
     def _start(self, process: Process, one: Limited, act: Act) -> int | None:
         """Has that done; returns when to ask again where it is not, microseconds."""
         again = self._holding.start(process, one, act)
+        one.is_pulled = one.is_pulled or one.busy
         return None if again is None else round((again - self._epoch) * 1e6)
 
     def _done(self, process: Process, one: Limited, act: Act | None) -> None:
@@ -375,7 +451,8 @@ class Limiter:
         spent = self._follower.spent(Member(process, self._index))
         if act is Act.RESTORE:
             self._meters.begins(process)
-        one.stands_at_gate = spent is Engines.NONE
+        elif act is Act.SPEND and spent is Engines.NONE:
+            self._meters.closes(process)
         self._changed(process, spent is not None and self._stands_for_long(one))
         self._woken.set()
 

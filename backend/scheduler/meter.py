@@ -2,17 +2,20 @@
 
 The software GPU tells at once. The trace of a real one is 0.2 s late, and charges a program that is alone with all of
 the time, also while it idles (``nvidia/residency.py``). So the meters go ahead of it: what a process worked is taken to
-be its *chances*, the time in which it could run and had work as far as it says, times what it made of these of late.
+be its *chances*, the time in which it could run and had work as far as it says, times what it made of these of late. A
+library says itself for how long kernels were pending: by looks alone each turn at a gate would count a millisecond too
+much, from the decision that opens the gate to the look that finds nothing pending.
 
 When the figures come they take the place of that guess. What a process had of the engine counts up to its chances of
 that time, and what all had up to the time in which one of them had a chance: for what is more the engine stood at the
-context of one without work, so it is taken from the one that had most.
+context of one without work, so it is taken from the one that had most. Switches of contexts are in the figures, and are
+no work: each stay counts less by what one takes.
 
 A process that has ended is looked at until the figures of its last moment have come: what it did at last would stay a
 guess, and programs that fork end all the time.
 
-A process without the library does not say whether it has work. NVML's samples tell how busy it is, a second late and
-coarsely: what part of its time they say is learnt from several, and one of nearly all of it counts as all.
+A process without the library does not say whether it has work: all of its time on the engine counts, but for what
+samples tell (``watched.py``).
 """
 
 from __future__ import annotations
@@ -24,30 +27,32 @@ import attrs
 
 from backend.core.records import Activity
 from backend.process.identity import Process
+from backend.scheduler.watched import Watched
 
 SILENT_US = 500_000
 """Microseconds beyond their delay after which figures that did not change say that nothing was used."""
 LEARNT_US = 20_000
 """Microseconds of chances from which what was made of them is learnt."""
+HALF_US = 100_000
+"""Microseconds of chances after which what was made of those before counts half, in the quick mean."""
+MEMORY_US = 3_000_000
+"""Microseconds of chances over which the mean is taken while a process goes on as before. Beside others a program has
+the engine for slices of 30 ms: of 40 ms of chances it makes all or nothing, and the mean of a tenth of a second is off
+by a tenth. A quota of 40 ms that went by that was off by a slice, which is heard of only once the program stands."""
+JUMP = 0.25
+"""Difference of the quick mean from the long one from which on a process has other neighbours, or other habits."""
+PACE_LEAST = 0.1
+"""Least part of the time in which a process could run that it is charged for: nine others have the rest."""
 SLACK_US = 20_000
 """Microseconds by which the time of a figure is not known."""
-SAMPLES_US = 1_500_000
-"""Microseconds of work after which samples that did not change say that a process idled."""
-KEPT = 0.9
-"""Part of what was sampled that counts still with the next sample."""
-ALL = 0.8
-"""Part of its work from which on a process is taken to have idled at no time: samples are no better than that, as they
-are of another time than what is known of the trace."""
-ENOUGH_US = 500_000
-"""Microseconds of work from which samples say something."""
-EACH_US = 300_000
-"""Microseconds of work from which on samples are taken together: what comes late of one cycle comes with the next."""
-FIRST = 2
-"""How often samples were taken before they count: they are a second late, and the first ones say nothing yet."""
+SKEW_US = 2_000
+"""Microseconds by which two looks at a library's time may be further apart than those at ours."""
+ALL = 0.9
+"""Part of the time since the last look from which on a process is taken to have had work at all of it."""
 
-Look = tuple[Process, Activity, bool]
-"""A process, what is told of it, and whether it could run since the last look: it was on the runlist, and launched, or
-had launched what it could."""
+Look = tuple[Process, Activity, float]
+"""A process, what is told of it, and in what part of the time since the last look it could run: it was on the runlist,
+and launched, or had launched what it could."""
 
 
 @attrs.frozen
@@ -67,6 +72,10 @@ class Marks:
     """What was known at the moments from one up to which all is settled."""
 
     _each: deque[Mark] = attrs.field(factory=deque, init=False)
+
+    def last_us(self, now_us: int) -> int:
+        """Return the last moment of which something is known; now, where none is."""
+        return self._each[-1].at if self._each else now_us
 
     def add(self, now_us: int, chance: float, share: float = 1.0) -> None:
         """It is that time, and since the last one it had chances in this part of it, of which it used that share."""
@@ -109,70 +118,102 @@ class Least:
 
 
 @attrs.define(eq=False)
+class Share:
+    """The part that a process made of its chances of late: the mean over the time in which it went on as before."""
+
+    part: float = 1.0
+    """Part of its chances."""
+    _quick: float = attrs.field(default=1.0, init=False)
+    _weight: float = attrs.field(default=HALF_US, init=False)  # microseconds of chances that the part is of
+
+    def learn(self, worked: float, chances: float) -> None:
+        """Take into the mean that the process worked `worked` of `chances`, microseconds; less than LEARNT_US of
+        chances say nothing."""
+        if chances < LEARNT_US:
+            return
+        part = min(1.0, worked / chances)
+        self._quick += (part - self._quick) * (1 - 0.5 ** (chances / HALF_US))
+        self.part += (part - self.part) * chances / (self._weight + chances)
+        self._weight = min(MEMORY_US, self._weight + chances)
+        if abs(self._quick - self.part) > JUMP:
+            self.part, self._weight = self._quick, HALF_US
+
+
+@attrs.define(eq=False)
 class Meter:
     """The meter of one process."""
 
     told_us: int | None = None
     """Time on the engine as it was told last, microseconds; None where that is not told."""
-    sampled_us: int | None = None
-    """Busy time as samples told it last, microseconds."""
+    pending_us: int | None = None
+    """Time with kernels pending as its library told it last, microseconds; None where that is not told."""
     known_us: float = 0.0
     """Work up to the time of which is known, since the meter began, microseconds."""
     counted_us: int = 0
     """Work that was returned so far, microseconds."""
-    share: float = 1.0
+    shared: Share = attrs.field(factory=Share)
     """What the process made of its chances of late."""
     had_work: bool = True
     """Whether it had work at the last look."""
     counts: bool = False
     """Whether it says what work it has."""
+    chance: float = 0.0
+    """Part of the time before the last look in which it could run, and had work."""
     begins: bool = False
     """Whether it has just been let go on: what waited at its gate is work that it does not say yet."""
+    after_us: float = 0.0
+    """Work since its gate closed, microseconds; a guess where that is told late, since a figure that comes meanwhile is
+    of the time before."""
     marks: Marks = attrs.field(factory=Marks)
     least: Least = attrs.field(factory=Least)
     """Of what it had of the engine, and of its chances."""
-    _busy: float = 1.0  # part of its work that samples say
-    _sampled: float = 0.0  # of late, in samples
-    _worked: float = 0.0  # ... and as it was known without them
-    _since: float = 0.0  # ... since the last sample
-    _taken: int = 0  # how often samples were taken
-    _is_seen: bool = False  # whether they tell of any work
+    watched: Watched = attrs.field(factory=Watched)
+    """What samples say of it, where it does not say what work it has."""
 
     def learn(self, worked: float, chances: float, activity: Activity) -> None:
         """So much was worked in a time with these chances, unless samples say less."""
-        if activity.pending is None and activity.busy_usec is not None:
-            self._take_sample(worked, activity.busy_usec)
-            worked *= self._busy
-        self.known_us += worked
-        if chances >= LEARNT_US:
-            self.share = (self.share + min(1.0, worked / chances)) / 2
+        counted = self.watched.take(worked, activity) if activity.pending is None else worked
+        self.known_us += counted
+        self.shared.learn(worked * (self.watched.part if activity.pending is None else 1.0), chances)
+
+    def look(self, now_us: int, activity: Activity, could_run: float) -> float:
+        """Return in what part of the time since the last look it could run, and had work."""
+        before, self.pending_us = self.pending_us, activity.pending_usec
+        has_work, passed_us = activity.pending != 0 or self.begins, now_us - self.marks.last_us(now_us)
+        if before is not None and self.pending_us is not None and self.pending_us > before - SLACK_US and passed_us > 0:
+            had_us = self.pending_us - before  # less than nothing where it ended before it was seen to
+            if had_us > passed_us:  # by the library's clock, which was read a little later than ours
+                self.pending_us -= min(had_us - passed_us, SKEW_US)
+            had = min(1.0, had_us / passed_us)
+        else:
+            had = (self.had_work + has_work) / 2
+        self.had_work, self.begins, self.chance = has_work, False, could_run * had
+        return self.chance
+
+    @property
+    def share(self) -> float:
+        """The part that it made of its chances of late."""
+        return self.shared.part
 
     @property
     def always_works(self) -> bool:
         """Whether it has work at all times: by its own word; or by samples, as far as they say."""
-        return self.had_work if self.counts else self._is_seen and self._busy == 1.0
+        return self.had_work if self.counts else self.watched.works
 
-    def _take_sample(self, worked: float, busy_us: int) -> None:
-        before = busy_us if self.sampled_us is None else self.sampled_us
-        self._is_seen |= busy_us > before
-        if (busy_us != before and self._since >= EACH_US) or self._since >= SAMPLES_US:
-            if self._taken >= FIRST:
-                self._sampled = KEPT * self._sampled + max(0, busy_us - before)
-                self._worked = KEPT * self._worked + self._since
-            self._taken, self._since = self._taken + 1, 0.0
-            if self._worked >= ENOUGH_US:
-                self._busy = 1.0 if self._sampled >= ALL * self._worked else self._sampled / self._worked
-            before = busy_us
-        self.sampled_us = before
-        self._since += worked
+    @property
+    def worked_on(self) -> bool:
+        """Whether it had work, and could run, for all of the time before the last look."""
+        return self.chance >= ALL and (self.counts or (self.watched.is_told and self.watched.works))
 
 
 class Meters:
     """The meters of the processes of one GPU that are below quotas."""
 
-    def __init__(self, late_us: int) -> None:
-        """`late_us` is how late time on the engine is told, microseconds; 0 where it is told at once."""
+    def __init__(self, late_us: int, switch_us: int = 0) -> None:
+        """`late_us` is how late time on the engine is told, microseconds; 0 where it is told at once. `switch_us` is
+        what of it each stay takes for switches."""
         self._late_us = late_us
+        self._switch_us = switch_us
         self._each: dict[Process, Meter] = {}
         self._any = Marks()  # of the time in which one of them had a chance
         self._any_chance = 0.0  # ... as the last look found it
@@ -186,8 +227,10 @@ class Meters:
             return
         meter = self._each[process] = Meter(told_us=0)
         if activity is not None:
-            meter.told_us, meter.sampled_us = self._figure(activity), activity.busy_usec
+            meter.told_us, meter.pending_us = self._figure(activity), activity.pending_usec
+            meter.watched.begin(activity)
         elif self._late_us:
+            meter.pending_us = 0
             meter.marks.add(since_us, 0)
 
     def keep(self, processes: Iterable[Process]) -> None:
@@ -201,15 +244,45 @@ class Meters:
         """Whether a process always has work, as far as is known."""
         return self._each[process].always_works
 
+    def worked_on(self, process: Process) -> bool:
+        """Whether a process had work, and could run, for all of the time before the last look."""
+        return self._each[process].worked_on
+
+    def part(self, process: Process) -> float:
+        """Return what part of its time on the engine a process is taken to work; 1 where it says itself."""
+        meter = self._each[process]
+        return 1.0 if meter.counts else meter.watched.part
+
+    def pace(self, process: Process) -> float:
+        """Return the part of the time in which a process could run that it was charged for of late, at least
+        PACE_LEAST. Beside others that is less than the part of its time on the engine in which it works."""
+        return max(PACE_LEAST, min(self._each[process].share, self.part(process)))
+
+    def wants_sight(self, process: Process, now_us: int) -> bool:
+        """Whether a process is to be on the runlist for ON_US of ``watched.py`` in one go: samples tell of it then."""
+        meter = self._each[process]
+        return self._late_us > 0 and not meter.counts and meter.watched.wants_sight(now_us)
+
     def begins(self, process: Process) -> None:
         """A process goes on that stood."""
         if process in self._each:
             self._each[process].begins = self._each[process].had_work = True
 
+    def closes(self, process: Process) -> None:
+        """Note that a process stands at its gate from now on."""
+        if process in self._each:
+            self._each[process].after_us = 0.0
+
+    def after_us(self, process: Process) -> float:
+        """Return the work, by guess where that is told late, of a process since its gate closed, microseconds."""
+        return self._each[process].after_us
+
     def _figure(self, activity: Activity) -> int | None:
         if self._late_us == 0 and activity.busy_usec is not None:
             return activity.busy_usec
-        return activity.gpu_usec
+        if activity.gpu_usec is None:
+            return None
+        return activity.gpu_usec - self._switch_us * (activity.stays or 0)
 
     def look(self, now_us: int, looks: Iterable[Look]) -> Mapping[Process, int]:
         """Return what processes worked since the last look, microseconds; less than nothing where that was less than
@@ -223,16 +296,16 @@ class Meters:
             if self._late_us == 0 and figure is not None:
                 found[process] = max(0, figure - (meter.told_us or 0))
                 meter.told_us, meter.had_work = figure, activity.pending != 0
+                meter.after_us += found[process]
                 continue
             behind[process] = activity
-            has_work = activity.pending != 0 or meter.begins
-            chances[process] = could_run * (meter.had_work + has_work) / 2
-            meter.had_work, meter.begins = has_work, False
+            chances[process] = meter.look(now_us, activity, could_run)
         any_chance = self._any_chance = max(chances.values(), default=0.0)
         guessed = sum(self._each[process].share * chance for process, chance in chances.items())
-        scale = any_chance / guessed if guessed > any_chance else 1.0  # they have one engine
+        scale = any_chance / guessed if guessed > any_chance > 0 else 1.0  # they have one engine
         for process, chance in chances.items():
             meter = self._each[process]
+            meter.after_us += max(0, now_us - meter.marks.last_us(now_us)) * chance * meter.share * scale
             meter.marks.add(now_us, chance, meter.share * scale)
         if behind:
             self._any.add(now_us, any_chance)
@@ -251,8 +324,7 @@ class Meters:
         if self._late_us == 0 and figure is not None:
             worked, meter.told_us = max(0, figure - (meter.told_us or 0)), figure
             return worked
-        has_work = activity.pending != 0 or meter.begins
-        chance = could_run * (meter.had_work + has_work) / 2
+        chance = meter.look(now_us, activity, could_run)
         meter.marks.add(now_us, chance, meter.share)
         self._any.add(now_us, max(chance, self._any_chance))
         before, meter.counted_us = meter.counted_us, round(meter.known_us + meter.marks.guessed)
@@ -276,7 +348,9 @@ class Meters:
             meter, figure = self._each[process], self._figure(activity)
             chances[process] = meter.marks.settle(until_us)
             used = chances[process] if figure is None else max(0, figure - (meter.told_us or 0))
-            worked[process], meter.told_us = meter.least.of(used, chances[process]), figure
+            worked[process] = meter.least.of(used, chances[process])
+            if figure is None or meter.told_us is None or not 0 < meter.told_us - figure <= self._switch_us:
+                meter.told_us = figure  # else a stay has only begun
         whole = sum(worked.values())
         excess = whole - self._least.of(whole, self._any.settle(until_us))
         for process in sorted(worked, key=lambda one: worked[one], reverse=True):

@@ -1,5 +1,5 @@
 """The processes that each process goes behind by priority, for the busy periods of those ahead
-(:mod:`backend.cuda.managed`).
+(:mod:`backend.cuda.periods`).
 """
 
 from __future__ import annotations

@@ -45,15 +45,19 @@ class Rota:
         self.is_over = True
 
     def of(self, those: Sequence[Process]) -> Process:
-        """Return the process that works now, one of `those`, of which there is at least one. A new process counts
-        as having had as much as the one that had the least.
-        """
+        """Return the process that works now, one of `those`, of which there is at least one."""
         if self.is_over or self.current is None or self.current not in those:
-            least = min((self._had[one] for one in those if one in self._had), default=0)
-            self._had = {one: self._had.get(one, least) for one in those}
-            self.current = min(those, key=self._had.__getitem__)
+            self.current = self.next(those)
             self.is_over = False
         return self.current
+
+    def next(self, those: Sequence[Process]) -> Process:
+        """Return the process of `those`, of which there is at least one, that has had the least work. A new process
+        counts as having had as much as that one.
+        """
+        least = min((self._had[one] for one in those if one in self._had), default=0)
+        self._had = {one: self._had.get(one, least) for one in those}
+        return min(those, key=self._had.__getitem__)
 
 
 @attrs.define
@@ -80,10 +84,16 @@ class Rotation:
         """
         those = self._on_it(now_us, limited, known)
         accounts = limited[those[0]].accounts if those else ()
-        if not those or any(account.is_spent for account in accounts):
+        if not those:
             self.rota.end()
-            for one in () if those else limited.values():
+            for one in limited.values():
                 one.waits = False
+        elif any(account.is_spent for account in accounts):
+            self.rota.end()
+            following = self.rota.next(those)
+            # All of them stand. The next period is computed for the one that goes on then (``stringing.py``).
+            for process, one in limited.items():
+                one.waits = process in those and process != following
         else:
             begins, before = self.rota.is_over, self.rota.current
             current = self.rota.of(those)
@@ -93,7 +103,7 @@ class Rotation:
             elif now_us - self._since_us > SPARED * longest_us:
                 limited[current].rests_us = now_us + RESTS_US
             for process, one in limited.items():
-                one.waits = process != current
+                one.waits = process in those and process != current
             for account in accounts:  # the others stand, so what is left is owed to the group
                 account.is_kept = True
 
@@ -101,6 +111,10 @@ class Rotation:
         """Return the processes that take periods in turns: all of the GPU's, provided that they are equals below
         the same quotas, always have work, and obey their levers. Otherwise return none, since a process that does
         not go on in its period would keep all others from theirs.
+
+        A new process works beside the one that has the period, until all of them stand: only then is it known
+        whether it takes levers, and to let all others go on until then would take as many calls as there are of
+        them.
         """
         if not 2 <= len(limited) <= TURNS_MOST or known != limited.keys():
             return ()
@@ -108,10 +122,11 @@ class Rotation:
         for process, one in limited.items():
             if (
                 one.failing
-                or not one.levers
+                or one.levers is False
                 or one.equals != first.equals
                 or now_us < one.rests_us
                 or not self.may_wait(process)
             ):
                 return ()
-        return tuple(limited)
+        those = tuple(process for process, one in limited.items() if one.levers)
+        return those if len(those) > 1 else ()

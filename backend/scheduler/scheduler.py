@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import attrs
 import trio
 
+from backend.common.errors import fail
 from backend.common.lasting import lasting
 from backend.core.deadlines import deadline
 from backend.core.entries import Resident
@@ -25,17 +27,23 @@ from backend.core.nextuse import Order
 from backend.core.population import Population
 from backend.core.protocols import Gpu, Ledger
 from backend.core.records import NOWHERE, Place, Throttled
-from backend.core.turns import HOLD_US
+from backend.core.turns import HOLD_US, TurnEnd
 from backend.process.identity import ROOT, Group, Member, Process, SliceOn, is_borne
+from backend.scheduler import holding
+from backend.scheduler.beside import Beside
 from backend.scheduler.bucket import Bucket
 from backend.scheduler.core import Core
 from backend.scheduler.ends import Ends
 from backend.scheduler.failing import AGAIN_MOST_S, AGAIN_S, PASSING
 from backend.scheduler.limiter import Limiter
+from backend.scheduler.memory.level import Levers
+from backend.scheduler.memory.levels import Levels
+from backend.scheduler.memory.turns import WAIT_US
 from backend.scheduler.parts import REST, Pace
 from backend.scheduler.ranks import behind
 from backend.scheduler.shares import Contender, Level
 from backend.scheduler.use import Sample
+from backend.space.space import Space
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +62,21 @@ RATE, BURST = 25, 15
 what was done still holds (``nvidia/keeper.py``) it is 50."""
 LEVER = 0.2
 """Part of the time that a write may take (1 s by default) for one lever. It takes 2 ms as a rule; all others wait."""
+MEMORY_LEVER = 1.0
+"""The same of a turn of memory, for which nothing else waits. Each lever is some 30 calls, where new TSGs are looked
+for, and each of these waits for one that makes 64 MiB of the host, say, which takes 20 ms. Without it the program would
+have all of its memory beside the next one, which would read its own over the bus."""
+END_CALLS, BEGIN_CALLS = 1, 2
+"""Calls of the driver that a turn of memory takes for each context: one that has its GR engine off the runlist; one
+that puts it back, and one that looks whether it is on."""
+TURNS_USE = 0.8
+"""Part of the calls that turns of memory count on: what they cannot do in time they would keep waiting for, and others
+have the rest."""
+SPARED = 6
+"""Calls that are spared for the next turn of memory, while there are any: two programs change places."""
+PAY_S, PAY_TIMES = 0.02, 50
+"""Seconds after which is looked again whether a turn of memory may be ended, or begun, and how often: half a call comes
+back in it."""
 
 
 class Scheduler:
@@ -68,9 +91,15 @@ class Scheduler:
         seconds: float,
         periods: Callable[[Group, int], None] = lambda group, count: None,
         hold_us: int | None = HOLD_US,
+        levels: Levels | None = None,
+        wait_us: int = WAIT_US,
+        space_of: Callable[[Member], Space | None] = lambda member: None,
     ) -> None:
         """`seconds` is what a write may take; `periods` is told of the periods of quotas that have ended. For `hold_us`
-        microseconds after its last request a program has those of worse priority held; None: it never has."""
+        microseconds after its last request a program has those of worse priority held; None: it never has. Programs
+        that use more memory than there is room for have turns of it, as `levels` of the machine say, and wait for
+        `wait_us` microseconds at most; without those, there are none. `space_of` is the space in which a process runs
+        beside others."""
         self._gpu = gpu
         self._index = gpu.info.index
         self._ledger = ledger
@@ -80,18 +109,35 @@ class Scheduler:
         self._hold_us = hold_us
         self._behind: Mapping[Process, Sequence[Process]] = {}
         self._core = Core(gpu.info.timeslice_default_us)
+        self._space_of = space_of
+        self._beside = Beside(self._index)
         self._bucket = Bucket(RATE, BURST)
         self._ends = Ends(
-            follower, self._member, self._of, self._pull, self._is_exact, self._is_moving, LEVER * seconds
+            *(follower, self._member, self._of, self._pull),
+            *(self._is_exact, self._is_moving, self._is_away, LEVER * seconds),
+        )
+        self._rests: set[Process] = set()  # those that wait for a turn of memory
+        self._wait_us = wait_us
+        self._levels = Levels({self._index: gpu}, ledger, population, is_on=False) if levels is None else levels
+        self._levels.enter(
+            self._index,
+            Levers(
+                *(self._rest, self._wake, self._rests.__contains__, self._is_drained, self._is_undrained),
+                *(self._core.wants, self._wait_of, self._levers_us),
+            ),
         )
         self._contenders: Sequence[Contender] = ()
-        self._last: dict[Process, tuple[int | None, ...]] = {}  # time used so far, its estimate, and stays
+        self._last: dict[
+            Process, tuple[int | None, ...]
+        ] = {}  # time used so far, its estimate, stays, launches, periods
+        self._seen_contexts: dict[Process, int] = {}  # contexts of each, as of the last look
         self._looked = 0.0
         self._busy = 0.0  # seconds of a CPU that the last part of the last look took
         self._poked = trio.Event()
         self._limiter = Limiter(
             *(gpu, ledger, population, follower),
             *(self._bucket, LEVER * seconds, self._stood, periods),
+            space_of,
         )
 
     def poke(self) -> None:
@@ -124,6 +170,8 @@ class Scheduler:
         """Return what comes on this GPU, as it was decided last, and as far as that holds: a process that could not be
         taken off the runlist runs."""
         order = self._core.order(self._contenders)
+        times = self._levels.next_use()
+        order = attrs.evolve(order, waiting=[*order.waiting, *sorted(times, key=lambda process: times[process])])
         off = {process for process in self._follower.scheduled(self._index) if self._place(process).off}
         return attrs.evolve(order, waiting=[process for process in order.waiting if process in off])
 
@@ -135,7 +183,8 @@ class Scheduler:
 
     async def run(self) -> None:
         """Schedules until cancelled. What it brought about the Follower takes back."""
-        async with trio.open_nursery() as self._ends.nursery:
+        async with trio.open_nursery() as nursery:
+            self._ends.nursery = nursery
             for process in self._follower.scheduled(self._index):
                 self._ends.wait(process)
             self._ends.nursery.start_soon(lasting, f"the quotas of GPU {self._index}", self._limiter.run)
@@ -157,7 +206,7 @@ class Scheduler:
                 log.exception("GPU %d: the scheduler failed", self._index)
                 changed = False
             calm = 0 if changed else calm + 1
-            if len(self._contenders) < 2 and not changed:
+            if len(self._contenders) < 2 and not changed and not self._levels.count(self._index):
                 await self._poked.wait()
             else:
                 tick = max(CALM_TICK_S if calm > CALM else TICK_S, EACH_S * len(self._contenders))
@@ -168,7 +217,8 @@ class Scheduler:
     # The contenders
 
     async def _find(self, pace: Pace) -> Sequence[Contender]:
-        """The processes that have a context, and are not frozen. The books are not asked each time."""
+        """The processes that have a context, and are not frozen; those of a space as one. The books are not asked each
+        time."""
         found: list[Contender] = []
         if self._gpu.lost:
             return found
@@ -188,11 +238,11 @@ class Scheduler:
                         Level(level, one.priority, one.weight) for level, one in zip(levels, books, strict=True)
                     )
                     found.append(Contender(resident.process, path, any(one.timeslice_us for one in books)))
-        return found
+        return self._beside.join(found, lambda process: self._space_of(self._member(process)))
 
     def _rank(self) -> None:
         """Says which programs go behind others in the busy periods of these."""
-        found = {} if self._hold_us is None else behind(self._contenders)
+        found = {} if self._hold_us is None else self._beside.ranked(behind(self._contenders))
         if found != self._behind and self._hold_us is not None:
             self._behind = found
             self._gpu.rank(found, self._hold_us)
@@ -200,25 +250,34 @@ class Scheduler:
     async def _samples(self, pace: Pace) -> Mapping[Process, Sample]:
         samples = {}
         last, self._last = self._last, {}
-        for one in self._contenders:
+        self._seen_contexts.clear()
+        for process in self._beside.everybody(self._contenders):
             await pace.pause()
-            if not self._population.holds(self._member(one.process)):
+            if not self._population.holds(self._member(process)):
                 continue
-            activity = self._gpu.activity(one.process)
-            figures = self._last[one.process] = (activity.gpu_usec, activity.gpu_usec_estimate, activity.stays)
-            exact, estimate, stays = (
+            activity = self._gpu.activity(process)
+            figures = self._last[process] = (
+                *(activity.gpu_usec, activity.gpu_usec_estimate, activity.stays),
+                *(activity.held_launches, activity.busy_periods),
+            )
+            exact, estimate, stays, launches, periods = (
                 None if now is None else max(0, now - (now if before is None else before))
-                for now, before in zip(figures, last.get(one.process, (None, None, None)), strict=True)
+                for now, before in zip(figures, last.get(process, (None,) * len(figures)), strict=True)
             )
             # An estimate grows about once a second: that it did not says nothing.
             used = exact if exact is not None else estimate or None
             pending = activity.pending
-            samples[one.process] = Sample(
+            self._seen_contexts[process] = activity.contexts
+            samples[process] = Sample(
                 used,
                 None if pending is None else pending > 0,
                 activity.contexts,
                 stays,
-                stands=self._limiter.stands(one.process),
+                stands=self._limiter.stands(process),
+                held_launches=launches,
+                busy_periods=periods,
+                stood=self._limiter.stood(process),
+                quota_us=self._limiter.quota_us(process),
             )
         return samples
 
@@ -230,6 +289,13 @@ class Scheduler:
         """Whether memory of a process may be moving, so that its program does nothing else."""
         return self._gpu.is_leaving(process) or self._population.record(self._member(process)).memory.may_come()
 
+    def _is_away(self, process: Process) -> bool:
+        """Whether memory of a process is in the host."""
+        try:
+            return self._ledger.books(self._member(process)).swap > 0
+        except OSError:
+            return False
+
     # What is done about it
 
     async def _step(self, pace: Pace) -> bool:
@@ -239,9 +305,15 @@ class Scheduler:
         if len(self._contenders) < 2:
             self._last = {}
         samples = await self._samples(pace) if len(self._contenders) > 1 else {}
-        samples = self._ends.observe(samples)
-        places = dict(await pace.end(self._core.decide(window, self._contenders, samples)))
+        samples = self._beside.together(window, self._ends.observe(samples))
+        self._drop_strays()
+        decided = await pace.end(self._core.decide(window, self._contenders, samples, self._rests))
+        places = self._beside.spread(decided)
+        # A turn of memory is one program's; those of a space run, and wait, together.
+        self._levels.look(self._index, [one for one in self._contenders if one.process not in self._beside])
         for process in self._follower.scheduled(self._index):
+            if process in self._rests and not self._gpu.lost:
+                continue
             if self._gpu.lost:  # nothing is there that a lever could be pulled on
                 self._drop(process)
             else:
@@ -251,15 +323,101 @@ class Scheduler:
         async with trio.open_nursery() as ends:
             for process, place in sorted(changes, key=self._urgency):
                 group = self._member(process)
-                if not self._population.holds(group) or self._follower.is_busy(group):
+                if not self._population.holds(group) or self._follower.is_busy(group) or process in self._rests:
                     continue  # with the next look
-                if not self._bucket.take(trio.current_time(), self._calls(process, place)):
+                if not self._take(self._calls(process, place)):
                     break
                 if place.off and not self._place(process).off:
                     ends.start_soon(self._change, process, place)
                 else:
                     await self._change(process, place)
         return bool(changes)
+
+    # Turns of memory
+
+    def _wait_of(self, process: Process) -> int:
+        """How long a process may wait for one, microseconds: the shortest that is asked for on its path."""
+        levels = self._population.path(self._member(process))
+        asked = [us for level in levels if (us := self._ledger.books(level).wait_max_us)]
+        return min(asked, default=self._wait_us)
+
+    def _levers_us(self, process: Process) -> int:
+        """In how many microseconds the calls come back that a turn of memory of a process takes, where each level that
+        has turns takes as many."""
+        rate = (
+            TURNS_USE * (RATE - (holding.RATE if self._limiter.pulls else 0)) / max(1, self._levels.count(self._index))
+        )
+        # As they were at the last look: this is asked for with each piece of memory that moves.
+        contexts = self._seen_contexts.get(process) or self._contexts(process)
+        return math.ceil((END_CALLS + BEGIN_CALLS) * contexts * 1e6 / rate)
+
+    def _take(self, calls: int) -> bool:
+        """Whether there are so many calls of the driver for what is no turn of memory; they are taken then."""
+        spared = SPARED if self._levels.count(self._index) else 0
+        return self._bucket.take(trio.current_time(), calls, spared=spared)
+
+    async def _rest(self, process: Process, leaves: int) -> bool:
+        """Has a process wait for a turn of memory, before which so many bytes of it go, and returns whether it is
+        drained. EIO where it does not wait."""
+        await self._paid(process, END_CALLS * self._contexts(process))
+        self._set_resting(process, True)
+        try:
+            place = Place(self._place(process).timeslice_us, off=True, leaves=leaves)
+            await self._change(process, place, MEMORY_LEVER)
+        finally:
+            if not self._population.holds(self._member(process)) or not self._place(process).off:
+                self._set_resting(process, False)
+        if process not in self._rests:
+            raise fail(errno.EIO)
+        return self._turn_end(process) is TurnEnd.DRAINED
+
+    def _turn_end(self, process: Process) -> TurnEnd | None:
+        """How the turn of a process ended; None while it has one."""
+        return self._population.record(self._member(process)).compute.turn_end
+
+    def _is_drained(self, process: Process) -> bool:
+        """Whether a process waits for a turn of memory, and all that it launched has run."""
+        is_there = self._population.holds(self._member(process))
+        return process in self._rests and is_there and self._turn_end(process) is TurnEnd.DRAINED
+
+    def _is_undrained(self, process: Process) -> bool:
+        """Whether a process waits for a turn of memory that is off the runlist, and was not drained."""
+        if process not in self._rests or not self._population.holds(self._member(process)):
+            return False
+        place = self._place(process)
+        return place.off and not place.drains and self._turn_end(process) in (TurnEnd.LATE, TurnEnd.UNGATED)
+
+    async def _wake(self, process: Process) -> None:
+        """Has a process have its turn of memory. EIO where it does not."""
+        await self._paid(process, BEGIN_CALLS * self._contexts(process))
+        await self._change(process, Place(self._place(process).timeslice_us), MEMORY_LEVER)
+        if self._population.holds(self._member(process)) and self._place(process).off:
+            raise fail(errno.EIO)
+        self._set_resting(process, False)
+
+    def _set_resting(self, process: Process, rests: bool) -> None:
+        """Notes whether a process waits for a turn of memory."""
+        (self._rests.add if rests else self._rests.discard)(process)
+        if self._population.holds(self._member(process)):
+            self._of(process).rests = rests
+
+    async def _paid(self, process: Process, calls: int) -> None:
+        """Returns once so many calls of the driver may be made for a process. ESRCH for one that is gone."""
+        for _ in range(PAY_TIMES):
+            if not self._population.holds(self._member(process)):
+                raise fail(errno.ESRCH)
+            if self._bucket.take(trio.current_time(), calls):
+                return
+            await trio.sleep(PAY_S)
+        raise fail(errno.EAGAIN)
+
+    def _drop_strays(self) -> None:
+        """Has those wait no more that have left the slice in which there are turns, or run for another reason."""
+        for process in [*self._rests]:
+            group = self._member(process)
+            stands = self._population.holds(group) and (self._place(process).off or self._follower.is_busy(group))
+            if not stands or not self._levels.has(process):
+                self._set_resting(process, False)
 
     def _place(self, process: Process) -> Place:
         return self._follower.place(self._member(process))
@@ -270,23 +428,24 @@ class Scheduler:
         before = self._place(process)
         return (0 if before.off and not place.off else 2 if place.off else 1), -place.timeslice_us
 
-    async def _change(self, process: Process, place: Place) -> None:
-        """Has a process have its place. Cancelled, it has what it had: the next look begins anew."""
+    async def _change(self, process: Process, place: Place, part: float = LEVER) -> None:
+        """Has a process have its place, within a part of the time that a write may take. Cancelled, it has what it had:
+        the next look begins anew."""
         try:
-            await self._pull(process, lambda: self._place_at(process, place))
+            await self._pull(process, lambda: self._place_at(process, place, part))
         except BaseException:
             if self._population.holds(group := self._member(process)):
                 self._follower.fall_back(group)
             raise
         self._ends.wait(process)
 
-    async def _place_at(self, process: Process, place: Place) -> bool:
+    async def _place_at(self, process: Process, place: Place, part: float) -> bool:
         group, before = self._member(process), self._place(process)
-        with deadline(LEVER * self._seconds):
+        with deadline(part * self._seconds):
             if place.off and not before.off:
                 await self._ends.end(process, place)
                 drains = self._place(process).drains
-                if drains and self._bucket.take(trio.current_time(), 2 * self._contexts(process)):
+                if drains and self._take(2 * self._contexts(process)):
                     self._ends.lengthen(process)  # and back
             else:
                 kept = attrs.evolve(place, engines=before.engines, drain_us=before.drain_us)

@@ -35,6 +35,10 @@ class SoftConfig:
     """Default timeslice of a TSG, microseconds."""
     switch_us: int = 197
     """Engine time lost when another TSG takes over, microseconds."""
+    sms: int = 132
+    """Streaming multiprocessors."""
+    sm_step: int = 8
+    """SMs in the smallest part of them that programs can be given."""
     overcommit: int = OVERCOMMIT
     """Memory that a process may allocate, resident or not, as a multiple of the capacity."""
     queue: int = 1 << 16

@@ -6,7 +6,7 @@ the *reports* of completions are as late as that.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import trio
 
@@ -39,9 +39,10 @@ class Engine:
         """Start the engine's time now."""
         self._epoch = trio.current_time()
 
-    def add(self, tsg: Tsg, progress: Callable[[int], None]) -> None:
-        """Put a TSG on the runlist. `progress` is called with the number of kernels that it has finished so far."""
-        self._runlist.add(tsg)
+    def add(self, tsg: Tsg, progress: Callable[[int], None], space: Hashable = None) -> None:
+        """Put a TSG on the runlist, in its space if it is in one. `progress` is called with the number of kernels that
+        it has finished so far."""
+        self._runlist.add(tsg, space)
         self._progress[tsg] = progress
 
     def remove(self, tsg: Tsg) -> Callable[[int], None]:

@@ -1,4 +1,4 @@
-"""SoftGpu: a GPU in software. Real pages with real contents, a real runlist, and a clock that may be virtual.
+"""SoftGpu: a GPU in software, with pages that have contents, a runlist, and a clock that may be virtual.
 
 Time is trio's: the wall clock in a mount, a MockClock in tests.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import trio
@@ -31,19 +31,20 @@ _ALONE = dict.fromkeys(ENFORCED, Capability.ENFORCED) | {"compute.migrate": Capa
 _AMONG_OTHERS = _ALONE | {"compute.migrate": Capability.ENFORCED}
 
 DRAIN_S = 0.0001
-"""Seconds between two looks whether a program has drained, at least."""
+"""Shortest time between two checks whether a program has drained, seconds."""
 
 STUCK_S = 0.01
-"""Seconds after which is seen that a program does not drain any more: it was taken off the runlist."""
+"""Time after which a program is found not to drain any more, because it was taken off the runlist, seconds."""
 
 FAULTS_S = 0.02
-"""Seconds between two looks into the directory of faults, where there is one."""
+"""Time between two looks into the directory of faults, if there is one, seconds."""
 
 
 class SoftGpu(Hardware):
-    """See :class:`backend.core.protocols.Gpu`, which it implements, and the module."""
+    """A GPU in software; implements :class:`backend.core.protocols.Gpu`."""
 
     late_us = 0
+    switch_us = 0
 
     def capabilities(self) -> Mapping[str, Capability]:
         return _AMONG_OTHERS if self.machine.gpus > 1 else _ALONE
@@ -71,7 +72,9 @@ class SoftGpu(Hardware):
     # A GPU that is gone, and comes back by a reset
 
     def lose(self) -> None:
-        """What is queued is never finished, what is in memory is lost, and every call gives ENODEV."""
+        """Lose the GPU: queued work is never finished, the contents of its memory are lost, and every call raises
+        ENODEV.
+        """
         self._engine.advance()
         self.lost = True
         for tenant in self._tenants.values():
@@ -80,7 +83,7 @@ class SoftGpu(Hardware):
         self.booked.presence(self.info.index)
 
     def restore(self) -> None:
-        """It works again, for contexts that are made from now on."""
+        """Bring the GPU back; it works for contexts that are made from now on."""
         self.lost = False
         log.warning("GPU %d is back", self.info.index)
         self.booked.presence(self.info.index)
@@ -107,7 +110,7 @@ class SoftGpu(Hardware):
         return Footprint(movable=0, unmovable=tenant.memory.resident * self.config.page)
 
     def is_leaving(self, process: Process) -> bool:
-        return False  # it moves beside what the program does
+        return False  # it moves in parallel with the work of the program
 
     def offer(self, room: Callable[[Process], int]) -> None:
         pass  # pages come back when a launch touches them
@@ -133,42 +136,47 @@ class SoftGpu(Hardware):
         self._follow(tenant)
 
     def _follow(self, tenant: Tenant) -> None:
-        self._engine.advance()  # up to now it ran, from now on it does not
+        self._engine.advance()  # the program ran up to now, and does not from now on
         tenant.follow()
         self._engine.wake()
 
     # Turns
 
-    async def end_turn(self, process: Process, bound_us: int) -> TurnEnd:
+    async def end_turn(self, process: Process, bound_us: int, leaves: int = 0) -> TurnEnd:
         self._require()
         tenant = self._tenant(process)
         if not tenant.is_gated:
             return TurnEnd.UNGATED
-        tenant.gate.close()
+        if not tenant.gate.is_closed:
+            tenant.misses = tenant.memory.misses(tenant.gate.turn)
+            tenant.gate.close()
         with trio.move_on_after(bound_us / 1e6):
             await self._drained(tenant)
         self._require()
         if self._tenant(process) is not tenant or not tenant.gate.is_closed:
-            return TurnEnd.UNGATED  # it was opened meanwhile
+            return TurnEnd.UNGATED  # the gate was opened meanwhile
         return TurnEnd.LATE if self._is_late(tenant) else TurnEnd.DRAINED
 
     async def _drained(self, tenant: Tenant) -> None:
-        """Returns once nothing of a program runs whose gate is closed."""
+        """Return once no work of a program with a closed gate runs."""
         while True:
             if not self._is_late(tenant):
                 return
-            await trio.sleep(max(tenant.pending / 1e9, DRAIN_S))  # it takes as long at least
+            await trio.sleep(max(tenant.pending / 1e9, DRAIN_S))  # it takes at least as long as this
 
     async def _moves(self, tenant: Tenant) -> bool:
-        """Whether memory of a program moves; returns once what it launched before the end of its turn has run, if that
-        goes on."""
+        """Return whether memory of a program can move. If work that it launched before the end of its turn is still
+        running, wait for that first; False if the work has stopped before its end.
+        """
         while True:
             if not self._is_late(tenant) or tenant.is_stuck:
                 return not tenant.is_late
             await trio.sleep(min(max(tenant.pending / 1e9, DRAIN_S), STUCK_S))
 
     def rank(self, behind: Mapping[Process, Sequence[Process]], hold_us: int) -> None:
-        """Its programs have no busy periods: the one that goes before has the engine as soon as it has work."""
+        """Ignore ranks: a software GPU has no busy periods, and the better program has the engine as soon as it has
+        work.
+        """
 
     async def begin_turn(self, process: Process) -> None:
         self._require()
@@ -196,11 +204,43 @@ class SoftGpu(Hardware):
             except OSError as error:
                 if error.errno != errno.ENOSPC:
                     raise
-                break  # swap.max shrank, or another reclaim took the room, since this one was planned
-            for _ in range(pages):
-                tenant.memory.evict()
+                break  # since the plan, swap.max shrank or another reclaim took the room
+            if tenant.gate.is_closed:
+                tenant.memory.give(tenant.gate.ended, pages)
+            else:
+                for _ in range(pages):
+                    tenant.memory.evict()
             moved += batch
             await self.bus.move(Way.OUT, batch)
+            self._require()
+        return moved
+
+    def shares(self, process: Process) -> frozenset[Hashable] | None:
+        tenant = self._tenants.get(process)
+        return tenant.shared if tenant is not None and tenant.is_gated else None
+
+    def share(self, process: Process, names: Iterable[Hashable]) -> None:
+        """Let a program share memory under these names with all programs that use the same names. Its own memory is
+        unaffected.
+        """
+        self._tenant(process).shared = frozenset(names)
+
+    async def prepare(self, process: Process, nbytes: int) -> int:
+        self._require()
+        tenant = self._tenants.get(process)
+        page, moved = self.config.page, 0
+        while tenant is not None and not tenant.leaving and self._tenants.get(process) is tenant:
+            most = min(self.config.batch, nbytes - moved) // page
+            batch = 0
+            for number in tenant.memory.missing(tenant.gate.ended, most):
+                if not self.booked.move_in(process, self.info.index, page, self.bus.usec(Way.IN, page)):
+                    break
+                tenant.memory.fetch(number)
+                batch += page
+            if not batch:
+                break
+            moved += batch
+            await self.bus.move(Way.IN, batch)
             self._require()
         return moved
 
@@ -214,9 +254,9 @@ class SoftGpu(Hardware):
             tenant = self._tenant(process)
             tenant.leaving = True
             self._follow(tenant)
-            tenant.gate.open()  # it leaves its turn; what waited there waits outside of this gate now
+            tenant.gate.open()  # it leaves its turn; launches that waited at the gate now wait outside of it
             try:
-                # Out and in again, as a checkpoint and a restore: what is in the host stays there.
+                # Out and in again, like a checkpoint and a restore; memory in the host stays there.
                 await self.bus.move(Way.OUT, tenant.memory.resident * self.config.page)
                 await target.bus.move(Way.IN, tenant.memory.resident * self.config.page)
                 self._require()
@@ -233,12 +273,14 @@ class SoftGpu(Hardware):
         return self._holds_work(process)
 
     def _holds_work(self, process: Process) -> bool:
-        """Whether a process has contexts or memory here: two of one would have to become one."""
+        """Return whether a process has contexts or memory here: a second tenant of the process cannot be merged with
+        it.
+        """
         tenant = self._tenants.get(process)
         return tenant is not None and tenant.holds_work
 
     def _pass_on(self, process: Process, target: SoftGpu) -> None:
-        """The tenant is the other's from now on, attached and with its timeslices; nothing of it is left here."""
+        """Move the tenant to another GPU, attached and with its timeslices; nothing of it stays here."""
         self._engine.advance()
         target._engine.advance()
         self.booked.take_down(process, self.info.index)
@@ -263,4 +305,4 @@ class SoftGpu(Hardware):
             tenant.lose()
 
     def hand_over(self) -> None:
-        pass  # it ends with its daemon, whatever comes then
+        pass  # the software GPU ends with its daemon, whatever comes next

@@ -1,4 +1,4 @@
-"""The hardware of a software GPU as programs use it: contexts, pages, launches, copies.
+"""Hardware of a software GPU as programs use it: contexts, pages, launches, copies.
 
 Time is trio's: the wall clock in a mount, a MockClock in tests.
 """
@@ -17,6 +17,7 @@ from backend.common.errors import fail
 from backend.core.protocols import Bookkeeping
 from backend.core.records import GpuInfo
 from backend.core.workingset import WorkingSet
+from backend.process import procfs
 from backend.process.identity import Process
 from backend.soft.bus import Bus, Way
 from backend.soft.config import SoftConfig
@@ -29,22 +30,23 @@ from backend.soft.tenant import Tenant
 T = TypeVar("T")
 
 PAGES_AT_ONCE = 64
-"""Pages worked on before others have a turn."""
+"""Number of pages that are worked on before other tasks run."""
 
 KERNEL_MOST_US = 60_000_000
-"""Microseconds that one kernel may take."""
+"""Longest kernel, microseconds."""
 
 
 AHEAD_LEAST_S, AHEAD_MOST_S = 0.001, 0.01
-"""Seconds between two looks whether a program is less far ahead, at least and at most: its bound may end, or its
-turn."""
+"""Time between two checks whether a program is still too far ahead, at least and at most, seconds: its bound may end
+meanwhile, or its turn.
+"""
 
 
 class Hardware:
-    """See the module. What has levers and is told of programs by them is :class:`backend.soft.gpu.SoftGpu`."""
+    """The hardware of one GPU; :class:`backend.soft.gpu.SoftGpu` adds the levers and reports to the books."""
 
     def __init__(self, index: int = 0, config: SoftConfig | None = None, machine: Machine | None = None) -> None:
-        """`machine` is that of all GPUs between which programs can move; without it there is no other."""
+        """`machine` is shared by all GPUs between which programs can move; without it there is only this GPU."""
         self.config = config or SoftConfig()
         self.machine = machine or Machine()
         self.info = GpuInfo(
@@ -56,6 +58,8 @@ class Hardware:
             timeslice_default_us=self.config.timeslice_us,
             timeslice_min_us=10,
             granule=self.config.page,
+            sms=self.config.sms,
+            sm_step=self.config.sm_step,
         )
         self._frames, self._slots = Store(), Store()
         self._engine = Engine(self.config.switch_us * US)
@@ -69,12 +73,20 @@ class Hardware:
     async def open_context(
         self, process: Process, channels: int, progress: Callable[[int], None], *, gated: bool = False
     ) -> int:
-        """A context for a process; returns the number of its TSG. `progress` is told the kernels finished so far.
+        """Open a context for a process; return the number of its TSG. `progress` is called with the number of kernels
+        finished so far.
 
-        `gated` says that its client knows that a launch may wait for the next turn of the program."""
+        `gated` says that the client knows that a launch may wait for the program's next turn. ENODEV; ESRCH for a
+        process that is gone.
+        """
         self._require()
         await self.booked.arrive(process, self.info.index)
         tenant = self._living(process)
+        if not tenant.tsgs:
+            await self.booked.enter(process, procfs.descent(process.pid).uid)
+            if self._living(process) is not tenant:
+                raise fail(errno.ESRCH)
+            tenant.space = self.booked.space_of(process)
         tsg = Tsg(self.config.timeslice_us * US, channels, tenant.attached)
         number = next(self.machine.tsgs)
         self._engine.advance()
@@ -82,12 +94,12 @@ class Hardware:
         if not gated:
             tenant.ungated.add(number)
         tenant.regate()
-        self._engine.add(tsg, progress)
+        self._engine.add(tsg, progress, tenant.space)
         tenant.split(self.config.timeslice_us)
         return number
 
     def close_context(self, process: Process, number: int) -> None:
-        """A context is gone, with what it had queued. ENOENT where there is none."""
+        """Close a context and drop its queue. ENOENT if there is none."""
         tenant = self._tenant(process)
         if number not in tenant.tsgs:
             raise fail(errno.ENOENT)
@@ -103,7 +115,9 @@ class Hardware:
     # Memory
 
     async def allocate(self, process: Process, nbytes: int) -> range:
-        """The pages that hold `nbytes` for a process. ENOMEM where the limits refuse them, and then none of them."""
+        """Allocate `nbytes` for a process; return the numbers of the pages. EINVAL for a size of 0 or less; ENOMEM if
+        the limits refuse a page, and then none is allocated.
+        """
         tenant, bookkeeper, page = self._living(process), self.booked, self.config.page
         count = -(-nbytes // page)
         if count <= 0:
@@ -119,15 +133,15 @@ class Hardware:
                 await bookkeeper.charge(process, self.info.index, page)
         except OSError:
             if self._tenants.get(process) is tenant:
-                tenant.memory.free(number)  # placed, but not charged
+                tenant.memory.free(number)  # it was placed but not charged
                 self.free(process, range(pages.start, number))
             else:
-                tenant.memory.clear()  # it died meanwhile, and its books with it
+                tenant.memory.clear()  # the process died meanwhile, and its books are gone
             raise
         return pages
 
     def free(self, process: Process, pages: Iterable[int]) -> None:
-        """Frees pages. EFAULT for one that is not there; those before it are freed."""
+        """Free pages. EFAULT for a missing page; those before it are freed."""
         tenant, bookkeeper = self._tenant(process), self.booked
         freed = Counter[bool]()
         try:
@@ -140,31 +154,36 @@ class Hardware:
                 tenant.revive()
 
     def write(self, process: Process, page: int, stamp: int) -> None:
-        """Stores a stamp in a page. EFAULT where there is none."""
+        """Store a stamp in a page. EFAULT for a missing page."""
         _mapped(self._living(process).memory.write, page, stamp)
 
     def read(self, process: Process, page: int) -> int:
-        """The stamp in a page. EFAULT where there is none."""
+        """Return the stamp in a page. EFAULT for a missing page."""
         return _mapped(self._living(process).memory.read, page)
 
     def working_set(self, process: Process) -> WorkingSet:
-        """What a process used in its last turn, and how much of that is on the GPU; nothing for one that has none."""
+        """Return how much a process used in its last turn, and how much of that is on the GPU; empty if it has nothing
+        here.
+        """
         tenant = self._tenants.get(process)
         if tenant is None:
             return WorkingSet()
         used, resident = tenant.memory.used_in(tenant.gate.ended)
-        return WorkingSet(used * self.config.page, resident * self.config.page)
+        missed, over = tenant.misses
+        page = self.config.page
+        return WorkingSet(used * page, resident * page, missed=missed * page, over=over * page)
 
     # Work, which waits for the turn of its program
 
     async def let_through(self, process: Process) -> None:
-        """Returns once a copy of a process does not have to wait for its turn, be it that it is gone."""
+        """Return once a copy of a process need not wait for its turn, or the process is gone."""
         while (tenant := self._tenants.get(process)) is not None and tenant.gate.is_closed:
             await tenant.gate.change()
 
     async def let_launch(self, process: Process) -> None:
-        """Returns once a kernel of a process does not have to wait, for its turn or until it is less far ahead, be it
-        that it is gone."""
+        """Return once a kernel of a process need not wait, either for its turn or for its run-ahead to shrink, or the
+        process is gone.
+        """
         while True:
             await self.let_through(process)
             tenant = self._tenants.get(process)
@@ -173,7 +192,7 @@ class Hardware:
             await trio.sleep(max(AHEAD_LEAST_S, min(ahead_us / 1e6, AHEAD_MOST_S)))
 
     def _ahead_us(self, tenant: Tenant) -> float:
-        """See :meth:`Tenant.ahead_us`, at the present."""
+        """Return :meth:`Tenant.ahead_us` as of now."""
         if tenant.gate.ahead_us < math.inf:
             self._engine.advance()
         return tenant.ahead_us
@@ -184,8 +203,9 @@ class Hardware:
         return tenant.is_late
 
     async def launch(self, process: Process, number: int, kernels: int, us: int, pages: range) -> None:
-        """Queues kernels that each touch `pages`, in the turn of the process, each once it is not too far ahead. Errors
-        as of :meth:`launch_some`."""
+        """Queue kernels that each touch `pages`, in the turn of the process, as its run-ahead allows. Errors as of
+        :meth:`launch_some`.
+        """
         while True:
             await self.let_launch(process)
             kernels -= await self.launch_some(process, number, kernels, us, pages)
@@ -193,10 +213,11 @@ class Hardware:
                 return
 
     async def launch_some(self, process: Process, number: int, kernels: int, us: int, pages: range) -> int:
-        """Queues those of some kernels, which each touch `pages`, that need not wait, and returns how many these are.
-        ENOENT for the TSG, EAGAIN for a full queue, EFAULT for a page.
+        """Queue as many of `kernels` kernels as need not wait; return their number. Each takes `us` microseconds and
+        touches `pages`. ENOENT for the TSG, EINVAL for a number or a time out of range, EAGAIN for a full queue, EFAULT
+        for a missing page.
 
-        A page in the host comes back if the limits have room for it; else each kernel reaches over the bus for it.
+        A page in the host comes back if the limits have room for it; otherwise each kernel reads it over the bus.
         """
         tenant = self._living(process)
         tsg = tenant.tsgs.get(number)
@@ -204,6 +225,7 @@ class Hardware:
             raise fail(errno.ENOENT)
         if not (kernels > 0 and 0 < us <= KERNEL_MOST_US):
             raise fail(errno.EINVAL)
+        us = self._stretched_us(tenant, us)
         ahead_us = self._ahead_us(tenant)
         if len(tsg.queue) + kernels > self.config.queue:
             raise fail(errno.EAGAIN)
@@ -211,9 +233,9 @@ class Hardware:
             return 0
         with tenant.gate.passed():
             once, every = await self._touch(process, tenant, pages)
-            self._living(process)  # still
+            self._living(process)  # raises if the GPU or the process was lost meanwhile
             self._engine.advance()
-            room_us = -tenant.ahead_us - once  # others may have been queued meanwhile
+            room_us = -tenant.ahead_us - once  # other kernels may have been queued meanwhile
             through = kernels if room_us == math.inf else min(kernels, 1 + max(0, int(room_us / (us + every))))
             if once:
                 tsg.launch(1, (us + every + once) * US, (every + once) * US)
@@ -221,9 +243,15 @@ class Hardware:
         self._engine.wake()
         return through
 
+    def _stretched_us(self, tenant: Tenant, us: int) -> int:
+        """Return how long a kernel takes on the SMs that the tenant may use, of one that all of them take `us` for."""
+        sms = self.info.sms_of(tenant.sm_max)
+        return -(-us * self.info.sms // sms) if sms else us
+
     async def _touch(self, process: Process, tenant: Tenant, pages: range) -> tuple[int, int]:
-        """Uses pages, and has those come back that may. The microseconds of the bus that this takes, once, and that
-        each kernel takes for the rest. EFAULT."""
+        """Use pages, and fetch those in the host for which there is room. Return the microseconds on the bus that this
+        takes once, and those that each kernel takes for the pages that remain in the host. EFAULT for a missing page.
+        """
         transfer = self.bus.usec(Way.IN, self.config.page)
         once = every = 0
         for page in pages:
@@ -239,14 +267,15 @@ class Hardware:
         return once, every
 
     async def copy(self, process: Process, nbytes: int, way: Way = Way.OUT) -> None:
-        """Copies memory between the GPU and the host for a program, in its turn. The pieces each wait while its copy
-        engine is off the runlist: the engine beside GR. ENODEV; ESRCH for a process that is gone."""
+        """Copy `nbytes` between the GPU and the host for a program, in its turn. Each piece waits while its copy
+        engine, the engine besides GR, is off the runlist. ENODEV; ESRCH for a process that is gone.
+        """
         await self.let_through(process)
         with self._living(process).gate.passed():
             while nbytes:
                 tenant = self._living(process)
                 await tenant.copies()
-                self._living(process)  # still
+                self._living(process)  # raises if the GPU or the process was lost meanwhile
                 piece = min(nbytes, self.config.batch)
                 await self.bus.move(way, piece)
                 tenant.copied += piece
@@ -259,7 +288,7 @@ class Hardware:
             raise fail(errno.ENODEV)
 
     def _living(self, process: Process) -> Tenant:
-        """What is kept for a process that may use the GPU. ENODEV."""
+        """Return the tenant of a process that may use the GPU. ENODEV."""
         self._require()
         tenant = self._tenant(process)
         if tenant.dead:
@@ -267,7 +296,9 @@ class Hardware:
         return tenant
 
     def _tenant(self, process: Process) -> Tenant:
-        """What is kept for a process; ProcessLookupError for one that is gone, or never was."""
+        """Return the tenant of a process, made if it is in the books. ProcessLookupError for a process that is gone or
+        unknown.
+        """
         tenant = self._tenants.get(process)
         if tenant is None:
             if not self.booked.knows(process, self.info.index):
@@ -277,14 +308,14 @@ class Hardware:
 
     @property
     def booked(self) -> Bookkeeping:
-        """The books, which it asks for what programs do."""
+        """The bookkeeper to which the use of the GPU by programs is reported. ENODEV before the GPU runs."""
         if self._bookkeeper is None:
             raise fail(errno.ENODEV)
         return self._bookkeeper
 
 
 def _mapped(access: Callable[..., T], *args: int) -> T:
-    """The result of a memory access; EFAULT instead of the KeyError of a page that is not there."""
+    """Return the result of a memory access, with EFAULT instead of KeyError for a missing page."""
     try:
         return access(*args)
     except KeyError:

@@ -83,7 +83,9 @@ def _machine() -> Iterator[Finding]:
     yield Finding("/dev/fuse", "ok" if fuse else "missing", f"Linux {platform.release()}" if fuse else "modprobe fuse")
     yield host.cgroups()
     yield host.openings()
+    yield host.dmem()
     yield host.mps()
+    yield from host.servers()
     yield from host.versions()
 
 
@@ -142,32 +144,50 @@ async def strays(places: Iterable[str] | None = None) -> Sequence[Finding]:
 
 
 async def overs(places: Iterable[str] | None = None) -> Sequence[Finding]:
-    """Report groups that exceed a limit, in each tree that root mounted."""
+    """Report groups that exceed a limit, or that hold much past their library, in each tree that root mounted."""
     from ggroupfs.commands.thaw import ANSWER_S, roots
 
     findings = []
     for place in roots(trees()) if places is None else places:
-        found: Sequence[Path] = ()
+        found: Mapping[str, Sequence[Path]] = {}
         with trio.move_on_after(ANSWER_S), contextlib.suppress(OSError):  # its daemon is dead, or hangs
-            found = await trio.to_thread.run_sync(over, Path(place), abandon_on_cancel=True)
-        if found:
-            names = ", ".join(readable(str(path)) for path in found[:NAMED])
-            more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
-            why = f"over a limit, which reclaim does not change: {names}{more}"
-            findings.append(Finding(place, "advisory", f"{why}: the daemon's log says what stands in the way"))
+            found = await trio.to_thread.run_sync(flagged, Path(place), abandon_on_cancel=True)
+        for key, (what, where) in FLAGS.items():
+            if paths := found.get(key):
+                names = ", ".join(readable(str(path)) for path in paths[:NAMED])
+                more = f" and {len(paths) - NAMED} more" if len(paths) > NAMED else ""
+                findings.append(Finding(place, "advisory", f"{what}: {names}{more}: {where}"))
     return findings
+
+
+FLAGS: Mapping[str, tuple[str, str]] = {
+    "over": ("over a limit, which reclaim does not change", "the daemon's log says what stands in the way"),
+    "past": (
+        "more than 2 GiB that a program's library did not see, and that no limit moves",
+        "the daemon's log says which process",
+    ),
+}
+"""States of gmem.events, each with the message for groups that are in it, and where to find more."""
 
 
 def over(mount: Path) -> Sequence[Path]:
     """Return the directories of groups that exceed a limit, relative to the tree: slices before processes."""
-    found = []
+    return flagged(mount).get("over", [])
+
+
+def flagged(mount: Path) -> Mapping[str, Sequence[Path]]:
+    """Return the directories of groups in a state of :data:`FLAGS`, by state, relative to the tree: slices before
+    processes."""
+    found: dict[str, list[Path]] = {}
     for top in (mount / "slice", *sorted(mount.glob("[0-9]*"))):
         for folder, _, files in os.walk(top):
             if "gmem.events" not in files:
                 continue
             with contextlib.suppress(OSError):  # gone since
-                if flat(content(Path(folder, "gmem.events"))).get("over"):
-                    found.append(Path(folder).relative_to(mount))
+                events = flat(content(Path(folder, "gmem.events")))
+                for key in FLAGS:
+                    if events.get(key):
+                        found.setdefault(key, []).append(Path(folder).relative_to(mount))
     return found
 
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from backend.cuda.about import about
 from backend.door.wire import names
 from backend.ledgers import kernel
 from backend.process import fanotify, procfs
-from backend.process.identity import cgroup_of, owner_of
+from backend.process.dmem import CAPACITY, DRIVER, LIMIT, Files, Walls
+from backend.process.identity import Process, cgroup_of, owner_of
+from backend.process.looks import look_here
+from backend.space import control
+from backend.space.space import SUFFIX, Record, read_records
 from ggroupfs import VERSION
 from ggroupfs.commands.finding import Finding
 from ggroupfs.text.names import is_number
@@ -19,6 +24,8 @@ from ggroupfs.view.columns import readable
 
 MPS_COMMAND = "nvidia-cuda-mps-control"[:15]
 """Name of MPS's control daemon and server, as far as the kernel keeps it (TASK_COMM_LEN, linux/sched.h)."""
+SPACES = Path("/run/ggroupfs")
+"""Directory in which daemons have the directories of their spaces, beside their sockets."""
 DRIVERS = ("580", "595")
 """Branches of the NVIDIA driver whose ioctls were studied (docs/nvidia.md)."""
 MODULES = Path("/sys/module")
@@ -56,16 +63,69 @@ def openings() -> Finding:
     return Finding("usher", "ok", "with -o usher=cuda programs that start in a frozen slice wait before they use a GPU")
 
 
-def mps() -> Finding:
-    """Report whether MPS runs, and the consequences. The user is named too, since any program can use that name."""
-    running = [f"{pid} of user {owner_of(pid)}" for pid in sorted(_named(MPS_COMMAND))]
+def dmem(walls: Walls | None = None) -> Finding:
+    """Report whether the kernel keeps hard limits of slices, too."""
+    try:
+        regions = [name for name in (walls or Files()).regions() if name.split("/", 1)[0] == DRIVER]
+    except OSError as error:
+        return Finding("dmem", "advisory", f"{CAPACITY}: {error.strerror}: hard limits are kept by ggroupfs alone")
+    if not regions:
+        why = (
+            "NVIDIA's driver has registered no memory with the kernel (driver 615 and later does, on Linux with"
+            " CONFIG_CGROUP_DMEM): hard limits are kept by ggroupfs alone"
+        )
+        return Finding("dmem", "ok", why)
+    named = ", ".join(map(readable, regions))
+    return Finding("dmem", "ok", f"{named}: gmem.limit.max of a slice is {LIMIT} of its cgroup, too, where it has that")
+
+
+def mps(folder: Path = SPACES) -> Finding:
+    """Report whether MPS runs that is not ours, and the consequences. The user is named too, since any program can use
+    that name.
+    """
+    ours = {record.control.pid for record in _records(folder) if record.control is not None and _runs(record.control)}
+    others = [pid for pid in sorted(_named(MPS_COMMAND)) if pid not in ours and _parent(pid) not in ours]
+    running = [f"{pid} of user {owner_of(pid)}" for pid in others]
     if not running:
-        return Finding("MPS", "ok", "neither its control daemon nor a server runs in this pid namespace")
+        return Finding("MPS", "ok", "neither its control daemon nor a server runs in this pid namespace but for spaces")
     why = (
         f"runs as process {', '.join(running)}: its clients share the TSGs of the server and cannot be told apart."
         " Freeze and timeslice of a client are refused, and what is set on the server acts on all its clients"
     )
     return Finding("MPS", "advisory", why)
+
+
+def servers(folder: Path = SPACES) -> Iterator[Finding]:
+    """Report the control daemon of each space, and its servers; and whether there could be any."""
+    program = control.find()
+    why = f"{program}: compute.spatial has the programs of a slice share it" if program else control.MISSING
+    yield Finding("spaces", "ok" if program else "unsupported", why)
+    for record in _records(folder):
+        subject = f"space {record.space.name}"
+        whose = f"user {record.space.uid} in {readable(record.space.slice.path)}"
+        if record.control is None or not _runs(record.control):
+            yield Finding(subject, "advisory", f"{whose}: its control daemon does not run")
+            continue
+        pids = [pid for pid in _named(MPS_COMMAND) if _parent(pid) == record.control.pid]
+        words = f"servers {', '.join(map(str, sorted(pids)))}" if pids else "no server, as no program came yet"
+        yield Finding(subject, "ok", f"{whose}: control daemon {record.control.pid}, {words}")
+
+
+def _records(folder: Path) -> list[Record]:
+    return [record for directory in sorted(folder.glob(f"*{SUFFIX}")) for record in read_records(directory)]
+
+
+def _runs(process: Process) -> bool:
+    with contextlib.suppress(OSError):
+        return look_here(process.pid, partial(procfs.stat, process.pid)).start == process.start
+    return False
+
+
+def _parent(pid: int) -> int:
+    try:
+        return procfs.descent(pid).parent
+    except OSError:
+        return 0
 
 
 def _named(command: str) -> Iterator[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -116,6 +116,8 @@ def _of_tree(place: Place) -> tuple[Finding, bool]:
                 words += f" is found; `ggroupfs upgrade {place.point}` begins with another one"
             elif "usher" in facts:
                 words += "; its usher is not there just now: what starts in a frozen slice runs until it is found"
+            words += walls(facts)
+            verdict = "advisory" if facts.get("dmem.missing", "0") != "0" else verdict
             here = _our_cgroups(daemon.pid) and not daemon.has_ended
         if not here:
             words += "; whether its slices have a cgroup is not known: they are of another cgroup namespace"
@@ -124,6 +126,16 @@ def _of_tree(place: Place) -> tuple[Finding, bool]:
         return _finding(place, "advisory", f"which process serves it is not known: {error}"), False
     except OSError as error:  # gone since, or ending
         return _finding(place, "advisory", f"cannot be read: {error.strerror}"), False
+
+
+def walls(facts: Mapping[str, str]) -> str:
+    """Return the words about hard limits that the kernel keeps, too; none where no driver has it do so."""
+    if facts.get("dmem.missing", "0") != "0":
+        return (
+            f"; hard limits of slices that the kernel does not keep, too: {facts['dmem.missing']}, as their cgroups"
+            " have no dmem.max (write +dmem to cgroup.subtree_control of those above, from the top)"
+        )
+    return f"; hard limits of slices that the kernel keeps, too: {facts.get('dmem.limits')}" if "dmem" in facts else ""
 
 
 def _our_cgroups(pid: int) -> bool:

@@ -1,4 +1,4 @@
-"""``ggroupfs replay``: what a policy makes of a trace of jobs, in virtual time: on one GPU, or on a cluster."""
+"""``ggroupfs replay``: simulate a policy on a trace of jobs, in virtual time, on one GPU or on a cluster."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import argparse
 import importlib
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 
+from backend.scheduler.memory.turns import WAIT_US
 from ggroupfs.errors import UsageError
 from ggroupfs.policies.face import Policy
 from ggroupfs.policies.lanes import Order
@@ -21,21 +22,24 @@ from ggroupfs.replay.cluster import published, report
 from ggroupfs.replay.records import Outcome, Result, S
 from ggroupfs.replay.simulator import Machine, Simulator
 from ggroupfs.replay.trace import TraceJob, dump, parse
+from ggroupfs.replay.turns import TurnsSimulator
 from ggroupfs.text.values import size
 
 KNOWN = {"lanes": "ggroupfs.policies.lanes:make"}
-"""Policies that go by a name of their own."""
+"""Short names of policies, and the MODULE:NAME of each."""
 MOST_NODES, MOST_GPUS = 100_000, 64
-"""Most nodes of a cluster, and most GPUs of a node."""
+"""Greatest number of nodes of a cluster, and of GPUs of a node."""
+TURNS = "turns"
+"""Name for `--policy` that selects turns of memory instead of a policy: all jobs run and take turns."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What it is told."""
+    """Add the arguments of the subcommand."""
     machine = Machine()
     parser.add_argument(
         "trace", nargs="?", type=Path, metavar="TRACE", help="a job a line, see docs/policies/replay.md"
     )
-    parser.add_argument("--policy", default="lanes", metavar="NAME|MODULE:NAME", help="which decides what runs; lanes")
+    parser.add_argument("--policy", default="lanes", metavar="NAME|MODULE:NAME", help="what decides, or turns; lanes")
     parser.add_argument("--order", help="of lanes: " + ", ".join(Order))
     parser.add_argument("--lanes", metavar="NUMBER", help="of lanes: how many at most")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="an option of the policy")
@@ -54,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The subcommand."""
+    """Run the subcommand; return its exit status."""
     if arguments.generate is not None:
         if arguments.generate == "cluster":
             return _generate_cluster(arguments)
@@ -68,20 +72,36 @@ def run(arguments: argparse.Namespace) -> int:
     with arguments.trace.open(encoding="utf-8", errors="replace") as lines:
         trace = parse(lines)
     machine = attrs.evolve(Machine(), capacity=_size(arguments.capacity))
-    result = Simulator(trace, _policy(arguments, machine.capacity), machine).run()
+    result = _result(arguments, trace, machine)
     print(json.dumps(as_json(result), indent=2) if arguments.json else as_text(result))
     if arguments.plot is not None:
         _plot(result, arguments.plot)
     return 0
 
 
+def _result(arguments: argparse.Namespace, trace: Sequence[TraceJob], machine: Machine) -> Result:
+    """Return the result of the policy on a trace; or of turns of memory, which the daemon schedules without a
+    policy.
+    """
+    if arguments.policy != TURNS:
+        return Simulator(trace, _policy(arguments, machine.capacity), machine).run()
+    options = _options(arguments)
+    try:
+        wait_s, is_on = float(options.pop("wait", WAIT_US / 1e6)), ("off", "on").index(options.pop("turns", "on"))
+        if options or not 0 < wait_s < float("inf"):
+            raise ValueError
+    except ValueError:
+        raise UsageError("replay: --set of turns is wait=SECONDS, or turns=on or off") from None
+    return TurnsSimulator(trace, machine, round(wait_s * 1e6), bool(is_on)).run()
+
+
 def as_json(result: Result) -> dict[str, Any]:
-    """Figures and jobs, times in seconds."""
+    """Return figures and jobs, with times in seconds."""
     return {"summary": attrs.asdict(result.summary()), "jobs": [_job_as_json(outcome) for outcome in result.outcomes]}
 
 
 def as_text(result: Result) -> str:
-    """The figures, for people."""
+    """Return the figures as text."""
     summary = result.summary()
     rows = [
         ("makespan", f"{summary.makespan_s / 60:.1f} min"),
@@ -133,7 +153,7 @@ def _generate_cluster(arguments: argparse.Namespace) -> int:
 
 
 def _cluster(arguments: argparse.Namespace) -> int:
-    """Print a line for each placement, once it is done."""
+    """Print a line for each placement when it is done."""
     names = arguments.place.split(",")
     for name in names:
         if name not in report.POLICIES:
@@ -154,7 +174,9 @@ def _cluster(arguments: argparse.Namespace) -> int:
 
 
 def _nodes(word: str) -> tuple[int, int]:
-    """Return nodes and GPUs of each. argparse.ArgumentTypeError for what is not NUMBERxGPUS."""
+    """Return the number of nodes and the GPUs of each. argparse.ArgumentTypeError for a word that is not
+    NUMBERxGPUS.
+    """
     nodes, _, gpus = word.partition("x")
     if not (nodes.isascii() and nodes.isdigit() and gpus.isascii() and gpus.isdigit()):
         raise argparse.ArgumentTypeError(f"{word!r} is not NUMBERxGPUS")
@@ -163,14 +185,18 @@ def _nodes(word: str) -> tuple[int, int]:
     return int(nodes), int(gpus)
 
 
-def _policy(arguments: argparse.Namespace, capacity: int) -> Policy:
+def _options(arguments: argparse.Namespace) -> dict[str, str]:
     options: dict[str, str] = {}
     for word in arguments.set:
         key, equals, value = word.partition("=")
         if not (key and equals):
             raise UsageError(f"replay: --set {word!r} is not KEY=VALUE")
         options[key] = value
-    options |= {key: value for key in ("order", "lanes") if (value := getattr(arguments, key)) is not None}
+    return options | {key: value for key in ("order", "lanes") if (value := getattr(arguments, key)) is not None}
+
+
+def _policy(arguments: argparse.Namespace, capacity: int) -> Policy:
+    options = _options(arguments)
     try:
         return _factory(arguments.policy)(capacity, options)
     except ValueError as error:
@@ -178,7 +204,7 @@ def _policy(arguments: argparse.Namespace, capacity: int) -> Policy:
 
 
 def _factory(name: str) -> Callable[[int, Mapping[str, str]], Policy]:
-    """What makes the policy of that name. UsageError where there is none."""
+    """Return the factory of a policy. UsageError if there is none of that name."""
     module, colon, attribute = KNOWN.get(name, name).partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute) if colon else None

@@ -1,4 +1,4 @@
-"""The life of one mount: everything that is set up is torn down in reverse, whatever happens in between."""
+"""The life of one mount: everything that is set up is torn down in reverse order, whatever happens in between."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ from backend.cuda import server as cuda_server
 from backend.cuda.peers import Peers
 from backend.door import tenants
 from backend.door.client import pid_namespace
-from backend.door.wire import CUDA, SOFT, VERSION, names
+from backend.door.wire import CUDA, CUDA_ALL, SOFT, VERSION, names
 from backend.ledgers.journal.file import Busy, Journal, default_path
 from backend.process import fanotify, victims
 from backend.process.usher import Usher
 from backend.soft import server as soft_server
+from backend.space import control as space_control
+from backend.space.space import directory_for
 from ggroupfs import serving
 from ggroupfs.daemon import guard, successor, watchdog
 from ggroupfs.daemon.options import MountOptions
@@ -48,17 +50,18 @@ log = logging.getLogger(__name__)
 SOCKETS = Path("/run/ggroupfs")
 
 JOURNAL_AGAIN_S = 0.02
-"""Between two looks whether the journal is free."""
+"""Seconds between two checks whether the journal is free."""
 
 ENDS = (signal.SIGTERM, signal.SIGINT)
-"""Each of them ends the mount."""
+"""Signals that end the mount."""
 
 RELOADS = (signal.SIGHUP,)
-"""Has files with limits read again."""
+"""Signals that make the daemon read files with limits again."""
 
 COLLECTED = (20_000, 50, 100)
-"""How rarely garbage is collected (:func:`gc.set_threshold`). With a thousand programs a look through all that there is
-takes 0.1 s, in which no call is answered, and was taken every 3 s for 400 objects."""
+"""Thresholds of garbage collection (:func:`gc.set_threshold`). With a thousand programs a full collection takes 0.1 s,
+in which no call is answered, and by default one ran every 3 s for 400 objects.
+"""
 
 BASE_OPTIONS = frozenset(("fsname=ggroupfs", "subtype=ggroupfs", "allow_other", "default_permissions"))
 
@@ -68,19 +71,19 @@ class Ending:
     """How a mount ended."""
 
     upgraded: bool = False
-    """Another daemon is to go on in this process."""
+    """Whether another daemon is to continue in this process."""
 
 
 class MountError(Exception):
-    """The tree could not be mounted; the text says why, in one line."""
+    """The tree could not be mounted; the text gives the reason in one line."""
 
 
 def run(options: MountOptions, ready: Callable[[], None]) -> None:
-    """Mounts, calls `ready` once the tree answers, and serves it until it is unmounted or told to end.
+    """Mount, call `ready` once the tree answers, and serve it until it is unmounted or a signal ends it.
 
-    MountError where that fails before `ready`.
+    MountError for a failure before `ready`.
     """
-    early = successor.take_over_signals(ENDS)  # ignored before _run() takes them, and after
+    early = successor.take_over_signals(ENDS)  # ignored before _run() takes these signals, and after
     for number in (*RELOADS, successor.SIGNAL):
         signal.signal(number, signal.SIG_IGN)
     try:
@@ -92,13 +95,14 @@ def run(options: MountOptions, ready: Callable[[], None]) -> None:
 
 
 async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None], early: Iterable[int]) -> Path | None:
-    """Returns the socket on which another daemon is to go on in this process; None for the end."""
+    """Mount and serve; return the socket on which another daemon is to continue in this process, or None."""
     ending = Ending()
     gc.collect()
-    gc.disable()  # until all is there that a journal says: 10,000 slices are no garbage, and took 0.3 s to look through
+    # Until all that the journal holds is set up: 10,000 slices are not garbage, and took 0.3 s to go through.
+    gc.disable()
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(gc.enable)
-        # Until the very end: a second signal, too, must not kill us before everything is thawed and unmounted.
+        # Until the very end: a second signal must not end the daemon before all is thawed and unmounted, either.
         ends = stack.enter_context(trio.open_signal_receiver(*ENDS))
         reloads = stack.enter_context(trio.open_signal_receiver(*RELOADS))
         upgrades = stack.enter_context(trio.open_signal_receiver(successor.SIGNAL))
@@ -111,12 +115,12 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
         if options.also is not None:
             _make_room(options.also)
         journal = await _journal(options, mountpoint)
-        served = journal is not None and journal.state.is_empty  # else a mount that fails leaves it as it found it
+        served = journal is not None and journal.state.is_empty  # otherwise a failed mount leaves it as it was
         if journal is not None:
             stack.callback(lambda: journal.close(ended=served and not ending.upgraded))
-        controller, backend = await _controller(options, mountpoint, journal)
-        stack.callback(_close, controller)
         path = options.socket or tenants.default_path(SOCKETS, mountpoint)
+        controller, backend = await _controller(options, mountpoint, journal, path)
+        stack.callback(_close, controller)
         await _free(path, options.deadline)
         tree, events = Tree(controller, backend.attributes), Events()
         messenger = Messenger()
@@ -150,7 +154,8 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
             raise MountError(f"no socket at {path}: {error.strerror}{where}") from None
         controller.facts["socket"] = os.fspath(path)
         controller.facts["protocol"] = str(VERSION)
-        controller.facts["features"] = names(SOFT if backend.soft else CUDA)
+        offers = CUDA_ALL if options.turns == "on" else CUDA
+        controller.facts["features"] = names(SOFT if backend.soft else offers)
         if journal is not None:
             controller.facts["journal"] = os.fspath(journal.path)
             journal.listener = partial(_tell_of_journal, controller.facts)
@@ -164,12 +169,12 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
             nursery.start_soon(lasting, "the journal", journal.run)
         served = True
         await nursery.start(controller.run)
-        if options.usher:  # before a file has a slice frozen
+        if options.usher:  # before a file freezes a slice
             usher = Usher(options.usher, controller.frozen.highest, controller.facts)
             controller.frozen.watcher, controller.announce = usher.changed, usher.told
             nursery.start_soon(lasting, "the usher", usher.run)
             await usher.begun()
-        if options.units:  # before any program can come in
+        if options.units:  # before any program can connect
             units = Units(controller, options.slices_d, _manager(options), wait=options.units_wait)
             await nursery.start(units.run)
             nursery.start_soon(lasting, "reload", partial(_reload, reloads, units))
@@ -179,7 +184,7 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
         if backend.soft:
             nursery.start_soon(soft_server.serve, listener, backend.soft, tree_number)
         else:
-            peers = Peers(controller.facts)
+            peers = Peers(controller.facts, offers)
             nursery.start_soon(cuda_server.serve, listener, backend.cuda, tree_number, peers)
         nursery.start_soon(lasting, "telling watchers", notifier.run)
         nursery.start_soon(_serve, nursery.cancel_scope)
@@ -189,7 +194,7 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
             await in_a_thread(first, partial(_let_closes_wait, mountpoint))
         except OSError as error:
             raise MountError(f"{first} does not answer: {error.strerror}") from None
-        gc.freeze()  # what lives as long as the mount need not be looked through again
+        gc.freeze()  # objects that live as long as the mount need not be gone through again
         gc.set_threshold(*COLLECTED)
         gc.enable()
         if (seconds := watchdog.period(os.environ)) is not None:
@@ -202,8 +207,10 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
 
 
 def _check(options: MountOptions) -> None:
-    """MountError for what this kernel has not, or does not let us have; what else is not to be had is told of."""
-    if not victims.may_kill_any():  # a daemon that was upgraded as it ran has what its unit let it have before
+    """Raise MountError if the kernel lacks something that is needed, or does not permit it; log what else is
+    missing.
+    """
+    if not victims.may_kill_any():  # a daemon that was upgraded while it ran has the rights that its unit had before
         log.warning("no CAP_KILL: gmem.limit.max ends no process of another user (`systemctl restart ggroupfs`)")
     if options.usher:
         try:
@@ -213,12 +220,13 @@ def _check(options: MountOptions) -> None:
 
 
 async def _journal(options: MountOptions, mountpoint: str) -> Journal | None:
-    """What a daemon before us wrote down, and we go on with. MountError where another one still does."""
+    """Return the journal of this mount, which this daemon continues. MountError if another daemon still has it."""
     if not options.keep_journal:
         return None
     path = options.journal or default_path(SOCKETS, mountpoint)
     words = ""
-    with trio.move_on_after(options.deadline):  # one that was unmounted gives everything back first, and may need that
+    # A daemon that was unmounted first gives everything back, and may need that long.
+    with trio.move_on_after(options.deadline):
         while True:
             try:
                 return Journal(path)
@@ -231,16 +239,21 @@ async def _journal(options: MountOptions, mountpoint: str) -> Journal | None:
 
 
 async def _free(path: Path, seconds: float) -> None:
-    """Returns once no other daemon listens there, or after some time all the same: one that was unmounted listens until
-    everything is given back."""
+    """Return once no other daemon listens on a socket, or after `seconds` in any case. A daemon that was unmounted
+    listens until it has given everything back.
+    """
     with trio.move_on_after(seconds):
         while tenants.is_served(path):  # noqa: ASYNC110 - nothing tells of it
             await trio.sleep(JOURNAL_AGAIN_S)
 
 
-async def _controller(options: MountOptions, mountpoint: str, journal: Journal | None) -> tuple[Controller, Backend]:
-    """What the tree shows, and what is behind it. MountError where there is no GPU, or nothing to keep its books."""
-    # Other mounts have other software GPUs; the next mount here has the same again, with the books that are left.
+async def _controller(
+    options: MountOptions, mountpoint: str, journal: Journal | None, socket: Path
+) -> tuple[Controller, Backend]:
+    """Return the controller, which the tree shows, and its backend. MountError if there is no GPU, or no ledger for
+    it.
+    """
+    # Each mount has its own software GPUs; the next mount here has the same ones, with the books that were left.
     place = os.stat(mountpoint)  # two containers may have the same path
     identity = f"{place.st_dev}:{place.st_ino}:{mountpoint}"
     config = attrs.evolve(options.choice.soft_config, identity=identity)
@@ -253,6 +266,8 @@ async def _controller(options: MountOptions, mountpoint: str, journal: Journal |
         backend = choose.backend(choice, gpus, options.deadline, journal)
     except OSError as error:
         raise MountError(error.strerror) from None
+    program = None if backend.soft else space_control.find()
+    turns = options.turns == "on" or (options.turns == "auto" and bool(backend.soft))
     try:
         controller = Controller(
             *(backend.ledger, backend.gpus, options.deadline),
@@ -261,6 +276,8 @@ async def _controller(options: MountOptions, mountpoint: str, journal: Journal |
             moves=backend.moves,
             memory=backend.totals,
             lives=backend.lives,
+            turn_wait_us=round(options.turns_wait * 1e6) if turns else None,
+            servers=None if program is None else (program, directory_for(socket)),
         )
         return controller, backend
     except OSError as error:
@@ -269,7 +286,7 @@ async def _controller(options: MountOptions, mountpoint: str, journal: Journal |
 
 
 def _manager(options: MountOptions) -> Manager | None:
-    """What knows the units of this machine."""
+    """Return the manager of this machine's units, or None."""
     if options.bus is None and not SYSTEMD.is_dir():
         return None
     try:
@@ -296,13 +313,13 @@ def _let_closes_wait(mountpoint: str) -> None:
 
 
 async def _serve(scope: trio.CancelScope) -> None:
-    """Answers requests until the filesystem is unmounted, then ends the rest."""
+    """Answer requests until the filesystem is unmounted, then end the other tasks."""
     await receiving.main()
     scope.cancel()
 
 
 async def _until_signal(signals: AsyncIterator[int], messenger: Messenger, scope: trio.CancelScope) -> None:
-    """Ends the mount at the first signal."""
+    """End the mount at the first signal."""
     async for number in signals:
         log.debug("signal %d: unmounting", number)
         watchdog.notify("STOPPING=1", "STATUS=Thawing and unmounting")
@@ -318,7 +335,9 @@ async def _until_upgrade(
     messenger: Messenger,
     scope: trio.CancelScope,
 ) -> None:
-    """Ends the mount at the first signal, for another daemon to go on with what holds, where that is written down."""
+    """End the mount at the first signal so that another daemon can continue. If the state is journaled, it is left as
+    it is.
+    """
     async for _ in signals:
         watchdog.notify("RELOADING=1", "STATUS=Another daemon takes over")
         await _say_no_more(messenger)
@@ -330,7 +349,9 @@ async def _until_upgrade(
 
 
 async def _say_no_more(messenger: Messenger) -> None:
-    """First of all, while the tree still answers: a message under way may wait for an answer of ours."""
+    """Stop the messenger first, while the tree still answers, since a message under way may wait for an answer of this
+    daemon.
+    """
     try:
         await in_a_thread("the messenger", messenger.end)
     except OSError as error:  # EAGAIN
@@ -339,8 +360,9 @@ async def _say_no_more(messenger: Messenger) -> None:
 
 
 def _connection(unmounted: contextlib.ExitStack, device: int) -> Connection | None:
-    """The connection of the mount, to abort it with, and a guard that does so where we are killed before it is
-    unmounted; None where there is no control of it."""
+    """Return the connection of the mount, by which it can be aborted, with a guard that aborts it if this daemon is
+    killed before the mount is unmounted; None if the kernel gives no control of it.
+    """
     try:
         found = Connection(device)
     except OSError as error:
@@ -352,9 +374,10 @@ def _connection(unmounted: contextlib.ExitStack, device: int) -> Connection | No
 
 
 def _hang_up(messenger: Messenger, mountpoint: str, connection: Connection | None) -> None:
-    """Ends the messenger, when nothing is answered any more. A message may wait for a directory that is locked by a
-    program which waits for an answer of ours: it would keep the connection open, and with it this process and that
-    program, for good, even after SIGKILL. Then the connection is aborted."""
+    """Stop the messenger when no requests are answered any more. A message may wait for a directory that is locked by a
+    program which waits for an answer of this daemon. That would keep the connection open, and with it this process and
+    that program, for ever, even after SIGKILL. In that case the connection is aborted.
+    """
     if messenger.end():
         return
     log.warning("a message to the kernel does not come to its end: whatever waits for the tree ends with ECONNABORTED")
@@ -364,21 +387,21 @@ def _hang_up(messenger: Messenger, mountpoint: str, connection: Connection | Non
     device = _device(mountpoint)
     connection.abort()
     messenger.end()
-    if device and _device(mountpoint) == device:  # libfuse takes one that was aborted to be unmounted
+    if device and _device(mountpoint) == device:  # libfuse takes an aborted mount to be unmounted
         unbind(Path(mountpoint))
 
 
 async def _reload(signals: AsyncIterator[int], units: Units) -> None:
-    """Files with limits count as they are at each signal. systemd reads its own again by itself, and says so."""
+    """Read files with limits again at each signal. systemd reads its own again by itself, and reports it."""
     async for _ in signals:
         log.info("limits are read again")
         units.reload()
 
 
 def _discard_stale(mountpoint: str) -> None:
-    """Unmounts what a killed daemon left behind; MountError where a live tree, or nothing, is there."""
+    """Unmount what a killed daemon left behind. MountError if a live tree is there, or the directory does not exist."""
     try:
-        serving.asked(mountpoint, os.statvfs)  # not stat(): the kernel may answer for a dead daemon from its cache
+        serving.asked(mountpoint, os.statvfs)  # not stat(): the kernel may answer that from its cache for a dead daemon
     except serving.Silent as error:
         found = mount_of(mountpoint)
         hint = "; `ggroupfs umount --force` aborts it" if found is not None and found[1] == serving.TYPE else ""
@@ -395,10 +418,10 @@ def _discard_stale(mountpoint: str) -> None:
 
 
 def _make_room(also: Path) -> None:
-    """An empty directory. MountError."""
+    """Create an empty directory. MountError if that is not possible."""
     try:
         os.makedirs(also)
-    except FileExistsError:  # whatever it is
+    except FileExistsError:  # of whatever type
         pass
     except OSError as error:
         raise MountError(f"{also}: {error.strerror}") from None
@@ -406,13 +429,13 @@ def _make_room(also: Path) -> None:
 
 
 def _device(mountpoint: str) -> int:
-    """Device number of what is mounted there, 0 where that is not to be seen."""
+    """Return the device number of the mount at a path; 0 if none is visible."""
     found = mount_of(mountpoint)
     return device_number(found[0]) if found is not None else 0
 
 
 def _status(controller: Controller, mountpoint: str) -> str:
-    """A line for an operator that asks systemd for the state."""
+    """Return the status line for systemd, which `systemctl status` shows."""
     number, facts = len(controller.gpus), controller.facts
     return f"{mountpoint}: {number} {facts['gpu']} GPU{'' if number == 1 else 's'}, ledger {facts['ledger']}"
 

@@ -1,4 +1,4 @@
-"""The options of a mount, as ``-o`` lists, mount(8) and fstab(5) spell them."""
+"""The options of a mount, as ``-o`` lists, mount(8) and fstab(5) write them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from backend.choose import GPUS, LEDGERS, Choice
 from backend.core.controller import DEADLINE_S
 from backend.core.turns import HOLD_MOST_US, HOLD_US
 from backend.process.ushering import CUDA
+from backend.scheduler.memory.turns import WAIT_US
 from ggroupfs.errors import UsageError
 from ggroupfs.installed import SLICES_D
 from ggroupfs.text import values
@@ -28,59 +29,74 @@ IGNORED = frozenset(
         *("allow_other", "default_permissions", "poll", "selftest"),
     )
 )
-"""What mount(8) passes on and means nothing here, or is how it is anyway."""
+"""Options that mount(8) passes on and that are ignored, because they mean nothing here or hold anyway."""
 
 COMMENTS = frozenset(("comment", "user"))
-"""The same with a value: for the reader of the table of mounts."""
+"""Options with a value that are ignored: comments for readers of the table of mounts."""
 
 USERSPACE = ("x-", "X-")
-"""So begins what is for mount(8), systemd and the like."""
+"""Prefixes of options for mount(8), systemd and other programs."""
 
 PASSED = frozenset(("ro", "debug", "auto_unmount"))
-"""What libfuse makes of itself."""
+"""Options that are passed to libfuse."""
+
+
+TURNS = ("auto", "on", "off")
+"""Values of the option `turns`: whether there are memory turns."""
 
 
 @attrs.frozen
 class MountOptions:
-    """One mount."""
+    """The options of one mount."""
 
     mountpoint: Path
-    """Where."""
+    """The directory to mount on."""
     choice: Choice = Choice()  # noqa: RUF009 - frozen
-    """What serves it."""
+    """The GPUs and the ledger that serve it."""
     poll: bool = True
-    """Whether poll(2) asks the daemon: events wake pollers, but every poll of any file waits for an answer."""
+    """Whether poll(2) asks the daemon: then events wake pollers, but every poll of any file waits for an answer."""
     socket: Path | None = None
-    """Where programs of the GPUs connect; by default under /run/ggroupfs, named after the mountpoint."""
+    """Socket to which programs on the GPUs connect; by default under /run/ggroupfs, named after the mountpoint."""
     also: Path | None = None
-    """Where the tree is, too: in a directory for containers. (What is bound itself is dead with its daemon.)"""
+    """Second place of the tree, in a directory for containers. (A bind mount of the tree itself dies with its
+    daemon.)
+    """
     journal: Path | None = None
-    """Where what must outlive a daemon that is killed is written down; by default under /run/ggroupfs."""
+    """File for the state that must survive a killed daemon; by default under /run/ggroupfs."""
     keep_journal: bool = True
-    """Whether it is at all."""
+    """Whether there is a journal."""
     deadline: float = DEADLINE_S
-    """Seconds that the hardware has to answer a write."""
+    """Deadline of the hardware to answer a write, seconds."""
     scheduler: bool = True
     """Whether priorities and weights decide which program has the GPU."""
     hold_us: int | None = HOLD_US
-    """Microseconds for which programs of worse priority are held after the last request of a better one; None: they are
-    not held while it has requests either."""
+    """Microseconds for which programs of worse priority are held after the last request of a better one. With None they
+    are not held at all, not even while there are requests.
+    """
+    turns: str = "auto"
+    """Whether programs that use more memory than there is room for take turns: one of :data:`TURNS`; auto means on for
+    software GPUs only.
+    """
+    turns_wait: float = WAIT_US / 1e6
+    """Longest wait of a program for such a turn, seconds."""
     units: bool = True
-    """Whether files configure slices."""
+    """Whether unit files configure slices."""
     units_wait: float = WAIT_S
-    """Seconds that a program waits for the limits of its slices."""
+    """Longest wait of a program for the limits of its slices, seconds."""
     slices_d: Path = SLICES_D
-    """Where those are of cgroups that are no units."""
+    """Directory of the files that configure cgroups without a unit."""
     usher: tuple[str, ...] = ()
-    """Files that programs of frozen slices wait to open: absolute paths, and CUDA for the driver's library."""
+    """Files whose opening is delayed for programs of frozen slices: absolute paths, and CUDA for the driver's
+    library.
+    """
     bus: str | None = None
-    """Address of the bus that systemd is on; None: the system bus, where systemd runs the machine."""
+    """Address of the bus that systemd is on; None for the system bus, if systemd runs the machine."""
     fuse: frozenset[str] = frozenset()
     """Options for libfuse."""
 
 
 def parse(mountpoint: Path, gpu: str, ledger: str, lists: list[str]) -> MountOptions:
-    """The options of one command line. UsageError for one that is unknown or has no sense."""
+    """Return the options of one command line. UsageError for an unknown option or an invalid value."""
     options = MountOptions(mountpoint, Choice(gpu, ledger))
     for word in (word for words in lists for word in words.split(",") if word):
         key, equals, value = word.partition("=")
@@ -92,7 +108,7 @@ def parse(mountpoint: Path, gpu: str, ledger: str, lists: list[str]) -> MountOpt
 
 
 def _apply(options: MountOptions, key: str, value: str | None) -> MountOptions:
-    """`options` with one more."""
+    """Return `options` with one more applied."""
     choice = options.choice
     if value is None:
         if key in IGNORED or key.startswith(USERSPACE):
@@ -121,6 +137,10 @@ def _apply(options: MountOptions, key: str, value: str | None) -> MountOptions:
         return attrs.evolve(options, scheduler=_one_of(("on", "off"), value) == "on")
     elif key == "hold":
         return attrs.evolve(options, hold_us=None if value == "no" else _hold(value))
+    elif key == "turns":
+        return attrs.evolve(options, turns=_one_of(TURNS, value))
+    elif key == "turns.wait":
+        return attrs.evolve(options, turns_wait=_seconds(value))
     elif key == "units":
         return attrs.evolve(options, units=_one_of(("auto", "no"), value) == "auto")
     elif key == "units.wait":

@@ -28,6 +28,7 @@ from backend.core.settings import (
     PRIORITY,
     QUOTA,
     SETTINGS,
+    SM_MAX,
     SWAP_MAX,
     WEIGHT,
     Kind,
@@ -53,7 +54,7 @@ def _name(setting: Setting) -> str:
 
 
 ASKED: Mapping[str, Setting] = {
-    _name(one): one for one in SETTINGS if one is QUOTA or (one.environment is not None and one is not HIGH)
+    _name(one): one for one in SETTINGS if one is QUOTA or (one.environment is not None and one not in (HIGH, SM_MAX))
 }
 """Settings that a claim may have, by the name of the parameter."""
 CEILINGS = (SWAP_MAX, LIMIT_MAX, QUOTA)

@@ -64,6 +64,11 @@ def _timeslice(controller: Controller, group: Group) -> str:
     return values.show_ms(us or controller.gpus[group.gpu].info.timeslice_default_us) + "\n"
 
 
+def _sm_max(controller: Controller, group: Group) -> str:
+    """What holds of the SMs that are asked for, of this group alone."""
+    return values.show_sms(controller.gpus[group.gpu].info.sms_of(controller.books(group).sm_max)) + "\n"
+
+
 def _gmem_events(controller: Controller, group: Group) -> str:
     books = controller.books(group)
     return values.flat_keyed(
@@ -77,6 +82,7 @@ def _gmem_events(controller: Controller, group: Group) -> str:
             "oom_kill": books.events_oom_kill,
             "oom_group_kill": books.events_oom_group_kill,
             "over": int(controller.is_over(group)),
+            "past": int(controller.is_past(group)),
         }
     )
 
@@ -96,9 +102,28 @@ def _gmem_stat(controller: Controller, group: Group) -> str:
             "unmovable": footprint.unmovable,
             "disputed": footprint.disputed,
             "exchanged_bytes": footprint.exchanged,
+            "clean": footprint.clean,
             "byte_seconds": controller.byte_seconds(group),
+            **_turn_memory(controller, group),
         }
     )
+
+
+def _turn_memory(controller: Controller, group: Group) -> Mapping[str, int]:
+    """What is there of a group that has, or had, turns for the sake of memory."""
+    turned = controller.turned(group)
+    if turned is None:
+        return {}
+    found = controller.working_set(group)
+    return {
+        "working_set": found.used,
+        "working_set_resident": found.resident,
+        "unwritten": found.unwritten,
+        "turn_fetched_bytes": turned.fetched,
+        "turn_evicted_bytes": turned.evicted,
+        "turn_missed_bytes": found.missed,
+        "turn_over_bytes": found.over,
+    }
 
 
 def _compute_events(controller: Controller, group: Group) -> str:
@@ -110,17 +135,20 @@ def _compute_events(controller: Controller, group: Group) -> str:
             "migrated": controller.moved(group),
             "undone": controller.undone_count(group),
             "lost": controller.losses(group),
+            "server_lost": controller.servers_lost(group),  # None where there is none
         }
     )
 
 
 def _gcgroup_stat(controller: Controller, group: Group) -> str:
-    activity, throttled = controller.activity(group), controller.throttled(group)
+    activity, throttled, turned = controller.activity(group), controller.throttled(group), controller.turned(group)
     return values.flat_keyed(
         {
             "submitted": activity.submitted,
             "finished": activity.finished,
             "pending": activity.pending,
+            "capped_launches": activity.capped,
+            "uncapped_launches": activity.uncapped,
             "gpu_usec": activity.gpu_usec,
             "gpu_usec_estimate": activity.gpu_usec_estimate,
             "busy_usec": activity.busy_usec,
@@ -132,6 +160,9 @@ def _gcgroup_stat(controller: Controller, group: Group) -> str:
             "nr_periods": controller.periods(group),
             "nr_throttled": throttled.times,
             "throttled_usec": throttled.usec,
+            "memory_turns": None if turned is None else turned.turns,
+            "memory_runs": None if turned is None else turned.runs,
+            "memory_waits": None if turned is None else turned.waits,
             "frozen_usec": controller.frozen_usec(group),
             **{f"off_{name}": processes for name, processes in controller.off(group).items()},
             "managed": int(activity.managed),
@@ -157,6 +188,8 @@ def shown(setting: Setting) -> Show:
     """What its control file shows, as its parser takes it."""
     if setting is settings.TIMESLICE:
         return _timeslice
+    if setting.kind is Kind.SMS:
+        return _sm_max
     if setting.kind is Kind.QUOTA:
         period = settings.SECOND[setting.field].field
         return _books(lambda books: values.show_quota(getattr(books, setting.field), getattr(books, period)))
@@ -181,6 +214,8 @@ ACTS: dict[Setting, Apply] = {
     settings.LIMIT_MAX: Controller.set_max,
     settings.FROZEN: Controller.set_frozen,
     settings.QUOTA: Controller.set_quota,
+    settings.SPATIAL: Controller.set_spatial,
+    settings.SM_MAX: Controller.set_sms,
 }
 """What makes a setting hold, where it takes more than to have it in the books, or a lever follow."""
 

@@ -1,4 +1,4 @@
-"""Pictures of a replay, by matplotlib: nothing else imports this module."""
+"""Plots of a replay, by matplotlib; it is imported only by code that draws them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ggroupfs.replay.records import Result, S, Span
 
 MINUTE = 60 * S
 INSTANTS = 2000
-"""How many the picture of memory has."""
+"""Number of instants in the plot of memory."""
 COLOURS = [f"C{number}" for number in range(10)]
 
 
 def draw(result: Result, directory: Path) -> None:
-    """timeline.png, memory.png and completion.png, in a directory that is there."""
+    """Draw timeline.png, memory.png and completion.png into an existing directory."""
     for name, paint, height in (("timeline", timeline, 8.0), ("memory", memory, 5.0), ("completion", completion, 4.0)):
         figure = Figure(figsize=(10.0, height), layout="constrained")
         paint(result, figure.add_subplot())
@@ -25,7 +25,7 @@ def draw(result: Result, directory: Path) -> None:
 
 
 def timeline(result: Result, axes: Axes) -> None:
-    """Draw which job ran: a row a job, by arrival, with a thin line from its arrival to its end."""
+    """Plot when jobs ran: one row per job, by arrival, with a thin line from its arrival to its end."""
     rows = {outcome.trace.job: row for row, outcome in enumerate(result.outcomes)}
     for row, outcome in enumerate(result.outcomes):
         if outcome.finished is not None:
@@ -37,13 +37,15 @@ def timeline(result: Result, axes: Axes) -> None:
 
 
 def memory(result: Result, axes: Axes) -> None:
-    """Memory of each job, one upon the other, at so many instants: persistent, and while it runs its ephemeral too."""
+    """Plot the memory of all jobs, stacked, at INSTANTS instants: persistent memory, and ephemeral memory while a job
+    runs.
+    """
     traces = {outcome.trace.job: outcome.trace for outcome in result.outcomes}
-    changes: list[tuple[int, str, int]] = []
+    changes = [(change.time, change.job, change.nbytes) for change in result.changes]
     for span in result.resident:
         amount = traces[span.job].persistent
         changes += [(span.start, span.job, amount), (span.end, span.job, -amount)]
-    for span in result.ran:
+    for span in () if result.changes else result.ran:
         amount = traces[span.job].ephemeral
         changes += [(span.start, span.job, amount), (span.end, span.job, -amount)]
     changes.sort(key=lambda change: change[0], reverse=True)
@@ -62,7 +64,7 @@ def memory(result: Result, axes: Axes) -> None:
 
 
 def completion(result: Result, axes: Axes) -> None:
-    """CDF of completion times: figure 8 of the paper."""
+    """Plot the CDF of completion times: figure 8 of the paper."""
     done = sorted(outcome.completion / MINUTE for outcome in result.outcomes if outcome.finished is not None)
     axes.step([0.0, *done], [number / len(done) for number in range(len(done) + 1)], where="post")
     axes.set(xlabel="completion time, minutes", ylabel="part of the jobs", ylim=(0, 1))

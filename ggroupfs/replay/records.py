@@ -1,4 +1,4 @@
-"""What came of a replay, and the figures that the paper gives of one (Salus, table 2)."""
+"""Results of a replay, and the figures that the paper gives of one (Salus, table 2)."""
 
 from __future__ import annotations
 
@@ -13,47 +13,58 @@ S = 1_000_000_000
 
 @attrs.frozen
 class Span:
-    """A time in which a job did something without a break."""
+    """A time during which a job did something without a break."""
 
     job: str
     start: int
-    """Nanoseconds from the begin of the trace."""
+    """Nanoseconds from the beginning of the trace."""
     end: int
-    """Nanoseconds."""
+    """Nanoseconds from the beginning of the trace."""
     lane: int = 0
-    """The lane it ran in; 0 where the policy has none."""
+    """Lane in which the job ran; 0 if the policy has none."""
+
+
+@attrs.frozen
+class Change:
+    """A change of the memory that a job has on the GPU."""
+
+    time: int
+    """Nanoseconds from the beginning of the trace."""
+    job: str
+    nbytes: int
+    """Bytes gained; negative for bytes that left."""
 
 
 @attrs.frozen
 class Outcome:
-    """What became of one job."""
+    """Result of one job."""
 
     trace: TraceJob
-    """What it was."""
+    """The job in the trace."""
     started: int | None
-    """Begin of its first iteration, nanoseconds from the begin of the trace; None if it was refused."""
+    """Beginning of its first iteration, nanoseconds from the beginning of the trace; None if it was refused."""
     finished: int | None
-    """Its end; None if it was refused."""
+    """Its end, nanoseconds from the beginning of the trace; None if it was refused."""
     service: int
-    """GPU time it used, nanoseconds."""
+    """GPU time used, nanoseconds."""
     withdrawals: int
-    """How often its persistent memory went to the host."""
+    """Number of times that its persistent memory was moved to the host."""
 
     @property
     def arrived(self) -> int:
-        """Nanoseconds."""
+        """Its arrival, nanoseconds from the beginning of the trace."""
         return self.trace.arrival_us * 1000
 
     @property
     def completion(self) -> int:
-        """JCT, nanoseconds: from its arrival to its end. ValueError for one that was refused."""
+        """JCT, nanoseconds: from arrival to end. ValueError if it was refused."""
         if self.finished is None:
             raise ValueError(f"{self.trace.job} was refused")
         return self.finished - self.arrived
 
     @property
     def queuing(self) -> int:
-        """From its arrival to its first iteration, nanoseconds. ValueError for one that was refused."""
+        """Time from arrival to the first iteration, nanoseconds. ValueError if it was refused."""
         if self.started is None:
             raise ValueError(f"{self.trace.job} was refused")
         return self.started - self.arrived
@@ -61,49 +72,51 @@ class Outcome:
 
 @attrs.frozen
 class Summary:
-    """The columns of table 2, in seconds, and what the GPU did."""
+    """The columns of table 2, in seconds, and the use of the GPU."""
 
     jobs: int
-    """That ran to their end."""
+    """Number of jobs that ran to their end."""
     refused: int
-    """That never fit."""
+    """Number of jobs that do not fit on the GPU."""
     makespan_s: float
-    """From the first arrival to the last end."""
+    """Time from the first arrival to the last end."""
     queuing_mean_s: float
-    """From arrival to the first iteration."""
+    """Mean time from arrival to the first iteration."""
     completion_mean_s: float
-    """From arrival to end: JCT."""
+    """Mean time from arrival to end (JCT)."""
     completion_p95_s: float
-    """Of the JCT, the nearest-rank percentile."""
+    """Nearest-rank 95th percentile of the JCT."""
     gpu_busy: float
-    """Part of the makespan in which kernels ran."""
+    """Fraction of the makespan in which kernels ran."""
     switches: int
-    """How often a lane went from one job to another."""
+    """Number of times that a lane went from one job to another."""
     withdrawals: int
-    """How often persistent memory went to the host."""
+    """Number of times that persistent memory was moved to the host."""
     memory_peak: int
-    """The most memory in use at any time, bytes."""
+    """Greatest use of GPU memory at any time, bytes."""
 
 
 @attrs.frozen
 class Result:
-    """All of a replay."""
+    """The complete result of a replay."""
 
     capacity: int
-    """Bytes of GPU memory."""
+    """GPU memory, bytes."""
     outcomes: Sequence[Outcome]
-    """By arrival."""
+    """Results of all jobs, by arrival."""
     ran: Sequence[Span]
-    """Which job ran, by end: iterations that followed each other are one span."""
+    """Times in which jobs ran, by end; consecutive iterations are one span."""
     resident: Sequence[Span]
-    """When each one's persistent memory was on the GPU."""
+    """Times in which the persistent memory of a job was on the GPU."""
     switches: int
     """See :class:`Summary`."""
     memory_peak: int
     """See :class:`Summary`."""
+    changes: Sequence[Change] = ()
+    """Changes of the memory of jobs on the GPU, by time, if a policy moves parts of it."""
 
     def summary(self) -> Summary:
-        """The figures. RuntimeError where no job ran."""
+        """Return the figures. RuntimeError if no job ran."""
         done = [outcome for outcome in self.outcomes if outcome.finished is not None]
         if not done:
             raise RuntimeError("no job of the trace fits on the GPU")

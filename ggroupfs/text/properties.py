@@ -89,6 +89,18 @@ def _switch(value: str, _: int) -> str:
     return SWITCH[value.lower()]
 
 
+def _sms(value: str, _: int) -> str:
+    if value == "infinity":
+        return "max"
+    if not (PERCENT.fullmatch(value) or (value.isascii() and value.isdigit())):
+        raise ValueError("not a number of SMs, or a percentage, or infinity")
+    try:
+        values.sms(value)
+    except OSError:
+        raise ValueError("not from one SM to all of them") from None
+    return value
+
+
 def _quota(value: str, _: int) -> str:
     """Return a quota from a percentage, optionally followed by a time span for the period.
 
@@ -125,6 +137,7 @@ def _property(name: str, setting: Setting) -> Property:
         Kind.SWITCH: _switch,
         Kind.NUMBER: _within(setting.allowed),
         Kind.QUOTA: _quota,
+        Kind.SMS: _sms,
     }
     assert setting.control is not None
     return Property(name, setting.control, texts[setting.kind], values.show_default(setting))

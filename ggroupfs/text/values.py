@@ -28,6 +28,9 @@ TIME = re.compile(rf"(?P<number>[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[{BLANKS}]*(?P<unit
 PAIR = re.compile(rf"(?P<quota>max|[0-9]{{1,19}})(?:[{BLANKS}]+(?P<period>[0-9]{{1,19}}))?")
 """Syntax of compute.max: decimal numbers only, as sscanf() reads them for cpu.max."""
 
+PERCENT = re.compile(r"(?P<percent>[0-9]{1,3}(?:\.[0-9]{1,3})?)%")
+"""Syntax of a part of a GPU's SMs."""
+
 U64 = 1 << 64
 
 
@@ -85,6 +88,18 @@ def span(word: str) -> int:
     return us
 
 
+def sms(word: str) -> int | Fraction:
+    """Parse SMs: a number of them, a percentage of those of the GPU as a fraction, or ``max``, which is 0."""
+    if word == "max":
+        return 0
+    if match := PERCENT.fullmatch(word):
+        part = Fraction(match["percent"]) / 100
+        if not 0 < part <= 1:
+            raise fail(errno.ERANGE)
+        return part
+    return integer(word, 1, MAX)
+
+
 def quota(word: str) -> tuple[int, int | None]:
     """Parse ``QUOTA PERIOD`` in microseconds to two numbers; a missing period is None, and stays as it was.
 
@@ -108,6 +123,7 @@ def parser(setting: Setting) -> Callable[[str], Any]:
         Kind.SPAN: span,
         Kind.SWITCH: switch,
         Kind.QUOTA: quota,
+        Kind.SMS: sms,
     }
     return by_kind.get(setting.kind) or (lambda word: integer(word, setting.least, setting.most))
 
@@ -118,6 +134,8 @@ def show_default(setting: Setting) -> str:
         return show_quota(setting.default, PERIOD.default)
     if setting.kind is Kind.SPAN:
         return show_span(setting.default)
+    if setting.kind is Kind.SMS:
+        return show_sms(setting.default)
     return show_size(setting.default)
 
 
@@ -159,6 +177,11 @@ def show_ms(us: int) -> str:
 def show_span(us: int) -> str:
     """Format microseconds in the syntax of :func:`span`."""
     return show_ms(us) if us else "default"
+
+
+def show_sms(count: int) -> str:
+    """Format a number of SMs, or ``max`` for 0."""
+    return str(count) if count else "max"
 
 
 def flat_keyed(pairs: dict[str, int | str | None]) -> str:

@@ -49,6 +49,9 @@ SERVICE, ANY = ".service", "service"
 MARK = b"X-GGroup"
 """Text that is in every file with GPU settings."""
 
+BY_LIBRARY = ("compute.spatial", "compute.sm.max")
+"""Controls that need the library, besides those of memory."""
+
 OWN = re.compile(r"ggroupfs(-.*|@.*|)\.service")
 """Services of this project, which must not wait for themselves."""
 
@@ -152,7 +155,9 @@ class Wanted:
         from ggroupfs.units.unitfile import Assignment, assignments
 
         self._files = files
-        self._keys = {one.name for one in PROPERTIES if one.control.startswith("gmem.")}
+        # What the library does: it moves memory, has the program be a client of the server of its space, and places its
+        # kernels.
+        self._keys = {one.name for one in PROPERTIES if one.control.startswith("gmem.") or one.control in BY_LIBRARY}
         self._assignments: Mapping[str, list[Assignment]] = {
             path: list(assignments(files.text(path).decode("utf-8", "backslashreplace"), Path(path)))
             for name in files.names()

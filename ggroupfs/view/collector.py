@@ -55,6 +55,10 @@ def _us(us: int) -> float:
     return us / 1e6
 
 
+def _sms(count: int) -> float:
+    return count or math.inf
+
+
 def _quota(us: int) -> float:
     return math.inf if us >= MAX else us / 1e6
 
@@ -79,19 +83,28 @@ ROWS = (
     Row("implicit_bytes", "Memory that the driver counts and no program charged.", "implicit"),
     Row("unmovable_bytes", "Memory that stays on the GPU whatever the limits say.", "unmovable"),
     Row("disputed_bytes", "Memory that was charged and the driver does not count.", "disputed"),
+    Row("clean_bytes", "Copies in the host of memory that is on the GPU.", "clean"),
+    Row("working_set_bytes", "Memory that its last turn used (gmem.stat).", "working_set"),
+    Row("turn_missed_bytes", "Memory that its last turn used unexpectedly.", "turn_missed_bytes"),
+    Row("turn_over_bytes", "Memory that was expected in its last turn in vain.", "turn_over_bytes"),
     Row("resident_byte_seconds", "Memory on the GPU times how long it was there.", "byte_seconds", counter=True),
     Row("timeslice_seconds", "Timeslice (compute.timeslice); none for the default of a slice.", "timeslice", _ms),
     Row("over_limit", "Whether it is over a limit, and reclaim has not changed that (gmem.events).", "over"),
+    Row("past_library", "Whether a program in it holds much that its library did not see (gmem.events).", "past"),
     Row("frozen", "Whether it is frozen, and nothing of it runs (compute.events).", "frozen"),
     Row("populated", "Whether it has a context on the GPU (compute.events).", "populated"),
     Row("migrations", "Moves to another GPU; of a slice, to this one (compute.events).", "migrated", counter=True),
     Row("undone", "Times that a process undid its freeze or timeslice (compute.events).", "undone", counter=True),
     Row("gpu_losses", "Times that its GPU was lost while it was there (compute.events).", "lost", counter=True),
+    Row("server_losses", "Times that the server of its space ended (compute.events).", "server_lost", counter=True),
     Row("weight", "Weight among groups of its priority (compute.weight).", "weight"),
     Row("priority", "Priority, 0 is served first (compute.priority).", "priority"),
     Row("quota_seconds", "Work on the GPU in each period (compute.max), +Inf for max.", "quota", _quota),
     Row("quota_period_seconds", "Period of compute.max.", "period", _us),
     Row("periods", "Periods of its quota in which it worked, or stood (gcgroup.stat).", "nr_periods", counter=True),
+    Row("sms_max", "SMs that its kernels run on at most (compute.sm.max), +Inf for max.", "sm_max", _sms),
+    Row("capped_launches", "Launches that ran on these SMs alone (gcgroup.stat).", "capped_launches", counter=True),
+    Row("uncapped_launches", "Launches that ran on all SMs all the same.", "uncapped_launches", counter=True),
     Row("kernels_submitted", "Kernels submitted.", "submitted", counter=True),
     Row("kernels_finished", "Kernels finished.", "finished", counter=True),
     Row("gpu_seconds", "Time on the engine.", "gpu_usec", _us, counter=True),

@@ -1,4 +1,4 @@
-"""What is shown of a group: the columns, how each is spelt for people, and tables of them. Pure."""
+"""Columns of a group's figures, their text for people, and tables of them. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOT_TOLD = "-"
 
 
 def human(nbytes: float) -> str:
-    """A size as people read it: ``512.0M``."""
+    """Return a size in short form: ``512.0M``."""
     for suffix in ("", "K", "M", "G"):
         if nbytes < 1024:
             return f"{nbytes:.0f}" if not suffix else f"{nbytes:.1f}{suffix}"
@@ -26,38 +26,40 @@ def human(nbytes: float) -> str:
 
 
 def limit(nbytes: int) -> str:
-    """A limit: a size, or ``max``."""
+    """Return a limit: a size, or ``max``."""
     return "max" if nbytes >= MAX else human(nbytes)
 
 
 def percent(share: float) -> str:
-    """A share of the whole. More than that is the noise of two clocks, the GPU's and ours."""
+    """Return a share of the whole, at most 100 %. An excess is noise, because the GPU and the host have different
+    clocks.
+    """
     return f"{min(share, 1.0) * 100:.0f}%"
 
 
 def parts(share: float) -> str:
-    """Shares of the whole of several, added up: 250 % is that of two and a half."""
+    """Return a sum of shares: 250 % is two and a half wholes."""
     return f"{share * 100:.0f}%"
 
 
 def speed(rate: float) -> str:
-    """Bytes a second, in MB/s."""
+    """Return bytes a second as MB/s."""
     return f"{rate / 1e6:.1f}" if rate < 99.95e6 else f"{rate / 1e6:.0f}"
 
 
 def timeslice(ms: float) -> str:
-    """A timeslice: milliseconds, or what the GPU gives."""
+    """Return a timeslice: milliseconds, or ``default``."""
     return f"{ms:g} ms" if ms else "default"
 
 
 def readable(name: str) -> str:
-    """A name that a stranger chose, without what a terminal would obey."""
+    """Return an untrusted name without control characters for the terminal."""
     return "".join(letter if letter.isprintable() else "?" for letter in name)
 
 
 def off(processes: Mapping[str, int]) -> str:
-    """Return why processes are off the runlist, in words: ``turn``, ``freeze,turn``, ``turn/gr`` with the GR engine
-    alone; of a slice with how many, where several are: ``3 freeze,1 turn``.
+    """Return why processes are off the runlist, in words: ``turn``, ``freeze,turn``, or ``turn/gr`` if only the GR
+    engine is off. If a reason holds for several processes of a slice, with counts: ``3 freeze,1 turn``.
     """
     reasons = {name: count for name, count in processes.items() if count and name != GR_ALONE}
     several = any(count > 1 for count in reasons.values())
@@ -68,19 +70,19 @@ def off(processes: Mapping[str, int]) -> str:
 
 
 ORIGIN_MOST = 25
-"""Characters of an origin, at most: those of a container in a pod."""
+"""Greatest length of an origin, in characters: that of a container in a pod."""
 ID_SHORT, UID_SHORT = 12, 8
-"""Characters of the ID of a container and of the UID of a pod that people go by, as `podman ps` shows them."""
+"""Length of the shortened ID of a container, as `podman ps` shows it, and of the UID of a pod, in characters."""
 
 
 def cut(text: str, most: int) -> str:
-    """A text of so many characters at most."""
+    """Return a text shortened to at most `most` characters."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def origin_words(path: str) -> str | None:
-    """Return what a cgroup is of, by its path: ``pod 6d1f0c7e/0f6ad2a1c5c4``, ``job 123.0``, else the unit; None where
-    the path does not tell.
+    """Return what a cgroup belongs to, by its path: ``pod 6d1f0c7e/0f6ad2a1c5c4``, ``job 123.0``, otherwise its unit;
+    None if the path does not tell.
     """
     told = origin(path)
     container = told.get("container", "")[:ID_SHORT]
@@ -98,7 +100,7 @@ def _origin(node: Node) -> str | None:
 
 
 def _container(path: str) -> str | None:
-    """The short name of a slice that is the one of a container or pod; None for any other."""
+    """Return the short name of the slice of a container or pod; None for any other slice."""
     here, above = origin(path), origin(path.rpartition("/")[0])
     if "container" in here and "container" not in above:
         return f"container {here['container'][:ID_SHORT]}"
@@ -106,50 +108,50 @@ def _container(path: str) -> str | None:
 
 
 LEVELS = "▁▂▃▄▅▆▇█"
-"""Characters of a sparkline, from nothing to all."""
+"""Characters of a sparkline, from zero to one."""
 
 
 def sparkline(shares: Sequence[float | None]) -> str:
-    """Shares of 0 to 1 as a line of bars; a blank for one that is not known."""
+    """Return shares from 0 to 1 as a line of bars, with a blank for an unknown share."""
     last = len(LEVELS) - 1
     return "".join(" " if share is None else LEVELS[round(min(max(share, 0.0), 1.0) * last)] for share in shares)
 
 
 @attrs.frozen
 class Column:
-    """A column of a table, and what it needs to be read."""
+    """A column of a table, and the figure that it needs."""
 
     name: str
-    """What it is called in JSON; its heading, if it has no other."""
+    """Name in JSON; also the heading, if there is no other."""
     heading: str
-    """In tables."""
+    """Heading in tables."""
     value: Callable[[Node], Any]
-    """What is in it; None: not told."""
+    """Returns the value for a node; None if unknown."""
     text: Callable[[Any], str]
-    """The value for people."""
+    """Returns a value as text for people."""
     field: str | None = None
-    """The figure that it is made of, if it is one."""
+    """Field of the figures that it shows, if it shows one."""
     number: bool = True
-    """Whether it stands at the right."""
+    """Whether it is aligned to the right."""
     width: int = 7
-    """Where the width cannot follow what is in it, on a screen that changes."""
+    """Width on a screen that changes, where the width cannot follow the content, in characters."""
 
     def cell(self, node: Node) -> str:
-        """What stands in it."""
+        """Return the text for a node."""
         value = self.value(node)
         return NOT_TOLD if value is None else self.text(value)
 
     def aligned(self, text: str, width: int) -> str:
-        """Numbers to the right, words to the left."""
+        """Return a text padded to `width` characters: numbers to the right, words to the left."""
         return text.rjust(width) if self.number else text.ljust(width)
 
 
 OVER = "!"
-"""Mark behind the memory of a group that is over a limit."""
+"""Mark after the memory of a group that is over a limit."""
 
 
 class _Memory(Column):
-    """Memory on the GPU, marked where it is over a limit and reclaim does not change that."""
+    """Memory on the GPU, marked if it is over a limit and reclaim cannot change that."""
 
     def cell(self, node: Node) -> str:
         return super().cell(node) + (OVER if node.figures.over else "")
@@ -174,6 +176,24 @@ def _of_process(name: str, *, number: bool) -> Column:
     return Column(name, name.upper(), value, lambda value: readable(str(value)), number=number)
 
 
+def _turn(node: Node) -> str | None:
+    """Return the state of memory turns: for a process ``has`` or ``waits``; for other groups how many processes have
+    their turn, out of how many; None if there are no such turns now.
+    """
+    runs, waits = node.figures.memory_runs or 0, node.figures.memory_waits or 0
+    if not runs + waits:
+        return None
+    if isinstance(node.use, ProcessUse):
+        return "has" if runs else "waits"
+    return f"{runs} of {runs + waits}"
+
+
+def _resident(node: Node) -> float | None:
+    """Return the fraction of the working set that is on the GPU."""
+    used, there = node.figures.working_set, node.figures.working_set_resident
+    return there / used if used and there is not None else None
+
+
 PID = _of_process("pid", number=True)
 GPU = _of_process("gpu", number=True)
 COMMAND = _of_process("command", number=False)
@@ -187,6 +207,9 @@ OFF = attrs.evolve(_figure("off", off, width=16), number=False)
 FINISHED = _figure("finished", str)
 SHARE = _rate("share", "SHARE", percent, 5)
 KERNELS = _rate("kernels", "KERN/S", lambda rate: f"{rate:.0f}")
+TURN = Column("turn", "TURN", _turn, str, "memory_runs", number=False, width=7)
+SET = _figure("working_set", human, heading="SET")
+RESIDENT = Column("resident", "RESID", _resident, percent, "working_set_resident", width=5)
 SWAPIN = _rate("swapin", "IN MB/S", speed)
 SWAPOUT = _rate("swapout", "OUT MB/S", speed, 9)
 
@@ -198,14 +221,14 @@ ORIGIN = Column("origin", "ORIGIN", _origin, lambda text: cut(readable(text), OR
 HISTORY = Column("history", "HISTORY", lambda node: node.history or None, sparkline, number=False, width=8)
 
 SHOWN = (PID, GPU, COMMAND, SLICE, CURRENT, HIGH, SWAP, TIMESLICE, FROZEN, OFF, FINISHED)
-"""What ``show`` has."""
+"""Columns of ``show``."""
 WATCHED = (
     *(CURRENT, HIGH, SWAP, SHARE, KERNELS, TIMESLICE, FROZEN),
-    *(USER, WEIGHT, PRIORITY, OFF, SWAPIN, SWAPOUT, THROTTLED, ORIGIN),
+    *(USER, WEIGHT, PRIORITY, OFF, SWAPIN, SWAPOUT, THROTTLED, ORIGIN, TURN, SET, RESIDENT),
 )
-"""What ``top`` tells of one moment."""
+"""Columns of one reading of ``top``."""
 LIVE = (*WATCHED[: WATCHED.index(OFF)], HISTORY, *WATCHED[WATCHED.index(OFF) :])
-"""What its screen has; where there is no room for all, the first of them."""
+"""Columns of the screen of ``top``; the first ones if there is no room for all."""
 SORTED = {
     "memory": CURRENT,
     "swap": SWAP,
@@ -215,26 +238,26 @@ SORTED = {
     "priority": PRIORITY,
     "user": USER,
 }
-"""The column of each order, which is shown wherever there is room for one; a pid stands in the name."""
+"""Column of each sort order, which is shown if there is room for one column; a pid is part of the name."""
 
 LABEL_LEAST = 24
-"""Characters that the names in a tree get before there are columns beside them."""
+"""Characters that names in a tree have before columns are shown beside them."""
 FULL_LEAST = 48
-"""The same, for names that are full command lines."""
+"""The same for names that are full command lines."""
 SIDE_BY_SIDE = 2
-"""Blanks between two columns."""
+"""Number of blanks between two columns."""
 
 
 def fields(columns: Iterable[Column]) -> frozenset[str]:
-    """The figures that columns need."""
+    """Return the fields of the figures that columns need."""
     return frozenset(column.field for column in columns if column.field is not None)
 
 
 def fitting(
     width: int, columns: Sequence[Column] = WATCHED, wanted: Column | None = None, least: int = LABEL_LEAST
 ) -> Sequence[Column]:
-    """As many columns, from the first, as fit beside names of `least` characters; `wanted` among them, in the place of
-    the last ones if it has to be.
+    """Return as many of the first columns as fit beside names of `least` characters, with `wanted` among them; it
+    replaces the last ones if necessary.
     """
     room = width - least
     kept = _first(room, columns)
@@ -252,7 +275,7 @@ def _first(room: int, columns: Sequence[Column]) -> Sequence[Column]:
 
 
 def table(nodes: Iterable[Node], columns: Sequence[Column] = SHOWN) -> str:
-    """A line a node below the headings, as wide as what is in it."""
+    """Return a table with a heading and a line for each node, as wide as its content."""
     return _aligned(
         [[column.heading for column in columns], *([column.cell(node) for column in columns] for node in nodes)],
         columns,
@@ -263,7 +286,7 @@ NAME = Column("name", "", lambda node: node.label, str, number=False)
 
 
 def tree(lines: Iterable[Line], columns: Sequence[Column]) -> str:
-    """The same, with the lines of an outline in front."""
+    """Return a table with the lines of an outline at the left."""
     rows = [["", *(column.heading for column in columns)]]
     for line in lines:
         rows.append([label(line), *(column.cell(line.node) for column in columns)])
@@ -271,7 +294,9 @@ def tree(lines: Iterable[Line], columns: Sequence[Column]) -> str:
 
 
 def label(line: Line) -> str:
-    """What a line of an outline is called: of a GPU with the memory that it has, of what is folded with how many."""
+    """Return the label of a line of an outline: a GPU with its capacity, a folded node with the number of its
+    children.
+    """
     use, text = line.node.use, line.prefix + readable(line.node.label)
     if isinstance(use, GpuUse):
         text += f", {human(use.capacity)}"
@@ -291,7 +316,7 @@ def _aligned(rows: Sequence[Sequence[str]], columns: Sequence[Column]) -> str:
 
 
 def bar(part: float, width: int) -> str:
-    """A fraction as a bar, to an eighth of a character."""
+    """Return a fraction as a bar, to an eighth of a character."""
     eighths = round(min(max(part, 0.0), 1.0) * width * 8)
     full, rest = divmod(eighths, 8)
     return ("█" * full + (" ▏▎▍▌▋▊▉"[rest] if rest else "")).ljust(width, "░")
@@ -303,14 +328,14 @@ ASCII = str.maketrans(
 
 
 def printable(text: str, encoding: str | None) -> str:
-    """What can be said where there is no Unicode: branches and bars of ASCII."""
+    """Return a text for a terminal without Unicode: branches and bars in ASCII."""
     if (encoding or "").lower().replace("-", "").startswith("utf"):
         return text
     return text.translate(ASCII).encode("ascii", "replace").decode()
 
 
 def as_json(node: Node, columns: Iterable[Column]) -> Mapping[str, Any]:
-    """The values for programs: bytes, milliseconds; None for ``max`` and for what is not told."""
+    """Return values for programs: bytes, milliseconds; None for ``max`` and for unknown values."""
     found = {}
     for column in columns:
         value = column.value(node)

@@ -61,8 +61,30 @@ class Figures:
     """Memory that was charged and the driver does not count."""
     exchanged_bytes: int | None = None
     """Bytes that changed places with colder ones, ever."""
+    clean: int | None = None
+    """Copies in the host of memory that is on the GPU."""
     byte_seconds: int | None = None
     """Memory on the GPU times how long it was there, ever, byte-seconds."""
+    working_set: int | None = None
+    """Bytes that it used in its last turn; this and what follows of one that had turns for the sake of memory."""
+    working_set_resident: int | None = None
+    """Bytes of them on the GPU."""
+    unwritten: int | None = None
+    """Bytes on the GPU that it has not written since the host had them last."""
+    turn_fetched_bytes: int | None = None
+    """Bytes that came for its turns, before they began."""
+    turn_evicted_bytes: int | None = None
+    """Bytes of it that went for the turns of others."""
+    turn_missed_bytes: int | None = None
+    """Bytes that its last turn used and that were not expected to be used."""
+    turn_over_bytes: int | None = None
+    """Bytes that were expected to be used in its last turn, and were not."""
+    memory_turns: int | None = None
+    """Turns that it had for the sake of memory."""
+    memory_runs: int | None = None
+    """Processes that have such a turn now."""
+    memory_waits: int | None = None
+    """Processes that wait for one."""
     timeslice: float | None = None
     """compute.timeslice, milliseconds; 0: ``default``."""
     freeze: bool | None = None
@@ -77,6 +99,8 @@ class Figures:
     """How often a process undid its freeze or its timeslice by itself, and it was set again."""
     lost: int | None = None
     """How often its GPU was lost while it was there."""
+    server_lost: int | None = None
+    """How often the server of its space ended."""
     priority: int | None = None
     """compute.priority."""
     weight: int | None = None
@@ -85,12 +109,22 @@ class Figures:
     """compute.max: work on the GPU in each period, microseconds; MAX: no quota."""
     period: int | None = None
     """compute.max: the period, microseconds."""
+    wait_max: float | None = None
+    """compute.wait.max, milliseconds; 0: ``default``."""
+    spatial: bool | None = None
+    """compute.spatial."""
+    sm_max: int | None = None
+    """compute.sm.max, SMs; 0: ``max``."""
     submitted: int | None = None
     """Kernels launched, ever."""
     finished: int | None = None
     """Kernels finished, ever."""
     pending: int | None = None
     """Kernels that may still finish."""
+    capped_launches: int | None = None
+    """Launches that ran on the SMs of compute.sm.max alone."""
+    uncapped_launches: int | None = None
+    """Launches that ran on all SMs in spite of compute.sm.max."""
     gpu_usec: int | None = None
     """Time on the engine, microseconds."""
     gpu_usec_estimate: int | None = None
@@ -125,6 +159,8 @@ class Figures:
     """gmem.events, what is counted there."""
     over: bool | None = None
     """Whether it is over a limit, and reclaim has not changed that (gmem.events)."""
+    past: bool | None = None
+    """Whether a program in it holds much that its library did not see (gmem.events)."""
 
 
 @attrs.frozen
@@ -160,10 +196,10 @@ def _keyed(keys: str) -> Source:
 
 
 def _events(text: str) -> Mapping[str, Any]:
-    """Parse gmem.events: counts, and one state."""
+    """Parse gmem.events: counts, and two states."""
     counts = dict(flat(text))
-    over = counts.pop("over", None)
-    return {"events": counts, **({} if over is None else {"over": bool(over)})}
+    states: dict[str, Any] = {key: bool(counts.pop(key)) for key in ("over", "past") if key in counts}
+    return {"events": counts, **states}
 
 
 OFF = "off_"
@@ -186,7 +222,9 @@ SOURCES: Mapping[str, Source] = {
     "gmem.swap.current": _one("swap"),
     "gmem.stat": _keyed(
         "resident swapped swapin swapin_bytes swapout swapout_bytes move_usec"
-        " implicit unmovable disputed exchanged_bytes byte_seconds"
+        " implicit unmovable disputed exchanged_bytes clean byte_seconds"
+        " working_set working_set_resident unwritten turn_fetched_bytes turn_evicted_bytes"
+        " turn_missed_bytes turn_over_bytes"
     ),
     "gmem.peak": _one("peak"),
     "gmem.swap.peak": _one("swap_peak"),
@@ -195,24 +233,31 @@ SOURCES: Mapping[str, Source] = {
     "gmem.swap.max": _one("swap_max", values.size),
     "gmem.limit.max": _one("limit_max", values.size),
     "gmem.oom.group": _one("oom_group", values.switch),
-    "gmem.events": Source(frozenset(("events", "over")), _events),
+    "gmem.events": Source(frozenset(("events", "over", "past")), _events),
     "compute.timeslice": _one("timeslice", lambda text: values.span(text) / 1000),
     "compute.freeze": _one("freeze", values.switch),
-    "compute.events": _keyed("frozen populated migrated undone lost"),
+    "compute.events": _keyed("frozen populated migrated undone lost server_lost"),
     "compute.priority": _one("priority"),
     "compute.weight": _one("weight"),
     "compute.max": Source(
         frozenset(("quota", "period")),
         lambda text: dict(zip(("quota", "period"), values.quota(text.strip()), strict=True)),
     ),
+    "compute.sm.max": _one("sm_max", lambda text: int(values.sms(text))),
+    "compute.wait.max": _one("wait_max", lambda text: values.span(text) / 1000),
+    "compute.spatial": _one("spatial", values.switch),
     "gcgroup.stat": _work(
-        "submitted finished pending gpu_usec gpu_usec_estimate busy_usec busy_sampled_usec timeslice_usec tsgs"
-        " channels attached nr_periods nr_throttled throttled_usec frozen_usec managed since"
+        "submitted finished pending capped_launches uncapped_launches gpu_usec gpu_usec_estimate busy_usec"
+        " busy_sampled_usec timeslice_usec tsgs"
+        " channels attached nr_periods nr_throttled throttled_usec memory_turns memory_runs memory_waits"
+        " frozen_usec managed since"
     ),
 }
 """Where each figure is found. Of several files that tell the same, the first is the one for it alone."""
 
-LATER = frozenset(("compute.max", "gmem.limit.max", "gmem.oom.group"))
+LATER = frozenset(
+    ("compute.max", "gmem.limit.max", "gmem.oom.group", "compute.wait.max", "compute.spatial", "compute.sm.max")
+)
 """Control files that a daemon of an earlier version does not have: it serves until it is upgraded."""
 
 EVERYTHING = frozenset(field.name for field in attrs.fields(Figures))

@@ -1,4 +1,4 @@
-"""What ``ggroupfs top`` shows at one moment, and how it is told as text or JSON."""
+"""Frame: one reading of ``ggroupfs top``, and its output as text or JSON."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ import attrs
 from ggroupfs.view import columns, outline, rates, snapshot
 from ggroupfs.view.commandlines import CommandLines
 
-FIELDS = columns.fields(columns.WATCHED) | {*rates.COUNTERS, "undone", "populated", "over"}
-"""The figures that a frame is made of."""
+FIELDS = columns.fields(columns.WATCHED) | {*rates.COUNTERS, "undone", "populated", "over", "memory_waits"}
+"""Fields of the figures that a frame needs."""
 
 
 @attrs.frozen
 class Frame:
-    """What is on the screen at one moment."""
+    """The content of the screen at one moment."""
 
     snapshot: snapshot.Snapshot
-    """What was read."""
+    """The reading of the tree."""
     seconds: float | None
-    """Time that its rates are over; None: there are none yet."""
+    """Time over which its rates are taken, seconds; None if there are no rates yet."""
     gpus: tuple[outline.Node, ...]
-    """With everything that is on them, unsorted."""
+    """The GPUs with everything on them, unsorted."""
 
 
 @attrs.define
 class Wishes:
-    """What of a frame is shown on demand."""
+    """Parts of a frame that are shown on demand."""
 
     commands: CommandLines | None = None
-    """What reads full command lines; None: the names of programs."""
+    """Reader of full command lines; None to show the names of programs."""
     unused: bool = False
-    """Whether a process is on GPUs, too, that it does not use."""
+    """Whether to show a process also on GPUs that it does not use."""
 
 
 def look(
@@ -43,8 +43,9 @@ def look(
     wishes: Wishes | None = None,
     previous: Frame | None = None,
 ) -> Frame:
-    """One more reading of the tree. Its rates are since `before`, its histories go on from the `previous` frame.
-    OSError where there is none any more."""
+    """Read the tree once more. Rates are since `before`, and histories continue those of the frame `previous`. OSError
+    if the tree is gone.
+    """
     wishes = wishes or Wishes()
     after = snapshot.take(mount, FIELDS, users=True, commands=wishes.commands)
     seconds = after.at - before.at if before is not None else None
@@ -54,7 +55,7 @@ def look(
 
 
 def summary(frame: Frame) -> str:
-    """How many there are."""
+    """Return the number of processes, in words."""
     pids = {process.pid for process in frame.snapshot.processes}
     frozen = {process.pid for process in frame.snapshot.processes if process.figures.frozen}
     fighting = {process.pid for process in frame.snapshot.processes if process.figures.undone}
@@ -68,7 +69,7 @@ BESIDE_BARS = len("GPU 00  mem  1023.9G/1023.9G  busy  100%")
 
 
 def gauges(gpu: outline.Node, width: int) -> str:
-    """The bars of a GPU: its memory, and how much of the time its engine works, where the machine tells."""
+    """Return the bars of a GPU: its memory, and the fraction of time in which its engine works, if known."""
     use = gpu.use
     assert isinstance(use, snapshot.GpuUse)
     long = max((width - BESIDE_BARS) // 2, 4)
@@ -87,14 +88,14 @@ PLAIN_WIDTH = 80
 
 
 def plain(frame: Frame) -> str:
-    """A frame as text, every column of it."""
+    """Return a frame as text, with every column."""
     bars = "\n".join(gauges(gpu, PLAIN_WIDTH) for gpu in frame.gpus)
     lines = outline.lines(frame.gpus, "memory")
     return f"{summary(frame)}\n{bars}\n\n{columns.tree(lines, columns.WATCHED)}"
 
 
 def as_json(frame: Frame) -> Mapping[str, Any]:
-    """A frame for programs: bytes, milliseconds, shares of 1; null for ``max`` and for what is not told."""
+    """Return a frame for programs: bytes, milliseconds, shares of 1; null for ``max`` and for unknown values."""
     found: dict[str, Any] = {"seconds": frame.seconds, "gpus": [], "slices": [], "processes": []}
     found["hidden"] = frame.snapshot.hidden
     for line in outline.lines(frame.gpus, "pid"):

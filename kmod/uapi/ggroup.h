@@ -5,75 +5,76 @@
  * Everything goes through /dev/ggroup. This header is the whole interface; backend/ledgers/abi.py
  * mirrors it, and a test compares every size, offset and number of the two.
  *
- * WHAT IS KEPT. A GPU is known by its UUID. Its groups form a tree: the root, which stands for
- * the GPU and whose high is the capacity; slices below it, known by a path; processes as leaves.
- * A process is its struct pid, so a recycled pid never inherits anything, and the start time that
- * user space gives (clock ticks since boot, field 22 of /proc/PID/stat) is compared when a group
- * is made or looked for. Pids are those of the caller's pid namespace. A group has an id that is
- * never used again; the id of a root stands for the GPU. Id 0 is the caller's own group, on a
- * file that joined. The books outlive every program: they end with GGROUP_IOC_FORGET,
+ * WHAT IS KEPT. A GPU is identified by its UUID. Its groups form a tree: the root, which stands
+ * for the GPU and whose high is the capacity; slices below it, each with a path; and processes as
+ * leaves. A process is identified by its struct pid, so a recycled pid never inherits anything; the
+ * start time given by user space (clock ticks since boot, field 22 of /proc/PID/stat) is compared
+ * when a group is made or looked up. Pids are those of the caller's pid namespace. A group has an
+ * id that is never reused; the id of a root stands for the GPU. Id 0 is the caller's own group, on
+ * a file that joined. The books outlive every program: they end with GGROUP_IOC_FORGET,
  * GGROUP_UNREGISTER_FORGET or the module.
  *
- * RIGHTS. Every process may open the device and join, and from then on act on its own group with
- * the file that it opened: charge, uncharge, swap, usermemfd, counters, GET. The file is bound to
- * the process: in a child that inherited it, or in a process that was handed it, the same calls
- * give EPERM. The owner of a slice controls what is below it, as far as no other user owns it, and
- * not the slice itself: GET, FIND, SET, RESET_PEAK, PLAN, PRESS, RECLAIM and usermemfd. Everything
- * else needs CAP_SYS_ADMIN in the initial user namespace: GPUs, owners, the shape of the tree,
- * figures of others, and levers, since what holds for a process is made of what is asked of all
- * levels above it. What a user can have open is bounded (EMFILE).
+ * RIGHTS. Every process may open the device and join, and then act on its own group with the file
+ * that it opened: charge, uncharge, swap, usermemfd, counters, GET. The file is bound to the
+ * process: in a child that inherited it, or a process that was handed it, the same calls give
+ * EPERM. The owner of a slice controls the groups below it, except those that another user owns,
+ * but not the slice itself: GET, FIND, SET, RESET_PEAK, PLAN, PRESS, RECLAIM and usermemfd.
+ * Everything else needs CAP_SYS_ADMIN in the initial user namespace: GPUs, owners, the shape of
+ * the tree, figures of others, and levers, since a process's levers combine the settings of all
+ * levels above it. The number of files that a user can have open is bounded (EMFILE).
  *
  * HOW MUCH. Sizes are bytes, times microseconds. GGROUP_MAX is "no limit", and no group ever
- * holds more. A charge goes to a process and every group above it. Going over a high never fails:
- * memory is reclaimed. Going over a limit_max never happens by a charge: memory is reclaimed
- * before. A charge fails with ENOMEM where some swap_max leaves no room to bring every level back
- * under its high, or to make that room under a limit_max, as backend/ledgers/soft.py specifies, and
- * where a program says of itself that it has more, on the GPU or not, than GGROUP_OVERCOMMIT times
- * the capacity. A call happens whole, or fails and changes nothing.
+ * holds more. A charge goes to a process and every group above it. A charge over a high does not
+ * fail: memory is reclaimed afterwards. A charge never goes over a limit_max: memory is reclaimed
+ * first. A charge fails with ENOMEM if some swap_max leaves no room to bring every level back under
+ * its high, or to make room under a limit_max, as backend/ledgers/soft.py specifies. It also fails
+ * with ENOMEM if a program would report more of its own memory, on the GPU or not, than
+ * GGROUP_OVERCOMMIT times the capacity. A call takes effect as a whole, or fails and changes
+ * nothing.
  *
- * HOW MANY. There are at most 65536 groups of a GPU (ENOSPC). A user other than root has at most
- * GGROUP_MAX_SLICES_PER_USER slices of it, and as many processes as the module's parameter
- * processes_per_user says. A slice is counted for the next owner at or above its parent when it is
- * made, a process for its real user when its group is made, and both stay so until they are
- * removed. A slice made below one that a user owns is at most GGROUP_MAX_DEPTH levels below the
- * root, any other GGROUP_MAX_DEPTH_ROOT. More is EAGAIN, as with cgroup.max.descendants and
+ * HOW MANY. A GPU has at most 65536 groups (ENOSPC). A user other than root has at most
+ * GGROUP_MAX_SLICES_PER_USER slices on it, and as many processes as the module's parameter
+ * processes_per_user says. A slice counts for the next owner at or above its parent at the time it
+ * is made, a process for its real user at the time its group is made, until they are removed. A
+ * slice made below one that a user owns is at most GGROUP_MAX_DEPTH levels below the root, any
+ * other GGROUP_MAX_DEPTH_ROOT. More is EAGAIN, as with cgroup.max.descendants and
  * cgroup.max.depth.
  *
  * THE HARDWARE. The kernel knows no GPU vendor. A provider registers a GPU on an open
  * /dev/ggroup and serves its commands on that file: read() gives struct ggroup_message, as many
  * as fit, and waits for one unless O_NONBLOCK; write() takes the answers; poll() tells when there
- * is something to read. There is one provider a GPU, a second one is refused with EBUSY. When the
- * file is closed for good, the GPU is offline: levers give ENODEV, the books go on. What levers
- * were asked for stays, and is commanded again to the next provider. What the former one had
- * acknowledged is still reported (GGROUP_BOOKS_DETACHED), and what it had been told and not
- * acknowledged is reported as in doubt (GGROUP_BOOKS_DOUBTFUL).
+ * is something to read. A GPU has one provider; a second one is refused with EBUSY. When the file
+ * is closed for good, the GPU is offline: levers give ENODEV, the books go on. The levers' settings
+ * stay, and the next provider is told them again. What the former provider had acknowledged
+ * is still reported (GGROUP_BOOKS_DETACHED); a command that it had got and not acknowledged is
+ * reported as in doubt (GGROUP_BOOKS_DOUBTFUL).
  *
  * OFF THE RUNLIST. A process is off the runlist of a GPU for a set of reasons (GGROUP_REASON_*),
  * each of which takes all engines, or GR (graphics and compute) alone. The daemon gives the whole
  * set with GGROUP_IOC_REASONS, and moves the lever to the union with ATTACH_TSG and DETACH_TSG. The
- * books keep the set, so the next daemon knows of each process why it is off; it means nothing to
- * the kernel.
+ * books keep the set, so the next daemon knows why each process is off; it means nothing to the
+ * kernel.
  *
- * NEXT USE. What a plan takes memory from first is what is used last: the daemon says with
- * GGROUP_IOC_NEXT_USE how soon each process uses its memory again, as a class, which holds for
- * GGROUP_NEXT_USE_S seconds. So when the daemon is gone plans go by size alone, which is also what
- * they do among processes of one class, and without GGROUP_FEATURE_NEXT_USE. What the classes mean
- * is the daemon's business: the kernel knows that the greater is the farther.
+ * NEXT USE. A plan first takes the memory that will be used last. The daemon sets with
+ * GGROUP_IOC_NEXT_USE how soon each process uses its memory again, as a class, which applies for
+ * GGROUP_NEXT_USE_S seconds. Once the daemon is gone, plans therefore go by size alone, as they do
+ * among processes of one class, and without GGROUP_FEATURE_NEXT_USE. The daemon gives the classes
+ * their meaning: to the kernel, the greater is the farther.
  *
  * EXITS. While a GPU has a provider, the group of a process that exited stays as it is, is marked
  * GGROUP_BOOKS_DEAD and announced (GGROUP_CHANNEL_EXIT), until the provider removes it or goes.
- * Without one it is removed at once, and what it was charged is taken off every group above.
+ * Without one it is removed at once, and its charges are taken off every group above.
  *
- * GROWTH. Structures only grow, at the end, and new fields mean nothing when zero. The size is
+ * GROWTH. Structures only grow, at the end, and new fields have no effect when zero. The size is
  * part of the number of an ioctl; the kernel takes any size from that of version 1 on, and refuses
  * one longer than it knows with E2BIG unless the rest is zero. Reserved fields and unknown flags
- * must be zero, EINVAL otherwise. GGROUP_IOC_HELLO tells the version, which changes when something
- * means something else, and what features there are. What came after version 1 has a feature, and a
- * program that finds it missing does without; features that it does not know mean nothing to it.
+ * must be zero, EINVAL otherwise. GGROUP_IOC_HELLO tells the version, which changes when a meaning
+ * changes, and the features. Every addition after version 1 has a feature; a program that finds it
+ * missing does without, and ignores features that it does not know.
  *
- * ERRORS, besides those named at each call: EFAULT a pointer, EINVAL a value that makes no sense,
- * ENODEV a group or GPU that is not (or no longer) there, ENOTTY a number that is no ioctl of
- * ours, EPERM a right, ENOMEM also the kernel's own memory.
+ * ERRORS, besides those named at each call: EFAULT for a bad pointer, EINVAL for an invalid value,
+ * ENODEV for a group or GPU that does not exist (any more), ENOTTY for a number that is no ioctl of
+ * this device, EPERM for a missing right, ENOMEM also for the kernel's own memory.
  */
 #ifndef _UAPI_GGROUP_H
 #define _UAPI_GGROUP_H
@@ -88,11 +89,11 @@
 #define GGROUP_OVERCOMMIT	16			/* capacities a program may say it has */
 #define GGROUP_UUID_LEN		64			/* with the NUL */
 #define GGROUP_PATH_LEN		4096			/* with the NUL */
-#define GGROUP_MAX_DEPTH	32			/* levels of slices that users made */
-#define GGROUP_MAX_DEPTH_ROOT	128			/* ... that root made */
-#define GGROUP_MAX_SLICES_PER_USER	4096		/* of one GPU; root may have all */
-#define GGROUP_RESETS_MOST	64			/* files of one group; root may have more */
-#define GGROUP_TIMEOUT_MS	5000			/* where a timeout of 0 is given */
+#define GGROUP_MAX_DEPTH	32			/* levels of slices made by users */
+#define GGROUP_MAX_DEPTH_ROOT	128			/* levels of slices made by root */
+#define GGROUP_MAX_SLICES_PER_USER	4096		/* per user on one GPU; root may have all */
+#define GGROUP_RESETS_MOST	64			/* files per group; root may have more */
+#define GGROUP_TIMEOUT_MS	5000			/* applies if a timeout of 0 is given */
 #define GGROUP_TIMEOUT_MS_MOST	600000
 
 #define GGROUP_PRIORITY_MOST	15
@@ -106,16 +107,16 @@
 
 /* struct ggroup_hello.features */
 #define GGROUP_FEATURE_BOOKS	0x1ULL	/* groups, charges, limits, plans */
-#define GGROUP_FEATURE_PROVIDER	0x2ULL	/* GPUs that are served by programs, and their levers */
+#define GGROUP_FEATURE_PROVIDER	0x2ULL	/* GPUs served by programs, and their levers */
 #define GGROUP_FEATURE_TENANT	0x4ULL	/* join, and charges by the process itself */
 #define GGROUP_FEATURE_USERMEM	0x8ULL	/* usermemfd */
 #define GGROUP_FEATURE_COUNTERS	0x10ULL	/* the mapped page of kernel counters */
-#define GGROUP_FEATURE_BOUNDS	0x20ULL	/* what one user can make is bounded: see HOW MANY */
+#define GGROUP_FEATURE_BOUNDS	0x20ULL	/* bounds on what one user can make: see HOW MANY */
 #define GGROUP_FEATURE_PEAKS	0x40ULL	/* swap_peak, peaks ever, and resets of one file alone */
 #define GGROUP_FEATURE_REASONS	0x80ULL	/* why a process is off the runlist, and of GR alone */
-#define GGROUP_FEATURE_NEXT_USE	0x100ULL	/* plans take first from what is used last */
+#define GGROUP_FEATURE_NEXT_USE	0x100ULL	/* plans take from the farthest next use first */
 
-/* What this kernel speaks. */
+/* The version and the features of this kernel. */
 struct ggroup_hello {
 	__u32 version;		/* out: GGROUP_ABI_VERSION */
 	__u32 reserved;
@@ -124,13 +125,12 @@ struct ggroup_hello {
 };
 
 /* struct ggroup_gpu.flags */
-#define GGROUP_GPU_INHERITED	0x1U	/* out: the books were there */
+#define GGROUP_GPU_INHERITED	0x1U	/* out: the books existed already */
 
 /*
- * A GPU. REGISTER makes this file its provider and opens its books, or goes on with those that
- * are there: then capacity, granule and headroom are replaced, and what had been charged for
- * processes that have not joined by themselves is void, since the provider is about to say what
- * they hold.
+ * A GPU. REGISTER makes this file its provider and opens its books, or continues existing ones:
+ * then capacity, granule and headroom are replaced, and the charges of processes that have not
+ * joined by themselves are void, since the provider is about to say what they hold.
  */
 struct ggroup_gpu {
 	char uuid[GGROUP_UUID_LEN];	/* in: any non-empty string that ends within */
@@ -145,7 +145,7 @@ struct ggroup_gpu {
 
 /* struct ggroup_unregister.flags */
 #define GGROUP_UNREGISTER_RELEASED	0x1U	/* all TSGs and timeslices are given back */
-#define GGROUP_UNREGISTER_FORGET	0x2U	/* the GPU is no more: close its books */
+#define GGROUP_UNREGISTER_FORGET	0x2U	/* the GPU no longer exists: close its books */
 
 struct ggroup_unregister {
 	__u32 flags;		/* in: GGROUP_UNREGISTER_* */
@@ -157,7 +157,7 @@ struct ggroup_unregister {
 #define GGROUP_KIND_SLICE	1
 #define GGROUP_KIND_PROCESS	2
 
-/* A group by its name. Which of these are read and which are written is said at the ioctl. */
+/* A group by its name. Each ioctl says which fields it reads and which it writes. */
 struct ggroup_group {
 	__u64 root;		/* id of the GPU's root */
 	__u64 parent;		/* id of the group above, 0 for none */
@@ -177,23 +177,23 @@ struct ggroup_id {
 	__u64 id;
 };
 
-#define GGROUP_NOBODY		0xffffffffU	/* a slice that was given to no user */
+#define GGROUP_NOBODY		0xffffffffU	/* no owner: the slice was given to no user */
 
 /* struct ggroup_books.flags */
 #define GGROUP_BOOKS_ONLINE	0x1U	/* the GPU has a provider */
 #define GGROUP_BOOKS_JOINED	0x2U	/* the process has a file that joined */
 #define GGROUP_BOOKS_DEAD	0x4U	/* the process exited */
-#define GGROUP_BOOKS_DETACHED	0x8U	/* the provider says that its TSGs are off the runlist */
-#define GGROUP_BOOKS_DOUBTFUL	0x10U	/* a provider failed to move a lever, or died over it */
-#define GGROUP_BOOKS_DETACHED_GR	0x20U	/* with DETACHED: those of the GR engine alone */
+#define GGROUP_BOOKS_DETACHED	0x8U	/* acknowledged: its TSGs are off the runlist */
+#define GGROUP_BOOKS_DOUBTFUL	0x10U	/* a provider failed at a lever, or went meanwhile */
+#define GGROUP_BOOKS_DETACHED_GR	0x20U	/* with DETACHED: only those of the GR engine */
 
 /* struct ggroup_books, struct ggroup_reasons: off_all, off_gr */
 #define GGROUP_REASON_FREEZE	0x1U	/* it, or a slice above it, is frozen */
-#define GGROUP_REASON_TURN	0x2U	/* it is the turn of another program */
+#define GGROUP_REASON_TURN	0x2U	/* another program has the turn */
 #define GGROUP_REASON_QUOTA	0x4U	/* its time in this period is used up */
 #define GGROUP_REASON_BUSY	0x8U	/* a latency-critical neighbour is at work */
 #define GGROUP_REASON_GANG	0x10U	/* a peer that it works with has no turn */
-#define GGROUP_REASON_MIGRATION	0x20U	/* it is on the way to another GPU */
+#define GGROUP_REASON_MIGRATION	0x20U	/* it is being moved to another GPU */
 
 /* What is known about a group at one moment. */
 struct ggroup_books {
@@ -231,16 +231,20 @@ struct ggroup_books {
 	__u32 flags;		/* GGROUP_BOOKS_* */
 	__u32 reserved;
 	__u64 swap_peak;	/* as peak, of swap */
-	__u64 peak_ever;	/* whatever was reset */
+	__u64 peak_ever;	/* highest ever, regardless of resets */
 	__u64 swap_peak_ever;
-	__u32 off_all;		/* process: why it is off the runlist, with all engines */
-	__u32 off_gr;		/* process: ... with the GR engine alone */
+	__u32 off_all;		/* process: reasons to be off the runlist, on all engines */
+	__u32 off_gr;		/* process: reasons that take the GR engine alone */
 	__u64 quota_us;		/* work on the GPU in each period; GGROUP_MAX is no quota */
 	__u64 period_us;
 	__u64 limit_max;
 	__u64 oom_group;	/* kept for the daemon, which kills */
 	__u64 events_oom_kill;
 	__u64 events_oom_group_kill;
+	__u64 wait_max_us;	/* longest wait for a turn of memory; 0 the daemon's */
+	__u64 spatial;		/* kept for the daemon, which runs the slice's MPS servers */
+	__u64 sm_max;		/* SMs that kernels run on at most; 0 all */
+	__u64 lever_sm_max;	/* process: acknowledged by the provider; 0 all */
 };
 
 /* struct ggroup_set.mask */
@@ -258,8 +262,11 @@ struct ggroup_books {
 #define GGROUP_SET_PERIOD	0x800ULL
 #define GGROUP_SET_LIMIT_MAX	0x1000ULL
 #define GGROUP_SET_OOM_GROUP	0x2000ULL
+#define GGROUP_SET_WAIT_MAX	0x4000ULL
+#define GGROUP_SET_SPATIAL	0x8000ULL
+#define GGROUP_SET_SM_MAX	0x10000ULL
 
-/* Fields that mask does not name are not looked at. */
+/* Fields that the mask does not name are ignored. */
 struct ggroup_set {
 	__u64 id;
 	__u64 mask;
@@ -277,12 +284,15 @@ struct ggroup_set {
 	__u64 period_us;	/* GGROUP_PERIOD_LEAST_US..GGROUP_PERIOD_MOST_US */
 	__u64 limit_max;	/* 0..GGROUP_MAX */
 	__u64 oom_group;	/* 0, 1 */
+	__u64 wait_max_us;	/* 0..GGROUP_MAX */
+	__u64 spatial;		/* 0, 1 */
+	__u64 sm_max;		/* 0..GGROUP_MAX */
 };
 
 struct ggroup_amount {
 	__u64 id;		/* 0: the caller's own group */
 	__u64 nbytes;		/* 0..GGROUP_MAX */
-	__u64 usec;		/* SWAP_OUT, SWAP_IN: what it took; else 0 */
+	__u64 usec;		/* SWAP_OUT, SWAP_IN: time it took; else 0 */
 };
 
 /* struct ggroup_reset.what */
@@ -295,7 +305,7 @@ struct ggroup_reset {
 	__u32 reserved;
 };
 
-/* Why a process is off the runlist: all reasons, whatever it was before. */
+/* The whole set of reasons for which a process is off the runlist; replaces the previous set. */
 struct ggroup_reasons {
 	__u64 id;
 	__u32 off_all;		/* GGROUP_REASON_*: those that take all engines */
@@ -305,11 +315,11 @@ struct ggroup_reasons {
 /* struct ggroup_note.event */
 #define GGROUP_EVENT_LOW	0
 #define GGROUP_EVENT_HIGH	1
-#define GGROUP_EVENT_MAX	2	/* this and the next: by NOTE of a limit_max alone */
+#define GGROUP_EVENT_MAX	2	/* MAX and OOM: by NOTE for a limit_max alone */
 #define GGROUP_EVENT_OOM	3
 #define GGROUP_EVENT_RECLAIM	4
 #define GGROUP_EVENT_FAIL	5
-#define GGROUP_EVENT_OOM_KILL	6	/* this and the next came with GGROUP_SET_LIMIT_MAX */
+#define GGROUP_EVENT_OOM_KILL	6	/* this and the next: with GGROUP_SET_LIMIT_MAX */
 #define GGROUP_EVENT_OOM_GROUP_KILL	7
 
 struct ggroup_note {
@@ -319,7 +329,7 @@ struct ggroup_note {
 };
 
 /* struct ggroup_target.flags */
-#define GGROUP_TARGET_BELOW_LOW	0x1U	/* breaks its effective low: no other had more */
+#define GGROUP_TARGET_BELOW_LOW	0x1U	/* goes below its effective low: no other group had more */
 
 /* How much to take from one process. */
 struct ggroup_target {
@@ -330,22 +340,22 @@ struct ggroup_target {
 };
 
 struct ggroup_plan {
-	__u64 id;		/* in: what to take from, it or what is below it */
-	__u64 nbytes;		/* in: how much */
+	__u64 id;		/* in: group to take from, or from below */
+	__u64 nbytes;		/* in: bytes to take */
 	__u64 targets;		/* in: address of an array of struct ggroup_target */
-	__u32 capacity;		/* in: how many fit in it */
-	__u32 count;		/* out: how many there are; ENOSPC where they do not fit */
+	__u32 capacity;		/* in: targets that fit in the array */
+	__u32 count;		/* out: targets in all; ENOSPC if they do not fit */
 };
 
-/* struct ggroup_use.next: the greater, the farther. More than any daemon has use for yet. */
-#define GGROUP_NEXT_USE_SOON	0		/* also where nothing was said */
+/* struct ggroup_use.next: the greater, the farther. The range is wider than needed so far. */
+#define GGROUP_NEXT_USE_SOON	0		/* also if nothing was set */
 #define GGROUP_NEXT_USE_MOST	255
-#define GGROUP_NEXT_USE_S	30		/* seconds for which it holds */
+#define GGROUP_NEXT_USE_S	30		/* seconds for which it applies */
 #define GGROUP_USES_MOST	1024		/* processes in one call */
 
 /* How soon a process uses its memory again. */
 struct ggroup_use {
-	__u64 id;		/* a process; one that is there no longer is passed over */
+	__u64 id;		/* a process; one that no longer exists is skipped */
 	__u32 next;		/* 0..GGROUP_NEXT_USE_MOST */
 	__u32 reserved;
 };
@@ -353,7 +363,7 @@ struct ggroup_use {
 struct ggroup_uses {
 	__u64 root;		/* id of the root of their GPU */
 	__u64 uses;		/* address of an array of struct ggroup_use */
-	__u32 count;		/* how many there are in it, at most GGROUP_USES_MOST */
+	__u32 count;		/* entries in it, at most GGROUP_USES_MOST */
 	__u32 reserved;
 };
 
@@ -363,7 +373,8 @@ struct ggroup_uses {
 
 struct ggroup_command {
 	__u64 id;		/* in: a process; RECLAIM: any group */
-	__u64 value;		/* SET_TIMESLICE: us, 0 the default. RECLAIM: bytes; out: moved. */
+	__u64 value;		/* SET_TIMESLICE: us, 0 the default */
+				/* SET_SM_MAX: SMs, 0 all; RECLAIM: bytes; out: moved */
 				/* DETACH_TSG: GGROUP_ENGINES_* */
 	__u32 timeout_ms;	/* in: 0 for GGROUP_TIMEOUT_MS; at most GGROUP_TIMEOUT_MS_MOST */
 	__u32 reserved;
@@ -391,10 +402,10 @@ struct ggroup_fd {
 #define GGROUP_CHANNEL_SET	4	/* a process that is not the provider has SET something */
 
 /*
- * What read() on the descriptor of EVENTS gives, as many as fit; EAGAIN without one if
- * O_NONBLOCK, EINVAL for less room than one takes. Events of one group and channel that were not
- * read yet are one, and counted: so there are never more than four a group, and what causes them
- * never waits. poll() gives EPOLLIN.
+ * An event, as read() on the descriptor of EVENTS gives it: as many as fit; EAGAIN without one if
+ * O_NONBLOCK, EINVAL for a buffer too short for one. Unread events of one group and channel are
+ * merged and counted: so there are at most four per group, and their causes never wait. poll()
+ * gives EPOLLIN.
  */
 struct ggroup_event {
 	__u64 id;
@@ -403,9 +414,9 @@ struct ggroup_event {
 };
 
 /*
- * What read() on a usermemfd gives: the latest record, once for each descriptor. Those from
- * before it was opened are not seen. EAGAIN without one if O_NONBLOCK, ENODEV when the group is
- * gone; poll() gives EPOLLIN, and EPOLLHUP when it is gone.
+ * A record, as read() on a usermemfd gives it: the latest one, once for each descriptor. Records
+ * from before the descriptor was opened are not seen. EAGAIN without one if O_NONBLOCK, ENODEV
+ * when the group is gone; poll() gives EPOLLIN, and EPOLLHUP when the group is gone.
  */
 struct ggroup_pressure {
 	__u64 nbytes;		/* to give back */
@@ -414,8 +425,8 @@ struct ggroup_pressure {
 
 /*
  * The page of counters: mmap() of a file that joined, at offset 0, one page, shared. The process
- * alone writes it, and both only grow. They are what it says of itself. A child does not inherit
- * the mapping, whatever madvise() is asked for.
+ * alone writes it, and both counters only grow. They are the process's own claims. A child does
+ * not inherit the mapping, whatever it asks of madvise().
  */
 struct ggroup_counters {
 	__u64 submitted;	/* kernels launched */
@@ -430,6 +441,7 @@ struct ggroup_counters {
  *	ARRIVE		id 0, pid, start		none: it wants to join; answer after ADD,
  *							or at once where it has a group
  *	SET_TIMESLICE	id, pid, start, microseconds	none
+ *	SET_SM_MAX	id, pid, start, SMs		none
  *	ATTACH_TSG	id, pid, start			none
  *	DETACH_TSG	id, pid, start, GGROUP_ENGINES_*	none: answer when no TSG of
  *							them runs, and all others
@@ -438,9 +450,9 @@ struct ggroup_counters {
  *
  * An answer is the message with GGROUP_MESSAGE_REPLY in op, the same seq, status 0 or a negated
  * errno, and args out. write() takes whole messages, and refuses an answer to nothing with EINVAL.
- * A command that was not read yet is replaced by a later one to the same lever of the same
- * process; the callers of both get the answer. A provider that does not know of GGROUP_ENGINES_GR
- * takes all engines off: that stops what was to be stopped.
+ * An unread command is replaced by a later one to the same lever of the same process; the callers
+ * of both get the answer. A provider that does not know GGROUP_ENGINES_GR takes all engines off,
+ * which stops GR as well.
  */
 struct ggroup_message {
 	__u32 op;		/* GGROUP_OP_*, and GGROUP_MESSAGE_REPLY in an answer */
@@ -458,6 +470,7 @@ struct ggroup_message {
 #define GGROUP_OP_ATTACH_TSG	18
 #define GGROUP_OP_DETACH_TSG	19
 #define GGROUP_OP_RECLAIM	20
+#define GGROUP_OP_SET_SM_MAX	27
 
 #define GGROUP_IOC_MAGIC	0xe9
 
@@ -472,17 +485,17 @@ struct ggroup_message {
  *   provider is told (ARRIVE), and makes a group if there is none yet. ENODEV without GPU or
  *   provider, ETIMEDOUT, EBUSY for a file that is bound or registered already, and whatever the
  *   provider answers.
- * CHARGE: ENOMEM, see above. Over a limit_max: of the caller's own group memory is reclaimed and
- *   waited for, and ENOMEM says that it was in vain; of another, EAGAIN where as much could leave
- *   that level, since the caller is the provider or has one: it has that done, and charges again.
- * UNCHARGE, UNCHARGE_SWAP: EINVAL for more than it holds.
- * SWAP_OUT: ENOSPC over some swap_max, EINVAL for more than it holds.
+ * CHARGE: ENOMEM, see above. Over a limit_max: for the caller's own group, memory is reclaimed and
+ *   waited for, and ENOMEM says that this was in vain. For another group, EAGAIN if enough could
+ *   leave that level: the caller is the provider, or has one, and reclaims and charges again.
+ * UNCHARGE, UNCHARGE_SWAP: EINVAL for more than the group holds.
+ * SWAP_OUT: ENOSPC over some swap_max, EINVAL for more than the group holds.
  * SWAP_IN: EAGAIN if that would put some level over its high, or its limit_max, EINVAL for more
- *   than it has there.
- *   Both: of the caller's own group EINVAL for 0 bytes, and of bytes and usec the statistics count
- *   what can be: together at most 1 TB/s since the group was made, and no longer than that is ago.
+ *   than the group has in the host.
+ *   Both: on the caller's own group EINVAL for 0 bytes. The statistics count only possible bytes
+ *   and usec: at most 1 TB/s since the group was made, and no more time than has passed since.
  * USERMEM: a descriptor of struct ggroup_pressure. EMFILE.
- * GET: the books of any group that the caller has the right to; of one moment.
+ * GET: the books of a group that the caller has a right to, all as of one moment.
  */
 #define GGROUP_IOC_JOIN		_IOWR(GGROUP_IOC_MAGIC, 1, struct ggroup_join)
 #define GGROUP_IOC_CHARGE	_IOW(GGROUP_IOC_MAGIC, 2, struct ggroup_amount)
@@ -498,47 +511,50 @@ struct ggroup_message {
  *
  * ADD: in root, parent, kind SLICE with path or PROCESS with pid and start; out id. EEXIST, then
  *   ENODEV without parent, EXDEV for a parent on another GPU, EINVAL for one that is a process,
- *   ESRCH for a process that does not live, ENOSPC for too many, EAGAIN for too many of one user
+ *   ESRCH for a process that is not alive, ENOSPC for too many, EAGAIN for too many of one user
  *   or too deep.
  * FIND: in root, kind and path, or pid and start; out id and parent. Without CAP_SYS_ADMIN EPERM
- *   also for what is not there.
+ *   also for a group that does not exist.
  * NEXT: in root, id; out the group with the next greater id on that GPU or, with root 0, the next
  *   root. ENOENT after the last.
- * MOVE: takes along what it was charged. EINVAL for a root, for a parent that is a process, on
+ * MOVE: moves its charges along. EINVAL for a root, for a parent that is a process, on
  *   another GPU, or below the group; EAGAIN for too deep.
- * REMOVE: what it was charged is taken off every group above. EBUSY for a root, or with children.
- * SET: writes the books and moves nothing. The listener to EVENTS is told, unless the provider did
- *   it: ggroupfs then has the levers moved, and memory over a lower high
- *   reclaimed. Where none listens, a lower high is seen by the next charge of a tenant at or
- *   below the group, which wakes reclaim. Priority and weight are only kept, for a scheduler: no
- *   lever follows from them. EPERM for a root, ERANGE. KEPT and OWNER are for slices, EINVAL
- *   otherwise.
- * RESET_PEAK: peak starts again at current_bytes, or swap_peak at swap, for GET with this file, and
- *   for no other. EMFILE where GGROUP_RESETS_MOST files of others than root have one of the group.
+ * REMOVE: takes its charges off every group above. EBUSY for a root, or with children.
+ * SET: writes the books and moves nothing. The listener to EVENTS is told, unless the provider made
+ *   the call: ggroupfs then moves the levers, and reclaims memory over a lower high. Without a
+ *   listener, a lower high is seen by the next charge of a tenant at or below the group, which
+ *   wakes reclaim. Priority and weight are only stored, for a scheduler: they move no lever. EPERM
+ *   for a root, ERANGE. KEPT and OWNER are for slices, EINVAL otherwise.
+ * RESET_PEAK: peak starts again at current_bytes, or swap_peak at swap, only for GET with this
+ *   file. EMFILE if GGROUP_RESETS_MOST files of users other than root have reset one of the group.
  * OBSERVE: the driver says that the process holds nbytes; the books follow, whatever the limits
  *   say.
- * NOTE: counts an event here and in every group above. EINVAL for one that is none; without
- *   GGROUP_SET_LIMIT_MAX among the settings of HELLO also for MAX and OOM, which then the kernel
- *   alone counts, and MAX for a charge that a swap_max refuses.
+ * NOTE: counts an event here and in every group above. EINVAL for an unknown event; without
+ *   GGROUP_SET_LIMIT_MAX among the settings of HELLO also for MAX and OOM, which only the kernel
+ *   then counts, MAX for a charge that a swap_max refuses.
  * PRESS: a record for usermemfd.
- * PLAN: what to take nbytes from: what is not protected by low first, then, with
- *   GGROUP_TARGET_BELOW_LOW, what is; of each the farthest next use first, and of one class from
- *   the largest until they are level; less in all where swap_max allows no more.
- * SET_TIMESLICE, ATTACH_TSG, DETACH_TSG: of a process; return once the provider has acknowledged.
- *   What holds already is not commanded again. DETACH_TSG has the TSGs of GGROUP_ENGINES_* off the
- *   runlist, and those of other engines on it; without GGROUP_FEATURE_REASONS, of all engines.
+ * PLAN: targets to take nbytes from: memory not protected by low first, then, marked
+ *   GGROUP_TARGET_BELOW_LOW, protected memory. Within each, the farthest next use goes first;
+ *   within one class the largest process, until they are level. Less in all if swap_max allows no
+ *   more.
+ * SET_TIMESLICE, SET_SM_MAX, ATTACH_TSG, DETACH_TSG: of a process; return once the provider has
+ *   acknowledged.
+ *   A state already reached is not commanded again. DETACH_TSG takes the TSGs of GGROUP_ENGINES_*
+ *   off the runlist, and puts those of other engines on it; without GGROUP_FEATURE_REASONS, those
+ *   of all engines are taken off.
  * RECLAIM: of a process, as much as the provider can move; of a slice or root, by a plan, with
- *   events and records for usermemfd as for a tenant's charge. A process that cannot give is passed
- *   over: what the provider answered is told where none has given. ETIMEDOUT, EINTR and ENODEV end
- *   the plan, and are told whatever has moved by then: those after it were not asked.
- * These four: ETIMEDOUT, ENODEV without a provider or when it dies, ESRCH for a process that
+ *   events and records for usermemfd as for a tenant's charge. A process that cannot give memory is
+ *   skipped; the provider's error is returned only if none has given any. ETIMEDOUT, EINTR and
+ *   ENODEV end the plan and are returned whatever has moved by then: later processes were not
+ *   asked.
+ * These five: ETIMEDOUT, ENODEV without a provider or when it dies, ESRCH for a process that
  *   exited, EINTR, and whatever the provider answers.
  * REASONS: the whole set of reasons for which a process is off the runlist. Writes the books, moves
- *   nothing, and tells the listener as SET does. EINVAL for what is no process, for other bits than
- *   GGROUP_REASON_*, and for one that is in both masks.
+ *   nothing, and tells the listener as SET does. EINVAL for a group that is no process, for bits
+ *   other than GGROUP_REASON_*, and for a bit that is in both masks.
  * NEXT_USE: how soon processes of one GPU use their memory again. Moves nothing and tells no
- *   listener. EINVAL for what is no root, for too many, and for a use of a group that is no process
- *   of that GPU, or with another class than there are: then nothing is noted.
+ *   listener. EINVAL for a group that is no root, for too many uses, and for a use of a group that
+ *   is no process on that GPU, or with an invalid class: then nothing is recorded.
  */
 #define GGROUP_IOC_ADD		_IOWR(GGROUP_IOC_MAGIC, 16, struct ggroup_group)
 #define GGROUP_IOC_FIND		_IOWR(GGROUP_IOC_MAGIC, 17, struct ggroup_group)
@@ -557,16 +573,17 @@ struct ggroup_message {
 #define GGROUP_IOC_RECLAIM	_IOWR(GGROUP_IOC_MAGIC, 30, struct ggroup_command)
 #define GGROUP_IOC_REASONS	_IOW(GGROUP_IOC_MAGIC, 31, struct ggroup_reasons)
 #define GGROUP_IOC_NEXT_USE	_IOW(GGROUP_IOC_MAGIC, 32, struct ggroup_uses)
+#define GGROUP_IOC_SET_SM_MAX	_IOW(GGROUP_IOC_MAGIC, 33, struct ggroup_command)
 
 /*
  * GPUs.
  *
- * REGISTER: EBUSY where the GPU has a provider, or the file is bound or registered already;
+ * REGISTER: EBUSY if the GPU has a provider, or the file is bound or registered already;
  *   ENOSPC for too many GPUs.
- * UNREGISTER: what closing the file does, and what only a provider can know. EINVAL on a file
- *   that is no provider.
+ * UNREGISTER: as closing the file, but also says what only a provider can know (flags). EINVAL on
+ *   a file that is no provider.
  * FORGET: closes the books of a GPU by its UUID. EBUSY while it has a provider.
- * EVENTS: the stream of one GPU's events. EBUSY where it is open already. The stream ends
+ * EVENTS: the stream of one GPU's events. EBUSY if it is open already. The stream ends
  *   with the GPU: ENODEV, EPOLLHUP.
  */
 #define GGROUP_IOC_REGISTER	_IOWR(GGROUP_IOC_MAGIC, 48, struct ggroup_gpu)

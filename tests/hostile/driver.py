@@ -17,7 +17,7 @@ import trio
 
 import backend.nvidia.opening
 from backend.core.records import GpuInfo
-from backend.cuda.managed import Standby
+from backend.cuda.migrations import Standby
 from backend.nvidia import discover
 from backend.nvidia.gpu import NvidiaGpu
 from backend.nvidia.linux import LinuxSystem

@@ -1,6 +1,8 @@
-"""In place of critical.cu (with a kind as its second argument) or products.cu (without): the same page, and no GPU.
+"""Stand-in without a GPU for programs of the benchmark, with the same page: for critical.cu (the second argument is a
+kind), for decode.cu or science.cu (MiB), or for products.cu (no second argument).
 
-A request takes REQUEST_NS of looking at the clock. `dies` as the kind ends it at once, with a word.
+The kind `gather` computes wrong results, and `dies` ends the program at once with a message. A request takes REQUEST_NS
+of busy waiting.
 """
 
 from __future__ import annotations
@@ -54,11 +56,27 @@ def products(page: mmap.mmap) -> None:
         struct.pack_into("<Q", page, 0, done)
 
 
+def job(page: mmap.mmap, kind: str) -> int:
+    """Make passes, and write what the library would write about its moves."""
+    struct.pack_into("<Q", page, 16, (1 << 64) - 1)
+    print("ggroup: device 0: 3 MiB were clean", file=sys.stderr)
+    print("ggroup: gpu 0: asked to move 8 MiB, moved 4 MiB in 1000 us", file=sys.stderr, flush=True)
+    done = 0
+    while not u32(page, 24):
+        done += 1
+        struct.pack_into("<Q", page, 0, done)
+        time.sleep(0.001)
+    struct.pack_into("<Q", page, 16, kind == "gather")
+    return int(kind == "gather")
+
+
 def main() -> None:
     with open(sys.argv[1], "r+b") as file:
         page = mmap.mmap(file.fileno(), 0)
     if sys.argv[2:] == ["dies"]:
         sys.exit("cudaMalloc: out of memory")
+    if sys.argv[2:] and sys.argv[2].isdigit():
+        sys.exit(job(page, *(sys.argv[3:] or [""])))
     (critical if len(sys.argv) > 2 else products)(page)
 
 

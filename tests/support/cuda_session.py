@@ -1,4 +1,4 @@
-"""The program with a GPU whose programs have the CUDA library, which the test speaks for at the socket."""
+"""A daemon with fake GPUs, and programs with the CUDA library, whose side of the socket the test plays."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ import backend.process.identity
 import backend.process.running
 from backend.cuda import managed
 from backend.cuda.page import SEALS
+from backend.cuda.peers import Peers
 from backend.cuda.server import Session
 from backend.door import tenants
 from backend.door.wire import CUDA, SIZE, VERSION, Message, Op
@@ -38,30 +39,30 @@ GIB, MIB = 1 << 30, 1 << 20
 
 @pytest.fixture(autouse=True)
 def pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small ones, so that there are several."""
+    """Make pieces small, so that a move has several."""
     monkeypatch.setattr(managed, "PIECE", GIB)
 
 
 U64 = (1 << 64) - 1
 CONTEXT = 500 * MIB
-"""What the driver counts for a context."""
+"""Memory that the driver counts for a context, bytes."""
 
 LOOKS = 0.7
-"""Seconds in which the books agree with the driver again, if nothing else happens."""
+"""Seconds after which the books agree with the driver again if nothing else happens."""
 
 
 class NvmlWithNames(FakeNvml):
-    """An NVML whose UUIDs have the form that GPUs have."""
+    """An NVML whose UUIDs have the form of real ones."""
 
     def nvmlDeviceGetUUID(self, device: int) -> str:
         return f"GPU-50f79900-0000-4000-8000-{device:012x}"
 
 
 class Program:
-    """A CUDA program with the library in it: does as it is asked, or as the test says."""
+    """A CUDA program with the library in it; it follows requests unless the test overrides that."""
 
     features = CUDA
-    """Bits of what it can, as it says: 0 for what the first version could."""
+    """Bits of the features that it offers; 0 for those of the first version."""
 
     def __init__(self, rig: Rig, process: Process, connection: trio.SocketStream | Any) -> None:
         self.process = process
@@ -70,7 +71,7 @@ class Program:
         self.resident = self.swapped = 0
         self.context = CONTEXT
         self.lag: int | None = None
-        """What the driver counts, where it is not what the program has."""
+        """Memory that the driver counts, if that differs from what the program has."""
         self.reclaims: list[int] = []
         """Bytes of every RECLAIM."""
         self.rooms: list[int] = []
@@ -78,7 +79,7 @@ class Program:
         """Every LEAD and FOLLOW."""
         self.obey: Callable[[Message], Awaitable[Message | None]] = self.move
         self.gpu = 0
-        """The GPU that it is on."""
+        """Index of its GPU."""
         self.page: mmap.mmap | None = None
         self.ended = trio.Event()
         self._sending = trio.Lock()
@@ -90,17 +91,17 @@ class Program:
     def file(self) -> str:
         return f"{self.process.pid}/{self.gpu}/"
 
-    # As the library would
+    # Calls, as the library would handle them
 
-    async def manage(self, resident: int = 0, swapped: int = 0) -> Program:
+    async def manage(self, resident: int = 0, swapped: int = 0, groups: int = 0) -> Program:
         assert (await self.ask(Op.HELLO, VERSION, self.features)).args[:3] == (VERSION, 2 * MIB, 2048)
-        (await self.ask(Op.MANAGE, resident, swapped)).check()
+        (await self.ask(Op.MANAGE, resident, swapped, groups)).check()
         self.resident, self.swapped = resident, swapped
         self.show()
         return self
 
     async def alloc(self, nbytes: int) -> int:
-        """The errno, 0 for success."""
+        """Allocate memory; return the errno, 0 for success."""
         answer = await self.ask(Op.CHARGE, nbytes)
         if not answer.status:
             self.resident += nbytes
@@ -114,11 +115,15 @@ class Program:
         return -(await self.ask(Op.UNCHARGE, resident, swapped)).status
 
     async def move(self, request: Message) -> Message:
-        """What the mover does: all of it, in chunks of 2 MiB, at 32 GiB/s. The gate of turns stays open."""
+        """Move all that is requested, as the mover does, in chunks of 2 MiB at 32 GiB/s. The gate for turns stays
+        open.
+        """
         if request.op == Op.END_TURN:
             return request.refuse(errno.EBUSY)
         if request.op == Op.BEGIN_TURN:
             return request.answer()
+        if request.op == Op.SMS:
+            return request.answer(16, 8, 132)
         nbytes = min(self.resident, -(-request.args[3] // (2 * MIB)) * 2 * MIB)
         usec = nbytes * 1_000_000 // (32 * GIB)
         await trio.sleep(usec / 1e6)
@@ -128,7 +133,7 @@ class Program:
         return request.answer(nbytes, usec)
 
     def show(self) -> None:
-        """The driver counts what it has now."""
+        """Make the driver count what the program has now."""
         nbytes = self.lag if self.lag is not None else self.resident + self.context
         self.rig.driver_says(self.process.pid, nbytes, self.gpu)
 
@@ -168,7 +173,7 @@ class Program:
                             assert message.args[3] <= managed.PIECE
                             self.reclaims.append(message.args[3])
                         else:
-                            assert message.op in (Op.DEPART, Op.END_TURN, Op.BEGIN_TURN)
+                            assert message.op in (Op.DEPART, Op.END_TURN, Op.BEGIN_TURN, Op.PREPARE, Op.SMS)
                         nursery.start_soon(self._obey, message)
                     self._wake()
             self.ended.set()
@@ -202,7 +207,7 @@ class Program:
 
 
 async def until_then(condition: Callable[[], bool]) -> None:
-    """Lets virtual time pass until something is so."""
+    """Let virtual time pass until a condition holds."""
     while not condition():  # noqa: ASYNC110 - it is found by polling
         await trio.sleep(0.05)
 
@@ -220,8 +225,10 @@ class Rig:
     nursery: trio.Nursery
     spawn: Spawn
     others: Sequence[NvidiaGpu] = ()
-    """More GPUs."""
+    """Further GPUs."""
     programs: list[Program] = attrs.field(factory=list)
+    peers: Peers = attrs.field(factory=Peers)
+    """Features that the daemon offers to programs, and those that programs lack."""
 
     def driver_says(self, pid: int, nbytes: int, gpu: int = 0) -> None:
         for index in range(1 + len(self.others)):
@@ -229,7 +236,7 @@ class Rig:
         self.nvml.compute[gpu].append((pid, nbytes))
 
     def process(self, cgroup: str = "/", *words: str) -> Process:
-        """A CUDA program that says nothing, run by these words."""
+        """Start a CUDA program without the library, with the given command."""
         process = backend.process.identity.identify(self.spawn(*words).pid)
         if cgroup != "/":
             self.h.world.cgroups[process.pid] = Slice(cgroup)
@@ -237,11 +244,11 @@ class Rig:
         return process
 
     def connect(self, process: Process, kind: type[Program] | None = None) -> Program:
-        """The socket, with a session at the other end as the server makes one. `kind` is that of the program."""
+        """Connect a process to a session as the server makes one; `kind` is the class of its program."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         program = (kind or Program)(self, process, trio.socket.from_stdlib_socket(ours))
         line = tenants.Line(trio.socket.from_stdlib_socket(theirs), process)
-        session = Session(process, {gpu.info.index: gpu.managed for gpu in (self.gpu, *self.others)}, line)
+        session = Session(process, {gpu.info.index: gpu.managed for gpu in (self.gpu, *self.others)}, line, self.peers)
 
         async def serve() -> None:
             try:
@@ -256,7 +263,7 @@ class Rig:
         return program
 
     async def program(self, resident: int = 0, cgroup: str = "/", context: int = CONTEXT) -> Program:
-        """One that is managed and has so much."""
+        """Start a program with the library that has `resident` bytes."""
         program = self.connect(self.process(cgroup))
         program.context = context
         await program.manage()
@@ -277,20 +284,21 @@ class Rig:
         await self.h.gone(program.process)
 
     async def lose(self) -> None:
-        """NVML says that the GPU is lost."""
+        """Make NVML report that the GPU is lost."""
         self.nvml.error = self.nvml.NVML_ERROR_GPU_IS_LOST
         await until_then(lambda: self.gpu.lost)
 
     async def restore(self) -> None:
-        """It answers again."""
+        """Make the GPU answer again."""
         self.nvml.error = 0
         await until_then(lambda: not self.gpu.lost)
 
 
 @pytest.fixture
 def drive(spawn: Spawn) -> Drive:
-    """Runs a test on fake GPUs of 80 GiB, one if nothing else is said, and with a scheduler if that is; books are
-    checked, and no descriptor may be left over."""
+    """Runs a test on fake GPUs of 80 GiB, a single one by default, and with a scheduler on request. At the end the
+    books are checked, and no descriptor may be left open.
+    """
 
     def run(test: Callable[[Rig], Awaitable[None]], count: int = 1, *, scheduler: bool = False) -> None:
         fake, nvml = FakeSystem(), NvmlWithNames(count=count)

@@ -1,50 +1,52 @@
-"""A GPU, the programs on it and the systems that share it, in virtual time, for the scenarios of tests/bench/gpu.
+"""Fake GPU, programs and systems in virtual time, for the scenarios of tests/bench/gpu.
 
-A program that computes alone has all of the GPU; how several divide it is the system's matter.
+A program that computes alone has all of the GPU. The system divides the GPU among several.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
 
 from tests.bench.core.runner import Unavailable
-from tests.bench.gpu.faces import Part, Running, Served, Shared
+from tests.bench.gpu.faces import Carried, Job, Part, Running, Served, Shared
 
 SERVICE_S = 0.002
-"""A request, alone."""
+"""Duration of a request alone, seconds."""
 PRODUCTS, PASSES = 1000.0, 400.0
-"""A second, alone."""
+"""Products and passes a second of a program alone."""
 
 
 @attrs.define(eq=False)
 class FakeProgram:
-    """Any of them. `words` say which system it was started by."""
+    """Any of the programs. `words` tell which system it was started by."""
 
     lab: FakeLab
     words: Sequence[str]
     pid: int
     critical: bool = False
     per_second: float = 0.0
-    """Of what it does, alone."""
+    """Rate of its work alone, a second."""
     share: float = 1.0
-    """Of the GPU, while it works."""
+    """Fraction of the GPU that it has while it works."""
     limit: str = "max"
     working: bool = False
     count: float = 0.0
     created: float = 0.0
+    wrong: bool = False
+    """Whether its results are wrong."""
     options: Sequence[str] = ()
     bursts: list[tuple[float, ...]] = attrs.field(factory=list)
 
     def advance(self, seconds: float) -> None:
-        """Time passes."""
+        """Let time pass."""
         if self.working:
             self.count += self.per_second * self.share * seconds
 
-    # As products.cu and elastic.cu
+    # As products.cu and elastic.cu do
 
     @property
     def done(self) -> int:
@@ -73,7 +75,17 @@ class FakeProgram:
         self.working = on
         self.lab.divide()
 
-    # As critical.cu
+    # As decode.cu and the others do
+
+    def carried(self) -> Carried:
+        return Carried(int(self.count * 100), int(self.count * 97), self.count / 400, int(self.count * 100), 0.25)
+
+    def finish(self) -> None:
+        if self.wrong:
+            raise RuntimeError("what it computed is wrong: so it said")
+        self.working = False
+
+    # As critical.cu does
 
     def serve(self, arrivals: Sequence[float], limit: float, watch: Callable[[float], None] | None = None) -> Served:
         start, at, latencies, given_up = self.lab.now(), 0.0, [], 0
@@ -96,14 +108,14 @@ Divide = Callable[[Sequence[FakeProgram]], None]
 
 
 def equally(programs: Sequence[FakeProgram]) -> None:
-    """Time slicing."""
+    """Share equally, as time slicing does."""
     for one in programs:
         one.share = 1 / len(programs)
 
 
 @attrs.define(eq=False)
 class FakeStage:
-    """What a system was told."""
+    """Stage that records what the system was told."""
 
     system: FakeSystem
     lab: FakeLab
@@ -141,7 +153,7 @@ class FakeSystem:
     name: str
     divide: Divide = equally
     refuses: str = ""
-    """Why it is not there."""
+    """Reason for which it is unavailable; empty if it is available."""
     stages: list[FakeStage] = attrs.field(factory=list)
 
     @contextlib.contextmanager
@@ -158,9 +170,56 @@ class FakeSystem:
             self.lab.by = equally
 
 
+@attrs.define(eq=False)
+class FakeRoom:
+    """A slice whose programs keep the fraction `keep` of their speed while it has room for less than they hold."""
+
+    lab: FakeLab
+    keep: float
+    told: Mapping[str, int] = attrs.field(factory=dict)
+    held_bytes: int = 40 << 30
+    limits: list[int | None] = attrs.field(factory=list)
+    waits: list[float] = attrs.field(factory=list)
+
+    def words(self, *properties: str) -> list[str]:
+        return [*properties]
+
+    def held(self) -> int:
+        return self.held_bytes
+
+    def limit(self, nbytes: int | None) -> None:
+        self.limits.append(nbytes)
+        for one in self.lab.programs:
+            one.share = (1.0 if nbytes is None else self.keep) / len(self.lab.programs)
+
+    def wait(self, seconds: float) -> None:
+        self.waits.append(seconds)
+
+    def figures(self) -> Mapping[str, int]:
+        return {"memory_turns": int(2 * self.lab.time), **self.told}
+
+
+@attrs.define(eq=False)
+class FakeRooms:
+    """A way to share memory."""
+
+    lab: FakeLab
+    name: str
+    keep: float = 1.0
+    told: Mapping[str, int] = attrs.field(factory=dict)
+    rooms: list[FakeRoom] = attrs.field(factory=list)
+    """All rooms that were made."""
+
+    @contextlib.contextmanager
+    def enter(self) -> Iterator[FakeRoom]:
+        self.rooms.append(FakeRoom(self.lab, self.keep, self.told))
+        yield self.rooms[-1]
+        assert not self.lab.programs, "programs outlive their slice"
+
+
 @attrs.frozen
 class FakeStrangers:
-    """Visits of other programs."""
+    """Strangers, with the times at which they were present."""
 
     visits: Sequence[tuple[float, float]]
 
@@ -169,28 +228,32 @@ class FakeStrangers:
 
 
 class FakeLab:
-    """The GPU, and a clock that goes when a program sleeps or serves."""
+    """The fake GPU, with a clock that advances while programs sleep or serve."""
 
     def __init__(self) -> None:
         self.time = 0.0
         self.programs: list[FakeProgram] = []
-        """That run."""
+        """Running programs."""
         self.started: list[FakeProgram] = []
-        """All that ever ran."""
+        """All programs that were ever started."""
         self.writes: list[tuple[str, str, str]] = []
         self.costs: dict[str, float] = {}
-        """Seconds that a write of a file takes."""
+        """Time that a write of a file takes, seconds."""
         self.appears = 0.05
-        """Seconds from a program's context until it is in the tree."""
+        """Time from a program's context until it is in the tree, seconds."""
         self.looks = 0.0
-        """Seconds between two looks for programs, at one of which one comes into the tree; 0 for the seconds above."""
+        """Time between two looks for programs, at one of which it appears, seconds; 0 for none."""
         self.prepares = 0.02
-        """Seconds from there until it is idle."""
+        """Time from there until it is idle, seconds."""
         self.by: Divide = equally
         self.visits: list[tuple[float, float]] = []
-        """Of strangers."""
+        """Times of strangers."""
+        self.cells: dict[str, object] = {}
+        """Values that cases are restricted to."""
+        self.wrong = ""
+        """Kind of the job whose results are wrong."""
         self.most_mib = 1 << 30
-        """More than that is more than a program may have."""
+        """Greatest memory of a program, MiB."""
 
     def now(self) -> float:
         return self.time
@@ -202,7 +265,7 @@ class FakeLab:
             one.advance(seconds)
 
     def divide(self) -> None:
-        """Anew, as programs begin and end."""
+        """Divide the GPU again, whenever a program begins or ends."""
         working = [one for one in self.programs if one.working or one.critical]
         if working:
             self.by(working)
@@ -241,8 +304,25 @@ class FakeLab:
         return self.run(self.program(words, per_second=PASSES, working=True, options=[str(mib), *options], count=1.0))
 
     @contextlib.contextmanager
+    def jobs(self, words: Sequence[str], jobs: Sequence[Job]) -> Iterator[list[FakeProgram]]:
+        with contextlib.ExitStack() as stack:
+            made = [
+                self.program(words, per_second=PASSES, working=True, options=[job.kind], wrong=job.kind == self.wrong)
+                for job in jobs
+            ]
+            for one in made:
+                stack.enter_context(self.run(one))
+            yield made
+
+    def wants(self, case: Mapping[str, str | float]) -> bool:
+        return all(case.get(key, value) == value for key, value in self.cells.items())
+
+    @contextlib.contextmanager
     def copied(self) -> Iterator[Callable[[], tuple[float, float]]]:
         yield lambda: (55.0, 56.0)
+
+    def both_ways(self) -> tuple[float, float]:
+        return 46.0, 46.0
 
     def shared(self, how: str, seed: int) -> Shared:
         return Shared([0.01, 0.02, 0.03], {"static": 10.0, "dynamic": 20.0, "cooperative": 30.0}[how])

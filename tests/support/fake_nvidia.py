@@ -15,7 +15,7 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -25,10 +25,28 @@ import trio
 from trio.testing import MockClock
 
 from backend.process.identity import Process
+from backend.space.space import Space
 
 TICK = os.sysconf("SC_CLK_TCK")
 GPU_IDS = (0x100, 0x200)
 PCI = ("0000:01:00.0", "0000:02:00.0")
+
+
+SIZES = {
+    0xD02: 16,
+    0x13D: 16,
+    0x205: 32,
+    0x20800142: 4,
+    0x20800403: 8,
+    0x20801238: 24,
+    0x90CD0101: 8,
+    0x90CD0102: 8,
+    0x2080110B: 536,
+    0x208F0403: 16,
+    0xA06C0103: 8,
+    0xA06C0104: 8,
+}
+"""Bytes of the parameters of each control."""
 
 
 @attrs.define
@@ -402,23 +420,9 @@ class FakeSystem:
         target = objects.get(handle)
         if target is None:
             return 0x33
-        sizes = {
-            0xD02: 16,
-            0x13D: 16,
-            0x205: 32,
-            0x20800142: 4,
-            0x20800403: 8,
-            0x20801238: 24,
-            0x90CD0101: 8,
-            0x90CD0102: 8,
-            0x2080110B: 536,
-            0x208F0403: 16,
-            0xA06C0103: 8,
-            0xA06C0104: 8,
-        }
-        if cmd not in sizes:
+        if cmd not in SIZES:
             return 0x56
-        if size != sizes[cmd]:
+        if size != SIZES[cmd]:
             return 0x1F
         data = bytearray(ctypes.string_at(params, size))
         status = getattr(self, f"_do_{cmd:x}")(objects, target, data)
@@ -532,6 +536,8 @@ class FakeNvml:
     compute: dict[int, list[tuple[int, int | None]]] = attrs.field(factory=dict)
     """Lists of (pid, bytes) by GPU index."""
     graphics: dict[int, list[tuple[int, int | None]]] = attrs.field(factory=dict)
+    clients: dict[int, list[int]] = attrs.field(factory=dict)
+    """Pids of the clients of MPS, by GPU index."""
     samples: list[tuple[int, int, int]] = attrs.field(factory=list)
     """(pid, microseconds, percent)."""
     error: int = 0
@@ -541,6 +547,8 @@ class FakeNvml:
     stuck: int = 0
     p2p: int = 0
     """A value of NVML_P2P_STATUS_*."""
+    cuda: int = 13000
+    """Version of CUDA that the driver has."""
 
     NVMLError = FakeNvmlError
     NVML_P2P_STATUS_NOT_SUPPORTED = 5
@@ -581,6 +589,15 @@ class FakeNvml:
     def nvmlDeviceGetCount(self) -> int:
         return self.count
 
+    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
+        return self.cuda
+
+    def nvmlDeviceGetCudaComputeCapability(self, device: int) -> list[int]:
+        return [9, 0]
+
+    def nvmlDeviceGetNumGpuCores(self, device: int) -> int:
+        return 132 * 128
+
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
         return index
 
@@ -605,6 +622,10 @@ class FakeNvml:
     def nvmlDeviceGetComputeRunningProcesses(self, device: int) -> Iterator[Any]:
         self._enter()
         return iter([SimpleNamespace(pid=p, usedGpuMemory=n) for p, n in self.compute.get(device, [])])
+
+    def nvmlDeviceGetMPSComputeRunningProcesses(self, device: int) -> list[Any]:
+        self._enter()
+        return [SimpleNamespace(pid=pid) for pid in self.clients.get(device, [])]
 
     def nvmlDeviceGetProcessUtilization(self, device: int, since: int) -> list[Any]:
         self._enter()
@@ -631,6 +652,12 @@ class FakeBookkeeper:
     """Processes whose work was recorded, as the GPU was about to report less of it."""
     told_late: list[tuple[Process, Mapping[str, int]]] = attrs.field(factory=list)
     """Figures that were reported for processes that had ended."""
+    spaces: dict[Process, Space] = attrs.field(factory=dict)
+    servers: set[int] = attrs.field(factory=set)
+    thawed: set[Process] = attrs.field(factory=set)
+    """Processes that are not to be frozen; all others are."""
+    beside: list[Process] = attrs.field(factory=list)
+    """Processes that were reported to have come to run beside others, or not to do so any more."""
 
     def presence(self, gpu: int) -> None:
         self.presences.append(gpu)
@@ -647,7 +674,7 @@ class FakeBookkeeper:
         return (process, gpu) in self.arrived
 
     def levels(self, process: Process, gpu: int) -> Sequence[Any]:
-        return [SimpleNamespace(frozen=True)]
+        return [SimpleNamespace(frozen=process not in self.thawed)]
 
     def take_down(self, process: Process, gpu: int) -> None:
         self.taken.append(process)
@@ -657,6 +684,18 @@ class FakeBookkeeper:
 
     def undone(self, process: Process, gpu: int) -> None:
         self.brought_back[process] += 1
+
+    def space_of(self, process: Process) -> Space | None:
+        return self.spaces.get(process)
+
+    def is_server(self, pid: int, nbytes: int) -> bool:
+        return pid in self.servers
+
+    def servers_of(self, space: Space) -> Collection[int]:
+        return self.servers
+
+    def beside_changed(self, process: Process, gpu: int) -> None:
+        self.beside.append(process)
 
     async def charge(self, process: Process, gpu: int, nbytes: int) -> None:
         raise AssertionError("not for this GPU")

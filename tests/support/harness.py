@@ -12,7 +12,7 @@ import gc
 import os
 import subprocess
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -37,8 +37,11 @@ from backend.core.records import Activity, Capability, Footprint, GpuInfo
 from backend.core.settings import TIMESLICE, Lever
 from backend.core.tally import Memory
 from backend.core.turns import HOLD_US, TurnEnd
+from backend.core.workingset import WorkingSet
 from backend.ledgers.soft import SoftLedger
+from backend.process.dmem import Walls
 from backend.process.identity import ROOT, Member, Process, Slice, SliceOn
+from backend.scheduler.memory.turns import WAIT_US
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
 from ggroupfs.fs.controls import LEVERS
@@ -146,6 +149,7 @@ class StubGpu:
 
     def __init__(self, index: int = 0, capacity: int = 1 << 30) -> None:
         self.late_us = 0
+        self.switch_us = 0
         self.info = GpuInfo(index, f"GPU-{index}", "stub", "none", capacity, 2000, 10, 100_000)
         self.calls: list[tuple[str, int, int]] = []
         """(lever, pid, value) of every call."""
@@ -235,7 +239,7 @@ class StubGpu:
         self.detached.discard(process)
         self.without_gr.discard(process)
 
-    async def end_turn(self, process: Process, bound_us: int) -> TurnEnd:
+    async def end_turn(self, process: Process, bound_us: int, leaves: int = 0) -> TurnEnd:
         self.turns.append(("end", process.pid, bound_us))
         end, seconds = self.ends.get(process, (TurnEnd.UNGATED, 0.0))
         await trio.sleep(min(seconds, bound_us / 1e6))
@@ -246,6 +250,15 @@ class StubGpu:
 
     async def begin_turn(self, process: Process) -> None:
         self.turns.append(("begin", process.pid, 0))
+
+    def working_set(self, process: Process) -> WorkingSet | None:
+        return None
+
+    def shares(self, process: Process) -> frozenset[Hashable] | None:
+        return None
+
+    async def prepare(self, process: Process, nbytes: int) -> int:
+        return 0
 
     async def reclaim(self, process: Process, nbytes: int) -> int:
         await self._act("reclaim", process, nbytes)
@@ -465,6 +478,7 @@ class Harness:
             "to be applied": len(follower.background),
             "listeners of the dead": len([g for g in reclaimer._listeners if not population.holds(g)]),
             "pidfds": len(exits._pidfds),
+            "members of spaces": len(self.controller.spaces._members),
             "watched": len(exits._processes),
             "families promised": len(self.controller._membership._promises),
             "families": population.families,
@@ -518,12 +532,15 @@ async def running(
     moves: Moves | None = None,
     memory: Memory | None = None,
     lives: LivesMemory | None = None,
+    turn_wait_us: int | None = WAIT_US,
+    walls: Walls | None = None,
+    servers: tuple[Path, Path] | None = None,
 ) -> AsyncIterator[Harness]:
     """The program on these GPUs (by default one SoftGpu of 64 MiB), checked and ended at the end; no descriptor stays.
 
     `keeper` knows owners and modes from before, `moves` the processes that were on the way to another GPU, `memory`
-    what happened in groups, and `lives` how long slices stay. The Notifier's waiting part runs only with a
-    `mountpoint`, which it truncates files in.
+    what happened in groups, and `lives` how long slices stay; `walls` are the kernel's own limits, and `servers` what
+    the spaces of slices have. The Notifier's waiting part runs only with a `mountpoint`, which it truncates files in.
     """
     gc.collect()
     before = descriptors()
@@ -537,8 +554,17 @@ async def running(
     ):
         gpus = gpus or (SoftGpu(0, SoftConfig(capacity=64 * MIB)),)
         controller = Controller(
-            *(ledger, gpus), scheduler=scheduler, moves=moves, memory=memory, lives=lives, hold_us=hold_us
+            *(ledger, gpus),
+            scheduler=scheduler,
+            moves=moves,
+            memory=memory,
+            lives=lives,
+            hold_us=hold_us,
+            turn_wait_us=turn_wait_us,
+            servers=servers,
         )
+        if walls is not None:
+            controller.walls.files = walls
         tree, events = Tree(controller, keeper), Events()
         messenger = Messenger()
         notifier = Notifier(tree, events, kernel, messenger, os.fspath(mountpoint or "/nowhere"))

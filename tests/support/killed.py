@@ -281,6 +281,7 @@ class Machine:
                 abandon(ledger, life)
             if h is not None:
                 h.controller._membership.exits.close()
+                h.controller.spaces._exits.close()
             raise
         finally:
             driver.end()

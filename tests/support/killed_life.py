@@ -1,4 +1,4 @@
-"""The life of a daemon that may be killed at each point of it, and what the next one finds."""
+"""The life of a daemon that may be killed at any point, and the state that the next daemon finds."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ FILES = {
     "compute.freeze": "0",
     "compute.priority": "8",
     "compute.weight": "100",
+    "compute.wait.max": "default",
 }
-"""What is asked for by a file, and what that says where nothing was asked."""
+"""Files of settings, and the content of each by default."""
 
 
 def pid_of(machine: Machine, name: str) -> str:
@@ -45,7 +46,7 @@ def pid_of(machine: Machine, name: str) -> str:
 
 
 async def past(machine: Machine, h: Harness) -> None:
-    """Everything that can be asked, programs that come and go, and a move."""
+    """Write every setting, start and end programs, and migrate one."""
     machine.start("a", "/job")
     gr = next(o for o in machine.programs["a"].objects.values() if o.class_ == rm.CLASS_TSG)
     gr.timeslice = OWN_US
@@ -58,15 +59,15 @@ async def past(machine: Machine, h: Harness) -> None:
     await machine.chown(h, f"{a}/compute.freeze", 1000)
     await machine.write(h, f"{b}/compute.timeslice", "4")
     await machine.write(h, "slice/job/0/compute.timeslice", "1")
-    machine.programs["a"].context()  # frozen, and given its part, with the others
+    machine.programs["a"].context()  # frozen, and given its share, with the others
     await trio.sleep(0.6)
     await machine.write(h, "slice/made/0/gmem.limit.high", "1073741824")
     await machine.write(h, "slice/made/0/gmem.swap.max", "2147483648")
     await machine.write(h, "slice/job/0/compute.freeze", "1")
     await machine.write(h, f"{a}/compute.freeze", "0")
-    machine.start("c", "/job")  # comes into a slice that is frozen
+    machine.start("c", "/job")  # starts in a slice that is frozen
     await trio.sleep(0.25)
-    machine.world.cgroups[machine.programs["a"].pid] = backend.process.identity.Slice("/made")  # and out of it
+    machine.world.cgroups[machine.programs["a"].pid] = backend.process.identity.Slice("/made")  # and leaves it
     await trio.sleep(0.4)
     await machine.write(h, f"{b}/compute.freeze", "1")
     gone = Process(machine.programs["b"].pid, machine.programs["b"].start)
@@ -79,7 +80,7 @@ async def past(machine: Machine, h: Harness) -> None:
 
 
 async def wider(machine: Machine, h: Harness) -> None:
-    """The same on a machine with another GPU and a scheduler, so that shares are asked for too."""
+    """Do the same on a machine with a second GPU and a scheduler, so that shares are set as well."""
     machine.start("d", "/job", gpu=1)
     await trio.sleep(0.25)
     d = pid_of(machine, "d")
@@ -97,7 +98,7 @@ async def wider(machine: Machine, h: Harness) -> None:
 
 
 def candidates(machine: Machine, path: str, name: str) -> set[str]:
-    """What a file may say: what was acknowledged, or what was under way."""
+    """Return the contents that a file may have: the acknowledged value, or the one being written."""
     said = {machine.said.get(f"{path}/{name}", FILES[name])}
     if machine.doing is not None and machine.doing[0] == f"{path}/{name}":
         said.add(machine.doing[1])
@@ -105,7 +106,7 @@ def candidates(machine: Machine, path: str, name: str) -> set[str]:
 
 
 def to_stand_still(machine: Machine) -> frozenset[int]:
-    """Pids of those that some level has frozen, whatever became of what was under way."""
+    """Return the pids of processes that some level has frozen, whatever became of the write under way."""
     found = set()
     for name, program in machine.programs.items():
         cgroup, gpu = machine.world.cgroups.get(program.pid, ROOT).path, machine.on[name]
@@ -118,7 +119,9 @@ def to_stand_still(machine: Machine) -> frozenset[int]:
 
 
 async def agrees(machine: Machine, h: Harness) -> None:
-    """The files say what was asked; the hardware does what they say; and nothing is there that should not be."""
+    """Check that the files have the values that were written, that the hardware does what they say, and that nothing
+    else is left.
+    """
     doing = machine.doing or ("", "")
     slices = set(await h.listdir("slice"))
     for path in machine.made:
@@ -142,7 +145,7 @@ async def agrees(machine: Machine, h: Harness) -> None:
 
 
 async def obeys(machine: Machine, h: Harness) -> None:
-    """The hardware does what the files say, whatever they say, and no channel is off more than once."""
+    """Check that the hardware does what the files say, and that no channel is off more than once."""
     assert set(h.controller.population.pids()) == {program.pid for program in machine.programs.values()}
     for name, program in machine.programs.items():
         group = machine.group(name)
@@ -154,18 +157,18 @@ async def obeys(machine: Machine, h: Harness) -> None:
         assert states == {int(off)}, (name, states, off)
         assert f"frozen {int(frozen)}" in await h.read(f"{pid_of(machine, name)}/compute.events"), name
         us, asked = h.controller.applied_timeslice(group), expected_timeslice(h, group)
-        assert us == asked or (machine.scheduler and not asked), name  # else the scheduler's
+        assert us == asked or (machine.scheduler and not asked), name  # otherwise the scheduler's
         gr = timeslices(program)
         assert not us or gr == [split_timeslice(us, len(gr))] * len(gr), name
 
 
 def timeslices(program: Program) -> list[int]:
-    """Those of its GR TSGs."""
+    """Return the timeslices of its GR TSGs."""
     return [o.timeslice for o in program.objects.values() if o.class_ == rm.CLASS_TSG and o.timeslice != 1024]
 
 
 async def asked(h: Harness, path: str, name: str) -> str:
-    """What a file says is asked for. Of timeslices a process's says what holds."""
+    """Return the setting that a file shows; a process's timeslice file shows what holds."""
     if name != "compute.timeslice":
         return (await h.read(f"{path}/{name}")).strip()
     group = h.tree.directory(await h.inode(path)).subject
@@ -175,7 +178,7 @@ async def asked(h: Harness, path: str, name: str) -> str:
 
 
 def expected_timeslice(h: Harness, group: Group) -> int:
-    """The shortest of those on the path; a slice's is shared by its members."""
+    """Return the shortest timeslice on the path, where that of a slice is shared by its members."""
     found = []
     for level in h.controller.population.path(group):
         if us := h.ledger.books(level).timeslice_us:
@@ -189,7 +192,7 @@ def own_timeslices(name: str, count: int) -> list[int]:
 
 
 def is_released(machine: Machine) -> None:
-    """After a clean end: every program runs, and has what it had of its own."""
+    """Check that after a clean end every program runs with its own settings."""
     for name, program in machine.programs.items():
         assert all(program.running()), name
         assert timeslices(program) == own_timeslices(name, len(timeslices(program))), name
@@ -206,7 +209,7 @@ def in_virtual_time(main: Callable[[], Any], rest_s: float = REST_S) -> None:
 
 
 def live(machine: Machine, life: Life, story: Callable[[Machine, Harness], Any], rest_s: float = REST_S) -> None:
-    """A daemon, with a story, to its end."""
+    """Run a daemon with a story, to its end."""
 
     async def main() -> None:
         async with machine.daemon(life) as h:
@@ -220,7 +223,7 @@ def live(machine: Machine, life: Life, story: Callable[[Machine, Harness], Any],
 
 
 def again(machine: Machine, *, further: bool, readback: bool = True) -> None:
-    """The daemon after the one that was killed; and, to go `further`, those after that, which was ended."""
+    """Run the daemon after the killed one; with `further`, also the daemons after that, which ended cleanly."""
 
     async def check(machine: Machine, h: Harness) -> None:
         await settle()
@@ -260,7 +263,7 @@ def again(machine: Machine, *, further: bool, readback: bool = True) -> None:
 
 @contextlib.contextmanager
 def sleepers() -> Iterator[Spawn]:
-    """Makes idle processes, and ends them."""
+    """Start idle processes, and end them."""
     processes: list[subprocess.Popen[bytes]] = []
 
     def spawn() -> subprocess.Popen[bytes]:
@@ -276,7 +279,7 @@ def sleepers() -> Iterator[Spawn]:
 
 
 def whole_life(*, wide: bool = False, kernel: bool = False) -> Life:
-    """One to its clean end, with all points."""
+    """Return a life up to its clean end, with all points."""
     life = Life()
     with sleepers() as spawn, a_machine(spawn, wide=wide, kernel=kernel) as machine:
         live(machine, life, wider if wide else past)
@@ -297,7 +300,7 @@ def one_death(at: int, readback: bool = True, *, wide: bool = False, kernel: boo
 
 
 def run(machine: Machine, paths: Sequence[Path] | None = None, places: Sequence[str] = ()) -> list[Finding]:
-    """The command, on this driver."""
+    """Run the command on this driver."""
     found: list[Finding] = []
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""The levers of a process, each with what can be asked of it, for the tests that are about every one."""
+"""The levers of a process, with values to set, for tests that are about every lever."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ ASKED = {
     "compute.max": "30000 50000\n",
     "gmem.limit.max": f"{56 * MIB}\n",
     "gmem.oom.group": "1\n",
+    "compute.wait.max": "300\n",
 }
-"""What can be asked for a process, and something else than what it has at first."""
+"""Settings of a process, each with a value other than the default."""
 
 
 def stubs() -> tuple[StubGpu, StubGpu]:

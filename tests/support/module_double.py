@@ -14,6 +14,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -37,6 +38,8 @@ SINCE_LIMIT_MAX = ("events_oom_kill", "events_oom_group_kill")
 """Counts in the books that came with the setting limit_max."""
 OF_THE_FIRST = frozenset(SETTINGS[: SETTINGS.index(GID) + 1])
 """Settings of the first version."""
+NUMBERS: Mapping[int, Op] = {getattr(abi, f"IOC_{op.name}"): op for op in abi.LEVERS}
+"""Commands of the levers with a number, by the request that pulls each."""
 ON, OFF, OFF_GR = range(3)
 """Values of a runlist lever, as in enum ggroup_runlist of kmod/queue.h."""
 CHANNELS = {Channel.GMEM: abi.CHANNEL_GMEM, Channel.USERMEM: abi.CHANNEL_USERMEM}
@@ -72,15 +75,15 @@ class Lever:
 class Levers:
     """The levers of one process."""
 
-    timeslice: Lever = attrs.field(factory=Lever)
-    """Microseconds; 0 for the default."""
+    numbers: Mapping[Op, Lever] = attrs.field(factory=lambda: {op: Lever() for op in abi.LEVERS})
+    """Those with a number, by the command that carries it; 0 for the default."""
     runlist: Lever = attrs.field(factory=Lever)
     """ON, OFF or OFF_GR."""
 
     @property
     def doubtful(self) -> bool:
         """Whether one of the levers is doubtful."""
-        return self.timeslice.doubtful or self.runlist.doubtful
+        return any(lever.doubtful for lever in (*self.numbers.values(), self.runlist))
 
 
 class Device:
@@ -185,10 +188,10 @@ class Module:
             abi.IOC_PRESS: lambda _, it: self._books.press(self._group(it.id), it.nbytes),
             abi.IOC_NOTE: self._note,
             abi.IOC_PLAN: self._plan,
-            abi.IOC_SET_TIMESLICE: lambda _, it: self._pull(Op.SET_TIMESLICE, it),
-            abi.IOC_ATTACH_TSG: lambda _, it: self._pull(Op.ATTACH_TSG, it),
-            abi.IOC_DETACH_TSG: lambda _, it: self._pull(Op.DETACH_TSG, it),
-            abi.IOC_RECLAIM: lambda _, it: self._pull(Op.RECLAIM, it),
+            **{request: partial(self._pull, op) for request, op in NUMBERS.items()},
+            abi.IOC_ATTACH_TSG: partial(self._pull, Op.ATTACH_TSG),
+            abi.IOC_DETACH_TSG: partial(self._pull, Op.DETACH_TSG),
+            abi.IOC_RECLAIM: partial(self._pull, Op.RECLAIM),
         }
 
     @contextlib.contextmanager
@@ -219,6 +222,8 @@ class Module:
         """Answer as the module does; ENOTTY for an unknown request."""
         since = {abi.IOC_REASONS: abi.FEATURE_REASONS, abi.IOC_NEXT_USE: abi.FEATURE_NEXT_USE}
         if request in since and not self.has(since[request]):
+            raise fail(errno.ENOTTY)
+        if request in NUMBERS and abi.LEVERS[NUMBERS[request]] not in self.settings:
             raise fail(errno.ENOTTY)
         self.calls.append(request)
         self._calls[request](descriptor, argument)
@@ -282,9 +287,10 @@ class Module:
         books, levers = self._books.books(group), self._levers_of(group)
         self._books.uncharge(group, books.current)
         self._books.uncharge_swap(group, books.swap)
-        timeslice, runlist = levers.timeslice, levers.runlist
-        if timeslice.held or timeslice.doubtful:
-            device.send(timeslice, Op.SET_TIMESLICE, group.process, timeslice.held, timeslice.held)
+        for op, lever in levers.numbers.items():
+            if lever.held or lever.doubtful:
+                device.send(lever, op, group.process, lever.held, lever.held)
+        runlist = levers.runlist
         if runlist.held or runlist.doubtful:
             op = Op.DETACH_TSG if runlist.held else Op.ATTACH_TSG
             engines = abi.ENGINES_GR if runlist.held == OFF_GR else abi.ENGINES_ALL
@@ -338,7 +344,9 @@ class Module:
             if not lacking:
                 setattr(argument, name, getattr(books, field.name))
         argument.parent = self._ids[above] if above is not None else 0
-        argument.lever_timeslice_us = levers.timeslice.held
+        for op, setting in abi.LEVERS.items():
+            if setting in self.settings:
+                setattr(argument, f"lever_{setting.field}", levers.numbers[op].held)
         argument.flags = abi.BOOKS_DETACHED if levers.runlist.held else 0
         argument.flags |= abi.BOOKS_DETACHED_GR if levers.runlist.held == OFF_GR else 0
         argument.flags |= abi.BOOKS_DOUBTFUL if levers.doubtful else 0
@@ -396,19 +404,19 @@ class Module:
             place.id, place.nbytes = self._ids[target.group], target.nbytes
             place.flags = abi.TARGET_BELOW_LOW if target.below_low else 0
 
-    def _pull(self, op: Op, argument: abi.Command) -> None:
+    def _pull(self, op: Op, _: int, argument: abi.Command) -> None:
         """Move a lever; a value that holds already is not sent again."""
         member = self._member(argument.id)
         levers, device, value = self._levers_of(member), self._devices[member.gpu], argument.value
         if op is Op.RECLAIM:
             argument.value = device.command(Lever(), op, member.process, value, value).args[0]
             return
-        lever = levers.timeslice if op is Op.SET_TIMESLICE else levers.runlist
+        lever = levers.numbers.get(op, levers.runlist)
         if op is Op.DETACH_TSG:
             is_gr = value == abi.ENGINES_GR and self.has(abi.FEATURE_REASONS)
             wanted, value = (OFF_GR, abi.ENGINES_GR) if is_gr else (OFF, abi.ENGINES_ALL)
         else:
-            wanted = value if op is Op.SET_TIMESLICE else ON
+            wanted = value if op in levers.numbers else ON
         with lever.turn:
             lever.answered.wait(ANSWER_S)  # the answer to a command without a waiting caller
             if lever.doubtful or lever.held != wanted:

@@ -283,7 +283,8 @@ def daemons(place: Path, *options: str, gpu: str = "soft", also: Sequence[str] =
 
         def start() -> Mounted:
             mount = stack.enter_context(mounted(place, *options, gpu=gpu, expect_errors=[LEFT_BEHIND, *also]))
-            assert all(any(words in line for words in (LEFT_BEHIND, *also)) for line in mount.errors)
+            unexpected = [line for line in mount.errors if not any(words in line for words in (LEFT_BEHIND, *also))]
+            assert not unexpected, unexpected
             mount.errors.clear()
             return mount
 

@@ -64,6 +64,21 @@ class PolicyProgram:
             if one["event"] == event and fields.items() <= one.items():
                 return one
 
+    def during(self, seconds: float) -> list[tuple[float, dict[str, Any]]]:
+        """Return the events that come within so many seconds, each with its time of the monotonic clock; earlier where
+        the policy ends. With 0, those that have come."""
+        found: list[tuple[float, dict[str, Any]]] = []
+        until = time.monotonic() + seconds
+        assert self._process.stdout is not None
+        while True:
+            left = max(0.0, until - time.monotonic())
+            if b"\n" not in self._buffer and not select.select([self._process.stdout], [], [], left)[0]:
+                return found
+            one = self._next(SECONDS * SLOW)
+            if one is None:
+                return found
+            found.append((time.monotonic(), one))
+
     def end(self, number: int = signal.SIGTERM) -> list[dict[str, Any]]:
         """End it by a signal; return the events that were not read before."""
         before = len(self.events)

@@ -1,6 +1,7 @@
-"""Tries everything on some files and directories, as its user: one JSON object, what each operation answers.
+"""Try every operation on some files and directories as the current user, and print one JSON object with the results.
 
-A program of its own, of Python's library alone: it is run in namespaces in which there is nothing else.
+This is a program of its own that needs only Python's standard library, because it runs in namespaces without anything
+else.
 """
 
 from __future__ import annotations
@@ -17,19 +18,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 GIVEN = 4242
-"""A user that things are given to."""
+"""The user that files are given to."""
 VALUES = {
     "compute.freeze": b"0",
     "compute.migrate": b"0",
     "compute.priority": b"8",
     "compute.timeslice": b"default",
     "compute.weight": b"100",
+    "compute.wait.max": b"default",
+    "compute.spatial": b"0",
     "gmem.limit.low": b"0",
     "gmem.oom.group": b"0",
     "ggroup.slices": b"infinity /gone.slice/",
     "gmem.reclaim": b"0",
 }
-"""What is written to a file, so that it stays as it is; to those that are not here, ``max``."""
+"""Values that leave a file as it is when they are written; ``max`` for the files not listed."""
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -44,7 +47,7 @@ def opened(path: Path, flags: int) -> Iterator[int]:
 
 
 def read(path: Path) -> None:
-    with opened(path, os.O_RDONLY) as fd, contextlib.suppress(BlockingIOError):  # a usermemfd has nothing to tell
+    with opened(path, os.O_RDONLY) as fd, contextlib.suppress(BlockingIOError):  # a usermemfd has no record
         os.read(fd, 4096)
 
 
@@ -67,14 +70,14 @@ def chmod(path: Path) -> None:
 
 
 def chown(path: Path) -> None:
-    """Of a link, its own."""
+    """Change the owner; of a link, its own."""
     before = path.lstat()
     os.lchown(path, GIVEN, -1)
     os.lchown(path, before.st_uid, -1)
 
 
 def chgrp(path: Path) -> None:
-    """To a group that the user that runs this is in."""
+    """Change the group to one that the current user is in."""
     before = path.lstat()
     os.lchown(path, -1, os.getgid())
     os.lchown(path, -1, before.st_gid)
@@ -88,7 +91,7 @@ def poll(path: Path) -> None:
 
 
 def shared_map(path: Path) -> None:
-    """mmap(2) itself: Python's looks at st_size first."""
+    """Call mmap(2) directly, because Python's looks at st_size first."""
     libc.mmap.restype = ctypes.c_void_p
     with opened(path, os.O_RDONLY) as fd:
         where = libc.mmap(None, ctypes.c_size_t(4096), mmap.PROT_READ, mmap.MAP_SHARED, fd, ctypes.c_long(0))
@@ -144,7 +147,7 @@ LINK: dict[str, Callable[[Path], object]] = {
 
 
 def answer(call: Callable[[Path], object], path: Path) -> str:
-    """``yes``, or the name of the errno."""
+    """Return ``yes``, or the name of the errno."""
     try:
         call(path)
     except OSError as error:
@@ -153,7 +156,9 @@ def answer(call: Callable[[Path], object], path: Path) -> str:
 
 
 def main(asked: str) -> None:
-    """`asked`: what to try, ``[[operation, path], ...]``; a path ``self`` begins with is where `self` leads to."""
+    """Try `asked`, a list ``[[operation, path], ...]``; a leading ``self`` in a path is replaced by the target of
+    `self`.
+    """
     answers = []
     for operation, name in json.loads(asked):
         path = Path(name)

@@ -210,3 +210,11 @@ timeslice_writes = st.one_of(
     st.just(Written(b"max\n", 0, errno.EINVAL)),
 )
 """Writes to compute.timeslice of a GPU that takes 10 us to 1 s."""
+
+sm_writes = st.one_of(
+    st.integers(1, 200).map(lambda count: Written(b"%d\n" % count, count)),
+    st.just(Written(b"max\n", 0)),
+    st.sampled_from(["-1", "0", "0%", "101%"]).map(lambda text: Written(text.encode(), 0, errno.ERANGE)),
+    st.sampled_from(["half", "50 %", "1 2"]).map(lambda text: Written(text.encode(), 0, errno.EINVAL)),
+)
+"""Writes to compute.sm.max."""

@@ -11,7 +11,7 @@ import attrs
 import trio
 
 from backend.core.turns import TurnEnd
-from backend.cuda.managed import Standby
+from backend.cuda.migrations import Standby
 from backend.cuda.page import CounterPage
 from backend.cuda.server import Session
 from backend.door import tenants

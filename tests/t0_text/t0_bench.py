@@ -1,4 +1,4 @@
-"""What is pure of the benchmarks: arrivals, spreads, records, what moved, and the page."""
+"""The pure parts of the benchmarks: arrivals, spreads, records, changes, and the page."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_as_many_requests_come_as_the_load_wants(rate: float, seconds: float, se
 
 @pytest.mark.parametrize("shape", [0.25, SHAPE, 1.0, 4.0])
 def test_gaps_are_spread_as_the_gamma_distribution_is(shape: float) -> None:
-    """Its coefficient of variation is 1 / sqrt(shape), and the part of gaps below the mean grows as the shape falls."""
+    """The coefficient of variation is 1 / sqrt(shape), and more of the gaps are below the mean with a smaller shape."""
     times = arrivals(1000, 20, 7, shape)
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     assert statistics.fmean(gaps) == pytest.approx(1e-3, rel=0.01)
@@ -147,14 +147,16 @@ def test_what_is_better_is_told_and_fails_nothing() -> None:
 
 @pytest.mark.parametrize("spread", [0.01, 0.05, 0.2])
 def test_noise_is_not(spread: float) -> None:
-    """Of eight ratios in each of 200 pairs of runs that differ by chance alone, at most 1 % are taken for a change."""
+    """With eight ratios in each of 200 pairs of runs that differ by chance alone, at most 1 % are taken for a
+    change.
+    """
     found = [compare(of(measured(noisy(n, spread))), of(measured(noisy(n + 5000, spread)))) for n in range(200)]
     assert all(report.compared == 8 for report in found)
     assert sum(len(report.moved) for report in found) <= 0.01 * 200 * 8
 
 
 def test_another_machine_is_no_change() -> None:
-    """All of it twice as slow."""
+    """Every figure is twice as slow."""
     report = compare(of(measured(noisy(1, 0.02))), of(measured(lambda *what: 2 * noisy(2, 0.02)(*what))))
     assert report.moved == ()
     assert report.compared == 8
@@ -206,7 +208,7 @@ def test_every_scenario_has_a_section_and_nothing_else() -> None:
 
 
 def rows_of(text: str, title: str) -> list[list[str]]:
-    """The table below a heading, without its head."""
+    """Return the table below a heading, without the header."""
     below = text.partition(f"## {title}\n")[2].partition("\n## ")[0]
     lines = [line for line in below.splitlines() if line.startswith("|")]
     return [[word.strip() for word in line.strip("|").split("|")] for line in lines[2:]]
@@ -230,7 +232,7 @@ def test_the_page_has_what_is_in_the_record_and_nothing_else() -> None:
 
 
 def test_a_table_that_is_too_wide_is_several() -> None:
-    """Each has the case and the system, and no row without a figure; without the spread one is enough."""
+    """Each part has the case and the system, and no row is without figures; without the spread one table is enough."""
     values = {"p50_ms": 1234.0, "p99_ms": 4567.0, "batch_per_s": 7890.0, "given_up": 100.0}
     samples = [Sample(n, 1.0, {name: value + 1000 * n for name, value in values.items()}) for n in range(3)]
     cells = [Cell(system, {"load": 0.35, "batch": 3}, samples) for system in ("exclusive", "MPS, batch at 30 %")]
@@ -253,7 +255,7 @@ def test_a_bound_is_marked_as_one() -> None:
 
 
 def test_what_one_had_in_several_cases_is_one_row() -> None:
-    """Of a system that is alone: its requests, which have a load, and its speed, which has none; by repetition."""
+    """A system alone has figures of its requests, by load, and a speed without one, joined by repetition."""
     speed = [Sample(n, 9.0, {"batch_per_s": 100.0 + n, "p99_ms": 0.0}) for n in (0, 1)]
     run = measured(lambda system, case, n: steady(system, case, n) + n)
     run = attrs.evolve(run, cells=[*run.cells, Cell("exclusive", {}, speed)])
@@ -275,7 +277,7 @@ def test_of_an_empty_record() -> None:
 
 
 def test_what_is_committed_is_what_the_record_says() -> None:
-    """The page and the README's part; plots are those that are there."""
+    """This holds for the page and the part of the README; the plots are those that exist."""
     folder = ROOT / documents.FOLDER
     committed = record.load((folder / documents.RECORD).read_text())
     there = {name for name in SECTIONS if documents.picture(folder, name).exists()}
@@ -349,6 +351,7 @@ def test_a_system_looks_the_same_in_all_plots_and_like_no_other() -> None:
     [
         ("pareto", {"attained": 0.9, "passes_per_s": 50.0}, {"timeslice_ms": 1.0}, "requests within the SLO"),
         ("pressure", {"passes_per_s": 50.0}, {"percent": 150}, "footprint"),
+        ("oversubscribed-decode", {"kept": 0.9}, {"mix": "decode", "percent": 150}, "footprint"),
         ("files", {"pread_us": 50.0, "echo_us": 80.0}, {}, "echo"),
     ],
 )
@@ -376,22 +379,23 @@ def test_a_number_is_not_far_from_what_it_tells(value: float) -> None:
 
 
 def memory(seed: int, leak: float = 0.0, noise: float = 0.1, memory_s: float = 0.0, step: float = 0.0) -> list[Moment]:
-    """Ten minutes of a daemon that leaks so many MB a minute; its noise is like itself for `memory_s` seconds, and it
-    takes memory in steps."""
+    """Return the memory of a daemon over ten minutes that leaks `leak` MB a minute; its noise is correlated over
+    `memory_s` seconds, and it allocates in steps.
+    """
     drawn = random.Random(seed)
     stays = math.exp(-1 / memory_s) if memory_s else 0.0
     found, now = [], 0.0
     for second in range(601):
         now = stays * now + drawn.gauss(0, noise) * (1 - stays**2) ** 0.5
-        mb = 100 + 0.3 * step + leak * second / 60 + now  # no step is at the first moment
-        # It gets its caches in the first two minutes.
+        mb = 100 + 0.3 * step + leak * second / 60 + now  # no step at the first moment
+        # It fills its caches in the first two minutes.
         warm = 20 * (1 - math.exp(-second / 15))
         found.append(Moment(float(second), (mb // step * step if step else mb) + warm, 10))
     return found
 
 
 def leaks(**what: float) -> int:
-    """Of 50 daemons, how many are found to."""
+    """Return the number of 50 daemons in which a leak is found."""
     verdicts = [growth(memory(seed, **what)) for seed in range(50)]
     return sum(grown > budget for grown, budget in verdicts)
 
@@ -437,7 +441,7 @@ def test_one_leap_is_no_trend() -> None:
 
 
 def test_three_standard_errors_are_three() -> None:
-    """The slope of noise is within one error in two of three cases, as the normal distribution has it."""
+    """The slope of noise is within one standard error in two of three cases, as in a normal distribution."""
     lines = [trend((one.at, one.rss_mb) for one in memory(seed, noise=1.0)[120:]) for seed in range(200)]
     within = statistics.fmean(abs(line.slope) < line.error for line in lines)
     assert 0.6 < within < 0.85

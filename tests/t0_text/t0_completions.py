@@ -1,4 +1,6 @@
-"""Completion in bash and zsh: all that the command line knows and nothing else, and what a Tab makes of a line."""
+"""Completion in bash and zsh: it offers all that the command line accepts and nothing else, and a Tab completes a
+line.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ SETTINGS = {control.name for control in CONTROLS if control.mode & 0o200} | {one
 
 
 def offered(line: str, mounts: Path = Path("/proc/self/mounts")) -> set[str]:
-    """What bash would offer where `line` ends: a word, or what comes behind the last = of it."""
+    """Return what bash offers at the end of `line`: words, or what follows the last = of it."""
     script = (
         'source "$1"; _ggroupfs_mounts=$3 COMP_LINE=$2 COMP_POINT=${#2}; _ggroupfs; printf "%s\\n" "${COMPREPLY[@]}"'
     )
@@ -42,14 +44,14 @@ def offered(line: str, mounts: Path = Path("/proc/self/mounts")) -> set[str]:
 
 
 def section(command: str) -> str:
-    """What the zsh file says of a subcommand."""
+    """Return the part of the zsh file for a subcommand."""
     match = re.search(rf"^ +\({command}\)\n(.*?)^ +;;", ZSH.read_text(), re.DOTALL | re.MULTILINE)
     assert match is not None, f"_ggroupfs does not know {command}"
     return match[1]
 
 
 def flags_in(text: str) -> set[str]:
-    """The options in specifications of zsh's _arguments."""
+    """Return the options in specifications of zsh's _arguments."""
     found = set(re.findall(r"(?<![\w-])(--?[a-z][a-z-]*)[=+]?(?=\[)", text))
     for group in re.findall(r"\{(-[^}]*)\}", text):
         found |= {flag.rstrip("=+") for flag in group.split(",")}
@@ -67,7 +69,7 @@ def test_every_subcommand() -> None:
 
 @pytest.mark.parametrize("command", list(COMMANDS))
 def test_every_option(command: str) -> None:
-    """What argparse takes is offered, and what is offered argparse takes."""
+    """The options that are offered are exactly those that argparse accepts."""
     expected = flags(subcommands()[command])
     assert "--help" in expected
     assert offered(f"ggroupfs {command} -") - {"--"} == expected
@@ -85,7 +87,7 @@ def test_every_mount_option_and_setting() -> None:
 
 
 INFINITE = ("=", "=infinity")
-"""What stands behind the name of a size."""
+"""What may follow the name of a size."""
 
 
 @pytest.mark.parametrize(
@@ -126,7 +128,7 @@ def test_what_bash_offers(line: str, words: set[str]) -> None:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """Directories as a tree has them."""
+    """Return directories as a tree has them."""
     for path in ("42/0", "4711/0", "gpus/0", "gpus/1", "slice/batch.slice/0", "slice/batch.slice/a.service/0"):
         (tmp_path / path).mkdir(parents=True)
     return tmp_path
@@ -145,7 +147,7 @@ def test_pids_slices_and_gpus_of_the_tree(tree: Path) -> None:
 
 
 def test_cgroups_that_have_no_slice_yet(tree: Path) -> None:
-    """At any depth, each once, and those of no other hierarchy."""
+    """They are found at any depth, each once, and none of another hierarchy."""
     top, other, mounts = tree / "cgroup", tree / "cpu", tree / "mounts"
     for path in ("batch.slice/b.service", "batch.slice/batch-gpu.slice/c.service", "user.slice", "7"):
         (top / path).mkdir(parents=True)
@@ -162,16 +164,16 @@ def test_cgroups_that_have_no_slice_yet(tree: Path) -> None:
 
 
 def test_what_can_be_reset() -> None:
-    """Settings by both of their names, without a value; no action and no peak."""
+    """Settings are offered by both of their names, without a value; actions and peaks are not offered."""
     found = offered("ggroupfs set --mount /nowhere --reset 42 ", Path(os.devnull))
     assert found == {*(one.name for one in PROPERTIES), *(one.control for one in PROPERTIES)}
 
 
-# A Tab, typed
+# Tabs, typed
 
 
 class Shell:
-    """An interactive shell at a terminal, in which `ggroupfs` prints its arguments."""
+    """An interactive shell on a terminal, in which `ggroupfs` prints its arguments."""
 
     def __init__(self, words: list[str], ready: str) -> None:
         pid, self._terminal = pty.fork()
@@ -181,13 +183,13 @@ class Shell:
         self.answer(f"{ready}\nggroupfs() {{ printf '@'; printf '<%s>' \"$@\"; printf '%s\\n' @; }}; ggroupfs ready\n")
 
     def close(self) -> None:
-        """Ends it."""
+        """End the shell."""
         os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
         os.close(self._terminal)
 
     def answer(self, keys: str) -> list[str]:
-        """Types, and returns the arguments that were printed."""
+        """Type keys; return the arguments that were printed."""
         os.write(self._terminal, keys.encode())
         seen, deadline = b"", time.monotonic() + 20 * SLOW
         while (match := re.search(rb"@((?:<[^<>]*>)+)@", seen)) is None:
@@ -199,7 +201,7 @@ class Shell:
 
 @pytest.fixture(scope="module", params=["bash", "zsh"])
 def shell(request: pytest.FixtureRequest) -> Iterator[Shell]:
-    """Each of the two."""
+    """Start each of the two shells."""
     if request.param == "bash":
         made = Shell(["bash", "--norc", "--noprofile", "-i"], f"source '{BASH}'")
     else:
@@ -220,7 +222,7 @@ def shell(request: pytest.FixtureRequest) -> Iterator[Shell]:
         ("mount --led\tkm\t", "mount --ledger kmod"),
         ("metrics --no-p\t --te\tx", "metrics --no-processes --textfile x"),
         ("run -p compute.fr\t1", "run -p compute.freeze=1"),
-        ("run -p ComputeW\t9 -p gmem.limit.l\t8G", "run -p ComputeWeight=9 -p gmem.limit.low=8G"),
+        ("run -p ComputeWe\t9 -p gmem.limit.l\t8G", "run -p ComputeWeight=9 -p gmem.limit.low=8G"),
         ("set --mount TREE 47\tgmem.rec\t1M", "set --mount TREE 4711 gmem.reclaim=1M"),
         ("doctor --mount TREE 47\t", "doctor --mount TREE 4711"),
         ("set --mount TREE batch.slice/a\tGMemH\t1G", "set --mount TREE batch.slice/a.service GMemHigh=1G"),
@@ -228,7 +230,7 @@ def shell(request: pytest.FixtureRequest) -> Iterator[Shell]:
     ],
 )
 def test_a_tab(shell: Shell, tree: Path, keys: str, words: str) -> None:
-    """What is left to type after it, is typed; the spaces that a shell puts behind a whole word are there."""
+    """The rest of the word is typed, with the space that a shell puts after a complete word."""
     found = shell.answer("ggroupfs " + keys.replace("TREE", str(tree)) + "\n")
     # Where bash puts a space between a long option and its value, zsh puts a =.
     found = [part for word in found for part in (word.split("=", 1) if word.startswith("--") else [word])]

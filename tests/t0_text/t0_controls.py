@@ -1,4 +1,4 @@
-"""The one table of control files is whole: every name, mode and direction, and what it may promise."""
+"""The one table of control files is complete: every name, mode and direction, and what it may promise."""
 
 from __future__ import annotations
 
@@ -34,6 +34,9 @@ DESIGN = {
     "compute.priority": 0o644,
     "compute.weight": 0o644,
     "compute.max": 0o644,
+    "compute.wait.max": 0o644,
+    "compute.spatial": 0o644,
+    "compute.sm.max": 0o644,
     "compute.migrate": 0o200,
     "compute.events": 0o444,
     "gcgroup.stat": 0o444,
@@ -53,7 +56,7 @@ def test_modes_say_what_the_functions_can() -> None:
 
 @pytest.mark.parametrize("kind", [Kind.SIZE, Kind.SPAN, Kind.SWITCH, Kind.NUMBER])
 def test_a_setting_shows_what_was_written_to_it(kind: Kind) -> None:
-    """A new one of each kind: its file shows its own value, as its parser takes it."""
+    """For a new setting of each kind, the file shows its value as its parser accepts it."""
     setting = Setting("fresh", kind, most=1 if kind is Kind.SWITCH else 5000, control="compute.fresh")
     for value in (0, 1, *(range(999, 3000, 500) if setting.most > 1 else ())):
         books = SimpleNamespace(fresh=value, timeslice_us=77)

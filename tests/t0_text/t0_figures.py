@@ -43,9 +43,9 @@ def test_every_figure_is_in_a_file() -> None:
 
 
 def test_what_an_entry_costs() -> None:
-    """A frame of `ggroupfs top` opens 8 files for each slice, a scrape of the metrics 14."""
+    """A frame of `ggroupfs top` opens 8 files for each slice, a scrape of the metrics 15."""
     assert len(files_for(FIELDS)) == 8
-    assert len(collector.FILES) == 14
+    assert len(collector.FILES) == 15
 
 
 @pytest.mark.parametrize(
@@ -62,6 +62,11 @@ def test_what_an_entry_costs() -> None:
         ("compute.timeslice", "2.048", {"timeslice": 2.048}),
         ("compute.freeze", "1", {"freeze": True}),
         ("compute.events", "populated 1\nfrozen 0", {"populated": True, "frozen": False}),
+        ("compute.sm.max", "max\n", {"sm_max": 0}),
+        ("compute.sm.max", "64", {"sm_max": 64}),
+        ("compute.wait.max", "default\n", {"wait_max": 0.0}),
+        ("compute.wait.max", "250\n", {"wait_max": 250.0}),
+        ("compute.spatial", "1\n", {"spatial": True}),
         ("compute.max", "max 100000\n", {"quota": MAX, "period": 100_000}),
         ("compute.max", "30000 50000", {"quota": 30_000, "period": 50_000}),
         ("gcgroup.stat", "tsgs 2\nmanaged 0", {"tsgs": 2, "managed": False}),

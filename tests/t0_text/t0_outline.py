@@ -1,4 +1,4 @@
-"""Level 0: snapshots as outlines, what happened between two of them, and how it is told."""
+"""Snapshots as outlines, the changes between two of them, and their output."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_slice_is_on_the_gpus_where_it_matters() -> None:
 
 
 def test_a_process_is_on_the_gpus_that_it_uses() -> None:
-    """One that has a directory for each is where it has a context or memory; one that uses none is on all."""
+    """A process with a directory on each GPU appears where it has a context or memory; one that uses no GPU, on all."""
     every = (
         process(1, populated=False, current=0, swap=0),
         process(1, gpu=1, populated=True, current=0),
@@ -156,7 +156,7 @@ def test_a_process_is_on_the_gpus_that_it_uses() -> None:
 
 
 def test_histories_go_on_from_the_pass_before() -> None:
-    """Each of the last shares, of processes and the sums of slices; a process that comes by a pid has its own."""
+    """They are the last shares of processes and the sums of slices; a process that reuses a pid has its own."""
     past: Mapping[Any, Any] = {}
     for number in range(HISTORY_MOST + 2):
         start = 1 if number < HISTORY_MOST else 2
@@ -193,7 +193,7 @@ def test_rates_add_up_on_the_way_to_the_gpu() -> None:
     [("pid", [1, 2, 3, 4]), ("memory", [3, 1, 4, 2]), ("share", [4, 1, 2, 3]), ("swap", [2, 1, 3, 4])],
 )
 def test_orders(order: str, pids: list[int]) -> None:
-    """The largest first; what is not known comes last, and what is equal is in the order of pids."""
+    """The largest comes first, unknown values last, and equal ones in the order of pids."""
     taken = snapshot(
         process(4, current=5),
         process(2, swap=1),
@@ -206,7 +206,7 @@ def test_orders(order: str, pids: list[int]) -> None:
 
 
 def test_orders_of_what_is_set() -> None:
-    """The greatest weight first, and the priority that is served first; users by name."""
+    """The greatest weight comes first, and the best priority; users are ordered by name."""
     one, other, third = process(1, weight=50, priority=0), process(2, weight=200, priority=8), process(3)
     one, other = attrs.evolve(one, user="zoe"), attrs.evolve(other, user="ann")
     found = build(snapshot(one, other, third), {})
@@ -234,7 +234,9 @@ POD = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod6d1f0c7e_9
     ],
 )
 def test_containers_pods_and_jobs(path: str, words: str | None, name: str | None) -> None:
-    """By the path of the cgroup; a slice that is one of them is called so instead of by its cgroup."""
+    """The origin comes from the path of the cgroup; the slice of a container or pod has its name instead of the
+    cgroup's.
+    """
     assert columns.origin_words(path) == words
     taken = snapshot(process(7, path), slices=slices(path) if path != "/" else ())
     for line in lines(build(taken, {}), "pid")[1:]:
@@ -271,7 +273,7 @@ def test_ten_thousand() -> None:
         assert len(lines(found, order)) == 1 + 100 + 10_000
 
 
-# Telling
+# Output
 
 
 @pytest.mark.parametrize(
@@ -321,6 +323,29 @@ def test_what_is_not_told_is_a_dash_and_null_never_a_number() -> None:
     assert set(columns.as_json(alone, columns.WATCHED).values()) == {None}
 
 
+@pytest.mark.parametrize(
+    ("figures", "told"),
+    [
+        ({"memory_runs": 1, "memory_waits": 0}, "has"),
+        ({"memory_runs": 0, "memory_waits": 1}, "waits"),
+        ({"memory_runs": 0, "memory_waits": 0, "memory_turns": 7}, columns.NOT_TOLD),
+        ({}, columns.NOT_TOLD),
+    ],
+)
+def test_a_process_has_its_turn_of_memory_or_waits(figures: Mapping[str, int], told: str) -> None:
+    (gpu,) = build(snapshot(process(1, **figures)), {})
+    (node,) = gpu.children
+    assert columns.TURN.cell(node) == told
+
+
+def test_of_a_slice_it_is_told_how_many_have_their_turn() -> None:
+    figures = {"memory_runs": 1, "memory_waits": 3, "working_set": 4 * GIB, "working_set_resident": GIB}
+    (gpu,) = build(snapshot(process(1, "/a.slice"), slices=slices("/a.slice", **figures)), {})
+    (node,) = gpu.children
+    cells = [column.cell(node) for column in (columns.TURN, columns.SET, columns.RESIDENT)]
+    assert cells == ["1 of 4", "4.0G", "25%"]
+
+
 def test_a_table_is_aligned() -> None:
     off = {"freeze": 1, "turn": 0, "gr": 0}
     every = (
@@ -338,7 +363,7 @@ def test_a_table_is_aligned() -> None:
 @pytest.mark.parametrize("width", range(10, 200, 7))
 @pytest.mark.parametrize("wanted", [columns.CURRENT, columns.PRIORITY, columns.USER], ids=lambda column: column.name)
 def test_the_column_that_is_sorted_by_is_there(width: int, wanted: columns.Column) -> None:
-    """In the place of the last ones where there is no room, and in its own where there is."""
+    """It replaces the last ones if there is no room, and otherwise keeps its place."""
     found = columns.fitting(width, columns.LIVE, wanted)
     assert sum(column.width + 1 for column in found) + columns.LABEL_LEAST <= max(width, columns.LABEL_LEAST)
     assert (wanted in found) == (columns.LABEL_LEAST + wanted.width + 1 <= width)
@@ -385,7 +410,7 @@ def test_a_frame() -> None:
 
 
 def test_every_errno_of_a_write_has_its_meaning() -> None:
-    """Those that docs/semantics.md lists for writes."""
+    """The errnos are those that docs/semantics.md lists for writes."""
     for number in ("EINVAL", "ERANGE", "E2BIG", "EACCES", "EBUSY", "EAGAIN", "ENODEV", "EOPNOTSUPP", "ETIMEDOUT"):
         assert getattr(errno, number) in MEANINGS
         error = OSError(getattr(errno, number), "so it is called")
@@ -394,6 +419,6 @@ def test_every_errno_of_a_write_has_its_meaning() -> None:
 
 
 def test_an_errno_of_mkdir_has_a_meaning_of_its_own() -> None:
-    """And else that of a write."""
+    """Other errnos have that of a write."""
     assert meaning(OSError(errno.EAGAIN, "later"), OF_MKDIR) == f"later (EAGAIN): {OF_MKDIR[errno.EAGAIN]}"
     assert meaning(OSError(errno.EROFS, "no"), OF_MKDIR) == f"no (EROFS): {MEANINGS[errno.EROFS]}"

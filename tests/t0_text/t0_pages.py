@@ -60,8 +60,13 @@ ELSEWHERE = {
     "mm/page_counter.c",
     "docs/config.md",
     "docs/general-technical-review.md",
+    "include/linux/cgroup_dmem.h",
+    "kernel/cgroup/dmem.c",
+    "kernel-open/nvidia/os-interface.c",
+    "src/plugins/gres/shard/gres_shard.c",
 }
-"""What is not in the tree: what a command makes, files of the kernel and of the projects in comparison.md."""
+"""What is not in the tree: what a command makes, files of the kernel and of the projects in comparison.md and
+notes/dmem.md."""
 KERNEL_TESTS = {"test_memcg_low"}
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from backend.cuda.about import MAGIC, MARK, About, about
-from backend.door.wire import CUDA, VERSION, Feature
+from backend.door.wire import CUDA, CUDA_ALL, VERSION, Feature
 
 SOURCE = Path(__file__).parents[2] / "backend" / "cuda" / "library" / "daemon" / "about.c"
 
@@ -19,7 +19,7 @@ def test_the_library_of_this_tree_fits(tmp_path: Path) -> None:
     made = tmp_path / "about.o"
     subprocess.run(["gcc", "-std=gnu11", "-O2", "-Wall", "-Werror", "-c", SOURCE, "-o", made], check=True)
     found = about(made)
-    assert found == About(VERSION, CUDA)
+    assert found == About(VERSION, CUDA_ALL)
     assert found.misfit == ""
 
 
@@ -28,7 +28,7 @@ def test_the_library_of_this_tree_fits(tmp_path: Path) -> None:
     [
         (VERSION, CUDA | 1 << 40, ""),
         (VERSION, CUDA & ~Feature.DEPART, "lacks depart"),
-        (VERSION, 0, "lacks memory,counters,report,depart,family,turns,total,bursts"),
+        (VERSION, 0, "lacks memory,counters,report,depart,family,turns,total,bursts,host,view,managed,space,sms"),
         (VERSION + 1, CUDA, f"speaks version {VERSION + 1}, and this program {VERSION}"),
     ],
 )

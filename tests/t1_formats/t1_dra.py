@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from backend.core.settings import HIGH, LOW, MAX, PERIOD, PRIORITY, QUOTA, SETTINGS, WEIGHT
+from backend.core.settings import HIGH, LOW, MAX, PERIOD, PRIORITY, QUOTA, SETTINGS, SM_MAX, WEIGHT
 from ggroupfs.dra import NAME, cdi, hook, parameters, quantities, slices
 from ggroupfs.dra.claims import granted
 from ggroupfs.dra.devices import Device, published
@@ -65,7 +65,7 @@ def asked(by_class: bool = False, **values: Any) -> Asked:
 
 
 def test_names_and_ranges_are_those_of_the_settings() -> None:
-    assert set(parameters.ASKED.values()) == {one for one in SETTINGS if one.environment} - {HIGH} | {QUOTA}
+    assert set(parameters.ASKED.values()) == {one for one in SETTINGS if one.environment} - {HIGH, SM_MAX} | {QUOTA}
     assert set(parameters.ASKED) == {"weight", "priority", "low", "max", "quota", "swapMax"}
     for name, setting in parameters.ASKED.items():
         most = "max" if setting.most == MAX else setting.most

@@ -1,4 +1,4 @@
-"""The grammar of what is written to control files, against a model of it that was written from docs/semantics.md.
+"""The grammar of writes to control files, against a model of it that was written from docs/semantics.md.
 
 The model goes over the bytes by hand. It shares no code, and no regular expression, with ggroupfs.text.values.
 """
@@ -21,16 +21,16 @@ from ggroupfs.fs.files import Events, OpenFile
 from tests.support.fuzzed import Target
 
 BLANKS = b" \t\n\v\f\r\xa0"
-"""isspace() of the kernel."""
+"""Bytes for which the kernel's isspace() is true."""
 MAX = 2**63 - 1
 
 
 class Refused(Exception):
-    """By the errno with this name."""
+    """A write that is refused with the errno of this name."""
 
 
 def written(raw: bytes) -> bytes:
-    """The value that a write has."""
+    """Return the value in a write."""
     value = raw[: raw.index(0)] if 0 in raw else raw
     while value and value[0] in BLANKS:
         value = value[1:]
@@ -40,7 +40,7 @@ def written(raw: bytes) -> bytes:
 
 
 def digits(word: bytes, alphabet: bytes) -> int:
-    """How many bytes at the start of a word are of an alphabet."""
+    """Return the number of bytes at the start of a word that are in an alphabet."""
     count = 0
     while count < len(word) and word[count] in alphabet:
         count += 1
@@ -48,7 +48,7 @@ def digits(word: bytes, alphabet: bytes) -> int:
 
 
 def number(word: bytes) -> tuple[int, bytes]:
-    """A whole number as the kernel reads it, and what comes after it."""
+    """Return a whole number as the kernel reads it, and the rest."""
     negative = word[:1] == b"-"
     if word[:1] in (b"-", b"+"):
         word = word[1:]
@@ -63,7 +63,7 @@ def number(word: bytes) -> tuple[int, bytes]:
     found = 0
     for digit in word[:count].decode().lower():
         found = found * base + "0123456789abcdef".index(digit)
-    if found >= 2**64:  # kstrtoull() says so before it looks at what comes after
+    if found >= 2**64:  # kstrtoull() checks this before it looks at the rest
         raise Refused("ERANGE")
     return -found if negative else found, word[count:]
 
@@ -99,7 +99,7 @@ def whole(low: int, high: int) -> Callable[[bytes], int]:
 
 
 def time(word: bytes) -> int:
-    """Microseconds."""
+    """Return a time in microseconds."""
     if word == b"default":
         return 0
     count = digits(word, b"0123456789")
@@ -121,7 +121,7 @@ def time(word: bytes) -> int:
 
 
 def quota(word: bytes) -> tuple[int, int | None]:
-    """Two numbers of decimal digits with blanks between, of which the first may be `max`, and the second not there."""
+    """Return two decimal numbers with blanks between; the first may be `max`, and the second may be missing."""
     words = [b""]
     for byte in word:
         if byte not in BLANKS:
@@ -137,6 +137,21 @@ def quota(word: bytes) -> tuple[int, int | None]:
     if period == 0:
         raise Refused("EINVAL")
     return us, period
+
+
+def sms(word: bytes) -> int | Fraction:
+    """Return a number of SMs, 0 for `max`, or a part of them for a percentage."""
+    if word == b"max":
+        return 0
+    if word[-1:] != b"%":
+        return whole(1, MAX)(word)
+    before, dot, after = word[:-1].partition(b".")
+    if not (0 < len(before) < 4 and before.isdigit() and (not dot or (0 < len(after) < 4 and after.isdigit()))):
+        raise Refused("EINVAL")
+    part = Fraction(int(before + after), 100 * 10 ** len(after))
+    if not 0 < part <= 1:
+        raise Refused("ERANGE")
+    return part
 
 
 def device(word: bytes) -> str:
@@ -157,13 +172,16 @@ MODEL: dict[str, Callable[[bytes], Any]] = {
     "compute.priority": whole(0, 15),
     "compute.weight": whole(1, 10000),
     "compute.max": quota,
+    "compute.wait.max": time,
+    "compute.spatial": lambda word: bool(whole(0, 1)(word)),
+    "compute.sm.max": sms,
     "compute.migrate": device,
 }
-"""By control; those that are not here cannot be written."""
+"""Models of values by control; other controls cannot be written."""
 
 
 def model(name: str, raw: bytes) -> tuple[int | str, list[Any]]:
-    """What a write returns, or the name of its errno; and what is asked for by it, at most one value."""
+    """Return the result of a write, or the name of its errno; and the value that it sets, if any."""
     try:
         if len(raw) > 4095:
             raise Refused("E2BIG")
@@ -175,7 +193,7 @@ def model(name: str, raw: bytes) -> tuple[int | str, list[Any]]:
 
 
 def check(raw: bytes) -> None:
-    """The first byte says to which file the others are written: the same answer as the model's."""
+    """Write all bytes but the first to the file that the first selects: the answer is the model's."""
     control = CONTROLS[raw[0] % len(CONTROLS)] if raw else CONTROLS[0]
     raw, asked = raw[1:], []
 
@@ -189,7 +207,7 @@ def check(raw: bytes) -> None:
 
 
 def answer(file: OpenFile, raw: bytes) -> int | str:
-    """What write(2) returns, or the name of its errno."""
+    """Return the result of write(2), or the name of its errno."""
     try:
         file.write(raw).send(None)
     except StopIteration as stop:
@@ -223,6 +241,7 @@ units = st.sampled_from(
         "\x85us",
         "\x85",
         "s",
+        "%",
         "\0",
         "\0K",
         ".",

@@ -1,4 +1,4 @@
-"""The messages: 64 bytes, every field where the table in backend.door.wire says, and back again."""
+"""The messages: 64 bytes, with every field where the table in backend.door.wire says, and back again."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_refusal_is_raised_as_its_errno() -> None:
 def test_a_program_does_not_listen_to_a_gpu_that_talks_nonsense(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
-    """As the daemon does not to a program."""
+    """The daemon treats such a program in the same way."""
     path = tmp_path / "socket"
     monkeypatch.setattr("backend.soft.client.socket_of", lambda mount: path)
 
@@ -100,6 +100,7 @@ def test_the_numbers_are_for_good() -> None:
         "WANT": 12,
         "FAMILY": 13,
         "TOTAL": 14,
+        "HOST": 15,
         "ARRIVE": 16,
         "SET_TIMESLICE": 17,
         "ATTACH_TSG": 18,
@@ -108,6 +109,10 @@ def test_the_numbers_are_for_good() -> None:
         "DEPART": 21,
         "END_TURN": 22,
         "BEGIN_TURN": 23,
+        "PREPARE": 24,
+        "SPACE": 25,
+        "SMS": 26,
+        "SET_SM_MAX": 27,
         "ALLOC": 32,
         "FREE": 33,
         "WRITE": 34,
@@ -117,4 +122,5 @@ def test_the_numbers_are_for_good() -> None:
         "ROOM": 66,
         "LEAD": 67,
         "FOLLOW": 68,
+        "GRANT": 69,
     }

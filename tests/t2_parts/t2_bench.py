@@ -1,31 +1,48 @@
-"""The scenarios of the comparison over a fake GPU in virtual time, and how they are run."""
+"""The scenarios of the comparison on a fake GPU in virtual time, and how they are run."""
 
 from __future__ import annotations
 
+import argparse
+import errno
 import itertools
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import attrs
 import pytest
 
 from backend.nvidia.gpu import POLL
+from tests.bench import __main__ as bench
 from tests.bench.core import record
 from tests.bench.core.check import compare
 from tests.bench.core.record import Absence, Case, Figures, Record, Run
 from tests.bench.core.runner import Scenario, Subject, Unavailable, run
-from tests.bench.gpu.faces import Part
-from tests.bench.gpu.scenarios import SCENARIOS, bandwidth, fairness, latency, levers, pareto, policies, pressure
-from tests.bench.gpu.systems import Mps
+from tests.bench.gpu.faces import Carried, Part
+from tests.bench.gpu.lab import GpuLab, carried
+from tests.bench.gpu.scenarios import (
+    SCENARIOS,
+    bandwidth,
+    critical,
+    fairness,
+    latency,
+    levers,
+    oversubscribed,
+    pareto,
+    policies,
+    pressure,
+)
+from tests.bench.gpu.systems import LIMIT_AGAIN_S, LIMIT_S, Mps, SliceRoom
 from tests.bench.page import documents
 from tests.bench.page.sections import SECTIONS
-from tests.support.fake_bench import PASSES, PRODUCTS, SERVICE_S, FakeLab, FakeProgram, FakeSystem
+from tests.support.fake_bench import PASSES, PRODUCTS, SERVICE_S, FakeLab, FakeProgram, FakeRooms, FakeSystem
 
 HOUR = 3600.0
 
 
 def measured(lab: FakeLab, scenario: Scenario, repetitions: int = 2) -> Run:
-    """All of it."""
+    """Run a scenario to its end."""
     found = run(scenario, {}, repetitions=repetitions, budget=HOUR, clock=lab.now)
     assert not lab.programs, "something still runs"
     return found
@@ -42,7 +59,7 @@ def values(run: Run, system: str, case: Case, figure: str) -> list[float]:
 
 @attrs.define
 class Timed:
-    """A system that takes a while for each of its cases."""
+    """A system that takes some time for each of its cases."""
 
     name: str
     lab: FakeLab
@@ -80,7 +97,7 @@ def test_systems_take_turns_and_another_one_begins_each_time() -> None:
 
 
 def test_nothing_is_begun_that_would_not_end_within_the_budget() -> None:
-    """After 6 s of 12, b, which takes 4, is told to have had no time; the others go on."""
+    """After 6 s of 12, b, which takes 4, is reported to have had no time; the others go on."""
     lab = FakeLab()
     found, order = subjects(lab, takes=4.0)
     result = run(Scenario("s", "a", found), {}, repetitions=9, budget=9.5, clock=lab.now)
@@ -92,7 +109,7 @@ def test_nothing_is_begun_that_would_not_end_within_the_budget() -> None:
 
 
 def test_a_repetition_has_its_reference() -> None:
-    """What the others take may leave no time for that in the end, and they have nothing to be compared with then."""
+    """The other systems may leave no time for the reference in the end, and would have nothing to be compared with."""
     for tenths in range(1, 80):
         lab = FakeLab()
         found, _ = subjects(lab, takes=2.0)
@@ -129,7 +146,7 @@ def test_what_there_is_is_saved_after_every_system() -> None:
 
 
 def first(programs: Sequence[FakeProgram]) -> None:
-    """The critical program has all of the GPU, the others share what is left."""
+    """Give the critical program all of the GPU; the others share the rest."""
     others = [one for one in programs if not one.critical]
     for one in programs:
         one.share = 1.0 if one.critical else 0.6 / len(others)
@@ -166,7 +183,7 @@ def test_latency_beside_others() -> None:
 def test_every_system_serves_the_same_requests_and_each_repetition_others() -> None:
     lab = FakeLab()
     measured(lab, latency.maker("convolution")(lab, 9, systems(lab)), repetitions=3)
-    served = [one.bursts for one in lab.started if one.critical][1:]  # the first was for calibration
+    served = [one.bursts for one in lab.started if one.critical][1:]  # the first burst was for calibration
     loads = len(latency.LOADS)
     by_length = {len(bursts) for bursts in served}
     assert by_length == {loads, 2 * loads}, "alone once, and beside one and three"
@@ -177,7 +194,7 @@ def test_every_system_serves_the_same_requests_and_each_repetition_others() -> N
 
 
 def test_who_is_overloaded_gives_up_in_time() -> None:
-    """With three others it has a quarter of the GPU, and wants 0.8."""
+    """With three other programs it has a quarter of the GPU, and needs 0.8."""
     lab = FakeLab()
     found = measured(lab, latency.maker("decode")(lab, 9, systems(lab)), repetitions=1)
     case: Case = {"load": 0.8, "batch": 3}
@@ -289,7 +306,7 @@ def test_memory_pressure() -> None:
 
 @pytest.mark.parametrize("rate", [0.2, 0.9, 5.0, 400.0, 100_000.0])
 def test_the_speed_of_any_program_is_found_in_time(rate: float) -> None:
-    """Of slow ones by the time of their last passes, 7 of the short kind to 1 of the long one."""
+    """For slow programs the time of the last passes counts, 7 of the short kind to 1 of the long one."""
     lab = FakeLab()
     with lab.elastic([], 1, 1) as program:
         program.per_second = rate
@@ -301,7 +318,7 @@ def test_the_speed_of_any_program_is_found_in_time(rate: float) -> None:
 
 @pytest.mark.parametrize(("until", "seconds"), [(0, 6), (13, 18), (1000, 42)])
 def test_a_limited_program_is_measured_once_it_gets_no_faster(until: float, seconds: float) -> None:
-    """Twice as fast every 6 s for so long; 42 s are waited for at most."""
+    """It gets twice as fast every 6 s up to `until`; the scenario waits for 42 s at most."""
     lab = FakeLab()
     with lab.elastic([], 1, 1) as program:
         start, per_second = lab.now(), program.per_second
@@ -331,6 +348,139 @@ def test_a_program_that_dies_of_a_limit_says_where() -> None:
     found = measured(lab, pressure.make(lab, 9, compared))
     assert [cell.case for cell in found.cells] == [{"percent": 120}]
     assert found.absences == (Absence("MPS", "at 150 % of the budget the program ended: out of memory"),)
+
+
+# More memory than there is room for
+
+
+def turned(lab: FakeLab, mixes: Sequence[oversubscribed.Mix], told: Mapping[str, int] | None = None) -> list[Subject]:
+    """Compare time slicing, turns that keep nine tenths of the speed, and no turns, which keep a fiftieth."""
+    return [
+        oversubscribed.Bench(lab, mixes, FakeRooms(lab, oversubscribed.DRIVER), pressed=False),
+        oversubscribed.Bench(lab, mixes, FakeRooms(lab, oversubscribed.TURNS, 0.9, told or {})),
+        oversubscribed.Bench(lab, mixes, FakeRooms(lab, oversubscribed.OFF, 0.02)),
+    ]
+
+
+def test_what_is_left_where_there_is_less_memory() -> None:
+    lab = FakeLab()
+    mixes = oversubscribed.decoding()
+    told = {"working_set": 1000, "turn_missed_bytes": 30, "turn_over_bytes": 50}
+    compared = turned(lab, mixes, told)
+    found = measured(lab, oversubscribed.maker("oversubscribed-decode", mixes)(lab, 9, compared), repetitions=1)
+    assert found.parameters["bus_in_gb_s"] == 56.0
+    assert found.parameters["bus_both_in_gb_s"] == 46.0
+    case = {"mix": "decode", "programs": 4, "graphs": 1}
+    assert values(found, oversubscribed.DRIVER, case, "passes_per_s") == [pytest.approx(PASSES, rel=0.01)]
+    pressed = {**case, "percent": 300, "turn_s": 0.5}
+    assert values(found, oversubscribed.TURNS, pressed, "kept") == [pytest.approx(0.9, abs=0.01)]
+    assert values(found, oversubscribed.TURNS, pressed, "least_kept") == [pytest.approx(0.9, abs=0.01)]
+    assert values(found, oversubscribed.TURNS, pressed, "written_part") == [pytest.approx(0.03, abs=0.005)]
+    assert values(found, oversubscribed.TURNS, pressed, "missed_part") == [0.03]
+    assert values(found, oversubscribed.TURNS, pressed, "over_part") == [0.05]
+    assert values(found, oversubscribed.OFF, pressed, "kept") == [pytest.approx(0.02, abs=0.005)]
+    assert [cell.case["turn_s"] for cell in found.cells if "turn_s" in cell.case].count(1.0) == 4
+    assert found.cell(
+        oversubscribed.TURNS, {"mix": "decode", "programs": 8, "graphs": 1, "percent": 283, "turn_s": 0.5}
+    )
+    assert not [cell for cell in found.cells if cell.system == oversubscribed.DRIVER and "percent" in cell.case]
+
+
+def test_requests_beside_programs_with_less_memory() -> None:
+    lab = FakeLab()
+    rooms = [FakeRooms(lab, oversubscribed.DRIVER), FakeRooms(lab, oversubscribed.TURNS, 0.9)]
+    found = measured(lab, critical.make(lab, 9, [*rooms, FakeRooms(lab, oversubscribed.OFF, 0.02)]), repetitions=1)
+    first = [one for one in lab.started if one.critical][1:]
+    assert [one.words for one in first] == [["compute.priority=0"]] * 3
+    case = {"percent": critical.PERCENT}
+    (p99,), (alone,) = (values(found, oversubscribed.TURNS, one, "p99_ms") for one in (case, {}))
+    assert p99 >= alone
+    (turned,) = values(found, oversubscribed.TURNS, case, "passes_per_s")
+    (without,) = values(found, oversubscribed.OFF, case, "passes_per_s")
+    assert turned > 5 * without
+    assert rooms[1].rooms[0].limits == [(40 << 30) * 100 // critical.PERCENT, None]
+
+
+def test_what_has_no_turns_has_none_of_a_second() -> None:
+    driver, turns, off = oversubscribed.subjects(FakeLab(), oversubscribed.science())
+    assert [one.turn_s for one in turns.mixes[0].pressures] == [0.5, 0.5, 0.5, 1.0]
+    assert [one.percent for one in off.mixes[0].pressures] == [150, 200, 300]
+    assert not driver.pressed
+
+
+def test_the_room_is_a_part_of_what_programs_hold() -> None:
+    lab = FakeLab()
+    mixes = oversubscribed.science()
+    compared = turned(lab, mixes)
+    measured(lab, oversubscribed.maker("oversubscribed-science", mixes)(lab, 9, compared), repetitions=1)
+    assert isinstance(compared[1], oversubscribed.Bench)
+    rooms = compared[1].rooms
+    assert isinstance(rooms, FakeRooms)
+    (room,) = rooms.rooms
+    each = [room.held_bytes * 100 // percent for percent in (150, 200, 300, 300)]
+    assert room.limits == [*each, None], "and all at last"
+    assert room.waits == [2.0, 1.8, 2.5, 4.0]
+
+
+def test_single_cells() -> None:
+    lab = FakeLab()
+    lab.cells = {"percent": 200, "graphs": 0}
+    mixes = oversubscribed.decoding()
+    scenario = oversubscribed.maker("oversubscribed-decode", mixes)(lab, 9, turned(lab, mixes))
+    found = measured(lab, scenario, repetitions=1)
+    assert {(cell.case["graphs"], cell.case.get("percent")) for cell in found.cells} == {(0, None), (0, 200)}
+
+
+def test_a_cell_is_measured_as_soon_as_it_has_settled() -> None:
+    """A session that is cut loses one cell at most, and so much time."""
+    lab = FakeLab()
+    mixes = [*oversubscribed.decoding(), *oversubscribed.mixed()]
+    scenario = oversubscribed.maker("oversubscribed-decode", mixes)(lab, 9, turned(lab, mixes))
+    found = measured(lab, scenario, repetitions=1)
+    ends = [sample.at for cell in found.cells for sample in cell.samples]
+    most = oversubscribed.FIRST_SETTLE_S + oversubscribed.SLOW_S + 2 * oversubscribed.ROUND_S
+    assert max(later - earlier for earlier, later in itertools.pairwise(sorted(ends))) <= most
+
+
+def test_programs_that_compute_wrong_are_no_result() -> None:
+    lab = FakeLab()
+    lab.wrong = "gather"
+    mixes = oversubscribed.science()
+    scenario = oversubscribed.maker("oversubscribed-science", mixes)(lab, 9, turned(lab, mixes))
+    found = measured(lab, scenario, repetitions=1)
+    assert [one.reason for one in found.absences] == [
+        "failed: RuntimeError: what it computed is wrong: so it said" for _ in range(3)
+    ]
+
+
+def test_a_log_tells_what_was_moved() -> None:
+    log = """ggroup: device 0: 64 MiB were clean
+ggroup: gpu 0: asked to move 256 MiB, moved 256 MiB in 5000 us
+ggroup: gpu 0: asked to prepare 128 MiB, moved 100 MiB in 2500 us
+ggroup: gpu 0: asked to move 64 MiB, moved 0 MiB in 3 us
+"""
+    assert carried(log) == Carried(256 << 20, 64 << 20, 0.005003, 100 << 20, 0.0025)
+
+
+def test_a_scenario_by_the_beginning_of_its_name() -> None:
+    options = argparse.Namespace(only=["oversubscribed", "levers"])
+    assert bench.chosen(options, SCENARIOS) == [
+        *(f"oversubscribed-{name}" for name in ("critical", "decode", "inference", "mixed", "science")),
+        "levers",
+    ]
+    options.only = []
+    assert bench.chosen(options, SCENARIOS) == [name for name in SCENARIOS if not name.startswith("oversubscribed")]
+    options.only = ["over"]
+    with pytest.raises(SystemExit, match="no scenario over"):
+        bench.chosen(options, SCENARIOS)
+    options.cell = ["percent=300", "mix=decode"]
+    assert bench.cells(options) == {"percent": "300", "mix": "decode"}
+    lab = GpuLab(bench.cells(options))
+    assert lab.wants({"percent": 300, "mix": "decode", "turn_s": 0.5})
+    assert not lab.wants({"percent": 200, "mix": "decode"})
+    options.cell = ["percent"]
+    with pytest.raises(SystemExit, match="KEY=VALUE"):
+        bench.cells(options)
 
 
 # The others
@@ -363,8 +513,9 @@ def test_a_program_may_appear_before_it_is_ready() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_programs_begin_at_any_time_between_two_looks(seed: int) -> None:
-    """However long one takes: else the time until they appear would be that of one moment, another in each run. (The
-    first of them begins whenever the mount is there.)"""
+    """This holds however long one look takes; otherwise the time until they appear would be that of a single moment,
+    which differs from run to run. (The first program begins whenever the mount is there.)
+    """
     lab = FakeLab()
     lab.looks = POLL
     found = measured(lab, levers.make(lab, seed, FakeSystem(lab, "ggroupfs")), repetitions=3)
@@ -379,7 +530,7 @@ def test_programs_begin_at_any_time_between_two_looks(seed: int) -> None:
 
 
 def test_a_lever_beside_strangers_is_left_out() -> None:
-    """And counted; where there is no other, it says so."""
+    """It is also counted; if no measurement is left, the scenario says so."""
     lab = FakeLab()
     lab.costs = {"gmem.peak": 0.5}
     lab.visits = [(1.2, 1.7), (40.1, 40.2)]
@@ -446,7 +597,7 @@ def test_every_scenario_names_a_reference_that_it_measures_and_no_system_twice()
 
 
 def test_a_page_and_a_check_of_all_of_it(tmp_path: Path) -> None:
-    """As on a GPU: measured, written, read, rendered with plots, and compared with itself."""
+    """The steps are those on a GPU: measure, write, read, render with plots, and compare the record with itself."""
     lab = FakeLab()
     compared = systems(lab)
     scenarios = [
@@ -457,13 +608,26 @@ def test_a_page_and_a_check_of_all_of_it(tmp_path: Path) -> None:
         fairness.make(lab, 9, compared),
         bandwidth.make(lab, 9, FakeSystem(lab, "ggroupfs")),
         policies.make(lab, 9),
+        critical.make(
+            lab, 9, [FakeRooms(lab, one) for one in (oversubscribed.DRIVER, oversubscribed.TURNS, oversubscribed.OFF)]
+        ),
+        *(
+            oversubscribed.maker(f"oversubscribed-{name}", mixes)(lab, 9, turned(lab, mixes))
+            for name, mixes in (
+                ("decode", oversubscribed.decoding()),
+                ("inference", oversubscribed.inference()),
+                ("mixed", oversubscribed.mixed()),
+                ("science", oversubscribed.science()),
+            )
+        ),
     ]
     assert {one.name for one in scenarios} == set(SCENARIOS)
     found = record.load(record.dump(Record({one.name: measured(lab, one) for one in scenarios})))
     pytest.importorskip("matplotlib")
     (tmp_path / documents.FOLDER).mkdir()
     files = {path.name for path in documents.render(found, tmp_path)}
-    drawn = ("latency-decode", "latency-convolution", "pareto", "pressure")
+    drawn = ["latency-decode", "latency-convolution", "pareto", "pressure"]
+    drawn += [name for name in SCENARIOS if name.startswith("oversubscribed") and name != critical.NAME]
     assert files == {"README.md", *(f"{name}.svg" for name in drawn)}
     text = (tmp_path / documents.FOLDER / "README.md").read_text()
     for name in SCENARIOS:
@@ -480,10 +644,13 @@ def pressed(lab: FakeLab, compared: Sequence[FakeSystem]) -> list[pressure.Press
 
 
 def test_all_of_it_takes_half_an_hour() -> None:
-    """As the Makefile says; and each scenario less than ten minutes of it."""
-    budgets = [entry.budget for entry in SCENARIOS.values()]
+    """The Makefile says so; and each scenario takes less than ten minutes of it. One that is run by name alone takes
+    less.
+    """
+    budgets = [entry.budget for entry in SCENARIOS.values() if entry.by_default]
     assert max(budgets) <= 540
     assert sum(budgets) <= 1800
+    assert sum(entry.budget for entry in SCENARIOS.values() if not entry.by_default) <= 900
 
 
 def test_percentages_of_mps_are_what_was_asked_for() -> None:
@@ -494,3 +661,32 @@ def test_percentages_of_mps_are_what_was_asked_for() -> None:
     assert found["MPS"].percentage(batch) is None
     weighed = found["MPS, percentages by weight"].percentage
     assert [weighed(Part(weight=one)) for one in fairness.WEIGHTS] == [14, 29, 57]
+
+
+@pytest.mark.parametrize(
+    ("refusals", "code", "writes"),
+    [(3, errno.EAGAIN, 4), (3, errno.EBUSY, 4), (99, errno.EAGAIN, None), (1, errno.EPERM, None)],
+)
+def test_a_limit_is_written_until_it_holds(
+    monkeypatch: pytest.MonkeyPatch, refusals: int, code: int, writes: int | None
+) -> None:
+    """Programs may not give memory at once. An error other than that, or a limit that never holds, fails."""
+    now, seen = [0.0], list[tuple[str, str]]()
+
+    def write(room: SliceRoom, name: str, value: str) -> None:
+        seen.append((name, value))
+        if len(seen) <= refusals:
+            raise OSError(code, os.strerror(code))
+
+    room = SliceRoom(None, "a")  # type: ignore[arg-type]
+    monkeypatch.setattr(SliceRoom, "_write", write)
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr("tests.bench.gpu.systems.time", clock)
+    if writes is None:
+        with pytest.raises(OSError, match=os.strerror(code)):
+            room.limit(4096)
+        assert now[0] <= LIMIT_S + LIMIT_AGAIN_S
+        assert len(seen) == 1 or code == errno.EAGAIN
+    else:
+        room.limit(4096)
+        assert seen == [("gmem.limit.high", "4096")] * writes

@@ -1,15 +1,14 @@
-"""Busy periods in virtual time, by the library's own rules (hold.h): none starves, the engine idles for a bounded time,
-and what a hold costs is at most twice what it would cost to know when the next request comes.
+"""Busy periods in virtual time, by the library's own rules (hold.h).
+
+No program starves, the engine idles for a bounded time, and a hold costs at most twice what it would cost if the time
+of the next request were known.
 """
 
 from __future__ import annotations
 
 import ctypes
 import itertools
-import shutil
-import subprocess
 from collections.abc import Sequence
-from ctypes import c_bool, c_uint64
 from pathlib import Path
 
 import attrs
@@ -23,57 +22,39 @@ from backend.scheduler.ranks import RANKED_MOST, behind
 from backend.scheduler.shares import Contender, Level
 from ggroupfs.daemon.options import parse
 from ggroupfs.errors import UsageError
+from tests.support.bursts.rules import Allowance, compiled
 
-ROOT = Path(__file__).parents[2]
 SETTINGS = settings(print_blob=True, max_examples=60, deadline=None)
 
 STEP_US = 10
-"""Microseconds of a step of the model."""
+"""Step of the model, microseconds."""
 LOOK_US = 100
-"""BURST_LOOK_US: microseconds between two looks whether what is pending has finished."""
+"""BURST_LOOK_US: time between two looks whether pending work has finished, microseconds."""
 SWITCH_US = 200
-"""Microseconds of the engine that go when another program gets it."""
+"""Engine time of a switch to another program, microseconds."""
 LEASE_US = 2_000
-"""HOLD_LEASE_NS."""
+"""HOLD_LEASE_NS in microseconds."""
 ROW_US, OPEN_US, PARTS = 100_000, 1_000, 99
-"""HOLD_ROW_NS, HOLD_OPEN_NS, HOLD_PARTS."""
-
-
-class Allowance(ctypes.Structure):
-    """struct allowance."""
-
-    _fields_ = (("at", c_uint64), ("held", c_uint64), ("open_until", c_uint64))
+"""HOLD_ROW_NS and HOLD_OPEN_NS in microseconds, and HOLD_PARTS."""
 
 
 @pytest.fixture(scope="module")
 def rules(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """The rules, compiled."""
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    assert compiler, "no C compiler"
-    out = tmp_path_factory.mktemp("rules") / "rules.so"
-    include = ROOT / "backend" / "cuda" / "library" / "driver"
-    words = [compiler, "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", f"-I{include}"]
-    subprocess.run([*words, str(ROOT / "tests" / "support" / "bursts" / "rules.c"), "-o", str(out)], check=True)
-    library = ctypes.CDLL(str(out))
-    library.rules_word.restype = library.rules_left.restype = library.rules_may.restype = c_uint64
-    library.rules_word.argtypes = (c_uint64, c_bool, c_uint64)
-    library.rules_left.argtypes = library.rules_due.argtypes = (c_uint64, c_uint64)
-    library.rules_due.restype = c_bool
-    library.rules_may.argtypes = (ctypes.POINTER(Allowance), c_uint64, c_bool)
-    return library
+    """Compile the rules."""
+    return compiled(tmp_path_factory.mktemp("rules"))
 
 
 @attrs.define
 class Filler:
-    """A program that goes behind another one: it launches as long as it is not held, and waits at the word."""
+    """A program that goes behind another one: it launches while it is not held, and waits on the word."""
 
     rules: ctypes.CDLL
     allowance: Allowance = attrs.field(factory=Allowance)
     held: bool = False
-    """Whether it is, since it looked last."""
+    """Whether it was held at its last look."""
 
     def is_held(self, now_us: int, word: int) -> bool:
-        """Look at that time whether it may launch."""
+        """Return whether it is held at a time."""
         may = self.rules.rules_may(ctypes.byref(self.allowance), now_us * 1000, self.held)
         self.held = min(may, self.rules.rules_left(word, now_us * 1000)) > 0
         return self.held
@@ -81,25 +62,25 @@ class Filler:
 
 @attrs.define
 class Model:
-    """One engine; a program with requests, which goes before one that has always work."""
+    """One engine, with a program that serves requests and goes before a program that always has work."""
 
     rules: ctypes.CDLL
     hold_us: int
     run_ahead_us: int = 0
-    """What the filler has queued when it is held, and runs in the next gaps."""
+    """Work that the filler has queued when it is held, which runs in the next gaps."""
     idle_us: int = 0
-    """In which nothing ran, while the filler had work."""
+    """Time in which nothing ran while the filler had work."""
     idle_most_us: int = 0
-    """Longest time of that in a row."""
+    """Longest such time in a row."""
     filled_us: int = 0
-    """Work of the filler."""
+    """Engine time of the filler."""
     switches: int = 0
-    """From the filler to the other program."""
+    """Number of switches from the filler to the other program."""
     late: list[int] = attrs.field(factory=list)
-    """Of each request, how much longer it took than alone, microseconds."""
+    """Delay of each request compared with running alone, microseconds."""
 
     def run(self, requests: Sequence[tuple[int, int]], until_us: int) -> None:
-        """Serve requests: (arrival, work), microseconds, in the order in which they come."""
+        """Serve requests, pairs of arrival and work in microseconds, in the order of arrival."""
         filler = Filler(self.rules)
         waiting, queue, alone = list(requests), list[list[int]](), 0
         word = look = last = ahead = 0
@@ -141,12 +122,15 @@ class Model:
 
 
 LOADS = st.lists(st.tuples(st.integers(0, 3_000), st.integers(1, 40)), min_size=1, max_size=40)
-"""Gaps before requests, microseconds, and the work of each, hundredths of a millisecond: gaps around the hold, and long
-ones."""
+"""Gaps before requests, microseconds, and the work of each, hundredths of a millisecond; some gaps are about as long as
+the hold, others much longer.
+"""
 
 
 def requests_of(load: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Arrivals, each so long after the end of all before it that came alone, and work."""
+    """Return the arrivals, with each gap counted from the end of all earlier requests if these ran alone, and the
+    work.
+    """
     found, end = [], 0
     for gap, work in load:
         arrival = end + gap // STEP_US * STEP_US
@@ -160,7 +144,9 @@ def requests_of(load: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 def test_the_engine_idles_no_longer_than_the_hold(
     rules: ctypes.CDLL, load: list[tuple[int, int]], hold_us: int
 ) -> None:
-    """While one that fills has work: after the last request for the hold, and for a look by which that is heard of."""
+    """While a filler has work, the engine idles after the last request for the hold, and for one look at which its end
+    is seen.
+    """
     requests = requests_of(load)
     model = Model(rules, hold_us)
     end = sum(gap + work * 10 * STEP_US for gap, work in load) + 100 * SWITCH_US
@@ -174,13 +160,15 @@ def test_the_engine_idles_no_longer_than_the_hold(
 @SETTINGS
 @given(LOADS)
 def test_a_hold_costs_at_most_twice_the_best(rules: ctypes.CDLL, load: list[tuple[int, int]]) -> None:
-    """Ski rental: to idle through a gap costs its length, to let another in a switch. The best knows the gaps."""
+    """This is ski rental: to idle through a gap costs its length, to let the other program in costs a switch. The best
+    choice knows the gaps.
+    """
     requests = requests_of(load)
     model = Model(rules, SWITCH_US)
     model.run(requests, requests[-1][0] + 10 * SWITCH_US * len(requests) + sum(work for _, work in requests))
     gaps = [gap // STEP_US * STEP_US for gap, _ in load]
     best = sum(min(gap, SWITCH_US) for gap in gaps)
-    last = SWITCH_US  # after the last request none comes
+    last = SWITCH_US  # no request comes after the last one
     paid = model.idle_us + SWITCH_US * model.switches
     assert paid <= 2 * (best + last) + (LOOK_US + STEP_US) * (len(gaps) + 1)
 
@@ -188,7 +176,7 @@ def test_a_hold_costs_at_most_twice_the_best(rules: ctypes.CDLL, load: list[tupl
 @SETTINGS
 @given(st.lists(st.tuples(st.integers(0, HOLD_US - STEP_US), st.integers(1, 40)), min_size=2, max_size=40))
 def test_no_request_within_a_burst_pays_a_switch(rules: ctypes.CDLL, load: list[tuple[int, int]]) -> None:
-    """Where it comes within the hold it takes as long as alone, but for the first."""
+    """A request that comes within the hold takes as long as alone, except the first."""
     requests = requests_of([(5_000, load[0][1]), *load[1:]])
     model = Model(rules, HOLD_US)
     model.run(requests, requests[-1][0] + 50_000)
@@ -202,7 +190,9 @@ def test_no_request_within_a_burst_pays_a_switch(rules: ctypes.CDLL, load: list[
 @SETTINGS
 @given(st.lists(st.tuples(st.integers(0, 12_000), st.integers(1, 400)), min_size=1, max_size=60))
 def test_none_is_held_for_longer_than_it_may(rules: ctypes.CDLL, words: list[tuple[int, int]]) -> None:
-    """Whatever others say: (how far ahead a word is, microseconds, for how many looks). In a row, and in all."""
+    """This holds whatever others write: how far ahead a word is, microseconds, and for how many looks. It holds for one
+    hold, and for the sum.
+    """
     filler, now, held, row = Filler(rules), 0, 0, 0
     said = [ahead for ahead, looks in words for _ in range(looks)]
     said *= 1 + 10_000 // len(said)
@@ -233,18 +223,18 @@ def test_one_that_dies_holds_others_for_its_lease(rules: ctypes.CDLL) -> None:
     assert rules.rules_left(word, word) == 0
 
 
-# Which go behind which
+# Which programs go behind which
 
 
 def contender(pid: int, *path: tuple[str, int]) -> Contender:
-    """One of a process, below these slices, with their priorities; the last is its own."""
+    """Return the contender for a process below these slices, each with its priority; the last is its own."""
     process = Process(pid, 1)
     levels = [Level(name, priority, 100) for name, priority in path[:-1]]
     return Contender(process, (*levels, Level(process, path[-1][1], 100)))
 
 
 def pids(contenders: Sequence[Contender]) -> dict[int, list[int]]:
-    """which go behind which, by their pids."""
+    """Return which processes go behind which, by pid."""
     return {process.pid: [one.pid for one in ahead] for process, ahead in behind(contenders).items()}
 
 
@@ -256,7 +246,7 @@ def test_worse_goes_behind_better_and_equals_do_not() -> None:
 
 
 def test_priorities_are_those_of_the_level_at_which_two_part() -> None:
-    """A program of a slice of worse priority does not go before one outside, whatever its own."""
+    """A program of a slice with a worse priority does not go before one outside, whatever its own priority is."""
     inside = [contender(1, ("batch", 9), ("", 0)), contender(2, ("batch", 9), ("", 1))]
     assert pids([*inside, contender(3, ("", 8))]) == {1: [3], 2: [3, 1]}
     assert pids([*inside, contender(3, ("web", 9), ("", 5))]) == {2: [1]}

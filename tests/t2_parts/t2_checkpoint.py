@@ -1,4 +1,4 @@
-"""Moves of programs between GPUs, without a GPU: the machine over a strict driver that fails wherever it can."""
+"""Moves of programs between GPUs, without a GPU: the state machine on a strict driver that fails wherever it can."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import trio
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-import backend.nvidia.checkpoint.hostroom as hostroom
+import backend.core.hostroom as hostroom
 from backend.nvidia import checkpoint
 from backend.nvidia.checkpoint import CheckpointError, host_room, left
 from backend.nvidia.checkpoint.agent import LANDED
@@ -40,33 +40,33 @@ CAPACITY = 16 * GIB
 
 
 class Killed(BaseException):
-    """The agent is gone: nothing of it runs any more."""
+    """The agent was killed: none of its code runs any more."""
 
 
 @attrs.frozen
 class Fault:
-    """What one call does in place of what it should."""
+    """The effect of one call instead of the proper one."""
 
     code: int
-    """Its errno; 0: the agent is killed."""
+    """Errno of the call; 0 if the agent is killed."""
     late: bool = False
-    """Whether that is once it has done what it should."""
+    """Whether the call fails only after it has done its work."""
 
 
 @attrs.define
 class World:
-    """A strict driver, with one program, and neighbours that take memory."""
+    """A strict driver with one program, and neighbours that take memory."""
 
     used: dict[str, int] = attrs.field(factory=lambda: dict.fromkeys((ONE, TWO, THREE, OTHER), 0))
-    """What neighbours have."""
+    """Memory that neighbours have."""
     state: State = State.RUNNING
-    """Of the program."""
+    """State of the program."""
     place: str = ONE
-    """Where it is, or was before its checkpoint."""
+    """GPU of the program, or its last GPU before its checkpoint."""
     there: bool = True
     """Whether the program lives."""
     busy: bool = False
-    """It never gets to a point where it can be locked."""
+    """Whether it never reaches a point where it can be locked."""
 
     def free(self, gpu: str, reserved: int = 0) -> int:
         """Return the bytes that no process has."""
@@ -76,20 +76,20 @@ class World:
 
 @attrs.define
 class Strict:
-    """What one agent sees of it."""
+    """The driver as one agent sees it."""
 
     world: World
-    """What is shared."""
+    """State that all agents share."""
     faults: dict[tuple[str, int], Fault] = attrs.field(factory=dict)
-    """By name and number of a call, 1 is the first."""
+    """Faults by name and number of the call; the first is 1."""
     calls: list[str] = attrs.field(factory=list)
     """Every call."""
     reserved: dict[int, tuple[str, int]] = attrs.field(factory=dict)
-    """What it holds."""
+    """Its reservations."""
     contexts: set[str] = attrs.field(factory=set)
-    """Where it has one."""
+    """GPUs on which it has a context."""
     meanwhile: dict[tuple[str, int], Callable[[], None]] = attrs.field(factory=dict)
-    """What others do right after a call."""
+    """Acts of other programs right after a call."""
 
     def _do(self, name: str, effect: Callable[[], object], pid: int | None = None) -> object:
         self.calls.append(name)
@@ -197,7 +197,7 @@ class Strict:
 
 @attrs.define
 class Ran:
-    """One agent, as the test has it."""
+    """One run of an agent."""
 
     world: World
     request: Request
@@ -209,7 +209,7 @@ class Ran:
     stands: Callable[[], bool] = lambda: True
 
     def go(self, **words: object) -> Outcome | None:
-        """Its outcome; None when it was killed. What it held is free afterwards."""
+        """Run the agent; return its outcome, or None if it was killed. Its reservations are gone afterwards."""
         self.driver = Strict(self.world, **words)  # type: ignore[arg-type]
         times = itertools.count()
         ours = (self._check, self._report, lambda: float(next(times)), self._pause, self.ready, self.stands)
@@ -218,7 +218,7 @@ class Ran:
             outcome = machine.run(self.request, self.place)
         except Killed:
             return None
-        # What the driver says that it did not do, and did, or the other way round, ends with the agent.
+        # A reservation that the driver made and reports as failed, or the other way round, ends with the agent.
         assert not self.driver.reserved or {name for name, _ in self.driver.faults} & {"reserve", "release"}
         return outcome
 
@@ -236,16 +236,16 @@ class Ran:
 
 
 def ask(action: Action, source: str = ONE, target: str = "") -> Request:
-    """With all that it needs."""
+    """Return a request with everything that it needs."""
     return Request(action, PROGRAM, source, target, BYTES, 1000)
 
 
 def move(world: World, **words: object) -> Outcome | None:
-    """From ONE to TWO."""
+    """Move the program from ONE to TWO."""
     return Ran(world, ask(Action.MOVE, ONE, TWO), ONE).go(**words)
 
 
-# What a move is
+# Moves
 
 
 def test_a_move_takes_the_steps_in_order_and_says_so() -> None:
@@ -267,11 +267,11 @@ def test_a_move_takes_the_steps_in_order_and_says_so() -> None:
 
 
 ASKS = attrs.evolve(ask(Action.MOVE, ONE, TWO), asks=True, carried=CONTEXT)
-"""Of a program that stands by: most of what it has is not for the driver to restore."""
+"""A program that prepares itself: the driver need not restore most of its memory."""
 
 
 def test_whoever_asked_has_it_stand_by_at_the_last_moment() -> None:
-    """Room for all of it is looked for; what it takes to be restored is what is kept for the way back."""
+    """Room is required for all of it, and as much as a restore takes is reserved for the way back."""
     world, reserved = World(), list[int]()
     run = Ran(world, ASKS, ONE)
 
@@ -294,11 +294,11 @@ def test_whoever_asked_has_it_stand_by_at_the_last_moment() -> None:
 
 
 THAWS = attrs.evolve(ask(Action.SUSPEND), asks=True)
-"""Of a program that is frozen until then."""
+"""A program that is frozen until then."""
 
 
 def test_one_that_is_frozen_runs_from_the_question_on_and_not_before() -> None:
-    """The driver is open by then, which takes seconds; nothing has been asked of the program."""
+    """By then the driver is open, which takes seconds; nothing has been requested of the program yet."""
     world = World(busy=True)
     run = Ran(world, THAWS, ONE)
 
@@ -330,7 +330,9 @@ def nobody_knows() -> bool:
 
 @pytest.mark.parametrize("stands", [lambda: False, nobody_knows])
 def test_one_that_does_not_stand_by_any_more_is_let_go(stands: Callable[[], bool]) -> None:
-    """The caller that had it do so may have died: it has begun to take its memory back, and would be lost."""
+    """The agent that made it prepare may have died: the program has begun to take its memory back, and would be
+    lost.
+    """
     world = World()
     run = Ran(world, ASKS, ONE, stands=stands)
     outcome = run.go()
@@ -341,7 +343,7 @@ def test_one_that_does_not_stand_by_any_more_is_let_go(stands: Callable[[], bool
 
 
 def count(request: Request, world: World) -> Counter[str]:
-    """How often an action calls what, when all goes well."""
+    """Return how often an action makes each call when all goes well."""
     run = Ran(world, request, "")
     outcome = run.go()
     assert outcome is not None
@@ -350,7 +352,7 @@ def count(request: Request, world: World) -> Counter[str]:
 
 
 def every(request: Request, world: Callable[[], World]) -> list[tuple[str, int]]:
-    """Each call of an action."""
+    """Return each call of an action."""
     return [(name, n) for name, times in count(request, world()).items() for n in range(1, times + 1)]
 
 
@@ -373,7 +375,7 @@ def test_whatever_call_fails_the_program_is_whole(action: Action, name: str, n: 
     outcome = run.go(faults={(name, n): Fault(code, late)})
     assert outcome is not None
     assert world.state is not State.FAILED
-    # Errors that the driver gives late say something else than these codes mean.
+    # Errors that the driver reports late mean something else than these codes say.
     somebody_elses = name == "lock" and late and code == errno.EBUSY
     if outcome.state is not None:
         assert outcome.state is world.state
@@ -426,11 +428,11 @@ def test_a_fault_that_is_no_fault() -> None:
     assert outcome.errno == errno.EIO
 
 
-# Refused, and nothing done
+# Refusals, with nothing done
 
 
 def untouched(world: World, run: Ran, code: int, *words: str) -> None:
-    """It was refused before the program noticed anything."""
+    """Check that the action was refused before the program was affected."""
     before = attrs.asdict(world)
     outcome = run.go()
     assert outcome is not None
@@ -473,7 +475,7 @@ def test_a_program_in_another_state_is_left_alone(action: Action) -> None:
 
 
 def test_room_that_nobody_knows() -> None:
-    """A reservation of nothing is none: neither does a program go by it, nor come back."""
+    """A reservation of nothing does not count: no program leaves or comes back because of it."""
     for action, start in STARTS.items():
         world = start()
         run = Ran(world, attrs.evolve(OF[action], room=0), ONE)
@@ -518,7 +520,7 @@ def test_who_is_locked_by_somebody_else_meanwhile_stays_so() -> None:
 
 
 def test_the_way_back_stays_open() -> None:
-    """A neighbour takes all that the source has left as soon as the program is off it: but what was reserved."""
+    """A neighbour takes all free memory of the source as soon as the program is off it, except the reservation."""
     world = World()
     greedy = {("reserve", 2): lambda: world.used.update({ONE: CAPACITY - BYTES - CONTEXT})}
     outcome = move(world, faults={("restore", 1): Fault(errno.EIO)}, meanwhile=greedy)
@@ -528,7 +530,9 @@ def test_the_way_back_stays_open() -> None:
 
 
 def test_where_the_way_back_is_closed_it_goes_on() -> None:
-    """No room is left on the source, not even for a reservation: it goes to the target, or waits in the host."""
+    """No room is left on the source, not even for a reservation: the program goes to the target, or waits in the
+    host.
+    """
     for full in (False, True):
         world = World(used={ONE: CAPACITY - BYTES, TWO: 0, THREE: 0, OTHER: 0})
 
@@ -554,7 +558,9 @@ def test_where_the_way_back_is_closed_it_goes_on() -> None:
 
 
 def test_a_source_without_room_for_a_context_is_no_obstacle() -> None:
-    """None is made there, where the program's own would have to go; the room that it leaves is kept all the same."""
+    """None is made there, where the program's own would have to go; the room that the program leaves is reserved
+    anyway.
+    """
     world = World(used={ONE: CAPACITY - BYTES, TWO: 0, THREE: 0, OTHER: 0})
     run = Ran(world, ask(Action.MOVE, ONE, TWO), ONE)
     assert run.go() == Outcome(State.RUNNING, TWO)
@@ -576,7 +582,7 @@ def test_an_unlock_is_tried_again_and_not_for_ever() -> None:
 
 @pytest.mark.parametrize("name", ["state", "reserve", "lock", "checkpoint", "restore", "unlock"])
 def test_a_program_that_ends_is_let_go(name: str) -> None:
-    """Nothing is done to its pid any more: it may be another's."""
+    """Its pid is not acted on any more, since it may be another process's."""
     world = World()
 
     def end() -> None:
@@ -663,7 +669,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule()
     def recover_well(self) -> None:
-        """Without faults it runs again, if there is room anywhere that it may go to."""
+        """Without faults the program runs again, if any GPU that it may go to has room."""
         if self.left is None:
             return
         source = self.world.place
@@ -684,7 +690,7 @@ HistoriesTest = Histories.TestCase
 HistoriesTest.settings = history(300)
 
 
-# What is said between agent and daemon
+# Messages between agent and daemon
 
 
 def test_lines_say_what_they_were_made_of() -> None:
@@ -712,7 +718,7 @@ def test_lines_say_what_they_were_made_of() -> None:
 
 @pytest.mark.logs("the agent says b'.*: no answer: -600 is no errno", "is looked after", "the agent ended with")
 def test_an_agent_that_talks_nonsense_is_followed_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is taken for one that died: another one looks how the program is, once it has ended."""
+    """It is treated as dead: once it has ended, another agent inspects the program."""
     (tmp_path / "first").touch()
     agent = tmp_path / "agent"
     bad, good = Outcome(State.RUNNING, "", -600, Step.LOCK, "x"), Outcome(State.RUNNING, "GPU-1")
@@ -735,7 +741,7 @@ def test_an_agent_that_talks_nonsense_is_followed_by_another(tmp_path: Path, mon
 
 @pytest.fixture
 def journals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty directory of them."""
+    """An empty directory of journals."""
     monkeypatch.setenv(VARIABLE, str(tmp_path / "checkpoints"))
     return tmp_path / "checkpoints"
 
@@ -780,7 +786,7 @@ def test_who_waits_for_a_journal_that_was_removed_makes_another(journals: Path) 
     journal = Journal(process, wait=False)
     old = os.open(journals / f"{process.pid}.{process.start}", os.O_RDWR)
     journal.close(keep=False)
-    fcntl.flock(old, fcntl.LOCK_EX)  # of the file that is gone
+    fcntl.flock(old, fcntl.LOCK_EX)  # a lock on the removed file
     other = Journal(process, wait=False)
     other.write(Request(Action.SUSPEND, process, ONE), Step.LOCK, ONE)
     assert len(left()) == 1
@@ -788,7 +794,7 @@ def test_who_waits_for_a_journal_that_was_removed_makes_another(journals: Path) 
     os.close(old)
 
 
-# Which process is acted on
+# Processes that are acted on
 
 
 def test_a_later_bearer_of_a_pid_is_somebody_else(spawn: Callable[..., subprocess.Popen[bytes]]) -> None:

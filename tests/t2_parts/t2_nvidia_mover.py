@@ -12,7 +12,7 @@ import trio
 from trio.testing import MockClock
 
 from backend.core.records import GpuInfo
-from backend.cuda.managed import Standby
+from backend.cuda.migrations import Standby
 from backend.nvidia import checkpoint
 from backend.nvidia.checkpoint.records import Action, Outcome, Request, State, Step
 from backend.nvidia.mover import AGAIN_S, BEGUN_S, LOCK_S, Mover

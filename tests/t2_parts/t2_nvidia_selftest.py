@@ -15,9 +15,10 @@ from trio.testing import MockClock
 from backend.core.reasons import Engines
 from backend.core.records import Capability, GpuInfo
 from backend.nvidia import selftest
-from backend.nvidia.proven import GR_ALONE, Proven, Verdict
+from backend.nvidia.proven import GR_ALONE, SPATIAL, Proven, Verdict
 from backend.nvidia.selftest import prove
 from backend.process.identity import Process
+from backend.space import control
 
 RATE = 9000.0
 
@@ -190,6 +191,33 @@ def test_what_was_proven_is_not_tested_again(monkeypatch: pytest.MonkeyPatch, pr
     assert verdicts(Machine(), monkeypatch, proven, tested=False) == found
     assert stat.S_IMODE(proven.path.stat().st_mode) == 0o600
     assert os.listdir(proven.path.parent) == ["proven"]
+
+
+@pytest.mark.parametrize("first", [Capability.ENFORCED, Capability.UNSUPPORTED], ids=str)
+def test_spaces_are_promised_where_they_are_proven_and_possible(
+    monkeypatch: pytest.MonkeyPatch, proven: Proven, first: Capability
+) -> None:
+    """A refusal is no promise of the next daemon, nor is a proof one once the program is gone."""
+    outcome, runs = [first], list[bool]()
+
+    async def prove_it(gpu: object, run: bool, program: Path | None, *others: object) -> Verdict:
+        if program is None:
+            return Verdict(SPATIAL, Capability.UNSUPPORTED, control.MISSING)
+        runs.append(run)
+        return Verdict(SPATIAL, outcome[0] if run else Capability.ADVISORY, "seen")
+
+    monkeypatch.setattr(selftest.spatial, "prove", prove_it)
+    monkeypatch.setattr(control, "find", lambda: Path("/usr/bin/nvidia-cuda-mps-control"))
+    assert verdicts(Machine(), monkeypatch, proven)[SPATIAL].capability is first
+    assert verdicts(Machine(), monkeypatch, proven, tested=False)[SPATIAL].capability is first
+    outcome[0] = Capability.ENFORCED
+    for _ in range(2):
+        assert verdicts(Machine(), monkeypatch, proven, tested=False)[SPATIAL].capability is Capability.ENFORCED
+    assert runs == [True] * (1 if first is Capability.ENFORCED else 3), "what is proven is kept"
+    monkeypatch.setattr(control, "find", lambda: None)
+    found = verdicts(Machine(), monkeypatch, proven, tested=False)
+    assert (found[SPATIAL].capability, found[SPATIAL].evidence) == (Capability.UNSUPPORTED, control.MISSING)
+    assert found["compute.freeze"].capability is Capability.ENFORCED
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from backend.core.records import Activity
 from backend.process.identity import Process
-from backend.scheduler.meter import Meters
-from backend.scheduler.quota import CHECK_US, IDLE_CHECK_US, OWED_US, Account
+from backend.scheduler.meter import Meters, Share
+from backend.scheduler.quota import BACK_US, CHECK_US, IDLE_CHECK_US, OWED_US, Account
 
 LOADS = settings(print_blob=True, max_examples=200, deadline=None)
 WHO = Process(1, 1)
@@ -238,3 +238,119 @@ def test_work_that_is_told_a_little_late_is_no_idle_engine() -> None:
         looks = [(process, Activity(gpu_usec=us, pending=pending), True) for process, us in each.items()]
         total += sum(meters.look(now_us, looks).values())
     assert total == pytest.approx(10_000_000, rel=0.02)
+
+
+@pytest.mark.parametrize("opens_us", [0, 300, 900])
+def test_a_library_says_itself_for_how_long_it_worked(opens_us: int) -> None:
+    """It works for 30 ms of each 100 ms, alone. Its gate opens a while after it was decided, and that nothing is
+    pending is seen up to a millisecond late: by looks alone it had 0.29."""
+    meters, total = Meters(200_000), 0
+    meters.begin(WHO, Activity(gpu_usec=0, pending=0, pending_usec=0, stays=1))
+    for now_us in range(0, 20_000_000, 1_000):
+        if now_us % 100_000 == 0:
+            meters.begins(WHO)
+        cycles, at_us = divmod(now_us, 100_000)
+        worked_us = 30_000 * cycles + min(30_000, max(0, at_us - opens_us))
+        pending = int(opens_us <= at_us < opens_us + 30_000)
+        told = max(0, now_us // 100_000 * 100_000 - 200_000)  # its context has the engine all of the time
+        activity = Activity(gpu_usec=told, pending=pending, pending_usec=worked_us, stays=1)
+        total += meters.look(now_us, [(WHO, activity, 1.0)])[WHO]
+    assert total == pytest.approx(200 * 30_000, rel=0.002)
+
+
+@pytest.mark.parametrize("stay_us", [2_000, 30_000])
+def test_switches_of_contexts_are_no_work(stay_us: int) -> None:
+    """It shares the engine, and always has work; each stay takes 197 us more, which the trace charges to it."""
+    switch_us, total = 197, 0
+    meters = Meters(200_000, switch_us)
+    meters.begin(WHO, Activity(gpu_usec=0, pending=1, pending_usec=0, stays=0))
+    for now_us in range(0, 20_000_000, 5_000):
+        at_us = max(0, now_us // 100_000 * 100_000 - 200_000)
+        rounds, rest_us = divmod(at_us, 2 * (stay_us + switch_us))
+        told = rounds * (stay_us + switch_us) + min(rest_us, stay_us + switch_us)
+        activity = Activity(gpu_usec=told, pending=1, pending_usec=now_us, stays=rounds + (rest_us > 0))
+        total += meters.look(now_us, [(WHO, activity, 1.0)])[WHO]
+    assert total == pytest.approx(10_000_000 * stay_us / (stay_us + switch_us), rel=0.01)
+
+
+def test_what_others_kept_a_group_from_is_owed_to_it() -> None:
+    """It had work for all of the period, and the engine for 20 ms; up to one quota, however often that was so."""
+    account = Account(30_000, 100_000, 0)
+    for now_us in range(5_000, 1_000_001, 5_000):
+        account.charge(1_000)
+        account.note(True)
+        account.advance(now_us)
+        assert not account.decide()
+    assert account.left_us == 60_000
+
+
+@pytest.mark.parametrize("rests_at_us", [5_000, 50_000, 100_000])
+def test_what_a_group_leaves_by_itself_is_lost(rests_at_us: int) -> None:
+    account = Account(30_000, 100_000, 0)
+    for now_us in range(5_000, 100_001, 5_000):
+        account.charge(1_000)
+        account.note(now_us != rests_at_us)
+        account.advance(now_us)
+        account.decide()
+    assert account.left_us == 30_000
+
+
+def test_one_that_stands_and_is_told_of_late_does_so_until_the_next_period() -> None:
+    """The group has then what it is given back meanwhile, up to what may come back in one period."""
+    account = Account(30_000, 100_000, 0, is_late=True)
+    account.charge(30_000)
+    assert account.decide()
+    account.charge(-8_000)
+    assert account.decide()
+    assert account.next_us(50_000) == 100_000
+    account.advance(100_000)
+    assert not account.decide()
+    assert account.left_us == 38_000
+    account.charge(38_000)
+    assert account.decide()
+    account.charge(-200_000)
+    account.advance(200_000)
+    assert account.left_us == 30_000 + BACK_US // 100_000 * 30_000
+
+
+def test_a_greater_quota_has_one_that_stands_go_on() -> None:
+    account = Account(30_000, 100_000, 0, is_late=True)
+    account.charge(30_000)
+    assert account.decide()
+    account.change(60_000, 100_000)
+    assert not account.decide()
+
+
+def learnt(windows: list[tuple[int, int]], share: Share) -> list[float]:
+    """Return the part of a share after each of these windows (work, chances), microseconds."""
+    return [share.learn(worked, chances) or share.part for worked, chances in windows]
+
+
+def beside(part: float, count: int) -> list[tuple[int, int]]:
+    """Return the windows, as a trace tells of them, of a program that has the engine for slices of 30 ms, 240 ms of
+    each 400 ms."""
+    slices, found = 30_000, list[tuple[int, int]]()
+    round_us = round(slices / part)
+    for cycle in range(count):
+        phase = cycle * 7_000 % round_us
+        for began, ended in ((0, 60_000), (60_000, 160_000), (160_000, 240_000)):
+            worked = sum((us + phase) % round_us < slices for us in range(began, ended, 500)) * 500
+            found.append((worked, ended - began))
+    return found
+
+
+@pytest.mark.parametrize("part", [0.25, 0.5])
+def test_slices_are_not_taken_for_a_change(part: float) -> None:
+    """By a tenth of a second alone the share is off by a tenth, and a quota by as much."""
+    found = learnt(beside(part, 60), Share())[60:]
+    assert max(found) - min(found) <= 0.05
+    assert sum(found) / len(found) == pytest.approx(part, abs=0.02)
+
+
+def test_a_neighbour_that_comes_or_goes_is_seen_soon() -> None:
+    share = Share()
+    found = learnt(beside(0.5, 30), share)
+    assert learnt([(100_000, 100_000)] * 4, share)[-1] > 0.75
+    assert learnt([(100_000, 100_000)] * 20, share)[-1] > 0.9
+    assert found[-1] < 0.6
+    assert learnt(beside(0.5, 3), share)[-1] < 0.7

@@ -1,7 +1,8 @@
-"""The simulator: exact times, what packing gains and what it cannot, and the figures of the paper's traces."""
+"""The simulator: exact times, what packing gains and cannot gain, and the figures of the paper's traces."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import time
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
+from backend.scheduler.memory.turns import WAIT_US
 from backend.soft.runlist import US
 from ggroupfs.cli import FAILED, OK, USAGE, main
 from ggroupfs.errors import UsageError
@@ -24,15 +26,16 @@ from ggroupfs.replay import plots
 from ggroupfs.replay.records import Result, S
 from ggroupfs.replay.simulator import Machine, Simulator
 from ggroupfs.replay.trace import TraceJob, dump, parse
+from ggroupfs.replay.turns import TurnsSimulator
 from ggroupfs.replay.workloads import WORKLOADS, day, equal, salus
 from tests.support.mounted import SLOW
 from tests.support.page import POLICIES, section
 
 GIB = 1 << 30
 DAY_S = 30.0
-"""What a day of the cluster may take of a processor."""
+"""Processor time that a day of the cluster may take, seconds."""
 FREE = Machine(capacity=100, timeslice_us=10, switch_us=0, lever_us=0)
-"""Nothing but the jobs takes time."""
+"""A machine on which only the jobs take time."""
 
 
 def job(
@@ -47,7 +50,7 @@ def replay(trace: Sequence[TraceJob], order: Order, machine: Machine | None = No
 
 
 def ends(result: Result) -> dict[str, int]:
-    """When each job ended, in microseconds."""
+    """Return the end of each job, microseconds."""
     return {o.trace.job: o.finished // US for o in result.outcomes if o.finished is not None}
 
 
@@ -117,12 +120,12 @@ def test_the_columns_of_table_2() -> None:
     assert (summary.gpu_busy, summary.memory_peak) == (1.0, 2)
 
 
-# Policies that are wrong are found out
+# Wrong policies are detected
 
 
 @attrs.define
 class Script:
-    """Lets all run at once, as it is told to, whatever memory there is."""
+    """Lets all jobs run at once, as scripted, whatever memory there is."""
 
     arrive: Sequence[type[Run] | type[Pause]]
 
@@ -191,7 +194,7 @@ def test_levers_on_who_is_not_there() -> None:
 def test_any_trace_runs_to_its_end(
     order: Order, rows: list[tuple[int, int, int, int, int, int]], lanes: int | None
 ) -> None:
-    """The simulator itself stops a policy that uses more memory than there is. No work is lost, and none is made."""
+    """The simulator itself stops a policy that uses more memory than there is. No work is lost, and none is made up."""
     trace = [TraceJob(str(number), *row) for number, row in enumerate(rows)]
     machine = attrs.evolve(FREE, switch_us=3, lever_us=7, pcie=1_000_000)
     policy = Lanes(machine.capacity, order, lanes)
@@ -221,7 +224,7 @@ def test_the_policy_in_the_documentation() -> None:
 
 @pytest.fixture(scope="module")
 def table2() -> dict[Order, Result]:
-    """The four schedulers on the trace of 100 jobs."""
+    """Return the results of the four schedulers on the trace of 100 jobs."""
     trace = salus()
     return {order: replay(trace, order) for order in Order}
 
@@ -235,7 +238,7 @@ def test_every_job_has_all_of_its_iterations(table2: dict[Order, Result]) -> Non
 
 
 def test_the_load_is_that_of_table_2(table2: dict[Order, Result]) -> None:
-    """FIFO: it is what the trace is made by. The paper: makespan 303.4 min, 95 % 251.1 min."""
+    """The scheduler is FIFO, by which the trace was made. The paper: makespan 303.4 min, 95 % 251.1 min."""
     summary = table2[Order.FIFO].summary()
     assert summary.makespan_s / 60 == pytest.approx(303.4, rel=0.01)
     assert summary.completion_p95_s / 60 == pytest.approx(251.1, rel=0.06)
@@ -249,7 +252,7 @@ def test_srtf_completes_jobs_three_times_sooner_than_fifo(table2: dict[Order, Re
 
 
 def test_and_so_it_is_on_other_traces_of_the_same_kind() -> None:
-    """One seed is chance: of five, the middle one."""
+    """One seed is chance: the median of five counts."""
     ratios = []
     for seed in range(1, 6):
         fifo, srtf = (replay(salus(seed), order).summary() for order in (Order.FIFO, Order.SRTF))
@@ -259,21 +262,21 @@ def test_and_so_it_is_on_other_traces_of_the_same_kind() -> None:
 
 
 def test_pack_shortens_the_makespan_a_little_when_jobs_come_online(table2: dict[Order, Result]) -> None:
-    """The paper: 303.4 to 287.4 min. It cannot be less than the GPU time of all, whichever runs beside which."""
+    """The paper: 303.4 to 287.4 min. The makespan cannot be less than the GPU time of all jobs, in any combination."""
     fifo, pack = table2[Order.FIFO].summary(), table2[Order.PACK].summary()
     work = sum(outcome.service for outcome in table2[Order.PACK].outcomes) / S
     assert work <= pack.makespan_s < 0.95 * fifo.makespan_s
 
 
 def test_300_of_superres_are_done_twice_as_fast_when_packed() -> None:
-    """The paper: 2.38 times, which is where the idle part of superres comes from: it is the most that there can be."""
+    """The paper: 2.38 times. The idle part of superres was derived from this figure, which is the greatest possible."""
     fifo, pack = (replay(equal("superres_128"), order).summary() for order in (Order.FIFO, Order.PACK))
     workload = WORKLOADS["superres_128"]
     assert 2 <= fifo.makespan_s / pack.makespan_s <= workload.iteration_us / workload.gpu_us
 
 
 def test_300_of_resnet50_are_hardly_faster() -> None:
-    """The paper: 1.07 times, and here nothing of it went into the trace."""
+    """The paper: 1.07 times, and nothing in the trace was derived from that."""
     fifo, pack = (replay(equal("resnet50_50"), order).summary() for order in (Order.FIFO, Order.PACK))
     assert 1.03 <= fifo.makespan_s / pack.makespan_s <= 1.13
 
@@ -282,7 +285,7 @@ def test_300_of_resnet50_are_hardly_faster() -> None:
 
 
 def services(trace: Sequence[TraceJob]) -> list[tuple[int, str, int]]:
-    """Time, job and the service it has had, at the end of each iteration under FAIR."""
+    """Return time, job and its service so far, at the end of each iteration under FAIR."""
     seen: list[tuple[int, str, int]] = []
 
     def watch(now: int, name: str, progress: Progress) -> None:
@@ -293,10 +296,11 @@ def services(trace: Sequence[TraceJob]) -> list[tuple[int, str, int]]:
 
 
 def unevenness(trace: Sequence[TraceJob]) -> list[tuple[float, float, float]]:
-    """At every second in which no job came or went: seconds since one did, the service that each has had since
-    then on the average, and how far that of any two of them is apart; in seconds."""
+    """For every second in which no job came or left: return the seconds since one did, the mean service of a job since
+    then, and the greatest difference between two jobs; in seconds.
+    """
     seen = services(trace)
-    present: dict[str, int] = {}  # and their service at the last change
+    present: dict[str, int] = {}  # jobs, and their service at the last change
     latest: dict[str, int] = {}
     last = {name: now for now, name, _ in seen}
     changed, second, found = 0, 1, []
@@ -317,7 +321,7 @@ def unevenness(trace: Sequence[TraceJob]) -> list[tuple[float, float, float]]:
 
 
 def test_fair_shares_are_equal_at_every_second_of_figure_11() -> None:
-    """Three jobs of inception3_50 that come 15 s apart: equal within an iteration, and so soon within 5 %."""
+    """Three jobs of inception3_50 come 15 s apart: they are equal within one iteration, and so within 5 % soon."""
     workload = WORKLOADS["inception3_50"]
     trace = [workload.job(f"{n}", n * 15_000_000, 120_000_000) for n in range(3)]
     seen = unevenness(trace)
@@ -330,7 +334,7 @@ def test_fair_shares_are_equal_at_every_second_of_figure_11() -> None:
 
 
 def test_fair_shares_are_equal_on_the_trace() -> None:
-    """At every second, within 5 % or two iterations of the longest: none is cut in two."""
+    """At every second they are within 5 %, or two iterations of the longest: no iteration is divided."""
     trace = salus()
     longest = max(job.gpu_us for job in trace) / 1e6
     seen = unevenness(trace)
@@ -338,7 +342,7 @@ def test_fair_shares_are_equal_on_the_trace() -> None:
     assert all(apart <= max(0.05 * mean, 2 * longest) for _, mean, apart in seen)
 
 
-# Repeatable, and fast
+# Repeatable and fast
 
 
 def test_the_same_trace_gives_the_same_result() -> None:
@@ -357,7 +361,7 @@ def test_table_3_is_complete() -> None:
 
 
 def test_a_day_of_the_cluster() -> None:
-    """In seconds of a processor: three to five, where no other wants it."""
+    """It takes three to five seconds of a processor that no other program uses."""
     trace = day()
     assert len(trace) == 400
     began = time.process_time()
@@ -463,6 +467,118 @@ def test_the_command_complains(words: list[str], code: int, tmp_path: Path, caps
     assert capsys.readouterr().err.startswith("ggroupfs: ")
 
 
+# Turns of memory
+
+ROOM = Machine(capacity=20 * GIB, pcie=40_000_000_000)
+
+
+def oversubscribed(
+    trace: Sequence[TraceJob] = (), *, is_on: bool = True, machine: Machine = ROOM, wait_us: int = WAIT_US
+) -> Result:
+    """Return four jobs that read 8 GiB in each iteration, as fast as GPU memory permits."""
+    each = trace or [job(name, 1000, gpu=2000, memory=(8 * GIB, 0)) for name in "abcd"]
+    return TurnsSimulator(each, machine, wait_us, is_on=is_on).run()
+
+
+def held(result: Result) -> list[dict[str, int]]:
+    """Return the memory of each job on the GPU after each change."""
+    found: dict[str, int] = {}
+    return [dict(found := found | {one.job: found.get(one.job, 0) + one.nbytes}) for one in result.changes]
+
+
+def test_with_room_for_all_jobs_share_the_engine() -> None:
+    result = oversubscribed(machine=attrs.evolve(ROOM, capacity=32 * GIB))
+    assert ends(result) == dict.fromkeys("abcd", 8_000_000)
+    assert (result.switches, result.memory_peak) == (0, 32 * GIB)
+    assert result.summary().gpu_busy == pytest.approx(1.0)
+
+
+def test_idle_time_of_one_is_engine_time_of_another() -> None:
+    trace = [job("a", 10, 100, 300), job("b", 10, 100, 100, arrival=500)]
+    assert ends(oversubscribed(trace)) == {"a": 4000, "b": 2500}
+
+
+@pytest.fixture(scope="module")
+def turned() -> Result:
+    """Return the result of a replay with turns."""
+    return oversubscribed()
+
+
+def test_jobs_that_need_more_memory_than_there_is_have_turns_of_it(turned: Result) -> None:
+    result, without = turned, oversubscribed(is_on=False)
+    assert result.summary().makespan_s <= 8 / 0.8
+    assert without.summary().makespan_s >= 8 / 0.1, "they read over the bus what has no room"
+    assert result.switches > 10
+    assert not without.switches
+    amounts = held(result)
+    assert max(sum(each.values()) for each in amounts) == result.memory_peak <= ROOM.capacity
+    assert all(0 <= nbytes <= 8 * GIB for each in amounts for nbytes in each.values())
+    assert not any(amounts[-1].values()), "what ends has nothing"
+    assert all(outcome.withdrawals for outcome in result.outcomes)
+
+
+@pytest.mark.parametrize(
+    ("percent", "wait_s", "least"),
+    [(150, 1.0, 0.88), (200, 1.0, 0.88), (300, 1.0, 0.29), (300, 1.5, 0.5), (300, 2.5, 0.7), (300, 4.0, 0.8)],
+)
+def test_no_turn_begins_without_its_memory(percent: int, wait_s: float, least: float) -> None:
+    """Missing memory is read over the bus, at a hundredth of the speed; 34 GB/s each way, as between two processes."""
+    machine = Machine(capacity=4 * 8 * GIB * 100 // percent, pcie=34_000_000_000)
+    trace = [job(name, 2000, gpu=2000, memory=(8 * GIB, 0)) for name in "abcd"]
+    result = oversubscribed(trace, machine=machine, wait_us=round(wait_s * 1e6))
+    assert result.summary().gpu_busy >= least
+
+
+def test_what_is_left_alone_has_its_memory_back() -> None:
+    """When there are no more turns, memory in the host is fetched into the free room."""
+    trace = [job("a", 100, gpu=2000, memory=(15 * GIB, 0)), job("b", 2000, gpu=2000, memory=(15 * GIB, 0))]
+    result = oversubscribed(trace)
+    a, b = (outcome.finished or 0 for outcome in result.outcomes)
+    assert b - a <= 1.1 * 2000 * 2000 * 1000
+    assert held(result)[-2]["b"] == 15 * GIB
+
+
+def test_a_turn_is_of_one_job_where_two_have_no_room(turned: Result) -> None:
+    # Until the first job ends; then there are fewer.
+    first = min(one.finished or 0 for one in turned.outcomes)
+    spans = sorted((span for span in turned.ran if span.end <= first), key=lambda span: span.start)
+    assert len(spans) > 10
+    assert all(one.end <= other.start for one, other in itertools.pairwise(spans))
+
+
+def test_a_job_that_has_no_room_by_itself_has_no_turn() -> None:
+    result = oversubscribed([job("a", memory=(30 * GIB, 0)), job("b")])
+    assert ends(result) == {"b": 100}
+    assert result.summary().refused == 1
+
+
+def test_turns_by_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "trace"
+    file.write_text(dump([job(name, 300, gpu=2000, memory=(8 * GIB, 0)) for name in "abcd"]))
+    busy = {}
+    for words in (("turns=on",), ("turns=off",), ("wait=0.8", "turns=on")):
+        options = [word for each in words for word in ("--set", each)]
+        assert main(["replay", "--policy", "turns", "--capacity", "20G", *options, "--json", str(file)]) == OK
+        busy[words] = json.loads(capsys.readouterr().out)["summary"]["gpu_busy"]
+    assert busy["turns=off",] < 0.2 < 0.7 < busy["turns=on",]
+    assert busy["wait=0.8", "turns=on"] != busy["turns=on",]
+
+
+@pytest.mark.parametrize("word", ["wait=0", "wait=inf", "wait=soon", "turns=maybe", "depth=3"])
+def test_turns_have_no_other_options(word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "trace"
+    file.write_text(dump([job("a")]))
+    assert main(["replay", "--policy", "turns", "--set", word, str(file)]) == USAGE
+    assert "wait=SECONDS" in capsys.readouterr().err
+
+
+def test_the_memory_of_turns_is_drawn_as_it_comes_and_goes(turned: Result) -> None:
+    axes = Figure().add_subplot()
+    plots.memory(turned, axes)
+    tops = [max(path.vertices[:, 1]) for collection in axes.collections for path in collection.get_paths()]
+    assert max(tops) == pytest.approx(turned.memory_peak / GIB, abs=0.5)
+
+
 def test_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "trace"
     file.write_text(dump([job("a", 3), job("b", 2, memory=(3, 2))]))
@@ -474,7 +590,7 @@ def test_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.fixture(scope="module")
 def drawn() -> Result:
-    """What there is to draw: two lanes, jobs that take turns in one, and one that is refused."""
+    """Return a result to draw: two lanes, jobs that take turns in one of them, and a refused job."""
     trace = [
         job("a", 3, gpu=4_000_000, idle=3_000_000, memory=(1 * GIB, 3 * GIB)),
         job("b", 2, gpu=5_000_000, idle=9_000_000, arrival=2_000_000, memory=(2 * GIB, 2 * GIB)),
@@ -489,13 +605,13 @@ def drawn() -> Result:
 
 
 def test_the_timeline_shows_who_ran(drawn: Result) -> None:
-    """A bar for each span, in the row of its job and the colour of its lane."""
+    """There is a bar for each span, in the row of its job and the colour of its lane."""
     axes = Figure().add_subplot()
     plots.timeline(drawn, axes)
     rows = [outcome.trace.job for outcome in drawn.outcomes]
     bars = []
     for collection in axes.collections:
-        if collection.get_paths()[0].codes is not None:  # a rectangle, and no line
+        if collection.get_paths()[0].codes is not None:  # a rectangle rather than a line
             colours = collection.get_facecolors()
             for path, colour in zip(collection.get_paths(), colours, strict=True):
                 box = path.get_extents()

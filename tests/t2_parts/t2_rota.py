@@ -12,6 +12,7 @@ from backend.process.identity import Process
 from backend.scheduler.limited import Limited
 from backend.scheduler.quota import Account
 from backend.scheduler.rota import RESTS_US, SPARED, Rota, Rotation
+from backend.scheduler.stringing import string
 
 A, B, C, D = (Process(pid, 1) for pid in range(1, 5))
 
@@ -78,6 +79,28 @@ def test_all_that_are_there_and_equals_have_periods_in_turns() -> None:
     each[D] = each.pop(C)
     rotation.look(4, each, {A, B, D})
     assert waiting(each) == [], "one that does not always work"
+
+
+def test_one_that_has_just_come_works_besides() -> None:
+    """Whether the new process takes levers is not known; the others wait on all the same."""
+    each, rotation = limited(), Rotation(lambda process: True, lambda process: True)
+    rotation.look(0, each, {A, B, C})
+    each[D] = Limited(each[A].accounts, levers=None)
+    rotation.look(1, each, {A, B, C, D})
+    assert waiting(each) == [B, C]
+
+
+def test_the_next_period_is_reckoned_for_one_of_them() -> None:
+    """While all of them stand, periods are strung together for the calls of those that go on."""
+    each, rotation = limited(), Rotation(lambda process: True, lambda process: True)
+    rotation.look(0, each, {A, B, C})
+    rotation.charge(A, 30_000)
+    each[D] = Limited(each[A].accounts, levers=True)
+    each[A].accounts[0].is_spent = True
+    rotation.look(1, each, {A, B, C, D})
+    assert waiting(each) == [A, C, D]
+    string(12, each.values())
+    assert each[A].accounts[0].strung == 4
 
 
 def test_one_that_leaves_its_period_ends_the_turns_for_a_while() -> None:

@@ -14,7 +14,7 @@ from backend.core.records import Place
 from backend.process.identity import Process
 from backend.scheduler.bucket import Bucket
 from backend.scheduler.core import FILLER_US, Core
-from backend.scheduler.fair import LATE_US, LOOK_US
+from backend.scheduler.fair import LATE_US, LOOK_US, STAY
 from backend.scheduler.filler import BURST, RATE
 from backend.scheduler.shares import Contender, Level, due, strata
 from backend.scheduler.use import Sample
@@ -499,7 +499,7 @@ def test_any_history(contenders: list[Contender], seed: int) -> None:
         turns += sum(places[p].off != before[p].off for p in places)
         slices += sum(places[p].timeslice_us != before[p].timeslice_us for p in places)
         before = places
-    assert all(on.values()), "nobody starves"
+    assert all(on.values()), "none starves"
     if everybody_wants:
         assert turns <= 2 * (500 * RATE + BURST) + len(contenders), "all but one are off in the beginning"
         assert slices <= len(contenders) * 500e6 / (LATE_US + LOOK_US), "one for each look"
@@ -572,3 +572,17 @@ def test_who_waits_no_more_has_his_part_and_no_more() -> None:
     ours.run(10)
     used = [program.used - b for program, b in zip(ours.programs, before, strict=True)]
     assert used[0] / sum(used) == pytest.approx(0.5, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("quota_us", "slice_us"), [(40_000, 40_000), (80_000, 80_000 / 3), (3_000, 3_000), (None, None)]
+)
+def test_the_slice_of_one_below_a_quota_is_a_whole_part_of_it(quota_us: int | None, slice_us: float | None) -> None:
+    """A time of whole rounds then has all of the quota, whenever it begins."""
+    core, limited, other = Core(DEFAULT), Process(1, 1), Process(2, 1)
+    contenders = [Contender(one, (Level(one, 4, 100),)) for one in (limited, other)]
+    samples = {limited: Sample(30_000, stood=quota_us is not None, quota_us=quota_us), other: Sample(70_000)}
+    for _ in range(20):
+        places = dict(in_one_go(core.decide(100_000, contenders, samples)))
+    assert places[limited].timeslice_us == (round(slice_us / STAY) if slice_us else places[other].timeslice_us)
+    assert 25_000 <= places[other].timeslice_us <= 35_000

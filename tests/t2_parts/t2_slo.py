@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import math
 import socket
 import tomllib
 from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar
 
 import attrs
 import pytest
@@ -15,6 +18,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
+from ggroupfs.client import Group
 from ggroupfs.policies.config import Table
 from ggroupfs.policies.slo import reports
 from ggroupfs.policies.slo.core import (
@@ -29,7 +33,7 @@ from ggroupfs.policies.slo.core import (
     Pace,
     Withdraw,
 )
-from ggroupfs.policies.slo.levers import By, Wanted, wanted
+from ggroupfs.policies.slo.levers import By, Levers, Wanted, sms, wanted
 from ggroupfs.policies.slo.samples import MOST, Interval, Statistic
 from ggroupfs.policies.slo.settings import Settings
 from tests.support.page import POLICIES, rows, section
@@ -472,6 +476,71 @@ def test_shares_as_quotas() -> None:
         {"a": Wanted(None, PRIORITY, "max 20000")},
         Wanted(quota="1000 20000"),
     )
+
+
+class Files(Group):
+    """Control files in memory."""
+
+    held: ClassVar[dict[str, str]] = {}
+
+    async def read(self, name: str) -> str:
+        return self.held[name]
+
+    async def write(self, name: str, value: object) -> None:
+        self.held[name] = str(value)
+
+
+def test_shares_of_a_spatial_slice_are_sms() -> None:
+    """Where programs run at the same time a part of the GPU is SMs, and time where they do not."""
+    before = {"compute.max": "max 100000", "compute.sm.max": "96"}
+    Files.held, spatial = dict(before), True
+
+    async def is_spatial() -> bool:
+        return spatial
+
+    async def main() -> None:
+        nonlocal spatial
+        levers = Levers(Files(Path("/")), is_spatial)
+        (part,) = wanted({"a": 3000}, 0, PRIORITY, By.QUOTA)[0].values()
+        await levers.apply(part)
+        assert Files.held == before | {"compute.sm.max": "30%"}
+        spatial = False
+        await levers.apply(part)
+        assert Files.held == {"compute.max": "30000 100000", "compute.sm.max": "96"}
+        await levers.release()
+        assert Files.held == before
+        assert [sms(points) for points in (0, 50, 1250, 10_000)] == ["0.01%", "0.5%", "12.5%", "max"]
+
+    trio.run(main)
+
+
+@pytest.mark.logs("shares are compute.max")
+def test_where_sms_are_refused_shares_are_time() -> None:
+    """As of a program without the library: it runs by itself, whatever its slice is to have."""
+    before = {"compute.max": "max 100000", "compute.sm.max": "max"}
+    Files.held = dict(before)
+    asked = []
+
+    class Refuses(Files):
+        async def write(self, name: str, value: object) -> None:
+            if name == "compute.sm.max":
+                asked.append(value)
+                raise OSError(errno.EOPNOTSUPP, "the program was started without the library")
+            await super().write(name, value)
+
+    async def is_spatial() -> bool:
+        return True
+
+    async def main() -> None:
+        levers = Levers(Refuses(Path("/")), is_spatial)
+        for _ in range(3):
+            await levers.apply(wanted({"a": 3000}, 0, PRIORITY, By.QUOTA)[0]["a"])
+            assert Files.held == before | {"compute.max": "30000 100000"}
+        assert asked == ["30%"], "it is asked for once"
+        await levers.release()
+        assert Files.held == before
+
+    trio.run(main)
 
 
 @pytest.mark.parametrize(("name", "value"), [("mean", 50.5), ("p50", 50), ("p99", 99), ("p100", 100), ("p0", 1)])

@@ -14,6 +14,7 @@ import attrs
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from backend.core.member import OF_PROGRAMS
 from backend.core.population import Population
 from backend.core.protocols import Gpu
 from backend.core.records import Activity, Footprint, Throttled
@@ -65,6 +66,8 @@ class Left:
 
 
 WORK = (*OF_WORK, "exchanged", "nr_throttled", "throttled_usec")
+FORGOTTEN = [name for name in WORK if name not in OF_PROGRAMS]
+"""What programs do not tell the next daemon."""
 NAMES = (*WORK, MIGRATED, UNDONE, LOST)
 
 
@@ -165,7 +168,7 @@ class Machine(RuleBasedStateMachine):
         here, there = Member(process, self.on[process]), Member(process, 1 - self.on[process])
         self.totals.take_down([here])
         before = self.counting[here.gpu].told.pop(process)
-        carried = {name: before[name] for name in ("submitted", "finished")}
+        carried = {name: before[name] for name in OF_PROGRAMS}
         self.counting[there.gpu].told[process] = Counter(carried)
         self.population.admit(process, self.where[process], {there.gpu})
         self.population.migrated(here, there)
@@ -207,7 +210,7 @@ class Machine(RuleBasedStateMachine):
         self.begin_anew()
 
     @precondition(lambda self: self.where)
-    @rule(data=st.data(), name=st.sampled_from(WORK[2:]), amount=st.integers(1, 1000))
+    @rule(data=st.data(), name=st.sampled_from(FORGOTTEN), amount=st.integers(1, 1000))
     def kill(self, data: st.DataObject, name: str, amount: int) -> None:
         """Kill the daemon: what was done since the last save is lost, and nothing else."""
         self.totals.take_all_down()
@@ -219,7 +222,7 @@ class Machine(RuleBasedStateMachine):
         """Reset the counts of the GPUs, as for another daemon; a program reports its own counts unchanged."""
         for counting in self.counting.values():
             for process, told in counting.told.items():
-                kept = {name: told[name] for name in ("submitted", "finished")}
+                kept = {name: told[name] for name in OF_PROGRAMS}
                 counting.told[process] = Counter(kept)
         self.serve()
 

@@ -16,7 +16,6 @@ import socket
 import stat
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from pathlib import Path
@@ -694,35 +693,26 @@ async def test_a_thread_that_ends_as_another_executes_a_program_does_not_wait(tm
         assert not gone(program.pid)
 
 
-@contextlib.contextmanager
-def public_directory() -> Iterator[Path]:
-    """Yield a directory that every user may look into."""
-    with tempfile.TemporaryDirectory() as path:
-        os.chmod(path, 0o755)
-        yield Path(path)
-
-
 @pytest.mark.logs("too many programs wait in frozen slices: 1 went on")
 @real
-async def test_a_user_with_many_that_wait_has_none_of_another_go_on() -> None:
-    with public_directory() as path:
-        with mock.patch.object(subprocess, "Popen", functools.partial(limited, ushering.SPARE + 2)):
-            context = place(path)
-            at = await context.__aenter__()
-        try:
-            await at.freeze(ROOT)
-            one = at.opener()
-            await at.waiting(1)
-            other = at.opener()
-            await at.waiting(2)
-            later = at.opener("setpriv", "--reuid=65534", "--clear-groups")
-            assert await other.has_opened(), "the last of the user that has two"
-            await at.waiting(2)
-            await at.freeze()
-            assert await one.has_opened()
-            assert await later.has_opened()
-        finally:
-            await context.__aexit__(None, None, None)
+async def test_a_user_with_many_that_wait_has_none_of_another_go_on(public: Path) -> None:
+    with mock.patch.object(subprocess, "Popen", functools.partial(limited, ushering.SPARE + 2)):
+        context = place(public)
+        at = await context.__aenter__()
+    try:
+        await at.freeze(ROOT)
+        one = at.opener()
+        await at.waiting(1)
+        other = at.opener()
+        await at.waiting(2)
+        later = at.opener("setpriv", "--reuid=65534", "--clear-groups")
+        assert await other.has_opened(), "the last of the user that has two"
+        await at.waiting(2)
+        await at.freeze()
+        assert await one.has_opened()
+        assert await later.has_opened()
+    finally:
+        await context.__aexit__(None, None, None)
 
 
 def test_which_goes_on_where_no_more_can_wait() -> None:

@@ -54,12 +54,12 @@ mount._check(MountOptions(Path("/tree")))
 
 def test_the_capabilities_of_the_service_let_it_kill_a_process_of_another_user(spawn: Spawn) -> None:
     """The packaged unit's capabilities are enough, not only root's full set."""
-    (line,) = (
-        line
+    lines = [
+        line.partition("=")[2]
         for line in (ROOT / "systemd" / "ggroupfs.service").read_text(encoding="utf-8").splitlines()
         if line.startswith("CapabilityBoundingSet=")
-    )
-    granted = [f"+{word.removeprefix('CAP_').lower()}" for word in line.partition("=")[2].split()]
+    ]
+    granted = [f"+{word.removeprefix('CAP_').lower()}" for line in lines for word in line.split()]
     victim = spawn(*AS_OTHER, "sleep", "600")
     eventually(lambda: procfs.command(victim.pid) == "sleep", "it runs as the other user")
     words = ["setpriv", "--bounding-set", ",".join(["-all", *granted]), sys.executable, "-c", KILL, str(victim.pid)]
@@ -80,17 +80,14 @@ def test_a_daemon_that_may_not_kill_says_so(change: str, told: int) -> None:
 
 
 @pytest.fixture
-def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def programs(public: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with the programs of MPS: a shell as the control daemon, and a waiting program as the server. They
     have names of their own, since other tests look for the real names on this machine."""
     for name in ("CONTROL", "SERVER"):
         monkeypatch.setattr(victims, name, getattr(victims, name).replace("nvidia", "double"))
     for name, program in ((victims.CONTROL, "dash"), (victims.SERVER, "sleep")):
-        shutil.copy(shutil.which(program) or "", tmp_path / name)
-    for above in (tmp_path, *tmp_path.parents[:3]):
-        if above != Path("/tmp"):
-            above.chmod(0o755)
-    return tmp_path
+        shutil.copy(shutil.which(program) or "", public / name)
+    return public
 
 
 def why(pid: int) -> str | None:

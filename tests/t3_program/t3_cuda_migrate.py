@@ -12,7 +12,7 @@ import attrs
 import pytest
 import trio
 
-from backend.cuda.managed import DEPART_S, HOME_S, RETURN_S, RETURN_WAIT_S, Standby
+from backend.cuda.migrations import DEPART_S, HOME_S, RETURN_S, RETURN_WAIT_S, Standby
 from backend.door.wire import Message, Op
 from backend.process.running import is_stopped
 from tests.support.cuda_session import CONTEXT, GIB, LOOKS, MIB, Drive, Program, Rig, drive, pieces, takes, until_then

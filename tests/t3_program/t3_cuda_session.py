@@ -724,6 +724,7 @@ def test_a_charge_that_waits_is_not_taken_for_a_lie(drive: Drive) -> None:
     drive(test)
 
 
+@pytest.mark.logs("past its library")
 @pytest.mark.parametrize("busy", [False, True])
 def test_a_liar_is_found_out(drive: Drive, busy: bool) -> None:
     """It charges less than it has, or more; the books follow the driver, however busy the program keeps itself."""
@@ -883,7 +884,9 @@ def test_a_limit_below_what_cannot_be_moved(drive: Drive) -> None:
     drive(test)
 
 
-@pytest.mark.parametrize("other", ["exports", "without the library"])
+@pytest.mark.parametrize(
+    "other", ["exports", pytest.param("without the library", marks=pytest.mark.logs("over its gmem.limit.high"))]
+)
 def test_a_limit_that_could_hold_and_does_not_yet(drive: Drive, other: str) -> None:
     """A program that moves less than it could may move the rest next time, however much of its group cannot move."""
 
@@ -1234,11 +1237,39 @@ def test_who_cannot_be_asked_is_not_waited_for(fails: int) -> None:
             holding: Any = SimpleNamespace(gpu=0, ask=asked.append)
             with trio.fail_after(5):
                 assert not await session.move_out(holding, 4 * MIB, 3600)
-            assert session._asked == {}
+            assert session._moves._asked == {}
             session.close()
 
     trio.run(main)
     assert asked == [4 * MIB, -4 * MIB]
+
+
+def test_a_limit_is_tried_for_as_long_as_its_write_may_take(drive: Drive) -> None:
+    """A program that reads over the bus lets go of its kernels for a while, and moves nothing."""
+
+    async def test(rig: Rig) -> None:
+        program = await rig.program(8 * GIB)
+        since = trio.current_time()
+
+        async def busy(request: Message) -> Message:
+            await trio.sleep(0.3)
+            return request.answer(0, 1) if trio.current_time() < since + 1.5 else await program.move(request)
+
+        program.obey = busy
+        async with takes(1.5, 3.0):
+            await rig.h.write(program.file + "gmem.limit.high", "6G")
+        assert program.resident <= 6 * GIB
+        assert len(program.reclaims) <= 8, "it is not asked without a pause"
+
+        async def never(request: Message) -> Message:
+            return request.answer(0, 1)
+
+        program.obey = never
+        async with takes(4.0, 5.0):
+            assert await rig.h.refused(program.file + "gmem.limit.high", "4G") == errno.EAGAIN
+        assert await rig.h.read(program.file + "gmem.limit.high") == f"{6 * GIB}\n"
+
+    drive(test)
 
 
 def test_a_program_that_cannot_be_asked_is_asked_once(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:

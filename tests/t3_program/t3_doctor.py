@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,11 @@ from backend.cuda.about import MAGIC, MARK
 from backend.door.wire import CUDA, VERSION
 from backend.process import fanotify, procfs
 from backend.process.cgroups import WITNESS
+from backend.process.dmem import Files
+from backend.process.identity import Slice, identify
 from backend.process.procfs import Mount
+from backend.space import control
+from backend.space.space import Record, Space
 from ggroupfs.commands import doctor, host, mounted
 from ggroupfs.commands.mounted import Place, places
 from tests.support.mounted import eventually
@@ -55,6 +60,41 @@ def test_whether_an_opening_can_be_had_wait(monkeypatch: pytest.MonkeyPatch) -> 
     assert found.why.endswith("this kernel was made without it")
 
 
+class Regions(Files):
+    """The regions that the kernel names, or an error."""
+
+    def __init__(self, regions: Mapping[str, int] | None) -> None:
+        self.known = regions
+
+    def regions(self) -> Mapping[str, int]:
+        if self.known is None:
+            raise OSError(errno.EACCES, "Permission denied")
+        return self.known
+
+
+@pytest.mark.parametrize(
+    ("regions", "verdict", "words"),
+    [
+        ({}, "ok", "limits are kept by ggroupfs alone"),
+        ({"drm/0000:03:00.0/vram0": 1}, "ok", "limits are kept by ggroupfs alone"),
+        ({"nvidia/0000:1b:00/vidmem": 1}, "ok", "nvidia/0000:1b:00/vidmem: gmem.limit.max of a slice is dmem.max"),
+        (None, "advisory", "dmem.capacity: Permission denied"),
+    ],
+)
+def test_whether_the_kernel_keeps_limits(regions: Mapping[str, int] | None, verdict: str, words: str) -> None:
+    found = host.dmem(Regions(regions))
+    assert (found.subject, found.verdict) == ("dmem", verdict)
+    assert words in found.why
+
+
+def test_which_limits_the_kernel_keeps() -> None:
+    """The words about a tree, by the facts of its daemon."""
+    assert mounted.walls({}) == ""
+    facts = {"dmem": "nvidia/0000:1b:00/vidmem", "dmem.limits": "3", "dmem.missing": "0"}
+    assert mounted.walls(facts) == "; hard limits of slices that the kernel keeps, too: 3"
+    assert "does not keep, too: 2, as their cgroups have no dmem.max" in mounted.walls({**facts, "dmem.missing": "2"})
+
+
 def test_mps(tmp_path: Path) -> None:
     """A program that has the name of the control daemon."""
     double = tmp_path / "nvidia-cuda-mps-control"
@@ -68,6 +108,30 @@ def test_mps(tmp_path: Path) -> None:
         finally:
             process.kill()
     assert host.mps().verdict == "ok"
+
+
+def test_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control daemon of a space is not taken for one of the machine's own; and where it is gone, that is said."""
+    double = tmp_path / "nvidia-cuda-mps-control"
+    shutil.copy(shutil.which("sleep") or "", double)
+    directory = tmp_path / "ggroup.mps"
+    directory.mkdir()
+    monkeypatch.setattr(control.find, "__defaults__", ([str(tmp_path)],))
+    space = Space(Slice("/gpu jobs"), 1000, 0xAB)
+    with subprocess.Popen([double, "600"]) as process:
+        try:
+            eventually(lambda: host.mps(tmp_path).verdict == "advisory", "it has the name")
+            Record(space, identify(process.pid)).write(directory)
+            assert host.mps(tmp_path).verdict == "ok"
+            there, found = host.servers(tmp_path)
+            assert (there.verdict, found.verdict) == ("ok", "ok")
+            assert f"user 1000 in /gpu jobs: control daemon {process.pid}, no server" in found.why
+        finally:
+            process.kill()
+    _, found = host.servers(tmp_path)
+    assert (found.subject, found.verdict) == ("space 000000ab", "advisory")
+    monkeypatch.setattr(control.find, "__defaults__", ([],))
+    assert next(iter(host.servers(tmp_path))).verdict == "unsupported"
 
 
 def test_groups_over_a_limit(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 import trio
 
 from backend.core.turns import TurnEnd
-from backend.cuda.managed import Standby
-from backend.cuda.server import ANSWER_S, WAIT_US
+from backend.cuda.gates import ANSWER_S, WAIT_US
+from backend.cuda.migrations import Standby
 from backend.door.wire import Message, Op
 from backend.process.identity import Member
 from tests.support.cuda_session import GIB, Drive, Rig, drive, pieces, until_then

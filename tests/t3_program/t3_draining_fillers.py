@@ -205,6 +205,20 @@ async def test_a_drain_is_given_up_by_what_it_used_though_a_look_had_no_sample_o
 
 
 @virtual
+async def test_a_drain_of_one_that_reads_over_the_bus_may_take_as_much_longer(spawn: Spawn) -> None:
+    """Its kernels have the engine for as long: turns of memory begin with all programs like that."""
+    async with fillers(spawn) as p:
+        long = await draining_filler(p)
+        looks = p.h.controller._schedulers._each[0]._ends
+        (drain,) = looks._drains.values()
+        looks._is_away = lambda process: process == long
+        looks.observe({long: Sample(ends.DRAIN_WORK_US + 1)})
+        assert not drain.scope.cancel_called
+        looks.observe({long: Sample(ends.DRAIN_BUS_US)})
+        assert drain.scope.cancel_called
+
+
+@virtual
 async def test_a_drain_is_given_up_when_nothing_tells_any_more_what_it_uses(spawn: Spawn) -> None:
     """The driver has ended the trace."""
     gpu = Untold()

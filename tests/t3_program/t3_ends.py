@@ -1,4 +1,4 @@
-"""Ends of turns as the scheduler has them: what is waited for, and how long, by what is known of a program."""
+"""How the scheduler ends turns: which programs it waits for, and how long, depending on what is known of a program."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from backend.core.member import COMES_S, Undrained
 from backend.core.records import Activity, Place
 from backend.core.turns import TurnEnd
 from backend.process.identity import Member, Process
-from backend.scheduler.ends import DRAIN_MOST_US, DRAIN_UNTOLD_US, DRAIN_US, UNDRAINED_S
+from backend.scheduler.ends import DRAIN_AWAY_US, DRAIN_MOST_US, DRAIN_UNTOLD_US, DRAIN_US, UNDRAINED_S
 from backend.scheduler.parts import Pace
 from backend.scheduler.scheduler import Scheduler
 from tests.support.cuda_session import GIB, Drive, Rig, drive, pieces, takes, until_then
@@ -30,42 +30,44 @@ __all__ = ["drive", "pieces"]  # fixtures
 Spawn = Callable[..., subprocess.Popen[bytes]]
 
 ANSWER_S = 0.08
-"""Seconds that an answer takes at most of a program that waits for what it launched, and is not waited for any more."""
+"""Longest time that an answer takes of a program that waits for its launched work and is no longer waited for,
+seconds.
+"""
 
 
 @attrs.define
 class Turns:
-    """A scheduler that decides nothing, and what it knows of one program."""
+    """A scheduler that decides nothing, and its state of one program."""
 
     scheduler: Scheduler
     process: Process
 
     @classmethod
     def of(cls, h: Harness, gpu: Any, process: Process, nursery: trio.Nursery) -> Turns:
-        """Those of a program."""
+        """Make the turns of a program."""
         scheduler = Scheduler(gpu, h.ledger, h.controller.population, h.controller._follower, 1.0)
         scheduler._ends.nursery = nursery
         return cls(scheduler, process)
 
     @property
     def record(self) -> Any:
-        """What the daemon knows of it."""
+        """The daemon's record of the program."""
         return self.scheduler._population.record(Member(self.process, 0))
 
     async def end(self) -> None:
-        """Ends its turn."""
+        """End its turn."""
         await self.scheduler._change(self.process, Place(100, off=True))
 
     async def begin(self) -> None:
-        """Begins its next one."""
+        """Begin its next turn."""
         await self.scheduler._change(self.process, Place(100))
 
     def back_off(self) -> None:
-        """Its kernels did not end in time, some turns ago."""
+        """Note that its kernels did not end in time some turns ago."""
         self.record.scheduled.undrained = Undrained(trio.current_time() + 60, 60)
 
     def ended(self) -> TurnEnd | None:
-        """How its last turn ended; None where it has one."""
+        """How its last turn ended; None while it has a turn."""
         found: TurnEnd | None = self.record.compute.turn_end
         return found
 
@@ -77,7 +79,7 @@ class Turns:
 
 @virtual
 async def test_where_no_use_is_told_it_is_waited_for_by_the_clock(spawn: Spawn) -> None:
-    """And not at all in the next turns, where that was not enough."""
+    """Where that time was not enough, the next turns end without any wait."""
     gpu = StubGpu()
     async with running(gpu) as h, trio.open_nursery() as nursery:
         turns = Turns.of(h, gpu, await h.arrive(spawn().pid), nursery)
@@ -101,9 +103,55 @@ async def test_where_no_use_is_told_it_is_waited_for_by_the_clock(spawn: Spawn) 
         assert turns.drains
 
 
+@pytest.mark.parametrize("told", [True, False])
+@virtual
+async def test_what_reads_over_the_bus_is_waited_for(spawn: Spawn, told: bool) -> None:
+    """Off the runlist in the middle of that it would keep its memory, and begin its next memory turn without the rest:
+    as slowly, so that it would be as late again."""
+    gpu = StubGpu()
+    async with running(gpu) as h, trio.open_nursery() as nursery:
+        turns = Turns.of(h, gpu, await h.arrive(spawn().pid), nursery)
+        gpu.works[turns.process] = Activity(tsgs=1, attached=1, managed=True, gpu_usec=0 if told else None)
+        gpu.ends[turns.process] = TurnEnd.LATE, 60.0
+        turns.scheduler._ends._is_away = lambda process: process == turns.process
+        turns.record.scheduled.rests = True
+        turns.back_off()
+        undrained = turns.record.scheduled.undrained
+        await turns.end()
+        assert turns.drains
+        await trio.sleep(DRAIN_AWAY_US / 1e6 - 0.2)
+        assert turns.drains
+        await trio.sleep(0.3)
+        assert gpu.without_gr == {turns.process}, "but not for ever"
+        assert turns.record.scheduled.undrained is undrained
+        turns.record.scheduled.undrained = None
+        await turns.begin()
+        await turns.end()
+        await trio.sleep(DRAIN_AWAY_US / 1e6 + 0.2)
+        assert turns.record.scheduled.undrained is None, "it is waited for the next time, too"
+
+
+@virtual
+async def test_levers_of_a_memory_turn_may_take_as_long_as_a_write(spawn: Spawn) -> None:
+    """The driver's lock is held for long by calls that make memory of the host, and nothing else waits for these."""
+    gpu = StubGpu()
+    async with running(gpu) as h, trio.open_nursery() as nursery:
+        turns = Turns.of(h, gpu, await h.arrive(spawn().pid), nursery)
+        gpu.ends[turns.process] = TurnEnd.DRAINED, 0.003
+        gpu.script("detach", partial(trio.sleep, 0.6))
+        assert await turns.scheduler._rest(turns.process, MIB)
+        assert gpu.without_gr == {turns.process}
+        gpu.script("attach", partial(trio.sleep, 0.6))
+        await turns.scheduler._wake(turns.process)
+        assert not gpu.without_gr
+        gpu.script("detach", partial(trio.sleep, 0.6))
+        await turns.end()
+        assert not turns.record.compute.place.off, "others wait for that of any other turn"
+
+
 @virtual
 async def test_an_end_of_a_turn_that_is_cancelled_leaves_no_gate_closed(spawn: Spawn) -> None:
-    """Wherever it was: as it asked, and as it took the engines off."""
+    """This holds wherever it was cancelled: while it asked the program, and while it took the engines off."""
     gpu = StubGpu()
     async with running(gpu) as h, trio.open_nursery() as nursery:
         turns = Turns.of(h, gpu, await h.arrive(spawn().pid), nursery)
@@ -147,7 +195,7 @@ async def test_a_failure_at_the_end_of_one_turn_leaves_that_of_another_to_begin_
 
 @virtual
 async def test_what_a_scheduler_left_as_it_failed_goes_off_all_the_same(spawn: Spawn) -> None:
-    """A program that had drained just then."""
+    """The program had drained just before the failure."""
     gpu = StubGpu()
     async with running(gpu) as h, trio.open_nursery() as nursery:
         turns = Turns.of(h, gpu, await h.arrive(spawn().pid), nursery)
@@ -167,9 +215,9 @@ async def test_what_a_scheduler_left_as_it_failed_goes_off_all_the_same(spawn: S
 
 
 def places(*off: Process) -> Any:
-    """A core that decides so."""
+    """Return a core that decides on these places."""
 
-    def decide(window: int, contenders: Any, samples: Any) -> Any:
+    def decide(window: int, contenders: Any, samples: Any, rests: Any) -> Any:
         yield
         return {process: Place(100, off=True) for process in off}
 
@@ -180,7 +228,7 @@ def places(*off: Process) -> Any:
 @pytest.mark.parametrize("told", [True, False])
 @virtual
 async def test_what_is_not_waited_for_drains_while_its_memory_moves(spawn: Spawn, how: str, told: bool) -> None:
-    """As long as that takes, and it is waited for no less after that."""
+    """It drains for as long as its move takes, and the scheduler waits no less for it after that."""
     gpu = StubGpu()
     async with running(gpu) as h, trio.open_nursery() as nursery:
         turns = Turns.of(h, gpu, await h.arrive(spawn().pid), nursery)
@@ -212,7 +260,7 @@ async def test_what_is_not_waited_for_drains_while_its_memory_moves(spawn: Spawn
 @pytest.mark.parametrize("how", ["untold", "back-off", "back-off, untold"])
 @pytest.mark.parametrize("why", ["limit", "back"])
 def test_a_turn_that_ends_while_memory_moves(drive: Drive, monkeypatch: pytest.MonkeyPatch, why: str, how: str) -> None:
-    """The move goes on, no write is refused, and the program is drained once that is over."""
+    """The move continues, no write is refused, and the program is drained once the move is over."""
     monkeypatch.setattr(backend.cuda.managed, "PIECE", 8 * GIB)
 
     async def test(rig: Rig) -> None:
@@ -259,12 +307,12 @@ def test_a_turn_that_ends_while_memory_moves(drive: Drive, monkeypatch: pytest.M
 @pytest.mark.parametrize("gpu", [Untold, Sampled])
 @virtual
 async def test_limits_of_those_that_fill_where_no_use_is_told(spawn: Spawn, gpu: type[Untold]) -> None:
-    """Each program that launches all the time has more to drain than its slice lets it, and is drained all the same."""
+    """Each program launches all the time, and has more to drain than its slice permits; all drain nevertheless."""
     async with fillers(spawn, gpu()) as p:
         service, _ = await p.service(load=0.1)
         await p.h.write(f"{service.pid}/0/compute.priority", 0)
         two = [await p.filler() for _ in range(2)]
-        await trio.sleep(15)  # what each was ahead before its first turn has run
+        await trio.sleep(15)  # the run-ahead of each from before its first turn has run
         refused, ends = [], []
         for limit in range(15):
             while not any(map(p.is_off, two)):  # noqa: ASYNC110 - the runlist tells nothing

@@ -1,4 +1,4 @@
-"""Faults seen through the files, in virtual time: a GPU that is lost, a driver that refuses, no descriptors left."""
+"""Faults seen through the files, in virtual time: a lost GPU, a driver that refuses calls, a lack of descriptors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ LOST = [
     *(Fault("nvmlDeviceGetComputeRunningProcesses", gpu=0, status=status) for status in (15, 16, 9, 1)),
     Fault("nvmlDeviceGetHandleByUUID", gpu=0, status=6),
 ]
-"""NVML says so: lost, to be reset, no driver, not begun; or it does not find it any more."""
+"""Faults that NVML reports: the GPU is lost, needs a reset, has no driver, is not initialized; or is no longer
+found.
+"""
 
 
 READABLE = ("gmem.current", "gmem.limit.high", "gmem.stat", "compute.freeze", "compute.timeslice", "gcgroup.stat")
@@ -53,9 +55,12 @@ WRITES = {
     "compute.priority": 3,
     "compute.weight": 50,
     "compute.max": "30000 50000",
+    "compute.wait.max": 300,
+    "compute.spatial": 1,
+    "compute.sm.max": 64,
     "compute.migrate": 1,
 }
-"""Something that each of them takes."""
+"""A valid value for each writable file."""
 
 
 def test_everything_that_can_be_written_is_written() -> None:
@@ -63,7 +68,7 @@ def test_everything_that_can_be_written_is_written() -> None:
 
 
 async def refuses_all(h: Harness, *directories: str) -> None:
-    """Of a GPU that is lost."""
+    """Check that every write to a directory on a lost GPU is refused."""
     for directory in directories:
         for name, value in WRITES.items():
             assert await h.refused(f"{directory}/{name}", value) == errno.ENODEV, (directory, name)
@@ -72,8 +77,9 @@ async def refuses_all(h: Harness, *directories: str) -> None:
 @pytest.mark.logs("GPU 0 is lost", "GPU 0 is back")
 @pytest.mark.parametrize("fault", LOST, ids=lambda fault: f"{fault.call}-{fault.number}-{fault.status}")
 def test_lost_and_back(spawn: Spawn, fault: Fault, caplog: pytest.LogCaptureFixture) -> None:
-    """ENODEV for writes, the last figures for reads, an event; the other GPU goes on; and all of it again when it is
-    back, without a restart of anything, and with two lines in the log."""
+    """While the GPU is lost, writes fail with ENODEV, reads give the last figures, an event is counted, and the other
+    GPU works. When it is back everything works again without a restart, with two lines in the log.
+    """
 
     async def test(rig: Rig) -> None:
         h, pid = rig.h, rig.pid
@@ -125,7 +131,9 @@ def test_lost_and_back(spawn: Spawn, fault: Fault, caplog: pytest.LogCaptureFixt
 @pytest.mark.logs("GPU [01] is lost", "GPU [01] is back")
 @pytest.mark.parametrize(("status", "trace"), [*((status, False) for status in sorted(rm.LOST)), (0x0F, True)])
 def test_lost_by_what_the_driver_says(spawn: Spawn, status: int, trace: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """To the reader of the trace, and without a trace to the first lever. Both GPUs fall off: each is told of once."""
+    """The loss is noticed by the reader of the trace; without a trace, by the first lever. Both GPUs fall off, and each
+    is reported once.
+    """
 
     async def test(rig: Rig) -> None:
         h, pid = rig.h, rig.pid
@@ -157,7 +165,9 @@ def test_lost_by_what_the_driver_says(spawn: Spawn, status: int, trace: bool, ca
 
 @pytest.mark.logs("undid its freeze: set again")
 def test_what_is_undone_is_counted(spawn: Spawn) -> None:
-    """In the events of the program and of each slice above, whose pollers wake; on the GPU where it was."""
+    """It is counted in the events of the program and of each slice above, whose pollers wake, on the GPU where it
+    happened.
+    """
 
     async def test(rig: Rig) -> None:
         h, pid = rig.h, rig.pid
@@ -189,7 +199,7 @@ def test_what_is_undone_is_counted(spawn: Spawn) -> None:
 
 @pytest.mark.logs("GPU 0 is lost")
 def test_the_end_while_it_is_lost(spawn: Spawn) -> None:
-    """Nothing is there to be given back, and the log does not say that it could not be."""
+    """Nothing is given back, and the log does not say that this failed."""
 
     async def test(rig: Rig) -> None:
         await rig.h.write(f"{rig.pid}/0/compute.freeze", 1)
@@ -202,7 +212,9 @@ def test_the_end_while_it_is_lost(spawn: Spawn) -> None:
 
 @pytest.mark.logs("does not follow")
 def test_what_was_asked_is_applied_once_the_fault_is_gone(spawn: Spawn) -> None:
-    """A program that comes into a frozen slice while the driver refuses runs, is told of once, and is frozen then."""
+    """A program that enters a frozen slice while the driver refuses calls runs, is reported once, and is frozen
+    later.
+    """
 
     async def test(rig: Rig) -> None:
         h, pid = rig.h, rig.pid
@@ -224,7 +236,9 @@ def test_what_was_asked_is_applied_once_the_fault_is_gone(spawn: Spawn) -> None:
 @pytest.mark.parametrize("call", ["start_time", "watch", "cgroup"])
 @pytest.mark.logs("is not in the tree yet")
 def test_short_of_descriptors(spawn: Spawn, call: str, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program comes meanwhile: told once, and in the tree afterwards. No other is disturbed."""
+    """A program that comes meanwhile is reported once, and appears in the tree afterwards. No other program is
+    disturbed.
+    """
 
     async def test(rig: Rig) -> None:
         h = rig.h
@@ -255,8 +269,9 @@ def test_short_of_descriptors(spawn: Spawn, call: str, code: int, monkeypatch: p
 @pytest.mark.logs("pid [0-9]+ on GPU [01]: its TSGs are unknown", "GPU 0 does not follow", "GPU 1 does not follow")
 @pytest.mark.parametrize("code", [errno.EPERM, errno.EMFILE])
 def test_a_program_whose_files_cannot_be_had(spawn: Spawn, code: int) -> None:
-    """It is in the tree and counted, its levers give that errno; one line for each GPU that it is on. Others' are
-    pulled; and its own as soon as that works."""
+    """The program is in the tree and counted, and its levers fail with that errno, with one line in the log for each of
+    its GPUs. The levers of others work, and its own do as soon as the files can be opened.
+    """
 
     async def test(rig: Rig) -> None:
         h = rig.h
@@ -271,7 +286,7 @@ def test_a_program_whose_files_cannot_be_had(spawn: Spawn, code: int) -> None:
             assert await h.read(f"{process.pid}/{gpu}/gmem.current") == f"{MIB}\n"
             for name, value in (("compute.freeze", 1), ("compute.timeslice", 5)):
                 assert await h.refused(f"{process.pid}/{gpu}/{name}", value) == code
-        await trio.sleep(0.5)  # what was begun is taken back, which fails, too
+        await trio.sleep(0.5)  # the lever that was begun is undone, which fails as well
         assert all(program.running())
         assert rig.frozen() == [True, False]
         rig.plan.heal()
@@ -296,13 +311,13 @@ OPENS = {
     "ENOENT": "none",
     "ENODEV": "none",
 }
-"""What open(2) says of ``/dev/nvidiactl``, and whether there is no driver by that."""
+"""Errors of open(2) for ``/dev/nvidiactl``, and whether each means that there is no driver."""
 
 
 @pytest.mark.parametrize("name", OPENS)
 @pytest.mark.parametrize("gpu", ["auto", "nvidia", "soft"])
 def test_the_driver_cannot_be_opened(gpu: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is a driver no mount is served by another GPU in its place, whatever was asked for but that."""
+    """If there is a driver, no other GPU is served in its place unless that was requested."""
     code = getattr(errno, name)
     plan = Plan([Fault("open_control", errno=code)])
     monkeypatch.setattr(linux, "LinuxSystem", lambda: FaultySystem(FakeSystem(), plan))
@@ -324,7 +339,7 @@ def test_the_driver_cannot_be_opened(gpu: str, name: str, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("status", [9, 12])
 @pytest.mark.parametrize("gpu", ["auto", "nvidia"])
 def test_no_driver_by_what_nvml_says(gpu: str, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its library is there and no driver (9), or not even that (12)."""
+    """The library is present without the driver (9), or neither is (12)."""
     monkeypatch.setattr(opening, "Nvml", lambda: Nvml(FakeNvml(error=status)))  # type: ignore[arg-type]
 
     async def main() -> None:
@@ -349,7 +364,7 @@ def test_no_driver_by_what_nvml_says(gpu: str, status: int, monkeypatch: pytest.
 )
 @pytest.mark.logs("GPU 0 is left out")
 def test_lost_when_the_daemon_starts(spawn: Spawn, fault: Fault) -> None:
-    """It has no directory, the other one is served, and a program on both is there with that one."""
+    """The lost GPU has no directory, the other one is served, and a program on both appears on that one."""
 
     async def test(rig: Rig) -> None:
         h, pid = rig.h, rig.pid
@@ -368,7 +383,7 @@ def test_lost_when_the_daemon_starts(spawn: Spawn, fault: Fault) -> None:
     "fault", [Fault("nvmlDeviceGetHandleByIndex", status=15), Fault("alloc", 0x2080, status=0x0F)], ids=["nvml", "rm"]
 )
 def test_all_lost_when_the_daemon_starts(gpu: str, fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are there all the same: no mount is served by another GPU in their place."""
+    """The GPUs exist nevertheless: no other GPU is served in their place."""
     plan, fake = Plan([fault]), FakeSystem()
     monkeypatch.setattr(linux, "LinuxSystem", lambda: FaultySystem(fake, plan))
     monkeypatch.setattr(opening, "Nvml", lambda: Nvml(FaultyNvml(FakeNvml(), plan)))  # type: ignore[arg-type]
@@ -403,7 +418,7 @@ def test_a_driver_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.logs("GPU 0 is lost", "GPU 0 is back")
 @virtual
 async def test_soft(spawn: Spawn, caplog: pytest.LogCaptureFixture) -> None:
-    """As above. What a program had there is lost; it may give it back, and begin anew."""
+    """As above. What a program had there is lost; it can free it, and start again."""
     machine = Machine(2)
     gpus = [SoftGpu(index, SoftConfig(capacity=64 * MIB), machine) for index in (0, 1)]
     async with running(*gpus, scheduler=True) as h:
@@ -443,7 +458,7 @@ async def test_soft(spawn: Spawn, caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize("lost", [0, 1])
 @virtual
 async def test_lost_in_the_middle_of_a_move(spawn: Spawn, lost: int) -> None:
-    """The mover is told, nothing is left on the other GPU, and one that was to be left works on."""
+    """The mover is told, nothing remains on the other GPU, and a program that was to be left on it works on."""
     machine = Machine(2)
     gpus = [
         SoftGpu(index, SoftConfig(64 * MIB, out_bytes_per_s=16 * MIB, in_bytes_per_s=16 * MIB), machine)
@@ -461,7 +476,7 @@ async def test_lost_in_the_middle_of_a_move(spawn: Spawn, lost: int) -> None:
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(move)
-            await trio.sleep(1)  # of two
+            await trio.sleep(1)  # one of two
             assert not errors
             gpus[lost].lose()
         assert errors == [errno.ENODEV]
@@ -503,7 +518,7 @@ async def test_what_failed_in_the_background_is_done_later(spawn: Spawn) -> None
 def test_what_a_suspend_resets_nobody_has_undone(
     spawn: Spawn, when: str, resets: str, readback: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is set again within a second, once, and no program is blamed. One that undoes it afterwards is."""
+    """It is set again within a second, once, and no program is blamed. A program that undoes it afterwards is."""
     hours, real = [0.0], keeper.asleep
     monkeypatch.setattr(keeper, "asleep", lambda: real() + hours[0])
     blamed: list[str] = []
@@ -557,7 +572,7 @@ def test_what_a_suspend_resets_nobody_has_undone(
 
 
 def test_how_long_the_machine_slept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where we had to wait for a processor between one clock and the other."""
+    """This holds also if the daemon waits for a processor between the readings of the two clocks."""
     clocks = {time.CLOCK_BOOTTIME: 1000.0, time.CLOCK_MONOTONIC: 900.0}
     waits = [0.0, 0.2, 0.0, 0.0, 0.3, 0.0]
 
@@ -574,7 +589,7 @@ def test_how_long_the_machine_slept(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("years", [-50, 50])
 @virtual
 async def test_the_clock_of_the_day_is_nobodys(spawn: Spawn, years: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is set by years while everything is at work: writes are answered, engine time is as it was."""
+    """The clock is changed by years while everything is at work: writes are answered, and engine time is unaffected."""
     gpu = SoftGpu(0, SoftConfig(capacity=64 * MIB))
     real, real_ns, shift = time.time, time.time_ns, [0]
     monkeypatch.setattr(time, "time", lambda: real() + shift[0])

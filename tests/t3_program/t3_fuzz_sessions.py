@@ -1,6 +1,6 @@
-"""Programs that say anything at all at the daemon's socket: each session answers or ends, and the books stay right.
+"""Programs that send arbitrary bytes to the daemon's socket: each session answers or ends, and the books stay right.
 
-Bytes are a script: what is said on which connection, what is in the files meanwhile, and how much time passes.
+The bytes are a script: what is sent on which connection, what is in the files meanwhile, and how much time passes.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ EDGES = (
 )
 FILES = ("gmem.limit.high", "gmem.limit.low", "gmem.swap.max", "gmem.reclaim", "compute.freeze", "compute.migrate")
 END_S = 20.0
-"""Seconds until everything that was asked is answered."""
+"""Time until every request is answered, seconds."""
 
 
 class Listener:
-    """Where connections come in: :func:`backend.door.tenants.serve` asks for no more."""
+    """Source of connections; :func:`backend.door.tenants.serve` needs no more."""
 
     def __init__(self) -> None:
         self.come, self._coming = trio.open_memory_channel[socket.socket](64)
@@ -61,24 +61,24 @@ class Listener:
 
 @attrs.define
 class Connection:
-    """One end, and what has to hold on it."""
+    """The client end of a connection, with the invariants that hold on it."""
 
     socket: socket.socket
     unanswered: Counter[tuple[int, int]] = attrs.field(factory=Counter)
-    """Requests, by op and seq."""
+    """Number of unanswered requests, by op and seq."""
     asked: list[Message] = attrs.field(factory=list)
-    """What it was asked, and has not answered."""
+    """Requests of the daemon that were not answered."""
     learned: list[int] = attrs.field(factory=list)
-    """Numbers that it was told."""
+    """Numbers that the daemon sent."""
     may_end: bool = False
-    """It said something after which it may be hung up on..."""
+    """Whether a message was sent after which the daemon may close the connection."""
     must_end: bool = False
-    """Whether it has to be."""
+    """Whether the daemon must close it."""
     ended: bool = False
     seq: int = 0
 
     def say(self, raw: bytes, descriptors: Sequence[int] = ()) -> None:
-        """One datagram, if there is room for it."""
+        """Send one datagram, if there is room for it."""
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
         try:
             self.socket.sendmsg([raw], rights, socket.MSG_DONTWAIT)
@@ -92,7 +92,7 @@ class Connection:
             self.unanswered[message.op, message.seq] += 1
 
     def hear(self) -> None:
-        """All that came: answers to what was asked, each once, or the end."""
+        """Take all that has come: one answer for each request, or the end."""
         while not self.ended:
             try:
                 raw, ancillary, _, _ = self.socket.recvmsg(SIZE + 1, socket.CMSG_SPACE(4 * 4), socket.MSG_DONTWAIT)
@@ -121,7 +121,7 @@ class Connection:
 
     @property
     def waits(self) -> bool:
-        """Whether it is owed something."""
+        """Whether the client is waiting for an answer."""
         return not self.ended and (self.must_end or any(self.unanswered.values()))
 
 
@@ -135,18 +135,18 @@ class Stage:
     processes: Sequence[Process]
     is_cuda: bool
     driver: Callable[[int, int], None]
-    """What the driver says that a process has, bytes."""
+    """Sets the bytes that the driver reports for a process."""
     idle_s: float
-    """Real seconds of silence after which every program waits for something."""
+    """Real seconds of silence after which every program must be waiting for something."""
     connections: list[Connection | None] = attrs.field(factory=lambda: [None] * CONNECTIONS)
     opening: list[Process] = attrs.field(factory=list)
     writes: int = 0
-    """Files being written."""
+    """Number of files being written."""
     sessions: int = 0
-    """Sessions that have not ended."""
+    """Number of sessions that have not ended."""
 
     async def play(self, script: bytes) -> None:
-        """The whole script."""
+        """Run the whole script."""
         rest = iter(script)
         for head in rest:
             await self.step(head, rest)
@@ -161,7 +161,7 @@ class Stage:
             assert one is None or not one.waits, f"never answered: {one}"
 
     async def settle(self) -> None:
-        """All have done what there is to be done now; what always holds, holds."""
+        """Let all tasks do what they can do now; then check the invariants."""
         await wait_all_tasks_blocked(self.idle_s)
         for one in self.connections:
             if one is not None:
@@ -170,7 +170,7 @@ class Stage:
             self.h.check()
 
     async def connection(self, number: int) -> Connection:
-        """A connection, opened if there is none."""
+        """Return a connection, opened if there is none."""
         one = self.connections[number]
         if one is None or one.ended:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -183,7 +183,7 @@ class Stage:
         return one
 
     async def step(self, head: int, rest: Iterator[int]) -> None:
-        """One line of the script; beyond its end there are zeros."""
+        """Run one line of the script, with zeros beyond its end."""
         number, verb = head & 3, head >> 2 & 7
         one = await self.connection(number)
         match verb:
@@ -206,7 +206,7 @@ class Stage:
                 await self.other(one, number // 2, rest)
 
     def message(self, one: Connection, rest: Iterator[int]) -> None:
-        """A message of a few bytes."""
+        """Send a message made from a few bytes."""
         op, options, count = next(rest, 0), next(rest, 0), next(rest, 0)
         args = tuple(self.word(one, next(rest, 0)) for _ in range(count % 6))
         one.seq += 1
@@ -222,7 +222,7 @@ class Stage:
         self.say(one, message.encode())
 
     def say(self, one: Connection, raw: bytes) -> None:
-        """Says something; an event of a CUDA program is not answered, nor is an answer, which may be to nothing."""
+        """Send a message. The daemon does not answer an event of a CUDA program, nor an answer, even to no request."""
         before = one.unanswered.copy()
         one.say(raw)
         if len(raw) != SIZE:
@@ -231,14 +231,14 @@ class Stage:
         one.may_end |= self.is_cuda and message.reply
         if self.is_cuda and (message.reply or (message.op in backend.cuda.server.EVENTS and not message.seq)):
             one.unanswered = before
-        if self.is_cuda and message.op == Op.MANAGE:  # a program that connects anew ends its former connection
+        if self.is_cuda and message.op == Op.MANAGE:  # a program that connects again ends its former connection
             at = self.connections.index(one)
             for other in self.connections[at // 2 * 2 : at // 2 * 2 + 2]:
                 if other is not None and other is not one:
                     other.may_end = True
 
     async def other(self, one: Connection, process: int, rest: Iterator[int]) -> None:
-        """What happens besides."""
+        """Do something other than sending a message."""
         what, value = next(rest, 0), self.word(one, next(rest, 0))
         match what % 4:
             case 0:
@@ -259,7 +259,7 @@ class Stage:
 
     @staticmethod
     def word(one: Connection, code: int) -> int:
-        """What a byte stands for."""
+        """Return the number that a byte stands for."""
         if code < 128:
             return code
         if code < 192 or not one.learned:
@@ -268,7 +268,7 @@ class Stage:
 
 
 class Counted:
-    """A session, of which it is known whether it has ended."""
+    """A session that records whether it has ended."""
 
     def __init__(self, stage: Stage, session: tenants.Session) -> None:
         self.process = session.process
@@ -287,7 +287,7 @@ class Counted:
 async def staged(
     h: Harness, gpus: dict[int, SoftGpu] | NvidiaGpu, driver: Callable[[int, int], None]
 ) -> AsyncIterator[Stage]:
-    """A stage, with nothing left on it in the end."""
+    """Run on a stage, and check that nothing is left on it at the end."""
     listener, processes = Listener(), [backend.process.identity.identify(pid) for pid in sleepers()]
 
     def open_session(_: Process, line: tenants.Line) -> tenants.Session:
@@ -308,7 +308,7 @@ async def staged(
                     one.socket.close()
         await wait_all_tasks_blocked(stage.idle_s)
         give_up = trio.current_time() + END_S
-        while stage.sessions:  # what was under way is, until it is done
+        while stage.sessions:  # work under way is left until it is done
             assert trio.current_time() < give_up, "a session that does not end"
             await trio.sleep(0.05)
         nursery.cancel_scope.cancel()
@@ -318,7 +318,7 @@ DROPPED = ("not a message", "an answer to nothing")
 
 
 def check_soft(script: bytes) -> None:
-    """At the software GPU's socket."""
+    """Check a script at the software GPU's socket."""
 
     async def main() -> None:
         machine = Machine()
@@ -338,7 +338,7 @@ def check_soft(script: bytes) -> None:
 
 
 def check_cuda(script: bytes) -> None:
-    """At that of CUDA programs, on a fake driver."""
+    """Check a script at the socket of CUDA programs, on a fake driver."""
     fake, nvml = FakeSystem(), NvmlWithNames(count=1)
 
     def driver_says(pid: int, nbytes: int) -> None:
@@ -374,7 +374,7 @@ code = st.one_of(st.integers(0, 5), st.integers(0, 255), st.integers(128, 255))
 
 
 def said(ops: Sequence[Op]) -> st.SearchStrategy[bytes]:
-    """A message, mostly as it should be."""
+    """Return messages, most of them valid."""
     options = st.one_of(*[st.just(0)] * 8, st.just(0x80), st.just(0x81), st.integers(0, 255))
     kinds = st.one_of(*[st.sampled_from([op(one) for one in ops])] * 9, st.integers(0, 255))
     return st.builds(
@@ -403,7 +403,7 @@ def scripts(begin: st.SearchStrategy[bytes], ops: Sequence[Op]) -> st.SearchStra
 
 
 def begun(*messages: tuple[Op, *tuple[int, ...]]) -> st.SearchStrategy[bytes]:
-    """Some messages, as they should be, on one connection."""
+    """Return some valid messages on one connection."""
     return who.map(lambda n: b"".join(bytes([n, op(one), 0, len(args), *args]) for one, *args in messages))
 
 
@@ -424,7 +424,7 @@ CUDA = Target(
     check_cuda,
     scripts(
         st.one_of(begun((Op.HELLO, VERSION)), managed, managed),
-        (Op.LOCATE, Op.MANAGE, Op.CHARGE, Op.UNCHARGE, Op.MOVE_IN, Op.LIMITS, Op.REPORT, Op.TOTAL),
+        (Op.LOCATE, Op.MANAGE, Op.CHARGE, Op.UNCHARGE, Op.MOVE_IN, Op.LIMITS, Op.REPORT, Op.TOTAL, Op.HOST),
     ),
     examples=30,
 )

@@ -72,6 +72,8 @@ def test_a_service_with_a_memory_key(make: Make, library: Path) -> None:
         ({"usr/service.d/gpu.conf": KEYS, "usr/a.service": ""}, {"service"}),
         ({"etc/a.service": "[X-GGroup]\nGMemSwapMax=0\n"}, {"a.service"}),
         ({"etc/a.service": "[X-GGroup]\nGMemHigh=infinity\n"}, {"a.service"}),
+        ({"etc/a.service": "[X-GGroup]\nComputeSpatial=yes\n"}, {"a.service"}),
+        ({"etc/a.service": "[X-GGroup]\nComputeSMMax=50%\n"}, {"a.service"}),
         ({"etc/a.service": "[X-GGroup]\nComputeWeight=7\n"}, set()),
         ({"etc/a.service": "[Service]\nGMemHigh=1G\n"}, set()),
         ({"etc/a.service": "# [X-GGroup]\n#GMemHigh=1G\n"}, set()),

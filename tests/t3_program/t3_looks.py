@@ -8,7 +8,6 @@ import re
 import signal
 import socket
 import subprocess
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -99,14 +98,6 @@ def others() -> Iterator[Callable[[str], int]]:
         os.waitpid(pid, 0)
 
 
-@pytest.fixture
-def place() -> Iterator[Path]:
-    """A directory that any user may enter."""
-    with tempfile.TemporaryDirectory() as name:
-        Path(name).chmod(0o755)
-        yield Path(name)
-
-
 class Echo:
     """A session that answers."""
 
@@ -126,10 +117,10 @@ class Echo:
 
 @pytest.mark.logs("a program cannot be served: programs of its user do not let", "it does not let itself be looked at")
 def test_who_comes_and_does_not_let_itself_be_looked_at_keeps_nobody(
-    holding: Holding, others: Callable[[str], int], place: Path
+    holding: Holding, others: Callable[[str], int], public: Path
 ) -> None:
     """A program that comes after it is served at once, and connected ones go on; the held one is dropped in time."""
-    path, clock = place / "socket", MockClock()  # which stands still, so a busy machine makes no caller late
+    path, clock = public / "socket", MockClock()  # which stands still, so a busy machine makes no caller late
     Echo.known = []
 
     async def served(path: Path) -> None:
@@ -238,6 +229,7 @@ WHERE = {
     "backend/process/looks.py": "they are asked in threads, for a limited time",
     "backend/process/inside.py": "by it",
     "backend/process/victims.py": "by it",
+    "backend/space/spaces.py": "by it",
     "backend/nvidia/linux.py": "by it",
     "backend/nvidia/device.py": "for linux.py",
     "backend/door/peers.py": "of a daemon, before Linux 6.5, for root's commands",

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from backend.core.turns import TurnEnd
-from backend.cuda.managed import Standby
+from backend.cuda.migrations import Standby
 from backend.process.identity import Member
 from tests.support.cuda_session import GIB, LOOKS, Drive, Rig, drive, pieces, until_then
 from tests.support.turns import Gated, begin_turn, drain, end_turn, gated, proven, without

@@ -50,6 +50,22 @@ def test_the_hard_limit_counts_and_else_the_high(levels: list[Books], total: int
     assert 0 <= limits[1] <= total
 
 
+@pytest.mark.parametrize(
+    ("levels", "expected"),
+    [
+        ([Books(current=GIB)], (sight.WHOLE, 0)),
+        ([Books(high=4 * GIB, current=GIB)], (3 * GIB, GIB)),
+        ([Books(current=GIB), Books(limit_max=4 * GIB, current=3 * GIB)], (GIB, 3 * GIB)),
+        ([Books(high=2 * GIB, current=GIB), Books(limit_max=4 * GIB, current=4 * GIB)], (0, GIB)),
+        ([Books(high=2 * GIB, current=GIB), Books(high=2 * GIB, current=2 * GIB)], (0, GIB)),
+        ([Books(high=2 * GIB, current=3 * GIB)], (0, 3 * GIB)),
+    ],
+)
+def test_what_nvml_says_is_of_the_level_with_the_least_limit(levels: list[Books], expected: tuple[int, int]) -> None:
+    """The free bytes are those under all limits."""
+    assert sight.view([*levels, Books(high=CAPACITY, current=70 * GIB)], CAPACITY) == expected
+
+
 async def total(program: Program, gpu: int = 0) -> int:
     return (await program.ask(Op.TOTAL, gpu=gpu)).check().args[0]
 
@@ -106,6 +122,30 @@ def test_what_was_set_on_a_process_before_it_begins(drive: Drive) -> None:
         assert await total(program) == 1 * GIB
         await rig.h.write(f"{process.pid}/0/gmem.limit.max", "2G")
         assert await total(program) == 2 * GIB
+
+    drive(test)
+
+
+@pytest.mark.logs("its library is older than this daemon and lacks view")
+def test_what_is_free_and_used_is_told_with_it_each_time(drive: Drive) -> None:
+    """They are those of the slice that the sender is in, without a context, too; an older library is told the size
+    alone."""
+
+    class Older(Program):
+        features = CUDA & ~Feature.VIEW
+
+    async def test(rig: Rig) -> None:
+        await rig.program(1 * GIB, "/job")
+        program = await greeted(rig, rig.process("/job/part"))
+        assert (await program.ask(Op.TOTAL)).check().args[:3] == (U64, U64, 0)
+        await rig.h.write("slice/job/0/gmem.limit.max", "4G")
+        assert (await program.ask(Op.TOTAL)).check().args[:3] == (4 * GIB, 3 * GIB, GIB)
+        await rig.h.write("slice/job/0/gmem.limit.high", "2G")
+        assert (await program.ask(Op.TOTAL)).check().args[:3] == (4 * GIB, GIB, GIB)
+        assert str(program.process.pid) not in await rig.h.listdir("/")
+        older = rig.connect(rig.process("/job/part"), Older)
+        (await older.ask(Op.HELLO, VERSION, Older.features)).check()
+        assert (await older.ask(Op.TOTAL)).check().args == (4 * GIB, 0, 0, 0, 0)
 
     drive(test)
 

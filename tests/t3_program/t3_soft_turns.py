@@ -1,7 +1,6 @@
-"""Turns on the software GPU, in virtual time: gate first, then a bounded drain, then the GR engine off alone.
+"""Turns on the software GPU, in virtual time: the gate closes first, then a bounded drain, then only the GR engine off.
 
-Turns are driven here as a scheduler would drive them: :meth:`end_turn`, then the reason TURN; its end, then
-:meth:`begin_turn`.
+The tests drive turns as a scheduler does: :meth:`end_turn`, then the reason TURN; its end, then :meth:`begin_turn`.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ from tests.support.harness import MIB, Harness, running, settle, virtual
 Spawn = Callable[..., subprocess.Popen[bytes]]
 
 MS = 1000
-"""Microseconds."""
+"""One millisecond in microseconds."""
 PLENTY_US = 100 * MS
-"""A bound within which every short kernel here has run."""
+"""Bound within which every short kernel here finishes, microseconds."""
 
 
 def soft(capacity: int = 64 * MIB, index: int = 0, machine: Machine | None = None) -> SoftGpu:
-    """A GPU with pages of 1 MiB, no time lost to switches, and 1 GiB a second in each direction."""
+    """Return a GPU with pages of 1 MiB, switches that cost nothing, and 1 GiB a second in each direction."""
     rate = 1 << 30
     return SoftGpu(index, SoftConfig(capacity, MIB, rate, rate, batch=4 * MIB, switch_us=0), machine)
 
@@ -50,12 +49,12 @@ class Program:
     tsg: int
     pages: range
     answered: list[float] = attrs.field(factory=list)
-    """When its launches were answered, seconds."""
+    """Times at which its launches were answered, seconds."""
     refused: list[int] = attrs.field(factory=list)
     """Errnos of its launches."""
 
     async def launch(self, kernels: int = 1, us: int = MS, pages: range = range(0)) -> None:
-        """A launch, and when it was answered."""
+        """Launch kernels, and note when that was answered."""
         try:
             await self.gpu.launch(self.process, self.tsg, kernels, us, pages)
         except OSError as error:
@@ -64,25 +63,25 @@ class Program:
             self.answered.append(trio.current_time())
 
     async def end(self, bound_us: int = PLENTY_US, *, by: Engines = Engines.GR) -> TurnEnd:
-        """The end of its turn."""
+        """End its turn."""
         ended = await self.gpu.end_turn(self.process, bound_us)
         await self.off(Place(off=True, engines=by))
         return ended
 
     async def begin(self) -> None:
-        """Its next turn."""
+        """Begin its next turn."""
         await self.off(NOWHERE)
         await self.gpu.begin_turn(self.process)
 
     async def off(self, place: Place) -> None:
-        """As the scheduler has it."""
+        """Set its place as the scheduler does."""
         member, follower = Member(self.process, self.gpu.info.index), self.h.controller._follower
         follower.schedule(member, place)
         await follower.apply(member)
 
     @property
     def work(self) -> tuple[int | None, int | None]:
-        """Kernels launched, and kernels finished."""
+        """Return the number of kernels launched and finished."""
         activity = self.gpu.activity(self.process)
         return activity.submitted, activity.finished
 
@@ -92,14 +91,14 @@ class Program:
         return f"{self.process.pid}/{self.gpu.info.index}"
 
     async def current(self) -> int:
-        """Bytes that it holds, in pages."""
+        """Return the bytes that it holds, in pages."""
         return int(await self.h.read(f"{self.file}/gmem.current")) // MIB
 
 
 async def program(
     h: Harness, gpu: SoftGpu, spawn: Spawn, pages: int = 0, cgroup: str = "/", *, gated: bool = True
 ) -> Program:
-    """A program that holds so many pages."""
+    """Start a program that holds `pages` pages."""
     process = await h.arrive(spawn().pid, cgroup)
     tsg = await gpu.open_context(process, 1, lambda finished: None, gated=gated)
     return Program(h, gpu, process, tsg, await gpu.allocate(process, pages * MIB) if pages else range(0))
@@ -130,8 +129,9 @@ async def test_what_was_launched_before_runs_out_and_what_comes_then_waits(spawn
 
 @virtual
 async def test_a_program_that_takes_turns_is_not_far_ahead_of_the_engine(spawn: Spawn) -> None:
-    """Each kernel of a launch waits as one of its own, for the engine or for the next turn. Before its first turn has
-    ended, and some time after its last one began, a program may be as far ahead as it likes."""
+    """Each kernel of a launch waits on its own, for the engine or for the next turn. Before the end of its first turn,
+    and some time after its last turn began, run-ahead is unbounded.
+    """
     gpu = soft()
     async with running(gpu) as h, trio.open_nursery() as nursery:
         one = await program(h, gpu, spawn)
@@ -167,7 +167,7 @@ async def test_a_program_that_takes_turns_is_not_far_ahead_of_the_engine(spawn: 
 @pytest.mark.parametrize(("limit", "ahead"), [(0, range(1, 3)), (28, range(3, 5))])
 @virtual
 async def test_what_reaches_over_the_bus_is_no_farther_ahead(spawn: Spawn, limit: int, ahead: range) -> None:
-    """Of 32 MiB in the host, or 4, kernels of 10 us take 31 ms, or 4: each counts with that."""
+    """With 32 MiB or 4 MiB in the host, kernels of 10 us take 31 ms or 4 ms, which count towards the run-ahead."""
     gpu = soft()
     async with running(gpu) as h, trio.open_nursery() as nursery:
         one = await program(h, gpu, spawn, 32)
@@ -188,7 +188,7 @@ async def test_what_reaches_over_the_bus_is_no_farther_ahead(spawn: Spawn, limit
 
 @virtual
 async def test_what_comes_back_once_is_no_farther_ahead(spawn: Spawn) -> None:
-    """The first of some kernels has 31 ms of the bus: those behind it wait until that is nearly over."""
+    """The first of several kernels takes 31 ms on the bus; those behind it wait until that is nearly over."""
     gpu = soft()
     async with running(gpu) as h, trio.open_nursery() as nursery:
         one = await program(h, gpu, spawn, 32)
@@ -206,7 +206,7 @@ async def test_what_comes_back_once_is_no_farther_ahead(spawn: Spawn) -> None:
 
 
 class Uncounted(deque[int]):
-    """A queue that nothing goes through."""
+    """A queue that fails if it is iterated over."""
 
     def __iter__(self) -> Iterator[int]:
         raise AssertionError("it may be very long")
@@ -215,7 +215,7 @@ class Uncounted(deque[int]):
 @pytest.mark.parametrize("bounded", [False, True])
 @virtual
 async def test_a_launch_costs_no_look_at_what_is_queued(spawn: Spawn, bounded: bool) -> None:
-    """Refused or not, and again and again while it waits."""
+    """The cost is the same whether the launch is refused or waits, and on each retry while it waits."""
     gpu = soft()
     async with running(gpu) as h, trio.open_nursery() as nursery:
         one = await program(h, gpu, spawn)
@@ -310,7 +310,7 @@ async def test_exactly_as_long_as_it_may_take_is_in_time(spawn: Spawn) -> None:
 
 @virtual
 async def test_a_launch_that_is_half_way_in_counts_as_launched(spawn: Spawn) -> None:
-    """It lets others in while it looks at its pages; the gate that is closed meanwhile is behind it."""
+    """The launch lets other tasks run while it touches its pages; a gate that closes meanwhile does not stop it."""
     gpu = soft(512 * MIB)
     async with running(gpu) as h, trio.open_nursery() as nursery:
         one = await program(h, gpu, spawn, 500)
@@ -328,7 +328,9 @@ async def test_a_launch_that_is_half_way_in_counts_as_launched(spawn: Spawn) -> 
 
 @virtual
 async def test_one_context_without_a_gate_leaves_a_program_ungated(spawn: Spawn) -> None:
-    """Nothing is held then, not even what is launched in the others; it is gated once that context is gone."""
+    """With such a context nothing is held, not even launches in the others. The program is gated once that context is
+    gone.
+    """
     gpu = soft()
     async with running(gpu) as h, trio.open_nursery() as nursery:
         one = await program(h, gpu, spawn)
@@ -365,7 +367,7 @@ async def test_a_program_without_a_context_has_nothing_that_is_held(spawn: Spawn
 
 @virtual
 async def test_copies_wait_as_launches_do_and_moves_do_not(spawn: Spawn) -> None:
-    """A copy that had begun goes on with the GR engine off, and is what its program is late by."""
+    """A copy that had begun continues with the GR engine off, and makes its program late."""
     gpu = soft()
     async with running(gpu) as h, trio.open_nursery() as nursery:
         one = await program(h, gpu, spawn, 16)
@@ -405,7 +407,7 @@ async def test_one_that_waits_gives_for_its_own_limit(spawn: Spawn) -> None:
 @pytest.mark.parametrize(("bound_us", "ended"), [(PLENTY_US, TurnEnd.DRAINED), (0, TurnEnd.LATE)])
 @virtual
 async def test_a_protected_neighbour_loses_nothing_while_one_waits(spawn: Spawn, bound_us: int, ended: TurnEnd) -> None:
-    """The one that waits gives for their slice. One that is late cannot, and then the neighbour does."""
+    """The waiting program gives memory for their slice. A late one cannot, and then the neighbour gives."""
     gpu = soft()
     async with running(gpu) as h:
         waits, runs = await program(h, gpu, spawn, 16, "/jobs"), await program(h, gpu, spawn, 16, "/jobs")
@@ -422,7 +424,7 @@ async def test_a_protected_neighbour_loses_nothing_while_one_waits(spawn: Spawn,
 
 @virtual
 async def test_a_neighbour_that_allocates_takes_of_the_one_that_waits(spawn: Spawn) -> None:
-    """At a full GPU, too: it does not have to wait until the turn comes."""
+    """This holds on a full GPU, too: the allocation need not wait for the turn."""
     gpu = soft(32 * MIB)
     async with running(gpu) as h:
         waits, runs = await program(h, gpu, spawn, 24), await program(h, gpu, spawn, 8)
@@ -436,7 +438,7 @@ async def test_a_neighbour_that_allocates_takes_of_the_one_that_waits(spawn: Spa
         assert [gpu.read(waits.process, i) for i in waits.pages] == [1000 + i for i in waits.pages]
 
 
-# What else may happen in a turn
+# Other events in a turn
 
 
 @virtual
@@ -454,7 +456,7 @@ async def test_allocating_and_freeing_need_no_turn(spawn: Spawn) -> None:
 
 @virtual
 async def test_frozen_and_thawed_while_it_waits(spawn: Spawn) -> None:
-    """Thawed, it has its copy engine again, and still waits for its turn; its memory moves all the while."""
+    """After the thaw it has its copy engine again, and still waits for its turn; its memory can move all the time."""
     gpu = soft()
     async with running(gpu) as h, trio.open_nursery() as nursery:
         one = await program(h, gpu, spawn, 16)
@@ -476,7 +478,7 @@ async def test_frozen_and_thawed_while_it_waits(spawn: Spawn) -> None:
 
 @virtual
 async def test_frozen_when_its_turn_begins(spawn: Spawn) -> None:
-    """What it launches is queued then, as for any program that is frozen, and runs once it is thawed."""
+    """Its launches are queued then, as for any frozen program, and run once it is thawed."""
     gpu = soft()
     async with running(gpu) as h, trio.open_nursery() as nursery:
         one = await program(h, gpu, spawn)
@@ -495,7 +497,7 @@ async def test_frozen_when_its_turn_begins(spawn: Spawn) -> None:
 
 @virtual
 async def test_moved_to_another_gpu_it_leaves_its_turn(spawn: Spawn) -> None:
-    """What it launches there is held neither by that nor by a bound of the turns that it had."""
+    """Its launches on the other GPU are held neither by the old turn nor by a bound on run-ahead from it."""
     machine = Machine(2)
     gpus = soft(machine=machine), soft(index=1, machine=machine)
     async with running(*gpus) as h:
@@ -606,10 +608,14 @@ async def test_the_working_set_is_what_was_used_in_the_last_turn(spawn: Spawn) -
         await one.launch(1, pages=one.pages[:3])
         assert gpu.working_set(one.process).used == 12 * MIB, "this turn is not over"
         await one.end()
-        assert gpu.working_set(one.process) == WorkingSet(3 * MIB, 3 * MIB)
+        assert gpu.working_set(one.process) == WorkingSet(3 * MIB, 3 * MIB, missed=0, over=9 * MIB)
+        await one.begin()
+        await one.launch(1, pages=one.pages[2:7])
+        await one.end()
+        assert gpu.working_set(one.process) == WorkingSet(5 * MIB, 5 * MIB, missed=4 * MIB, over=2 * MIB)
         await one.begin()
         gpu.free(one.process, one.pages)
-        assert gpu.working_set(one.process) == WorkingSet(0, 0)
+        assert gpu.working_set(one.process) == WorkingSet(0, 0, missed=4 * MIB, over=2 * MIB)
 
 
 @virtual
@@ -624,7 +630,7 @@ async def test_what_runs_on_into_the_next_turn_is_used_in_it(spawn: Spawn) -> No
         assert gpu.working_set(one.process) == WorkingSet(4 * MIB, 4 * MIB)
         await one.begin()
         assert await one.end() is TurnEnd.DRAINED
-        assert gpu.working_set(one.process) == WorkingSet(0, 0)
+        assert gpu.working_set(one.process) == WorkingSet(0, 0, over=4 * MIB)
 
 
 # The bus
@@ -632,7 +638,7 @@ async def test_what_runs_on_into_the_next_turn_is_used_in_it(spawn: Spawn) -> No
 
 @virtual
 async def test_two_that_give_at_once_share_the_bus_and_one_that_fetches_does_not(spawn: Spawn) -> None:
-    """And `move_usec` is what it took."""
+    """`move_usec` is the time that the moves really took."""
     gpu = soft(256 * MIB)
     async with running(gpu) as h, trio.open_nursery() as nursery:
         each = [await program(h, gpu, spawn, 64) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""Programs that wait for their turn: one that is drained gives memory as if it ran, and no other gives in its stead."""
+"""Programs that wait for their turn: a drained program gives memory as if it ran, and no other gives in its stead."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ import backend.cuda.managed
 import backend.scheduler.parts
 from backend.core.records import Activity, Capability, Place
 from backend.core.turns import AHEAD_S, AHEAD_US, TurnEnd
-from backend.cuda.managed import DISTRUST_S, RECLAIM_S, SHORT_S, Standby
-from backend.cuda.server import ANSWER_S, MUTE_S, WAIT_US, Session
+from backend.cuda.gates import ANSWER_S, MUTE_S, WAIT_US
+from backend.cuda.managed import DISTRUST_S, RECLAIM_S, SHORT_S
+from backend.cuda.migrations import Standby
+from backend.cuda.server import Session
 from backend.door.wire import CUDA, Feature, Message, Op
 from backend.nvidia.proven import GR_ALONE
 from backend.process.identity import Member, Process
@@ -49,17 +51,17 @@ SLICE = "slice/job/0/"
 
 
 def engines(rig: Rig, program: Program) -> tuple[bool, bool]:
-    """Whether it is without GR, and without its copy engines."""
+    """Return whether a program is without GR, and without its copy engines."""
     return without(rig.fake.programs[program.process.pid])
 
 
 def said(rig: Rig, program: Program) -> TurnEnd | None:
-    """How its turn ended, as gcgroup.record says."""
+    """Return how its last turn ended, as gcgroup.record shows it."""
     return rig.h.controller.population.record(Member(program.process, 0)).compute.turn_end
 
 
 async def pair(rig: Rig) -> tuple[Gated, Gated]:
-    """Two programs of 8 GiB in one slice."""
+    """Start two programs of 8 GiB in one slice."""
     return await gated(rig, 8 * GIB, "/job", 0), await gated(rig, 8 * GIB, "/job", 0)
 
 
@@ -67,7 +69,9 @@ async def pair(rig: Rig) -> tuple[Gated, Gated]:
 
 
 def test_a_program_that_waits_for_its_turn_is_brought_under_its_limit(drive: Drive) -> None:
-    """Without EBUSY, by its own limit, by gmem.reclaim and by a limit that holds for what it has in its next turns."""
+    """This happens without EBUSY, by its own limit, by gmem.reclaim, and by a limit that still holds in its next
+    turns.
+    """
 
     async def test(rig: Rig) -> None:
         program, _ = await pair(rig)
@@ -102,7 +106,7 @@ def test_a_protected_neighbour_gives_nothing_in_its_stead(drive: Drive) -> None:
 
 
 def test_a_slice_holds_its_limit_in_all_turns(drive: Drive) -> None:
-    """While one waits, the other takes more: what is too much leaves before that is granted."""
+    """While one program waits, the other allocates more: the excess is moved out before the allocation is granted."""
 
     async def test(rig: Rig) -> None:
         both = await pair(rig)
@@ -119,7 +123,7 @@ def test_a_slice_holds_its_limit_in_all_turns(drive: Drive) -> None:
 
 
 def test_a_program_with_a_bounded_run_ahead_gets_rid_of_the_bound(drive: Drive) -> None:
-    """Some time after its last turn."""
+    """The bound ends some time after its last turn."""
 
     async def test(rig: Rig) -> None:
         program = await gated(rig, GIB)
@@ -137,7 +141,7 @@ def test_a_program_with_a_bounded_run_ahead_gets_rid_of_the_bound(drive: Drive) 
 
 
 def test_a_bound_does_not_end_in_the_middle_of_the_end_of_a_turn(drive: Drive) -> None:
-    """What lets a program run ahead again opens its gate."""
+    """The message that removes the bound also opens the gate."""
 
     async def test(rig: Rig) -> None:
         program = await gated(rig, GIB)
@@ -161,8 +165,9 @@ def test_a_bound_does_not_end_in_the_middle_of_the_end_of_a_turn(drive: Drive) -
 @pytest.mark.logs("GPU 0 is lost", "GPU 0 is back")
 @pytest.mark.parametrize("how", ["drained", "late", "drains", "asked", "runs"])
 def test_a_gpu_that_is_lost_opens_every_gate(drive: Drive, how: str) -> None:
-    """A launch fails in the driver's words, and none waits for a turn or for work that never ends. Once the GPU is back
-    turns end as before."""
+    """A launch fails with the driver's error, and none waits for a turn or for work that never ends. Once the GPU is
+    back, turns end as before.
+    """
 
     async def test(rig: Rig) -> None:
         program = await gated(rig, 8 * GIB, "/", 0)
@@ -170,7 +175,7 @@ def test_a_gpu_that_is_lost_opens_every_gate(drive: Drive, how: str) -> None:
         ended: list[TurnEnd | None] = []
 
         async def end() -> None:
-            with contextlib.suppress(OSError):  # the engines are not there
+            with contextlib.suppress(OSError):  # the engines are gone
                 ended.append(await end_turn(rig.h, program, BOUND_US if how != "asked" else 5_000_000))
 
         async with trio.open_nursery() as nursery:
@@ -208,7 +213,7 @@ def test_a_gpu_that_is_lost_opens_every_gate(drive: Drive, how: str) -> None:
 
 
 async def drained(h: Harness, program: Gated) -> None:
-    """Waits for a program that drains, on a GPU that may be lost."""
+    """Wait for a program that drains, on a GPU that may be lost."""
     with contextlib.suppress(OSError):
         await drain(h, program, 5_000_000)
 
@@ -217,7 +222,7 @@ async def drained(h: Harness, program: Gated) -> None:
 
 
 def test_a_program_whose_kernel_goes_on_keeps_its_memory_until_its_turn(drive: Drive) -> None:
-    """As today: EBUSY, and others give. With its turn it gives what it has too much."""
+    """The write fails with EBUSY, and others give memory. With its next turn the program gives its excess."""
 
     async def test(rig: Rig) -> None:
         late, other = await pair(rig)
@@ -243,7 +248,9 @@ def test_a_program_whose_kernel_goes_on_keeps_its_memory_until_its_turn(drive: D
 
 
 def test_what_a_program_had_too_much_it_gives_with_its_turn(drive: Drive) -> None:
-    """What the driver allocated for it while it was late: no write asked for that, and no other program can give."""
+    """The driver allocated the excess while the program was late: no write asked for it, and no other program can
+    give.
+    """
 
     async def test(rig: Rig) -> None:
         late = await gated(rig, 8 * GIB, "/job", 0)
@@ -265,7 +272,7 @@ def test_what_a_program_had_too_much_it_gives_with_its_turn(drive: Drive) -> Non
 
 
 class Older(Gated):
-    """A program with a library of before there were turns."""
+    """A program whose library is older than turns."""
 
     features = CUDA & ~Feature.TURNS
 
@@ -281,7 +288,7 @@ class Older(Gated):
     ],
 )
 def test_a_program_without_a_gate_is_off_with_all_engines(drive: Drive, why: str) -> None:
-    """As today, at once, and nothing is asked of a program that cannot answer."""
+    """It goes off at once, and no request is sent that it cannot answer."""
 
     async def test(rig: Rig) -> None:
         if why == "silent":
@@ -315,7 +322,7 @@ def test_a_program_without_a_gate_is_off_with_all_engines(drive: Drive, why: str
 
 
 async def busy(request: Message) -> Message:
-    """The answer of a program that captures a stream."""
+    """Answer as a program does that captures a stream."""
     return request.refuse(errno.EBUSY) if request.op == Op.END_TURN else request.answer()
 
 
@@ -323,7 +330,7 @@ async def busy(request: Message) -> Message:
 
 
 def slow(program: Gated, seconds: float) -> None:
-    """From now on what a program is asked waits for so long."""
+    """Delay every answer of a program from now on."""
 
     async def late(request: Message) -> Message | None:
         await trio.sleep(seconds)
@@ -333,8 +340,9 @@ def slow(program: Gated, seconds: float) -> None:
 
 
 def test_a_program_that_does_not_answer_in_time_is_waited_for_less_and_less(drive: Drive) -> None:
-    """What it answers later is taken, and says nothing. After the first time it is asked again, then only some time
-    later."""
+    """A later answer is accepted, and has no effect. After the first failure the program is asked again in its next
+    turn, and after that only some time later.
+    """
 
     async def test(rig: Rig) -> None:
         program, asked_s = await gated(rig, 8 * GIB), BOUND_US / 1e6 + ANSWER_S
@@ -376,7 +384,7 @@ def test_a_program_that_does_not_answer_in_time_is_waited_for_less_and_less(driv
 
 
 def test_a_program_that_never_answers_is_asked_no_more(drive: Drive) -> None:
-    """It cannot have the daemon remember more and more questions."""
+    """So it cannot make the daemon remember more and more requests."""
 
     async def test(rig: Rig) -> None:
         program = await gated(rig, 8 * GIB)
@@ -397,7 +405,7 @@ def test_a_program_that_never_answers_is_asked_no_more(drive: Drive) -> None:
 
 
 def test_a_program_that_says_at_once_that_it_is_late_is_asked_as_often_as_another(drive: Drive) -> None:
-    """While it drains: it cannot have the daemon do nothing but ask."""
+    """The program drains: it cannot make the daemon do nothing but ask."""
 
     async def test(rig: Rig) -> None:
         program = await gated(rig, 8 * GIB)
@@ -464,8 +472,9 @@ def test_a_refusal_is_that_of_an_open_gate(drive: Drive, code: int) -> None:
 
 @pytest.mark.parametrize("answers_s", [None, GIVEN_UP_S], ids=["mute", "nothing"])
 def test_a_program_that_says_that_it_is_drained_and_is_not(drive: Drive, answers_s: float | None) -> None:
-    """It costs a neighbour one piece of a reclaim, and is not believed for some time: whether its library waits for its
-    turn, or gives up what it waits for and answers that nothing has moved."""
+    """The lie costs a neighbour one piece of a reclaim, and the program is not believed for some time, whether its
+    library waits for its turn, or gives up and answers that nothing has moved.
+    """
 
     async def test(rig: Rig) -> None:
         liar, other = await pair(rig)
@@ -504,8 +513,32 @@ def test_a_program_that_says_that_it_is_drained_and_is_not(drive: Drive, answers
     drive(test)
 
 
+def test_one_that_is_slow_to_move_is_believed_again(drive: Drive) -> None:
+    """Memory of the host has to be made for what goes, say. It moved that while it waited, so nothing of it ran."""
+
+    async def test(rig: Rig) -> None:
+        slow, _ = await pair(rig)
+
+        async def obey(request: Message) -> Message | None:
+            if request.op == Op.RECLAIM:
+                await trio.sleep(RECLAIM_S + 0.5)
+            return await slow.library(request)
+
+        slow.obey = obey
+        assert await end_turn(rig.h, slow) is TurnEnd.DRAINED
+        async with takes(RECLAIM_S, RECLAIM_S + 0.5):
+            await rig.h.write(SLICE + "gmem.limit.high", "12G")
+        assert said(rig, slow) is TurnEnd.LATE, "as long as it does not answer"
+        await trio.sleep(1)
+        assert slow.resident < 8 * GIB
+        await begin_turn(rig.h, slow)
+        assert await end_turn(rig.h, slow) is TurnEnd.DRAINED
+
+    drive(test)
+
+
 def test_what_a_program_cannot_give_in_its_turn_says_nothing_of_its_end(drive: Drive) -> None:
-    """It was asked while it ran, and answers as it is drained."""
+    """The request came while it ran, and the answer comes when it is drained."""
 
     async def test(rig: Rig) -> None:
         program, other = await pair(rig)
@@ -533,11 +566,11 @@ def test_what_a_program_cannot_give_in_its_turn_says_nothing_of_its_end(drive: D
     drive(test)
 
 
-# With memory that moves as a turn ends: the library does one thing at a time
+# Memory that moves as a turn ends: the library does one thing at a time
 
 
 async def changing_places(program: Gated) -> None:
-    """Hot memory takes the place of cold."""
+    """Exchange cold memory for hot."""
     async with program.listens:
         (await program.ask(Op.REPORT, 0, 0, GIB)).check()
         await trio.sleep(0.3)
@@ -549,8 +582,9 @@ async def changing_places(program: Gated) -> None:
 def test_a_turn_that_ends_while_memory_moves(
     drive: Drive, monkeypatch: pytest.MonkeyPatch, why: str, begun: str
 ) -> None:
-    """Its program drains until the library is done with that and has closed the gate: it moves on, no write is refused,
-    and the next turn ends as ever. So where its last turn had begun meanwhile."""
+    """The program drains until the library has finished the move and closed the gate. The move continues, no write is
+    refused, and the next turn ends as usual; also if the last turn had begun meanwhile.
+    """
     monkeypatch.setattr(backend.cuda.managed, "PIECE", 4 * GIB)
 
     async def test(rig: Rig) -> None:
@@ -592,8 +626,9 @@ def test_a_turn_that_ends_while_memory_moves(
 
 @pytest.mark.parametrize("turns", [2, 6])
 def test_turns_that_are_shorter_than_a_move(drive: Drive, turns: int) -> None:
-    """Each ends late, with the engines on, and its program drains: the move goes on, and no write is refused. What the
-    library says of the turns before, once it is done with that, says nothing of the last one."""
+    """Each turn ends late, with the engines on, and the program drains: the move continues, and no write is refused.
+    After the move, the library's answers about earlier turns have no effect on the last one.
+    """
 
     async def test(rig: Rig) -> None:
         program = await gated(rig, 8 * GIB, "/", 0)
@@ -635,7 +670,7 @@ def test_turns_that_are_shorter_than_a_move(drive: Drive, turns: int) -> None:
 
 
 def test_a_program_that_is_busy_with_memory_and_never_answers(drive: Drive) -> None:
-    """It goes off with all engines once it was waited for, and is asked no more."""
+    """It goes off with all engines once the wait is over, and is asked no more."""
 
     async def test(rig: Rig) -> None:
         program = await gated(rig, 8 * GIB, "/", 0)
@@ -665,7 +700,7 @@ def test_a_program_that_is_busy_with_memory_and_never_answers(drive: Drive) -> N
 def test_limits_that_are_written_every_200_ms_hold_in_all_turns(
     drive: Drive, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """At each moment of a turn; no write is refused, and no turn ends with the gate open."""
+    """The limits change at each moment of a turn; no write is refused, and no turn ends with the gate open."""
     monkeypatch.setattr(backend.cuda.managed, "PIECE", 4 * GIB)
 
     async def test(rig: Rig) -> None:
@@ -679,7 +714,7 @@ def test_limits_that_are_written_every_200_ms_hold_in_all_turns(
                 await rig.h.write(program.file + "gmem.limit.high", "max")
                 back = min(program.swapped, 4 * GIB)
                 if back:
-                    async with program.listens:  # it takes it back, as it has room
+                    async with program.listens:  # the program fetches it, as there is room
                         (await program.ask(Op.MOVE_IN, back, 0)).check()
                         program.swapped, program.resident = program.swapped - back, program.resident + back
                         await trio.sleep(back / (32 * GIB))
@@ -709,7 +744,7 @@ def test_limits_that_are_written_every_200_ms_hold_in_all_turns(
     drive(test)
 
 
-# With all else that can be asked
+# With all other requests
 
 
 def test_a_freeze_of_a_program_that_waits_takes_all_and_a_thaw_leaves_gr_off(drive: Drive) -> None:
@@ -735,7 +770,7 @@ def test_a_freeze_of_a_program_that_waits_takes_all_and_a_thaw_leaves_gr_off(dri
 
 
 def test_a_program_that_is_moved_leaves_its_turn(drive: Drive) -> None:
-    """Its gate is open and all of its engines are on before it is asked to stand by; where that fails, they stay so."""
+    """Its gate is open and all of its engines are on before it is asked to prepare; if that fails, they stay so."""
 
     async def test(rig: Rig) -> None:
         program = await gated(rig, 8 * GIB)
@@ -765,7 +800,7 @@ def test_a_program_that_is_moved_leaves_its_turn(drive: Drive) -> None:
 
 @pytest.mark.parametrize("how", ["late", "cancelled"])
 def test_a_departure_that_is_not_sent_loses_no_beginning_of_a_turn(drive: Drive, how: str) -> None:
-    """The program is slow to take what it is told, and its turn has begun meanwhile."""
+    """The program is slow to read its messages, and its turn has begun meanwhile."""
 
     async def test(rig: Rig) -> None:
         program = await gated(rig, 8 * GIB)
@@ -799,7 +834,7 @@ def test_a_departure_that_is_not_sent_loses_no_beginning_of_a_turn(drive: Drive,
 
 
 def test_the_end_of_the_connection_opens_the_gate_and_nothing_moves_until_the_turn(drive: Drive) -> None:
-    """Its launches wait for the GR engine instead. One that connects anew is not known to be drained."""
+    """Its launches wait for the GR engine instead. A program that connects again is not known to be drained."""
 
     async def test(rig: Rig) -> None:
         program = await gated(rig, 8 * GIB)
@@ -832,7 +867,7 @@ def test_a_program_that_dies_in_its_wait(drive: Drive) -> None:
 
 
 def test_a_lever_that_fails_leaves_no_gate_closed(drive: Drive) -> None:
-    """The Follower falls back, and the program goes on."""
+    """The Follower falls back, and the program continues."""
 
     async def test(rig: Rig) -> None:
         program = await gated(rig, 8 * GIB)
@@ -850,7 +885,7 @@ def test_a_lever_that_fails_leaves_no_gate_closed(drive: Drive) -> None:
 
 
 def scheduler_of(h: Harness, gpu: StubGpu, nursery: trio.Nursery | None = None) -> Scheduler:
-    """A scheduler that is asked by the test alone; it waits for what drains in a nursery."""
+    """Return a scheduler that acts only on request of the test; it waits for draining programs in a nursery."""
     controller = h.controller
     scheduler = Scheduler(gpu, h.ledger, controller.population, controller._follower, 1.0)
     scheduler._ends.nursery = nursery
@@ -858,9 +893,9 @@ def scheduler_of(h: Harness, gpu: StubGpu, nursery: trio.Nursery | None = None) 
 
 
 def places(*off: Process) -> Any:
-    """A core that decides so."""
+    """Return a core that decides on these places."""
 
-    def decide(window: int, contenders: Any, samples: Any) -> Any:
+    def decide(window: int, contenders: Any, samples: Any, waiting: Any) -> Any:
         yield
         return {process: Place(100, off=True) for process in off}
 
@@ -875,7 +910,7 @@ async def test_a_program_that_does_not_drain_is_waited_for_less_and_less(spawn: 
         scheduler, group = scheduler_of(h, gpu, nursery), Member(who, 0)
 
         async def turn() -> list[int]:
-            """For how long its end was waited for, microseconds; each time that it was asked for."""
+            """Return for how long its end was waited for each time, microseconds."""
             await scheduler._change(who, Place(100, off=True))
             if who not in gpu.without_gr:
                 assert gpu.timeslices[who] == DRAIN_SLICE_US
@@ -911,7 +946,7 @@ async def test_a_program_that_does_not_drain_is_waited_for_less_and_less(spawn: 
 
 @virtual
 async def test_no_end_of_a_turn_waits_for_another(spawn: Spawn) -> None:
-    """Turns that end in the same look do so together, after those that begin."""
+    """Turns that end in the same look end together, after others have begun."""
     gpu = StubGpu()
     async with running(gpu) as h:
         first, *others = [await h.arrive(spawn().pid) for _ in range(4)]
@@ -931,7 +966,7 @@ async def test_no_end_of_a_turn_waits_for_another(spawn: Spawn) -> None:
 @virtual
 @pytest.mark.logs("cannot be scheduled")
 async def test_a_turn_that_cannot_end_goes_on(spawn: Spawn) -> None:
-    """A lever that fails: the gate opens again."""
+    """A lever fails, and the gate opens again."""
     gpu = StubGpu()
     async with running(gpu) as h:
         who = await h.arrive(spawn().pid)

@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from backend.core.reasons import Engines, Reason
 from backend.core.records import MAX
 from backend.core.turns import TurnEnd
-from backend.cuda.managed import Standby
+from backend.cuda.migrations import Standby
 from backend.cuda.page import CounterPage
 from backend.cuda.server import Session
 from backend.door import tenants

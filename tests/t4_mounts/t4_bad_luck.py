@@ -1,4 +1,6 @@
-"""Bad input and bad luck on a real mount: every malformed write, recycled pids, and death of all processes involved."""
+"""Bad input and bad luck on a real mount: every malformed write, recycled pids, and the death of all processes
+involved.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ GARBAGE = {
     b"%d" % (1 << 64): RANGE,
     b"%d" % (1 << 66): RANGE,
 }
-"""What no control file takes."""
+"""Values that no control file accepts."""
 
 SIZES = {b"8GB": INVAL, b"8 G": INVAL, b"1.5G": INVAL, b"K": INVAL, b"1P": INVAL, b"-1": RANGE, b"-1K": RANGE}
 SIZES |= {b"0x": INVAL, b"08": INVAL, b"16777216T": RANGE, b"0x1ffffffffffffffff": RANGE, b"default": INVAL}
@@ -78,9 +80,20 @@ REFUSED = {
         **dict.fromkeys((b"30000 100000 1", b"30000us", b"%d" % (1 << 63), b"%d" % (1 << 70)), INVAL),
         **dict.fromkeys((number for number, code in GARBAGE.items() if code == RANGE), INVAL),  # as cpu.max has it
     },
+    "compute.wait.max": {b"-1": INVAL, b"max": INVAL, b"1s": INVAL, b"0": RANGE, b"0.0001": RANGE},
+    "compute.spatial": {**INTEGERS, b"2": RANGE, b"yes": INVAL},
+    "compute.sm.max": {
+        b"-1": RANGE,
+        b"0": RANGE,
+        b"0%": RANGE,
+        b"101%": RANGE,
+        b"50 %": INVAL,
+        b"%": INVAL,
+        b"all": INVAL,
+    },
     "compute.migrate": {b"-1": RANGE, b"0": NOTSUP, b"GPU-x": NOTSUP, b"gpu-0": INVAL},
 }
-"""What each of them does not take besides."""
+"""Further values that each file refuses."""
 
 ACCEPTED = {
     "gmem.limit.high": [b" 8G ", b"8g\n", b"0x10", b"010", b"max", b"8\0garbage", b"+8", b"%d" % ((1 << 64) - 1)],
@@ -95,12 +108,15 @@ ACCEPTED = {
     "compute.priority": [b"0", b" 15\n", b"8"],
     "compute.weight": [b"1", b"10000", b"100"],
     "compute.max": [b"30000 100000", b" 1000\t10000\n", b"2000000", b"max"],
+    "compute.sm.max": [b"1", b" 64\n", b"0x40", b"50%", b"12.5%", b"100%", b"1000", b"max"],
+    "compute.wait.max": [b"2", b"2.048", b" 2 ms", b"10us", b"1000", b"default"],
+    "compute.spatial": [b"0", b" 0x0\n"],
 }
-"""The other side of the border, so that the table above cannot be right by refusing everything."""
+"""Values just inside the limits, so that the table above cannot pass by everything being refused."""
 
 
 def write(path: Path, data: bytes) -> int:
-    """One write(2); its errno, 0 for none."""
+    """Make one write(2); return its errno, 0 for none."""
     fd = os.open(path, os.O_WRONLY)
     try:
         count = os.write(fd, data)
@@ -114,7 +130,7 @@ def write(path: Path, data: bytes) -> int:
 
 @pytest.fixture(params=["process", "slice"])
 def group(request: pytest.FixtureRequest, mount: Mounted, spawn: Spawn) -> Iterator[Path]:
-    """The directory of a process, or of a slice, that does nothing."""
+    """Yield the directory of an idle process, or of a slice."""
     top = mount / (spawn().pid if request.param == "process" else "slice/bad")
     top.mkdir()
     yield top / "0"
@@ -147,10 +163,10 @@ def test_read_only_files_take_nothing(group: Path, name: str) -> None:
 
 
 def test_a_recycled_pid_inherits_nothing(mount: Mounted) -> None:
-    """A frozen process with limits dies; the next bearer of its pid starts with the defaults, and is not frozen."""
+    """A frozen process with limits dies; the next process with its pid starts with the defaults, and is not frozen."""
     default = None
     with reborn(None) as first:
-        (mount / first).mkdir()  # the first death that is told starts a thread in the daemon, which keeps its number
+        (mount / first).mkdir()  # the first reported death starts a thread in the daemon, which keeps its pid
     with Tenant(mount, "--gmem", "64M", "--report", "0.05") as tenant:
         for name in ("gmem.limit.high", "gmem.swap.max"):
             tenant.write(name, "32M")
@@ -179,7 +195,7 @@ class Writer(threading.Thread):
         super().__init__()
         self._call = (path, data)
         self.code: int | None = None
-        """The errno it got."""
+        """Errno of the write."""
         self.start()
 
     def run(self) -> None:
@@ -187,12 +203,14 @@ class Writer(threading.Thread):
 
 
 def moving(group: Path) -> bool:
-    """Whether some of a group's memory has left the GPU, but not all that is to."""
+    """Return whether some of a group's memory has left the GPU, but not all that is to leave."""
     return int((group / "gmem.swap.current").read_text()) > 256 * MIB
 
 
 def test_a_tenant_killed_while_its_memory_moves(mount: Mounted) -> None:
-    """Its limit's writer gets ENODEV, its directory is gone in 0.2 s, the books of all others are right."""
+    """The writer of its limit gets ENODEV, its directory is gone within 0.2 s, and the books of all others are
+    right.
+    """
     with (
         Tenant(mount, "--gmem", "64M", "--report", "0.05") as bystander,
         Tenant(mount, "--gmem", "14G", "--report", "0.05") as tenant,
@@ -209,7 +227,7 @@ def test_a_tenant_killed_while_its_memory_moves(mount: Mounted) -> None:
 
 
 def test_a_writer_killed_while_memory_moves(mount: Mounted) -> None:
-    """The process that asked is gone; what was asked for comes true, or is taken back, and the tree lives on."""
+    """The writer is gone; its setting takes effect or is taken back, and the tree works on."""
     with Tenant(mount, "--gmem", "14G", "--report", "0.05") as tenant:
         words = ["sh", "-c", 'echo 2M > "$0"', os.fspath(tenant.group / "gmem.limit.high")]
         with subprocess.Popen(words) as writer:
@@ -222,7 +240,7 @@ def test_a_writer_killed_while_memory_moves(mount: Mounted) -> None:
 
 
 def ended(mount: Mounted) -> float:
-    """SIGTERM, and how many seconds the daemon took to end well."""
+    """Send SIGTERM; return the seconds until the daemon has ended cleanly."""
     watch = mount.watch()
     mount.daemon.terminate()
     eventually(
@@ -234,7 +252,9 @@ def ended(mount: Mounted) -> float:
 
 
 def test_sigterm_gives_everything_back(tmp_path: Path) -> None:
-    """With a frozen tenant and its memory in the host: unmounted within 2 s, exit code 0, no socket, tenants told."""
+    """With a frozen tenant and its memory in the host: the daemon unmounts within 2 s, exits with 0, removes its
+    socket, and tenants are told.
+    """
     with mounted(tmp_path) as mount:
         socket = socket_of(tmp_path)
         with Tenant(mount, "--gmem", "1G", "--report", "0.05") as tenant:
@@ -250,7 +270,7 @@ def test_sigterm_gives_everything_back(tmp_path: Path) -> None:
 
 
 def test_sigterm_while_a_write_is_in_flight(tmp_path: Path) -> None:
-    """The mount ends as fast; the writer gets an errno, not a hang."""
+    """The mount ends as fast; the writer gets an errno, and does not hang."""
     with mounted(tmp_path) as mount, Tenant(mount, "--gmem", "14G", "--report", "0.05") as tenant:
         writer = Writer(tenant.group / "gmem.limit.high", b"2M")
         eventually(lambda: moving(tenant.group), "memory moves")
@@ -260,7 +280,7 @@ def test_sigterm_while_a_write_is_in_flight(tmp_path: Path) -> None:
 
 
 def test_more_signals_change_nothing(tmp_path: Path) -> None:
-    """Signals that come while it ends do not keep it from ending cleanly."""
+    """Signals that come during the end do not keep it from being clean."""
     with mounted(tmp_path) as mount:
         for _ in range(3):
             mount.daemon.send_signal(signal.SIGTERM)
@@ -270,7 +290,7 @@ def test_more_signals_change_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("attempt", range(5))
 def test_the_end_of_a_tenant_and_of_the_mount_at_once(tmp_path: Path, attempt: int) -> None:
-    """Directories that vanish while the tree itself does: not a word about it, exit code 0."""
+    """Directories vanish together with the tree: nothing is logged about that, and the exit code is 0."""
     with mounted(tmp_path) as mount, contextlib.ExitStack() as stack:
         tenants = [stack.enter_context(Tenant(mount, "--gmem", "16M", "--report", "0.05")) for _ in range(3)]
         for tenant in tenants:
@@ -281,7 +301,7 @@ def test_the_end_of_a_tenant_and_of_the_mount_at_once(tmp_path: Path, attempt: i
 
 
 def test_umount_ends_the_daemon(tmp_path: Path) -> None:
-    """umount(8) of the tree is as good as SIGTERM."""
+    """umount(8) of the tree has the same effect as SIGTERM."""
     with mounted(tmp_path) as mount:
         socket = socket_of(tmp_path)
         with Tenant(mount, "--gmem", "64M", "--report", "0.05") as tenant:
@@ -292,7 +312,7 @@ def test_umount_ends_the_daemon(tmp_path: Path) -> None:
 
 
 def test_a_busy_tree_ends_all_the_same(tmp_path: Path) -> None:
-    """A process stands in it and has files open: they get errors, the daemon ends."""
+    """A process has its working directory and open files there: it gets errors, and the daemon ends."""
     with mounted(tmp_path) as mount, open(mount / "ggroup.backend") as file:
         with subprocess.Popen(["sleep", "600"], cwd=mount / "slice") as visitor:
             try:
@@ -305,7 +325,7 @@ def test_a_busy_tree_ends_all_the_same(tmp_path: Path) -> None:
 
 
 def test_a_killed_daemon_is_replaced(tmp_path: Path) -> None:
-    """SIGKILL leaves ENOTCONN; the next mount takes the place, its tenants' socket, and books in the kernel over."""
+    """SIGKILL leaves ENOTCONN; the next mount takes over the place, the tenants' socket, and books in the kernel."""
     with mounted(tmp_path, expect_errors=["(killed)"]) as first:
         sockets = [socket_of(tmp_path)]
         (first / "slice/job").mkdir()
@@ -326,7 +346,7 @@ def test_a_killed_daemon_is_replaced(tmp_path: Path) -> None:
 
 
 def test_a_path_that_is_gone_is_not_there(mount: Mounted, spawn: Callable[..., subprocess.Popen[bytes]]) -> None:
-    """Also in the moment before the kernel has heard of it: ENOENT for every way in, and nothing else."""
+    """This holds also before the kernel is told: every access fails with ENOENT, and with nothing else."""
     for _ in range(40):
         process = spawn()
         os.mkdir(mount / process.pid)
@@ -342,7 +362,7 @@ def test_a_path_that_is_gone_is_not_there(mount: Mounted, spawn: Callable[..., s
 
 
 def eventually_raises(way: Callable[[], object]) -> None:
-    """Goes that way until it is no more."""
+    """Access a path until it is gone."""
     deadline = time.monotonic() + SECONDS * SLOW
     while time.monotonic() < deadline:
         way()

@@ -1,4 +1,4 @@
-"""What the benchmarks do with real processes, files and mounts, without a GPU."""
+"""The parts of the benchmarks that use real processes, files and mounts, without a GPU."""
 
 from __future__ import annotations
 
@@ -19,28 +19,29 @@ from tests.bench.core import record
 from tests.bench.core.runner import Unavailable, run
 from tests.bench.gpu import lab as real
 from tests.bench.gpu import systems
-from tests.bench.gpu.faces import Part
+from tests.bench.gpu.faces import Carried, Job, Part
 from tests.bench.host import files, flyt, salus, scale
 from tests.support.bench_program import REQUEST_NS
+from tests.support.mounted import eventually
 
 PROGRAM = Path(__file__).parents[1] / "support" / "bench_program.py"
 PYTHON = [sys.executable]
 
 BUDGET_S = 500.0
-"""Seconds that a benchmark may take, which takes a few where others do not want the processor."""
+"""Longest time of a benchmark, seconds; it takes a few seconds on an idle processor."""
 
-# The pages of programs
+# Pages of programs
 
 
 @pytest.fixture
 def lab(monkeypatch: pytest.MonkeyPatch) -> real.GpuLab:
-    """A lab with the double of the CUDA programs."""
+    """A lab with stand-ins for the CUDA programs."""
     monkeypatch.setattr(real, "built", lambda source: os.fspath(PROGRAM))
     return real.GpuLab()
 
 
 def test_a_burst_is_served(lab: real.GpuLab) -> None:
-    """Latencies from arrival: the second of two that come at once waits for the first."""
+    """Latencies count from arrival: the second of two requests that come at once waits for the first."""
     heard: list[float] = []
     with lab.critical(PYTHON, "decode") as critical:
         for _ in range(2):
@@ -57,8 +58,9 @@ def test_a_burst_is_served(lab: real.GpuLab) -> None:
 
 
 def test_what_has_not_begun_in_time_is_given_up(lab: real.GpuLab) -> None:
-    """No earlier, and what has begun is served to its end. A program that is kept off the processor for all of the time
-    begins none: it is asked again."""
+    """It is not given up earlier, and a request that has begun is served to its end. A program that got no processor
+    time at all begins none, and the test runs it again.
+    """
     count, most = 100, 10
     limit, until = most * REQUEST_NS / 1e9, time.monotonic() + BUDGET_S
     with lab.critical(PYTHON, "decode") as critical:
@@ -87,6 +89,48 @@ def test_batch_programs_work_when_they_are_told(lab: real.GpuLab) -> None:
         products.work(False)
         done = products.done
         assert products.done == done
+
+
+def test_jobs_go_on_until_they_are_told(lab: real.GpuLab) -> None:
+    with lab.jobs(PYTHON, [Job("decode", 8704, graph=True), Job("stencil", 8704), Job("gather", 64)]) as jobs:
+        before = [one.passes for one in jobs]
+        real.wait_for(lambda: all(one.passes > was for one, was in zip(jobs, before, strict=True)), "all go on")
+        assert jobs[0].carried() == Carried(4 << 20, 3 << 20, 0.001)
+        for one in jobs[:2]:
+            one.finish()
+        with pytest.raises(RuntimeError, match="wrong"):
+            jobs[2].finish()
+        with pytest.raises(Unavailable, match="the program ended"):
+            _ = jobs[0].passes
+
+
+@pytest.mark.parametrize("turns", ["on", "off"])
+def test_programs_in_a_slice_have_turns_where_they_have_less_room(turns: str) -> None:
+    """The test runs them on the software GPU, in the way `oversubscribed` does on a real one."""
+    with systems.Turned("slices", [f"turns={turns}"], gpu="soft").enter() as room:
+        words = [*room.words(), sys.executable, "-m", "ggroupfs", "tenant", "--mount", os.fspath(room.mount.path)]
+        words += ["--gmem", "256M", "--touch", "1000000", "--kernel", "5ms", "--depth", "2"]
+        running = [subprocess.Popen(words, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL) for _ in range(3)]
+        try:
+            eventually(lambda: room.held() >= 3 << 28, "all have allocated")
+            room.wait(0.4)
+            room.limit(room.held() * 6 // 10)
+            assert room.held() <= (3 << 28) * 6 // 10
+            if turns == "on":
+                eventually(lambda: room.figures().get("memory_turns", 0) > 6, "they have turns")
+                found = room.figures()
+                assert found["working_set"] > 0
+                assert found["turn_fetched_bytes"] > 0
+                assert "turn_missed_bytes" in found
+            else:
+                finished = room.figures()["finished"]
+                eventually(lambda: room.figures()["finished"] > finished + 100, "they go on")
+                assert "memory_turns" not in room.figures()
+            room.limit(None)
+        finally:
+            for one in running:
+                one.terminate()
+                one.wait(BUDGET_S)
 
 
 def test_a_program_that_dies_says_what_it_said_last(lab: real.GpuLab) -> None:
@@ -121,7 +165,7 @@ def test_the_programs_compile(name: str, monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert path.stat().st_mtime_ns == when, "not again"
 
 
-# MPS, with a double of its control daemon
+# MPS, with a stand-in for its control daemon
 
 
 DAEMON = """#!/bin/sh
@@ -263,7 +307,7 @@ def test_what_is_measured_goes_into_a_file_with_what_it_was_measured_on(tmp_path
     on = found.runs["flyt"].on
     assert on["command"] == shlex.join([Path(sys.executable).name, "-m", "tests.bench", *words])
     assert {"cpu", "cpus", "kernel", "python", "date"} <= set(on)
-    # Of sources that came without their history it is not known.
+    # For sources without their history the commit is unknown.
     assert ("commit" in on) == ((real.ROOT / ".git").exists() and shutil.which("git") is not None)
     assert str(on["date"])[:4] >= str(time.gmtime().tm_year)
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -243,11 +244,11 @@ def test_what_a_killed_daemon_without_its_guard_left_so_is_aborted_when_asked(he
     """SIGKILL ends neither. A mount and an umount say what ends them, and do it."""
     os.kill(guard_of(held.daemon.pid), signal.SIGKILL)
     held.daemon.kill()
-    for command in ("mount", "umount"):
-        refused = ggroupfs(command, held.path)
-        assert refused.returncode == 1
-        assert "the tree does not answer within" in refused.stderr
-        assert "--force" in refused.stderr
+    with ThreadPoolExecutor() as both:  # each waits for an answer for as long as a tree may take
+        for refused in both.map(lambda command: ggroupfs(command, held.path), ("mount", "umount")):
+            assert refused.returncode == 1
+            assert "the tree does not answer within" in refused.stderr
+            assert "--force" in refused.stderr
     assert held.maker.poll() is None
     assert ggroupfs("umount", "--force", held.path).returncode == 0
     assert held.daemon.wait(ENDS_S) == -signal.SIGKILL

@@ -107,6 +107,9 @@ def test_each_setting_has_annotations_and_they_hold(container: Container) -> Non
         "GMemOOMGroup": ("yes", "gmem.oom.group", "1"),
         "GMemMax": ("infinity", "gmem.limit.max", "max"),
         "ComputeFreeze": ("no", "compute.freeze", "0"),
+        "ComputeWaitMax": ("2s", "compute.wait.max", "2000"),
+        "compute.spatial": ("1", "compute.spatial", "1"),
+        "ComputeSMMax": ("infinity", "compute.sm.max", "max"),
     }
     assert {KEYS[key].field for key in values} == {one.field for one in KEYS.values()}
     container.asks({f"{PREFIX}{key}": value for key, (value, _, _) in values.items()} | {"org.other": "x"})

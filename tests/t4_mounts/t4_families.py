@@ -143,7 +143,7 @@ def test_run_takes_the_socket_where_there_is_no_tree(mount: Mounted, tmp_path: P
     without = ggroupfs(*words, GGROUP_GMEM_HIGH="32M")
     assert (without.returncode, without.stderr) == (
         1,
-        f"ggroupfs: {tmp_path}/ggroup.backend: No such file or directory\n",
+        f"ggroupfs: {tmp_path}: no ggroup tree is mounted there\n",
     )
     assert ggroupfs(*words[:3], "-p", "GMemHigh=1G", *words[3:], **there).returncode == 1, "-p needs the tree"
 

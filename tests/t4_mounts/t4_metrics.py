@@ -102,6 +102,7 @@ def test_a_process_has_the_numbers_of_its_files(mount: Mounted) -> None:
             "limit_high_bytes": 32 * MIB,
             "limit_max_bytes": math.inf,
             "over_limit": tenant.flat("gmem.events")["over"],
+            "past_library": tenant.flat("gmem.events")["past"],
             "limit_low_bytes": MIB,
             "swap_max_bytes": math.inf,
             "swapin_bytes_total": memory["swapin_bytes"],
@@ -119,6 +120,7 @@ def test_a_process_has_the_numbers_of_its_files(mount: Mounted) -> None:
             "priority": 3,
             "quota_seconds": 0.06,
             "quota_period_seconds": 0.05,
+            "sms_max": math.inf,
             "periods_total": work["nr_periods"],
             "gpu_seconds_total": work["gpu_usec"] / 1e6,
             "busy_seconds_total": work["busy_usec"] / 1e6,
@@ -129,7 +131,7 @@ def test_a_process_has_the_numbers_of_its_files(mount: Mounted) -> None:
         }
         assert {name: one(found, f"ggroup_process_{name}", **who) for name in expected} == expected
         events = tenant.flat("gmem.events")
-        del events["over"]  # a state, not a count: over_limit
+        del events["over"], events["past"]  # states, not counts: over_limit, past_library
         assert events["reclaim"] > 0
         assert {e: one(found, "ggroup_process_events_total", event=e, **who) for e in events} == events
         reasons = {"freeze": 1, "turn": 0, "quota": 0, "busy": 0, "gang": 0, "migration": 0}

@@ -1,8 +1,8 @@
-"""Generated histories of a live mount, against the same backend in process: every file's content and every errno.
+"""Generated histories of a live mount, compared with the same backend in process: every file's content and every errno.
 
-Real tenants, moved like puppets, use the software GPU of a real mount; a :class:`Model` is told what they do. What a
-file shows is rendered here a second time, and what a written text means comes with the text (tests.support.strategies),
-so that neither the filesystem's table nor its parsers are checked with themselves.
+Real tenants, controlled like puppets, use the software GPU of a real mount, and a :class:`Model` gets the same calls.
+The content of files is rendered a second time here, and the meaning of a written text comes with the text
+(tests.support.strategies). So neither the filesystem's table nor its parsers are checked against themselves.
 """
 
 from __future__ import annotations
@@ -41,25 +41,34 @@ from ggroupfs.client import flat
 from ggroupfs.fs.controls import PEAKS
 from tests.support.cgroups import answer, cgroup2
 from tests.support.mounted import Mounted, eventually, mounted
-from tests.support.strategies import Written, chosen, history, pick, size_writes, switch_writes, timeslice_writes
+from tests.support.strategies import (
+    Written,
+    chosen,
+    history,
+    pick,
+    size_writes,
+    sm_writes,
+    switch_writes,
+    timeslice_writes,
+)
 
 MIB = 1 << 20
 PAGE = 2 * MIB
 BUS = Lane(SoftConfig().out_bytes_per_s)
-"""A direction of the bus of a software GPU; the other is as fast."""
+"""One direction of the bus of a software GPU; the other is as fast."""
 SHARERS = 8
-"""Moves that may share it at once: two for each program."""
+"""Greatest number of moves that share it at once: two for each program."""
 TOP = f"ggroupfs-model-{os.getpid()}"
-"""A cgroup, and the slice of that name, for this test alone."""
+"""Name of a cgroup, and of its slice, for this test alone."""
 
 SLICES = tuple(Slice(f"/{TOP}{below}") for below in ("", "/a", "/b", "/made"))
 
 
-# Puppets: real processes that do what they are told
+# Puppets: real processes that follow commands
 
 
 class Puppet:
-    """One tenant. `ask` returns what the software GPU answers it, or the name of an errno."""
+    """One tenant. `ask` returns the answer of the software GPU, or the name of an errno."""
 
     def __init__(self, theater: socket.socket, mount: Path, cgroup: Path) -> None:
         self._socket, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -69,9 +78,9 @@ class Puppet:
         self.process = identify(self.pid)
         self.slice = Slice(f"/{TOP}/{cgroup.name}")
         self.tsgs: list[tuple[int, int]] = []
-        """Its TSGs, as numbered by the mount and by the model."""
+        """Its TSGs, by the numbers of the mount and of the model."""
         self.stamps: dict[range, list[int]] = {}
-        """What it wrote into each of its allocations."""
+        """The stamps that it wrote into each of its allocations."""
 
     def ask(self, *words: object) -> Any:
         if words:
@@ -81,14 +90,14 @@ class Puppet:
         return json.loads(raw)
 
     def end(self, *, kill: bool) -> None:
-        """It exits, or is killed."""
+        """Let it exit, or kill it."""
         if kill:
             os.kill(self.pid, signal.SIGKILL)
         self._socket.close()
 
 
 def theater(stage: socket.socket) -> None:
-    """Forks puppets for the test at the other end of `stage`."""
+    """Fork puppets for the test at the other end of `stage`."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies
     while True:
         raw, fds, _, _ = socket.recv_fds(stage, 4096, 1)
@@ -104,7 +113,7 @@ def theater(stage: socket.socket) -> None:
 
 
 def perform(strings: socket.socket, mount: str, cgroup: str) -> None:
-    """A puppet's life."""
+    """Follow commands, as a puppet."""
     Path(cgroup, "cgroup.procs").write_text("0")
     strings.send(str(os.getpid()).encode())
     device: Device | None = None
@@ -158,15 +167,15 @@ class Model:
         self._thread.join()
 
     def do(self, call: Callable[..., Any], *args: Any) -> Any:
-        """What a call gives, or the name of its errno."""
+        """Return the result of a call, or the name of its errno."""
         return answer(lambda: trio.from_thread.run_sync(call, *args, trio_token=self._token))
 
     def wait(self, call: Callable[..., Any], *args: Any) -> Any:
-        """The same for an async one."""
+        """The same for an async call."""
         return answer(lambda: trio.from_thread.run(call, *args, trio_token=self._token))
 
     def groups(self) -> list[Group]:
-        """Every group that has a directory with control files."""
+        """Return every group that has a directory with control files."""
 
         def collect() -> list[Group]:
             population = self.controller.population
@@ -177,7 +186,7 @@ class Model:
         return groups
 
     def shows(self, name: str, group: Group) -> Any:
-        """What a file shows, or the errno of reading it."""
+        """Return the content of a file, or the errno of reading it."""
         if name in ("gmem.reclaim", "compute.migrate"):
             return "EINVAL"
         return self.do(lambda: CONTENTS[name](self.controller, group))
@@ -201,8 +210,8 @@ def gmem_events(controller: Controller, group: Group) -> str:
     b = controller.books(group)
     limits = {"low": b.events_low, "high": b.events_high, "max": b.events_max, "oom": b.events_oom}
     kills = {"oom_kill": b.events_oom_kill, "oom_group_kill": b.events_oom_group_kill}
-    over = int(controller.is_over(group))
-    return table(**limits, reclaim=b.events_reclaim, fail=b.events_fail, **kills, over=over)
+    states = {"over": int(controller.is_over(group)), "past": int(controller.is_past(group))}
+    return table(**limits, reclaim=b.events_reclaim, fail=b.events_fail, **kills, **states)
 
 
 def timeslice(controller: Controller, group: Group) -> str:
@@ -214,25 +223,26 @@ def timeslice(controller: Controller, group: Group) -> str:
 
 
 def shown(path: Path) -> object:
-    """What a file says, but for the clock's figure."""
+    """Return the content of a file, without figures of the clock."""
     found = answer(path.read_text)
     return without_clock(found) if isinstance(found, str) else found
 
 
 def without_clock(text: str) -> str:
-    """A text without its lines of the clock, which goes on between two looks. That of moves is of it: two that begin at
-    once have the bus in any order, and the later one shares it."""
+    """Return a text without the lines that depend on the clock, which differs between two looks. The time of moves is
+    one of them: of two moves that begin at once, either may be first on the bus, and the later one shares it.
+    """
     clocks = ("frozen_usec ", "byte_seconds ", "since ", "move_usec ")
     return "".join(line for line in text.splitlines(keepends=True) if not line.startswith(clocks))
 
 
 def leaves(controller: Controller, group: Group) -> list[Group]:
-    """The processes at or below a group."""
+    """Return the processes at or below a group."""
     return [Member(resident.process, group.gpu) for resident in controller.population.below(group)]
 
 
 def is_asked_to_freeze(controller: Controller, group: Group) -> bool:
-    """Whether a freeze was asked for, of a group or above it: nothing else has a program off the runlist here."""
+    """Return whether a freeze was set on a group or above it: nothing else takes a program off the runlist here."""
     return any(controller.books(level).frozen for level in controller.population.path(group))
 
 
@@ -275,15 +285,23 @@ CONTENTS: dict[str, Callable[[Controller, Group], str]] = {
     "compute.priority": lambda c, g: f"{c.books(g).priority}\n",
     "compute.weight": lambda c, g: f"{c.books(g).weight}\n",
     "compute.max": lambda c, g: f"max {c.books(g).period_us}\n",
+    "compute.wait.max": lambda c, g: "default\n",
+    "compute.spatial": lambda c, g: f"{int(c.books(g).spatial)}\n",
+    "compute.sm.max": lambda c, g: f"{c.gpus[g.gpu].info.sms_of(c.books(g).sm_max) or 'max'}\n",
     "compute.events": lambda c, g: table(
-        populated=int(c.is_populated(g)), frozen=int(c.is_frozen(g)), migrated=c.moved(g), undone=0, lost=0
+        populated=int(c.is_populated(g)),
+        frozen=int(c.is_frozen(g)),
+        migrated=c.moved(g),
+        undone=0,
+        lost=0,
+        **({} if (lost := c.servers_lost(g)) is None else {"server_lost": lost}),
     ),
     "gcgroup.stat": gcgroup_stat,
 }
 NAMES = sorted([*CONTENTS, "gmem.reclaim", "compute.migrate", "usermemfd"])
 
 REFUSALS = ("EBUSY", "EAGAIN")
-"""What a well-formed write to a live group may be refused with, on a GPU that answers: swap.max is in the way."""
+"""Errnos of a well-formed write to a live group on a GPU that answers: swap.max prevents the move."""
 
 memory = st.one_of(st.integers(0, 130).map(lambda mib: mib * MIB), st.integers(0, 130 * MIB))
 sized, counted = size_writes(memory), size_writes(memory, unlimited=False)
@@ -302,28 +320,30 @@ WRITES: dict[str, tuple[st.SearchStrategy[Written], Callable[[Controller], Calla
     "gmem.reclaim": (counted, lambda c: c.reclaim),
     "compute.timeslice": (timeslice_writes, lambda c: partial(set_value, c, TIMESLICE)),
     "compute.freeze": (switch_writes, lambda c: c.set_frozen),
+    "compute.spatial": (switch_writes, lambda c: c.set_spatial),
+    "compute.sm.max": (sm_writes, lambda c: c.set_sms),
 }
 writes = st.sampled_from(sorted(WRITES)).flatmap(lambda name: st.tuples(st.just(name), WRITES[name][0]))
 
 
 @attrs.define(eq=False)
 class Opened:
-    """A control file that was opened on the mount."""
+    """A control file that is open on the mount."""
 
     fd: int
     name: str
     group: Group
     snapshot: Any = None
-    """What was read from the start."""
+    """Content that was read from the start."""
     seen: int = 0
-    """usermemfd: the last record's sequence number."""
+    """Sequence number of the last record, of usermemfd."""
 
 
 # The machine
 
 
 class MountMachine(RuleBasedStateMachine):
-    """Each rule does a thing on the mount and tells the model."""
+    """The state machine: each rule acts on the mount and on the model."""
 
     mount: ClassVar[Mounted]
     stage: ClassVar[socket.socket]
@@ -349,7 +369,7 @@ class MountMachine(RuleBasedStateMachine):
                 eventually(lambda gone=puppet: not (self.mount / gone.pid).exists(), "its directory is gone")
             top = self.mount / "slice" / TOP
             for path in (top / "a", top / "b", top / "made", top):
-                # ENODEV, for a moment: the kernel is still being told that a directory above is gone.
+                # ENODEV is possible for a moment: the kernel is still being told that a directory above is gone.
                 eventually(lambda path=path: answer(path.rmdir) in (None, "ENOENT"), f"{path} is gone")
             self.model.stop()
         assert (self.mount / "gpus/0/gmem.current").read_text() == "0\n"
@@ -366,7 +386,7 @@ class MountMachine(RuleBasedStateMachine):
         return self.mount.path / name / str(group.gpu)
 
     def compare(self, group: Group, names: list[str]) -> None:
-        """What the mount and the model show. What happens in the background has a moment to happen."""
+        """Compare the files of a group with the model. Background work gets a moment to finish."""
         for name in names:
             if name == "usermemfd":
                 continue
@@ -379,11 +399,11 @@ class MountMachine(RuleBasedStateMachine):
                 assert shown(path) == self.model.shows(name, group), f"{name} of {group.node}"
 
     def drain(self) -> None:
-        """Waits, on both sides, until everything is finished that is not frozen."""
+        """Wait, on both sides, until all work that is not frozen is finished."""
 
         def idle(stat: Any) -> bool:
             if not isinstance(stat, str) or " " not in stat:
-                return True  # gone
+                return True  # the process is gone
             numbers = dict(line.split() for line in stat.splitlines())
             return numbers["pending"] == "0" or numbers["attached"] == "0"
 
@@ -398,7 +418,7 @@ class MountMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.puppets) < 3)
     @rule(where=st.sampled_from(("a", "b")), contexts=st.integers(0, 2), pages=st.integers(0, 40))
     def spawn(self, where: str, contexts: int, pages: int) -> None:
-        """A process, most often one that uses the GPU at once."""
+        """Start a process, which mostly uses the GPU at once."""
         self.puppets.append(Puppet(self.stage, self.mount.path, self.cgroup / where))
         for _ in range(contexts):
             self.join(len(self.puppets) - 1, 8)
@@ -435,7 +455,7 @@ class MountMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.puppets)
     @rule(index=pick, kill=st.booleans())
     def exit(self, index: int, kill: bool) -> None:
-        """Its directory goes; files that are open say ENODEV, those of others go on."""
+        """Its directory disappears; its open files fail with ENODEV, and those of others work."""
         puppet = self.puppet(index)
         self.puppets.remove(puppet)
         puppet.end(kill=kill)
@@ -443,7 +463,7 @@ class MountMachine(RuleBasedStateMachine):
         group = Member(puppet.process, 0)
         eventually(lambda: not self.model.do(self.controller.population.holds, group), "the model noticed")
 
-    # What tenants do
+    # Acts of tenants
 
     @precondition(lambda self: self.puppets)
     @rule(index=pick, channels=st.sampled_from((1, 8, 128, 0, 129)))
@@ -498,7 +518,7 @@ class MountMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(puppet.stamps for puppet in self.puppets))
     @rule(index=pick, stamp=st.integers(0, (1 << 64) - 1))
     def write_and_read(self, index: int, stamp: int) -> None:
-        """Contents survive whatever was moved where."""
+        """Contents survive every move."""
         puppet = chosen([puppet for puppet in self.puppets if puppet.stamps], index)
         pages = chosen(list(puppet.stamps), index)
         assert puppet.ask("read", pages.start, pages.stop) == puppet.stamps[pages]
@@ -516,7 +536,7 @@ class MountMachine(RuleBasedStateMachine):
         assert found == self.model.wait(self.gpu.launch, puppet.process, twin, kernels, us, pages)
         self.drain()
 
-    # What operators do
+    # Acts of operators
 
     @precondition(lambda self: self.model.groups())
     @rule(index=pick, write=writes)
@@ -532,7 +552,8 @@ class MountMachine(RuleBasedStateMachine):
             value = bool(written.value) if name == "compute.freeze" else written.value
             expected = self.model.wait(call, group, value)
             assert found == (len(written.raw) if expected is None else expected), written
-            assert not isinstance(found, str) or found in REFUSALS, written
+            refusals = (*REFUSALS, "EINVAL") if name == "compute.spatial" and value else REFUSALS
+            assert not isinstance(found, str) or found in refusals, written  # a process has no space of its own
         after = answer(path.read_text)
         assert after == self.model.shows(name, group), "at once, not eventually"
         assert not isinstance(found, str) or after == before, "a refused write changes nothing"
@@ -549,14 +570,14 @@ class MountMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.groups())
     @rule(index=pick, high=st.integers(0, 40), swap=st.integers(0, 20), odd=st.sampled_from((0, 1, MIB)))
     def squeeze(self, index: int, high: int, swap: int, odd: int) -> None:
-        """Little room on the GPU and little in the host: what the limits are about."""
+        """Leave little room on the GPU and in the host, which is what limits are for."""
         for name, nbytes in (("gmem.swap.max", swap * PAGE + odd), ("gmem.limit.high", high * PAGE + odd)):
             self.write_control(index, (name, Written(b"%d\n" % nbytes, nbytes)))
 
     @precondition(lambda self: self.model.groups())
     @rule(index=pick, name=st.sampled_from(NAMES), raw=st.sampled_from((b"1\n", b"", b"nonsense")))
     def write_others(self, index: int, name: str, raw: bytes) -> None:
-        """Files that are only read, that no backend acts on yet, and peaks, which take anything."""
+        """Write files that are read-only or have no effect in any backend, and peaks, which accept anything."""
         group = chosen(self.model.groups(), index)
         if name in WRITES:
             return
@@ -565,8 +586,8 @@ class MountMachine(RuleBasedStateMachine):
             assert found == 0
         elif name in PEAKS:
             assert found == len(raw)
-            # It was started again for a file that is closed now, and for no other.
-        elif name in ("compute.priority", "compute.weight", "compute.migrate"):
+            # The peak was restarted for a file that is closed now, and for no other.
+        elif name in ("compute.priority", "compute.weight", "compute.wait.max", "compute.migrate"):
             assert found == ("EINVAL" if raw == b"nonsense" else "EOPNOTSUPP").replace("EOPNOTSUPP", "ENOTSUP")
         else:
             assert found == "EINVAL"
@@ -582,7 +603,7 @@ class MountMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.open_files)
     @rule(index=pick, offset=st.sampled_from((0, 0, 1, 5, 5000)), count=st.sampled_from((3, 16, 4096)))
     def read_open_file(self, index: int, offset: int, count: int) -> None:
-        """What was read from the start stays, until it is read from the start again."""
+        """Content that was read from the start stays until the file is read from the start again."""
         file = chosen(self.open_files, index)
         if file.name.endswith(".stat"):
             self.read_open_stat(file, offset, count)
@@ -597,8 +618,9 @@ class MountMachine(RuleBasedStateMachine):
         assert found == (text if text.isupper() else text.encode()[offset : offset + count])
 
     def read_open_stat(self, file: Opened, offset: int, count: int) -> None:
-        """The same of a file with figures that grow with time: what was read is compared with itself, and what does not
-        grow with the model."""
+        """The same for a file with figures that grow with time: the content is compared with itself, and the figures
+        that do not grow with the model.
+        """
         if offset == 0 or not isinstance(file.snapshot, bytes):
             whole = answer(lambda: os.pread(file.fd, 4096, 0))
             text = without_clock(whole.decode()) if isinstance(whole, bytes) else whole
@@ -608,7 +630,7 @@ class MountMachine(RuleBasedStateMachine):
             assert answer(lambda: os.pread(file.fd, count, offset)) == file.snapshot[offset : offset + count]
 
     def pressure(self, file: Opened, count: int) -> object:
-        """The usermemfd record that an opener has not read yet."""
+        """Return the usermemfd record that an opener has not read yet."""
         if count < 16:
             return "EINVAL"
         books = self.model.do(self.controller.books, file.group)
@@ -626,11 +648,11 @@ class MountMachine(RuleBasedStateMachine):
         self.open_files.remove(file)
         os.close(file.fd)
 
-    # What always holds
+    # Invariants
 
     @invariant()
     def sums_add_up(self) -> None:
-        """Nothing is lost: what a process allocated is on the GPU or in the host, and sums are sums."""
+        """Nothing is lost: what a process allocated is on the GPU or in the host, and the sums are right."""
         totals = [0, 0]
         for puppet in self.puppets:
             if not (self.mount / puppet.pid).exists():
@@ -656,13 +678,13 @@ class MountMachine(RuleBasedStateMachine):
         for slice_ in SLICES:
             there = SliceOn(slice_, 0) in groups
             path = self.mount.path / f"slice{slice_.path}"
-            # What a process left behind is known to be gone a moment later, when the kernel was told.
+            # What a process left behind is removed a moment later, once the kernel was told.
             what = f"{path} is there: {there}"
             eventually(lambda path=path, there=there: path.is_dir() == there, what, 1.0, self.mount.watch())
 
     @invariant()
     def a_group_agrees(self) -> None:
-        """One group, another each time; at the end all of them."""
+        """Compare one group, a different one each time; at the end all of them."""
         groups = self.model.groups()
         if groups:
             self._turn = getattr(self, "_turn", 0) + 1
@@ -674,7 +696,7 @@ HELD = ("current", "swap.current")
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[type[MountMachine]]:
-    """The machine, with a mount, cgroups and puppets to play with."""
+    """Yield the machine, with a mount, cgroups and puppets."""
     cgroup = cgroup2() / TOP
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     words = [sys.executable, "-m", "tests.t4_mounts.t4_mount_machine", str(far.fileno())]
@@ -697,7 +719,9 @@ def test_histories(machine: type[MountMachine]) -> None:
 
 
 def test_a_swap_max_that_is_no_multiple_of_a_page(mount: Mounted) -> None:
-    """The host has room for one page and a half, so for one page: no more can go, and nothing is lost by trying."""
+    """The host has room for one page and a half, so for one page: no more can be moved, and nothing is lost by
+    trying.
+    """
     with Device(mount.path) as device:
         device.join()
         group = mount.group(os.getpid())

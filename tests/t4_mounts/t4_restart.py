@@ -1,4 +1,4 @@
-"""kill -9 of a real daemon at random moments, and the next one: what was acknowledged is there."""
+"""kill -9 of a real daemon at random moments, and the next daemon: acknowledged settings are there."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from tests.support.proc import stat_of
 SERVICE = Path(__file__).parents[2] / "systemd/ggroupfs.service"
 
 POLL = "7"
-"""poll(2), on x86-64."""
+"""Number of the system call poll(2) on x86-64."""
 
 
 FILES = {
@@ -58,18 +58,20 @@ FILES = {
     "gmem.limit.max": ("max", ["2147483648", "4294967296", "max"]),
     "gmem.oom.group": ("0", ["0", "1"]),
     "compute.max": ("max 100000", ["30000 100000", "1000 10000", "max 1000000"]),
+    "compute.wait.max": ("default", ["100", "2500"]),
+    "compute.sm.max": ("max", ["8", "64", "max"]),
 }
-"""What a file says at first, and what is written to it."""
+"""Default content of each file, and the values that are written to it."""
 
 SLICES = ("a", "a/b", "c", "a/b/d")
 
 ACTIONS = 400
-"""More than a daemon that is to be killed has the time for."""
+"""Number of actions, more than a daemon that is to be killed has time for."""
 
 
 @attrs.define
 class Model:
-    """What was acknowledged; of what was under way when the daemon died, nothing is known."""
+    """State that was acknowledged; an action under way when the daemon died may have happened or not."""
 
     slices: set[str] = attrs.field(factory=set)
     processes: dict[int, subprocess.Popen[bytes]] = attrs.field(factory=dict)
@@ -77,21 +79,21 @@ class Model:
     owners: dict[str, tuple[int, int]] = attrs.field(factory=dict)
     """Uid and mode, by path."""
     doubtful: tuple[str, str, object] | None = None
-    """Of an action under way: what it does, to what, and what is to be there."""
+    """Action under way: what it does, on what, and the state that it leads to."""
 
     def directories(self) -> list[str]:
-        """Those with control files."""
+        """Return the directories that have control files."""
         return [f"slice/{slice_}/0" for slice_ in sorted(self.slices)] + [f"{pid}/0" for pid in sorted(self.processes)]
 
     def drop(self, directory: str) -> None:
-        """A process or a slice is gone."""
+        """Forget a process or a slice that is gone."""
         for table in (self.values, self.owners):
             for path in [path for path in table if path == directory or path.startswith(f"{directory}/")]:
                 del table[path]
 
 
 class Story(threading.Thread):
-    """A client that does one thing after the other, as long as it gets an answer."""
+    """A client that makes one request after the other as long as it gets answers."""
 
     def __init__(self, mount: Path, model: Model, rng: random.Random) -> None:
         super().__init__()
@@ -100,7 +102,7 @@ class Story(threading.Thread):
         self._rng = rng
         self._answered = threading.Condition()
         self.count = 0
-        """What was acknowledged."""
+        """Number of acknowledged requests."""
         self.refused: OSError | None = None
         self.start()
 
@@ -118,7 +120,7 @@ class Story(threading.Thread):
             self._model.doubtful = None
 
     def until(self, count: int) -> None:
-        """Returns in the middle of something, after so many answers."""
+        """Return in the middle of a request, after `count` answers."""
         with self._answered:
             assert self._answered.wait_for(lambda: self.count >= count or self.refused, SECONDS * SLOW)
 
@@ -170,7 +172,7 @@ class Story(threading.Thread):
 
 
 def agrees(mount: Path, model: Model) -> None:
-    """The tree is what was acknowledged, and, where something was under way, that with it or without."""
+    """Check that the tree has the acknowledged state, with or without the action that was under way."""
     kind, where, becomes = model.doubtful or ("", "", None)
     found = {os.path.relpath(at, mount / "slice") for at, _, _ in os.walk(mount / "slice")} - {"."}
     slices = {path for path in found if not os.path.basename(path).isdigit()}
@@ -179,7 +181,7 @@ def agrees(mount: Path, model: Model) -> None:
     assert pids ^ set(model.processes) <= ({int(where)} if kind == "process" else set())
     for directory in model.directories():
         if not (mount / directory).exists():
-            continue  # it was being made, or taken away: looked at above
+            continue  # it was being made or removed: checked above
         for name, (default, _) in FILES.items():
             path = f"{directory}/{name}"
             allowed = {model.values.get(path, default)}
@@ -198,7 +200,7 @@ def agrees(mount: Path, model: Model) -> None:
 
 
 def settle(mount: Path, model: Model) -> None:
-    """What was in doubt is what it is found to be: from now on it counts."""
+    """Take the state that is found for the state of the doubtful action."""
     kind, where, _ = model.doubtful or ("", "", None)
     model.doubtful = None
     if kind == "slice":
@@ -225,7 +227,7 @@ def place() -> Iterator[Path]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_killed_while_somebody_is_at_it(place: Path, seed: int) -> None:
-    """An acknowledged write is never lost; one under way is there or not; and nothing else is ever there."""
+    """An acknowledged write is never lost; the one under way is there or not; and nothing else is ever there."""
     rng, model = random.Random(seed), Model()
     try:
         with daemons(place) as start:
@@ -267,7 +269,7 @@ def test_who_died_meanwhile_is_gone_and_whoever_bears_his_pid_has_nothing_of_it(
             if second.pid == first.pid:
                 if identify(second.pid) != began:
                     break
-                second.kill()  # of the same hundredth of a second: not to be told from the first
+                second.kill()  # started in the same hundredth of a second, so indistinguishable from the first
                 second.wait()
         assert second.pid == first.pid, "the pid never came back"
         start()
@@ -279,14 +281,14 @@ def test_who_died_meanwhile_is_gone_and_whoever_bears_his_pid_has_nothing_of_it(
 
 @pytest.mark.skipif(LEDGER == "kmod", reason="the module's books keep what was charged until the process ends")
 def test_what_was_counted_is_counted_on(place: Path) -> None:
-    """Peaks and events of a slice, over the death of the daemon, and of the programs with it."""
+    """Peaks and events of a slice survive the daemon, and the programs that die with it."""
     with daemons(place) as start:
         mount = start()
         with Tenant(mount, "--gmem", "64M", "--report", "0.05") as tenant:
             tenant.write("gmem.limit.high", "16M")
             events = tenant.flat("gmem.events")
             assert events["reclaim"] == 1
-            os.kill(tenant.pid, signal.SIGSTOP)  # it would end when its GPU does, and take along what was its own
+            os.kill(tenant.pid, signal.SIGSTOP)  # it would end with its GPU, and take its figures along
             kill(mount)
             second = start()
             assert tenant.number("gmem.peak") == 64 << 20
@@ -297,7 +299,7 @@ def test_what_was_counted_is_counted_on(place: Path) -> None:
 
 @pytest.mark.parametrize("how", ["kill", "upgrade"])
 def test_a_quota_holds_on_and_its_periods_are_counted_on(place: Path, how: str) -> None:
-    """With the next daemon, of the process and of its slice."""
+    """With the next daemon, both continue for the process and its slice."""
     with daemons(place) as start:
         mount = start()
         with Tenant(mount, *BUSY) as tenant:
@@ -306,9 +308,9 @@ def test_a_quota_holds_on_and_its_periods_are_counted_on(place: Path, how: str) 
             there.write_text("400000 500000\n")
             tenant.write("compute.max", "20000 50000")
             eventually(lambda: tenant.flat("gcgroup.stat")["nr_periods"] > 40, "it works")
-            os.kill(tenant.pid, signal.SIGSTOP)  # it would end when its GPU does, and take along what was its own
+            os.kill(tenant.pid, signal.SIGSTOP)  # it would end with its GPU, and take its figures along
             before = tenant.flat("gcgroup.stat")["nr_periods"]
-            time.sleep(5 * SLOW)  # counts are written down each second, or more rarely where the machine is busy
+            time.sleep(5 * SLOW)  # counts are saved each second, or more rarely on a busy machine
             if how == "kill":
                 kill(mount)
                 mount = start()
@@ -329,13 +331,13 @@ def test_a_quota_holds_on_and_its_periods_are_counted_on(place: Path, how: str) 
 
 
 def files_of(place: Path) -> set[str]:
-    """The files that daemons of one place have: other tests' come and go beside them."""
-    socket = tenants.default_path(SOCKETS, os.fspath(place)).name  # of a long path it has a name of its own
+    """Return the files that daemons of one place have, without those of other tests."""
+    socket = tenants.default_path(SOCKETS, os.fspath(place)).name  # for a long path its name is another one
     return {name for name in os.listdir(SOCKETS) if place.name in name or name == socket}
 
 
 def test_nothing_is_left_open_and_no_file_is_left_over(place: Path) -> None:
-    """A daemon that took over has the descriptors that a new one has, and one for each process besides."""
+    """A daemon that took over has as many descriptors as a new one, and one more for each process."""
     with daemons(place) as start, subprocess.Popen(["sleep", "600"]) as sleeper:
         try:
             mount = start()
@@ -354,7 +356,9 @@ def test_nothing_is_left_open_and_no_file_is_left_over(place: Path) -> None:
 
 
 def test_the_next_one_is_there_within_two_seconds(place: Path) -> None:
-    """From the death of one to an answer of the next, with what systemd waits before it starts that (RestartSec=)."""
+    """The time is from the death of one daemon to an answer of the next, plus the wait of systemd before it starts that
+    (RestartSec=).
+    """
     with daemons(place) as start:
         mount = start()
         for name in range(200):
@@ -367,7 +371,9 @@ def test_the_next_one_is_there_within_two_seconds(place: Path) -> None:
 
 
 def processor_s(mount: Mounted) -> float:
-    """Seconds of processor time of the daemon, with its threads, however busy this machine is (proc_pid_stat(5))."""
+    """Return the processor time of the daemon with its threads, seconds, which does not depend on other load
+    (proc_pid_stat(5)).
+    """
     ticks = stat_of(mount.daemon.pid)[11:13]
     return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
@@ -378,7 +384,7 @@ def upgraded(place: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_next_version_is_there_within_two_seconds(place: Path) -> None:
-    """From the signal to an answer, by the same process."""
+    """The time is from the signal to an answer by the same process."""
     with daemons(place) as start:
         mount = start()
         for name in range(200):
@@ -392,11 +398,11 @@ def test_the_next_version_is_there_within_two_seconds(place: Path) -> None:
 
 
 def test_a_tree_has_the_same_socket_after_an_upgrade_and_a_kill_and_no_other_tree_has_it(tmp_path: Path) -> None:
-    """Though its device number is another one then, and that which it had is another tree's."""
+    """Its device number changes, and its former number belongs to another tree."""
     spare, first, second = (tmp_path / name for name in ("spare", "a", "b"))
     for directory in (spare, first, second):
         directory.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "none", spare], check=True)  # has a number that is free again then
+    subprocess.run(["mount", "-t", "tmpfs", "none", spare], check=True)  # takes a number that becomes free then
     with daemons(first) as start, daemons(second) as start_other:
         mount = start()
         ours = socket_of(first)
@@ -414,7 +420,7 @@ def test_a_tree_has_the_same_socket_after_an_upgrade_and_a_kill_and_no_other_tre
 
 
 def test_a_socket_where_another_daemon_listens_is_not_taken(tmp_path: Path) -> None:
-    """Two mounts by one name of a socket: the second one is none."""
+    """There are two mounts with the same socket: the second one fails."""
     one, two = tmp_path / "one", tmp_path / "two"
     one.mkdir()
     two.mkdir()
@@ -447,16 +453,18 @@ echo; while read -r _; do
   for tree in {inside}/tree {bound}; do head -n 1 $tree/ggroup.backend 2>&1 || :; done | sed 's/.*: //' | paste -s -d ,
 done
 """
-"""Has the directory above a tree, rslave as `podman -v DIRECTORY:DIRECTORY:rslave`, and the tree itself, and looks."""
+"""Shell script that mounts the directory above a tree with rslave, like `podman -v DIRECTORY:DIRECTORY:rslave`, and the
+tree itself, and then reads both.
+"""
 
 
 def test_a_container_has_the_next_daemons_tree_by_the_directory_above(tmp_path: Path) -> None:
-    """After an upgrade and after a kill. What is bound itself is dead with its daemon."""
+    """This is after an upgrade and after a kill. A bind mount of the tree itself is dead with its daemon."""
     directories = place, shared, inside, bound = [tmp_path / name for name in ("place", "shared", "inside", "bound")]
     for directory in directories:
         directory.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "none", shared], check=True)
-    subprocess.run(["mount", "--make-shared", shared], check=True)  # as all of /run is by systemd
+    subprocess.run(["mount", "--make-shared", shared], check=True)  # as systemd does for all of /run
     try:
         with daemons(place, f"also={shared}/tree") as start, contextlib.ExitStack() as stack:
             mount = start()
@@ -488,7 +496,7 @@ def test_a_container_has_the_next_daemons_tree_by_the_directory_above(tmp_path: 
 
 
 def test_a_tree_that_cannot_be_there_too(tmp_path: Path) -> None:
-    """A tree that cannot be in the second place is nowhere."""
+    """A tree that cannot be bound to its second place is not mounted at all."""
     file, place = tmp_path / "file", tmp_path / "place"
     file.touch()
     place.mkdir()
@@ -500,7 +508,9 @@ def test_a_tree_that_cannot_be_there_too(tmp_path: Path) -> None:
 
 
 def test_who_waits_in_poll_is_woken_by_an_upgrade(place: Path) -> None:
-    """Long before it would be otherwise: with POLLERR; what was open is of no use any more, and can be opened again."""
+    """They wake up with POLLERR long before they otherwise would; open files are useless from then on, and can be
+    opened again.
+    """
     with daemons(place) as start:
         start()
         (place / "slice/a").mkdir()
@@ -524,7 +534,7 @@ def test_who_waits_in_poll_is_woken_by_an_upgrade(place: Path) -> None:
 
 @pytest.fixture
 def interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A link by which daemons are started: what it leads to is installed."""
+    """Return a link by which daemons are started; the file that it leads to is what is installed."""
     link = tmp_path / "python"
     link.symlink_to(os.path.realpath(sys.executable))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [os.getcwd(), *sys.path])))
@@ -533,7 +543,7 @@ def interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 GONE, BROKEN, WORSE = "", "echo it is broken >&2; exit 3", 'case "$*" in *--help) ;; *) exit 3; esac'
-"""Next versions: none, one that does not start, and one that only seems to."""
+"""Next versions: a missing one, one that does not start, and one that only seems to."""
 
 
 def install(interpreter: Path, script: str) -> None:
@@ -547,7 +557,7 @@ def install(interpreter: Path, script: str) -> None:
 def test_a_next_version_that_does_not_start_is_not_begun_with(
     place: Path, interpreter: Path, monkeypatch: pytest.MonkeyPatch, script: str, words: str
 ) -> None:
-    """The tree is served on, by the daemon that serves it."""
+    """The running daemon continues to serve the tree."""
     with daemons(place) as start:
         mount = start()
         (place / "slice/a").mkdir()
@@ -565,7 +575,7 @@ def test_a_next_version_that_does_not_start_is_not_begun_with(
 
 
 def test_what_the_journal_does_not_know_is_not_forgotten_unasked(place: Path, tmp_path: Path) -> None:
-    """While the disk is full the tree is served on; with --force, or with room, the next one takes over."""
+    """While the disk is full the running daemon continues; with --force, or with room, the next one takes over."""
     disk = tmp_path / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "none", disk], check=True)
@@ -601,7 +611,9 @@ def test_what_the_journal_does_not_know_is_not_forgotten_unasked(place: Path, tm
 def test_a_next_version_that_fails_leaves_all_to_the_next_mount(
     place: Path, interpreter: Path, monkeypatch: pytest.MonkeyPatch, script: str
 ) -> None:
-    """The process ends with an error, for which systemd starts another (Restart=on-failure); what was frozen is."""
+    """The process ends with an error, for which systemd starts another one (Restart=on-failure); frozen processes stay
+    frozen.
+    """
     with daemons(place) as start, subprocess.Popen(["sleep", "600"]) as sleeper:
         try:
             mount = start()
@@ -638,7 +650,7 @@ def test_two_daemons_never_share_a_journal(place: Path, tmp_path: Path) -> None:
 
 
 def test_without_a_journal(place: Path) -> None:
-    """As it was before there were any."""
+    """Restarts work as they did before there were journals."""
     with daemons(place, "nojournal") as start:
         mount = start()
         assert "journal" not in (place / "ggroup.backend").read_text()
@@ -675,7 +687,7 @@ def test_a_journal_that_was_cut_off_is_read_up_to_there(place: Path) -> None:
 
 
 def test_thaw_all_where_no_driver_is(place: Path) -> None:
-    """No program can be frozen: a software GPU's daemon has nothing to do with it, and keeps its journal."""
+    """No program can be frozen: the daemon of a software GPU is not affected, and keeps its journal."""
     words = [sys.executable, "-m", "ggroupfs", "doctor", "--thaw-all"]
     with daemons(place) as start:
         start()

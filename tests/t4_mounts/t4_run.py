@@ -105,7 +105,7 @@ def test_errors_are_one_line(mount: Mounted, tmp_path: Path) -> None:
     assert "no such control" in complaint(*m, "-p", "GMemHi=1", "--", "true", code=2)
     assert "no name of a cgroup" in complaint(*m, "--slice", "../x", "--", "true", code=2)
     nowhere = complaint("run", "--mount", tmp_path, "--", "true", code=1)
-    assert nowhere == f"{tmp_path}/ggroup.backend: No such file or directory"
+    assert nowhere == f"{tmp_path}: no ggroup tree is mounted there"
     assert "no right" in complaint(*m, "-p", "gmem.limit.high=1G", "--", "true", code=1, user=65534)
 
 

@@ -29,11 +29,14 @@ CHANGED = {
     "compute.max": "30000 50000",
     "gmem.limit.max": "2G",
     "gmem.oom.group": "1",
+    "compute.wait.max": "300",
+    "compute.spatial": "1",
+    "compute.sm.max": "64",
 }
 
 
 def changed(group: Path) -> dict[str, str]:
-    """What of a slice is not the default, by control file."""
+    """Return the settings of a slice that differ from the default, by control file."""
     return {
         name: text
         for name, row in BY_CONTROL.items()
@@ -43,7 +46,7 @@ def changed(group: Path) -> dict[str, str]:
 
 @pytest.fixture
 def group(mount: Mounted) -> Iterator[Path]:
-    """A slice of which every setting was set."""
+    """Yield a slice with every setting set."""
     (mount / f"slice/{NAME}").mkdir()
     assert set(CHANGED) == {one.control for one in APPLIED}, "a new setting has to be here"
     words = (f"{key}={value}" for key, value in CHANGED.items())
@@ -63,13 +66,13 @@ def test_all_settings_go_to_their_defaults(mount: Mounted, group: Path, words: s
 
 @pytest.mark.parametrize("words", ["NAME --reset GMemHigh compute.weight", "--reset NAME GMemHigh ComputeWeight"])
 def test_some_settings_go_to_their_defaults(mount: Mounted, group: Path, words: str) -> None:
-    """By control file or by property; all others are left."""
+    """They are named by control file or by property; all others keep their values."""
     ok("set", "--mount", mount.path, *words.replace("NAME", NAME).split())
     assert set(changed(group)) == set(CHANGED) - {"gmem.limit.high", "compute.weight"}
 
 
 def test_a_process_is_reset(mount: Mounted) -> None:
-    """A limit that is gone lets it hold more; what the GPU gives it shows again."""
+    """Without its limit it can hold more, and shows the GPU's timeslice again."""
     with Tenant(mount, "--gmem", "64M", "--report", "0.1") as tenant:
         own = (tenant.group / "compute.timeslice").read_text()
         ok("set", "--mount", mount.path, tenant.pid, "GMemHigh=16M", "ComputeTimeSlice=7ms", "ComputeFreeze=yes")
@@ -104,7 +107,7 @@ def test_what_is_not_there_is_not_made(mount: Mounted) -> None:
 
 
 def test_what_a_machine_or_an_older_daemon_lacks_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all settings; one that is named is refused as any write is."""
+    """This applies to a reset of all settings; a setting that is named is refused like any write."""
     group = tmp_path / "slice" / NAME / "0"
     group.mkdir(parents=True)
     for name, text in CHANGED.items():

@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
@@ -448,26 +447,24 @@ NOBODY = 65534
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
 def test_another_user_speaks_for_nobody_but_himself(
-    mount: Mounted, pair: tuple[Tenant, Tenant], configured: Path, tmp_path: Path
+    mount: Mounted, pair: tuple[Tenant, Tenant], configured: Path, public: Path
 ) -> None:
     """A user's report on another user's group is dropped, and the group's own user is heard."""
-    with tempfile.TemporaryDirectory() as directory:
-        os.chmod(directory, 0o755)
-        path = f"{directory}/slo.sock"
-        configured.write_text(CONFIG.format(socket=path, critical=pair[0].pid, batch=pair[1].pid))
-        with policy_in(mount, configured) as policy, contextlib.ExitStack() as stack:
-            liar = stack.enter_context(reporting(path, str(NOBODY), 50.0))
-            assert liar.stdout is not None
-            assert liar.stdout.readline() == "said\n"
-            stack.enter_context(reporting(path, "", 0.09))
-            assert policy.stdout is not None
-            for share in (0.9, 1.0):
-                told = json.loads(policy.stdout.readline())
-                assert (told["share"], told["latency_ms"]) == (share, 90.0)
-            assert liar.poll() is None
-            policy.send_signal(signal.SIGTERM)
-            _, errors = policy.communicate()
-            assert f"pid {liar.pid} of user {NOBODY} is not in that group" in errors
+    path = f"{public}/slo.sock"
+    configured.write_text(CONFIG.format(socket=path, critical=pair[0].pid, batch=pair[1].pid))
+    with policy_in(mount, configured) as policy, contextlib.ExitStack() as stack:
+        liar = stack.enter_context(reporting(path, str(NOBODY), 50.0))
+        assert liar.stdout is not None
+        assert liar.stdout.readline() == "said\n"
+        stack.enter_context(reporting(path, "", 0.09))
+        assert policy.stdout is not None
+        for share in (0.9, 1.0):
+            told = json.loads(policy.stdout.readline())
+            assert (told["share"], told["latency_ms"]) == (share, 90.0)
+        assert liar.poll() is None
+        policy.send_signal(signal.SIGTERM)
+        _, errors = policy.communicate()
+        assert f"pid {liar.pid} of user {NOBODY} is not in that group" in errors
 
 
 def test_a_group_is_known_by_who_is_in_it(tmp_path: Path, spawn: Callable[..., subprocess.Popen[bytes]]) -> None:

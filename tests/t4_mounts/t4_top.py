@@ -1,6 +1,6 @@
-"""`ggroupfs top` on a real pseudo-terminal, as the one in front of it sees it: the emulated screen is what is compared.
+"""`ggroupfs top` on a real pseudo-terminal: the screen of a terminal emulator is compared.
 
-Nothing waits for a time: each test waits until the screen says what it should.
+No test waits for a fixed time: each waits until the screen has the expected content.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ MIB = 1 << 20
 
 
 def top(mount: Path, *options: str, **size: int) -> AbstractContextManager[Terminal]:
-    """The command on a terminal. Ten frames a second: a test waits for several."""
+    """Start the command on a terminal, with ten frames a second, since a test waits for several."""
     words = [sys.executable, "-m", "ggroupfs", "top", "-d", "0.1", "--mount", os.fspath(mount), *options]
     return terminal(words, **size)
 
 
 @pytest.fixture
 def tenants(mount: Mounted) -> Iterator[tuple[Tenant, Tenant]]:
-    """One with 64 MiB and one with 128 MiB, the only ones in the tree."""
+    """Start two tenants, with 64 MiB and 128 MiB, the only ones in the tree."""
     with (
         Tenant(mount, "--gmem", "64M", "--report", "0.1") as small,
         Tenant(mount, "--gmem", "128M", "--report", "0.1") as large,
@@ -46,7 +46,7 @@ def tenants(mount: Mounted) -> Iterator[tuple[Tenant, Tenant]]:
 
 @pytest.fixture
 def screen(mount: Mounted, tenants: tuple[Tenant, Tenant]) -> Iterator[Terminal]:
-    """A screen with both of them on it, and with rates."""
+    """Yield a screen that shows both of them, with rates."""
     with top(mount.path) as screen:
         for tenant in tenants:
             screen.until(lambda tenant=tenant: re.search(r"\d+% ", screen.line(f"{tenant.pid} ")), "it has rates")
@@ -54,7 +54,9 @@ def screen(mount: Mounted, tenants: tuple[Tenant, Tenant]) -> Iterator[Terminal]
 
 
 def normal(screen: Terminal, mount: Mounted, *tenants: Tenant) -> list[str]:
-    """The screen without what is different each time, blank lines, and the slices that the tests themselves run in."""
+    """Return the screen without what differs each time, blank lines, and the slices that the tests themselves run
+    in.
+    """
     own = cgroup_of(os.getpid()).path.split("/")
     text = screen.text.replace(os.fspath(mount.path), "MOUNT")
     for name, tenant in zip(("ONE", "TWO"), tenants, strict=True):
@@ -67,7 +69,7 @@ def normal(screen: Terminal, mount: Mounted, *tenants: Tenant) -> list[str]:
 
 
 def below(screen: Terminal, first: Tenant, second: Tenant) -> Callable[[], bool]:
-    """Whether the second one is on a line below the first one."""
+    """Return a condition: the second tenant is on a line below the first."""
 
     def ordered() -> bool:
         text = screen.text
@@ -77,7 +79,7 @@ def below(screen: Terminal, first: Tenant, second: Tenant) -> Callable[[], bool]
 
 
 def choose(screen: Terminal, tenant: Tenant) -> None:
-    """Moves to its line, which is then the one that is reversed."""
+    """Move to the line of a tenant, which is then reversed."""
     screen.press(HOME)
     screen.until(lambda: chosen(screen) == "GPU 0", "the first line is chosen")
     while chosen(screen) != str(tenant.pid):
@@ -87,7 +89,7 @@ def choose(screen: Terminal, tenant: Tenant) -> None:
 
 
 def chosen(screen: Terminal) -> str:
-    """What the line that is shown reversed is of: not its figures, which change under way."""
+    """Return the start of the line that is reversed, without figures, which change."""
     found = [
         screen.screen.display[row].lstrip("│├└─ ").split()
         for row in range(screen.screen.lines)
@@ -102,7 +104,7 @@ def chosen(screen: Terminal) -> str:
 
 
 def test_the_screen(screen: Terminal, mount: Mounted, tenants: tuple[Tenant, Tenant]) -> None:
-    """All of it, on 80 columns and 24 lines: the most memory first."""
+    """It is shown whole, on 80 columns and 24 lines, with the most memory first."""
     assert normal(screen, mount, *tenants) == [
         "ggroupfs top: 2 processes, by memory, on MOUNT",
         "GPU 0 mem ▎░░░░░░░░░░░░░░░░░░░ 192.0M/16.0G busy BAR SHARE",
@@ -166,7 +168,7 @@ def test_sorting(screen: Terminal, tenants: tuple[Tenant, Tenant]) -> None:
 
 
 def test_what_it_is_sorted_by_is_seen(screen: Terminal, tenants: tuple[Tenant, Tenant]) -> None:
-    """Weights, the greatest first, and priorities, the best first, also where there is no room for all columns."""
+    """Weights are ordered from the greatest and priorities from the best, also if there is no room for all columns."""
     small, large = tenants
     assert "WEIGHT" not in screen.text
     large.write("compute.weight", 50)
@@ -199,12 +201,12 @@ def test_a_history_of_shares(mount: Mounted, tenants: tuple[Tenant, Tenant]) -> 
 
 
 def test_filter(screen: Terminal, tenants: tuple[Tenant, Tenant]) -> None:
-    """It acts while it is typed, stays with enter, and goes with escape."""
+    """It acts while it is typed, remains after enter, and is removed by escape."""
     small, large = tenants
     screen.press(f"/{small.pid}")
     screen.until(lambda: f"{large.pid} python" not in screen.text, "the other one is not shown")
     screen.shows(f"{small.pid} python")
-    screen.press(ENTER + "p")  # a key again, and no letter of the filter
+    screen.press(ENTER + "p")  # p is a command again, and not a letter of the filter
     screen.shows("by pid")
     assert f"{large.pid} python" not in screen.text
     screen.press(ESCAPE)
@@ -254,7 +256,7 @@ def test_help(screen: Terminal) -> None:
     screen.until(lambda: "choose a line" not in screen.text and "CURRENT" in screen.text, "the help is gone")
 
 
-# Doing
+# Actions
 
 
 def test_freeze_and_thaw(screen: Terminal, tenants: tuple[Tenant, Tenant]) -> None:
@@ -339,7 +341,7 @@ def test_a_gpu_has_nothing_to_set(screen: Terminal) -> None:
 
 
 def ended_by(tenant: Tenant) -> int:
-    """The signal, once it has ended."""
+    """Return the signal that ended a tenant."""
     ended = os.waitid(os.P_PID, tenant.pid, os.WEXITED | os.WNOWAIT)
     assert ended is not None
     assert ended.si_code == os.CLD_KILLED
@@ -347,7 +349,9 @@ def ended_by(tenant: Tenant) -> int:
 
 
 def test_a_process_is_killed_after_a_question(screen: Terminal, tenants: tuple[Tenant, Tenant]) -> None:
-    """The key alone sends nothing, nor do escape, an empty line and another word; yes sends TERM, and KILL its name."""
+    """The key alone sends nothing, nor do escape, an empty line or another word; yes sends TERM, and KILL its
+    signal.
+    """
     small, large = tenants
     question = f"{small.pid} python of root: end it? yes (TERM), or a signal: KILL, INT >"
     choose(screen, small)
@@ -383,7 +387,7 @@ def test_what_cannot_be_killed(screen: Terminal) -> None:
 
 @pytest.mark.parametrize("how", ["q", "\x03", signal.SIGTERM, signal.SIGHUP], ids=["q", "ctrl-c", "TERM", "HUP"])
 def test_the_terminal_is_left_as_it_was(mount: Mounted, how: str | int) -> None:
-    """Its modes, the cursor, and what was on the screen before."""
+    """This covers its modes, the cursor, and the former content of the screen."""
     with top(mount.path) as screen:
         before = screen.settings
         screen.shows("0 processes")
@@ -408,10 +412,10 @@ def test_a_tree_that_does_not_answer_holds_up_no_key(mount: Mounted, screen: Ter
             screen.shows("by pid")
             screen.press("m")
             screen.shows("by memory")
-        screen.press("f")  # which waits for an answer too
+        screen.press("f")  # it waits for an answer too
         screen.press("?")
         screen.shows("choose a line")
-        screen.press(ESCAPE)  # not with the next key: that would be alt and the key
+        screen.press(ESCAPE)  # not together with the next key: that would be alt and the key
         screen.until(lambda: "choose a line" not in screen.text, "the help is gone")
         screen.press("q")
         screen.take_rest()
@@ -438,7 +442,7 @@ def test_a_tree_that_goes_is_said_to_and_one_that_comes_is_shown(tmp_path: Path)
 
 
 def test_once(mount: Mounted, tenants: tuple[Tenant, Tenant]) -> None:
-    """Plain text, also where it was not asked for but there is no terminal."""
+    """Output is plain text, also without the option if there is no terminal."""
     small, large = tenants
     small.write("compute.freeze", 1)
     for words in (("top", "--once"), ("top",)):
@@ -448,13 +452,14 @@ def test_once(mount: Mounted, tenants: tuple[Tenant, Tenant]) -> None:
         assert lines[0] == "2 processes, 1 frozen"
         assert lines[3].split() == [
             *("CURRENT", "HIGH", "SWAP", "SHARE", "KERN/S", "TIMESLICE", "FROZEN", "USER", "WEIGHT", "PRIO"),
-            *("OFF", "IN", "MB/S", "OUT", "MB/S", "THROT", "ORIGIN"),
+            *("OFF", "IN", "MB/S", "OUT", "MB/S", "THROT", "ORIGIN", "TURN", "SET", "RESID"),
         ]
         row = next(line for line in lines if f"{small.pid} " in line)
         assert re.split(" {2,}", row.strip(" │")) == [
             *(f"└─{small.pid} python", "64.0M", "max", "0", "0%", "0", "2.048 ms", "frozen"),
             *("root", "100", "8", "freeze", "0.0", "0.0", "0%"),
             columns.origin_words(cgroup_of(small.pid).path) or columns.NOT_TOLD,
+            *("-", "-", "-"),
         ]
         assert re.search(r"\b\d+%", next(line for line in lines if f"{large.pid} " in line))
     once = ("top", "--once", "-d", "0.3", "--mount", mount.path)
@@ -468,7 +473,7 @@ def test_once_with_full_command_lines(mount: Mounted, tenants: tuple[Tenant, Ten
 
 
 def test_a_program_of_one_gpu_is_on_that_one(tmp_path: Path) -> None:
-    """Though it has a directory for each, as `ggroupfs run -p` makes them."""
+    """This holds although it has a directory for each GPU, as made by `ggroupfs run -p`."""
     with mounted(tmp_path, "soft.gpus=3") as mount:
         run = [sys.executable, "-m", "ggroupfs", "run", "--mount", os.fspath(mount.path), "-p", "compute.weight=50"]
         tenant = [sys.executable, "-m", "ggroupfs", "tenant", "--mount", os.fspath(mount.path), "--gpu", "1"]
@@ -503,12 +508,12 @@ for words in json.loads(sys.argv[1]):
     print("$", *words)
     assert cli.main([*words, "--mount", sys.argv[2]]) == 0
 """
-"""The command as another user, which need not have the right to read it."""
+"""Script that runs the command as another user, which need not have the right to read it."""
 
 
 @pytest.mark.parametrize("hidepid", [1, 2])
 def test_a_proc_that_hides_others(mount: Mounted, tenants: tuple[Tenant, Tenant], hidepid: int) -> None:
-    """As on hosts for many users: what is missing is said to be."""
+    """As on hosts for many users, the output says how many processes are missing."""
     proc = f'mount -t proc -o hidepid={hidepid} proc /proc && exec "$@"'
     private = ["unshare", "--mount", "--propagation", "private", "sh", "-c", proc, "sh"]
     top = ["top", "-d", "0.1"]
@@ -549,7 +554,7 @@ def test_json(mount: Mounted, tenants: tuple[Tenant, Tenant]) -> None:
 
 
 def test_one_that_stands_by_its_quota(mount: Mounted, tenants: tuple[Tenant, Tenant]) -> None:
-    """For what part of the time, and why."""
+    """The screen shows for what fraction of the time, and why."""
     small, large = tenants
     large.write("compute.max", "10000 100000")
 

@@ -35,7 +35,7 @@ static const struct {
 	CMD(SWAP_IN), CMD(USERMEM), CMD(GET), CMD(ADD), CMD(FIND), CMD(NEXT), CMD(MOVE),
 	CMD(REMOVE), CMD(SET), CMD(RESET_PEAK), CMD(OBSERVE), CMD(NOTE), CMD(PRESS), CMD(PLAN),
 	CMD(SET_TIMESLICE), CMD(ATTACH_TSG), CMD(DETACH_TSG), CMD(RECLAIM), CMD(REGISTER),
-	CMD(UNREGISTER), CMD(FORGET), CMD(EVENTS), CMD(REASONS), CMD(NEXT_USE),
+	CMD(UNREGISTER), CMD(FORGET), CMD(EVENTS), CMD(REASONS), CMD(NEXT_USE), CMD(SET_SM_MAX),
 };
 
 #define KINDS	ARRAY_SIZE(ioctls)
@@ -260,6 +260,7 @@ static void build(u64 *random, unsigned int kind, void *to)
 		arg->plan.capacity = below(random, 4) ? below(random, 170) : edge(random);
 		break;
 	case GGROUP_IOC_SET_TIMESLICE:
+	case GGROUP_IOC_SET_SM_MAX:
 	case GGROUP_IOC_ATTACH_TSG:
 	case GGROUP_IOC_DETACH_TSG:
 	case GGROUP_IOC_RECLAIM:

@@ -42,7 +42,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 T = TypeVar("T")
 S = TypeVar("S", bound=ctypes.Structure)
 
-ANSWERS = {abi.OP_ARRIVE, abi.OP_SET_TIMESLICE, abi.OP_ATTACH_TSG, abi.OP_DETACH_TSG, abi.OP_RECLAIM}
+ANSWERS = {abi.OP_ARRIVE, abi.OP_SET_TIMESLICE, abi.OP_ATTACH_TSG, abi.OP_DETACH_TSG, abi.OP_RECLAIM, abi.OP_SET_SM_MAX}
 
 
 def raw_ioctl(fd: int, number: int, address: int) -> int:

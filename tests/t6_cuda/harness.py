@@ -22,7 +22,7 @@ import attrs
 import pytest
 
 from backend.cuda.page import CounterPage
-from backend.door.wire import SIZE, Message, Op
+from backend.door.wire import CUDA, SIZE, Feature, Message, Op
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -134,8 +134,15 @@ def entries() -> list[Row]:
     return rows
 
 
+def monitored() -> set[str]:
+    """Return the names of the entry points of NVML that are caught."""
+    text = (ROOT / "backend/cuda/library/nvml.def").read_text(encoding="utf-8")
+    return set(re.findall(r"^NVML\((\w+),", text, re.M))
+
+
 class GrantingDaemon:
-    """The daemon's side of the socket: grants everything, and has a page of counters for each connection."""
+    """The daemon's side of the socket: grants everything, and has a page of counters for each connection that manages a
+    GPU: by others a program asks for its space, or for what it is to see."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -161,13 +168,15 @@ class GrantingDaemon:
             thread.start()
 
     def _serve(self, connection: socket.socket) -> None:
-        page = CounterPage()
-        self.pages.append(page)
+        page: CounterPage | None = None
         with contextlib.suppress(OSError):
             while raw := connection.recv(SIZE):
                 request = Message.decode(raw)
                 if request.reply or request.seq == 0:
                     continue
+                if request.op == 5 and page is None:  # MANAGE
+                    page = CounterPage()
+                    self.pages.append(page)
                 match request.op:
                     case Op.HELLO:
                         answer = request.answer(1, 2 << 20, 2000)
@@ -177,7 +186,7 @@ class GrantingDaemon:
                         answer = request.answer((1 << 64) - 1, 0, 0)
                     case _:
                         answer = request.answer()
-                fds = [page.descriptor] if request.op == 5 else []
+                fds = [page.descriptor] if request.op == 5 and page else []
                 socket.send_fds(connection, [answer.encode()], fds)
 
     def counts(self, gpu: int = 0) -> tuple[int, int]:
@@ -270,6 +279,56 @@ def daemon(tmp_path: Path) -> Iterator[GrantingDaemon]:
 
 
 MIB = 1 << 20
+WHOLE = (1 << 64) - 1
+"""Answer to TOTAL for a GPU that looks as large as it is."""
+
+
+class SizingDaemon(GrantingDaemon):
+    """A daemon with limits, which announces what it supports."""
+
+    features: Feature = CUDA
+    totals: dict[int, int]
+    """Answers to TOTAL in MiB, by GPU; other GPUs are whole."""
+    limits: tuple[int, int] | None = None
+    """Answer to LIMITS in MiB: the lowest limit, and what is free; None without a limit."""
+
+    def __init__(self, path: Path) -> None:
+        self.totals = {}
+        self.said: list[list[Op]] = []
+        """Requests of each connection, but for those about spaces."""
+        self.spaced: list[list[Op]] = []
+        """Requests of each connection by which a program asks for its space, as all do before they ask for anything."""
+        super().__init__(path)
+
+    def _serve(self, connection: socket.socket) -> None:
+        page, said = CounterPage(), list[Op]()
+        self.pages.append(page)
+        self.said.append(said)
+        with contextlib.suppress(OSError):
+            while raw := connection.recv(SIZE):
+                request = Message.decode(raw)
+                said.append(Op(request.op))
+                if request.op == Op.SPACE and len(said) == 2:
+                    self.said = [other for other in self.said if other is not said]
+                    self.spaced.append(said)
+                if request.seq == 0:
+                    continue
+                fds = [page.descriptor] if request.op == Op.MANAGE else []
+                socket.send_fds(connection, [self._answer(request).encode()], fds)
+
+    def _answer(self, request: Message) -> Message:
+        match request.op:
+            case Op.HELLO:
+                return request.answer(1, 2 << 20, 2000, self.features)
+            case Op.LOCATE:
+                return request.answer(request.args[1] >> 56)
+            case Op.TOTAL:
+                return request.answer(self.totals[request.gpu] * MIB if request.gpu in self.totals else WHOLE)
+            case Op.LIMITS if self.limits is not None:
+                return request.answer(self.limits[0] * MIB, self.limits[1] * MIB, 0)
+            case Op.LIMITS:
+                return request.answer(WHOLE, 0, 0)
+        return request.answer()
 
 
 class BookingDaemon(GrantingDaemon):

@@ -1,21 +1,15 @@
-"""Busy periods: what a program that goes before others says, and what that does to those that go behind it."""
+"""Busy periods: what a program that goes before others publishes, and how it holds the programs behind it."""
 
 from __future__ import annotations
 
-import contextlib
-import time
-import uuid
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-import attrs
 import pytest
 import trio
 
-from backend.core.turns import HOLD_US
 from backend.process.identity import identify
-from tests.t6_cuda.daemon import Daemon, serving
-from tests.t6_cuda.harness import SECONDS, Program, daemon, run, running
+from tests.t6_cuda.harness import SECONDS, daemon, run
+from tests.t6_cuda.pairs import pair
 
 SANITIZERS = ["", "thread", "address,undefined"]
 
@@ -30,11 +24,13 @@ CASES = [
     "fork",
     "hammer",
     "leads",
+    "began_before",
+    "since",
     "graphs",
 ]
 
 KERNEL_US = 20_000
-"""Microseconds that a kernel takes where run-ahead is bounded, to what runs and four of them."""
+"""Time of a kernel where run-ahead is bounded to the running kernel and four more, in microseconds."""
 
 
 @pytest.mark.parametrize("sanitize", SANITIZERS)
@@ -46,7 +42,7 @@ def test_burst(case: str, sanitize: str) -> None:
 
 @pytest.mark.parametrize("sanitize", SANITIZERS)
 def test_run_ahead_of_one_that_goes_behind_is_bounded(tmp_path: Path, sanitize: str) -> None:
-    """By what kernels took lately; and it is heard in time of what has finished, so that the GPU does not run dry."""
+    """The bound goes by the time of recent kernels, and ends are noticed in time, so that the GPU does not run dry."""
     with daemon(tmp_path) as server:
         extra = {"GGROUP_SOCKET": str(server.path), "FAKE_KERNEL_US": str(KERNEL_US)}
         words = run("burst_all", "ahead", sanitize=sanitize, **extra).split()
@@ -54,68 +50,13 @@ def test_run_ahead_of_one_that_goes_behind_is_bounded(tmp_path: Path, sanitize: 
     assert int(words[3]) <= 8, words
 
 
-# Two programs, and the daemon
-
-FAKE_UUID = b"FAKEFAKEFAKEFAK\0"
-"""Of the first GPU of the double (fake/context.c)."""
-
-
-@attrs.frozen
-class Pair:
-    """Two programs that launch all the time (turns.c), and the daemon that they speak to."""
-
-    daemon: Daemon
-    first: Program
-    second: Program
-
-    async def launched(self, program: Program) -> int:
-        """Kernels in 50 ms from now on."""
-        return await trio.to_thread.run_sync(self._launched, program)
-
-    @staticmethod
-    def _launched(program: Program) -> int:
-        assert program.process.stdin
-        program.process.stdin.write("\n")
-        program.process.stdin.flush()
-        return program.hears("launched")
-
-    async def until(self, program: Program, condition: Callable[[int], bool], what: str) -> None:
-        """Waits until what a program launches in 50 ms is so."""
-        end, counts = time.monotonic() + SECONDS, list[int]()
-        while not counts or not condition(counts[-1]):
-            assert time.monotonic() < end, f"{what}: {counts[-20:]}"
-            counts.append(await self.launched(program))
-
-    def rank(self, *behind: Program) -> None:
-        """Has these go behind the first."""
-        identities = [identify(one.process.pid) for one in (self.first, *behind)]
-        self.daemon.gpu.rank(dict.fromkeys(identities[1:], identities[:1]), HOLD_US)
-
-
-@contextlib.asynccontextmanager
-async def pair(tmp_path: Path, sanitize: str) -> AsyncIterator[Pair]:
-    path = tmp_path / "daemon.sock"
-    extra = {"GGROUP_SOCKET": str(path), "GGROUP_CUDA_POOL": "0", "GGROUP_CUDA_LOG": "1"}
-    with contextlib.ExitStack() as stack:
-        programs = []
-        async with serving(path) as daemon:
-            daemon.gpu.managed.info = attrs.evolve(daemon.gpu.info, uuid=f"GPU-{uuid.UUID(bytes=FAKE_UUID)}")
-            for name in ("first", "second"):
-                (tmp_path / name).mkdir()
-                starts = running("turns", tmp_path=tmp_path / name, sanitize=sanitize, extra=extra)
-                programs.append(stack.enter_context(starts))
-                assert await trio.to_thread.run_sync(programs[-1].hears, "ready") == 0
-            two = Pair(daemon, *programs)
-            identities = [identify(one.process.pid) for one in programs]
-            await daemon.until(lambda: all(map(daemon.gpu.manages, identities)), "both speak", SECONDS)
-            yield two
-            stack.close()
+# Two programs and the daemon
 
 
 @pytest.mark.parametrize("sanitize", ["", "thread"])
 def test_a_program_that_is_busy_holds_another(tmp_path: Path, sanitize: str) -> None:
-    """By pages that the daemon handed to both, for all but a hundredth of the time; until that says otherwise, or the
-    other dies."""
+    """The busy program holds the other one, by pages that the daemon handed to both, for all but a hundredth of the
+    time, until the daemon revokes that or the busy program dies."""
 
     async def main() -> None:
         with trio.fail_after(4 * SECONDS):
@@ -123,10 +64,17 @@ def test_a_program_that_is_busy_holds_another(tmp_path: Path, sanitize: str) -> 
                 counts = [await two.launched(two.second) for _ in range(5)]
                 little = max(counts) // 5
                 assert little
+                managed, second = two.daemon.gpu.managed, identify(two.second.process.pid)
+                assert managed.held_launches(second) is None
                 two.rank(two.second)
                 await two.until(two.second, lambda count: count <= little, "it is held")
+                before = managed.held_launches(second)
                 total = sum([await two.launched(two.second) for _ in range(20)])
                 assert total, "and does not starve"
+                assert (managed.held_launches(second) or 0) > (before or 0) > 0
+                assert (managed.busy_periods(identify(two.first.process.pid)) or 0) > 0
+                assert managed.busy_periods(second) is None, "none goes behind it"
+                assert managed.held_launches(identify(two.first.process.pid)) is None, "none goes before it"
                 two.rank()
                 await two.until(two.second, lambda count: count > little, "it is let go")
                 two.rank(two.second)

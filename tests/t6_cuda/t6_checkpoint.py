@@ -20,7 +20,7 @@ import trio
 import trio.testing
 
 from backend.common import interpreter
-from backend.cuda.managed import Standby
+from backend.cuda.migrations import Standby
 from backend.cuda.page import GPUS, LINE, STANDS, CounterPage
 from backend.nvidia import checkpoint
 from backend.nvidia.checkpoint import CheckpointError, Done, State, Step

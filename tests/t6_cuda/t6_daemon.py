@@ -1,4 +1,4 @@
-"""The library's end of the socket, on its own, against the daemon's (backend/cuda), in real time."""
+"""The library's client, without the rest of the library, against the daemon's end (backend/cuda), in real time."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from pathlib import Path
 import pytest
 import trio
 
-from backend.core.turns import YIELD_AHEAD_US
+from backend.core.turns import YIELD_AHEAD_US, TurnEnd
+from backend.core.workingset import WorkingSet
 from backend.cuda.burst import BurstPage
-from backend.door.wire import SIZE, Message, Op
+from backend.cuda.peers import Peers
+from backend.door.wire import CUDA_ALL, SIZE, Message, Op
 from tests.t6_cuda.daemon import GIB, MIB, Program, serving
 
 HERE = Path(__file__).parent
@@ -38,9 +40,8 @@ def binary(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     if not (CUDA / "cuda.h").exists():
         pytest.fail(f"no cuda.h in {CUDA}: make cuda brings it")
     out = tmp_path_factory.mktemp("daemon") / "daemon_main"
-    sources = [
-        LIBRARY / "daemon" / f"{name}.c" for name in ("daemon", "session", "listener", "link", "family", "sight")
-    ]
+    names = ("daemon", "session", "listener", "contact", "command", "link", "family", "sight", "space")
+    sources = [LIBRARY / "daemon" / f"{name}.c" for name in names]
     main = HERE / "socket" / "daemon_main.c"
     subprocess.run(["gcc", *FLAGS, *SANITIZERS[request.param], main, *sources, "-o", out], check=True)
     return out
@@ -56,7 +57,7 @@ Start = Callable[..., Program]
 
 @pytest.fixture
 def start(binary: Path, path: Path) -> Iterator[Start]:
-    """Starts programs; at their end nothing may be on standard error, where sanitizers complain."""
+    """Start programs; at their end standard error must be empty, where sanitizers report."""
     started: list[Program] = []
 
     def start(*wrapper: str, **environment: str) -> Program:
@@ -99,8 +100,67 @@ def test_without_a_daemon_everything_is_granted(start: Start) -> None:
     assert nothing._do("charge 5") == [0]
 
 
+def test_a_working_set_is_told_and_comes_before_a_turn(start: Start, path: Path) -> None:
+    program = start()
+
+    async def test() -> None:
+        async with serving(path, Peers(offers=CUDA_ALL)) as daemon:
+            await program.do("use", 0)
+            await program.do("charge", 1024)
+            managed, process = daemon.gpu.managed, program.process
+            assert managed.working_set(process) is None
+            await program.do("set", 512)
+            wanted = WorkingSet(512 * MIB, 512 * MIB)
+            await daemon.until(lambda: managed.working_set(process) == wanted, "it is told")
+            assert managed.shares(process) == frozenset()
+            assert await managed.prepare(process, GIB) == 0, "it is its turn"
+            assert await managed.end_turn(process, 1000, 256 * MIB) is TurnEnd.DRAINED
+            assert managed.working_set(process) == WorkingSet(512 * MIB, 512 * MIB, 256 * MIB)
+            assert await managed.reclaim(process, GIB) == GIB
+            gone = WorkingSet(512 * MIB, 0)
+            await daemon.until(lambda: managed.working_set(process) == gone, "it is told, once it is booked")
+            await trio.sleep(0.6)
+            assert daemon.books(program) == (0, 1024), "what waits does not come by itself"
+            assert await managed.prepare(process, 200 * MIB) == 200 * MIB
+            assert daemon.books(program) == (200, 824)
+            assert managed.working_set(process) == WorkingSet(512 * MIB, 200 * MIB, 200 * MIB)
+            await daemon.h.write(f"{process.pid}/0/gmem.limit.high", "300M")
+            assert await managed.prepare(process, GIB) == 100 * MIB
+            await daemon.h.write(f"{process.pid}/0/gmem.limit.high", "max")
+            assert await managed.prepare(process, GIB) == 212 * MIB
+            assert daemon.books(program) == (512, 512)
+            managed.begin_turn(process)
+            await daemon.until(lambda: daemon.books(program) == (1024, 0), "the rest comes in its turn")
+
+    real(test)
+
+
+def test_the_groups_of_sms_outlive_the_daemon(start: Start, path: Path) -> None:
+    """The next one is told which they are, and says another thing only where it wants another."""
+
+    async def test() -> None:
+        program = start()
+        async with serving(path) as daemon:
+            await program.do("use", 0)
+            managed, process = daemon.gpu.managed, program.process
+            await managed.limit_sms(process, 64, here=True)
+            assert await program.do("sms") == [0xFF]
+            await managed.limit_sms(process, 20, here=True)
+            assert await program.do("sms") == [0x3]
+        assert await program.do("sms") == [0x3], "without a daemon"
+        async with serving(path) as daemon:
+            managed = daemon.gpu.managed
+            await daemon.until(lambda: process in managed, "it connects again")
+            while await program.do("sms") != [0]:  # noqa: ASYNC110 - another process does it
+                await trio.sleep(0.01)
+            await managed.limit_sms(process, 132, here=True)
+            assert await program.do("sms") == [0]
+
+    real(test)
+
+
 def look_at_the_thread(pid: int) -> None:
-    """It has a name, takes no signals, and its descriptors do not outlive an exec."""
+    """Check that the thread has a name and takes no signals, and that its descriptors do not survive an exec."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     (ours,) = [task for task in tasks if (task / "comm").read_text() == "ggroup\n"]
     status = dict(line.split(":", 1) for line in (ours / "status").read_text().splitlines())
@@ -144,6 +204,13 @@ def test_charges_limits_counts_and_the_thread(start: Start, path: Path) -> None:
             assert daemon.lent(program) == 48 * MIB
             assert await program.do("closed") == [0]
             await daemon.until(lambda: daemon.lent(program) == 0, "it looks whether others have it still")
+            assert "clean 0\n" in stat
+            assert await program.do("clean", 48) == [0]
+            await program.do("limits")
+            stat = await daemon.h.read(file + "gmem.stat")
+            assert f"clean {48 * MIB}\n" in stat
+            assert "swapped 0\n" in stat
+            assert daemon.away(program) == 64 * MIB
             look_at_the_thread(program.process.pid)
             assert (await program.do("ticks", 500))[0] <= 2, "it sleeps"
             assert await program.do("wake") == [0]
@@ -152,11 +219,12 @@ def test_charges_limits_counts_and_the_thread(start: Start, path: Path) -> None:
 
 
 WHOLE = ((1 << 64) - 1) // MIB
-"""What a program is told that is to see all that its GPU has, in MiB."""
+"""Size told to a program that may see all of its GPU, in MiB."""
 
 
 def test_the_size_is_that_of_the_first_question(start: Start, path: Path) -> None:
-    """Before it is managed, and whatever becomes of the limits, and of the daemon. A child has its own."""
+    """The first answer stays, even before the GPU is managed, and whatever becomes of the limits and the daemon. A
+    child has an answer of its own."""
     program = start()
 
     async def test() -> None:
@@ -178,7 +246,7 @@ def test_the_size_is_that_of_the_first_question(start: Start, path: Path) -> Non
 
 
 def test_the_size_without_a_daemon(start: Start, path: Path) -> None:
-    """All that there is, for good."""
+    """The program sees the whole size, for good."""
     program, nothing = start(), start(GGROUP_SOCKET="")
     assert program._do("sight 0") == nothing._do("sight 0") == [1, WHOLE]
 
@@ -195,7 +263,7 @@ def test_the_size_without_a_daemon(start: Start, path: Path) -> None:
 
 @contextlib.contextmanager
 def hanging_up(path: Path, times: int) -> Iterator[tuple[list[int], threading.Event]]:
-    """A daemon that takes a message of each of so many connections, and ends them; then it is gone, which is told."""
+    """A daemon that takes one message on each of `times` connections, ends them, and goes away, which it reports."""
     ended, gone = list[int](), threading.Event()
 
     def serve(listener: socket.socket) -> None:
@@ -218,7 +286,7 @@ def hanging_up(path: Path, times: int) -> Iterator[tuple[list[int], threading.Ev
 
 
 def test_a_daemon_that_is_replaced_while_it_is_asked_for_the_size(start: Start, path: Path) -> None:
-    """Its successor is waited for, since the answer is for good."""
+    """The program waits for the daemon's successor, since the answer is for good."""
     program = start()
 
     async def test() -> None:
@@ -276,6 +344,41 @@ def test_memory_goes_out_and_comes_back(start: Start, path: Path) -> None:
     real(test)
 
 
+def test_the_host_is_granted(start: Start, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two programs get what serves them and even parts of the rest; what one frees or leaves, the other gets. The next
+    daemon is told what is pinned."""
+    monkeypatch.setattr("backend.core.hostroom.available", lambda root: 8 * GIB)
+    monkeypatch.setattr("backend.core.hostroom.left", lambda slice_, root: 1 << 62)
+    monkeypatch.setattr("backend.cuda.grants.LOOK_S", 0.1)
+    one, other = start(), start()
+
+    async def granted(program: Program, mib: int) -> None:
+        while (said := await program.do("granted"))[1] != mib:
+            assert said[0] < 100, said
+            await trio.sleep(0.01)
+
+    async def test() -> None:
+        async with serving(path):
+            assert await one.do("use", 0) == await other.do("use", 0) == [0]
+            await one.do("host", 0, 0, 3072)
+            await granted(one, 3072)
+            await other.do("host", 0, 0, 2048)
+            await granted(other, 2048)
+            await granted(one, 2048)
+            await other.do("host", 0, 0, 512)
+            await granted(one, 3072)
+            await granted(other, 512)
+            await other.do("host", 512, 0, 9000)
+            await granted(other, 2176)  # (8 GiB and what is pinned) / 2, half of it
+        await one.do("host", 1024, 0, 9000)
+        async with serving(path):
+            await granted(one, 2048)
+            other.popen.kill()
+            await granted(one, 4096)
+
+    real(test)
+
+
 def test_refused(start: Start, path: Path) -> None:
     program = start()
 
@@ -295,7 +398,7 @@ def test_refused(start: Start, path: Path) -> None:
 
 
 def test_over_limit_max_room_is_made_before_or_it_is_refused(start: Start, path: Path) -> None:
-    """The program is told before it allocates: what is refused is not there for a moment."""
+    """The program learns of the refusal before it allocates, so refused memory never exists."""
     program = start()
 
     async def test() -> None:
@@ -411,7 +514,7 @@ def test_the_daemon_goes_while_a_charge_waits(start: Start, path: Path) -> None:
 
 
 def test_a_program_that_closes_all_descriptors(start: Start, path: Path) -> None:
-    """A program that uses the numbers itself: its files are left alone, and it is managed again soon."""
+    """The program reuses the descriptor numbers itself: its files are left alone, and it is soon managed again."""
     program = start()
 
     async def test() -> None:
@@ -464,7 +567,7 @@ def test_a_program_that_is_killed_leaves_nothing(start: Start, path: Path) -> No
 
 @contextlib.contextmanager
 def listening_as(path: Path, user: int) -> Iterator[socket.socket]:
-    """A socket at `path` that `user` listens at."""
+    """A socket at `path`, on which `user` listens."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(os.fspath(path))
         listener.settimeout(60)
@@ -478,7 +581,7 @@ def listening_as(path: Path, user: int) -> Iterator[socket.socket]:
 
 @contextlib.contextmanager
 def managing(program: Program, listener: socket.socket) -> Iterator[socket.socket]:
-    """What a program connects with that wants its GPU managed."""
+    """The connection of a program that wants its GPU managed."""
     thread = threading.Thread(target=program._do, args=("use 0",))
     thread.start()
     connection, _ = listener.accept()
@@ -494,7 +597,7 @@ def test_nothing_is_said_to_a_daemon_of_another_user(start: Start, path: Path) -
 
 
 def test_a_daemon_outside_of_the_user_namespace_is_spoken_to(start: Start, path: Path) -> None:
-    """As that of root is, which has no number in a container: any user without one may be root."""
+    """A daemon whose uid has no mapping in the namespace, like root's in a container, is trusted: it may be root."""
     program = start("unshare", "--user", "--map-root-user")
     with listening_as(path, 1000) as listener, managing(program, listener) as connection:
         assert Message.decode(connection.recv(SIZE)).op == Op.HELLO
@@ -517,7 +620,8 @@ def test_descriptors_that_nobody_expects_are_closed(start: Start, path: Path, op
 
 
 async def ranks(program: Program, condition: Callable[[list[int]], bool]) -> list[int]:
-    """What a program was told: its own page, how long others are held, its run-ahead, and the pages that it reads."""
+    """Return what a program was told: its own page, how long others are held, its run-ahead, and the pages that it
+    reads."""
     with trio.fail_after(10):
         while True:
             found = await program.do("ranks")
@@ -529,7 +633,8 @@ NONE = [0] * 8
 
 
 def test_programs_get_the_pages_of_those_that_go_before_them(start: Start, path: Path) -> None:
-    """And no others: one of worse priority holds no better one, and what one was told before counts no more."""
+    """Programs get no other pages: a program of worse priority holds none of a better one, and earlier orders no longer
+    count."""
 
     first, second, third = start(), start(), start()
 
@@ -545,7 +650,7 @@ def test_programs_get_the_pages_of_those_that_go_before_them(start: Start, path:
             last = await ranks(third, lambda found: found[4] > 0 and found[3] > 0)
             assert last[:3] == [0, 0, YIELD_AHEAD_US]
             assert sorted(last[3:]) == sorted([page, middle[0], *NONE[2:]])
-            # The other way round: the page that the first one has mapped still is read by none.
+            # The other way round: nothing reads the page that the first program still maps.
             daemon.gpu.rank({first.process: [third.process]}, 150)
             assert await ranks(second, lambda found: not any(found)) == [0, 0, 0, *NONE]
             turned = await ranks(third, lambda found: found[0] > 0 and not any(found[3:]))
@@ -562,7 +667,7 @@ def test_programs_get_the_pages_of_those_that_go_before_them(start: Start, path:
 
 
 def test_a_program_that_ends_goes_before_none(start: Start, path: Path) -> None:
-    """One that connects anew has another page, which those behind it get."""
+    """A program that connects again has a new page, which the programs behind it get."""
 
     first, second = start(), start()
 

@@ -328,7 +328,7 @@ def test_one_that_cannot_stand_by_goes_on(tmp_path: Path, fault: str, sanitize: 
     with departing(tmp_path, sanitize, FAKE_FAIL_LATER=fault) as (daemon, program):
         assert daemon.depart_in_time() == errno.EIO
         assert not daemon.stands
-        assert len(daemon.pages) == 1
+        assert len(daemon.managed) == 1
         before = daemon.counts()[1]
         eventually(lambda: daemon.counts()[1] > before + 8, lambda: "it does not go on")
         eventually(lambda: daemon.depart() == 0, lambda: "what came back keeps it from standing by")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from .harness import CUDA_INCLUDE, Row, build, command, entries, environment, run
+from backend.door.wire import CUDA, SIZE, Message, Op
+
+from .harness import CUDA_INCLUDE, GrantingDaemon, Row, build, command, entries, environment, monitored, run
 
 LIBRARY = "libggroup-cuda.so"
 PER_THREAD = 2
@@ -24,6 +28,7 @@ def ways(way: str, names: list[str], *args: object, sanitize: str = "", **extra:
     ran = subprocess.run(
         command("hook_ways", way, *args, sanitize=sanitize),
         input="\n".join(names),
+        cwd=build(sanitize),
         env=environment(sanitize, extra),
         text=True,
         capture_output=True,
@@ -34,10 +39,12 @@ def ways(way: str, names: list[str], *args: object, sanitize: str = "", **extra:
 
 
 def test_everything_in_the_table_is_exported() -> None:
-    """Nothing else is exported, except dlsym and what CUDA_INJECTION64_PATH needs."""
+    """Nothing else is exported, except what is caught of NVML, the functions of libc that find all of these, and what
+    CUDA_INJECTION64_PATH needs."""
     listing = subprocess.check_output(["nm", "-D", "--defined-only", build() / LIBRARY], text=True)
     exported = {line.split()[2] for line in listing.splitlines()}
-    assert exported == {row.name for row in entries()} | {"dlsym", "InitializeInjection"}
+    of_libc = {"dlsym", "dlvsym", "dlopen"}
+    assert exported == {row.name for row in entries()} | monitored() | of_libc | {"InitializeInjection"}
 
 
 def test_the_table_has_the_types_and_versions_of_nvidias_headers() -> None:
@@ -74,11 +81,77 @@ def test_all_that_names_a_stream_is_caught_but_what_brings_no_work() -> None:
 
 
 @pytest.mark.parametrize("sanitize", ["", "address,undefined"])
-@pytest.mark.parametrize("way", ["handle", "default", "next", "program"])
+@pytest.mark.parametrize("way", ["handle", "default", "next", "program", "libc-dlsym"])
 def test_dlsym_finds_ours(way: str, sanitize: str) -> None:
     """For any handle."""
     names = [row.name for row in entries()]
     assert ways(way, names, sanitize=sanitize) == {name: (LIBRARY, name) for name in names}
+
+
+@pytest.mark.parametrize("way", ["dlvsym", "libc-dlvsym", "deep-dlvsym"])
+def test_dlvsym_finds_none(way: str) -> None:
+    """The same as without the library: neither libcuda nor its double has versions, and dlvsym finds only symbols that
+    have one."""
+    names = [row.name for row in entries()]
+    assert ways(way, names, 13000, 0, "libdeep.so") == dict.fromkeys(names, ("-", "-"))
+
+
+@pytest.mark.parametrize("library", ["libdeep.so", "libdeep-now.so", "./fake/libdeep.so"])
+@pytest.mark.parametrize("way", ["dlsym", "linked", "twice"])
+def test_a_library_that_finds_others_first_finds_ours(way: str, library: str) -> None:
+    """A library that is loaded with RTLD_DEEPBIND, by each of its own ways; and a library that such a library has
+    loaded."""
+    names = [row.name for row in entries()]
+    own = "cuMemsetD8_v2"
+    found = ways(f"deep-{way}", names, 13000, 0, library)
+    expected = {name: (LIBRARY, name) for name in names}
+    if way in ("linked", "twice"):
+        expected[own] = ("libdeep-now.so" if way == "twice" else Path(library).name, own)
+    assert found == expected
+
+
+@pytest.mark.parametrize("library", ["libdeep.so", "libdeep-now.so"])
+def test_it_is_given_ours_by_the_driver(library: str) -> None:
+    """The library asks cuGetProcAddress, to which it links."""
+    rows = entries()
+    found = ways("deep-get", sorted({base(row.name) for row in rows}), 13000, PER_THREAD, library)
+    assert found == {name: (LIBRARY, family(rows, name, 13000, per_thread=True)) for name in found}
+
+
+def test_it_finds_our_nvml() -> None:
+    names = sorted(monitored())
+    found = ways("deep-nvml", [*names, "nvmlInit_v2"], 13000, 0, "libdeep.so")
+    assert found == {
+        **{name: (LIBRARY, name) for name in names},
+        "nvmlInit_v2": ("libnvidia-ml.so.1", "nvmlInit_v2"),
+    }
+
+
+class Sizing(GrantingDaemon):
+    """A daemon for which a GPU has 512 MiB."""
+
+    def _serve(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while raw := connection.recv(SIZE):
+                asked = Message.decode(raw)
+                answers = {Op.HELLO: (1, 2 << 20, 2000, CUDA), Op.TOTAL: (512 << 20, 512 << 20, 0)}
+                connection.send(asked.answer(*answers.get(Op(asked.op), ())).encode())
+
+
+@pytest.mark.parametrize("library", ["libdeep.so", "libdeep-now.so"])
+def test_its_calls_are_caught(tmp_path: Path, library: str) -> None:
+    """Calls that the loader binds at the first call are caught, too."""
+    daemon = Sizing(tmp_path / "socket")
+    try:
+        extra = {"GGROUP_SOCKET": str(daemon.path), "FAKE_MEMORY": str(1 << 30)}
+        assert run("hook_escapes", "deep", library, **extra) == "512\n"
+    finally:
+        daemon.close()
+
+
+def test_tables_of_the_driver_have_ours_and_others_keep_their_meaning() -> None:
+    """Tables of cuGetExportTable, where their form can be told; and the answers of libc about all other names."""
+    run("hook_escapes")
 
 
 def test_linking_finds_ours() -> None:
@@ -89,15 +162,16 @@ def test_linking_finds_ours() -> None:
 
 def test_what_is_not_caught_is_the_drivers() -> None:
     """It is unchanged."""
-    assert ways("handle", ["cuInit", "cuStreamCreate"]) == {
-        "cuInit": ("libcuda.so.1", "cuInit"),
+    assert ways("handle", ["cuDriverGetVersion", "cuStreamCreate"]) == {
+        "cuDriverGetVersion": ("libcuda.so.1", "cuDriverGetVersion"),
         "cuStreamCreate": ("libcuda.so.1", "cuStreamCreate"),
     }
 
 
 def test_libcuda_is_not_there_before_it_is_loaded() -> None:
     """A program may check whether CUDA is there, and gets the same answer as without the library."""
-    assert ways("absent", ["cuInit", "cuLaunchKernel"]) == {"cuInit": ("-", "-"), "cuLaunchKernel": ("-", "-")}
+    expected = {"cuDriverGetVersion": ("-", "-"), "cuLaunchKernel": ("-", "-")}
+    assert ways("absent", ["cuDriverGetVersion", "cuLaunchKernel"]) == expected
 
 
 def family(rows: list[Row], name: str, version: int, per_thread: bool) -> str | None:

@@ -14,6 +14,7 @@ MIB = 1 << 20
 ENVIRONMENT = {
     "exhaustion": {"FAKE_MEMORY": str(64 * MIB)},
     "peers": {"FAKE_DEVICES": "2"},
+    "copier": {"FAKE_DEVICES": "2"},
 }
 
 FAULTY = [
@@ -47,7 +48,20 @@ MOST = int(os.environ.get("GGROUP_CUDA_FAULTS", "12"))
 
 @pytest.mark.parametrize("sanitize", ["", "address,undefined"])
 @pytest.mark.parametrize(
-    "name", ["basic", "limit", "no_swap", "exhaustion", "async", "foreign", "reused", "attributes", "capture", "peers"]
+    "name",
+    [
+        "basic",
+        "limit",
+        "no_swap",
+        "exhaustion",
+        "async",
+        "foreign",
+        "reused",
+        "attributes",
+        "capture",
+        "peers",
+        "copier",
+    ],
 )
 def test_unit(name: str, sanitize: str) -> None:
     run_unit(name, sanitize, **ENVIRONMENT.get(name, {}))

@@ -1,4 +1,4 @@
-"""Level 6: memory that a program makes by cuMemCreate and maps itself (unit/objects.c), while it moves."""
+"""Level 6: memory made by cuMemCreate and mapped by the program (unit/objects.c) moves."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ FAULTY = [
     "cuMemUnmap",
     "cuMemcpyDtoDAsync_v2",
 ]
-"""What moving such memory calls, but for what t6_memory has: that is the same for all memory."""
+"""Entry points called by moving such memory, except those that t6_memory has for all memory."""
 
 MOST = int(os.environ.get("GGROUP_CUDA_FAULTS", "12"))
-"""Faults of one entry point that are tried, spread over all its calls."""
+"""Number of faults tried per entry point, spread over all its calls."""
 
 
 def test_every_call_that_has_a_handle_is_caught() -> None:
-    """What the program calls a handle is no handle of the driver's once the memory has moved, or another's value came
-    again: a call of a newer driver that is not known would be made with it."""
+    """The program's name for a handle is no handle of the driver's once the memory has moved, or the driver has given
+    out the same value again. A call of a newer driver that the library does not know would pass it on."""
     header = re.sub(r"/\*.*?\*/", "", (CUDA_INCLUDE / "cuda.h").read_text(encoding="utf-8"), flags=re.S)
     calls = re.findall(r"CUresult CUDAAPI (\w+)\(([^;]*)\);", header)
     have = {name for name, parameters in calls if re.search("CUmemGenericAllocationHandle|CUarrayMapInfo", parameters)}
@@ -43,12 +43,28 @@ def test_every_call_that_has_a_handle_is_caught() -> None:
     [
         *("segments", "segments_are_hot", "views", "names", "questions", "export", "export_waits", "export_charged"),
         *("bound", "bound_allocation", "bound_to_what_goes", "bound_to_array", "bound_in_part"),
+        *("segments_in_order", "many_in_order"),
         *("reused_handle", "reused_mapping", "reused_view", "reused_array"),
         *("reused_context", "reused_in_context"),
     ],
 )
 def test_moves(name: str, sanitize: str) -> None:
     run_unit(name, sanitize, program="objects", **(TWO_GPUS if name == "views" else {}))
+
+
+@pytest.mark.parametrize("way", ["export", "import", "range", "multicast"])
+def test_what_others_may_have_is_told(way: str) -> None:
+    run_unit(f"shared_by_{way}", program="objects")
+
+
+@pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"])
+def test_a_call_is_about_a_run_at_most(sanitize: str) -> None:
+    run_unit("runs", sanitize, program="objects")
+
+
+@pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"])
+def test_what_comes_has_the_room_of_what_went(sanitize: str) -> None:
+    run_unit("instead", sanitize, program="objects", FAKE_MEMORY=str(8 << 20))
 
 
 @pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"])
@@ -75,18 +91,18 @@ def test_threads(sanitize: str) -> None:
     "name",
     [
         *("object", "fixed", "closed_before", "in_flight", "process", "named", "named_together", "closes_all"),
-        *("imported", "imported_and_named"),
+        *("imported", "imported_and_named", "held_no_more"),
         *("named_and_shared", "limit", "opened"),
     ],
 )
 def test_what_is_exported_is_charged_while_a_descriptor_is_open(name: str, sanitize: str) -> None:
-    """Whatever the program has released: others may have it, or get it (unit/outlives.c)."""
+    """Memory that the program has released stays charged while others have it, or may get it (unit/outlives.c)."""
     run_unit(name, sanitize, program="outlives", FAKE_LENT="1")
 
 
 @pytest.mark.parametrize("entry", FAULTY)
 def test_any_call_may_fail(entry: str, tmp_path: Path) -> None:
-    """No data is lost, and the books are what the driver has, whichever call fails, with whichever error."""
+    """Whichever call fails, with whichever error, no data is lost and the books match the driver."""
     count = calls("object_faults", tmp_path / "calls", program="objects")[entry]
     assert count, f"{entry} is not called: what is tested here?"
     for number in range(1, count + 1, -(-count // MOST)):

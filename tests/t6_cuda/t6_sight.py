@@ -3,63 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from backend.cuda.page import CounterPage
-from backend.door.wire import CUDA, SIZE, Feature, Message, Op
-from tests.t6_cuda.harness import GrantingDaemon, Program, eventually, running
+from backend.door.wire import CUDA, Feature, Op
+from tests.t6_cuda.harness import MIB, Program, SizingDaemon, eventually, running
 
-MIB = 1 << 20
-WHOLE = (1 << 64) - 1
 CARD = 1024
 """MiB of the double's GPU."""
-
-
-class SizingDaemon(GrantingDaemon):
-    """A daemon with limits, which announces what it supports."""
-
-    features: Feature = CUDA
-    totals: dict[int, int]
-    """Answers to TOTAL in MiB, by GPU; other GPUs are whole."""
-    limits: tuple[int, int] | None = None
-    """Answer to LIMITS in MiB: the lowest limit, and what is free; None without a limit."""
-
-    def __init__(self, path: Path) -> None:
-        self.totals = {}
-        self.said: list[list[Op]] = []
-        """Requests of each connection."""
-        super().__init__(path)
-
-    def _serve(self, connection: socket.socket) -> None:
-        page, said = CounterPage(), list[Op]()
-        self.pages.append(page)
-        self.said.append(said)
-        with contextlib.suppress(OSError):
-            while raw := connection.recv(SIZE):
-                request = Message.decode(raw)
-                said.append(Op(request.op))
-                if request.seq == 0:
-                    continue
-                fds = [page.descriptor] if request.op == Op.MANAGE else []
-                socket.send_fds(connection, [self._answer(request).encode()], fds)
-
-    def _answer(self, request: Message) -> Message:
-        match request.op:
-            case Op.HELLO:
-                return request.answer(1, 2 << 20, 2000, self.features)
-            case Op.LOCATE:
-                return request.answer(request.args[1] >> 56)
-            case Op.TOTAL:
-                return request.answer(self.totals[request.gpu] * MIB if request.gpu in self.totals else WHOLE)
-            case Op.LIMITS if self.limits is not None:
-                return request.answer(self.limits[0] * MIB, self.limits[1] * MIB, 0)
-            case Op.LIMITS:
-                return request.answer(WHOLE, 0, 0)
-        return request.answer()
 
 
 @pytest.fixture

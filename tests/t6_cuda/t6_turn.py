@@ -1,10 +1,9 @@
-"""The gates of turns: what is held without a turn, and what is not; until when; and that nothing is held for ever."""
+"""The gates of turns: which calls are held without a turn, until when, and that none is held for ever."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,9 +11,9 @@ from pathlib import Path
 import attrs
 import pytest
 
-from backend.cuda.page import CounterPage
-from backend.door.wire import Message, Op
-from tests.t6_cuda.harness import MIB, SECONDS, BookingDaemon, Program, daemon, eventually, run, running
+from backend.door.wire import Op
+from tests.t6_cuda.harness import MIB, SECONDS, Program, daemon, eventually, run, running
+from tests.t6_cuda.turning import TurningDaemon
 
 SANITIZERS = ["", "thread", "address,undefined"]
 
@@ -22,10 +21,10 @@ CASES = ["drain", "events", "nested", "devices", "captures", "stale", "joins", "
 CASES += ["hammer", "fork", "cancelled", "callback"]
 
 KERNEL_US = 20_000
-"""Microseconds that a kernel takes where run-ahead is bounded, to eight of them: more than a busy machine adds."""
+"""Time of a kernel where run-ahead is bounded to eight of them, in microseconds; more than a busy machine adds."""
 
 LONG_KERNEL_US = 50_000
-"""Microseconds of one where two such kernels are waited for, or where some are to be launched before one ends."""
+"""Time of a kernel where two of them are waited for, or several are launched before one ends, in microseconds."""
 
 
 @pytest.mark.parametrize("sanitize", SANITIZERS)
@@ -36,18 +35,19 @@ def test_turn(case: str, sanitize: str) -> None:
 
 
 def test_each_entry_point_is_held_that_brings_work() -> None:
-    """And no other: by the kinds of entries.def, whose every row is called."""
+    """No other entry point is held, by the kinds of entries.def; every row of it is called."""
     run("turn_all", "rows", FAKE_DEVICES="2")
 
 
 def test_an_open_gate_is_cheap() -> None:
-    """One load more than the other gate: nanoseconds. Far off, so that a slow machine passes."""
+    """An open gate costs one load more than the other gate: nanoseconds. The limit is far higher, so that a slow
+    machine passes."""
     assert int(run("turn_all", "cost")) < 200_000  # ps
 
 
 @pytest.mark.parametrize("sanitize", SANITIZERS)
 def test_run_ahead_is_bounded(tmp_path: Path, sanitize: str) -> None:
-    """To what eight kernels take, about: it is reckoned by what they took lately, and learnt 2 ms late."""
+    """The bound is about eight kernels, by the time of recent ones, which is learnt 2 ms late."""
     with daemon(tmp_path) as server:
         extra = {"GGROUP_SOCKET": str(server.path), "FAKE_KERNEL_US": str(KERNEL_US)}
         words = run("turn_all", "ahead", sanitize=sanitize, **extra).split()
@@ -56,7 +56,8 @@ def test_run_ahead_is_bounded(tmp_path: Path, sanitize: str) -> None:
 
 @pytest.mark.parametrize("sanitize", SANITIZERS)
 def test_what_is_launched_at_once_is_heard_of_in_parts(tmp_path: Path, sanitize: str) -> None:
-    """Of sixteen kernels two at a time, and not all but the first: the GPU would have nothing left to do by then."""
+    """Of sixteen kernels, ends are noticed two at a time, and not only when all have finished and the GPU has nothing
+    left."""
     with daemon(tmp_path) as server:
         extra = {"GGROUP_SOCKET": str(server.path), "FAKE_KERNEL_US": str(KERNEL_US)}
         words = run("turn_all", "fed", sanitize=sanitize, **extra).split()
@@ -64,7 +65,7 @@ def test_what_is_launched_at_once_is_heard_of_in_parts(tmp_path: Path, sanitize:
 
 
 def test_what_runs_after_a_turn_is_looked_at_often(tmp_path: Path) -> None:
-    """A millisecond after it has finished that is known, not up to 16 ms later: quotas are charged until then."""
+    """The end is known after a millisecond, not up to 16 ms later: quotas are charged until then."""
     with daemon(tmp_path) as server:
         words = run("turn_all", "rest", GGROUP_SOCKET=str(server.path)).split()
     assert int(words[1]) <= 4_000, words
@@ -72,7 +73,7 @@ def test_what_runs_after_a_turn_is_looked_at_often(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sanitize", SANITIZERS)
 def test_run_ahead_is_bounded_for_long_kernels(tmp_path: Path, sanitize: str) -> None:
-    """Of eight times the bound: each of the four threads has one pending, and seldom another."""
+    """A kernel takes eight times the bound: each of the four threads has one pending, and seldom another."""
     with daemon(tmp_path) as server:
         extra = {"GGROUP_SOCKET": str(server.path), "FAKE_KERNEL_US": str(LONG_KERNEL_US)}
         words = run("turn_all", "longer", sanitize=sanitize, **extra).split()
@@ -81,16 +82,24 @@ def test_run_ahead_is_bounded_for_long_kernels(tmp_path: Path, sanitize: str) ->
 
 @pytest.mark.parametrize("sanitize", SANITIZERS)
 def test_time_between_kernels_is_none_of_them(tmp_path: Path, sanitize: str) -> None:
-    """After 2 s of the CPU alone eight may be pending as before."""
+    """After 2 s of work on the CPU alone, eight kernels may be pending as before."""
     with daemon(tmp_path) as server:
         extra = {"GGROUP_SOCKET": str(server.path), "FAKE_KERNEL_US": str(LONG_KERNEL_US)}
         words = run("turn_all", "idle", sanitize=sanitize, **extra).split()
     assert 3 <= int(words[1]) <= 14, words
 
 
+def test_time_of_another_program_is_none_of_a_kernel(tmp_path: Path) -> None:
+    """After one kernel that took twenty times as long, three are still pending: the GPU is not left without work."""
+    with daemon(tmp_path) as server:
+        extra = {"GGROUP_SOCKET": str(server.path), "FAKE_KERNEL_US": str(LONG_KERNEL_US)}
+        words = run("turn_all", "preempted", **extra).split()
+    assert 3 <= int(words[1]) <= 4, words
+
+
 @pytest.mark.parametrize("sanitize", SANITIZERS)
 def test_a_kernel_that_waits_for_a_later_one_gets_it(tmp_path: Path, sanitize: str) -> None:
-    """A bound on run-ahead delays what it waits for, and no more."""
+    """A bound on run-ahead delays the kernel that another one waits for, but does not block it."""
     with daemon(tmp_path) as server:
         run("turn_all", "dependent", sanitize=sanitize, GGROUP_SOCKET=str(server.path))
 
@@ -101,64 +110,20 @@ COUNTED_CASES = ["late", "marks", "stands"]
 @pytest.mark.parametrize("sanitize", SANITIZERS)
 @pytest.mark.parametrize("case", COUNTED_CASES)
 def test_turn_of_a_program_that_is_counted(tmp_path: Path, case: str, sanitize: str) -> None:
-    """Each is another function of turn_all.c, beside the thread that listens to a daemon."""
+    """Each case is a function of turn_all.c, beside the thread that listens to a daemon."""
     with daemon(tmp_path) as server:
         run("turn_all", case, sanitize=sanitize, GGROUP_SOCKET=str(server.path), FAKE_DEVICES="2")
 
 
-class TurningDaemon(BookingDaemon):
-    """One that ends and begins turns."""
-
-    def __init__(self, path: Path) -> None:
-        self.managed = 0
-        """How often a program has said what it has."""
-        super().__init__(path)
-
-    def _hear(self, connection: socket.socket, heard: Message, page: CounterPage) -> None:
-        """The same, but what is no answer to RECLAIM moves nothing in the books."""
-        if heard.reply and heard.op != Op.RECLAIM:
-            self.answers.put(heard)
-            return
-        if not heard.reply and heard.op == Op.MANAGE:
-            self.resident, self.swapped = heard.args[:2]
-        super()._hear(connection, heard, page)
-        self.managed += not heard.reply and heard.op == Op.MANAGE
-
-    def say(self, op: Op, args: tuple[int, ...], gpu: int = 0) -> None:
-        """Asks, and waits for no answer."""
-        self._connections[-1].send(Message(op, 79, gpu, args).encode())
-
-    def ask(self, op: Op, word: int, gpu: int = 0) -> Message:
-        """Its answer."""
-        self.say(op, (word,), gpu)
-        answer = self.answers.get(timeout=SECONDS)
-        assert answer.op == op
-        return answer
-
-    def end_turn(self, microseconds: int = 1_000_000, gpu: int = 0) -> bool:
-        """Whether it is drained."""
-        return bool(self.ask(Op.END_TURN, microseconds, gpu).check().args[0])
-
-    def begin_turn(self, run_ahead_us: int = 0, gpu: int = 0) -> None:
-        """Lets it go on."""
-        self.ask(Op.BEGIN_TURN, run_ahead_us, gpu).check()
-
-    def hang_up(self) -> None:
-        """Ends the connection; returns once it is managed by another."""
-        before = self.managed
-        self._connections[-1].shutdown(socket.SHUT_RDWR)
-        eventually(lambda: self.managed > before, lambda: "it does not connect again")
-
-
 @attrs.frozen
 class Turning:
-    """A daemon, and turns.c."""
+    """A daemon, and the program turns.c."""
 
     daemon: TurningDaemon
     program: Program
 
     def launched(self, word: str = "") -> int:
-        """How many it launches in some time from now on, once it has done what `word` says."""
+        """Return how many kernels the program launches in a while from now on, after it has done `word`."""
         self._says(word)
         return self.program.hears("launched")
 
@@ -168,11 +133,11 @@ class Turning:
         self.program.process.stdin.flush()
 
     def runs(self) -> None:
-        """Waits until it launches."""
+        """Wait until the program launches."""
         eventually(lambda: self.launched() > 0, lambda: "it launches nothing")
 
     def ends(self) -> str:
-        """Has it check its memory, and end; what it wrote on stderr."""
+        """Have the program check its memory and end; return what it wrote on stderr."""
         self._says("end")
         return self.program.ends()
 
@@ -182,7 +147,7 @@ Start = Callable[[str], Turning]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts them."""
+    """Start both."""
     path = tmp_path / "socket"
     server = TurningDaemon(path)
     with contextlib.ExitStack() as stack:
@@ -198,14 +163,14 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def drained(daemon: TurningDaemon, gpu: int = 0) -> bool:
-    """Ends its turn, however long that takes on this machine."""
+    """End the program's turn, however long that takes on this machine."""
     eventually(lambda: daemon.end_turn(gpu=gpu), lambda: "it does not drain")
     return True
 
 
 @pytest.mark.parametrize("sanitize", SANITIZERS)
 def test_memory_moves_while_a_program_waits_for_its_turn(start: Start, sanitize: str) -> None:
-    """Nothing is launched; what asks is answered, and no word is lost."""
+    """Nothing is launched, questions are answered, and no data is lost."""
     turning = start(sanitize)
     server = turning.daemon
     turning.runs()
@@ -227,7 +192,7 @@ def test_memory_moves_while_a_program_waits_for_its_turn(start: Start, sanitize:
 
 @pytest.mark.parametrize("sanitize", SANITIZERS)
 def test_nothing_comes_back_to_a_program_that_is_late(start: Start, sanitize: str) -> None:
-    """It would wait for what runs, and the beginning of its turn for it; afterwards all does."""
+    """A move would wait for running work, and the next turn for the move; once the work is over, all comes back."""
     turning = start(sanitize)
     server = turning.daemon
     turning.runs()
@@ -254,7 +219,7 @@ def test_nothing_comes_back_to_a_program_that_is_late(start: Start, sanitize: st
 
 @pytest.mark.parametrize("sanitize", SANITIZERS)
 def test_a_turn_ends_behind_a_move(start: Start, sanitize: str) -> None:
-    """Both are asked for at once: what moves does so before."""
+    """Both are requested at once; the move goes first."""
     turning = start(sanitize)
     server = turning.daemon
     for _ in range(5):
@@ -275,7 +240,7 @@ def test_a_turn_ends_behind_a_move(start: Start, sanitize: str) -> None:
 
 @pytest.mark.parametrize("sanitize", ["", "thread"])
 def test_the_end_of_the_connection_opens(start: Start, sanitize: str) -> None:
-    """A daemon that is killed, or upgraded, holds up no program."""
+    """A daemon that is killed or upgraded holds up no program."""
     turning = start(sanitize)
     turning.runs()
     assert drained(turning.daemon)
@@ -287,7 +252,7 @@ def test_the_end_of_the_connection_opens(start: Start, sanitize: str) -> None:
 
 @pytest.mark.parametrize("sanitize", ["", "thread"])
 def test_a_departure_opens(start: Start, sanitize: str) -> None:
-    """It stands by then, and has no turn to end; afterwards it runs."""
+    """The program stands by, with no turn to end; afterwards it runs."""
     turning = start(sanitize)
     turning.runs()
     assert drained(turning.daemon)
@@ -300,7 +265,7 @@ def test_a_departure_opens(start: Start, sanitize: str) -> None:
 
 @pytest.mark.parametrize("sanitize", ["", "thread"])
 def test_a_departure_that_is_refused_opens_the_gate_of_that_gpu_alone(start: Start, sanitize: str) -> None:
-    """On the other one it waits for its turn still, as the daemon was told."""
+    """On the other GPU the program still waits for its turn, as the daemon was told."""
     turning = start(sanitize)
     server = turning.daemon
     turning.runs()
@@ -319,7 +284,7 @@ def test_a_departure_that_is_refused_opens_the_gate_of_that_gpu_alone(start: Sta
 
 
 def test_what_is_not_managed_has_no_turns(start: Start) -> None:
-    """Of a GPU that it has not said it uses, and of no GPU."""
+    """Neither a GPU that the program has not said it uses, nor one that does not exist, has turns."""
     turning = start("")
     for op in (Op.END_TURN, Op.BEGIN_TURN):
         assert turning.daemon.ask(op, 1000, gpu=1).status == -errno.ENODEV

@@ -21,7 +21,7 @@ import trio.testing
 from backend.core.turns import TurnEnd
 from backend.cuda.page import CounterPage
 from backend.cuda.peers import Peers
-from backend.door.wire import CUDA, FIRST, SIZE, VERSION, Feature, Message, Op, met, names
+from backend.door.wire import CUDA, CUDA_ALL, FIRST, SIZE, VERSION, Feature, Message, Op, met, names
 from backend.process.identity import Process, identify
 from tests.t6_cuda.daemon import GIB, MIB, Daemon, serving
 from tests.versions.ends import End, compile_library, library
@@ -78,7 +78,7 @@ async def connected(path: Path) -> AsyncIterator[Raw]:
 # The library of 0.1, and this daemon
 
 
-@pytest.mark.logs("its library is older than this daemon and lacks turns,total,bursts")
+@pytest.mark.logs("its library is older than this daemon and lacks turns,total,bursts,host,view,managed,space,sms")
 def test_the_library_of_0_1_is_served_in_full(path: Path) -> None:
     """Each message as it said it; each answer as it got it, but for the bits, at which it does not look."""
     replies: dict[int, bytes] = {}
@@ -102,9 +102,10 @@ def test_the_library_of_0_1_is_served_in_full(path: Path) -> None:
                     assert program.descriptors == line.descriptor
                     replies[line.message.op] = raw
             assert daemon.gpu.managed.counts(process) == (0, 0), "its kernels are counted"
-            assert facts == {"programs.older": "1", "programs.lack": "turns,total,bursts"}, (
-                "it lacks what came later, and no more"
-            )
+            assert facts == {
+                "programs.older": "1",
+                "programs.lack": "turns,total,bursts,host,view,managed,space,sms",
+            }, "it lacks what came later, and no more"
             assert int(await daemon.h.read(f"{process.pid}/0/gmem.current")) == 1000 * MIB
 
     real(test)
@@ -117,20 +118,20 @@ def test_what_0_1_could_is_what_it_is_taken_to_be_able_to() -> None:
     assert met(CUDA, 0) == CUDA & FIRST
     assert met(CUDA, UNKNOWN | Feature.MEMORY) == Feature.MEMORY
     assert met(CUDA, UNKNOWN) == Feature(0)
-    assert names(CUDA) == "memory,counters,report,depart,family,turns,total,bursts"
+    assert names(CUDA) == "memory,counters,report,depart,family,turns,total,bursts,host,view,managed,space,sms"
 
 
 # What a program's library lacks
 
 
-@pytest.mark.parametrize("lacks", [one for one in CUDA if one != Feature.FAMILY])
+@pytest.mark.parametrize("lacks", [one for one in CUDA_ALL if one != Feature.FAMILY])
 @pytest.mark.logs("its library is older than this daemon and lacks")
 def test_what_an_older_library_lacks_is_not_asked_of_it_and_said(path: Path, lacks: Feature, caplog: object) -> None:
     async def test() -> None:
         process, facts = identify(os.getpid()), dict[str, str]()
-        async with serving(path, Peers(facts)) as daemon, connected(path) as program:
-            hello = await program.ask(Op.HELLO, VERSION, (CUDA & ~lacks) | UNKNOWN)
-            assert (hello.status, hello.args[3]) == (0, CUDA), "of itself each says all"
+        async with serving(path, Peers(facts, CUDA_ALL)) as daemon, connected(path) as program:
+            hello = await program.ask(Op.HELLO, VERSION, (CUDA_ALL & ~lacks) | UNKNOWN)
+            assert (hello.status, hello.args[3]) == (0, CUDA_ALL), "of itself each says all"
             managed = await program.ask(Op.MANAGE, GIB, 0)
             assert managed.status == (-errno.ENOSYS if lacks == Feature.MEMORY else 0)
             assert program.descriptors == (0 if lacks in (Feature.MEMORY, Feature.COUNTERS) else 1)
@@ -138,6 +139,14 @@ def test_what_an_older_library_lacks_is_not_asked_of_it_and_said(path: Path, lac
                 -errno.ENOSYS if lacks == Feature.REPORT else -errno.ENODEV if lacks == Feature.MEMORY else 0
             )
             assert facts == {"programs.older": "1", "programs.lack": names(lacks)}
+            host = await program.ask(Op.HOST, 0, 0, GIB)
+            assert host.status == (
+                -errno.ENOSYS if lacks == Feature.HOST else -errno.ENODEV if lacks == Feature.MEMORY else 0
+            )
+            if not host.status:
+                assert Message.decode(await program.receive()).op == Op.GRANT
+            space = await program.ask(Op.SPACE)
+            assert (space.status, space.args[0]) == (-errno.ENOSYS if lacks == Feature.SPACE else 0, 0)
             total = await program.ask(Op.TOTAL)
             assert total.status == (-errno.ENOSYS if lacks == Feature.TOTAL else 0)
             if lacks != Feature.MEMORY:
@@ -146,12 +155,12 @@ def test_what_an_older_library_lacks_is_not_asked_of_it_and_said(path: Path, lac
                 assert ("submitted" in stat) == (lacks != Feature.COUNTERS), "what is not known is left out"
                 assert "managed 1\n" in stat
             async with connected(path) as another:
-                await another.ask(Op.HELLO, VERSION, CUDA & ~lacks)
+                await another.ask(Op.HELLO, VERSION, CUDA_ALL & ~lacks)
                 assert facts["programs.older"] == "2"
         assert facts == {"programs.older": "0", "programs.lack": "none"}
 
     async def leaves(daemon: Daemon, process: Process, lacks: Feature) -> None:
-        if lacks in (Feature.REPORT, Feature.TOTAL):
+        if lacks in (Feature.REPORT, Feature.TOTAL, Feature.HOST, Feature.VIEW, Feature.MANAGED, Feature.SPACE):
             return
         if lacks == Feature.BURSTS:
             daemon.gpu.managed.rank({process: [process]}, 200)
@@ -160,8 +169,17 @@ def test_what_an_older_library_lacks_is_not_asked_of_it_and_said(path: Path, lac
         if lacks == Feature.TURNS:
             assert await daemon.gpu.managed.end_turn(process, 1000) is TurnEnd.UNGATED
             return
+        if lacks == Feature.SETS:
+            assert daemon.gpu.managed.working_set(process) is None
+            assert daemon.gpu.managed.shares(process) is None
+            return
+        if lacks == Feature.SMS:
+            assert daemon.gpu.managed.placed_launches(process) is None
+            with pytest.raises(OSError, match="older"):
+                await daemon.gpu.managed.limit_sms(process, 64, here=True)
+            return
         with pytest.raises(OSError, match="older") as caught:
-            await daemon.gpu.managed._depart(process, near=False)
+            await daemon.gpu.managed._migrations._depart(process, near=False)
         assert caught.value.errno == errno.EOPNOTSUPP
         assert not daemon.gpu.managed.departs(process)
 
@@ -194,7 +212,7 @@ class Double:
                 with self._news:
                     self.heard.append(message)
                     self._news.notify_all()
-                if message.reply or message.op in (Op.UNCHARGE, Op.REPORT):
+                if message.reply or message.op in (Op.UNCHARGE, Op.REPORT, Op.HOST):
                     continue
                 recorded = self._answers[message.op]
                 answer = message.answer(*recorded.args)
@@ -267,7 +285,7 @@ def test_this_library_speaks_to_a_daemon_of_0_1(served: Served) -> None:
         assert program.ask("limits") == "0 0 0"
     said = [line.message for line in session() if line.by == ">"]
     hello = double.heard[0]
-    assert hello.args[:2] == (VERSION, CUDA)
+    assert hello.args[:2] == (VERSION, CUDA_ALL)
     assert attrs.evolve(hello, args=(VERSION, 0, 0, 0, 0)) == said[0]
     first = [message for message in double.heard if message.op not in (Op.MOVE_IN, Op.LIMITS)]
     assert first[1:] == [message for message in said[1:] if message.op not in (Op.MOVE_IN, Op.LIMITS)]
@@ -296,14 +314,39 @@ def test_this_library_does_not_ask_for_the_size_where_that_is_not_known(served: 
         assert program.ask("sight 0") == "0 0", "it does not ask again"
 
 
+@pytest.mark.parametrize("features", [0, CUDA & ~Feature.HOST, CUDA])
+def test_this_library_asks_for_memory_of_the_host_where_it_is_granted(served: Served, features: int) -> None:
+    """With another daemon it goes by its own rule, and is told so when it met one before that granted some."""
+    with served(features) as (double, program):
+        assert program.ask("use 0") == "0"
+        program.ask("host 64 0 1024")
+        program.ask("charge 64")
+        said = [message.args[:3] for message in double.heard if message.op == Op.HOST]
+        if features != CUDA:
+            assert not said
+            while program.ask("granted") == "0 0":
+                pass
+            assert program.ask("granted") == "1 0"
+            return
+        assert said[-1] == (64 * MIB, 0, 1024 * MIB)
+        double.say(Message(Op.GRANT, args=(512 * MIB,)))
+        while program.ask("granted") != "1 512":
+            pass
+        program.ask("host 60 0 1024")  # by less than has to be known
+        program.ask("host 512 512 1024")
+        program.ask("charge 64")
+        said = [message.args[:3] for message in double.heard if message.op == Op.HOST]
+        assert said == [(64 * MIB, 0, 1024 * MIB), (512 * MIB, 512 * MIB, 1024 * MIB)]
+
+
 def test_turns_are_for_a_gpu_that_is_managed(served: Served) -> None:
     """Both are obeyed as soon as they come; the end of the connection opens what is closed."""
     with served(CUDA) as (double, program):
         assert program.ask("use 0") == "0"
 
-        def turn(op: Op, gpu: int, first: int) -> tuple[int, int]:
+        def turn(op: Op, gpu: int, *args: int) -> tuple[int, int]:
             double.heard.clear()
-            double.say(Message(op, 5, gpu, (first,)))
+            double.say(Message(op, 5, gpu, args))
             answer = double.wait(lambda message: message.reply)
             assert (answer.op, answer.seq, answer.gpu) == (op, 5, gpu)
             return answer.status, answer.args[0]
@@ -312,6 +355,12 @@ def test_turns_are_for_a_gpu_that_is_managed(served: Served) -> None:
         assert program.ask("turn") == "1 20000"
         assert turn(Op.END_TURN, 0, 0) == (0, 0)
         assert turn(Op.END_TURN, 0, 77) == (-errno.EBUSY, 0)
+        assert program.ask("marked") == "0", "an older daemon asks for none"
+        assert turn(Op.END_TURN, 0, 20000, 64 * MIB) == (0, 1)
+        assert program.ask("marked") == "64"
+        assert turn(Op.END_TURN, 0, 0, 64 * MIB) == (0, 0)
+        assert turn(Op.END_TURN, 0, 77, 64 * MIB) == (-errno.EBUSY, 0)
+        assert program.ask("marked") == "64", "nothing runs while that is done"
         assert turn(Op.END_TURN, 1, 20000) == (-errno.ENODEV, 0)
         assert program.ask("turn") == "1 77"
         assert turn(Op.BEGIN_TURN, 0, 5000) == (0, 0)

@@ -20,7 +20,8 @@ from tests.support.mounted import Mounted, mounted
 # These tests are for a host with a GPU; elsewhere there is nothing to collect, which `make test-gpu` reports.
 collect_ignore_glob = [] if os.path.exists("/dev/nvidiactl") else ["t7_*.py"]
 if not os.path.exists("/dev/nvidia1"):
-    collect_ignore_glob += ["t7_two_gpus.py", "t7_migrate.py", "t7_balance.py"]  # about machines with several
+    # About machines with several.
+    collect_ignore_glob += ["t7_two_gpus.py", "t7_migrate.py", "t7_balance.py", "t7_memory_gangs.py", "t7_peers.py"]
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SECONDS = 20.0

@@ -1,16 +1,17 @@
 // A CUDA program that serves requests of a fixed length as they arrive, or one that fills what others leave.
 //
-//     requests FILE serve SERVICE_US KERNELS
-//     requests FILE fill KERNEL_US
+//     requests FILE serve SERVICE_US KERNELS [ROUNDS]
+//     requests FILE fill KERNEL_US [ROUNDS]
 //
 // A request is KERNELS kernels, each of which uses all SMs. Together they take SERVICE_US on an otherwise idle GPU,
 // which the program measures at its start. A request that comes while another is served waits, and that counts (open
-// loop). A filler launches kernels of KERNEL_US as fast as they are done, a few of them ahead.
+// loop). A filler launches kernels of KERNEL_US as fast as they are done, a few of them ahead. ROUNDS is the length of
+// a kernel as another process measured it: beside others, or on a part of the SMs, the program would measure fewer.
 //
 // FILE (SIZE bytes on tmpfs): requests or kernels done (u64 @0), 0 (u64 @16), stop (u32 @24, set by the test), error
 // (u32 @28), number of the burst to serve (u32 @32, set by the test), of the last one that is over (u32 @36), its
-// arrivals (u32 @40, set by the test), nanoseconds that a request takes alone (u64 @48); from 4096 on, 8192 words each:
-// arrivals in nanoseconds since the start, and latencies in nanoseconds.
+// arrivals (u32 @40, set by the test), rounds of a kernel (u32 @44), nanoseconds that a request takes alone (u64 @48);
+// from 4096 on, 8192 words each: arrivals in nanoseconds since the start, and latencies in nanoseconds.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -24,7 +25,7 @@ static const size_t MOST = 8192;
 
 struct Page {
     volatile uint64_t done, unused, wrong;
-    volatile uint32_t stop, error, go, over, count, unused_too;
+    volatile uint32_t stop, error, go, over, count, rounds;
     volatile uint64_t alone_ns;
     char rest[4096 - 56];
     volatile uint64_t arrival[MOST], latency[MOST];
@@ -110,8 +111,8 @@ static void fill_all(int rounds) {
 }
 
 int main(int argc, char **argv) {
-    const bool serves = argc == 5 && !strcmp(argv[2], "serve");
-    if (!serves && (argc != 4 || strcmp(argv[2], "fill")))
+    const bool serves = (argc == 5 || argc == 6) && !strcmp(argv[2], "serve");
+    if (!serves && ((argc != 4 && argc != 5) || strcmp(argv[2], "fill")))
         return 2;
     int file = open(argv[1], O_RDWR);
     page = (Page *)mmap(nullptr, sizeof(Page), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
@@ -119,11 +120,13 @@ int main(int argc, char **argv) {
     CHECK(cudaGetDeviceProperties(&properties, 0));
     blocks = 4 * properties.multiProcessorCount;
     CHECK(cudaMalloc(&out, sizeof *out));
+    const int kernels = serves ? atoi(argv[4]) : 1, given = argc == (serves ? 6 : 5) ? atoi(argv[argc - 1]) : 0;
+    const int rounds = given ? given : rounds_for(atof(argv[3]) / kernels);
+    page->rounds = rounds;
     if (!serves) {
-        fill_all(rounds_for(atof(argv[3])));
+        fill_all(rounds);
         return 0;
     }
-    const int kernels = atoi(argv[4]), rounds = rounds_for(atof(argv[3]) / kernels);
     double best = 1e9;
     for (int i = 0; i < 50; i++) {
         double start = now();

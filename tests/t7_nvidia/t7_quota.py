@@ -1,4 +1,4 @@
-"""compute.max on a real GPU: what programs do below a quota, by what they themselves count of what they do."""
+"""compute.max on a real GPU: the work of programs with a quota, as counted by the programs themselves."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ import pytest
 
 from tests.support.cgroups import enter, slice_path
 from tests.support.mounted import Mounted
-from tests.t7_nvidia.conftest import STOP, Worker, rates, wait_for
+from tests.t7_nvidia.bursting import bursts
+from tests.t7_nvidia.conftest import Worker, rates, wait_for
 from tests.t7_nvidia.programs import group_of, run_in
 
 Start = Callable[..., Worker]
 
 KERNEL_US = 500
-"""Microseconds of a kernel."""
+"""Duration of a kernel, microseconds."""
 SETTLED_S = 6.0
-"""Seconds after which what was known late at first is paid for."""
+"""Time after which use that was reported late at first is paid off, seconds."""
 SETTLED_FOUR_S = 20.0
-"""The same of four without the library: it is to be known that they always work."""
+"""The same for four programs without the library: it takes longer to learn that they always work."""
 SECONDS = 10.0
-"""Seconds over which a quota is to hold."""
+"""Time over which a quota must hold, seconds."""
 NEAR = {100_000: 0.03, 1_000_000: 0.05}
-"""Part by which it may be off, by period, microseconds."""
+"""Relative tolerance, by period in microseconds."""
 
 each_way = pytest.mark.parametrize("library", [True, False], ids=["library", "levers"])
 each_period = pytest.mark.parametrize("period", list(NEAR), ids=["100ms", "1s"])
@@ -33,7 +34,7 @@ each_share = pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.8])
 
 
 def begun(mount: Mounted, worker: Start, *, library: bool) -> tuple[Worker, float]:
-    """A program that always has work, in the tree, and the kernels a second that it does alone."""
+    """Start a program that always has work, in the tree; return it and the kernels a second that it does alone."""
     one = worker(KERNEL_US, before=run_in(mount) if library else ())
     one.started()
     group_of(mount, one)
@@ -63,7 +64,7 @@ def test_one_that_is_alone(gpu_mount: Mounted, worker: Start, share: float, peri
 @each_period
 @pytest.mark.parametrize("share", [0.1, 0.3])
 def test_beside_another(gpu_mount: Mounted, worker: Start, share: float, period: int, library: bool) -> None:
-    """It has its quota, and the other the rest, but for what switches take."""
+    """The program has its quota, and the other one the rest, except the cost of switches."""
     one, full = begun(gpu_mount, worker, library=library)
     limit(gpu_mount, one, share, period)
     other = worker(KERNEL_US)
@@ -74,15 +75,6 @@ def test_beside_another(gpu_mount: Mounted, worker: Start, share: float, period:
     print(f"{share} of {period} us, {'library' if library else 'levers'}: {found[0]:.4f}, the other {found[1]:.4f}")
     assert found[0] == pytest.approx(share, rel=NEAR[period])
     assert sum(found) >= 0.93
-
-
-def bursts(one: Worker, over: threading.Event) -> None:
-    """It works for 30 ms, and idles for 20, again and again."""
-    while not over.is_set():
-        one.set(STOP, 0)
-        time.sleep(0.03)
-        one.set(STOP, 2)
-        time.sleep(0.02)
 
 
 @pytest.mark.timeout(120)
@@ -107,8 +99,9 @@ def test_one_that_idles_in_between(gpu_mount: Mounted, worker: Start, period: in
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("kernel_us", [100, 500, 2000])
 def test_a_bound_on_run_ahead_leaves_the_engine_busy(gpu_mount: Mounted, worker: Start, kernel_us: int) -> None:
-    """It holds for 10 s after the last turn. With a marker at the first and the last of what was launched at once, a
-    program of short kernels had 0.945 of the engine."""
+    """The bound holds for 10 s after the last turn. With a marker at the first and the last launch of a batch, a
+    program of short kernels had 0.945 of the engine.
+    """
     one = worker(kernel_us, before=run_in(gpu_mount))
     one.started()
     group_of(gpu_mount, one)
@@ -123,7 +116,7 @@ def test_a_bound_on_run_ahead_leaves_the_engine_busy(gpu_mount: Mounted, worker:
 
 
 def figure(mount: Mounted, one: Worker, name: str) -> int:
-    """A figure of gcgroup.stat."""
+    """Return a figure of gcgroup.stat."""
     lines = (mount.group(one.pid) / "gcgroup.stat").read_text().splitlines()
     return next((int(line.split()[1]) for line in lines if line.split()[0] == name), 0)
 
@@ -132,8 +125,9 @@ def figure(mount: Mounted, one: Worker, name: str) -> int:
 @each_period
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.5])
 def test_samples_of_one_that_stands_and_goes_on(gpu_mount: Mounted, worker: Start, share: float, period: int) -> None:
-    """All of them are asked for, so that they tell what it does; where they tell less than 0.8 of it, it counts as one
-    that idles in between, and has more than its quota."""
+    """All samples are requested, so they tell what the program does. If they tell less than 0.8 of it, the program
+    counts as idle in between, and gets more than its quota.
+    """
     one, full = begun(gpu_mount, worker, library=False)
     limit(gpu_mount, one, share, period)
     time.sleep(SETTLED_S)
@@ -145,7 +139,7 @@ def test_samples_of_one_that_stands_and_goes_on(gpu_mount: Mounted, worker: Star
 
 
 def in_slice(mount: Mounted, place: Path, workers: Sequence[Worker]) -> Path:
-    """They are in a slice; its compute.max."""
+    """Put the programs into a slice; return its compute.max."""
     for one in workers:
         one.started()
         enter(one.pid, place)
@@ -171,7 +165,7 @@ def test_a_slice_of_four(gpu_mount: Mounted, place: Path, worker: Start, period:
 
 @pytest.mark.timeout(240)
 def test_a_slice_of_four_that_fork(gpu_mount: Mounted, place: Path, worker: Start) -> None:
-    """With the library, one ends and another begins each second: to come and go buys nothing."""
+    """With the library, one program ends and another begins each second: this gains nothing."""
     first, full = begun(gpu_mount, worker, library=True)
     four = [first, *(worker(KERNEL_US, before=run_in(gpu_mount)) for _ in range(3))]
     in_slice(gpu_mount, place, four).write_text("30000 100000\n")

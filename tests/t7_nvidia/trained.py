@@ -68,12 +68,18 @@ class Rewritten:
         )
 
 
-def rewrite(run: Program, group: Member, seed: int, until: Callable[[Rewritten], bool]) -> Rewritten:
-    """Set gmem.limit.high at random to between 40 and 100 % of the footprint every 200 ms; in the end to none."""
+def rewrite(
+    run: Program,
+    group: Member,
+    seed: int,
+    until: Callable[[Rewritten], bool],
+    part: tuple[float, float] = (0.4, 1.0),
+) -> Rewritten:
+    """Set gmem.limit.high at random to such a part of the footprint every 200 ms; in the end to none."""
     rng, result = random.Random(seed), Rewritten(current(group))
     while run.process.poll() is None and not until(result):
         try:
-            write(group, "gmem.limit.high", int(result.footprint * rng.uniform(0.4, 1.0)))
+            write(group, "gmem.limit.high", int(result.footprint * rng.uniform(*part)))
             result.written += 1
             result.moved = group.flat("gmem.stat")["swapout_bytes"]
         except OSError as error:

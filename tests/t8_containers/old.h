@@ -5,6 +5,7 @@
 
 #include "../../backend/cuda/library/driver/glibc.h"
 
+GLIBC_OLD(dlopen, GLIBC_FIRST);
 GLIBC_OLD(dlsym, GLIBC_FIRST);
 #define fstat glibc_fstat
 

@@ -21,7 +21,8 @@ def compile_library(tree: Path, out: Path) -> Path:
     library = tree / "backend" / "cuda" / "library"
     if not library.exists():  # its place in 0.1
         library = tree / "backend" / "cuda"
-    files = [library / "daemon" / f"{name}.c" for name in ("daemon", "session", "listener", "link", "family", "sight")]
+    names = ("daemon", "session", "listener", "contact", "command", "link", "family", "sight", "space")
+    files = [library / "daemon" / f"{name}.c" for name in names]
     sources = [file for file in files if file.exists()]  # some are new since 0.1
     includes = [f"-I{place}" for place in (CUDA_INCLUDE, library, *(library / part for part in PARTS))]
     flags = ["-std=gnu11", "-D_GNU_SOURCE", "-O1", "-g", "-pthread", *includes]

@@ -5,8 +5,12 @@
 
 #include "device.h"
 #include "driver.h"
+#include "hook.h"
 #include "life.h"
+#include "nvml.h"
 #include "ours.h"
+#include "sight.h"
+#include "space.h"
 
 bool library_ready;
 
@@ -14,6 +18,10 @@ bool library_ready;
 static void in_child(void)
 {
 	driver_forget();
+	nvml_forget();
+	hook_forget();
+	sight_forget();	/* NVML alone may have asked */
+	space_forget();
 	ours_depth = 0;
 	if (!library_ready)	/* nothing was used yet: a shell, for example, forks all the time */
 		return;

@@ -1,10 +1,11 @@
-"""Programs that run, unmodified, are taken off their GPU and brought back, on the same one or another: cuCheckpoint.
+"""Checkpoints (cuCheckpoint): take running, unmodified programs off their GPU and bring them back, there or on another.
 
-What may be asked for is here; it is done by an agent, a process of its own (:mod:`~backend.nvidia.checkpoint.agent`).
+This package holds the requests; an agent, a process of its own, carries them out
+(:mod:`~backend.nvidia.checkpoint.agent`).
 """
 
+from backend.core.hostroom import host_room
 from backend.nvidia.checkpoint.client import CheckpointError, Done, Ready, move, recover, resume, state, suspend
-from backend.nvidia.checkpoint.hostroom import host_room
 from backend.nvidia.checkpoint.journal import Left, left, removed
 from backend.nvidia.checkpoint.records import Action, State, Step
 

@@ -20,7 +20,7 @@ import trio
 
 from backend.common import interpreter
 from backend.common.errors import errno_of
-from backend.cuda.managed import Standby
+from backend.cuda.migrations import Standby
 from backend.nvidia.checkpoint.records import Action, Outcome, Progress, Request, State, Step, read_answer
 from backend.process.identity import Process
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
+import errno
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 import attrs
 
@@ -37,6 +38,8 @@ class Wanted:
     """Value for compute.priority."""
     quota: str | None = None
     """Value for compute.max."""
+    sms: str | None = attrs.field(default=None, eq=False)
+    """The same part of the GPU for compute.sm.max, which has it in a slice whose programs run at the same time."""
 
 
 def wanted(
@@ -54,7 +57,9 @@ def wanted(
 
     def one(points: int, first: int | None, *, limited: bool) -> Wanted:
         weight = None if by is By.QUOTA else max(1, points)
-        return Wanted(weight, first, quota(points, period_us) if limited else None)
+        if not limited:
+            return Wanted(weight, first)
+        return Wanted(weight, first, quota(points, period_us), sms(points))
 
     critical = {name: one(share, first, limited=by is not By.WEIGHT) for name, share in shares.items()}
     return critical, one(part, None, limited=by is By.QUOTA)
@@ -66,26 +71,58 @@ def quota(points: int, period_us: int) -> str:
     return show_quota(us, period_us)
 
 
-class Levers:
-    """The files compute.weight, compute.priority and compute.max of one group."""
+def sms(points: int) -> str:
+    """Return the value of compute.sm.max for a share in points, a percentage; ``max`` for a whole GPU."""
+    return "max" if points >= WHOLE else f"{max(1, points) * 100 / WHOLE:g}%"
 
-    def __init__(self, group: Group) -> None:
+
+async def never() -> bool:
+    """Return that a group shares its GPU by time."""
+    return False
+
+
+class Levers:
+    """The files compute.weight, compute.priority, and compute.max or compute.sm.max of one group."""
+
+    def __init__(self, group: Group, is_spatial: Callable[[], Awaitable[bool]] = never) -> None:
+        """`is_spatial` returns whether the programs of the slice that the group is in run at the same time: time is
+        no share there, and SMs are."""
         self._group = group
+        self._is_spatial = is_spatial
         self._before: dict[str, str] = {}
         self._ours: dict[str, str] = {}
         self._complained = False
+        self._is_refused = False  # whether kernels of its programs cannot be placed
 
     async def apply(self, what: Wanted) -> None:
         """Write the settings that differ. A failure is logged once, and tried again with the next call."""
         try:
             await self._set("compute.weight", None if what.weight is None else str(what.weight))
             await self._set("compute.priority", None if what.priority is None else str(what.priority))
-            await self._set("compute.max", what.quota)
+            is_placed = await self._place(what.sms)
+            await self._set("compute.max", None if is_placed else what.quota)
+            if not is_placed:
+                await self._set("compute.sm.max", None)
             self._complained = False
         except OSError as error:
             if error.errno not in GONE and not self._complained:
                 log.error("%s: %s", self._group.path, error.strerror)
                 self._complained = True
+
+    async def _place(self, sms: str | None) -> bool:
+        """Return whether the group has its part of the GPU as SMs: its programs run at the same time, and their kernels
+        can be placed.
+        """
+        if sms is None or self._is_refused or not await self._is_spatial():
+            return False
+        try:
+            await self._set("compute.sm.max", sms)
+        except OSError as error:
+            if error.errno != errno.EOPNOTSUPP:
+                raise
+            self._is_refused = True
+            log.warning("%s: shares are compute.max: %s", self._group.path, error.strerror)
+        return not self._is_refused
 
     def follow(self, group: Group) -> None:
         """Continue with a group that has moved to another directory together with its settings."""
@@ -95,6 +132,7 @@ class Levers:
         """Forget all settings: the group is gone, and they went with it."""
         self._before.clear()
         self._ours.clear()
+        self._is_refused = False
 
     async def release(self) -> None:
         """Restore the old values, except where another program has written since."""

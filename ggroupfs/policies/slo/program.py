@@ -35,7 +35,7 @@ class Tenant:
         """Latencies that the group reports."""
         self._tree = tree
         self._group = target.group(tree)
-        self.levers = Levers(self._group)
+        self.levers = Levers(self._group, self._is_spatial)
         """Control files that the policy sets."""
         self.is_present = False
         """Whether a process of the group has a context on the GPU."""
@@ -53,7 +53,10 @@ class Tenant:
             self.levers.follow(self._group)
         else:
             await self.levers.release()
-            self.levers = Levers(self._group)
+            self.levers = Levers(self._group, self._is_spatial)
+
+    async def _is_spatial(self) -> bool:
+        return await self.target.is_spatial(self._tree)
 
     async def look(self) -> bool:
         """Look for the group, and return whether it came or went.

@@ -8,7 +8,7 @@ from pathlib import Path
 import attrs
 
 from backend.core.settings import PERIOD
-from backend.process.identity import Slice, slice_at
+from backend.process.identity import Slice, cgroup_of, slice_at
 from ggroupfs.client import Group, Tree
 from ggroupfs.client.latencies import SOCKET
 from ggroupfs.policies.config import Table
@@ -39,6 +39,21 @@ class Target:
             return tree.slice(self.place.cgroup.path, self.gpu)
         assert self.place.pid is not None
         return tree.process(self.place.pid, self.gpu)
+
+    async def is_spatial(self, tree: Tree) -> bool:
+        """Return whether a slice that the group is in has its programs run at the same time (compute.spatial)."""
+        try:
+            above = self.place.cgroup.parent if self.place.cgroup is not None else cgroup_of(self.place.pid or 0)
+        except OSError:  # the process is gone
+            return False
+        while above is not None:
+            try:
+                if await tree.slice(above.path, self.gpu).read("compute.spatial") == "1":
+                    return True
+            except OSError:  # no slice of the tree, or a daemon without it
+                pass
+            above = above.parent
+        return False
 
 
 @attrs.frozen

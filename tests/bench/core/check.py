@@ -6,6 +6,9 @@ than a tolerance, and by more than the spreads of both runs together: from the l
 repetitions, plus those of the other. A few repetitions may be close together by chance, so a spread counts as at least
 what is usual for that figure in its scenario. Then runs that differ only by chance are seldom reported as changed
 (t0_bench.py says how seldom). One repetition has no spread, so nothing is said about it.
+
+Where both records have verdict.ENOUGH repetitions, core.verdict compares them instead: it finds a change of 15 % on a
+quiet machine, and says of a ratio where it could not that it is too noisy to tell.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ import attrs
 from tests.bench.core.figures import KINDS
 from tests.bench.core.record import Case, Cell, Record, Run
 from tests.bench.core.spread import Spread
+from tests.bench.core.verdict import ENOUGH as INTERVAL
+from tests.bench.core.verdict import Verdict, judged
 
 TOLERANCE = 0.1
 """Relative change of a ratio below which it is never reported."""
@@ -49,6 +54,25 @@ class Moved:
 
 
 @attrs.frozen
+class Noisy:
+    """A ratio that is too noisy to tell."""
+
+    scenario: str
+    system: str
+    case: Case
+    figure: str
+    least_found: float
+    """The smallest change that would be found, as a part of 1."""
+
+    def __str__(self) -> str:
+        case = " ".join(f"{key}={value}" for key, value in self.case.items())
+        return (
+            f"noisy  {self.scenario} {case}: {self.system}, {KINDS[self.figure].label}: too noisy to tell, a change of "
+            f"{self.least_found:.0%} would be found"
+        )
+
+
+@attrs.frozen
 class Report:
     """Result of a comparison."""
 
@@ -58,6 +82,8 @@ class Report:
     """Number of ratios with enough repetitions in both."""
     missing: tuple[str, ...]
     """Figures of scenarios in both records that only the committed one has."""
+    noisy: tuple[Noisy, ...] = ()
+    """Ratios that are too noisy to tell, and why."""
 
     @property
     def failed(self) -> bool:
@@ -69,27 +95,40 @@ def compare(before: Record, after: Record, tolerance: float = TOLERANCE) -> Repo
     """Compare the scenarios that both records have."""
     moved: list[Moved] = []
     missing: list[str] = []
+    noisy: list[Noisy] = []
     compared = 0
     for name in sorted(before.runs.keys() & after.runs.keys()):
         old, new = before.runs[name], after.runs[name]
         found: list[tuple[Cell, str, Spread, Spread]] = []
+        exact = 0
         for cell in old.cells:
             same = new.cell(cell.system, cell.case)
             if same is None:
                 missing.append(f"{name}: {cell.system} {dict(cell.case)}")
                 continue
-            found += ((cell, *what) for what in _ratios(old, cell, new, same))
-        compared += len(found)
-        for cell, figure, was, now in found:
+            for figure, was, now in _ratios(old, cell, new, same):
+                if min(map(len, (was, now))) < INTERVAL:
+                    found.append((cell, figure, Spread.of(was), Spread.of(now)))
+                    continue
+                exact += 1
+                change = judged(was, now, bool(KINDS[figure].lower))
+                if change.verdict in (Verdict.WORSE, Verdict.BETTER):
+                    worse = change.verdict is Verdict.WORSE
+                    told = (Spread.of(was), Spread.of(now))
+                    moved.append(Moved(old.scenario, cell.system, cell.case, figure, *told, worse))
+                elif change.verdict is Verdict.NOISY:
+                    noisy.append(Noisy(old.scenario, cell.system, cell.case, figure, change.least_found))
+        compared += len(found) + exact
+        for cell, figure, before_it, after_it in found:
             usual = statistics.median(_width(one, other) for _, kind, one, other in found if kind == figure)
-            least = max(math.log1p(tolerance), usual, _width(was, now))
-            if abs(math.log(now.median / was.median)) > least:
-                worse = (now.median > was.median) == bool(KINDS[figure].lower)
-                moved.append(Moved(old.scenario, cell.system, cell.case, figure, was, now, worse))
-    return Report(tuple(sorted(moved, key=lambda one: not one.worse)), compared, tuple(missing))
+            least = max(math.log1p(tolerance), usual, _width(before_it, after_it))
+            if abs(math.log(after_it.median / before_it.median)) > least:
+                worse = (after_it.median > before_it.median) == bool(KINDS[figure].lower)
+                moved.append(Moved(old.scenario, cell.system, cell.case, figure, before_it, after_it, worse))
+    return Report(tuple(sorted(moved, key=lambda one: not one.worse)), compared, tuple(missing), tuple(noisy))
 
 
-def _ratios(old: Run, was: Cell, new: Run, now: Cell) -> Iterator[tuple[str, Spread, Spread]]:
+def _ratios(old: Run, was: Cell, new: Run, now: Cell) -> Iterator[tuple[str, list[float], list[float]]]:
     """Yield the ratios of figures that can be better or worse, for all systems but the reference."""
     names = {name for sample in was.samples for name in sample.figures}
     for figure in sorted(names):
@@ -97,7 +136,7 @@ def _ratios(old: Run, was: Cell, new: Run, now: Cell) -> Iterator[tuple[str, Spr
             continue
         pair = [one for one in old.ratios(was, figure) if one > 0], [one for one in new.ratios(now, figure) if one > 0]
         if min(map(len, pair)) >= ENOUGH:
-            yield figure, Spread.of(pair[0]), Spread.of(pair[1])
+            yield figure, *pair
 
 
 def _width(*spreads: Spread) -> float:

@@ -1,19 +1,22 @@
-"""CUDA programs on this machine's GPU, and the pages of memory on which they are told what to do."""
+"""CUDA programs on this machine's GPU, controlled through shared pages of memory."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
+import re
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pynvml
 
 from tests.bench.core.runner import Unavailable
-from tests.bench.gpu.faces import Served, Shared
+from tests.bench.gpu.faces import Carried, Job, Served, Shared
 from tests.support.mounted import mounted, mountpoint
 from tests.t7_nvidia.conftest import ROOT, wait_for
 from tests.t7_nvidia.pairs import SETTLED_S, Turn, pair_of, policy
@@ -29,17 +32,19 @@ ARRIVALS, LATENCIES, MOST = 4096, 4096 + 32768, 4096
 SIZE = LATENCIES + 8 * MOST
 """Offsets in the page of critical.cu, and its size."""
 WORK, IDLE, CREATED = 32, 36, 40
-"""Offsets in the page of products.cu."""
+"""Offsets of products.cu."""
 HOT_NS, FULL_NS, PREFETCH_OUT, PREFETCH_IN = 64, 72, 48, 56
-"""Offsets in the page of elastic.cu."""
-OUT, IN = 40, 48
-"""Offsets in the page of copies.cu."""
+"""Offsets of elastic.cu."""
+OUT, IN, BOTH_OUT, BOTH_IN = 40, 48, 56, 64
+"""Offsets of copies.cu."""
+WRONG = 16
+"""Offset of programs that do jobs."""
 START_S, STOP_S = 90.0, 60.0
 COPIED_MIB = 4096
 
 
 def built(source: Path) -> str:
-    """A CUDA program, compiled unless that was done since its source changed. Unavailable without nvcc."""
+    """Return the path of a compiled CUDA program; compile it if its source is newer. Unavailable without nvcc."""
     path = BUILD / source.stem
     newest = max(one.stat().st_mtime for one in (source, TESTS / "words.cuh"))
     if not path.exists() or path.stat().st_mtime < newest:
@@ -64,8 +69,9 @@ def built(source: Path) -> str:
 
 @contextlib.contextmanager
 def started(ready: Callable[[Program], bool], *words: str, size: int = 4096) -> Iterator[Program]:
-    """A program that runs, and is ready. In the end it is told to stop, and waited for: a client of MPS that is killed
-    may take others with it."""
+    """Run a program, and yield it once it is ready. At the end the program is told to stop and waited for, because
+    killing a client of MPS may take others with it.
+    """
     with program(*words, size=size) as run:
         wait_for(lambda: ready(run) or run.process.poll() is not None, f"{words[-2:]} is ready", seconds=START_S)
         if run.process.poll() is not None:
@@ -79,13 +85,13 @@ def started(ready: Callable[[Program], bool], *words: str, size: int = 4096) -> 
 
 
 def last_line(log: Path) -> str:
-    """What a program said last, in short."""
+    """Return the last words of a program, shortened."""
     lines = log.read_text().strip().splitlines()
     return lines[-1][:200] if lines else "without a word"
 
 
 class CriticalProgram:
-    """critical.cu"""
+    """A running critical.cu."""
 
     def __init__(self, run: Program) -> None:
         self._run = run
@@ -99,7 +105,7 @@ class CriticalProgram:
         memoryview(run.page)[ARRIVALS : ARRIVALS + 8 * count] = data
         memoryview(run.page)[LIMIT : LIMIT + 8] = int(limit * 1e9).to_bytes(8, "little")
         run.set(COUNT, count)
-        memoryview(run.page)[:8] = bytes(8)  # requests that are over, of the burst before
+        memoryview(run.page)[:8] = bytes(8)  # requests finished in the burst before
         number = run.u32(OVER) + 1
         run.set(GO, number)
         told, deadline = 0, time.monotonic() + limit + START_S
@@ -114,7 +120,7 @@ class CriticalProgram:
         return Served([self._latency(number) for number in range(count)], count - run.u32(SERVED))
 
     def _tell(self, told: int, over: int, watch: Callable[[float], None] | None) -> int:
-        """How many latencies have been told now."""
+        """Report new latencies; return how many have been reported."""
         if watch is not None:
             for number in range(told, over):
                 watch(self._latency(number))
@@ -125,7 +131,7 @@ class CriticalProgram:
 
 
 class ProductsProgram:
-    """products.cu"""
+    """A running products.cu."""
 
     def __init__(self, run: Program) -> None:
         self._run = run
@@ -148,7 +154,7 @@ class ProductsProgram:
 
 
 class ElasticProgram:
-    """elastic.cu of the tests"""
+    """A running elastic.cu of the tests."""
 
     def __init__(self, run: Program) -> None:
         self._run = run
@@ -176,8 +182,84 @@ class ElasticProgram:
             raise ValueError("the library has not moved memory both ways") from None
 
 
+CLEAN = re.compile(r"device \d+: (\d+) MiB were clean")
+OUT_MOVED = re.compile(r"asked to move \d+ MiB, moved (\d+) MiB in (\d+) us")
+IN_MOVED = re.compile(r"asked to prepare \d+ MiB, moved (\d+) MiB in (\d+) us")
+"""Lines of the library about its moves."""
+
+
+def carried(log: str) -> Carried:
+    """Return the moves for turns in a log."""
+    clean = sum(int(found[1]) for found in CLEAN.finditer(log))
+    out, back = (
+        [(int(found[1]), int(found[2])) for found in pattern.finditer(log)] for pattern in (OUT_MOVED, IN_MOVED)
+    )
+    return Carried(
+        *(sum(mib for mib, _ in out) * MIB, clean * MIB, sum(us for _, us in out) / 1e6),
+        *(sum(mib for mib, _ in back) * MIB, sum(us for _, us in back) / 1e6),
+    )
+
+
+class WorkedProgram:
+    """A running decode.cu, science.cu or vision.py."""
+
+    def __init__(self, run: Program) -> None:
+        self._run = run
+        self.pid = run.pid
+
+    @property
+    def passes(self) -> int:
+        if self._run.process.poll() is not None:
+            raise Unavailable(f"the program ended: {last_line(self._run.log)}")
+        return self._run.passes
+
+    def carried(self) -> Carried:
+        return carried(self._run.log.read_text())
+
+    def finish(self) -> None:
+        self._run.set(STOP, 1)
+        if self._run.process.wait(STOP_S) or self._run.u64(WRONG):
+            raise RuntimeError(f"what it computed is wrong: {last_line(self._run.log)}")
+
+
+def _told(value: str | float) -> str:
+    """Return a value of a case as it is written on the command line."""
+    return value if isinstance(value, str) else f"{value:g}"
+
+
+def command_of(job: Job) -> list[str]:
+    """Return the command of a job. Unavailable without nvcc, or torchvision."""
+    match job.kind:
+        case "decode":
+            return [built(SOURCES / "decode.cu"), "PAGE", str(job.mib), *(["graph"] if job.graph else [])]
+        case "wavelet" | "stencil" | "gather" | "neighbours":
+            return [built(SOURCES / "science.cu"), "PAGE", str(job.mib), job.kind]
+    if importlib.util.find_spec("torchvision") is None:
+        raise Unavailable("there is no torchvision")
+    return [sys.executable, os.fspath(SOURCES / "vision.py"), "PAGE", str(job.mib), job.kind]
+
+
 class GpuLab:
     """The GPU 0 of this machine."""
+
+    def __init__(self, cells: Mapping[str, str] | None = None) -> None:
+        """`cells` restricts the cases that a scenario can leave out to those with these values."""
+        self._cells = cells or {}
+
+    def wants(self, case: Mapping[str, str | float]) -> bool:
+        return all(_told(case[key]) == value for key, value in self._cells.items() if key in case)
+
+    @contextlib.contextmanager
+    def jobs(self, words: Sequence[str], jobs: Sequence[Job]) -> Iterator[list[WorkedProgram]]:
+        commands = [command_of(job) for job in jobs]
+        with contextlib.ExitStack() as stack:
+            runs = [stack.enter_context(program(*words, *command)) for command in commands]
+            for run in runs:
+                ended = run.process.poll
+                wait_for(lambda: run.passes > 0 or ended() is not None, "it works", seconds=START_S)  # noqa: B023
+                if ended() is not None:
+                    raise Unavailable(f"the program ended: {last_line(run.log)}")
+            yield [WorkedProgram(run) for run in runs]
 
     def now(self) -> float:
         return time.monotonic()
@@ -199,7 +281,7 @@ class GpuLab:
 
     @contextlib.contextmanager
     def _products(self, words: Sequence[str], mark: int) -> Iterator[ProductsProgram]:
-        """As soon as it has set that word of its page."""
+        """Start products.cu, and yield it once it has set the word `mark` of its page."""
         with started(lambda run: run.u64(mark) != 0, *words, built(SOURCES / "products.cu"), "PAGE") as run:
             yield ProductsProgram(run)
 
@@ -223,6 +305,13 @@ class GpuLab:
                 return run.u64(OUT) / 1e9, run.u64(IN) / 1e9
 
             yield measure
+
+    def both_ways(self) -> tuple[float, float]:
+        command = [built(SOURCES / "copies.cu"), "PAGE", str(COPIED_MIB)]
+        with started(lambda run: run.u64(READY) == 1, *command) as run:
+            run.set(GO, 1)
+            wait_for(lambda: run.u32(OVER) == 1, "it has copied", seconds=START_S)
+            return run.u64(BOTH_OUT) / 1e9, run.u64(BOTH_IN) / 1e9
 
     def shared(self, how: str, seed: int) -> Shared:
         serving, batch = (built(TESTS / f"{name}.cu") for name in ("serving", "batch"))

@@ -3,23 +3,41 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import itertools
 import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import attrs
 
+from backend.common.tracing import VARIABLE
 from ggroupfs.client import Latencies
+from ggroupfs.client.reading import flat
 from tests.bench.core.runner import Unavailable
 from tests.bench.gpu.faces import Part, Running
+from tests.support.cgroups import cgroup, slice_path
 from tests.support.mounted import Mounted, eventually, mounted, mountpoint
 from tests.support.policy_program import PolicyProgram
 from tests.t7_nvidia.programs import run_in
 
 Programs = Sequence[tuple[Part, Running]]
+
+LIMIT_S, LIMIT_AGAIN_S = 30.0, 0.6
+"""Seconds for which a limit is written again that answers with one of AGAIN, and between two writes. A program that is
+asked to move lets go where none of its kernels ends within 0.3 s, as beside others that read over the bus. A write
+tries again for as long as it may take, and is told that less was moved after that."""
+AGAIN = (errno.EAGAIN, errno.EBUSY, errno.ETIMEDOUT)
+"""Errors of such a write: a program that runs did not give in time, or did not answer, as where four programs read most
+of their memory over the bus; one that is off the GPU for its turn or its quota cannot."""
+TRACES = Path(__file__).parent.parent.parent.parent / "build"
+"""Where traces of turns are written."""
+_begun = set[Path]()  # those of this run
+_places = itertools.count()  # of cgroups: one that could not be removed is in the way of no other
 
 
 class PlainStage:
@@ -72,12 +90,19 @@ def control() -> str:
 class MpsStage(PlainStage):
     """A control daemon that runs, and those that are to be its clients."""
 
-    def __init__(self, environment: Mapping[str, str], percentage: Callable[[Part], int | None]) -> None:
-        self._environment, self._percentage = environment, percentage
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        percentage: Callable[[Part], int | None],
+        priority: Callable[[Part], int | None] = lambda part: None,
+    ) -> None:
+        self._environment, self._percentage, self._priority = environment, percentage, priority
 
     def words(self, part: Part) -> list[str]:
         percentage = self._percentage(part)
         more = {} if percentage is None else {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(percentage)}
+        if (priority := self._priority(part)) is not None:
+            more["CUDA_MPS_CLIENT_PRIORITY"] = str(priority)
         if part.limit:
             more["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={part.limit}"
         return ["env", *(f"{key}={value}" for key, value in {**self._environment, **more}.items())]
@@ -111,6 +136,8 @@ class Mps:
     name: str = "MPS"
     percentage: Callable[[Part], int | None] = lambda part: None
     """CUDA_MPS_ACTIVE_THREAD_PERCENTAGE of a program; None for all."""
+    priority: Callable[[Part], int | None] = lambda part: None
+    """CUDA_MPS_CLIENT_PRIORITY of a program: 0 is normal, 1 below it; None for what the server has."""
 
     @contextlib.contextmanager
     def enter(self) -> Iterator[MpsStage]:
@@ -131,7 +158,7 @@ class Mps:
                 )
             try:
                 self._started(daemon, top)
-                yield MpsStage(environment, self.percentage)
+                yield MpsStage(environment, self.percentage, self.priority)
             finally:
                 _end(daemon, environment)
         finally:
@@ -214,11 +241,139 @@ class Ggroupfs:
     controls: Controls
     options: Sequence[str] = ()
     """Of the mount."""
+    expected: Sequence[str] = ()
+    """Words of lines that the daemon may log."""
 
     @contextlib.contextmanager
     def enter(self) -> Iterator[GgroupfsStage]:
-        with mountpoint() as path, mounted(path, *self.options, gpu="nvidia") as mount, contextlib.ExitStack() as stack:
+        with (
+            mountpoint() as path,
+            mounted(path, *self.options, gpu="nvidia", expect_errors=self.expected) as mount,
+            contextlib.ExitStack() as stack,
+        ):
             yield GgroupfsStage(mount, self.controls, stack)
+
+
+class Everything:
+    """No slice: the GPU."""
+
+    def words(self, *properties: str) -> list[str]:
+        return []
+
+    def held(self) -> int:
+        raise Unavailable("there is no slice")
+
+    def limit(self, nbytes: int | None) -> None:
+        if nbytes is not None:
+            raise Unavailable("there is no slice")
+
+    def wait(self, seconds: float) -> None:
+        pass
+
+    def figures(self) -> Mapping[str, int]:
+        return {}
+
+
+@attrs.frozen
+class WholeGpu:
+    """The driver's own time slicing, with room for all."""
+
+    name: str
+
+    @contextlib.contextmanager
+    def enter(self) -> Iterator[Everything]:
+        yield Everything()
+
+
+class SliceRoom(Everything):
+    """A slice of a mounted tree."""
+
+    def __init__(self, mount: Mounted, path: str) -> None:
+        self.mount, self._path = mount, path
+
+    @property
+    def within(self) -> str:
+        """The path of the slice."""
+        return self._path
+
+    @property
+    def _files(self) -> Path:
+        return self.mount / "slice" / self._path / "0"
+
+    def words(self, *properties: str) -> list[str]:
+        return run_in(self.mount, *properties, within=self._path)
+
+    def held(self) -> int:
+        eventually(self._files.exists, "its programs are in the tree")
+        return int((self._files / "gmem.current").read_text())
+
+    def limit(self, nbytes: int | None) -> None:
+        until = time.monotonic() + LIMIT_S
+        while True:
+            try:
+                return self._write("gmem.limit.high", "max" if nbytes is None else str(nbytes))
+            except OSError as error:
+                if error.errno not in AGAIN or time.monotonic() > until:
+                    raise
+            time.sleep(LIMIT_AGAIN_S)
+
+    def wait(self, seconds: float) -> None:
+        """Bound how long a program waits for a turn of memory. Where the mount has none, none waits."""
+        text = (self.mount / "ggroup.capabilities").read_text()
+        if "compute.wait.max unsupported" not in text.splitlines():
+            self._write("compute.wait.max", f"{seconds * 1000:g}")
+
+    def figures(self) -> Mapping[str, int]:
+        eventually(self._files.exists, "its programs are in the tree")
+        texts = [(self._files / name).read_text() for name in ("gmem.stat", "gcgroup.stat")]
+        return {key: value for text in texts for key, value in flat(text).items()}
+
+    def _write(self, name: str, value: str) -> None:
+        file = os.open(self._files / name, os.O_WRONLY | os.O_TRUNC)
+        try:
+            os.write(file, f"{value}\n".encode())
+        finally:
+            os.close(file)
+
+
+@contextlib.contextmanager
+def _traced(name: str) -> Iterator[None]:
+    """Daemons that are started write what their turns of memory take into build/turns-NAME.jsonl
+    (`python -m tests.bench.timeline`): all of one run, one behind the other."""
+    path = TRACES / f"turns-{name}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    before = os.environ.get(VARIABLE)
+    if path not in _begun:
+        _begun.add(path)
+        path.unlink(missing_ok=True)
+    os.environ[VARIABLE] = os.fspath(path) if before is None else before
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[VARIABLE]
+
+
+@attrs.frozen
+class Turned:
+    """A mounted tree, with turns of memory or without, and a cgroup that the programs are in."""
+
+    name: str
+    options: Sequence[str]
+    """Of the mount."""
+    gpu: str = "nvidia"
+    """The GPUs."""
+    expected: Sequence[str] = ()
+    """Words of lines that the daemon may log."""
+
+    @contextlib.contextmanager
+    def enter(self) -> Iterator[SliceRoom]:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_traced("-".join(option.partition("=")[2] or option for option in self.options)))
+            path = stack.enter_context(mountpoint())
+            mount = stack.enter_context(mounted(path, *self.options, gpu=self.gpu, expect_errors=self.expected))
+            place = stack.enter_context(cgroup(f"ggroup-bench-{os.getpid()}-{next(_places)}"))
+            yield SliceRoom(mount, slice_path(place))
 
 
 def nothing(stage: GgroupfsStage, programs: Programs) -> None:

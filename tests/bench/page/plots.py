@@ -1,4 +1,6 @@
-"""Pictures of a record, by matplotlib: nothing else imports this module. Small SVG, the same for the same record."""
+"""Plots of a record, by matplotlib; imported only where they are drawn. Small SVG files, identical for the same
+record.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,13 @@ FAMILIES: Mapping[str, Sequence[str]] = {
     "unified memory": ("#006d2c", "#41ab5d", "#a1d99b"),
     "time slicing": ("#d97706",),
 }
-"""Shades by what a system's name begins with, so that it looks the same in all plots."""
+"""Shades by the beginning of a system's name, so that a system looks the same in all plots."""
 
 
 def looks(run: Run) -> dict[str, dict[str, Any]]:
-    """How each system is drawn. The reference, and ggroupfs below what is drawn later, are seen where others are the
-    same."""
+    """Return how each system is drawn. The reference, and ggroupfs, which is drawn below later ones, remain visible
+    where others have the same values.
+    """
     found: dict[str, dict[str, Any]] = {run.reference: {"color": "black", "linestyle": "--", "zorder": 3}}
     left = {name: iter(shades) for name, shades in FAMILIES.items()}
     for number, system in enumerate(run.systems()):
@@ -46,7 +49,7 @@ def looks(run: Run) -> dict[str, dict[str, Any]]:
 
 
 def draw(run: Run, plot: str, path: Path) -> bool:
-    """Whether there was anything to draw."""
+    """Draw a plot; return whether there was anything to draw."""
     with matplotlib.rc_context(STYLE):
         figure = PLOTS[plot](run)
         if figure is None:
@@ -57,7 +60,7 @@ def draw(run: Run, plot: str, path: Path) -> bool:
 
 
 def latency(run: Run) -> Figure | None:
-    """p99 against load, a line a system, beside one and beside several."""
+    """Plot p99 against load, one line per system, beside one program and beside several."""
     counts = sorted({int(cell.case["batch"]) for cell in run.cells if "batch" in cell.case})
     if not counts:
         return None
@@ -76,7 +79,7 @@ def latency(run: Run) -> Figure | None:
 
 
 def pressure(run: Run) -> Figure | None:
-    """What is left of the speed against the footprint."""
+    """Plot the remaining speed against the footprint."""
     figure, look = Figure(figsize=(5.5, 3.2), layout="constrained"), looks(run)
     axes = figure.subplots()
     for system in run.systems():
@@ -93,8 +96,36 @@ def pressure(run: Run) -> Figure | None:
     return figure
 
 
+def kept(run: Run) -> Figure | None:
+    """Plot the remaining speed against the footprint, with and without turns, for each measured mix."""
+    figure, look = Figure(figsize=(5.5, 3.2), layout="constrained"), looks(run)
+    axes = figure.subplots()
+    marks = iter("os^Dv")
+    for mix in dict.fromkeys(_mix_of(cell.case) for cell in run.cells if cell.values("kept")):
+        mark = next(marks, "x")
+        for system in run.systems():
+            cells = [cell for cell in run.cells if cell.system == system and _mix_of(cell.case) == mix]
+            points = sorted(
+                (float(c.case["percent"]), Spread.of(c.values("kept")).median) for c in cells if c.values("kept")
+            )
+            if points:
+                x, y = zip(*points, strict=True)
+                axes.plot(x, y, marker=mark, label=f"{system} ({mix})", markersize=4, **look[system])
+    if not axes.has_data():
+        return None
+    axes.set(xlabel="footprint, % of the room", ylabel="part of the speed with room for all", ylim=(0, 1.05))
+    axes.legend(**LEGEND)
+    return figure
+
+
+def _mix_of(case: Mapping[str, object]) -> str:
+    """Return the programs and the length of their turns, in words."""
+    words = [f"{key} {value}" for key, value in case.items() if key not in ("mix", "percent")]
+    return ", ".join([str(case.get("mix", "")), *words])
+
+
 def pareto(run: Run) -> Figure | None:
-    """SLO attainment against the part of the batch throughput: Ghost's figure 14."""
+    """Plot SLO attainment against the fraction of the batch throughput: Ghost's figure 14."""
     figure, look = Figure(figsize=(5.5, 3.6), layout="constrained"), looks(run)
     axes = figure.subplots()
     for system in run.systems():
@@ -114,7 +145,7 @@ def pareto(run: Run) -> Figure | None:
 
 
 def files(run: Run) -> Figure | None:
-    """Bars: what each access costs."""
+    """Plot the cost of each access to a file, as bars."""
     names = [name for name in KINDS if name.endswith("_us") and any(cell.values(name) for cell in run.cells)]
     if not names:
         return None
@@ -134,7 +165,7 @@ def files(run: Run) -> Figure | None:
 
 
 def _errors(axes: Axes, points: Sequence[tuple[float, Spread]], label: str, look: Mapping[str, Any]) -> None:
-    """A line of medians, with bars from least to most."""
+    """Draw a line of medians with bars from the least to the greatest value."""
     if not points:
         return
     points = sorted(points, key=lambda point: point[0])
@@ -148,5 +179,6 @@ PLOTS: Mapping[str, Callable[[Run], Figure | None]] = {
     "pressure": pressure,
     "pareto": pareto,
     "files": files,
+    "kept": kept,
 }
-"""By the name that a section has."""
+"""Plots by the names that sections use."""

@@ -1,4 +1,4 @@
-"""What the page says of each scenario: a title, a sentence, the figures of its table, and its plot."""
+"""Sections of the page, one per scenario: title, sentence, figures of the table, and plot."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ WAITS = ("p50_ms", "p99_ms", "batch_per_s", "given_up")
 
 @attrs.frozen
 class Section:
-    """Of the page."""
+    """One section of the page."""
 
     title: str
     text: str
-    """What was measured; nothing that the figures say."""
+    """What was measured, without results."""
     figures: Sequence[str]
-    """Columns of its table, where the record has them."""
+    """Columns of its table, as far as the record has them."""
     plot: str = ""
-    """A function of `plots`; none for none."""
+    """Name of a function of `plots`; empty for no plot."""
 
 
 LATENCY = (
@@ -29,6 +29,15 @@ LATENCY = (
     "the least power. What was not begun {twice:g} s after the first request "
     "is given up, and makes the p99 a lower bound (≥). `x`: of the figure alone."
 )
+
+TURNED = (
+    "{what} of 8.5 GiB each in a slice that has room for a part of what they hold, contexts counted: 150 % is two "
+    "thirds. Turns are of half a second at most, or of one where it says so. `of room for all`: the part of its own "
+    "speed that a program keeps, in the mean, of the same programs just before. The bus carries {{bus_out_gb_s:.1f}} "
+    "GB/s to the host and {{bus_in_gb_s:.1f}} to the GPU, one way at a time, and {{bus_both_out_gb_s:.1f}} and "
+    "{{bus_both_in_gb_s:.1f}} both at once, as what the library moves for turns."
+)
+KEPT = ("kept", "least_kept", "passes_per_s", "in_gb_s", "out_gb_s", "written_part", "missed_part", "over_part")
 
 SECTIONS = {
     "latency-decode": Section(
@@ -84,6 +93,40 @@ SECTIONS = {
         "8 GiB, half of it out and in, next to what the bus gives.",
         ("out_gb_s", "in_gb_s"),
     ),
+    "oversubscribed-decode": Section(
+        "More memory than there is: decode loops",
+        TURNED.format(
+            what="Four programs, or eight, that read all of their memory in each step, as one CUDA graph or not,"
+        ),
+        KEPT,
+        "kept",
+    ),
+    "oversubscribed-inference": Section(
+        "More memory than there is: inference",
+        TURNED.format(what="ResNet-152, VGG-19, Inception-v3 and DenseNet-201 with batches"),
+        KEPT,
+        "kept",
+    ),
+    "oversubscribed-mixed": Section(
+        "More memory than there is: inference and a decode loop",
+        TURNED.format(what="The same, and a decode loop,"),
+        KEPT,
+        "kept",
+    ),
+    "oversubscribed-science": Section(
+        "More memory than there is: scientific programs",
+        TURNED.format(
+            what="A wavelet transform, a stencil, an unstructured gather and a scan for the nearest neighbour"
+        ),
+        KEPT,
+        "kept",
+    ),
+    "oversubscribed-critical": Section(
+        "More memory than there is: requests beside it",
+        "A latency-critical program of best priority (convolutions, {load:.0%} load, bursts as above) beside three "
+        "decode loops of 8.5 GiB, in a slice with room for all and with room for two thirds.",
+        (*WAITS[:2], "passes_per_s", "given_up"),
+    ),
     "files": Section(
         "One access to a file",
         "Client and server on one CPU, {calls} calls each; medians.",
@@ -109,4 +152,4 @@ SECTIONS = {
         ("mean_ms", "others_part"),
     ),
 }
-"""By scenario, in the order of the page."""
+"""Sections by scenario, in the order of the page."""

@@ -1,4 +1,4 @@
-"""Tables in Markdown, of what a record says."""
+"""Tables of a record in Markdown."""
 
 from __future__ import annotations
 
@@ -22,14 +22,30 @@ CASES: Mapping[str, Callable[[Any], str]] = {
     "processes": lambda value: f"{value:,} processes",
     "trace": str,
     "others": lambda value: f"{value} beside",
+    "mix": str,
+    "programs": lambda value: f"{value} programs",
+    "graphs": lambda value: "graphs" if value else "launches",
+    "arrivals": lambda value: f"{value} arrivals",
+    "low": lambda value: f"beside {value}",
+    "memory": lambda value: f"{value} % of the memory of both",
+    "duty": lambda value: f"the other for {value} % of the time",
+    "table": lambda value: f"table {value}",
+    "program": str,
+    "models": lambda value: f"{value} models",
+    "slices": lambda value: f"{value:,} slices",
+    "gpus": lambda value: f"{value} GPUs",
+    "own": lambda value: f"{value} % of its memory on the GPU",
+    "beside": lambda value: f"beside {value}",
+    "gangs": lambda value: f"{value} gangs",
+    "turn_s": lambda value: f"turns of {value:g} s",
 }
-"""How a case is told, by what was varied."""
+"""Text for a case, by the parameter that was varied."""
 WIDTH = 120
-"""Most columns of a line of the page."""
+"""Greatest width of a line of the page, in columns."""
 
 
 def number(value: float) -> str:
-    """Three digits that mean something."""
+    """Return a number with three significant digits."""
     if value == 0:
         return "0"
     if abs(value) >= 1000:
@@ -38,7 +54,7 @@ def number(value: float) -> str:
 
 
 def spread(values: Sequence[float]) -> str:
-    """The median, and from least to most where there are several."""
+    """Return the median, and the range if there are several values."""
     found = Spread.of(values)
     if found.count == 1 or number(found.least) == number(found.most):
         return number(found.median)
@@ -46,28 +62,28 @@ def spread(values: Sequence[float]) -> str:
 
 
 def case_of(case: Case) -> str:
-    """In words."""
+    """Return a case in words."""
     return ", ".join(CASES[key](value) for key, value in case.items())
 
 
 def heading(figure: str) -> str:
-    """Of a column."""
+    """Return the heading of a column."""
     kind = KINDS[figure]
     return f"{kind.label}, {kind.unit}" if kind.unit else kind.label
 
 
 def row(*words: str) -> str:
-    """A line of a table."""
+    """Return a line of a table."""
     return "| " + " | ".join(words) + " |"
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """All of it."""
+    """Return a whole table."""
     return "\n".join([row(*heads), row(*("---" for _ in heads)), *(row(*one) for one in rows)])
 
 
 def cases(run: Run) -> list[Case]:
-    """In the order they were measured in, the reference's own ones first."""
+    """Return the cases in the order of measurement, those of the reference first."""
     found: dict[str, Case] = {}
     for cell in sorted(run.cells, key=lambda cell: cell.system != run.reference):
         found.setdefault(repr(sorted(cell.case.items())), cell.case)
@@ -75,8 +91,9 @@ def cases(run: Run) -> list[Case]:
 
 
 def only(run: Run, case: Case) -> Run:
-    """Of each system one cell, without a case: what it has in that one, and in those that say less. Of a system that is
-    alone, for one, the requests at a load and the speed of a batch program are two."""
+    """Return one cell per system without a case, which combines the given case and those with fewer parameters. For a
+    system alone, for example, the requests at a load and the speed of a batch program are two cases.
+    """
     cells = []
     for system in run.systems():
         found = [cell for cell in run.cells if cell.system == system and cell.case.items() <= case.items()]
@@ -91,9 +108,8 @@ def only(run: Run, case: Case) -> Run:
 
 
 def everything(run: Run, figures: Sequence[str], medians: bool = False) -> str:
-    """A row for each case and system, a column for each figure that any cell has; without the spread for `medians`.
-
-    Where a table would be too wide there are several, each with some of the figures.
+    """Return a row per case and system, with a column for each figure that any cell has; without the spread for
+    `medians`. A table that would be too wide is split into several, each with some of the figures.
     """
     there = [name for name in figures if any(cell.values(name) for cell in run.cells)]
     rows: list[list[str]] = []
@@ -129,7 +145,7 @@ def _width(rows: Sequence[Sequence[str]]) -> int:
 
 
 def _told(run: Run, cell: Cell, figure: str, medians: bool) -> str:
-    """A figure, and how it stands to the reference's."""
+    """Return a figure, and its ratio to that of the reference."""
     values = cell.values(figure)
     if not values:
         return ""
@@ -140,7 +156,7 @@ def _told(run: Run, cell: Cell, figure: str, medians: bool) -> str:
 
 
 def machine(run: Run) -> str:
-    """What it was measured on, in a line."""
+    """Return the machine of the measurement, in one line."""
     on: Mapping[str, object] = run.on
     words = []
     if "gpu" in on:

@@ -163,6 +163,9 @@ FAKE_EXPORT cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdev
 	case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
 		*value = (int)fake_number("FAKE_EXPORT", 1);
 		break;
+	case CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS:
+		*value = (int)fake_number("FAKE_CONCURRENT", 1);
+		break;
 	case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
 	case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED:
 	case CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
@@ -259,29 +262,16 @@ FAKE_EXPORT cuCtxGetApiVersion(CUcontext context, unsigned int *version)
 	return CUDA_SUCCESS;
 }
 
-/* A green context is a context of another type. */
-FAKE_EXPORT cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc about, CUdevice device, unsigned int flags)
+CUcontext fake_primary_retain(CUdevice device)
 {
-	FAKE(cuGreenCtxCreate);
-	(void)about;
-	if (flags != CU_GREEN_CTX_DEFAULT_STREAM || no_device(device))
-		return CUDA_ERROR_INVALID_VALUE;
-	*green = (CUgreenCtx)make(device, false);
-	return CUDA_SUCCESS;
-}
+	CUcontext context;
 
-FAKE_EXPORT cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green)
-{
-	FAKE(cuCtxFromGreenCtx);
-	fake_check(green, FAKE_CONTEXT, "cuCtxFromGreenCtx");
-	*context = (CUcontext)green;
-	return CUDA_SUCCESS;
-}
-
-FAKE_EXPORT cuGreenCtxDestroy(CUgreenCtx green)
-{
-	FAKE(cuGreenCtxDestroy);
-	return destroy_own((CUcontext)green);
+	pthread_mutex_lock(&lock);
+	if (!primaries[device].references++)
+		primaries[device].context = make(device, true);
+	context = primaries[device].context;
+	pthread_mutex_unlock(&lock);
+	return context;
 }
 
 FAKE_EXPORT cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
@@ -289,11 +279,7 @@ FAKE_EXPORT cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 	FAKE(cuDevicePrimaryCtxRetain);
 	if (no_device(device))
 		return CUDA_ERROR_INVALID_DEVICE;
-	pthread_mutex_lock(&lock);
-	if (!primaries[device].references++)
-		primaries[device].context = make(device, true);
-	*context = primaries[device].context;
-	pthread_mutex_unlock(&lock);
+	*context = fake_primary_retain(device);
 	return CUDA_SUCCESS;
 }
 
@@ -314,6 +300,24 @@ static CUresult release(CUdevice device)
 	if (last)
 		destroy(last);
 	return CUDA_SUCCESS;
+}
+
+void fake_primary_release(CUdevice device)
+{
+	if (release(device))
+		fake_die("a primary context is released more often than retained");
+}
+
+CUcontext fake_context_make(CUdevice device)
+{
+	return make(device, false);
+}
+
+void fake_context_destroy(CUcontext context)
+{
+	if (depth && stack[depth - 1] == context)
+		depth--;
+	destroy(context);
 }
 
 static CUresult reset(CUdevice device)

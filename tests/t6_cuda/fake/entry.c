@@ -47,6 +47,27 @@ FAKE_EXPORT cuGetProcAddress_v2(const char *symbol, void **pointer, int version,
 	return *pointer ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
+/* Tables in the form of the real ones, which nothing documents: the first word of this one is its size. */
+static const void *table_words[] = {
+	(const void *)(5 * sizeof(void *)), (const void *)cuMemAlloc_v2, (const void *)fake_number, NULL,
+	(const void *)cuLaunchKernel,
+};
+/* A table without its size, and one without a function that is caught. */
+static const void *bare_words[] = { (const void *)cuMemAlloc_v2, (const void *)cuLaunchKernel };
+static const void *strange_words[] = { (const void *)(2 * sizeof(void *)), (const void *)fake_number };
+
+FAKE_EXPORT cuGetExportTable(const void **table, const CUuuid *id)
+{
+	if (!table || !id)
+		return CUDA_ERROR_INVALID_VALUE;
+	switch (id->bytes[0]) {
+	case 1: *table = table_words; return CUDA_SUCCESS;
+	case 2: *table = bare_words; return CUDA_SUCCESS;
+	case 3: *table = strange_words; return CUDA_SUCCESS;
+	}
+	return CUDA_ERROR_NOT_FOUND;
+}
+
 FAKE_EXPORT cuGetProcAddress(const char *symbol, void **pointer, int version, cuuint64_t flags)
 {
 	return cuGetProcAddress_v2(symbol, pointer, version, flags, NULL);

@@ -2,8 +2,8 @@
 /*
  * A double of libcuda.so.1 for tests, on the CPU. Strict: a call that no correct client makes ends the
  * process with a message. What each file has: fake.c misuse, faults, the log; entry.c cuGetProcAddress;
- * context.c devices and contexts; stream.c streams and events; launch.c modules, functions, launches; graph.c
- * graphs and capture; memory.c memory.
+ * context.c devices and contexts; green.c green contexts; stream.c streams and events; launch.c modules, functions,
+ * launches; graph.c graphs and capture; memory.c memory; unified.c managed memory; tensor.c tensor maps.
  *
  * Environment: FAKE_DEVICES=n        GPUs (1) FAKE_MEMORY=bytes     memory of each (1 GiB)
  * FAKE_FAIL=name:n[:code][,...]  the nth call of `name` (1 is the first; 0 is every one) answers code (2, out
@@ -11,6 +11,8 @@
  * FAKE_ALIASES=1       cuGetProcAddress gives other pointers than dlsym, which are only good to look at
  * FAKE_KERNEL_US=n      each kernel takes at least that long
  * FAKE_OFFSETS=1      cuMemMap takes offsets that are not 0 (the driver's page says that it does not)
+ * FAKE_SMS=n            SMs of a GPU (132), split into groups of 8 FAKE_GREEN=0      without green contexts
+ * FAKE_QUEUE=n           a launch, or an event, waits while so much is pending in its stream (0: it does not)
  * FAKE_BUSY=path        while that is there, cuMemCreate takes as long as it does where others have the driver busy
  *
  * A "kernel" is a C function of the test program, void name(void **parameters), found by its name in

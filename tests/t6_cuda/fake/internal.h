@@ -28,6 +28,10 @@ struct CUctx_st {
 	struct fake_stream *legacy;
 	struct fake_stream *streams;	/* all, the legacy one first */
 	struct CUevent_st *events;
+	/* Of a green context. */
+	CUcontext parent;	/* the primary context whose code and memory it shares; NULL: it is none */
+	uint64_t groups;	/* of SMs that its kernels run on; 0: all */
+	CUcontext next_green;	/* atomically; of a primary context: the first of its green ones */
 };
 
 struct operation;
@@ -39,6 +43,8 @@ struct fake_stream {
 	CUcontext context;
 	struct fake_stream *next;
 	bool blocking;			/* waits for the legacy stream, and vice versa */
+	int priority;
+	bool explicit;			/* made in a green context by a call of its own */
 	bool running;			/* whether its thread runs */
 	bool ending;
 	uint64_t queued, done;		/* operations */
@@ -80,6 +86,8 @@ struct job {
 struct job *fake_job(void (*work)(void *), void *argument, void (*done)(void *));
 void fake_job_get(struct job *job);
 void fake_job_put(struct job *job);
+/* Wait until a stream has room for another launch, or an event (FAKE_QUEUE). */
+void fake_room(struct fake_stream *stream);
 /* Like fake_enqueue, but take a reference. fake_lock is held. */
 void fake_queue(struct fake_stream *stream, struct job *job);
 /* Append a node to `graph`; take a reference. */
@@ -99,6 +107,19 @@ struct capture *fake_in_the_way(struct fake_stream *stream);
 
 /* First answer of a call in a checkpointed process; may wait, or end the process. */
 CUresult fake_while_checkpointed(const char *name);
+
+/* Return the SMs of so many groups as a mask has; of 0, all of the GPU. */
+unsigned int fake_sms(uint64_t groups);
+/* Note on which groups the kernels of this thread run from now on. */
+void fake_run_on(uint64_t groups);
+/* Return the context that work in a context belongs to: the primary one of a green one, else itself. */
+CUcontext fake_family(CUcontext context);
+/* Make a stream (stream.c), and a context; retain and release the primary context of a device (context.c). */
+struct fake_stream *fake_stream_make(CUcontext context, bool blocking, int priority);
+CUcontext fake_context_make(CUdevice device);
+CUcontext fake_primary_retain(CUdevice device);
+void fake_primary_release(CUdevice device);
+void fake_context_destroy(CUcontext context);
 
 /* Return whether this process has called cuInit. */
 bool fake_initialised(void);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Modules, functions and launches. */
+/* Modules, functions and launches of the double. */
 
 #include "internal.h"
 
@@ -18,13 +18,14 @@ struct CUfunc_st {
 	enum fake_kind kind;		/* FAKE_FUNCTION, or FAKE_KERNEL for a CUkernel */
 	CUcontext context;		/* NULL for a CUkernel */
 	void (*code)(void **);
-	const size_t *sizes;		/* 0 last; NULL: no parameters */
+	const size_t *sizes;		/* ends with 0; NULL: no parameters */
 	struct CUfunc_st *function;	/* of a CUkernel: its CUfunction */
 };
 
-/* A launch on its way: what the kernel gets are copies. */
+/* A launch in a queue, with copies of its parameters. */
 struct launch {
 	void (*code)(void **);
+	unsigned int rows;
 	size_t count;
 	void *parameters[MOST_PARAMETERS];
 	char data[];
@@ -45,14 +46,15 @@ static struct CUfunc_st *find(const char *name, enum fake_kind kind)
 	return function;
 }
 
-/* Each parameter lies at a multiple of its size, up to 16, as the ABI of the GPU has it. */
+/* Each parameter is aligned to its size, up to 16, as in the ABI of the GPU. */
 static CUresult parameter(const struct CUfunc_st *function, size_t index, size_t *offset, size_t *size)
 {
 	size_t end = 0;
 
 	for (size_t i = 0; function->sizes && function->sizes[i]; i++) {
 		size_t bytes = function->sizes[i];
-		size_t aligned = bytes % 8 == 0 ? 8 : bytes % 4 == 0 ? 4 : 1;
+		/* 64: a tensor map. */
+		size_t aligned = bytes % 64 == 0 ? 64 : bytes % 8 == 0 ? 8 : bytes % 4 == 0 ? 4 : 1;
 
 		end = (end + aligned - 1) / aligned * aligned;
 		if (i == index) {
@@ -65,6 +67,14 @@ static CUresult parameter(const struct CUfunc_st *function, size_t index, size_t
 	return CUDA_ERROR_INVALID_VALUE;
 }
 
+/* Second dimension of the grid, for the kernel that runs in this thread. */
+static __thread unsigned int rows;
+
+__attribute__((visibility("default"))) unsigned int fake_launch_rows(void)
+{
+	return rows;
+}
+
 static void run(void *argument)
 {
 	static uint64_t microseconds = UINT64_MAX;
@@ -75,6 +85,7 @@ static void run(void *argument)
 		least = fake_number("FAKE_KERNEL_US", 0);
 		__atomic_store_n(&microseconds, least, __ATOMIC_RELAXED);
 	}
+	rows = launch->rows;
 	launch->code(launch->parameters);
 	if (least) {
 		struct timespec time = { (time_t)(least / 1000000), (long)(least % 1000000 * 1000) };
@@ -127,6 +138,7 @@ struct job *fake_launch_job(CUfunction function, void **parameters, void **extra
 	if (!launch)
 		fake_die("out of memory");
 	launch->code = function->code;
+	launch->rows = 1;
 	for (size_t i = 0; !parameter(function, i, &offset, &size); i++) {
 		launch->parameters[i] = launch->data + offset;
 		memcpy(launch->data + offset, parameters ? parameters[i] : buffer + offset, size);
@@ -140,7 +152,9 @@ void **fake_launch_parameters(struct job *job)
 	return ((struct launch *)job->argument)->parameters;
 }
 
-static CUresult launch(CUfunction function, void **parameters, void **extra, CUstream handle, bool per_thread)
+/* A launch that all SMs of its stream have to hold at once; 0 blocks: any. */
+static CUresult launch_at_once(CUfunction function, unsigned int grid_y, void **parameters, void **extra,
+			       CUstream handle, bool per_thread, uint64_t blocks)
 {
 	CUDA_KERNEL_NODE_PARAMS node = { .func = function };
 	CUresult result = CUDA_SUCCESS;
@@ -150,15 +164,25 @@ static CUresult launch(CUfunction function, void **parameters, void **extra, CUs
 	if (!fake_context())
 		return CUDA_ERROR_INVALID_CONTEXT;
 	stream = fake_stream(handle, per_thread);
+	if (blocks > fake_sms(stream->context->groups))
+		return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
 	job = fake_launch_job(function, parameters, extra, &result);
 	if (!job)
 		return result;
-	if (stream->context != fake_context())
+	((struct launch *)job->argument)->rows = grid_y;
+	fake_room(stream);
+	if (fake_family(stream->context) != fake_family(fake_context()))
 		result = CUDA_ERROR_INVALID_HANDLE;
 	else
 		result = fake_enqueue_job(stream, CU_GRAPH_NODE_TYPE_KERNEL, job, &node);
 	fake_job_put(job);
 	return result;
+}
+
+static CUresult launch(CUfunction function, unsigned int grid_y, void **parameters, void **extra, CUstream handle,
+		       bool per_thread)
+{
+	return launch_at_once(function, grid_y, parameters, extra, handle, per_thread, 0);
 }
 
 #define GEOMETRY unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz
@@ -175,7 +199,7 @@ static CUresult launch(CUfunction function, void **parameters, void **extra, CUs
 		FAKE(name);								\
 		(void)shared;								\
 		CHECK_GEOMETRY;								\
-		return launch(f, parameters, extra, stream, per_thread);		\
+		return launch(f, gy, parameters, extra, stream, per_thread);		\
 	}
 LAUNCH(cuLaunchKernel, false)
 LAUNCH(cuLaunchKernel_ptsz, true)
@@ -187,7 +211,7 @@ LAUNCH(cuLaunchKernel_ptsz, true)
 		FAKE(name);								\
 		(void)shared;								\
 		CHECK_GEOMETRY;								\
-		return launch(f, parameters, NULL, stream, per_thread);			\
+		return launch_at_once(f, gy, parameters, NULL, stream, per_thread, (uint64_t)gx * gy * gz);	\
 	}
 LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel, false)
 LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel_ptsz, true)
@@ -195,8 +219,21 @@ LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel_ptsz, true)
 #define LAUNCH_EX(name, per_thread)								\
 	FAKE_EXPORT name(const CUlaunchConfig *config, CUfunction f, void **parameters, void **extra)	\
 	{											\
+		struct fake_stream *stream;							\
+		uint64_t blocks = 0;								\
+												\
 		FAKE(name);									\
-		return launch(f, parameters, extra, config->hStream, per_thread);		\
+		if (!fake_context())								\
+			return CUDA_ERROR_INVALID_CONTEXT;					\
+		stream = fake_stream(config->hStream, per_thread);				\
+		for (unsigned int i = 0; i < config->numAttrs; i++)				\
+			if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE)		\
+				blocks = (uint64_t)config->gridDimX * config->gridDimY * config->gridDimZ;	\
+			else if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION &&	\
+				 stream->context->groups && config->attrs[i].value.clusterDim.x > 8)	\
+				fake_die("a launch of clusters that fit in no group");		\
+		return launch_at_once(f, config->gridDimY, parameters, extra, config->hStream,	\
+				      per_thread, blocks);					\
 	}
 LAUNCH_EX(cuLaunchKernelEx, false)
 LAUNCH_EX(cuLaunchKernelEx_ptsz, true)
@@ -211,7 +248,7 @@ FAKE_EXPORT cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsig
 		struct fake_stream *stream = (struct fake_stream *)list[i].hStream;
 		struct job *job;
 
-		/* Not the legacy stream, nor a thread's own, says its documentation. */
+		/* The documentation allows neither the legacy stream nor a thread's own. */
 		fake_check(stream, FAKE_STREAM, "cuLaunchCooperativeKernelMultiDevice");
 		job = fake_launch_job(list[i].function, list[i].kernelParams, NULL, &result);
 		if (job)
@@ -224,7 +261,7 @@ FAKE_EXPORT cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsig
 FAKE_EXPORT cuLaunch(CUfunction f)
 {
 	FAKE(cuLaunch);
-	return launch(f, NULL, NULL, NULL, false);
+	return launch(f, 1, NULL, NULL, NULL, false);
 }
 
 FAKE_EXPORT cuLaunchGrid(CUfunction f, int width, int height)
@@ -232,7 +269,7 @@ FAKE_EXPORT cuLaunchGrid(CUfunction f, int width, int height)
 	FAKE(cuLaunchGrid);
 	(void)width;
 	(void)height;
-	return launch(f, NULL, NULL, NULL, false);
+	return launch(f, 1, NULL, NULL, NULL, false);
 }
 
 FAKE_EXPORT cuLaunchGridAsync(CUfunction f, int width, int height, CUstream stream)
@@ -240,7 +277,7 @@ FAKE_EXPORT cuLaunchGridAsync(CUfunction f, int width, int height, CUstream stre
 	FAKE(cuLaunchGridAsync);
 	(void)width;
 	(void)height;
-	return launch(f, NULL, NULL, stream, false);
+	return launch(f, 1, NULL, NULL, stream, false);
 }
 
 struct host { CUhostFn function; void *data; };

@@ -6,6 +6,7 @@
  */
 #include "memory.h"
 #include "lease.h"
+#include "timed.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -170,6 +171,27 @@ __attribute__((visibility("default"))) int fake_memory_place(CUdeviceptr address
 			place = (int)range->memory->prop.location.type;
 	pthread_mutex_unlock(&lock);
 	return place;
+}
+
+static struct range *containing(struct range *list, uint64_t address);
+
+bool fake_memory_in_host(CUdeviceptr address, uint64_t bytes, uint64_t *end)
+{
+	bool host = false;
+
+	*end = bytes;
+	pthread_mutex_lock(&lock);
+	const struct range *range = containing(mappings, address);
+
+	if (!range && containing(reservations, address))
+		fake_die("%llx is read: nothing is mapped there", address);
+	if (range) {
+		host = range->memory->prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE;
+		if (range->start + range->bytes - address < bytes)
+			*end = range->start + range->bytes - address;
+	}
+	pthread_mutex_unlock(&lock);
+	return host;
 }
 
 static struct range *containing(struct range *list, uint64_t address)
@@ -426,6 +448,7 @@ FAKE_EXPORT cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const
 		fake_die("cuMemCreate: location %d of type %d", prop->location.id, (int)prop->location.type);
 	if (is_busy())
 		nanosleep(&(struct timespec){ .tv_nsec = BUSY_NS }, NULL);
+	fake_timed_call(FAKE_CREATE, host, size);
 	struct memory *memory = new_memory(prop);
 
 	pthread_mutex_lock(&lock);
@@ -464,10 +487,13 @@ FAKE_EXPORT cuMemRelease(CUmemGenericAllocationHandle handle)
 	FAKE(cuMemRelease);
 	pthread_mutex_lock(&lock);
 	struct memory *memory = memory_of(handle, "cuMemRelease");
+	const bool host = memory->prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE;
+	const uint64_t bytes = memory->handles + memory->mappings == 1 ? memory->bytes : 0;
 
 	memory->handles--;
 	forget(memory);
 	pthread_mutex_unlock(&lock);
+	fake_timed_call(FAKE_RELEASE, host, bytes);
 	return CUDA_SUCCESS;
 }
 
@@ -560,6 +586,7 @@ FAKE_EXPORT cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAl
 	mapping->offset = offset;
 	memory->mappings++;
 	pthread_mutex_unlock(&lock);
+	fake_timed_call(FAKE_MAP, false, size);
 	return CUDA_SUCCESS;
 }
 
@@ -578,6 +605,20 @@ static bool covered(uint64_t start, uint64_t bytes)
 	return at == start + bytes;
 }
 
+/* Calls about memory of the host that is mapped, since this was last asked. */
+static struct {
+	uint64_t accesses, unmaps;
+} of_host;
+
+__attribute__((visibility("default"))) void fake_memory_of_host(uint64_t *accesses, uint64_t *unmaps)
+{
+	pthread_mutex_lock(&lock);
+	*accesses = of_host.accesses;
+	*unmaps = of_host.unmaps;
+	of_host.accesses = of_host.unmaps = 0;
+	pthread_mutex_unlock(&lock);
+}
+
 FAKE_EXPORT cuMemUnmap(CUdeviceptr ptr, size_t size)
 {
 	FAKE(cuMemUnmap);
@@ -586,6 +627,10 @@ FAKE_EXPORT cuMemUnmap(CUdeviceptr ptr, size_t size)
 		fake_die("cuMemUnmap(%llx, %zu): not whole mappings", ptr, size);
 	if (overlaps(copies, ptr, size))
 		fake_die("cuMemUnmap(%llx, %zu): a copy is still queued", ptr, size);
+	const bool host = containing(mappings, ptr)->memory->prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE;
+
+	of_host.unmaps += host;
+
 	for (uint64_t at = ptr; at < ptr + size;) {
 		struct range *range = containing(mappings, at);
 
@@ -596,6 +641,7 @@ FAKE_EXPORT cuMemUnmap(CUdeviceptr ptr, size_t size)
 	}
 	clear(ptr, size);
 	pthread_mutex_unlock(&lock);
+	fake_timed_call(FAKE_UNMAP, host, size);
 	return CUDA_SUCCESS;
 }
 
@@ -607,12 +653,31 @@ static void must_be_on_gpu(const struct memory *memory, const char *what)
 		fake_die("%s: it is in the host", what);
 }
 
+/* The most bytes that one call has made accessible, but where one mapping is as large, since this was last asked. */
+static uint64_t widest;
+
+__attribute__((visibility("default"))) uint64_t fake_memory_widest(void)
+{
+	pthread_mutex_lock(&lock);
+	const uint64_t bytes = widest;
+
+	widest = 0;
+	pthread_mutex_unlock(&lock);
+	return bytes;
+}
+
 FAKE_EXPORT cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc *desc, size_t count)
 {
 	FAKE(cuMemSetAccess);
 	pthread_mutex_lock(&lock);
 	if (!desc || !count || !covered(ptr, size))
 		fake_die("cuMemSetAccess(%llx, %zu): not whole mappings", ptr, size);
+	if (size > widest && containing(mappings, ptr)->bytes < size)
+		widest = size;
+	const bool host = containing(mappings, ptr)->memory->prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE;
+
+	of_host.accesses += host;
+
 	for (size_t i = 0; i < count; i++) {
 		if (desc[i].location.type == CU_MEM_LOCATION_TYPE_HOST) {
 			for (uint64_t at = ptr; at < ptr + size; at += containing(mappings, at)->bytes)
@@ -643,6 +708,7 @@ FAKE_EXPORT cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc *
 			fake_die("mprotect: %s", strerror(errno));
 	}
 	pthread_mutex_unlock(&lock);
+	fake_timed_call(FAKE_ACCESS, host, size);
 	return CUDA_SUCCESS;
 }
 
@@ -768,6 +834,21 @@ uint64_t fake_allocated(CUdeviceptr address, CUmemoryPool *pool)
 	}
 	pthread_mutex_unlock(&lock);
 	return bytes;
+}
+
+bool fake_managed(CUdeviceptr address, uint64_t *start, uint64_t *bytes, uint64_t *id)
+{
+	pthread_mutex_lock(&lock);
+	const struct range *range = containing(allocations, address);
+	const bool managed = range && range->managed;
+
+	if (managed) {
+		*start = range->start;
+		*bytes = range->bytes;
+		*id = range->id;
+	}
+	pthread_mutex_unlock(&lock);
+	return managed;
 }
 
 FAKE_EXPORT cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)
@@ -1162,6 +1243,9 @@ static CUresult attribute_of(void *data, CUpointer_attribute attribute, CUdevice
 	case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
 		*(CUmemoryPool *)data = range ? range->pool : NULL;
 		return CUDA_SUCCESS;
+	case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID:
+		*(unsigned long long *)data = range ? range->id : (uintptr_t)mapping->memory;
+		return CUDA_SUCCESS;
 	default:
 		return CUDA_ERROR_INVALID_VALUE;
 	}
@@ -1184,7 +1268,9 @@ FAKE_EXPORT cuPointerGetAttributes(unsigned int count, CUpointer_attribute *attr
 	pthread_mutex_lock(&lock);
 	for (unsigned int i = 0; i < count; i++)
 		if (attribute_of(data[i], attributes[i], ptr) != CUDA_SUCCESS)
-			memset(data[i], 0, attributes[i] == CU_POINTER_ATTRIBUTE_IS_MANAGED ? sizeof(bool) : 4);
+			memset(data[i], 0,
+			       attributes[i] == CU_POINTER_ATTRIBUTE_IS_MANAGED ||
+			       attributes[i] == CU_POINTER_ATTRIBUTE_MAPPED ? sizeof(bool) : 4);
 	pthread_mutex_unlock(&lock);
 	return CUDA_SUCCESS;
 }
@@ -1211,31 +1297,155 @@ struct transfer {
 	uint64_t value;
 	unsigned int element;	/* of a fill, bytes; 0: a copy */
 	bool can_hang;
+	int way;		/* enum way */
 	struct range *noted[2];
 };
 
-static uint64_t held = UINT64_MAX; /* atomically: copies of so many bytes hang */
+/* Over the bus. */
+enum way { TO_HOST, TO_GPU, WAYS, NEITHER = WAYS };
+
+static bool held; /* atomically: copies of whole chunks hang */
 
 /* Asynchronous copies of whole chunks do not end from now on, as if the GPU were taken away; or they do
  * again. Not of the real driver. */
 __attribute__((visibility("default"))) void fake_memory_hold(bool hold)
 {
-	__atomic_store_n(&held, hold ? 0 : UINT64_MAX, __ATOMIC_RELEASE);
+	__atomic_store_n(&held, hold, __ATOMIC_RELEASE);
 }
 
-/* ... those of so many bytes, or more, alone. */
-__attribute__((visibility("default"))) void fake_memory_hold_from(uint64_t bytes)
+/* Asynchronous copies over the bus, each way: bytes that were submitted, and that have come; how many more may run,
+ * then they hang. Not of the real driver. */
+static struct {
+	uint64_t submitted, carried, may;	/* atomically */
+} bus[WAYS] = { { .may = UINT64_MAX }, { .may = UINT64_MAX } };
+
+__attribute__((visibility("default"))) void fake_memory_let(int way, uint64_t copies)
 {
-	__atomic_store_n(&held, bytes, __ATOMIC_RELEASE);
+	__atomic_store_n(&bus[way].may, copies, __ATOMIC_RELEASE);
+}
+
+__attribute__((visibility("default"))) uint64_t fake_memory_submitted(int way)
+{
+	return __atomic_load_n(&bus[way].submitted, __ATOMIC_ACQUIRE);
+}
+
+__attribute__((visibility("default"))) uint64_t fake_memory_carried(int way)
+{
+	return __atomic_load_n(&bus[way].carried, __ATOMIC_ACQUIRE);
+}
+
+/* Whether a copy that way may run: it is one less then. */
+static bool may_run(int way)
+{
+	uint64_t may = __atomic_load_n(&bus[way].may, __ATOMIC_ACQUIRE);
+
+	while (may && may != UINT64_MAX)
+		if (__atomic_compare_exchange_n(&bus[way].may, &may, may - 1, false, __ATOMIC_ACQ_REL,
+						__ATOMIC_ACQUIRE))
+			break;
+	return may;
+}
+
+/* The file behind an address, and how far it goes on there; 0 bytes: none that is mapped. */
+struct piece {
+	int fd;
+	off_t offset;
+	uint64_t bytes;
+};
+
+static struct piece piece_at(uint64_t address)
+{
+	struct piece piece = { .fd = -1 };
+
+	pthread_mutex_lock(&lock);
+	const struct range *range = containing(mappings, address);
+
+	if (range)
+		piece = (struct piece){
+			.fd = range->memory->fd,
+			.offset = range->memory->offset + (off_t)(range->offset + address - range->start),
+			.bytes = range->start + range->bytes - address,
+		};
+	pthread_mutex_unlock(&lock);
+	return piece;
+}
+
+/* The first offset of data (SEEK_DATA) or of a hole (SEEK_HOLE) from there on; where there is none, the end of the
+ * piece. */
+static off_t next_of(const struct piece *piece, off_t at, uint64_t bytes, int what)
+{
+	const off_t end = piece->offset + (off_t)bytes, found = lseek(piece->fd, at, what);
+
+	if (found < 0 && errno != ENXIO)
+		fake_die("lseek: %s", strerror(errno));
+	return found < 0 || found > end ? end : found;
+}
+
+static void empty(const struct piece *piece, off_t from, off_t end)
+{
+	if (from < end && next_of(piece, from, (uint64_t)(end - piece->offset), SEEK_DATA) < end &&
+	    fallocate(piece->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, from, end - from))
+		fake_die("fallocate: %s", strerror(errno));
+}
+
+/* ThreadSanitizer is to see the bytes that are copied. */
+#ifdef __SANITIZE_THREAD__
+#define COPIES_BY_FILE false
+#else
+#define COPIES_BY_FILE true
+#endif
+
+/* By the file, where that takes one call: it makes pages for less than a fault each. */
+static void copy_data(const struct piece *target, uint64_t to, uint64_t from, uint64_t at, uint64_t bytes)
+{
+	if (!COPIES_BY_FILE ||
+	    pwrite(target->fd, (void *)(from + at), bytes, target->offset + (off_t)at) != (ssize_t)bytes)
+		memmove((void *)(to + at), (void *)(from + at), bytes);
+}
+
+/* Of chunks: pages that were never written are holes at both ends then, which is what most of them are, so that neither
+ * has to be made. Faults as a copy of all bytes does: all of a mapping is accessible, or nothing. */
+static void carry_chunks(uint64_t to, uint64_t from, uint64_t bytes)
+{
+	while (bytes) {
+		const struct piece source = piece_at(from), target = piece_at(to);
+		uint64_t part = source.bytes < target.bytes ? source.bytes : target.bytes;
+
+		part = part < bytes ? part : bytes;
+		if (!part || (source.fd == target.fd && source.offset < target.offset + (off_t)part &&
+			      target.offset < source.offset + (off_t)part)) {
+			memmove((void *)to, (void *)from, bytes);
+			return;
+		}
+		*(volatile uint8_t *)to = *(volatile uint8_t *)from;
+		for (off_t at = source.offset, end = source.offset + (off_t)part; at < end;) {
+			const off_t data = next_of(&source, at, part, SEEK_DATA);
+			const off_t hole = data < end ? next_of(&source, data, part, SEEK_HOLE) : end;
+
+			empty(&target, target.offset + (at - source.offset), target.offset + (data - source.offset));
+			copy_data(&target, to, from, (uint64_t)(data - source.offset), (uint64_t)(hole - data));
+			at = hole;
+		}
+		to += part;
+		from += part;
+		bytes -= part;
+	}
 }
 
 static void carry_out(void *argument)
 {
 	const struct transfer *transfer = argument;
 
-	while (transfer->can_hang && transfer->width >= __atomic_load_n(&held, __ATOMIC_ACQUIRE))
+	while (transfer->way != NEITHER && !may_run(transfer->way))
 		usleep(1000);
-	for (uint64_t slice = 0; slice < transfer->slices; slice++)
+	while (transfer->can_hang && __atomic_load_n(&held, __ATOMIC_ACQUIRE))
+		usleep(1000);
+	if (transfer->way != NEITHER && fake_timed())
+		fake_timed_copy(transfer->way, transfer->width);
+	else if (transfer->can_hang && transfer->noted[0] && transfer->noted[1] &&
+		 transfer->rows * transfer->slices == 1)
+		carry_chunks(transfer->to, transfer->from, transfer->width);
+	else for (uint64_t slice = 0; slice < transfer->slices; slice++)
 		for (uint64_t row = 0; row < transfer->rows; row++) {
 			uint8_t *to = (uint8_t *)(transfer->to + slice * transfer->to_slice + row * transfer->to_pitch);
 
@@ -1245,6 +1455,18 @@ static void carry_out(void *argument)
 			for (uint64_t at = 0; transfer->element && at < transfer->width; at += transfer->element)
 				memcpy(to + at, &transfer->value, transfer->element);
 		}
+	if (transfer->way != NEITHER)
+		__atomic_add_fetch(&bus[transfer->way].carried, transfer->width, __ATOMIC_RELEASE);
+}
+
+/* Of a copy of chunks. With the lock. */
+static int way_of(const struct transfer *transfer)
+{
+	const struct range *from = containing(mappings, transfer->from), *to = containing(mappings, transfer->to);
+
+	if (!transfer->can_hang || !from || !to || from->memory->prop.location.type == to->memory->prop.location.type)
+		return NEITHER;
+	return to->memory->prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE ? TO_GPU : TO_HOST;
 }
 
 static void done(void *argument)
@@ -1259,6 +1481,20 @@ static void done(void *argument)
 	free(transfer);
 }
 
+/* What is reserved, and used by a copy, is mapped: it may have no contents. With the lock. */
+static void must_be_mapped(uint64_t start, uint64_t bytes)
+{
+	for (uint64_t at = start; at < start + bytes;) {
+		const struct range *range = containing(mappings, at);
+
+		if (!range && !containing(reservations, at))
+			return;
+		if (!range || !range->accessible)
+			fake_die("a copy of %llx: nothing is mapped there", (unsigned long long)at);
+		at = range->start + range->bytes;
+	}
+}
+
 /* While it is queued, its ends stay mapped (a copy that is captured is not noted). */
 static void note(struct transfer *transfer)
 {
@@ -1268,6 +1504,12 @@ static void note(struct transfer *transfer)
 			      (transfer->rows - 1) * transfer->from_pitch + transfer->width;
 
 	pthread_mutex_lock(&lock);
+	must_be_mapped(transfer->to, to);
+	if (!transfer->element)
+		must_be_mapped(transfer->from, from);
+	transfer->way = way_of(transfer);
+	if (transfer->way != NEITHER)
+		__atomic_add_fetch(&bus[transfer->way].submitted, transfer->width, __ATOMIC_RELEASE);
 	transfer->noted[0] = add(&copies, transfer->to, to);
 	if (!transfer->element)
 		transfer->noted[1] = add(&copies, transfer->from, from);
@@ -1293,6 +1535,7 @@ static CUresult submit(struct transfer wanted, CUstream handle, bool per_thread,
 	if (!transfer)
 		fake_die("out of memory");
 	*transfer = wanted;
+	transfer->way = NEITHER;
 	transfer->can_hang = !wait && !wanted.element && wanted.width % GRANULE == 0;
 	if (!fake_capturing(stream))
 		note(transfer);

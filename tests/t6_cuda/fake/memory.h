@@ -34,6 +34,9 @@ bool fake_deallocate(CUdeviceptr address);
 /* Return its size in bytes; 0 if none begins there. */
 uint64_t fake_allocated(CUdeviceptr address, CUmemoryPool *pool);
 
+/* Find the managed allocation that has an address, and its number; false where there is none. */
+bool fake_managed(CUdeviceptr address, uint64_t *start, uint64_t *bytes, uint64_t *id);
+
 /* Make a multicast object: a handle without memory of its own. Bound memory lives until it, or the object, is gone. */
 CUmemGenericAllocationHandle fake_memory_multicast(uint64_t bytes);
 /* Return false if it does not end within the object. */
@@ -49,6 +52,9 @@ struct memory *fake_memory_keep(CUmemGenericAllocationHandle handle, uint64_t of
 void fake_memory_let_go(struct memory *memory);
 /* Return a descriptor of the memory mapped at these addresses; negative if nothing is mapped. */
 int fake_memory_lease(CUdeviceptr address, uint64_t bytes);
+/* Return whether what is mapped at an address is in the host;
+ * `*end` is set to the end, within `bytes`, of the addresses for which that holds. */
+bool fake_memory_in_host(CUdeviceptr address, uint64_t bytes, uint64_t *end);
 /* Return whether there is memory at all of these addresses. Abort if it is in the host. */
 bool fake_memory_known(CUdeviceptr address, uint64_t bytes, const char *what);
 

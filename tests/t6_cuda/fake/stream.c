@@ -83,6 +83,7 @@ static void *run(void *argument)
 		if (!stream->first)
 			stream->last = NULL;
 		pthread_mutex_unlock(&fake_lock);
+		fake_run_on(stream->context->groups);
 		if (operation->job)
 			operation->job->work(operation->job->argument);
 		fake_job_put(operation->job);
@@ -150,6 +151,16 @@ void fake_queue(struct fake_stream *stream, struct job *job)
 		operation->wait[operation->waits++] = (struct wait){ other, other->queued };
 	}
 	append(stream, operation);
+}
+
+void fake_room(struct fake_stream *stream)
+{
+	const uint64_t most = fake_number("FAKE_QUEUE", 0);
+
+	pthread_mutex_lock(&fake_lock);
+	while (most && !stream->capture && stream->queued - stream->done >= most)
+		pthread_cond_wait(&fake_changed, &fake_lock);
+	pthread_mutex_unlock(&fake_lock);
 }
 
 static struct fake_stream *make(CUcontext context, bool blocking)
@@ -239,6 +250,14 @@ CUcontext fake_stream_context(struct fake_stream *stream)
 	return stream->context;
 }
 
+struct fake_stream *fake_stream_make(CUcontext context, bool blocking, int priority)
+{
+	struct fake_stream *stream = make(context, blocking);
+
+	stream->priority = priority;
+	return stream;
+}
+
 static void drain(struct fake_stream *stream)
 {
 	uint64_t number = stream->queued;
@@ -265,6 +284,10 @@ void fake_drain_context(CUcontext context)
 		drain(stream);
 	}
 	pthread_mutex_unlock(&fake_lock);
+	/* A primary context is waited for with its green ones (cuCtxSynchronize). */
+	for (CUcontext green = context->parent ? NULL : __atomic_load_n(&context->next_green, __ATOMIC_ACQUIRE); green;
+	     green = __atomic_load_n(&green->next_green, __ATOMIC_ACQUIRE))
+		fake_drain_context(green);
 }
 
 void fake_end_streams(CUcontext context)
@@ -285,11 +308,10 @@ void fake_end_streams(CUcontext context)
 FAKE_EXPORT cuStreamCreateWithPriority(CUstream *stream, unsigned int flags, int priority)
 {
 	FAKE(cuStreamCreateWithPriority);
-	(void)priority;
 	if (!fake_context())
 		return CUDA_ERROR_INVALID_CONTEXT;
 	pthread_mutex_lock(&fake_lock);
-	*stream = (CUstream)make(fake_context(), !(flags & CU_STREAM_NON_BLOCKING));
+	*stream = (CUstream)fake_stream_make(fake_context(), !(flags & CU_STREAM_NON_BLOCKING), priority);
 	pthread_mutex_unlock(&fake_lock);
 	return CUDA_SUCCESS;
 }
@@ -371,6 +393,20 @@ FAKE_EXPORT cuStreamGetCtx(CUstream stream, CUcontext *context)
 	return CUDA_SUCCESS;
 }
 
+FAKE_EXPORT cuStreamGetFlags(CUstream stream, unsigned int *flags)
+{
+	FAKE(cuStreamGetFlags);
+	*flags = fake_stream(stream, false)->blocking ? CU_STREAM_DEFAULT : CU_STREAM_NON_BLOCKING;
+	return CUDA_SUCCESS;
+}
+
+FAKE_EXPORT cuStreamGetPriority(CUstream stream, int *priority)
+{
+	FAKE(cuStreamGetPriority);
+	*priority = fake_stream(stream, false)->priority;
+	return CUDA_SUCCESS;
+}
+
 FAKE_EXPORT cuCtxGetStreamPriorityRange(int *least, int *greatest)
 {
 	FAKE(cuCtxGetStreamPriorityRange);
@@ -414,6 +450,7 @@ static CUresult record(CUevent event, struct fake_stream *stream)
 	fake_check(event, FAKE_EVENT, "cuEventRecord");
 	if (event->context != stream->context)
 		return CUDA_ERROR_INVALID_HANDLE;
+	fake_room(stream);
 	pthread_mutex_lock(&fake_lock);
 	if (fake_in_the_way(stream))
 		fake_die("cuEventRecord: on the legacy stream while a stream that waits for it is captured");
@@ -488,6 +525,8 @@ static CUresult wait_event(struct fake_stream *stream, CUevent event)
 
 	fake_check(event, FAKE_EVENT, "cuStreamWaitEvent");
 	pthread_mutex_lock(&fake_lock);
+	if (fake_in_the_way(stream))
+		fake_die("cuStreamWaitEvent: on the legacy stream while a stream that waits for it is captured");
 	if (event->capture && event->capture->active && event->capture->number == event->capture_number) {
 		/* The stream joins the capture. */
 		if (stream->capture && stream->capture != event->capture)

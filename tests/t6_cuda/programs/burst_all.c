@@ -66,7 +66,7 @@ static uint64_t nanoseconds(void)
 	return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
-/* The daemon's end: a page, as backend/cuda/burst.py makes it. */
+/* The daemon's end of a page, made as backend/cuda/burst.py makes it. */
 struct shared {
 	struct burst_page *page;
 	int fd;
@@ -94,7 +94,7 @@ static void follow(const struct shared *shared, unsigned int slot)
 	turn_yield(device, AHEAD_US);
 }
 
-/* What goes before it: says that it is busy, as long as it is to. */
+/* A program that goes before this one; publishes that it is busy while `busy` is set. */
 struct leader {
 	pthread_t thread;
 	struct shared shared;
@@ -161,7 +161,7 @@ static void end_doing(struct doing *doing)
 	CHECK(is_done(doing));
 }
 
-/* Begins a launch that is held; one that came through as the other was late, or the row was over, is begun anew. */
+/* Begins a launch that is held. If it got through because the leader was late, or the row was over, tries again. */
 static void begin_held(struct doing *doing)
 {
 	const uint64_t until = microseconds() + LONG_US;
@@ -177,7 +177,7 @@ static void begin_held(struct doing *doing)
 	}
 }
 
-/* The cases: those that go behind */
+/* The cases of a program that goes behind others */
 
 static void held(void)
 {
@@ -192,23 +192,47 @@ static void held(void)
 	CHECK(turn_any);
 	begin_held(&doing);
 	CHECK(turn_waiting(device));
-	/* What is no kernel passes: it has engines of its own, or takes next to nothing. */
+	/* Work other than kernels passes: it has engines of its own, or takes hardly any time. */
 	DO(cuMemsetD8Async(address, 1, 8, NULL));
 	DO(cuStreamSynchronize(NULL));
-	/* Memory moves meanwhile. */
+	/* Memory can move meanwhile. */
 	CHECK(gate_close(LONG_US / 1000));
 	gate_open();
 	end_leader(&leader);
 	end_doing(&doing);
 	CHECK(!burst_waiting(device->ordinal) && !burst_holds(device->ordinal));
-	/* One that it does not go behind any more holds it no more. */
+	/* A program that it no longer goes behind does not hold it. */
 	say(&leader.shared, nanoseconds() + HOLD_WORD_NS_MOST);
 	CHECK(!burst_follow(device, 3, -1));
 	turn_yield(device, 0);
 	CHECK(!turn_any && !burst_holds(device->ordinal));
 }
 
-/* A program that died holds it for what it said last, and one that lies not at all. */
+/* The time until which another program may have had the engine follows from the words of those that it goes behind
+ * now. */
+static void since(void)
+{
+	struct shared first = share(F_SEAL_SHRINK), second = share(F_SEAL_SHRINK);
+	const uint64_t now_us = microseconds(), passed = (now_us - 1000) * HOLD_NS_A_US;
+
+	CHECK(!burst_held_until(device->ordinal));
+	follow(&first, 0);
+	follow(&second, 5);
+	CHECK(!burst_held_until(device->ordinal));
+	say(&second, passed);
+	CHECK(burst_held_until(device->ordinal) == now_us - 1000);
+	say(&first, passed - 1);
+	CHECK(burst_held_until(device->ordinal) == now_us - 1000);
+	say(&first, passed + 1);
+	CHECK(burst_held_until(device->ordinal) == now_us - 999);
+	/* A false word. */
+	say(&second, nanoseconds() + LONG_US * HOLD_NS_A_US);
+	CHECK(burst_held_until(device->ordinal) == now_us - 999);
+	burst_follow(device, 0, -1);
+	CHECK(!burst_held_until(device->ordinal));
+}
+
+/* A program that died holds this one until the time it published last; a false word does not hold it at all. */
 static void expires(void)
 {
 	struct shared shared = share(F_SEAL_SHRINK);
@@ -220,7 +244,7 @@ static void expires(void)
 	say(&shared, before + HOLD_WORD_NS_MOST - 1000000);
 	launch(NULL);
 	CHECK(nanoseconds() >= before + HOLD_WORD_NS_MOST - 1000000);
-	/* The thread is the program's: what it had there it has again. */
+	/* The thread belongs to the program, and gets its own slack back. */
 	CHECK(prctl(PR_GET_TIMERSLACK) == 60000);
 	say(&shared, nanoseconds() + 3600 * UINT64_C(1000000000));
 	CHECK(!burst_holds(device->ordinal));
@@ -232,7 +256,7 @@ static void expires(void)
 	CHECK(ran == 3);
 }
 
-/* The one that is held longest counts, and each for itself. */
+/* The longest hold counts, and each leader counts by itself. */
 static void several(void)
 {
 	struct shared shared[BURST_LEADERS];
@@ -254,7 +278,7 @@ static void several(void)
 	CHECK(!burst_holds(device->ordinal));
 }
 
-/* However long others are busy, it gets through in each row. */
+/* However long others are busy, a launch gets through in each row. */
 static void starves_not(void)
 {
 	struct leader leader;
@@ -272,7 +296,7 @@ static void starves_not(void)
 	end_leader(&leader);
 }
 
-/* A page that could be cut off is not looked at. */
+/* A page that could be truncated is refused. */
 static void sealed(void)
 {
 	struct shared shared = share(F_SEAL_GROW);
@@ -285,7 +309,7 @@ static void sealed(void)
 	CHECK(!burst_holds(device->ordinal));
 }
 
-/* What is captured runs later, and its capture has to end. */
+/* Captured work runs later, and its capture has to end. */
 static void captures(void)
 {
 	CUstream stream = stream_new();
@@ -302,7 +326,7 @@ static void captures(void)
 	end_leader(&leader);
 }
 
-/* A turn that ends has the last word; one that is held then waits for its next one. */
+/* The end of a turn takes precedence; a held launch then waits for the next turn. */
 static void turns(void)
 {
 	struct doing doing = { .stream = stream_new() };
@@ -318,14 +342,14 @@ static void turns(void)
 	say(&leader.shared, 0);
 	while (burst_waiting(device->ordinal))
 		usleep(50);
-	/* It was not past the gate before that closed, or has gone on. */
+	/* It had not passed the gate before that closed, or it has finished. */
 	CHECK(is_done(&doing) || turn_waiting(device) || !turn_end(device, 0, &drained));
 	turn_begin(device, 0);
 	end_doing(&doing);
 	end_leader(&leader);
 }
 
-/* In a child no daemon says anything, and what its parent says is not its word. */
+/* In a child there is no daemon to speak to, and the parent's words are not the child's. */
 static void in_fork(void)
 {
 	struct shared shared = share(F_SEAL_SHRINK), own = share(F_SEAL_SHRINK);
@@ -345,7 +369,7 @@ static void in_fork(void)
 	CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && !WEXITSTATUS(status));
 }
 
-/* Threads that launch while pages come and go, and others are busy or not. */
+/* Launches in threads while pages come and go, and others are busy or not. */
 static void *hammers(void *argument)
 {
 	CUstream stream = stream_new();
@@ -393,7 +417,7 @@ static void hammer(void)
 	CHECK(ran > 30);
 }
 
-/* Run-ahead: what waits behind the kernel that runs takes no more than the bound, and the GPU has always some. */
+/* Run-ahead: what waits behind the running kernel takes no longer than the bound, and the GPU always has some work. */
 static void ahead(void)
 {
 	const uint64_t us = (uint64_t)atoi(getenv("FAKE_KERNEL_US"));
@@ -417,7 +441,7 @@ static void ahead(void)
 	printf("most %llu dry %llu\n", (unsigned long long)most, (unsigned long long)dry);
 }
 
-/* The cases: those that go before others */
+/* The cases of a program that goes before others */
 
 static uint64_t word(const struct shared *shared)
 {
@@ -444,15 +468,34 @@ static void wakes(void)
 	__atomic_add_fetch(&woken, 1, __ATOMIC_SEQ_CST);
 }
 
-/* Said before the driver is called; for as long as something is pending; and so long after it. */
+/* Work that runs when others come to go behind it is a busy period, though no launch begins it. */
+static void began_before(void)
+{
+	struct shared own = share(F_SEAL_SHRINK);
+	CUstream stream = stream_new();
+
+	__atomic_store_n(&counters_wake, wakes, __ATOMIC_RELEASE);
+	DO(cuLaunchKernel(function("waits"), 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL));
+	CHECK(burst_lead(device, own.fd, 300));
+	CHECK(!word(&own) && !own.page->periods);
+	for (int i = 0; i < 3; i++) {
+		CHECK(burst_tick());
+		CHECK(word(&own) && own.page->periods == 1);
+	}
+	__atomic_store_n(&release, true, __ATOMIC_RELEASE);
+	DO(cuStreamSynchronize(stream));
+	CHECK(own.page->periods == 1);
+}
+
+/* The word is published before the driver is called, while work is pending, and for so long after it. */
 static void leads(void)
 {
 	struct shared own = share(F_SEAL_SHRINK);
 	CUstream stream = stream_new();
 	const uint64_t after_ns = 300000;
-	uint64_t before, ended;
+	uint64_t before, ended, periods;
 
-	__atomic_store_n(&counters_wake, wakes, __ATOMIC_RELEASE);	/* else nothing is pending: none would look */
+	__atomic_store_n(&counters_wake, wakes, __ATOMIC_RELEASE);	/* otherwise nothing would count as pending */
 	burst_wake = wakes;
 	watched = &own;
 	real_launch = real.cuLaunchKernel;
@@ -464,10 +507,11 @@ static void leads(void)
 	while (burst_tick())
 		usleep(100);
 	before = word(&own);
+	periods = own.page->periods;
 	woken = 0;
 	DO(cuLaunchKernel(function("waits"), 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL));
 	CHECK(word_at_launch > launched_at && word_at_launch > before && word_at_launch <= launched_at + HOLD_LEASE_NS);
-	CHECK(woken);
+	CHECK(woken && own.page->periods == periods + 1);
 	for (int i = 0; i < 20; i++) {
 		before = nanoseconds();
 		CHECK(burst_tick());
@@ -475,22 +519,38 @@ static void leads(void)
 	}
 	__atomic_store_n(&release, true, __ATOMIC_RELEASE);
 	DO(cuStreamSynchronize(stream));
-	/* Its end is known to the thread that waited for it. */
-	CHECK(word(&own) <= nanoseconds() + after_ns && !burst_tick());
-	/* Or else when it is next looked. */
+	/* The thread that waited for the work knows that it has ended. */
+	CHECK(word(&own) <= nanoseconds() + after_ns);
+	/* Ticks go on until none is held any more, so that the next request of a burst wakes no thread, and publish
+	 * nothing. */
+	before = word(&own);
+	woken = 0;
+	while (burst_tick())
+		usleep(50);
+	CHECK(own.page->periods == periods + 1);
+	CHECK(nanoseconds() >= before && word(&own) == before && !woken);
+	/* Otherwise the end is published at the next tick. */
 	launch(stream);
+	CHECK(woken == 1 && own.page->periods == periods + 2);
 	while (burst_tick())
 		usleep(100);
 	ended = nanoseconds();
 	CHECK(word(&own) <= ended + after_ns);
-	/* Once it has said so it says nothing more. */
+	/* After the end nothing more is published. */
 	before = word(&own);
 	CHECK(!burst_tick() && word(&own) == before);
-	/* None goes behind it any more. */
+	do {
+		launch(stream);
+		DO(cuStreamSynchronize(stream));
+	} while (!burst_tick());
+	woken = 0;
+	launch(stream);
+	CHECK(!woken);
+	/* No program goes behind it any more. */
 	CHECK(burst_lead(device, -1, 0) && !burst_leading && word(&own) == 0);
 	launch(stream);
 	CHECK(word(&own) == 0);
-	/* And anew, by another page. */
+	/* Again, with another page. */
 	own = share(F_SEAL_SHRINK);
 	CHECK(burst_lead(device, own.fd, 200));
 	launch(stream);
@@ -498,7 +558,7 @@ static void leads(void)
 	DO(cuStreamSynchronize(stream));
 }
 
-/* A graph is a request, too; what is captured is none. */
+/* A graph counts as a request; captured launches do not. */
 static void graphs(void)
 {
 	struct shared own = share(F_SEAL_SHRINK);
@@ -529,7 +589,8 @@ int main(int count, char **arguments)
 	} cases[] = {
 		{ "held", held }, { "expires", expires }, { "several", several }, { "starves_not", starves_not },
 		{ "sealed", sealed }, { "captures", captures }, { "turns", turns }, { "fork", in_fork },
-		{ "hammer", hammer }, { "ahead", ahead }, { "leads", leads }, { "graphs", graphs },
+		{ "hammer", hammer }, { "ahead", ahead },
+		{ "since", since }, { "began_before", began_before }, { "leads", leads }, { "graphs", graphs },
 	};
 
 	CHECK(count == 2);

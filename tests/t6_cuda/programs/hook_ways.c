@@ -1,8 +1,8 @@
 /* NO_LINK: finds libcuda itself, as programs with the CUDA runtime do. */
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * hook_ways WAY [VERSION FLAGS]: look up each name of stdin in one of the possible ways; print the file in which it
- * was found, and the symbol that exports it: "name file symbol", or "name - -".
+ * hook_ways WAY [VERSION FLAGS [LIBRARY]]: look up each name of stdin in one of the possible ways; print the file in
+ * which it was found, and the symbol that exports it: "name file symbol", or "name - -".
  */
 #include <dlfcn.h>
 #include <stdint.h>
@@ -11,6 +11,40 @@
 #include <string.h>
 
 #include "common.h"
+
+typedef void *(*finding)(void *handle, const char *name);
+typedef void *(*finding_version)(void *handle, const char *name, const char *version);
+
+/* Look up by libc's own function, found by a handle of libc. */
+static void *of_libc(const char *function)
+{
+	void *libc = dlopen("libc.so.6", RTLD_NOW), *found = dlsym(libc, function);
+
+	return found ? found : dlsym(dlopen("libdl.so.2", RTLD_NOW), function);
+}
+
+/* Look up from a library that finds others before the one that is preloaded (fake/deep). */
+static void *deeply(const char *way, const char *library, const char *name, int version, cuuint64_t flags)
+{
+	void *deep = dlopen(library, RTLD_NOW | RTLD_DEEPBIND), *function;
+	const char *which = strchr(way, '-') + 1;
+
+	CHECK(deep);
+	if (!strcmp(which, "twice")) {
+		deep = ((void *(*)(const char *))dlsym(deep, "deep_open"))("libdeep-now.so");
+		which = "linked";
+	}
+	function = dlsym(deep, !strcmp(which, "dlsym") || !strcmp(which, "nvml") ? "deep_dlsym" :
+			       !strcmp(which, "dlvsym") ? "deep_dlvsym" :
+			       !strcmp(which, "get") ? "deep_get" : "deep_linked");
+	CHECK(function);
+	if (!strcmp(which, "linked"))
+		return ((void *(*)(const char *))function)(name);
+	if (!strcmp(which, "get"))
+		return ((void *(*)(const char *, int, cuuint64_t))function)(name, version, flags);
+	return ((void *(*)(const char *, const char *))function)(
+		strcmp(which, "nvml") ? "libcuda.so.1" : "libnvidia-ml.so.1", name);
+}
 
 int main(int argc, char **argv)
 {
@@ -43,6 +77,14 @@ int main(int argc, char **argv)
 			found = dlsym(RTLD_NEXT, name);
 		else if (!strcmp(way, "program"))
 			found = dlsym(dlopen(NULL, RTLD_NOW), name);
+		else if (!strcmp(way, "dlvsym"))
+			found = dlvsym(handle, name, "GLIBC_2.2.5");
+		else if (!strcmp(way, "libc-dlsym"))
+			found = ((finding)of_libc("dlsym"))(handle, name);
+		else if (!strcmp(way, "libc-dlvsym"))
+			found = ((finding_version)of_libc("dlvsym"))(handle, name, "GLIBC_2.2.5");
+		else if (!strncmp(way, "deep-", 5))
+			found = deeply(way, argv[4], name, version, flags);
 		else if (!strcmp(way, "v1"))
 			CHECK(!v1(name, &found, version, flags) == (found != NULL));
 		else

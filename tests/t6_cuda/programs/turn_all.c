@@ -150,6 +150,7 @@ static long zeros[512];
 #define HELD_LAUNCH(name) true
 #define HELD_GATED(name) true
 #define HELD_JOIN(name) true
+#define HELD_LOOKS(name) false
 #define HELD_TRANSFER(name) true
 #define HELD_GRAPH(name) (!strncmp(name, "cuGraphLaunch", 13))
 #define HELD_STREAM(name) (!strncmp(name, "cuStreamBegin", 13))
@@ -158,6 +159,9 @@ static long zeros[512];
 #define HELD_CODE(name) false
 #define HELD_MEMORY(name) (!strncmp(name, "cuMemFreeAsync", 14) || !strncmp(name, "cuMemMapArrayAsync", 18))
 #define HELD_WAIT(name) false
+#define HELD_WAIT_STREAM(name) false
+#define HELD_WAIT_CONTEXT(name) false
+#define HELD_ADVICE(name) (strstr(name, "Prefetch") != NULL)
 
 static const struct {
 	const char *name;
@@ -1186,6 +1190,26 @@ static void idle(void)
 	tell_most();
 }
 
+/* Nor is the time for which the engine is another program's. */
+static void preempted(void)
+{
+	struct doing doing = { .stream = stream_new() };
+	const int kernel_us = atoi(getenv("FAKE_KERNEL_US"));
+
+	turn_begin(device, (uint64_t)kernel_us * 8);
+	launches_ahead(&doing);
+	DO(cuCtxSynchronize());
+	launch("waits", doing.stream);
+	usleep((useconds_t)kernel_us * 20);
+	__atomic_store_n(&release, true, __ATOMIC_RELEASE);
+	DO(cuCtxSynchronize());
+	launched = __atomic_load_n(&ran, __ATOMIC_SEQ_CST);
+	most_pending = 0;
+	launches = 4;
+	launches_ahead(&doing);
+	tell_most();
+}
+
 static __thread bool watched;
 static bool stand_still;	/* atomically */
 static uint64_t looked;		/* atomically */
@@ -1277,7 +1301,7 @@ static const struct {
 	{ "captures", captures }, { "stale", stale }, { "joins", joins }, { "late", late }, { "never", never },
 	{ "marks", marks }, { "hammer", hammer }, { "fork", in_fork }, { "cancelled", cancelled },
 	{ "callback", callback }, { "ahead", ahead }, { "fed", fed }, { "rest", looks_at_rest },
-	{ "longer", longer }, { "idle", idle }, { "stands", stands },
+	{ "longer", longer }, { "idle", idle }, { "preempted", preempted }, { "stands", stands },
 	{ "destroys", contexts_go }, { "dependent", dependent }, { "cost", cost },
 };
 

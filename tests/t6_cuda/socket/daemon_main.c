@@ -1,22 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* With the library's end of the socket alone: does what a line of standard input says and prints one line.
  * Memory is a figure here. */
+#include "bare.h"
 #include "burst.h"
 #include "calm.h"
 #include "counters.h"
 #include "daemon.h"
 #include "departure.h"
+#include "detour.h"
 #include "exchange.h"
 #include "home.h"
 #include "lent.h"
 #include "listener.h"
 #include "log.h"
+#include "keeper.h"
 #include "mover.h"
 #include "ours.h"
+#include "piece.h"
 #include "session.h"
 #include "sight.h"
 #include "totals.h"
 #include "turn.h"
+#include "workset.h"
 
 #include <errno.h>
 #include <stdarg.h>
@@ -38,10 +43,15 @@ static _Atomic unsigned int delay_ms, ticks;
 static _Atomic uint64_t pooled;		/* freed by mover_out instead of being moved */
 static _Atomic uint64_t to_book;	/* moved, and not in the books yet */
 static _Atomic uint64_t moved_out, moved_in;
+static _Atomic uint64_t set_bytes;	/* of the working set; 0: none is told */
 static _Atomic uint64_t turn_us;	/* of the last END_TURN, or the run-ahead of the last BEGIN_TURN */
 static _Atomic int turn;		/* -1: opened by the end of a connection; -2: by a departure; 1: over;
 					 * 2: begun */
 static _Atomic bool late;		/* it is over, and was not drained */
+static _Atomic uint64_t granted;	/* of the host, at last, bytes */
+static _Atomic unsigned int grants;
+static _Atomic uint64_t groups;		/* of SMs that kernels run on; 0: all */
+static _Atomic uint64_t marked;		/* at ends of turns, bytes */
 
 void log_line(const char *format, ...)
 {
@@ -74,6 +84,29 @@ void totals_share(struct totals_page *page)
 	count(page);
 }
 
+CUresult green_shape(CUdevice ordinal, struct green_shape *shape)
+{
+	*shape = (struct green_shape){ 16, 8, 132 };
+	return ordinal ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
+}
+
+uint64_t detour_mask(CUdevice ordinal)
+{
+	return ordinal ? 0 : groups;
+}
+
+int detour_limit(struct device *device, uint64_t mask)
+{
+	(void)device;
+	groups = mask;
+	return 0;
+}
+
+void detour_release(struct device *device)
+{
+	(void)device;
+}
+
 bool departure_begun(void)
 {
 	return false;
@@ -104,6 +137,17 @@ void turn_begin(struct device *device, uint64_t run_ahead_us)
 	turn_us = run_ahead_us;
 	turn = 2;
 	late = false;
+}
+
+bool bare_end(void)
+{
+	return true;
+}
+
+bool turn_is_over(const struct device *device)
+{
+	(void)device;
+	return turn == 1;
 }
 
 bool turn_is_late(const struct device *device)
@@ -139,11 +183,6 @@ bool calm_rests(const struct device *device)
 {
 	(void)device;
 	return false;
-}
-
-void exchange_settle(struct device *device)
-{
-	(void)device;
 }
 
 void (*burst_wake)(void);
@@ -242,6 +281,32 @@ uint64_t mover_out(struct device *device, uint64_t bytes, uint64_t *usec)
 	return bytes;
 }
 
+void keeper_grant(struct device *device, uint64_t bytes)
+{
+	(void)device;
+	granted = bytes;
+	grants++;
+}
+
+struct mover_spent mover_spent(struct device *device)
+{
+	(void)device;
+	return (struct mover_spent){ 0 };
+}
+
+bool mover_rests(struct device *device)
+{
+	(void)device;
+	return true;
+}
+
+uint64_t mover_mark(struct device *device, uint64_t bytes)
+{
+	(void)device;
+	marked += bytes;
+	return bytes;
+}
+
 uint64_t mover_owed(struct device *device)
 {
 	(void)device;
@@ -279,6 +344,81 @@ uint64_t mover_in(struct device *device, uint64_t bytes, uint64_t *usec)
 	}
 	moved_in += moved;
 	return moved;
+}
+
+/* It has none. */
+uint64_t piece_out(struct device *device, uint64_t bytes, uint64_t *usec)
+{
+	(void)usec;
+	(void)device;
+	(void)bytes;
+	return 0;
+}
+
+uint64_t piece_in(struct device *device, uint64_t bytes, uint64_t *usec)
+{
+	(void)usec;
+	(void)device;
+	(void)bytes;
+	return 0;
+}
+
+uint64_t mover_prepare(struct device *device, uint64_t bytes, uint64_t *usec)
+{
+	const uint64_t resident = __atomic_load_n(&device->resident, __ATOMIC_SEQ_CST), used = set_bytes;
+
+	return mover_in(device, at_most(bytes, used > resident ? used - resident : 0), usec);
+}
+
+/* All that is on the GPU is of the working set, up to that. What is marked has not changed: that is no news to a
+ * tick. */
+static void tell(struct device *device, bool is_news)
+{
+	const uint64_t resident = __atomic_load_n(&device->resident, __ATOMIC_SEQ_CST);
+	struct totals_page *page = counting;
+	const int index = number_of(device->ordinal);
+
+	if (!page || index < 0)
+		return;
+	__atomic_store_n(&page->set[index].used, set_bytes, __ATOMIC_RELAXED);
+	__atomic_store_n(&page->set[index].resident, at_most(set_bytes, resident), __ATOMIC_RELAXED);
+	__atomic_store_n(&page->set[index].unwritten,
+			 turn == 1 ? at_most(is_news ? marked : page->set[index].unwritten, resident) : 0,
+			 __ATOMIC_RELAXED);
+	__atomic_store_n(&page->set[index].told, set_bytes ? TOTALS_ALONE : TOTALS_UNKNOWN, __ATOMIC_RELEASE);
+}
+
+void workset_tell(struct device *device)
+{
+	tell(device, true);
+}
+
+int64_t workset_tick(struct device *device, bool wanted)
+{
+	if (wanted)
+		tell(device, false);
+	return 2000;
+}
+
+void workset_turn_over(struct device *device)
+{
+	workset_tell(device);
+}
+
+void workset_prepared(struct device *device)
+{
+	(void)device;
+}
+
+bool workset_is_prepared(struct device *device)
+{
+	(void)device;
+	return false;
+}
+
+void exchange_settle(struct device *device)
+{
+	(void)device;
 }
 
 int64_t exchange_tick(struct device *device)
@@ -433,6 +573,22 @@ int main(void)
 		} else if (!strcmp(command, "closed")) {
 			__atomic_store_n(&lent_look, 1, __ATOMIC_RELAXED);
 			puts("0");
+		} else if (!strcmp(command, "host")) {
+			__atomic_store_n(&devices[0].host_held, a * GG_MIB, __ATOMIC_RELAXED);
+			__atomic_store_n(&devices[0].host_used, b * GG_MIB, __ATOMIC_RELAXED);
+			__atomic_store_n(&devices[0].host_wanted, c * GG_MIB, __ATOMIC_RELAXED);
+			daemon_report(&devices[0]);
+			puts("0");
+		} else if (!strcmp(command, "sms")) {
+			printf("%llu\n", (unsigned long long)groups);
+		} else if (!strcmp(command, "marked")) {
+			printf("%llu\n", (unsigned long long)(marked / GG_MIB));
+		} else if (!strcmp(command, "clean")) {
+			__atomic_store_n(&devices[0].clean, a * GG_MIB, __ATOMIC_RELAXED);
+			daemon_report(&devices[0]);
+			puts("0");
+		} else if (!strcmp(command, "granted")) {
+			printf("%u %llu\n", grants, (unsigned long long)(granted == UINT64_MAX ? 0 : granted / GG_MIB));
 		} else if (!strcmp(command, "kernels")) {
 			kernels += a;
 			count(counting);
@@ -453,6 +609,10 @@ int main(void)
 			for (unsigned int i = 0; i < BURST_LEADERS; i++)
 				printf(" %llu", (unsigned long long)followed[i]);
 			puts("");
+		} else if (!strcmp(command, "set")) {
+			set_bytes = a * GG_MIB;
+			session_wake();
+			puts("0");
 		} else if (!strcmp(command, "delay")) {
 			delay_ms = (unsigned int)a;
 			puts("0");

@@ -13,6 +13,7 @@
 #include "mover.h"
 #include "ours.h"
 #include "sight.h"
+#include "space.h"
 
 /* Calls for one order, where each takes all of its time. */
 #define CALLS_MOST 30
@@ -28,7 +29,7 @@ static unsigned int reclaims;
 static struct device *known;
 
 /* What the thread is to do: one thing at a time. */
-static enum { NOTHING, OUT, IN, EXCHANGE, TICK } order;
+static enum { NOTHING, OUT, IN, EXCHANGE, TICK, PREPARE } order;
 static struct device *order_device;
 static uint64_t order_bytes, order_moved;
 static bool taken, running;
@@ -52,6 +53,7 @@ static void *listen_to(void *argument)
 		ticks = what == TICK;
 		moved = what == OUT ? mover_out(order_device, bytes, &usec) :
 			what == IN  ? mover_in(order_device, bytes, &usec) :
+			what == PREPARE ? mover_prepare(order_device, bytes, &usec) :
 			what == TICK ? (uint64_t)exchange_tick(order_device) :
 				       mover_exchange(order_device, bytes, &usec);
 		if (what == EXCHANGE)
@@ -182,6 +184,13 @@ int daemon_move_in(struct device *device, uint64_t bytes)
 	return result;
 }
 
+/* As with an older daemon. */
+bool daemon_knows_managed(struct device *device)
+{
+	(void)device;
+	return false;
+}
+
 bool daemon_limits(struct device *device, uint64_t *total, uint64_t *left)
 {
 	(void)device;
@@ -212,6 +221,25 @@ void sight_look(CUdevice ordinal, const CUuuid *uuid)
 	(void)uuid;
 }
 
+bool sight_view(const CUuuid *uuid, struct sight *sight)
+{
+	(void)uuid;
+	(void)sight;
+	return false;
+}
+
+void sight_forget(void)
+{
+}
+
+void space_enter(void)
+{
+}
+
+void space_forget(void)
+{
+}
+
 void daemon_report(struct device *device)
 {
 	/* Others are in the middle of something; and mover_exchange alone leaves the rest to its caller. */
@@ -238,6 +266,13 @@ void double_limit(uint64_t bytes)
 		reclaim(known);
 }
 
+void double_bound(uint64_t bytes)
+{
+	pthread_mutex_lock(&lock);
+	limit = bytes;
+	pthread_mutex_unlock(&lock);
+}
+
 void double_swap(bool allowed)
 {
 	swap = allowed;
@@ -251,6 +286,11 @@ uint64_t double_out(struct device *device, uint64_t bytes)
 uint64_t double_in(struct device *device, uint64_t bytes)
 {
 	return carry_out_whole(IN, device, bytes);
+}
+
+uint64_t double_prepare(struct device *device, uint64_t bytes)
+{
+	return carry_out_whole(PREPARE, device, bytes);
 }
 
 uint64_t double_exchange(struct device *device, uint64_t bytes)
@@ -308,7 +348,8 @@ static bool agrees(struct device *device, bool say)
 		return false;
 	}
 	if (gpu + others + credit == on_gpu && on_gpu == booked_gpu && in_host == booked_host &&
-	    host == in_host + credit + host_kept(device))
+	    host == in_host + credit + host_kept(device) + __atomic_load_n(&device->clean, __ATOMIC_RELAXED) &&
+	    host == __atomic_load_n(&device->host_held, __ATOMIC_RELAXED))
 		return true;
 	if (say)
 		fprintf(stderr,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A double of daemon.c without a socket: books with one limit, and a thread in the place of the listening
- * one. Strict: what no correct client does ends the process.
+ * A double of daemon.c without a socket: books with one limit, and a thread in place of the listening one. It is
+ * strict: anything that a correct client does not do ends the process.
  */
 #ifndef UNIT_DOUBLE_H
 #define UNIT_DOUBLE_H
@@ -16,7 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Ends the test, unless. */
+/* Ends the test unless the condition holds. */
 #define CHECK(condition)								\
 	do {										\
 		if (!(condition)) {							\
@@ -25,28 +25,32 @@
 		}									\
 	} while (0)
 
-/* The limit from now on: what is above is moved out, or what is below in, by the time this returns (as far
- * as it goes). */
+/* Sets the limit. By the time this returns, memory above it has been moved out, or memory below it in, as far as
+ * possible. */
 void double_limit(uint64_t limit);
-/* Whether anything may be in the host: gmem.swap.max. */
+/* Sets the limit, and moves nothing. */
+void double_bound(uint64_t limit);
+/* Sets whether any memory may be in the host: gmem.swap.max. */
 void double_swap(bool allowed);
-/* RECLAIM and ROOM, outside of any limit; the bytes moved. */
+/* RECLAIM and ROOM, regardless of the limit; return the bytes moved. */
 uint64_t double_out(struct device *device, uint64_t bytes);
 uint64_t double_in(struct device *device, uint64_t bytes);
-/* What exchange.c has the listening thread do. */
+/* PREPARE, likewise. */
+uint64_t double_prepare(struct device *device, uint64_t bytes);
+/* The exchange that exchange.c has the listening thread do. */
 uint64_t double_exchange(struct device *device, uint64_t bytes);
-/* exchange_tick. */
+/* Calls exchange_tick. */
 void double_tick(struct device *device);
-/* How much it said, at most, may be off the GPU for a moment. */
+/* The most bytes that the library reported as off the GPU for a moment. */
 uint64_t double_away(void);
-/* Checks that the books here, those of `device`, and what the driver's double has are the same. */
+/* Checks that the books here, those of `device` and those of the driver's double agree. */
 void double_agree(struct device *device);
-/* The bytes that have moved, all orders together. */
+/* Bytes moved, by all orders together. */
 struct double_moved {
 	uint64_t out, in;
 };
 struct double_moved double_moved(void);
-/* How often mover_out was asked. */
+/* Number of calls of mover_out. */
 unsigned int double_reclaims(void);
 
 #endif

@@ -16,15 +16,19 @@
 #include "carry.h"
 #include "device.h"
 #include "double.h"
+#include "foreign.h"
 #include "fuzz.h"
 #include "gate.h"
 #include "library.h"
 #include "object.h"
 #include "opened.h"
+#include "order.h"
 #include "ours.h"
 #include "pages.h"
 #include "pick.h"
+#include "place.h"
 #include "tree.h"
+#include "turn.h"
 
 #define MIB (UINT64_C(1) << 20)
 #define PAGE GG_CHUNK
@@ -48,7 +52,7 @@ static void enter_context(void)
 	CHECK(retain(&context, 0) == CUDA_SUCCESS && real.cuCtxSetCurrent(context) == CUDA_SUCCESS);
 	device = device_current();
 	CHECK(device && device->elastic);
-	device->mover->copy_us = device->mover->work_us = 60000000; /* a driver made of threads, on a busy machine */
+	device->mover->copy_us = device->mover->work_us = 60000000;	/* a driver of threads, on a busy machine */
 }
 
 static void begin(void)
@@ -105,7 +109,7 @@ static void map(CUdeviceptr address, size_t bytes, CUmemGenericAllocationHandle 
 	CHECK(cuMemSetAccess(address, bytes, &writable, 1) == CUDA_SUCCESS);
 }
 
-/* A word at the beginning and the end of a page. */
+/* Writes a word at the beginning and the end of a page. */
 static void write_page(CUdeviceptr page, uint64_t word)
 {
 	CHECK(cuMemcpyHtoD_v2(page, &word, 8) == CUDA_SUCCESS &&
@@ -136,7 +140,84 @@ static bool have(CUdeviceptr address, size_t bytes, uint64_t word)
 	return right;
 }
 
-/* As PyTorch's expandable segments do it, and a server that sleeps, under a limit that holds all the time. */
+/* The time for which one call holds the driver's lock is bounded, however large the memory that moves. */
+static void test_runs(void)
+{
+	const size_t bytes = 200 * MIB;
+	CUmemGenericAllocationHandle handle;
+	CUdeviceptr allocated, address;
+	struct region *region;
+	uint64_t (*widest)(void);
+
+	start();
+	widest = (uint64_t (*)(void))plain("fake_memory_widest");
+	handle = create(bytes);
+	address = reserve(bytes);
+	map(address, bytes, handle);
+	write_all(address, bytes, 7);
+	CHECK(cuMemAlloc_v2(&allocated, bytes) == CUDA_SUCCESS);
+	write_all(allocated, bytes, 8);
+	region = pages_region(allocated);
+	widest();
+	for (int round = 0; round < 2; round++) {
+		CHECK(double_out(device, UINT64_MAX) >= 2 * bytes);
+		CHECK(double_in(device, UINT64_MAX) >= 2 * bytes);
+		CHECK(widest() == PLACE_RUN_BYTES);
+	}
+	/* As a departure does. */
+	CHECK(region && place_leave(&(struct place_run){ region, 0, region->chunks }));
+	CHECK(place_enter(&(struct place_run){ region, 0, region->chunks }, NULL) == CUDA_SUCCESS);
+	CHECK(widest() == PLACE_RUN_BYTES);
+	CHECK(have(address, bytes, 7) && have(allocated, bytes, 8));
+	double_agree(device);
+}
+
+static void use(CUdeviceptr address, size_t bytes, int times)
+{
+	for (int i = 0; i < times; i++)
+		pages_use(address, bytes);
+}
+
+/* An object that goes as a whole has left the GPU before another comes in its place: the GPU has room for one of them
+ * (FAKE_MEMORY). Mapped or not. */
+static void test_instead(void)
+{
+	enum { BYTES = 8 << 20 };
+	CUmemGenericAllocationHandle handle[2];
+	CUdeviceptr address[2];
+
+	start();
+	for (int i = 0; i < 2; i++) {
+		handle[i] = create(BYTES);
+		address[i] = reserve(BYTES);
+		map(address[i], BYTES, handle[i]);
+		write_all(address[i], BYTES, (uint64_t)i);
+		if (!i)
+			CHECK(double_out(device, UINT64_MAX) == BYTES);
+	}
+	for (int round = 0; round < 3; round++) {
+		const int cold = (round + 1) % 2;
+
+		CHECK(place(address[cold]) == CU_MEM_LOCATION_TYPE_DEVICE);
+		for (int i = 0; i < 8; i++)
+			CHECK(pick_look(device, true));
+		use(address[!cold], BYTES, 1000);
+		CHECK(pick_look(device, true));
+		if (round == 2)
+			CHECK(cuMemUnmap(address[cold], BYTES) == CUDA_SUCCESS);
+		CHECK(double_exchange(device, BYTES) == BYTES);
+		CHECK(place(address[!cold]) == CU_MEM_LOCATION_TYPE_DEVICE);
+		if (round == 2)
+			map(address[cold], BYTES, handle[cold]);
+		CHECK(place(address[cold]) == CU_MEM_LOCATION_TYPE_HOST_NUMA);
+		for (int i = 0; i < 2; i++)
+			CHECK(have(address[i], BYTES, (uint64_t)i));
+		double_agree(device);
+	}
+	CHECK(device->resident == BYTES && device->swapped == BYTES);
+}
+
+/* As PyTorch's expandable segments and a sleeping server do, always under a limit. */
 static void test_segments(void)
 {
 	enum { SEGMENTS = 8, BYTES = 20 << 20 };
@@ -162,7 +243,7 @@ static void test_segments(void)
 		CHECK(device->swapped == 0);
 		double_agree(device);
 		double_limit(limit);
-		/* All at once, as for sleep; or in the middle, as for what is not used. */
+		/* All at once, as for sleep; or in the middle, as for unused segments. */
 		if (round != 1)
 			CHECK(cuMemUnmap(address, (size_t)SEGMENTS * BYTES) == CUDA_SUCCESS);
 		for (int i = 0; i < SEGMENTS; i++) {
@@ -176,8 +257,8 @@ static void test_segments(void)
 	CHECK(cuMemAddressFree(address, (size_t)SEGMENTS * BYTES) == CUDA_SUCCESS);
 }
 
-/* A tensor in several segments is hot as a whole by the pointer to its first page; so is not what was mapped there
- * before it. */
+/* A tensor in several segments is hot as a whole by the pointer to its first page; memory mapped there before it is
+ * not. */
 static void test_segments_are_hot(void)
 {
 	enum { SEGMENTS = 4, BYTES = 20 << 20 };
@@ -202,16 +283,16 @@ static void test_segments_are_hot(void)
 		CHECK(pick_look(device, false));
 		CHECK(pick_misplaced(device, UINT64_MAX) == 0);
 		out = double_out(device, BYTES);
-		CHECK(out >= BYTES && pick_misplaced(device, UINT64_MAX) == 0);	/* all are as hot */
+		CHECK(out >= BYTES && pick_misplaced(device, UINT64_MAX) == 0);	/* all are equally hot */
 		CHECK(double_in(device, UINT64_MAX) == out);
-		/* The last two are mapped anew, behind what begins there now. */
+		/* The last two are mapped anew, behind an object that begins there now. */
 		CHECK(cuMemUnmap(address + 2 * BYTES, 2 * BYTES) == CUDA_SUCCESS);
 		for (int i = 2; i < SEGMENTS; i++) {
 			pages_use_from(address + (CUdeviceptr)i * BYTES + PAGE);
 			map(address + (CUdeviceptr)i * BYTES, BYTES, handle[i]);
 		}
 	}
-	/* What is mapped right behind it, and begins by itself, is not hot by it. */
+	/* Memory mapped right behind it with a beginning of its own does not get its heat. */
 	for (int use = 0; use < 20; use++)
 		pages_use_from(address);
 	pages_use_from(address + 2 * BYTES);
@@ -222,7 +303,107 @@ static void test_segments_are_hot(void)
 	double_agree(device);
 }
 
-/* What is made before the first context is charged, and moves once there is one. */
+static void end_turn(void)
+{
+	bool drained;
+
+	ours_enter();
+	CHECK(!turn_end(device, 60000000, &drained) && drained);
+	ours_leave();
+}
+
+static void used_are(uint64_t used, uint64_t resident)
+{
+	uint64_t now_used, now_resident;
+
+	order_sums(device, &now_used, &now_resident);
+	CHECK(now_used == used << 20 && now_resident == resident << 20);
+}
+
+/* An object that has never moved is one unit: it is used first when any part of it is, at any address, and goes as a
+ * whole. Once it has moved, each of its chunks counts by itself. */
+static void test_segments_in_order(void)
+{
+	enum { SEGMENTS = 4, BYTES = 20 << 20, SECOND = 1000000 };
+	CUmemGenericAllocationHandle handle[SEGMENTS];
+	CUdeviceptr address[SEGMENTS], again;
+
+	start();
+	for (int i = 0; i < SEGMENTS; i++) {
+		handle[i] = create(BYTES);
+		address[i] = reserve(BYTES);
+		map(address[i], BYTES, handle[i]);
+		write_all(address[i], BYTES, (uint64_t)i << 40);
+	}
+	again = reserve(BYTES);
+	map(again, BYTES, handle[1]);
+	order_begin(device);	/* the earlier uses do not count */
+	pages_use(address[2] + 16 * PAGE / 2, PAGE);
+	pages_use(again + 9 * PAGE, PAGE);
+	pages_use(address[3], PAGE);
+	order_learn(device, SECOND);
+	used_are(60, 60);
+	end_turn();
+	CHECK(double_out(device, BYTES) == BYTES);	/* the unused one */
+	CHECK(place(address[0]) != CU_MEM_LOCATION_TYPE_DEVICE);
+	used_are(60, 60);
+	CHECK(double_out(device, 1) == BYTES);		/* all of the last one in order */
+	CHECK(place(address[3]) != CU_MEM_LOCATION_TYPE_DEVICE && place(address[1]) == CU_MEM_LOCATION_TYPE_DEVICE);
+	CHECK(double_out(device, BYTES) == BYTES);
+	CHECK(place(address[1]) != CU_MEM_LOCATION_TYPE_DEVICE && place(address[2]) == CU_MEM_LOCATION_TYPE_DEVICE);
+	used_are(60, 20);
+	CHECK(double_out(device, UINT64_MAX) == BYTES);
+	double_agree(device);
+	CHECK(double_prepare(device, UINT64_MAX) == 3 * BYTES && place(address[0]) != CU_MEM_LOCATION_TYPE_DEVICE);
+	used_are(60, 60);
+	turn_begin(device, 0);
+	/* Now two chunks of one are used. */
+	pages_use(address[3], PAGE);
+	pages_use(address[3] + BYTES - PAGE, PAGE);
+	order_learn(device, SECOND);
+	CHECK(double_out(device, UINT64_MAX) == 3 * BYTES);
+	CHECK(double_prepare(device, UINT64_MAX) < BYTES && place(address[3]) == CU_MEM_LOCATION_TYPE_DEVICE &&
+	      place(address[3] + BYTES - PAGE) == CU_MEM_LOCATION_TYPE_DEVICE);
+	for (int i = 0; i < SEGMENTS; i++) {
+		CHECK(have(address[i], BYTES, (uint64_t)i << 40));
+		CHECK(cuMemUnmap(address[i], BYTES) == CUDA_SUCCESS && cuMemRelease(handle[i]) == CUDA_SUCCESS);
+	}
+	CHECK(cuMemUnmap(again, BYTES) == CUDA_SUCCESS);
+	order_learn(device, SECOND);
+	used_are(0, 0);
+	double_agree(device);
+}
+
+/* More chunks than go at a time: as many of the last in order as fit, and whole objects as wholes, unless they are
+ * larger than may go so. */
+static void test_many_in_order(void)
+{
+	enum { COUNT = 40, BYTES = 14 << 20, MOST = 100 };
+	CUdeviceptr address[COUNT];
+	struct pick picks[MOST];
+	size_t count;
+
+	start();
+	for (int i = 0; i < COUNT; i++) {
+		address[i] = reserve(BYTES);
+		map(address[i], BYTES, create(BYTES));
+		pages_use(address[i], PAGE);
+	}
+	order_learn(device, 1000000);
+	pthread_mutex_lock(&tree_lock);
+	CHECK(order_last(device->regions, SIZE_MAX, BYTES - 1, picks, MOST) == 0);
+	count = order_last(device->regions, SIZE_MAX, BYTES, picks, MOST);
+	pthread_mutex_unlock(&tree_lock);
+	CHECK(count == MOST / 7 * 7);
+	for (size_t i = 0; i < count; i++) {
+		CHECK(picks[i].index == i % 7 && picks[i].region == picks[i / 7 * 7].region);
+		CHECK(picks[i].region->chunk[picks[i].index].order > COUNT - MOST / 7);
+	}
+	pick_put(picks, count);
+	double_agree(device);
+}
+
+/* Memory made before the first context is charged, and can move once there is a context. */
 static void test_early(void)
 {
 	CUmemAllocationProp prop = movable();
@@ -237,7 +418,7 @@ static void test_early(void)
 	device = device_of(0);
 	CHECK(device && device->resident == 12 << 20);
 	double_agree(device);
-	double_limit(4 << 20);	/* there is no context to move anything in */
+	double_limit(4 << 20);	/* there is no context in which to move anything */
 	CHECK(device->resident == 12 << 20);
 	address = reserve(12 << 20);
 	enter_context();
@@ -253,7 +434,7 @@ static void test_early(void)
 	double_agree(device);
 }
 
-/* All of its views show the same, wherever it is, with the access that each has; FAKE_OFFSETS is 1. */
+/* All views of an object show the same, wherever it is, each with its access; FAKE_OFFSETS is 1. */
 static void test_views(void)
 {
 	const CUmemAccessDesc readable = { .location = writable.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READ };
@@ -298,7 +479,7 @@ static void test_views(void)
 		double_agree(device);
 		CHECK(have(one, bytes, 10 + (uint64_t)round) && have(two, bytes, 10 + (uint64_t)round));
 	}
-	/* Access for another GPU is there after a move, too; its handle is released, and may be had again. */
+	/* Access for another GPU is kept across a move, even with the handle released; the handle can be had again. */
 	CHECK(cuMemSetAccess(three, half, both, 2) == CUDA_SUCCESS);
 	CHECK(cuMemRelease(handle) == CUDA_SUCCESS);
 	CHECK(cuMemRelease(handle) == CUDA_ERROR_INVALID_VALUE);
@@ -307,7 +488,7 @@ static void test_views(void)
 	CHECK(cuMemUnmap(one, bytes) == CUDA_SUCCESS && cuMemUnmap(two, bytes) == CUDA_SUCCESS);
 	CHECK(cuMemRetainAllocationHandle(&again, (void *)(three + 7)) == CUDA_SUCCESS && again == handle);
 	CHECK(cuMemUnmap(three, half) == CUDA_SUCCESS);
-	CHECK(device->swapped == bytes);	/* mapped nowhere, and with a handle */
+	CHECK(device->swapped == bytes);	/* mapped nowhere, but with a handle */
 	CHECK(double_in(device, 4 << 20) && double_out(device, UINT64_MAX) && double_in(device, UINT64_MAX) == bytes);
 	map(two, bytes, handle);
 	CHECK(have(two, bytes, 12));
@@ -316,7 +497,7 @@ static void test_views(void)
 	double_agree(device);
 }
 
-/* The driver gives values out again; the program has none twice. */
+/* The driver gives values out again; the program never has two handles with one value. */
 static void test_names(void)
 {
 	enum { COUNT = 24, MORE = 48 };
@@ -329,7 +510,7 @@ static void test_names(void)
 	for (count = 0; count < COUNT; count++)
 		handle[count] = create((1 + count % 3) * PAGE);
 	CHECK(double_out(device, UINT64_MAX) != 0);
-	/* Of both kinds: what can move, and what cannot. */
+	/* Of both kinds, movable and fixed. */
 	for (; count < MORE; count++) {
 		prop.allocFlags.compressionType = count % 2;
 		CHECK(cuMemCreate(&handle[count], (1 + count % 3) * PAGE, &prop, 0) == CUDA_SUCCESS);
@@ -337,7 +518,7 @@ static void test_names(void)
 		for (size_t i = 0; i < count; i++)
 			CHECK(handle[i] != handle[count]);
 	}
-	CHECK(again);	/* else this tests nothing */
+	CHECK(again);	/* otherwise this tests nothing */
 	for (size_t i = 0; i < count; i++) {
 		const CUdeviceptr address = reserve((1 + i % 3) * PAGE);
 
@@ -353,7 +534,7 @@ static void test_names(void)
 	CHECK(device->resident == pool_kept(device) && device->swapped == 0 && device->foreign == 0);
 }
 
-/* What is exported has one handle of the driver's from then on, wherever it was, and stays. */
+/* Exported memory has one handle of the driver's from then on, wherever it was, and stays. */
 static void test_export(void)
 {
 	const size_t bytes = 36 << 20;
@@ -387,7 +568,56 @@ static void test_export(void)
 	double_agree(device);
 }
 
-/* What has moved, and can be exported; mapped, with 8 in it. */
+/* Every call that makes memory known to another process is noted for the program (workset.c). */
+static int export_to_share(__typeof__(&cuMemExportToShareableHandle) how)
+{
+	CUmemAllocationProp prop = movable();
+	CUmemGenericAllocationHandle handle;
+	int fd;
+
+	prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+	CHECK(cuMemCreate(&handle, PAGE, &prop, 0) == CUDA_SUCCESS && !foreign_is_shared());
+	CHECK(how(&fd, handle, prop.requestedHandleTypes, 0) == CUDA_SUCCESS);
+	return fd;
+}
+
+static void test_shared_by_export(void)
+{
+	start();
+	close(export_to_share(cuMemExportToShareableHandle));
+	CHECK(foreign_is_shared());
+}
+
+static void test_shared_by_import(void)
+{
+	CUmemGenericAllocationHandle imported;
+	int fd;
+
+	start();
+	/* As if another process had made it. */
+	fd = export_to_share((__typeof__(&cuMemExportToShareableHandle))plain("cuMemExportToShareableHandle"));
+	CHECK(!foreign_is_shared());
+	CHECK(cuMemImportFromShareableHandle(&imported, (void *)(intptr_t)fd,
+					     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) ==
+	      CUDA_SUCCESS);
+	close(fd);
+	CHECK(foreign_is_shared());
+}
+
+static void test_shared_by_range(void)
+{
+	CUdeviceptr address;
+	int fd;
+
+	start();
+	CHECK(cuMemAlloc_v2(&address, PAGE) == CUDA_SUCCESS && !foreign_is_shared());
+	CHECK(cuMemGetHandleForAddressRange(&fd, address, PAGE, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0) ==
+	      CUDA_SUCCESS);
+	close(fd);
+	CHECK(foreign_is_shared());
+}
+
+/* Exportable memory that has moved, mapped, with 8 in it. */
 struct export_of {
 	CUmemAllocationProp prop;
 	CUmemGenericAllocationHandle handle;
@@ -417,15 +647,15 @@ static CUresult export(const struct export_of *of)
 	return result;
 }
 
-/* What an address is asked, of an object that has moved while others of its batch have not. */
+/* Queries of an address, in an object that has moved while others of its batch have not. */
 struct question {
 	CUdeviceptr address;
 	size_t bytes;
-	unsigned long long number;	/* BUFFER_ID, from the beginning */
+	unsigned long long number;	/* BUFFER_ID before the first move */
 	bool answered;			/* atomically */
 };
 
-/* What is answered while it moves. */
+/* The queries answered while it moves. */
 static void ask_books(struct question *question)
 {
 	const CUdeviceptr at = question->address + question->bytes / 2 + 5;
@@ -445,7 +675,7 @@ static void ask_books(struct question *question)
 	question->number = number;
 }
 
-/* What the driver is asked once nothing of it moves. */
+/* The queries that the driver answers once nothing moves. */
 static void *ask_driver(void *argument)
 {
 	CUpointer_attribute kinds[] = { CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_DEVICE_POINTER,
@@ -476,7 +706,7 @@ static void *move_all_out(void *unused)
 	return unused;
 }
 
-/* Questions about an address have one answer: before the first move, during it and after. */
+/* Queries of an address give the same before the first move, during it and after. */
 static void test_questions(void)
 {
 	const size_t bytes[2] = { 20 << 20, 64 << 20 };
@@ -496,8 +726,9 @@ static void test_questions(void)
 	ask_books(&question);
 	CHECK(ask_driver(&question) == NULL && question.answered);
 	question.answered = false;
-	/* The first comes to its new place while the other, of one large chunk, is still copied. */
-	((void (*)(uint64_t))plain("fake_memory_hold_from"))(64 << 20);
+	/* The first object gets to its new place, by a copy of 16 MiB and two of 2, while the other is still being
+	 * copied. */
+	((void (*)(int, uint64_t))plain("fake_memory_let"))(0, 3);
 	CHECK(!pthread_create(&moving, NULL, move_all_out, NULL));
 	while (place(address[0]) != CU_MEM_LOCATION_TYPE_HOST_NUMA)
 		usleep(1000);
@@ -505,10 +736,10 @@ static void test_questions(void)
 	CHECK(!pthread_create(&asking, NULL, ask_driver, &question));
 	usleep(20000);
 	CHECK(!__atomic_load_n(&question.answered, __ATOMIC_ACQUIRE));
-	((void (*)(bool))plain("fake_memory_hold"))(false);
+	((void (*)(int, uint64_t))plain("fake_memory_let"))(0, UINT64_MAX);
 	CHECK(!pthread_join(asking, NULL) && !pthread_join(moving, NULL));
 	ask_books(&question);
-	while (device->resident)	/* what was asked about as it was looked for has stayed */
+	while (device->resident)	/* an object that was queried during the search has stayed */
 		double_out(device, UINT64_MAX);
 	double_in(device, UINT64_MAX);
 	ask_books(&question);
@@ -528,8 +759,8 @@ static void *stay_inside(void *ready)
 	return NULL;
 }
 
-/* What runs is waited for, as the driver would not refuse for that; a copy that does not end is not, and keeps what it
- * has until it does. */
+/* An export waits for running work, as the driver would not refuse it for that; it does not wait for a copy that does
+ * not end, which keeps its memory until it does. */
 static void test_export_waits(void)
 {
 	void (*hold)(bool);
@@ -554,7 +785,7 @@ static void test_export_waits(void)
 	device->mover->copy_us = 60000000;
 	CHECK(export(&one) == CUDA_SUCCESS);
 	hold(false);
-	CHECK(export(&two) == CUDA_SUCCESS);	/* once the copy has come to its end */
+	CHECK(export(&two) == CUDA_SUCCESS);	/* once the copy has ended */
 	CHECK(device->foreign == one.bytes + two.bytes && device->swapped == 0);
 	CHECK(have(two.address, two.bytes, 8));
 	double_agree(device);
@@ -564,7 +795,7 @@ static void test_export_waits(void)
 	double_agree(device);
 }
 
-/* While it changes there are two of it: so many are charged, or none is made. */
+/* During an export the memory exists twice: both are charged, or no copy is made. */
 static void test_export_charged(void)
 {
 	const size_t bytes = 36 << 20;
@@ -578,14 +809,14 @@ static void test_export_charged(void)
 	CHECK(export(&of) == CUDA_ERROR_OUT_OF_MEMORY && device->foreign == 0);
 	CHECK(have(of.address, bytes, 8));
 	double_agree(device);
-	double_limit(device->resident + bytes);	/* what is in the host comes */
+	double_limit(device->resident + bytes);	/* memory in the host comes in */
 	double_limit(2 * bytes);
 	CHECK(device->resident == bytes && export(&of) == CUDA_SUCCESS);
 	CHECK(device->foreign == bytes && device->resident == bytes && have(of.address, bytes, 8));
 	double_agree(device);
 }
 
-/* Nothing is on the GPU but what is kept, and what is fixed and has so many bytes. */
+/* Checks that the GPU has only what is kept, and `bytes` of fixed memory. */
 static void has_fixed(uint64_t bytes)
 {
 	CHECK(double_out(device, UINT64_MAX) == 0);
@@ -603,7 +834,7 @@ static CUmemGenericAllocationHandle make_multicast(size_t bytes)
 	return handle;
 }
 
-/* What can move, and what cannot, as the program makes it. */
+/* Creates movable or fixed memory, as the program does. */
 static CUmemGenericAllocationHandle create_either(size_t bytes, bool fixed)
 {
 	CUmemAllocationProp prop = movable();
@@ -614,8 +845,7 @@ static CUmemGenericAllocationHandle create_either(size_t bytes, bool fixed)
 	return handle;
 }
 
-/* Bound by its handle, or where it is mapped, memory lives without either, and is charged as long: until it is
- * unbound. */
+/* Memory bound by its handle, or where it is mapped, lives on without either, and stays charged until it is unbound. */
 static void test_bound(void)
 {
 	enum { BYTES = 20 << 20, OFFSET = 4 << 20 };
@@ -636,7 +866,7 @@ static void test_bound(void)
 		has_fixed(BYTES);
 		CHECK(cuMulticastUnbind(object, 0, OFFSET, BYTES) == CUDA_SUCCESS);
 		has_fixed(0);
-		/* By its address. Each of two bindings keeps it. */
+		/* Bound by its address. Either of two bindings keeps it. */
 		handle = create_either(BYTES, fixed);
 		map(address, BYTES, handle);
 		CHECK(cuMulticastBindAddr(object, 0, address + OFFSET, BYTES - OFFSET, 0) == CUDA_SUCCESS);
@@ -651,7 +881,7 @@ static void test_bound(void)
 	CHECK(cuMemRelease(object) == CUDA_SUCCESS);
 }
 
-/* An allocation that is freed: no other gets what is behind it while something has that bound. */
+/* The memory of a freed allocation goes to no other while it is bound. */
 static void test_bound_allocation(void)
 {
 	CUmemGenericAllocationHandle object;
@@ -675,8 +905,8 @@ static void test_bound_allocation(void)
 	has_fixed(0);
 }
 
-/* A multicast object that goes lets go of what is bound to it: once it has neither a handle nor a mapping. What another
- * process may have goes on. */
+/* A multicast object with neither a handle nor a mapping goes, and releases the memory bound to it. An object that
+ * another process may have lives on. */
 static void test_bound_to_what_goes(void)
 {
 	enum { BYTES = 6 << 20 };
@@ -706,6 +936,16 @@ static void test_bound_to_what_goes(void)
 	}
 }
 
+static void test_shared_by_multicast(void)
+{
+	CUmemGenericAllocationHandle object;
+
+	start();
+	object = make_multicast(PAGE);
+	CHECK(!foreign_is_shared() && cuMulticastBindMem(object, 0, create(PAGE), 0, PAGE, 0) == CUDA_SUCCESS);
+	CHECK(foreign_is_shared());
+}
+
 static CUarrayMapInfo tile(CUarray array, unsigned int first, unsigned int count, CUmemGenericAllocationHandle handle)
 {
 	return (CUarrayMapInfo){
@@ -718,8 +958,8 @@ static CUarrayMapInfo tile(CUarray array, unsigned int first, unsigned int count
 	};
 }
 
-/* Memory of a sparse array is charged until each of its tiles is unmapped, is mapped otherwise, or went with the
- * array. */
+/* Memory of a sparse array is charged until each of its tiles is unmapped or mapped to other memory, or the array is
+ * destroyed. */
 static void test_bound_to_array(void)
 {
 	enum { BYTES = 4 << 20 };
@@ -738,7 +978,7 @@ static void test_bound_to_array(void)
 		maps[1] = tile(array, 1, 1, handle[0]);
 		maps[2] = tile(array, 2, 1, handle[1]);
 		CHECK(cuMemMapArrayAsync(maps, 3, NULL) == CUDA_SUCCESS);
-		CHECK(maps[0].memHandle.memHandle == handle[0]);	/* they are the program's */
+		CHECK(maps[0].memHandle.memHandle == handle[0]);	/* the handles are the program's */
 		CHECK(cuMemRelease(handle[0]) == CUDA_SUCCESS && cuMemRelease(handle[1]) == CUDA_SUCCESS);
 		has_fixed(2 * BYTES);
 		maps[0] = tile(array, 0, 1, 0);
@@ -759,7 +999,7 @@ static void test_bound_to_array(void)
 	has_fixed(0);
 }
 
-/* ... where several tiles are mapped at once, and unmapped, or mapped otherwise, one after the other. */
+/* The same for several tiles mapped at once, and then unmapped, or mapped to other memory, one by one. */
 static void test_bound_in_part(void)
 {
 	enum { BYTES = 8 << 20, PIECE = 4 << 20 };
@@ -784,13 +1024,13 @@ static void test_bound_in_part(void)
 		maps[0] = tile(array, 2, 2, other);
 		CHECK(cuMemMapArrayAsync(maps, 1, NULL) == CUDA_SUCCESS && cuMemRelease(other) == CUDA_SUCCESS);
 		has_fixed(BYTES + PIECE);
-		maps[0] = tile(array, 0, 2, 0);		/* the last of what was mapped first */
+		maps[0] = tile(array, 0, 2, 0);		/* the end of the first mapping */
 		CHECK(cuMemMapArrayAsync(maps, 1, NULL) == CUDA_SUCCESS);
 		has_fixed(PIECE);
 		maps[0] = tile(array, 0, 4, 0);
 		CHECK(cuMemMapArrayAsync(maps, 1, NULL) == CUDA_SUCCESS);
 		has_fixed(0);
-		/* The same of a multicast object. */
+		/* The same for a multicast object. */
 		handle = create_either(BYTES, fixed);
 		CHECK(cuMulticastBindMem(object, 0, handle, 0, BYTES, 0) == CUDA_SUCCESS &&
 		      cuMemRelease(handle) == CUDA_SUCCESS);
@@ -810,10 +1050,11 @@ static void test_bound_in_part(void)
 	CHECK(cuMemRelease(object) == CUDA_SUCCESS && cuArrayDestroy(array) == CUDA_SUCCESS);
 }
 
-/* What another thread does within a call that frees, once the driver has: it is given what was freed. */
+/* The work of another thread within a call that frees, right after the driver's call: the driver gives it the freed
+ * value. */
 static struct {
 	void *(*other)(void *);	/* NULL: nothing */
-	CUresult refusal;	/* instead */
+	CUresult refusal;	/* returned instead */
 	CUmemGenericAllocationHandle handle;
 	CUdeviceptr address;
 	CUarray array;
@@ -866,8 +1107,8 @@ static void *create_within(void *unused)
 	return unused;
 }
 
-/* The driver gives the value of a handle out again at once: what is created is not taken for what was released. What it
- * refuses to release stays in the books. */
+/* The driver gives the value of a handle out again at once: a created handle is not taken for the released one. A
+ * handle that the driver refuses to release stays in the books. */
 static void test_reused_handle(void)
 {
 	CUmemGenericAllocationHandle handle;
@@ -893,7 +1134,7 @@ static void *map_within(void *unused)
 	return unused;
 }
 
-/* As are addresses: nor is what is mapped there. */
+/* The same for addresses: a new mapping is not taken for the old one. */
 static void test_reused_mapping(void)
 {
 	CUmemGenericAllocationHandle handle;
@@ -923,7 +1164,7 @@ static void *map_object_within(void *unused)
 	return unused;
 }
 
-/* What can move, too: a thread may try to map it until the addresses are free. */
+/* The same for movable memory: a thread may try to map it until the addresses are free. */
 static void test_reused_view(void)
 {
 	CUmemGenericAllocationHandle old, mapped;
@@ -988,7 +1229,7 @@ static void *sparse_within(void *unused)
 	return unused;
 }
 
-/* As are arrays, with memory of their own or of the program's. */
+/* The same for arrays, with memory of their own or the program's. */
 static void test_reused_array(void)
 {
 	CUarray array;
@@ -1008,12 +1249,12 @@ static void test_reused_array(void)
 	}
 }
 
-/* A context whose value is another's as soon as the driver has destroyed it. */
+/* A context whose value the driver gives out again as soon as it is destroyed. */
 static struct {
 	CUcontext context;
-	CUdeviceptr address;		/* of memory in the other one */
+	CUdeviceptr address;		/* of memory in the new context */
 	pthread_t thread;
-	pid_t number;			/* of the thread; atomically, all three */
+	pid_t number;			/* of the thread; these three atomically */
 	bool made, used;
 } reused;
 
@@ -1036,7 +1277,7 @@ static void *use_again(void *unused)
 	return unused;
 }
 
-/* The other thread waits for something. */
+/* Whether the other thread is waiting. */
 static bool is_asleep(void)
 {
 	const pid_t number = __atomic_load_n(&reused.number, __ATOMIC_ACQUIRE);
@@ -1062,7 +1303,7 @@ static CUresult destroy_and_make(CUcontext destroyed)
 	return CUDA_SUCCESS;
 }
 
-/* What is allocated in it does not go with the one before. */
+/* Memory allocated in the new context does not go with the old one. */
 static void test_reused_context(void)
 {
 	CUdeviceptr before, base;
@@ -1108,7 +1349,7 @@ static CUresult destroy_context_within(CUcontext destroyed)
 	return freed(CUDA_SUCCESS);
 }
 
-/* What went with a context is not charged for good where another context was given its value at once. */
+/* Memory that went with a context does not stay charged when another context gets its value at once. */
 static void test_reused_in_context(void)
 {
 	CUcontext other;
@@ -1126,7 +1367,7 @@ static void test_reused_in_context(void)
 	has_fixed(0);
 }
 
-/* What a network device could reach, which is all that is mapped. */
+/* Creates and maps memory that a network device could reach. */
 static CUdeviceptr reachable(size_t bytes)
 {
 	CUmemAllocationProp prop = movable();
@@ -1141,14 +1382,14 @@ static CUdeviceptr reachable(size_t bytes)
 	return address;
 }
 
-/* A device that is open keeps it on the GPU, for good: what was moved before it was opened can be moved on. */
+/* An open device keeps such memory on the GPU for good; memory moved before it was opened can still move. */
 static void test_outside_open(void)
 {
 	const size_t bytes = 12 << 20;
 	CUdeviceptr before, address;
 	int device_file;
 
-	/* A /dev of our own. */
+	/* A private /dev. */
 	CHECK(!unshare(geteuid() ? CLONE_NEWUSER | CLONE_NEWNS : CLONE_NEWNS));
 	CHECK(!mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) && !mount("none", "/dev", "tmpfs", 0, NULL));
 	CHECK(!mkdir("/dev/infiniband", 0700));
@@ -1167,7 +1408,7 @@ static void test_outside_open(void)
 	double_agree(device);
 }
 
-/* Where no descriptor is left to look with, one may be open. */
+/* Without a free descriptor to look with, a device may be open unseen. */
 static void test_outside_unseen(void)
 {
 	const size_t bytes = 12 << 20;
@@ -1182,13 +1423,13 @@ static void test_outside_unseen(void)
 	CHECK(double_out(device, UINT64_MAX) == 0 && device->foreign == bytes);
 	CHECK(!setrlimit(RLIMIT_NOFILE, &most));
 	CHECK(have(address, bytes, 6));
-	/* What is made from here on is looked after again, and is not reached by anything. */
+	/* Memory made from here on is tracked again, and no device reaches it. */
 	address = reachable(bytes);
 	CHECK(double_out(device, UINT64_MAX) == bytes && device->foreign == bytes && have(address, bytes, 6));
 	double_agree(device);
 }
 
-/* Any fault, once: errors are fine, lost data and wrong books are not. */
+/* Any single fault may cause errors, but no lost data and no wrong books. */
 static void test_faults(void)
 {
 	const CUmemAllocationProp prop = movable();
@@ -1252,14 +1493,14 @@ static void test_fuzz(void)
 	fuzz(device, context, other);
 }
 
-/* Of the generator: not for itself. */
+/* For the generator only, not a test by itself. */
 static void test_peer(void)
 {
 	start();
 	opened_peer();
 }
 
-/* Threads that make, map and free, while memory moves under them. */
+/* Threads that create, map and free while memory moves under them */
 
 static bool stop; /* atomically */
 
@@ -1313,6 +1554,9 @@ int main(int count, char **arguments)
 		const char *name;
 		void (*run)(void);
 	} tests[] = {
+		{ "segments_in_order", test_segments_in_order }, { "many_in_order", test_many_in_order },
+		{ "shared_by_export", test_shared_by_export }, { "shared_by_import", test_shared_by_import },
+		{ "shared_by_range", test_shared_by_range }, { "shared_by_multicast", test_shared_by_multicast },
 		{ "segments", test_segments }, { "segments_are_hot", test_segments_are_hot }, { "early", test_early },
 		{ "views", test_views }, { "names", test_names },
 		{ "export", test_export }, { "questions", test_questions }, { "export_waits", test_export_waits },
@@ -1324,6 +1568,7 @@ int main(int count, char **arguments)
 		{ "reused_view", test_reused_view }, { "reused_array", test_reused_array },
 		{ "reused_context", test_reused_context }, { "reused_in_context", test_reused_in_context },
 		{ "outside_open", test_outside_open }, { "outside_unseen", test_outside_unseen },
+		{ "runs", test_runs }, { "instead", test_instead },
 		{ "object_faults", test_faults }, { "fuzz", test_fuzz }, { "peer", test_peer },
 		{ "threads", test_threads },
 	};

@@ -325,6 +325,27 @@ static void test_named_together(void)
 	check_charged(0);
 }
 
+/* The program has closed a descriptor that the library holds, and exports under its number: that is not the
+ * library's. */
+static void test_held_no_more(void)
+{
+	CUmemGenericAllocationHandle handle;
+	int held, fd;
+
+	start();
+	handle = create(true);
+	held = lent_hold(export(handle));
+	CHECK(held >= 0);
+	close(held);
+	fd = export(handle);
+	CHECK(fd == held);
+	lent_let(held);
+	CHECK(fcntl(fd, F_GETFD) >= 0 && cuMemRelease(handle) == CUDA_SUCCESS);
+	check_charged(BYTES);
+	close(fd);
+	check_charged(0);
+}
+
 /* A program closes descriptors that it does not know, as a daemon does. Their numbers may then be other files'. */
 static void test_closes_all(void)
 {
@@ -427,7 +448,8 @@ int main(int argc, char **argv)
 		{ "in_flight", test_in_flight }, { "process", test_process }, { "imported", test_imported },
 		{ "named", test_named },
 		{ "named_and_shared", test_named_and_shared }, { "imported_and_named", test_imported_and_named },
-		{ "named_together", test_named_together }, { "closes_all", test_closes_all }, { "limit", test_limit },
+		{ "named_together", test_named_together }, { "closes_all", test_closes_all },
+		{ "held_no_more", test_held_no_more }, { "limit", test_limit },
 		{ "opened", test_opened }, { "peer", peer },
 	};
 

@@ -13,8 +13,13 @@
 #include "device.h"
 #include "double.h"
 #include "exchange.h"
+#include "chunk.h"
+#include "clean.h"
 #include "gate.h"
+#include "keeper.h"
 #include "library.h"
+#include "order.h"
+#include "marks.h"
 #include "ours.h"
 #include "pages.h"
 #include "parked.h"
@@ -22,6 +27,7 @@
 #include "pin.h"
 #include "totals.h"
 #include "tree.h"
+#include "turn.h"
 
 static struct device *device;
 static CUcontext context;
@@ -53,8 +59,9 @@ static void start(void)
 	CHECK(real.cuCtxSetCurrent(context) == CUDA_SUCCESS);
 	device = device_current();
 	CHECK(device && device->elastic);
-	device->mover->copy_us = device->mover->work_us = 60000000;	/* a driver made of threads,
-									 * on a busy machine: longer than any copy */
+	/* A driver made of threads, on a busy machine: longer than any copy. */
+	device->mover->copy_us = device->mover->work_us = 60000000;
+	device->mover->mark_us = 60000000;
 	place = (int (*)(CUdeviceptr))plain("fake_memory_place");
 }
 
@@ -386,6 +393,8 @@ static void test_stress(void)
 			double_exchange(device, (2 + any(20)) << 20);
 		if (!any(4))
 			double_limit(UINT64_MAX);
+		if (!any(4))
+			keeper_grant(device, any(3) ? any(80) << 20 : UINT64_MAX);
 		/* Looks from a third thread, at what is being freed too. */
 		for (int i = 0; i < 1000; i++) {
 			CUdeviceptr base;
@@ -789,13 +798,13 @@ static void stuck_and_gone(bool lasting)
 	fill(&item);
 	hold(true);
 	device->mover->copy_us = 1000;
-	CHECK(double_out(device, UINT64_MAX) == 0 && device->mover->stuck);
+	CHECK(double_out(device, UINT64_MAX) == 0 && device->mover->stuck[0]);
 	device->mover->copy_us = 60000000;
 	hold(false);
 	finish(reset_primary, NULL);
 	if (lasting)
 		finish(free_item, &item.address);
-	CHECK(!device->mover->stuck && device->swapped == 0 && device->resident == pool_kept(device));
+	CHECK(!device->mover->stuck[0] && device->swapped == 0 && device->resident == pool_kept(device));
 	double_agree(device);
 }
 
@@ -1037,6 +1046,155 @@ static void test_heat_copied(void)
 	double_agree(device);
 }
 
+/* Whether exactly those are on the GPU: a digit each. */
+static bool are_on_gpu(const CUdeviceptr address[8], const char *which)
+{
+	for (int i = 0; i < 8; i++)
+		if (on_gpu(address[i]) != (strchr(which, '0' + i) != NULL))
+			return false;
+	return true;
+}
+
+/* Microseconds. */
+#define A_SECOND 1000000
+
+static void sums_are(uint64_t used, uint64_t resident)
+{
+	uint64_t now_used, now_resident;
+
+	order_sums(device, &now_used, &now_resident);
+	CHECK(now_used == used << 20 && now_resident == resident << 20);
+}
+
+static void misses_are(uint64_t missed, uint64_t over)
+{
+	uint64_t now_missed, now_over;
+
+	order_misses(device, &now_missed, &now_over);
+	CHECK(now_missed == missed << 20 && now_over == over << 20);
+}
+
+/* The working set comes in the order of its first use, and goes in the reverse; what is not in it goes before and does
+ * not come. */
+static void test_order(void)
+{
+	CUdeviceptr address[8];
+	bool drained;
+
+	start();
+	for (int i = 0; i < 8; i++)
+		CHECK(cuMemAlloc_v2(&address[i], 2 << 20) == CUDA_SUCCESS);
+	sums_are(0, 0);
+	use(address[2], 1);
+	order_begin(device);	/* that was before */
+	for (const char *of = "5317351"; *of; of++)
+		use(address[*of - '0'], 1);
+	sums_are(0, 0);
+	order_learn(device, A_SECOND);
+	sums_are(8, 8);
+	misses_are(0, 0);	/* of the first turn nothing was told */
+	CHECK(double_out(device, UINT64_MAX) == 16 << 20);
+	sums_are(8, 0);
+	CHECK(double_prepare(device, 1 << 20) == 0);
+	CHECK(double_prepare(device, 4 << 20) == 4 << 20 && are_on_gpu(address, "53"));
+	CHECK(double_prepare(device, 3 << 20) == 2 << 20 && are_on_gpu(address, "531"));
+	sums_are(8, 6);
+	CHECK(double_prepare(device, UINT64_MAX) == 2 << 20 && are_on_gpu(address, "5317"));
+	CHECK(double_in(device, UINT64_MAX) == 8 << 20);
+	/* Where there is room for less it is as much of them. */
+	CHECK(double_out(device, UINT64_MAX) == 16 << 20);
+	double_bound(4 << 20);
+	CHECK(double_prepare(device, UINT64_MAX) == 4 << 20 && are_on_gpu(address, "53"));
+	double_bound(UINT64_MAX);
+	CHECK(double_in(device, UINT64_MAX) == 12 << 20);
+	/* A turn in which nothing was used says nothing of the next one. */
+	order_learn(device, A_SECOND);
+	sums_are(8, 8);
+	ours_enter();
+	CHECK(!turn_end(device, 60000000, &drained) && drained);
+	ours_leave();
+	CHECK(double_out(device, 4 << 20) == 4 << 20);
+	CHECK(on_gpu(address[5]) && on_gpu(address[3]) && on_gpu(address[1]) && on_gpu(address[7]));
+	CHECK(double_out(device, 6 << 20) == 6 << 20 && are_on_gpu(address, "531"));
+	CHECK(double_out(device, 2 << 20) == 2 << 20 && are_on_gpu(address, "53"));
+	CHECK(double_prepare(device, 2 << 20) == 2 << 20 && are_on_gpu(address, "531"));
+	turn_begin(device, 0);
+	/* What is freed is no part of it, and what is new is not yet. */
+	CHECK(cuMemFree_v2(address[5]) == CUDA_SUCCESS && cuMemAlloc_v2(&address[5], 2 << 20) == CUDA_SUCCESS);
+	sums_are(6, 4);
+	double_agree(device);
+}
+
+/* Turns of less than a second count together: what was used longest ago comes first, and goes last. */
+static void test_order_of_short_turns(void)
+{
+	CUdeviceptr address[8];
+	bool drained;
+
+	start();
+	for (int i = 0; i < 8; i++)
+		CHECK(cuMemAlloc_v2(&address[i], 2 << 20) == CUDA_SUCCESS);
+	for (int i = 0; i < 8; i++) {
+		use(address[7 - i], 1);
+		use(address[0], 1);
+		order_learn(device, A_SECOND / 4);
+	}
+	sums_are(8, 8);		/* of the last four turns: 3, 2, 1, and 0 in each */
+	CHECK(double_out(device, UINT64_MAX) == 16 << 20);
+	CHECK(double_prepare(device, 2 << 20) == 2 << 20 && are_on_gpu(address, "3"));
+	CHECK(double_prepare(device, UINT64_MAX) == 6 << 20 && are_on_gpu(address, "0123"));
+	ours_enter();
+	CHECK(!turn_end(device, 60000000, &drained) && drained);
+	ours_leave();
+	CHECK(double_out(device, 2 << 20) == 2 << 20 && are_on_gpu(address, "123"));
+	CHECK(double_out(device, 2 << 20) == 2 << 20 && are_on_gpu(address, "23"));
+	turn_begin(device, 0);
+	double_agree(device);
+}
+
+/* Of one allocation those parts are in it that something begins in, up to where something else does; of the large
+ * chunks those with such a part. */
+static void test_order_in_one(void)
+{
+	CUdeviceptr address, large;
+
+	start();
+	CHECK(cuMemAlloc_v2(&address, 12 << 20) == CUDA_SUCCESS);
+	use(address + 100, 1);
+	use(address + (4 << 20), 1);
+	use(address + (8 << 20), 1);
+	order_learn(device, A_SECOND);
+	sums_are(12, 12);
+	use(address + (4 << 20), 1);
+	order_learn(device, A_SECOND);
+	sums_are(4, 4);
+	misses_are(0, 8);
+	/* Of a copy the end is known. */
+	pages_use(address, 2 << 20);
+	order_learn(device, A_SECOND);
+	sums_are(2, 2);
+	misses_are(2, 4);
+	/* Where nothing was used the last turn stays. */
+	order_learn(device, A_SECOND);
+	misses_are(2, 4);
+	/* What was seen to begin long ago begins no longer. */
+	for (int i = 0; i < 20; i++) {
+		use(address, 1);
+		order_learn(device, A_SECOND);
+	}
+	sums_are(12, 12);
+	CHECK(cuMemAlloc_v2(&large, 100 << 20) == CUDA_SUCCESS);
+	pages_use(large + (70 << 20), 2 << 20);
+	use(address, 1);
+	order_learn(device, A_SECOND);
+	sums_are(12 + 16, 12 + 16);
+	CHECK(double_out(device, UINT64_MAX) == 112 << 20);
+	CHECK(double_prepare(device, 15 << 20) == 12 << 20);	/* the large one is not for so little */
+	CHECK(double_prepare(device, UINT64_MAX) == 16 << 20);
+	CHECK(on_gpu(large + (70 << 20)) && !on_gpu(large) && !on_gpu(large + (90 << 20)));
+	double_agree(device);
+}
+
 /* Makes every other one hot. */
 static void heat_every_other(const CUdeviceptr address[8])
 {
@@ -1075,6 +1233,174 @@ static void test_exchange(void)
 		CHECK(pin_range(address[i], 1) == CUDA_SUCCESS);
 	CHECK(double_exchange(device, 2 << 20) == 0);
 	double_agree(device);
+}
+
+/* Eight allocations, the first four on the GPU and cold, the others in the host and hot; there is room for four. */
+static void misplace(struct item items[8])
+{
+	start();
+	for (int i = 0; i < 8; i++) {
+		items[i] = (struct item){ .bytes = 2 << 20, .seed = (uint64_t)i };
+		CHECK(cuMemAlloc_v2(&items[i].address, items[i].bytes) == CUDA_SUCCESS);
+		fill(&items[i]);
+	}
+	CHECK(double_out(device, UINT64_MAX) == 16 << 20);
+	for (int i = 0; i < 4; i++)
+		use(items[i].address, 100);
+	CHECK(pick_look(device, false));
+	CHECK(double_in(device, 8 << 20) == 8 << 20);
+	for (int i = 4; i < 8; i++)
+		use(items[i].address, 10000);
+	CHECK(pick_look(device, false));
+	for (int i = 0; i < 8; i++)
+		CHECK(on_gpu(items[i].address) == (i < 4));
+	double_limit(8 << 20);
+}
+
+static void *exchange_all(void *unused)
+{
+	CHECK(double_exchange(device, 8 << 20) == 8 << 20);
+	return unused;
+}
+
+enum { TO_HOST, TO_GPU };
+
+static uint64_t bus(const char *what, int way)
+{
+	return ((uint64_t (*)(int))plain(what))(way);
+}
+
+static void until_bus(const char *what, int way, uint64_t bytes)
+{
+	while (bus(what, way) < bytes)
+		usleep(100);
+}
+
+/* In an exchange each way goes on while nothing gets on the other way, as far as there is room: what comes takes no
+ * more of the GPU than has gone by then. */
+static void test_both_ways(void)
+{
+	void (*let)(int, uint64_t);
+	uint64_t out, in, gpu, host, addresses;
+	void (*usage)(int, uint64_t *, uint64_t *, uint64_t *);
+	struct item items[8];
+	pthread_t thread;
+
+	misplace(items);
+	let = (void (*)(int, uint64_t))plain("fake_memory_let");
+	usage = (void (*)(int, uint64_t *, uint64_t *, uint64_t *))plain("fake_memory_usage");
+	out = bus("fake_memory_carried", TO_HOST);
+	in = bus("fake_memory_carried", TO_GPU);
+	let(TO_HOST, 1);
+	let(TO_GPU, 0);
+	CHECK(!pthread_create(&thread, NULL, exchange_all, NULL));
+	/* One has gone: one is on its way, and no more. */
+	until_bus("fake_memory_submitted", TO_GPU, in + (2 << 20));
+	CHECK(bus("fake_memory_submitted", TO_HOST) == out + (8 << 20));
+	usleep(20000);
+	CHECK(bus("fake_memory_submitted", TO_GPU) == in + (2 << 20));
+	CHECK(bus("fake_memory_carried", TO_HOST) == out + (2 << 20));
+	/* What goes does not wait for what comes. */
+	let(TO_HOST, 2);
+	until_bus("fake_memory_carried", TO_HOST, out + (6 << 20));
+	until_bus("fake_memory_submitted", TO_GPU, in + (6 << 20));
+	CHECK(bus("fake_memory_carried", TO_GPU) == in);
+	usage(0, &gpu, &host, &addresses);
+	CHECK(gpu <= 8 << 20);
+	/* Nor that for what goes. */
+	let(TO_GPU, 3);
+	until_bus("fake_memory_carried", TO_GPU, in + (6 << 20));
+	CHECK(bus("fake_memory_carried", TO_HOST) == out + (6 << 20));
+	let(TO_HOST, UINT64_MAX);
+	let(TO_GPU, UINT64_MAX);
+	CHECK(!pthread_join(thread, NULL));
+	for (int i = 0; i < 8; i++) {
+		CHECK(on_gpu(items[i].address) == (i >= 4));
+		verify(&items[i]);
+	}
+	CHECK(device->resident == 8 << 20 && device->swapped == 8 << 20 && pool_credited(device) == 0);
+	double_agree(device);
+}
+
+static void *out_all(void *unused)
+{
+	CHECK(double_out(device, 16 << 20) == 16 << 20);
+	return unused;
+}
+
+/* Between two turns of a program what has gone is freed while the rest is on its way: nothing of it waits for the
+ * gate. */
+static void test_freed_as_it_goes(void)
+{
+	void (*let)(int, uint64_t);
+	void (*usage)(int, uint64_t *, uint64_t *, uint64_t *);
+	uint64_t out, gpu, host, addresses;
+	struct item items[8];
+	pthread_t thread;
+	bool drained;
+
+	start();
+	let = (void (*)(int, uint64_t))plain("fake_memory_let");
+	usage = (void (*)(int, uint64_t *, uint64_t *, uint64_t *))plain("fake_memory_usage");
+	for (int i = 0; i < 8; i++) {
+		items[i] = (struct item){ .bytes = 2 << 20, .seed = (uint64_t)i };
+		CHECK(cuMemAlloc_v2(&items[i].address, items[i].bytes) == CUDA_SUCCESS);
+		fill(&items[i]);
+	}
+	CHECK(!turn_end(device, 60000000, &drained) && drained);
+	out = bus("fake_memory_carried", TO_HOST);
+	let(TO_HOST, 3);
+	CHECK(!pthread_create(&thread, NULL, out_all, NULL));
+	until_bus("fake_memory_carried", TO_HOST, out + (6 << 20));
+	do
+		usage(0, &gpu, &host, &addresses);
+	while (gpu > 10 << 20);
+	CHECK(bus("fake_memory_carried", TO_HOST) == out + (6 << 20));
+	CHECK(device->resident == 16 << 20);	/* by the books it is there until it is told */
+	let(TO_HOST, UINT64_MAX);
+	CHECK(!pthread_join(thread, NULL));
+	usage(0, &gpu, &host, &addresses);
+	CHECK(gpu == 0 && device->resident == 0 && device->swapped == 16 << 20);
+	turn_begin(device, 0);
+	for (int i = 0; i < 8; i++)
+		verify(&items[i]);
+	double_agree(device);
+}
+
+/* A way whose copies do not end leaves the rest where it was; all of it moves once they have. */
+static void test_both_ways_stuck(void)
+{
+	struct item items[8];
+	void (*let)(int, uint64_t);
+
+	misplace(items);
+	let = (void (*)(int, uint64_t))plain("fake_memory_let");
+	for (int way = 0; way < 2; way++) {
+		const uint64_t resident = device->resident;
+
+		let(way, 1);
+		device->mover->copy_us = 50000;
+		CHECK(double_exchange(device, 8 << 20) < 8 << 20);
+		CHECK(device->resident == resident && device->resident + device->swapped == 16 << 20);
+		CHECK(double_exchange(device, 8 << 20) == 0);	/* the copy is still there */
+		for (int i = 0; i < 8; i++) {
+			verify(&items[i]);
+			items[i].seed += 10;
+			fill(&items[i]);
+		}
+		device->mover->copy_us = 60000000;
+		let(way, UINT64_MAX);
+		do
+			double_in(device, UINT64_MAX);
+		while (device->mover->stuck[TO_HOST] || device->mover->stuck[TO_GPU]);
+		double_agree(device);
+		CHECK(double_exchange(device, 8 << 20));
+		double_in(device, UINT64_MAX);
+		double_agree(device);
+		for (int i = 0; i < 8; i++)
+			verify(&items[i]);
+	}
+	CHECK(pool_credited(device) == 0);
 }
 
 /* ... by itself, and the daemon is told before that memory may be off the GPU: it sees what the driver counts. */
@@ -1305,10 +1631,98 @@ static void test_peers(void)
 	for (int i = 0; i < 6; i += 2)
 		CHECK(accessible(before + ((uint64_t)i << 20), 1));
 	CHECK(accessible(after, 1) && accessible(after, 0));
-	CHECK(double_out(device, UINT64_MAX) == 0);
-	CHECK(device->foreign == 10 << 20 && device->swapped == 0);
+	CHECK(device->swapped == 2 << 20);	/* what was in the host is still */
+	/* It moves as all does, and both have access wherever it is. */
+	CHECK(double_out(device, UINT64_MAX) == 8 << 20);
+	CHECK(device->foreign == 0 && device->swapped == 10 << 20);
+	CHECK(accessible(before, 0) && accessible(before, 1) && accessible(after, 0) && accessible(after, 1));
+	CHECK(double_in(device, UINT64_MAX) == 10 << 20);
+	CHECK(accessible(before, 0) && accessible(before, 1) && accessible(after, 0) && accessible(after, 1));
 	CHECK(cuMemFree_v2(before) == CUDA_SUCCESS && cuMemFree_v2(after) == CUDA_SUCCESS);
 	CHECK(device->foreign == 0);
+}
+
+static bool copies;	/* atomically */
+
+static void hold_copy(void *unused)
+{
+	(void)unused;
+	while (!__atomic_load_n(&copies, __ATOMIC_ACQUIRE))
+		usleep(1000);
+}
+
+static void *let_copy(void *unused)
+{
+	usleep(100000);
+	__atomic_store_n(&copies, true, __ATOMIC_RELEASE);
+	return unused;
+}
+
+/* Memory of its own that a program has made, and mapped, for the first GPU alone. */
+static CUdeviceptr own_memory(size_t bytes)
+{
+	const CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+					   .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE } };
+	const CUmemAccessDesc access = { .location = prop.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
+	CUmemGenericAllocationHandle handle;
+	CUdeviceptr address;
+
+	CHECK(cuMemCreate(&handle, bytes, &prop, 0) == CUDA_SUCCESS);
+	CHECK(cuMemAddressReserve(&address, bytes, 0, 0, 0) == CUDA_SUCCESS);
+	CHECK(cuMemMap(address, bytes, 0, handle, 0) == CUDA_SUCCESS && cuMemRelease(handle) == CUDA_SUCCESS);
+	CHECK(cuMemSetAccess(address, bytes, &access, 1) == CUDA_SUCCESS);
+	return address;
+}
+
+/* Another GPU copies from memory to which it has no access: the memory moves once that is over. FAKE_DEVICES is 2. */
+static void test_copier(void)
+{
+	const uint64_t work_us = 60000000;
+	CUdeviceptr address;
+	CUcontext other;
+	CUstream stream;
+	pthread_t thread;
+	uint64_t usec;
+	char *host;
+
+	start();
+	other = retain(1);
+	host = malloc(6 << 20);
+	CHECK(real.cuCtxSetCurrent(other) == CUDA_SUCCESS && device_current() != device);
+	CHECK(real.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+	for (int own = 0; own < 2; own++) {
+		CHECK(real.cuCtxSetCurrent(context) == CUDA_SUCCESS);
+		if (own)
+			address = own_memory(6 << 20);
+		else
+			CHECK(cuMemAlloc_v2(&address, 6 << 20) == CUDA_SUCCESS);
+		CHECK(real.cuCtxSetCurrent(other) == CUDA_SUCCESS);
+		__atomic_store_n(&copies, false, __ATOMIC_RELEASE);
+		CHECK(cuLaunchHostFunc(stream, hold_copy, NULL) == CUDA_SUCCESS);
+		/* The stream says which GPU it is, and not the context. */
+		CHECK(real.cuCtxSetCurrent(own ? other : context) == CUDA_SUCCESS);
+		CHECK(cuMemcpyDtoHAsync_v2(host, address, 6 << 20, stream) == CUDA_SUCCESS);
+		CHECK(real.cuCtxSetCurrent(context) == CUDA_SUCCESS);
+		device->mover->work_us = 20000;
+		CHECK(mover_out(device, UINT64_MAX, &usec) == 0);
+		__atomic_store_n(&copies, true, __ATOMIC_RELEASE);
+		CHECK(real.cuStreamSynchronize(stream) == CUDA_SUCCESS);
+		device->mover->work_us = work_us;
+		while (calm_rests(device))
+			usleep(1000);
+		CHECK(double_out(device, UINT64_MAX) == 6 << 20);
+		if (own)
+			continue;
+		/* What is freed, too. */
+		CHECK(double_in(device, UINT64_MAX) == 6 << 20);
+		__atomic_store_n(&copies, false, __ATOMIC_RELEASE);
+		CHECK(cuLaunchHostFunc(stream, hold_copy, NULL) == CUDA_SUCCESS);
+		CHECK(cuMemcpyDtoHAsync_v2(host, address, 6 << 20, stream) == CUDA_SUCCESS);
+		CHECK(!pthread_create(&thread, NULL, let_copy, NULL));
+		CHECK(cuMemFree_v2(address) == CUDA_SUCCESS && __atomic_load_n(&copies, __ATOMIC_ACQUIRE));
+		CHECK(!pthread_join(thread, NULL));
+	}
+	free(host);
 }
 
 /* The background: with GGROUP_CUDA_POOL host chunks are made ahead. */
@@ -1412,6 +1826,629 @@ static void test_reused(void)
 	}
 }
 
+/* A figure that another thread may change. */
+static uint64_t now_is(const uint64_t *figure)
+{
+	return __atomic_load_n(figure, __ATOMIC_RELAXED);
+}
+
+/* What is pinned of the host and serves nothing is what the daemon grants, at most; what serves is there all the
+ * same. */
+static void until_kept(uint64_t bytes)
+{
+	const double until = now() + 60;
+
+	while (host_kept(device) != bytes && now() < until)
+		usleep(1000);
+	CHECK(host_kept(device) == bytes);
+	CHECK(now_is(&device->host_held) == now_is(&device->host_used) + bytes);
+	double_agree(device);
+}
+
+/* Bytes that went over the bus while all went and came. */
+static uint64_t out_and_in(uint64_t bytes)
+{
+	const uint64_t before = bus("fake_memory_carried", TO_HOST);
+
+	CHECK(double_out(device, UINT64_MAX) == bytes);
+	CHECK(device->swapped == bytes && now_is(&device->clean) == 0);
+	double_agree(device);
+	CHECK(double_in(device, UINT64_MAX) == bytes);
+	double_agree(device);
+	return bus("fake_memory_carried", TO_HOST) - before;
+}
+
+/* What has not changed since it came is dropped, and not copied; its copy is no swap, and is what the host has back
+ * first. */
+static void test_clean(void)
+{
+	struct item items[6];
+	uint64_t before;
+
+	start();
+	for (int i = 0; i < 6; i++) {
+		items[i] = (struct item){ .bytes = 2 << 20, .seed = (uint64_t)i };
+		CHECK(cuMemAlloc_v2(&items[i].address, items[i].bytes) == CUDA_SUCCESS);
+		fill(&items[i]);
+	}
+	/* Where none is granted none is kept. */
+	for (int round = 0; round < 2; round++)
+		CHECK(out_and_in(12 << 20) == 12 << 20 && now_is(&device->clean) == 0);
+	CHECK(marks_made() == 0);
+	keeper_grant(device, 64 << 20);
+	CHECK(out_and_in(12 << 20) == 12 << 20);
+	CHECK(now_is(&device->clean) == 12 << 20 && now_is(&device->host_used) == 0 && device->swapped == 0);
+	CHECK(out_and_in(12 << 20) == 0 && now_is(&device->clean) == 12 << 20);
+	/* One word of one of them, a page of another: those go, and are clean again. */
+	CHECK(cuMemcpyHtoD_v2(items[1].address + (1 << 20) + 8, &before, 8) == CUDA_SUCCESS);
+	items[3].seed = 77;
+	fill(&items[3]);
+	CHECK(out_and_in(12 << 20) == 4 << 20);
+	CHECK(out_and_in(12 << 20) == 0);
+	fill(&items[1]);
+	CHECK(out_and_in(12 << 20) == 2 << 20);
+	/* What is written while it is in the host is no copy of what came before. */
+	CHECK(double_out(device, UINT64_MAX) == 12 << 20);
+	items[0].seed = 55;
+	fill(&items[0]);
+	CHECK(double_in(device, UINT64_MAX) == 12 << 20);
+	CHECK(out_and_in(12 << 20) == 0);
+	for (int i = 0; i < 6; i++)
+		verify(&items[i]);
+	/* Copies are the first that the host has back; without them all goes as ever. */
+	keeper_grant(device, 4 << 20);
+	for (const double until = now() + 60; now_is(&device->clean) > 4 << 20 && now() < until;)
+		usleep(1000);
+	CHECK(now_is(&device->clean) == 4 << 20 && now_is(&device->host_held) == 4 << 20);
+	double_agree(device);
+	before = bus("fake_memory_carried", TO_HOST);
+	CHECK(double_out(device, UINT64_MAX) == 12 << 20);
+	CHECK(bus("fake_memory_carried", TO_HOST) - before == 8 << 20);
+	CHECK(double_in(device, UINT64_MAX) == 12 << 20);
+	CHECK(now_is(&device->host_held) <= 4 << 20);
+	for (int i = 0; i < 6; i++)
+		verify(&items[i]);
+	/* ... or another chunk, which needs its room. */
+	keeper_grant(device, 6 << 20);
+	CHECK(double_out(device, 6 << 20) == 6 << 20 && double_in(device, UINT64_MAX) == 6 << 20);
+	CHECK(now_is(&device->clean) == 6 << 20);
+	before = now_is(&device->host_held);
+	for (int i = 0; i < 6; i++)
+		use(items[i].address, on_gpu(items[i].address) ? 10 : 10);
+	CHECK(double_out(device, 6 << 20) == 6 << 20 && now_is(&device->host_held) == before &&
+	      now_is(&device->clean) == 0);
+	double_in(device, UINT64_MAX);
+	for (int i = 0; i < 6; i++)
+		verify(&items[i]);
+	/* Neighbours are marked together, and each for itself. */
+	keeper_grant(device, 64 << 20);
+	items[5].seed++;
+	CHECK(cuMemFree_v2(items[5].address) == CUDA_SUCCESS);
+	items[5].bytes = 22 << 20;	/* of 16 MiB, and three of 2 */
+	CHECK(cuMemAlloc_v2(&items[5].address, items[5].bytes) == CUDA_SUCCESS);
+	fill(&items[5]);
+	out_and_in(32 << 20);
+	for (size_t at = 14; at < 22; at += 2) {
+		CHECK(cuMemcpyHtoD_v2(items[5].address + (at << 20) + 4096, &at, 8) == CUDA_SUCCESS);
+		CHECK(out_and_in(32 << 20) == (at < 16 ? 16 << 20 : 2 << 20));
+		CHECK(cuMemcpyDtoH_v2(&before, items[5].address + (at << 20) + 4096, 8) == CUDA_SUCCESS &&
+		      before == at);
+	}
+	/* What is freed frees its copy. */
+	for (int i = 0; i < 6; i++)
+		CHECK(cuMemFree_v2(items[i].address) == CUDA_SUCCESS);
+	CHECK(now_is(&device->clean) == 0);
+	keeper_grant(device, 0);
+	until_kept(0);
+}
+
+/* The end of a turn: nothing runs, however long that takes on a busy machine. */
+static void drain(void)
+{
+	bool drained = false;
+
+	while (!drained)
+		CHECK(turn_end(device, 1000000, &drained) == 0);
+}
+
+/* ... and `bytes` of what goes next are marked. */
+static void end_the_turn(uint64_t bytes)
+{
+	drain();
+	CHECK(mover_mark(device, bytes) == bytes);
+}
+
+/* Calls about memory of the host that was, or is then, mapped for the program. */
+struct of_host {
+	uint64_t accesses, unmaps;
+};
+
+static struct of_host of_host(void)
+{
+	void (*ask)(uint64_t *, uint64_t *) = (void (*)(uint64_t *, uint64_t *))plain("fake_memory_of_host");
+	struct of_host calls;
+
+	ask(&calls.accesses, &calls.unmaps);
+	return calls;
+}
+
+static bool none_of_host(void)
+{
+	const struct of_host calls = of_host();
+
+	return !calls.accesses && !calls.unmaps;
+}
+
+/* So many chunks of an item are mapped nowhere. */
+static unsigned int nowhere(const struct item *item)
+{
+	unsigned int count = 0;
+
+	for (size_t at = 0; at < item->bytes; at += GG_CHUNK)
+		count += place(item->address + at) == -1;
+	return count;
+}
+
+#define BARE_ITEMS 8
+#define BARE_ALL ((2 * (BARE_ITEMS - 1) + 70) << 20)
+
+/* Memory whose copies in the host are there already, as after the first turns of a program. */
+static void make_bare_items(struct item *items)
+{
+	start();
+	for (int i = 0; i < BARE_ITEMS; i++) {
+		items[i] = (struct item){ .bytes = i ? 2 << 20 : 70 << 20, .seed = (uint64_t)i };
+		CHECK(cuMemAlloc_v2(&items[i].address, items[i].bytes) == CUDA_SUCCESS);
+		fill(&items[i]);
+	}
+	CHECK(double_out(device, UINT64_MAX) == BARE_ALL && double_in(device, UINT64_MAX) == BARE_ALL);
+	of_host();
+}
+
+static void verify_bare_items(const struct item *items)
+{
+	CHECK(!__atomic_load_n(&turn_bare, __ATOMIC_SEQ_CST));
+	for (int i = 0; i < BARE_ITEMS; i++)
+		if (items[i].address)
+			verify(&items[i]);
+	double_agree(device);
+}
+
+/* What goes between two turns, and comes back before the gate opens, is not mapped meanwhile; the rest is once it
+ * opens. */
+static void test_bare(void)
+{
+	struct item items[BARE_ITEMS];
+	struct of_host calls;
+
+	make_bare_items(items);
+	for (int turn = 0; turn < 3; turn++) {
+		drain();
+		CHECK(double_out(device, UINT64_MAX) == BARE_ALL && none_of_host() && nowhere(&items[0]) == 35);
+		CHECK(double_in(device, UINT64_MAX) == BARE_ALL && none_of_host() && nowhere(&items[0]) == 0);
+		CHECK(double_out(device, UINT64_MAX) == BARE_ALL && double_in(device, 40 << 20) >= 40 << 20);
+		CHECK(none_of_host());
+		turn_begin(device, 0);
+		calls = of_host();
+		CHECK(calls.accesses && !calls.unmaps && nowhere(&items[0]) == 0);
+		verify_bare_items(items);
+		/* Outside of a gap it is mapped, as it was. */
+		CHECK(double_in(device, UINT64_MAX) && of_host().unmaps);
+		CHECK(double_out(device, 2 << 20) && of_host().accesses);
+		CHECK(double_in(device, UINT64_MAX));
+		verify_bare_items(items);
+		of_host();
+	}
+	/* What was in the host before stays mapped there, and is unmapped as it comes. */
+	CHECK(double_out(device, UINT64_MAX) == BARE_ALL);
+	drain();
+	of_host();
+	CHECK(double_in(device, UINT64_MAX) == BARE_ALL && of_host().unmaps);
+	CHECK(double_out(device, 10 << 20) >= 10 << 20);
+	CHECK(double_exchange(device, 64 << 20) && turn_bare);
+	turn_open_all();	/* as where the daemon is gone */
+	CHECK(nowhere(&items[0]) == 0);
+	verify_bare_items(items);
+}
+
+static void *write_one(void *argument)
+{
+	struct item *item = argument;
+
+	CHECK(real.cuCtxSetCurrent(context) == CUDA_SUCCESS);
+	item->seed += 100;
+	fill(item);
+	verify(item);
+	return NULL;
+}
+
+/* Whatever asks about memory that is bare, frees it or hands it out finds it as it is. */
+static void test_bare_asked(void)
+{
+	const CUmemLocation gpu = { .type = CU_MEM_LOCATION_TYPE_DEVICE };
+	CUpointer_attribute kinds[] = { CU_POINTER_ATTRIBUTE_MAPPED, CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID };
+	unsigned long long flags = 0, block = 0;
+	struct item items[BARE_ITEMS];
+	bool is_mapped = false;
+	void *data[] = { &is_mapped, &block };
+	CUdeviceptr base, other;
+	pthread_t thread;
+	size_t bytes;
+
+	make_bare_items(items);
+	for (int kind = 0; kind < 6; kind++) {
+		drain();
+		CHECK(double_out(device, UINT64_MAX) && nowhere(&items[0]) == 35 && nowhere(&items[1]) == 1);
+		CHECK(cuMemGetAddressRange_v2(&base, &bytes, items[0].address) == CUDA_SUCCESS);
+		CHECK(bytes == items[0].bytes);
+		switch (kind) {
+		case 0:
+			CHECK(cuMemGetAccess(&flags, &gpu, items[0].address) == CUDA_SUCCESS);
+			CHECK(flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+			break;
+		case 1:
+			CHECK(cuPointerGetAttributes(2, kinds, data, items[0].address) == CUDA_SUCCESS);
+			CHECK(is_mapped && block);
+			break;
+		case 2:
+			CHECK(cuPointerGetAttribute(&block, kinds[1], items[0].address) == CUDA_SUCCESS && block);
+			break;
+		case 3:	/* freed, and made anew */
+			CHECK(cuMemFree_v2(items[2].address) == CUDA_SUCCESS);
+			CHECK(cuMemAlloc_v2(&other, 2 << 20) == CUDA_SUCCESS && place(other) != -1);
+			items[2].address = other;
+			CHECK(double_in(device, 20 << 20));
+			/* Some of it is mapped, some not. */
+			CHECK(cuMemFree_v2(items[0].address) == CUDA_SUCCESS);
+			CHECK(cuMemAlloc_v2(&items[0].address, items[0].bytes) == CUDA_SUCCESS);
+			turn_begin(device, 0);
+			fill(&items[2]);
+			fill(&items[0]);
+			break;
+		case 4:	/* a thread waits for its turn meanwhile, with a copy */
+			CHECK(!pthread_create(&thread, NULL, write_one, &items[1]));
+			while (!turn_waiting(device))
+				usleep(1000);
+			CHECK(nowhere(&items[1]) == 1);
+			turn_begin(device, 0);
+			CHECK(!pthread_join(thread, NULL));
+			break;
+		default:	/* pinned: it comes back for that, and the rest is left */
+			CHECK(pin_range(items[3].address, 1) == CUDA_SUCCESS);
+			CHECK(place(items[3].address) == CU_MEM_LOCATION_TYPE_DEVICE);
+		}
+		CHECK(kind > 2 || nowhere(&items[0]) + nowhere(&items[1]) == 0);
+		/* Once something was to be seen, nothing is bare until the next gap. */
+		if (kind <= 2)
+			CHECK(double_in(device, UINT64_MAX) && double_out(device, UINT64_MAX) && !turn_bare);
+		turn_begin(device, 0);
+		verify_bare_items(items);
+		CHECK(double_in(device, UINT64_MAX));
+	}
+	verify_bare_items(items);
+}
+
+/* Another GPU of the process has its turn, or none at all, while memory of this one is bare. FAKE_DEVICES is 2. */
+static void test_bare_elsewhere(void)
+{
+	struct item items[BARE_ITEMS];
+	CUcontext other;
+	char *host;
+
+	make_bare_items(items);
+	host = malloc(2 << 20);
+	other = retain(1);
+	for (int kind = 0; kind < 2; kind++) {
+		const struct item *used = &items[1 + kind];
+
+		CHECK(real.cuCtxSetCurrent(context) == CUDA_SUCCESS);
+		drain();
+		CHECK(double_out(device, UINT64_MAX) && nowhere(used) == 1);
+		CHECK(real.cuCtxSetCurrent(other) == CUDA_SUCCESS && device_current() != device);
+		if (kind)
+			CHECK(cuCtxEnablePeerAccess(context, 0) == CUDA_SUCCESS);
+		CHECK(cuMemcpyDtoH_v2(host, used->address, 2 << 20) == CUDA_SUCCESS);
+		CHECK(nowhere(&items[0]) == 0 && *(uint64_t *)host == used->seed);
+		CHECK(real.cuCtxSetCurrent(context) == CUDA_SUCCESS);
+		turn_begin(device, 0);
+		verify_bare_items(items);
+		CHECK(double_in(device, UINT64_MAX));
+		/* From now on it is not bare: another GPU uses it. */
+		drain();
+		CHECK(double_out(device, UINT64_MAX) && nowhere(used) == 0 && nowhere(&items[0]) == (kind ? 0 : 35));
+		turn_begin(device, 0);
+		CHECK(double_in(device, UINT64_MAX));
+	}
+	drain();
+	CHECK(double_out(device, UINT64_MAX) && nowhere(&items[0]) + nowhere(&items[1]) == 0);
+	turn_begin(device, 0);
+	verify_bare_items(items);
+	free(host);
+}
+
+static bool maps_fail;	/* atomically */
+
+static CUresult fail_maps(const char *name)
+{
+	return !strcmp(name, "cuMemMap") && __atomic_load_n(&maps_fail, __ATOMIC_SEQ_CST) ? CUDA_ERROR_OUT_OF_MEMORY :
+											    CUDA_SUCCESS;
+}
+
+static void *let_maps(void *unused)
+{
+	usleep(50000);
+	__atomic_store_n(&maps_fail, false, __ATOMIC_SEQ_CST);
+	return unused;
+}
+
+/* What cannot be mapped as the gate opens is before the next work goes to the GPU, however long that takes. */
+static void test_bare_faults(void)
+{
+	struct item items[BARE_ITEMS];
+	pthread_t thread;
+
+	make_bare_items(items);
+	((void (*)(CUresult (*)(const char *)))plain("fake_on_call"))(fail_maps);
+	for (int turn = 0; turn < 3; turn++) {
+		drain();
+		CHECK(double_out(device, UINT64_MAX) && turn_bare);
+		__atomic_store_n(&maps_fail, true, __ATOMIC_SEQ_CST);
+		turn_begin(device, 0);
+		CHECK(turn_bare && nowhere(&items[0]) == 35);
+		/* Nothing of it has to be mapped to be freed. */
+		CHECK(turn != 1 || cuMemFree_v2(items[3].address) == CUDA_SUCCESS);
+		items[3].address = turn ? 0 : items[3].address;
+		/* It is in the gap no more, and goes as it went before. */
+		CHECK(turn != 2 || (double_out(device, UINT64_MAX) == 0 && turn_bare));
+		CHECK(!pthread_create(&thread, NULL, let_maps, NULL));
+		verify(&items[0]);
+		CHECK(!pthread_join(thread, NULL));
+		verify_bare_items(items);
+		CHECK(double_in(device, UINT64_MAX));
+	}
+	verify_bare_items(items);
+}
+
+/* A copy of bare memory does not end, and the gate opens: what it reads is covered, and comes later. */
+static void test_bare_stuck(void)
+{
+	struct item items[BARE_ITEMS];
+	void (*let)(int, uint64_t);
+
+	make_bare_items(items);
+	let = (void (*)(int, uint64_t))plain("fake_memory_let");
+	drain();
+	CHECK(double_out(device, UINT64_MAX) == BARE_ALL);
+	device->mover->copy_us = 100000;
+	let(TO_GPU, 1);
+	CHECK(double_in(device, UINT64_MAX) < BARE_ALL && turn_bare);
+	turn_begin(device, 0);
+	CHECK(!turn_bare && nowhere(&items[0]) == 0);
+	let(TO_GPU, UINT64_MAX);
+	device->mover->copy_us = 60000000;
+	for (int i = 0; i < BARE_ITEMS; i++)
+		verify(&items[i]);
+	while (!mover_rests(device))
+		usleep(1000);
+	double_in(device, UINT64_MAX);
+	verify_bare_items(items);
+}
+
+/* Marks are made for no longer than a turn may take to end: what has none is copied. */
+static void test_marks_end(void)
+{
+	enum { ALL = 12 << 20 };
+	CUdeviceptr address;
+
+	start();
+	keeper_grant(device, 64 << 20);
+	CHECK(cuMemAlloc_v2(&address, ALL) == CUDA_SUCCESS);
+	drain();
+	device->mover->mark_us = 0;
+	CHECK(mover_mark(device, ALL) == 0 && marks_made() == 0 && mover_rests(device));
+	device->mover->mark_us = 60000000;
+	CHECK(mover_mark(device, ALL) == ALL && marks_made() && mover_rests(device));
+	turn_begin(device, 0);
+	double_agree(device);
+}
+
+/* Between two turns no kernel of ours runs: what the marks of the end of the last one say holds until the next. */
+static void test_clean_turns(void)
+{
+	enum { ALL = 12 << 20 };
+	struct item items[6];
+	uint64_t looked;
+
+	start();
+	keeper_grant(device, 64 << 20);
+	for (int i = 0; i < 6; i++) {
+		items[i] = (struct item){ .bytes = 2 << 20, .seed = (uint64_t)i };
+		CHECK(cuMemAlloc_v2(&items[i].address, items[i].bytes) == CUDA_SUCCESS);
+		fill(&items[i]);
+	}
+	CHECK(mover_mark(device, ALL) == 0);	/* its turn is not over */
+	for (int turn = 0; turn < 4; turn++) {
+		looked = marks_made();
+		end_the_turn(ALL);
+		CHECK(marks_made() == looked + 6 && mover_mark(device, ALL) == ALL && marks_made() == looked + 6);
+		/* What is as it came is known to be before it goes. */
+		CHECK(clean_unwritten(device) == (turn == 0 ? 0 : turn == 2 ? ALL - (2 << 20) : ALL));
+		CHECK(out_and_in(ALL) == (turn == 0 ? ALL : turn == 2 ? 2 << 20 : 0));
+		CHECK(out_and_in(ALL) == 0);
+		CHECK(marks_made() == looked + 6 && now_is(&device->clean) == ALL && clean_unwritten(device) == ALL);
+		CHECK(double_out(device, 4 << 20) == 4 << 20 && clean_unwritten(device) == ALL - (4 << 20));
+		CHECK(double_in(device, UINT64_MAX) == 4 << 20 && clean_unwritten(device) == ALL);
+		turn_begin(device, 0);
+		CHECK(clean_unwritten(device) == 0);	/* it may be written */
+		items[1].seed += turn == 1;
+		if (turn == 1)
+			fill(&items[1]);
+		for (int i = 0; i < 6; i++)
+			verify(&items[i]);
+	}
+	/* As much as is about to go, and that. */
+	looked = marks_made();
+	end_the_turn(4 << 20);
+	CHECK(marks_made() == looked + 2);
+	looked = bus("fake_memory_carried", TO_HOST);
+	CHECK(double_out(device, 4 << 20) == 4 << 20 && bus("fake_memory_carried", TO_HOST) == looked);
+	CHECK(double_out(device, UINT64_MAX) == 8 << 20 && bus("fake_memory_carried", TO_HOST) == looked + (8 << 20));
+	/* What was written in the host, in the turn, has no mark in the next gap, nor has what came before. */
+	turn_begin(device, 0);
+	for (int i = 0; i < 6; i++) {
+		items[i].seed += 100;
+		fill(&items[i]);
+	}
+	looked = marks_made();
+	drain();
+	CHECK(double_in(device, UINT64_MAX) == ALL && now_is(&device->clean) == 0 && marks_made() == looked);
+	CHECK(out_and_in(ALL) == ALL);
+	turn_begin(device, 0);
+	for (int i = 0; i < 6; i++)
+		verify(&items[i]);
+	double_agree(device);
+}
+
+/* Marks that do not end keep nothing but what they are of from moving, and that until they do. */
+static void test_clean_stuck(void)
+{
+	struct item items[2];
+
+	start();
+	keeper_grant(device, 64 << 20);
+	for (int i = 0; i < 2; i++) {
+		items[i] = (struct item){ .bytes = 2 << 20, .seed = (uint64_t)i };
+		CHECK(cuMemAlloc_v2(&items[i].address, items[i].bytes) == CUDA_SUCCESS);
+		fill(&items[i]);
+	}
+	CHECK(out_and_in(4 << 20) == 4 << 20);
+	for (int round = 0; round < 3; round++) {	/* as they go, as they come, at the end of a turn */
+		if (round == 1)
+			CHECK(double_out(device, UINT64_MAX) == 4 << 20);
+		if (round == 2)
+			drain();
+		marks_hold(true);
+		device->mover->copy_us = 500000;	/* longer than a copy, on a busy machine too */
+		CHECK((round == 0 ? double_out(device, UINT64_MAX) : round == 1 ? double_in(device, UINT64_MAX) :
+				    mover_mark(device, 4 << 20)) == 0);
+		for (int i = 0; i < 2 && round < 2; i++)	/* a copy of the program's waits for its turn */
+			verify(&items[i]);
+		CHECK(double_out(device, UINT64_MAX) == 0 && double_in(device, UINT64_MAX) == 0);
+		device->mover->copy_us = 60000000;
+		marks_hold(false);
+		do
+			double_in(device, UINT64_MAX);
+		while (device->mover->stuck[TO_HOST] || device->mover->stuck[TO_GPU]);
+		double_agree(device);
+		if (round == 2)
+			turn_begin(device, 0);
+		out_and_in(4 << 20);
+		CHECK(out_and_in(4 << 20) == 0);
+		for (int i = 0; i < 2; i++)
+			verify(&items[i]);
+	}
+}
+
+/* Whichever call fails: nothing is taken for clean that is not, and all can move again. */
+static void test_clean_faults(void)
+{
+	struct item items[3];
+
+	start();
+	keeper_grant(device, 64 << 20);
+	for (int i = 0; i < 3; i++) {
+		items[i] = (struct item){ .bytes = (size_t)(2 + 16 * (i == 2)) << 20, .seed = (uint64_t)i };
+		if (cuMemAlloc_v2(&items[i].address, items[i].bytes) != CUDA_SUCCESS)
+			CHECK(cuMemAlloc_v2(&items[i].address, items[i].bytes) == CUDA_SUCCESS);
+		fill(&items[i]);
+	}
+	for (int round = 0; round < 5; round++) {
+		bool drained = false;
+
+		if (round % 2 == 0 && turn_end(device, 1000000, &drained) == 0 && drained)
+			mover_mark(device, UINT64_MAX);
+		double_out(device, UINT64_MAX);
+		double_agree(device);
+		if (round == 3) {
+			items[1].seed = 44;
+			fill(&items[1]);
+		}
+		double_in(device, UINT64_MAX);
+		double_agree(device);
+		turn_begin(device, 0);
+		for (int i = 0; i < 3; i++) {
+			verify(&items[i]);
+			items[i].seed += (uint64_t)(round == 1 && i != 1);
+			fill(&items[i]);
+		}
+	}
+	double_out(device, 4 << 20);
+	double_exchange(device, 4 << 20);
+	double_agree(device);
+	for (int i = 0; i < 3; i++) {
+		verify(&items[i]);
+		if (cuMemFree_v2(items[i].address) != CUDA_SUCCESS)
+			CHECK(cuMemFree_v2(items[i].address) == CUDA_SUCCESS);
+	}
+	CHECK(now_is(&device->clean) == 0);
+	double_agree(device);
+}
+
+/* What changes each time is not looked at each time. */
+static void test_clean_changes(void)
+{
+	struct item item = { .bytes = 2 << 20 };
+	uint64_t looked;
+
+	start();
+	CHECK(cuMemAlloc_v2(&item.address, item.bytes) == CUDA_SUCCESS);
+	keeper_grant(device, 64 << 20);
+	for (int round = 0; round < 40; round++) {
+		item.seed = (uint64_t)round;
+		fill(&item);
+		out_and_in(2 << 20);
+		verify(&item);
+	}
+	looked = marks_made();
+	CHECK(looked > 4 && looked <= 12);
+	/* Once it does not any more that is found out. */
+	for (int round = 0; round < 40; round++)
+		out_and_in(2 << 20);
+	CHECK(out_and_in(2 << 20) == 0);
+	verify(&item);
+}
+
+static void test_granted(void)
+{
+	struct item item = { .bytes = 40 << 20, .seed = 5 };
+
+	start();
+	keeper_grant(device, 0);
+	CHECK(cuMemAlloc_v2(&item.address, item.bytes) == CUDA_SUCCESS);
+	fill(&item);
+	CHECK(now_is(&device->host_wanted) == 40 << 20);
+	usleep(50000);
+	CHECK(host_kept(device) == 0);
+	keeper_grant(device, 48 << 20);
+	until_kept(40 << 20);	/* as much as it wants */
+	keeper_grant(device, 20 << 20);
+	until_kept(16 << 20 | 4 << 20);
+	keeper_grant(device, 6 << 20);
+	until_kept(4 << 20);
+	CHECK(double_out(device, UINT64_MAX) == 40 << 20);
+	CHECK(now_is(&device->host_used) == 40 << 20 && now_is(&device->host_held) == 40 << 20);
+	verify(&item);
+	CHECK(double_in(device, UINT64_MAX) == 40 << 20);
+	CHECK(now_is(&device->host_used) == 0 && host_kept(device) <= 6 << 20);
+	keeper_grant(device, 48 << 20);
+	until_kept(40 << 20);
+	/* A daemon that does not know of it: what is there stays. */
+	keeper_grant(device, UINT64_MAX);
+	until_kept(40 << 20);
+	verify(&item);
+	CHECK(cuMemFree_v2(item.address) == CUDA_SUCCESS);
+}
+
 int main(int count, char **arguments)
 {
 	static const struct {
@@ -1428,9 +2465,20 @@ int main(int count, char **arguments)
 		{ "heat_copied", test_heat_copied }, { "reached", test_reached },
 		{ "exchange_by_itself", test_exchange_by_itself }, { "exchange_more", test_exchange_more },
 		{ "exchange_whole", test_exchange_whole },
+		{ "order", test_order }, { "order_in_one", test_order_in_one },
+		{ "order_of_short_turns", test_order_of_short_turns },
+		{ "both_ways", test_both_ways }, { "both_ways_stuck", test_both_ways_stuck },
+		{ "freed_as_it_goes", test_freed_as_it_goes },
 		{ "foreign", test_foreign }, { "reused", test_reused },
 		{ "attributes", test_attributes }, { "capture", test_capture }, { "peers", test_peers },
-		{ "ahead", test_ahead }, { "stuck", test_stuck },
+		{ "copier", test_copier },
+		{ "ahead", test_ahead }, { "granted", test_granted },
+		{ "clean", test_clean }, { "clean_changes", test_clean_changes },
+		{ "clean_faults", test_clean_faults }, { "clean_turns", test_clean_turns },
+		{ "marks_end", test_marks_end },
+		{ "clean_stuck", test_clean_stuck }, { "stuck", test_stuck },
+		{ "bare", test_bare }, { "bare_asked", test_bare_asked }, { "bare_elsewhere", test_bare_elsewhere },
+		{ "bare_stuck", test_bare_stuck }, { "bare_faults", test_bare_faults },
 		{ "stuck_goes", test_stuck_goes }, { "stuck_stays", test_stuck_stays },
 	};
 

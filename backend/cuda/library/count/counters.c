@@ -4,11 +4,16 @@
  *
  * Each stream has a lock, taken on every launch by the thread that launches there. The lock also keeps the stream and
  * its context alive for the listening thread, since a thread that destroys them takes it first. A `struct counted` that
- * is passed to a function here is locked.
+ * is passed to a function here is locked, unless stated otherwise.
+ *
+ * A thread that places a marker may hold the lock until its stream has room, and that may need work of another thread.
+ * So `live`, `key`, `context` and `device` are written atomically (WRITE): a thread locks the streams alone that it is
+ * about, and the listening thread, which is about all, comes back to one that is locked.
  */
 
 #include "counters.h"
 
+#include <sched.h>
 #include <stdlib.h>
 
 #include "driver.h"
@@ -35,15 +40,32 @@ static struct counted *first(void)
 	return __atomic_load_n(&all, __ATOMIC_ACQUIRE);
 }
 
+#define READ(field) __atomic_load_n(&(field), __ATOMIC_RELAXED)
+#define WRITE(field, value) __atomic_store_n(&(field), value, __ATOMIC_RELAXED)
+
+static bool is_live(const struct counted *counted)
+{
+	return __atomic_load_n(&counted->live, __ATOMIC_ACQUIRE);
+}
+
 static bool is_for(const struct counted *counted, const struct stream_key *key)
 {
 	return counted->live && !counted->gone && stream_same(&counted->key, key);
+}
+
+/* Whether it may be for a stream; not locked. */
+static bool may_be_for(const struct counted *counted, const struct stream_key *key)
+{
+	return is_live(counted) && READ(counted->key.stream) == key->stream &&
+	       READ(counted->key.context) == key->context && READ(counted->key.thread) == key->thread;
 }
 
 /* Find and lock the entry of a stream; NULL for none. No lock held. */
 static struct counted *find(const struct stream_key *key)
 {
 	for (struct counted *counted = first(); counted; counted = counted->next) {
+		if (!may_be_for(counted, key))
+			continue;
 		pthread_mutex_lock(&counted->lock);
 		if (is_for(counted, key))
 			return counted;
@@ -58,6 +80,8 @@ static struct counted *unused(void)
 	struct counted *counted;
 
 	for (counted = all; counted; counted = counted->next) {
+		if (is_live(counted))
+			continue;
 		pthread_mutex_lock(&counted->lock);
 		if (!counted->live)
 			return counted;
@@ -76,6 +100,7 @@ static struct counted *unused(void)
 static struct counted *find_or_make(struct device *device, const struct stream_key *key)
 {
 	struct counted *counted;
+	CUcontext context;
 
 	/* One maker at a time, so that no stream gets two entries. */
 	pthread_mutex_lock(&lock);
@@ -83,14 +108,16 @@ static struct counted *find_or_make(struct device *device, const struct stream_k
 	if (!counted)
 		counted = unused();
 	if (counted && !counted->live) {
-		counted->live = true;
-		counted->key = *key;
-		counted->device = device;
-		counted->context = key->context;
-		if (!key->context && (!real.cuStreamGetCtx ||
-				      real.cuStreamGetCtx(key->stream, &counted->context)))
-			real.cuCtxGetCurrent(&counted->context);
+		context = key->context;
+		if (!context && (!real.cuStreamGetCtx || real.cuStreamGetCtx(key->stream, &context)))
+			real.cuCtxGetCurrent(&context);
+		WRITE(counted->key.stream, key->stream);
+		WRITE(counted->key.context, key->context);
+		WRITE(counted->key.thread, key->thread);
+		WRITE(counted->context, context);
+		WRITE(counted->device, device);
 		counted->marked = 0;
+		__atomic_store_n(&counted->live, true, __ATOMIC_RELEASE);
 	}
 	pthread_mutex_unlock(&lock);
 	return counted;
@@ -101,7 +128,7 @@ static struct counted *of_stream(struct device *device, const struct stream_key 
 	const uintptr_t handle = (uintptr_t)key->stream;
 	struct counted **slot = &recent[(handle >> 4 ^ handle) % 8];
 
-	if (*slot) {
+	if (*slot && may_be_for(*slot, key)) {
 		pthread_mutex_lock(&(*slot)->lock);
 		if (is_for(*slot, key))
 			return *slot;
@@ -135,7 +162,7 @@ void counters_launched(struct device *device, CUstream stream, bool per_thread, 
 		return;
 	}
 	ours_enter();
-	key = stream_key(stream, per_thread);
+	key = stream_key_in(device_context(), stream, per_thread);
 	counted = of_stream(device, &key);
 	if (!counted) {
 		/* No memory to count in: it counts as finished at once. */
@@ -190,6 +217,8 @@ void counters_stream_gone(CUstream stream)
 static void each_of(CUcontext context, void (*visit)(struct counted *))
 {
 	for (struct counted *counted = first(); counted; counted = counted->next) {
+		if (!is_live(counted) || READ(counted->context) != context)
+			continue;
 		pthread_mutex_lock(&counted->lock);
 		if (counted->live && counted->context == context)
 			visit(counted);
@@ -211,7 +240,8 @@ static void unhold(struct counted *counted)
 static void retire(struct counted *counted, bool destroyed)
 {
 	marker_drop(counted, destroyed);
-	counted->live = counted->gone = counted->held = counted->captured = false;
+	counted->gone = counted->held = counted->captured = false;
+	__atomic_store_n(&counted->live, false, __ATOMIC_RELEASE);
 	counted->failures = 0;
 }
 
@@ -237,12 +267,26 @@ void counters_context_stays(CUcontext context)
 	wake();
 }
 
+/* Lock what is locked for a moment at most; false where a thread places a marker, which may wait for this one. */
+static bool lock_soon(struct counted *counted)
+{
+	while (pthread_mutex_trylock(&counted->lock)) {
+		if (READ(counted->places))
+			return false;
+		sched_yield();
+	}
+	return true;
+}
+
 void counters_capture_begins(CUstream stream, bool per_thread)
 {
 	struct stream_key key = stream_key(stream, per_thread);
 
 	for (struct counted *counted = first(); counted; counted = counted->next) {
-		pthread_mutex_lock(&counted->lock);
+		if (may_be_for(counted, &key))
+			pthread_mutex_lock(&counted->lock);
+		else if (!is_live(counted) || !lock_soon(counted))
+			continue;
 		if (counted->live && !counted->gone && !counted->held)
 			mark_from_elsewhere(counted);
 		if (is_for(counted, &key))
@@ -299,7 +343,12 @@ bool counters_drain(struct device *device)
 	bool more = false, passed = false;
 
 	for (struct counted *counted = first(); counted; counted = counted->next) {
-		pthread_mutex_lock(&counted->lock);
+		if (!is_live(counted) || READ(counted->device) != device)
+			continue;
+		if (pthread_mutex_trylock(&counted->lock)) {
+			more = true;
+			continue;
+		}
 		if (counted->live && counted->device == device)
 			more |= tick(counted, true, &passed);
 		pthread_mutex_unlock(&counted->lock);
@@ -311,6 +360,8 @@ bool counters_drain(struct device *device)
 void counters_all_finished(struct device *device)
 {
 	for (struct counted *counted = first(); counted; counted = counted->next) {
+		if (!is_live(counted) || READ(counted->device) != device)
+			continue;
 		pthread_mutex_lock(&counted->lock);
 		if (counted->live && counted->device == device)
 			marker_finish_all(counted);
@@ -323,7 +374,8 @@ bool counters_progress(struct device *device)
 	bool passed = false;
 
 	for (struct counted *counted = first(); counted; counted = counted->next) {
-		pthread_mutex_lock(&counted->lock);
+		if (!is_live(counted) || READ(counted->device) != device || pthread_mutex_trylock(&counted->lock))
+			continue;
 		if (counted->live && counted->device == device && counted->first && !counted->held &&
 		    !counted->captured && enter_context(counted)) {
 			passed |= marker_look(counted);
@@ -368,7 +420,12 @@ int counters_tick(void)
 	/* Before the look: a launch during it wakes this thread. */
 	__atomic_store_n(&asleep, true, __ATOMIC_SEQ_CST);
 	for (struct counted *counted = first(); counted; counted = counted->next) {
-		pthread_mutex_lock(&counted->lock);
+		if (!is_live(counted))
+			continue;
+		if (pthread_mutex_trylock(&counted->lock)) {
+			more = true;
+			continue;
+		}
 		more |= tick(counted, false, &passed);
 		pthread_mutex_unlock(&counted->lock);
 	}

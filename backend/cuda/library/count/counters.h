@@ -12,8 +12,8 @@
 
 #include "device.h"
 
-/* Count `kernels` launched on `stream` of the current context, on `device`. Inside the gate, after the launch
- * succeeded. */
+/* Count `kernels` launched on `stream` of the current context, on `device`, which device_current has found. Inside the
+ * gate, after the launch succeeded. */
 void counters_launched(struct device *device, CUstream stream, bool per_thread, uint64_t kernels);
 
 /* Note that a stream is about to be destroyed: what it has not finished is still waited for. */

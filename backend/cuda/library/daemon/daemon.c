@@ -117,6 +117,19 @@ int daemon_move_in(struct device *device, uint64_t bytes)
 	return error;
 }
 
+bool daemon_knows_managed(struct device *device)
+{
+	bool knows = true;
+
+	if (!session.running)
+		return true;
+	pthread_mutex_lock(&session.lock);
+	if (session_find(device) && session.socket.fd >= 0)
+		knows = session.features & FEATURE_MANAGED;
+	pthread_mutex_unlock(&session.lock);
+	return knows;
+}
+
 bool daemon_limits(struct device *device, uint64_t *total, uint64_t *free)
 {
 	struct waiter waiter = { 0 };

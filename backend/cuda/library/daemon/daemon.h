@@ -17,6 +17,8 @@ void daemon_manage(struct device *device);
 
 /* Charge `bytes`: 0 once every level is under its high, ENOMEM where it is refused. Waits: not inside the gate. */
 int daemon_charge(struct device *device, uint64_t bytes);
+/* Return whether the daemon knows that managed memory is charged, and that no driver counts it (device->managed). */
+bool daemon_knows_managed(struct device *device);
 /* Uncharge freed bytes: those on the GPU, those in the host. Does not wait. */
 void daemon_uncharge(struct device *device, uint64_t resident, uint64_t swapped);
 /* Ask whether `bytes` may come back to the GPU: 0, and they are booked, or EAGAIN. Called by the listening thread. */

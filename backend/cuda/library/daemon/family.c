@@ -22,7 +22,7 @@
 #define TEXT 2048
 #define LINE 512
 
-enum kind { SIZE, NUMBER };
+enum kind { SIZE, NUMBER, SMS };	/* SMS: a number of them */
 
 static const struct setting {
 	const char *variable, *field;

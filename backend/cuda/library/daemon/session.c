@@ -11,6 +11,9 @@
 /* Milliseconds that the listening thread sleeps at most: the program may have closed what wakes us. */
 #define LONGEST 2000
 
+/* Bytes of the host by which what was told of it has to be wrong to be told anew. */
+#define HOST_STEP (64 * GG_MIB)
+
 struct session session = {
 	.lock = PTHREAD_MUTEX_INITIALIZER,
 	.changed = PTHREAD_COND_INITIALIZER,
@@ -86,6 +89,33 @@ struct message session_about(enum op op, const struct managed *managed, uint64_t
 	return (struct message){ .op = op, .gpu = (uint32_t)managed->device->index, .args = { first, second } };
 }
 
+/* Whether one figure of the host is what another was, as far as the daemon has to know. */
+static bool is_near(uint64_t one, uint64_t other)
+{
+	return (one > other ? one - other : other - one) < HOST_STEP && !one == !other;
+}
+
+/* What of the host it wants is told at once; what it has of that, by steps. */
+static void note_host(struct managed *managed)
+{
+	const struct device *device = managed->device;
+	const uint64_t held = __atomic_load_n(&device->host_held, __ATOMIC_RELAXED);
+	const uint64_t used = __atomic_load_n(&device->host_used, __ATOMIC_RELAXED);
+	const uint64_t wanted = __atomic_load_n(&device->host_wanted, __ATOMIC_RELAXED);
+	const uint64_t clean = __atomic_load_n(&device->clean, __ATOMIC_RELAXED);
+	const uint64_t unified = __atomic_load_n(&device->managed, __ATOMIC_RELAXED);
+
+	if (unified == managed->unified && wanted == managed->wanted && is_near(held, managed->held) &&
+	    is_near(used, managed->used) && is_near(clean, managed->clean))
+		return;
+	managed->held = held;
+	managed->used = used;
+	managed->wanted = wanted;
+	managed->clean = clean;
+	managed->unified = unified;
+	managed->report_host = true;
+}
+
 void session_note(struct managed *managed)
 {
 	const struct device *device = managed->device;
@@ -97,6 +127,7 @@ void session_note(struct managed *managed)
 
 	managed->report |= managed->foreign != foreign || managed->exchanged != exchanged || managed->away != away ||
 			   managed->intact != intact || managed->lent != lent;
+	note_host(managed);
 	managed->foreign = foreign;
 	managed->exchanged = exchanged;
 	managed->away = away;
@@ -126,6 +157,16 @@ int session_flush(struct managed *managed)
 		if (error)
 			return error;
 		managed->report = false;
+	}
+	if (managed->report_host && session.features & FEATURE_HOST) {
+		message = session_about(OP_HOST, managed, managed->held, managed->used);
+		message.args[2] = managed->wanted;
+		message.args[3] = managed->clean;
+		message.args[4] = session.features & FEATURE_MANAGED ? managed->unified : 0;
+		error = transmit(&message);
+		if (error)
+			return error;
+		managed->report_host = false;
 	}
 	return 0;
 }
@@ -201,6 +242,13 @@ static void take(const struct message *message, int fd)
 
 		if (managed)
 			managed->room = message->args[0];
+	} else if (message->op == OP_GRANT) {
+		struct managed *managed = session_find_index(message->gpu);
+
+		if (managed) {
+			managed->granted = true;
+			managed->grant = message->args[0];
+		}
 	} else if (message->op >= OP_EVENTS && message->op != OP_LEAD && message->op != OP_FOLLOW) {
 		/* Of a daemon that knows more than we do. */
 	} else if (session.command_count < COMMANDS) {

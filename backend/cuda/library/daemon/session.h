@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What the parts of daemon.h share: session.c has the connection and which request waits for what, listener.c the
- * thread, daemon.c what the others of the library ask for.
+ * thread, contact.c what that does to have a connection, command.c what it does for the daemon, daemon.c what the
+ * others of the library ask for.
  *
  * What the daemon was told of each device is kept here too (struct managed), apart from what the allocator
  * counts: a daemon that comes later, or again, is told exactly that (MANAGE), so the two never drift apart.
@@ -19,6 +20,7 @@
 /* Milliseconds. */
 #define ANSWER 15000		/* for an answer of the daemon; then we go on without it */
 #define GREETING 2000
+#define MOVE_BACK 250		/* between two tries to get memory back */
 
 #define COMMANDS 64
 
@@ -28,6 +30,11 @@ struct managed {
 	uint64_t freed_resident, freed_swapped;	/* not told yet: the socket was full */
 	uint64_t foreign, exchanged, away, intact, lent;	/* as in struct device, told or to be told */
 	bool report;
+	uint64_t held, used, wanted, clean;	/* ... of the host */
+	uint64_t unified;	/* ... that is managed memory */
+	bool report_host;
+	bool granted;		/* it has said what may be had of the host, which is not passed on yet: */
+	uint64_t grant;
 	bool tried;		/* a thread that waits in daemon_manage waits no longer */
 	bool ours;		/* the daemon that we are connected to manages it */
 	bool strange;		/* ... or does not know it */

@@ -32,6 +32,9 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;	/* one question at a ti
 static struct descriptor line = { .fd = -1 };
 /* Written under the lock, `state` last and atomically. */
 static struct { enum { UNKNOWN, KEPT, LEFT } state; uint64_t most; } sights[GG_ORDINALS];
+/* The first answer for each GPU, by whichever name it was asked: CUDA's numbers are not NVML's. Under the lock. */
+static struct { CUuuid uuid; uint64_t most; } answers[GG_ORDINALS];
+static int answer_count;
 
 static int state_of(CUdevice ordinal)
 {
@@ -90,7 +93,7 @@ static enum answer ask(struct message *message, int64_t ms)
 	}
 }
 
-/* As the listening thread does (listener.c): the limits of a family may bound the program. */
+/* As the listening thread does (contact.c): the limits of a family may bound the program. */
 static enum answer tell_families(void)
 {
 	struct message message;
@@ -109,7 +112,8 @@ static enum answer tell_families(void)
 	return ANSWERED;
 }
 
-static enum answer converse(const CUuuid *uuid, uint64_t *most)
+/* Without a GPU the question is which space the program is to be in, and `total` is the answer. */
+static enum answer converse(const CUuuid *uuid, uint64_t feature, struct sight *sight)
 {
 	struct message message = { .op = OP_HELLO, .args = { WIRE_VERSION, FEATURES } };
 	enum answer answer = ask(&message, GREETING);
@@ -120,12 +124,19 @@ static enum answer converse(const CUuuid *uuid, uint64_t *most)
 	if (message.status)	/* another version, or no GPU */
 		return ANSWERED;
 	features = message.args[3] ? message.args[3] : FEATURES_FIRST;
-	if (!(features & FEATURE_TOTAL))
+	if (!(features & feature))
 		return OLDER;
 	if (features & FEATURE_FAMILY) {
 		answer = tell_families();
 		if (answer != ANSWERED)
 			return answer;
+	}
+	if (!uuid) {
+		message = (struct message){ .op = OP_SPACE };
+		answer = ask(&message, ANSWER);
+		if (answer == ANSWERED)
+			sight->total = message.status ? 0 : message.args[0];
+		return answer;
 	}
 	message = (struct message){ .op = OP_LOCATE };
 	memcpy(message.args, uuid, sizeof(*uuid));
@@ -137,11 +148,12 @@ static enum answer converse(const CUuuid *uuid, uint64_t *most)
 	if (answer == ANSWERED && message.status)
 		return message.status == -ENODEV ? ANSWERED : LOST;
 	if (answer == ANSWERED)
-		*most = message.args[0];
+		*sight = (struct sight){ message.args[0], features & FEATURE_VIEW ? message.args[1] : UINT64_MAX,
+					 features & FEATURE_VIEW ? message.args[2] : 0 };
 	return answer;
 }
 
-static enum answer try(const char *path, const CUuuid *uuid, uint64_t *most)
+static enum answer try(const char *path, const CUuuid *uuid, uint64_t feature, struct sight *sight)
 {
 	const int error = link_open(&line, path);
 	enum answer answer;
@@ -150,21 +162,21 @@ static enum answer try(const char *path, const CUuuid *uuid, uint64_t *most)
 		log_line("%s: %s", path, strerror(error));
 		return error == EAGAIN ? BUSY : ABSENT;
 	}
-	answer = converse(uuid, most);
+	answer = converse(uuid, feature, sight);
 	link_drop(&line);
 	return answer;
 }
 
 /* Where nothing listens, there is no daemon. One that listened and went away is waited for, as it may be being
  * replaced. */
-static enum answer find(const char *path, const CUuuid *uuid, uint64_t *most)
+static enum answer find(const char *path, const CUuuid *uuid, uint64_t feature, struct sight *sight)
 {
 	const int64_t until = session_now_ms() + RESTART;
 	int lost = 0;
 	enum answer answer;
 
 	for (;;) {
-		answer = try(path, uuid, most);
+		answer = try(path, uuid, feature, sight);
 		lost += answer == LOST;
 		if (answer == ANSWERED || answer == OLDER || answer == SILENT || (answer == ABSENT && !lost) ||
 		    lost == LOST_MOST || session_now_ms() > until)
@@ -173,33 +185,102 @@ static enum answer find(const char *path, const CUuuid *uuid, uint64_t *most)
 	}
 }
 
-void sight_look(CUdevice ordinal, const CUuuid *uuid)
+/* Return the first answer for a GPU; NULL where there was none. Called with the lock. */
+static const uint64_t *answered(const CUuuid *uuid)
+{
+	for (int i = 0; i < answer_count; i++)
+		if (!memcmp(&answers[i].uuid, uuid, sizeof(*uuid)))
+			return &answers[i].most;
+	return NULL;
+}
+
+static void keep(const CUuuid *uuid, uint64_t most)
+{
+	if (answer_count == GG_ORDINALS)
+		return;
+	answers[answer_count].uuid = *uuid;
+	answers[answer_count++].most = most;
+}
+
+static enum answer ask_daemon(const CUuuid *uuid, uint64_t feature, struct sight *sight)
 {
 	const char *path = getenv("GGROUP_SOCKET");
-	uint64_t most = UINT64_MAX;
+
+	family_begin();
+	return path && *path ? find(path, uuid, feature, sight) : ABSENT;
+}
+
+void sight_look(CUdevice ordinal, const CUuuid *uuid)
+{
+	struct sight sight = { .total = UINT64_MAX };
 	enum answer answer = ABSENT;
+	const uint64_t *before;
 	int cancel;
 
 	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
 	pthread_mutex_lock(&lock);
 	if (!sight_looked(ordinal)) {
-		family_begin();
-		if (path && *path)
-			answer = find(path, uuid, &most);
-		sights[ordinal].most = most;
+		before = answered(uuid);
+		if (before)
+			sight.total = *before;
+		else
+			answer = ask_daemon(uuid, FEATURE_TOTAL, &sight);
+		if (!before && answer != OLDER)
+			keep(uuid, sight.total);
+		sights[ordinal].most = sight.total;
 		__atomic_store_n(&sights[ordinal].state, answer == OLDER ? LEFT : KEPT, __ATOMIC_RELEASE);
-		log_line("device %d: looks as if it had at most %llu MiB", ordinal,
-			 (unsigned long long)(most / GG_MIB));
+		if (sight.total == UINT64_MAX)
+			log_line("device %d: looks as large as it is: no limit bounds its memory", ordinal);
+		else
+			log_line("device %d: looks as if it had at most %llu MiB", ordinal,
+				 (unsigned long long)(sight.total / GG_MIB));
 	}
 	pthread_mutex_unlock(&lock);
 	pthread_setcancelstate(cancel, NULL);
+}
+
+bool sight_view(const CUuuid *uuid, struct sight *sight)
+{
+	const uint64_t *before;
+	enum answer answer;
+	int cancel;
+
+	*sight = (struct sight){ UINT64_MAX, UINT64_MAX, 0 };
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
+	pthread_mutex_lock(&lock);
+	answer = ask_daemon(uuid, FEATURE_VIEW, sight);
+	before = answered(uuid);
+	if (before)
+		sight->total = *before;
+	else if (answer == ANSWERED)
+		keep(uuid, sight->total);
+	pthread_mutex_unlock(&lock);
+	pthread_setcancelstate(cancel, NULL);
+	return before || answer == ANSWERED;
+}
+
+bool sight_space(uint64_t *number)
+{
+	struct sight sight = { 0 };
+	enum answer answer;
+	int cancel;
+
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
+	pthread_mutex_lock(&lock);
+	answer = ask_daemon(NULL, FEATURE_SPACE, &sight);
+	pthread_mutex_unlock(&lock);
+	pthread_setcancelstate(cancel, NULL);
+	*number = sight.total;
+	return answer == ANSWERED;
 }
 
 void sight_forget(void)
 {
 	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 	link_drop(&line);
+	family_forget();
 	memset(sights, 0, sizeof(sights));
+	answer_count = 0;
 }
 
 LIFE(.stage = LIFE_DAEMON, .forget = sight_forget);

@@ -24,6 +24,20 @@ void sight_look(CUdevice ordinal, const CUuuid *uuid);
 /* Return whether the daemon was asked. */
 bool sight_looked(CUdevice ordinal);
 
+/* The answers of NVML about a GPU, in bytes. */
+struct sight {
+	uint64_t total;		/* in all, as at the first question of either kind; UINT64_MAX: what the driver says */
+	uint64_t free;		/* under all limits of this moment; UINT64_MAX: there is none */
+	uint64_t used;		/* of the level with the least limit; 0: there is none */
+};
+
+/* Ask the daemon for these figures, each time. False where nothing is known of the GPU, as without a daemon, or with an
+ * older one. */
+bool sight_view(const CUuuid *uuid, struct sight *sight);
+
+/* Ask the daemon which space the program is to be in, 0 for none; false where nothing answered. */
+bool sight_space(uint64_t *number);
+
 void sight_forget(void);	/* in the child of fork(): closes the child's copy of the parent's connection */
 
 #endif

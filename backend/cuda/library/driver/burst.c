@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Pages are mapped at fixed places, and never unmapped: a thread may be about to read or write there. What ends is
- * replaced by memory of our own, in one call. A thread that waits sleeps in futex(2) on the word of the program that it
- * goes behind, which it may only read, until that expires: it is woken when that is shortened.
+ * Pages are mapped at fixed places and never unmapped, since a thread may be about to read or write there. A page that
+ * is no longer used is replaced by memory of the process, in one call. A waiting thread sleeps in futex(2) on the word
+ * of the program that it goes behind, which it can only read, until the time in it; it is woken if that time is brought
+ * forward.
  *
- * `lock` is taken with no other.
+ * `lock` is taken while no other lock is held.
  */
 
 #include "burst.h"
@@ -14,7 +15,6 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -26,33 +26,30 @@
 #include "hold.h"
 #include "life.h"
 #include "log.h"
+#include "moment.h"
 #include "totals.h"
 
 #define PAGE 4096
-/* Nanoseconds by which a thread may be woken late that says what is pending, or waits for a word: 50 us by default, a
- * quarter of a hold. */
-#define SLACK_NS 1000
-
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "futex(2) is about the first half of a word");
 
 static struct lead {
-	struct burst_page *page;	/* atomically; NULL: there never was one */
+	struct burst_page *page;	/* atomically; NULL: there has never been one */
 	struct device *device;		/* atomically */
 	bool leads;			/* atomically */
-	bool busy;			/* atomically: the listening thread is to look at it */
+	bool busy;			/* atomically: the listening thread has to look at it */
 	uint64_t after_ns;		/* atomically */
 } leads[GG_ORDINALS];
 
 static struct follow {
-	char *pages;			/* atomically: BURST_LEADERS of them, side by side;
-					 * NULL: there never were any */
-	unsigned int slots;		/* atomically: a bit for each that is another's */
+	char *pages;			/* atomically: BURST_LEADERS of them, side by side; NULL: never any */
+	unsigned int slots;		/* atomically: a bit for each page that belongs to another program */
 	unsigned int waiting;		/* atomically */
 	struct allowance allowance;	/* under `lock` */
 } follows[GG_ORDINALS];
 
 unsigned int burst_leading;
 void (*burst_wake)(void);
+static bool watching;		/* atomically: the listening thread will look again soon anyway */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static uint64_t now_ns(void)
@@ -63,14 +60,14 @@ static uint64_t now_ns(void)
 	return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
-/* mmap(2), of what other threads may read or write at that moment: the kernel has them find the one or the other. The
- * call of the C library would be a write of all of it to ThreadSanitizer. */
+/* mmap(2) over memory that other threads may be reading or writing; the kernel shows them either the old or the new
+ * page. The wrapper of the C library would count as a write of the whole range to ThreadSanitizer. */
 static bool replace(void *at, size_t bytes, int protection, int flags, int fd)
 {
 	return syscall(SYS_mmap, at, bytes, protection, flags | MAP_FIXED, fd, 0L) != -1;
 }
 
-/* Memory of our own; NULL: there is none. At `at`, where that is given. */
+/* Maps memory of the process, at `at` unless that is NULL; NULL on failure. */
 static void *map_own(void *at, size_t bytes, int protection)
 {
 	void *mapped;
@@ -81,7 +78,8 @@ static void *map_own(void *at, size_t bytes, int protection)
 	return mapped == MAP_FAILED ? NULL : mapped;
 }
 
-/* Maps the daemon's page over our own; one that can be cut off would end the program (SIGBUS). */
+/* Maps the daemon's page over memory of the process. A file that could be truncated is refused: it would end the
+ * program (SIGBUS). */
 static bool map_page(void *at, int fd, int protection)
 {
 	struct stat status;
@@ -92,23 +90,14 @@ static bool map_page(void *at, int fd, int protection)
 	return replace(at, PAGE, protection, MAP_SHARED, fd);
 }
 
-/* Has the calling thread woken in time. What it had, 0 where that is not known or was as good. */
-static unsigned long be_punctual(void)
-{
-	const int before = prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0);
-
-	return before > SLACK_NS && !prctl(PR_SET_TIMERSLACK, (unsigned long)SLACK_NS, 0, 0, 0) ?
-		       (unsigned long)before : 0;
-}
-
-/* Those that go before others */
+/* Programs that go before others */
 
 static void say(struct lead *lead, uint64_t until)
 {
 	__atomic_store_n(&lead->page->until, until, __ATOMIC_RELEASE);
 }
 
-/* Has those look that sleep until what was said before. */
+/* Wakes the threads that sleep until the time in the previous word. */
 static void wake_them(struct lead *lead)
 {
 	syscall(SYS_futex, &lead->page->until, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
@@ -145,12 +134,12 @@ bool burst_lead(struct device *device, int fd, uint64_t after_us)
 	__atomic_store_n(&lead->after_ns,
 			 (after_us < HOLD_AFTER_US_MOST ? after_us : HOLD_AFTER_US_MOST) * HOLD_NS_A_US,
 			 __ATOMIC_RELAXED);
-	/* What is pending already is looked at. */
+	/* Have work that is already pending looked at. */
 	__atomic_store_n(&lead->busy, leads_now, __ATOMIC_SEQ_CST);
 	__atomic_store_n(&lead->leads, leads_now, __ATOMIC_SEQ_CST);
 	count_leads();
 	if (leads_now)
-		be_punctual();
+		moment_punctual();
 	log_line("device %d: %s", device->ordinal, leads_now ? "others go behind" : "none goes behind");
 	return leads_now || fd < 0;
 }
@@ -160,12 +149,19 @@ void burst_begin(struct device *device)
 	struct lead *lead = &leads[device->ordinal];
 	const uint64_t now = now_ns();
 	void (*wake)(void);
+	uint64_t until;
 
 	if (!__atomic_load_n(&lead->leads, __ATOMIC_ACQUIRE))
 		return;
-	if (hold_is_due(__atomic_load_n(&lead->page->until, __ATOMIC_RELAXED), now))
+	until = __atomic_load_n(&lead->page->until, __ATOMIC_RELAXED);
+	if (!hold_left(until, now))
+		__atomic_add_fetch(&lead->page->periods, 1, __ATOMIC_RELAXED);
+	if (hold_is_due(until, now))
 		say(lead, hold_word(now, true, 0));
 	if (__atomic_load_n(&lead->busy, __ATOMIC_SEQ_CST) || __atomic_exchange_n(&lead->busy, true, __ATOMIC_SEQ_CST))
+		return;
+	/* Without this, each request of a burst would cost a write to a pipe and a thread that wakes up. */
+	if (__atomic_load_n(&watching, __ATOMIC_SEQ_CST))
 		return;
 	wake = __atomic_load_n(&burst_wake, __ATOMIC_ACQUIRE);
 	if (wake)
@@ -185,34 +181,49 @@ static bool is_busy(const struct lead *lead)
 	return __atomic_load_n(&lead->leads, __ATOMIC_SEQ_CST) && __atomic_load_n(&lead->busy, __ATOMIC_SEQ_CST);
 }
 
-/* Says whether anything is pending, by what is known. */
+/* Publishes whether anything is pending, as far as is known, and returns that. */
 static bool tell(struct lead *lead)
 {
 	bool pending;
 
-	/* Before the look: what is launched meanwhile says that it is, after it is counted. */
+	/* Cleared before the look: a launch made meanwhile sets it again, after it has been counted. */
 	__atomic_store_n(&lead->busy, false, __ATOMIC_SEQ_CST);
 	pending = is_pending(__atomic_load_n(&lead->device, __ATOMIC_RELAXED));
 	if (pending)
 		__atomic_store_n(&lead->busy, true, __ATOMIC_SEQ_CST);
+	/* The program was busy when others came to go behind it, so no launch has begun this period. */
+	if (pending && !__atomic_load_n(&lead->page->until, __ATOMIC_RELAXED))
+		__atomic_add_fetch(&lead->page->periods, 1, __ATOMIC_RELAXED);
 	say(lead, hold_word(now_ns(), pending, __atomic_load_n(&lead->after_ns, __ATOMIC_RELAXED)));
 	if (!pending)
 		wake_them(lead);
 	return pending;
 }
 
+/* Whether others are still held after its last request; either the next one comes soon, or the others go on. */
+static bool is_over_soon(const struct lead *lead)
+{
+	return __atomic_load_n(&lead->leads, __ATOMIC_SEQ_CST) &&
+	       hold_left(__atomic_load_n(&lead->page->until, __ATOMIC_RELAXED), now_ns());
+}
+
 bool burst_tick(void)
 {
 	bool any = false;
 
-	if (!__atomic_load_n(&burst_leading, __ATOMIC_RELAXED))
-		return false;
-	for (size_t i = 0; i < GG_ORDINALS; i++) {
-		if (!is_busy(&leads[i]))
+	for (size_t i = 0; __atomic_load_n(&burst_leading, __ATOMIC_RELAXED) && i < GG_ORDINALS; i++) {
+		if (!is_busy(&leads[i])) {
+			any |= is_over_soon(&leads[i]);
 			continue;
+		}
 		counters_drain(__atomic_load_n(&leads[i].device, __ATOMIC_RELAXED));
-		any |= tell(&leads[i]);
+		tell(&leads[i]);
+		any = true;
 	}
+	__atomic_store_n(&watching, any, __ATOMIC_SEQ_CST);
+	/* Work that began before `watching` was cleared woke no thread. */
+	for (size_t i = 0; !any && __atomic_load_n(&burst_leading, __ATOMIC_RELAXED) && i < GG_ORDINALS; i++)
+		any |= is_busy(&leads[i]);
 	return any;
 }
 
@@ -226,7 +237,7 @@ void burst_end_of_wait(void)
 	driver_leave(mode);
 }
 
-/* Those that go behind */
+/* Programs that go behind others */
 
 bool burst_follow(struct device *device, unsigned int slot, int fd)
 {
@@ -252,7 +263,7 @@ bool burst_follow(struct device *device, unsigned int slot, int fd)
 	return slots;
 }
 
-/* The word that has it held for longest from `now` on; NULL: none has. */
+/* Returns the page whose word holds the program for longest from `now` on; NULL: none does. */
 static const struct burst_page *latest(const struct follow *follow, uint64_t now, uint64_t *word)
 {
 	unsigned int slots = __atomic_load_n(&follow->slots, __ATOMIC_ACQUIRE);
@@ -271,7 +282,7 @@ static const struct burst_page *latest(const struct follow *follow, uint64_t now
 	return found;
 }
 
-/* For how long it is held from now on, at most; 0: it is not. */
+/* Returns for how long the program is held from now on, at most; 0: it is not held. */
 static uint64_t held_for(struct follow *follow, bool was_held, const struct burst_page **page, uint64_t *word)
 {
 	uint64_t now, left, may;
@@ -295,6 +306,24 @@ bool burst_holds(CUdevice ordinal)
 	return __atomic_load_n(&follow->slots, __ATOMIC_RELAXED) && held_for(follow, false, &page, &word);
 }
 
+uint64_t burst_held_until(CUdevice ordinal)
+{
+	const struct follow *follow = &follows[ordinal];
+	unsigned int slots = __atomic_load_n(&follow->slots, __ATOMIC_ACQUIRE);
+	const char *pages = __atomic_load_n(&follow->pages, __ATOMIC_ACQUIRE);
+	const uint64_t most = now_ns() + HOLD_WORD_NS_MOST;
+	uint64_t last = 0;
+
+	for (; slots; slots &= slots - 1) {
+		const struct burst_page *page = (const void *)(pages + (size_t)__builtin_ctz(slots) * PAGE);
+		const uint64_t until = __atomic_load_n(&page->until, __ATOMIC_ACQUIRE);
+
+		if (until > last && until <= most)
+			last = until;
+	}
+	return (last + HOLD_NS_A_US - 1) / HOLD_NS_A_US;
+}
+
 void burst_wait(CUdevice ordinal)
 {
 	struct follow *follow = &follows[ordinal];
@@ -308,7 +337,7 @@ void burst_wait(CUdevice ordinal)
 
 		if (!held) {
 			__atomic_add_fetch(&follow->waiting, 1, __ATOMIC_RELAXED);
-			slack = be_punctual();
+			slack = moment_punctual();
 		}
 		held = true;
 		if (syscall(SYS_futex, &page->until, FUTEX_WAIT, (uint32_t)word, &time, NULL, 0) &&
@@ -317,8 +346,7 @@ void burst_wait(CUdevice ordinal)
 	}
 	if (held)
 		__atomic_sub_fetch(&follow->waiting, 1, __ATOMIC_RELAXED);
-	if (slack)
-		prctl(PR_SET_TIMERSLACK, slack, 0, 0, 0);
+	moment_late_again(slack);
 }
 
 unsigned int burst_waiting(CUdevice ordinal)
@@ -335,7 +363,7 @@ void burst_end(struct device *device)
 			burst_follow(device, slot, -1);
 }
 
-/* What is mapped is the parent's, and says what that does. */
+/* The mapped pages belong to the parent, and tell what the parent does. */
 static void forget(void)
 {
 	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
@@ -344,6 +372,7 @@ static void forget(void)
 		follows[i] = (struct follow){ 0 };
 	}
 	burst_leading = 0;
+	watching = false;
 }
 
 LIFE(.stage = LIFE_CALLS, .forget = forget);

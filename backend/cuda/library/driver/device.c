@@ -13,6 +13,7 @@
 /* The listening thread sees a device as soon as it is made, the program's threads once it is set up. */
 static struct device *devices[GG_ORDINALS];	/* atomically; never freed */
 static bool set_up[GG_ORDINALS];			/* atomically; written under setup_lock */
+unsigned int device_number;
 static pthread_mutex_t setup_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t ending = PTHREAD_MUTEX_INITIALIZER; /* from device_context_ends to device_context_ended */
 
@@ -99,8 +100,10 @@ static struct device *set_up_device(CUdevice ordinal, CUcontext context)
 		set_up_parts(device);
 		__atomic_store_n(&devices[ordinal], device, __ATOMIC_RELEASE);
 		life_known(device);
-		log_line("device %d: %s, ggroupfs's gpu %d", ordinal, device->elastic ? "elastic" : "not elastic",
+		log_line("device %d: %s, ggroupfs's gpu %d", ordinal,
+			 device->elastic ? "elastic" : "not elastic",
 			 __atomic_load_n(&device->index, __ATOMIC_RELAXED));
+		__atomic_add_fetch(&device_number, 1, __ATOMIC_ACQ_REL);
 		__atomic_store_n(&set_up[ordinal], true, __ATOMIC_RELEASE);
 	}
 	real.cuThreadExchangeStreamCaptureMode(&mode);
@@ -162,6 +165,11 @@ struct device *device_current(void)
 	known.context = known.device ? context : NULL;
 	known.epoch = now;
 	return known.device;
+}
+
+CUcontext device_context(void)
+{
+	return known.context;
 }
 
 /* Return the current context, if it is one of `ordinal`. */
@@ -276,6 +284,7 @@ void device_forget(void)
 	setup_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 	ending = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 	ends = NULL;
+	device_number = 0;
 	for (int i = 0; i < GG_ORDINALS; i++) {
 		devices[i] = NULL;
 		set_up[i] = false;

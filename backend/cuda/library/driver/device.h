@@ -43,16 +43,25 @@ struct device {
 	/* Bytes, atomically updated; multiples of GG_CHUNK; in gmem.stat. */
 	uint64_t resident;	/* in chunks of the GPU, those cached in the pool included: what is charged */
 	uint64_t swapped;	/* in pinned host chunks that serve the program */
-	uint64_t foreign;	/* that cannot be moved: the program's own cuMemCreate, pools that are not ours, arrays,
-				 * managed memory */
+	uint64_t foreign;	/* that cannot be moved: the program's own cuMemCreate, pools that are not ours,
+				 * arrays */
+	uint64_t managed;	/* in `resident`: managed memory that may be on the GPU; the driver counts it nowhere */
 	uint64_t lent;		/* in `foreign`, and only by descriptors that others may have (lent.h) */
 	uint64_t intact;	/* in objects that can move and have not yet: a checkpoint carries them */
 	uint64_t exchanged;	/* bytes that came back in the place of others, ever (exchange.c) */
 	uint64_t away;		/* bytes in `resident` that may be off the GPU just now: they change places */
+	uint64_t clean;		/* in the host, of chunks that are on the GPU: copies of them (clean.h) */
+	/* ... pinned of the host for this GPU (host.h), not in gmem.stat. */
+	uint64_t host_held;	/* all of it */
+	uint64_t host_used;	/* that serves the program, but for copies */
+	uint64_t host_wanted;	/* that it would have, if it is granted that much */
 };
 
 /* The device of the current context, or of `ordinal`; set up on first use. NULL: not one that we manage. */
 struct device *device_current(void);
+/* Return the current context, without asking the driver: that of the calling thread's last device_current, which has
+ * found a device. */
+CUcontext device_context(void);
 struct device *device_of(CUdevice ordinal);
 /* device_of, where memory is about to be made on it: set up without a context, too. */
 struct device *device_for_memory(CUdevice ordinal);
@@ -65,6 +74,12 @@ bool device_keep_all(void);
 void device_let_all(void);
 /* Calls `visit` for every device set up so far. */
 void device_each(void (*visit)(struct device *, void *), void *argument);
+/* Whether there is more than one. */
+extern unsigned int device_number;	/* atomically: of those set up */
+static inline bool device_several(void)
+{
+	return __atomic_load_n(&device_number, __ATOMIC_ACQUIRE) > 1;
+}
 
 /* Makes `primary` current in this thread (cuCtxPushCurrent) and keeps it alive; false, at once, where
  * there is none or it is being destroyed. Our own threads call the driver only between these two; they

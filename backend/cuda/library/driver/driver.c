@@ -8,6 +8,8 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "elf.h"
+
 struct driver real;
 
 struct row {
@@ -31,9 +33,7 @@ static void *libcuda;
 static bool opened; /* atomically; `real` does not change afterwards */
 static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* Return whether a symbol is one of the library's wrappers: a lookup in something that is not the driver may find
- * those. */
-static bool is_ours(const void *pointer)
+bool driver_is_ours(const void *pointer)
 {
 	return (const char *)pointer >= __ehdr_start && (const char *)pointer < _end;
 }
@@ -43,7 +43,7 @@ static void resolve(void)
 	for (size_t i = 0; i < ROWS; i++) {
 		void *pointer = driver_dlsym(libcuda, rows[i].name);
 
-		*(void **)((char *)&real + rows[i].offset) = is_ours(pointer) ? NULL : pointer;
+		*(void **)((char *)&real + rows[i].offset) = driver_is_ours(pointer) ? NULL : pointer;
 	}
 }
 
@@ -54,7 +54,7 @@ static bool open_with(int flags)
 	if (__atomic_load_n(&opened, __ATOMIC_ACQUIRE))
 		return libcuda != NULL;
 	/* Before the lock: the constructors of libcuda run in dlopen, and may call dlsym, which is wrapped here. */
-	void *handle = dlopen("libcuda.so.1", flags);
+	void *handle = driver_dlopen("libcuda.so.1", flags);
 
 	pthread_mutex_lock(&open_lock);
 	if (!opened && handle) {
@@ -82,28 +82,35 @@ bool driver_loaded(void)
 	return open_with(RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
 }
 
-/*
- * libc's own dlsym, which the library's hides. dlvsym is not wrapped, and finds dlsym under the version of this
- * architecture; glibc 2.34 moved it from libdl to libc and kept the old version beside the new one.
- */
-EARLY void *driver_libc_dlsym(void)
+bool driver_opened(void)
 {
-	static void *found; /* atomically */
-	void *pointer = __atomic_load_n(&found, __ATOMIC_ACQUIRE);
-	static const char *const versions[] = {
-		"GLIBC_2.34", "GLIBC_2.2.5", "GLIBC_2.17", "GLIBC_2.0",
-	};
+	return __atomic_load_n(&opened, __ATOMIC_ACQUIRE) && libcuda;
+}
 
-	for (size_t i = 0; !pointer && i < sizeof(versions) / sizeof(versions[0]); i++)
-		pointer = dlvsym(RTLD_NEXT, "dlsym", versions[i]);
-	__atomic_store_n(&found, pointer, __ATOMIC_RELEASE);
+/* Looked up in the tables of libc: dlvsym, which could find it, is wrapped, too. */
+EARLY void *driver_libc(enum driver_libc which)
+{
+	static const char *const names[LIBC_HIDDEN] = { "dlsym", "dlvsym", "dlopen" };
+	static void *found[LIBC_HIDDEN]; /* atomically */
+	void *pointer = __atomic_load_n(&found[which], __ATOMIC_ACQUIRE);
+
+	if (!pointer) {
+		pointer = elf_libc(names[which]);
+		__atomic_store_n(&found[which], pointer, __ATOMIC_RELEASE);
+	}
 	return pointer;
 }
 
 void *driver_dlsym(void *handle, const char *name)
 {
-	void *(*function)(void *, const char *) =
-		(void *(*)(void *, const char *))driver_libc_dlsym();
+	void *(*function)(void *, const char *) = (void *(*)(void *, const char *))driver_libc(LIBC_DLSYM);
 
 	return function ? function(handle, name) : NULL;
+}
+
+void *driver_dlopen(const char *file, int flags)
+{
+	void *(*function)(const char *, int) = (void *(*)(const char *, int))driver_libc(LIBC_DLOPEN);
+
+	return function ? function(file, flags) : NULL;
 }

@@ -28,11 +28,20 @@ bool driver_open(void);
 bool driver_loaded(void);
 /* Call libc's own dlsym. */
 void *driver_dlsym(void *handle, const char *name);
+/* Return whether an address is in the object that this is linked into: a lookup in something that is not the driver may
+ * find the library's wrappers. */
+bool driver_is_ours(const void *pointer);
+
+/* Return whether all of them are resolved; nothing is looked up. */
+bool driver_opened(void);
+/* Call libc's own dlopen, which the library's hides. */
+void *driver_dlopen(const char *file, int flags);
 
 void driver_forget(void);	/* in the child of fork(): only its lock; libcuda is still mapped */
 
-/* Return libc's own dlsym. */
-void *driver_libc_dlsym(void);
+/* Return libc's own function that the library's hides; NULL where no libc is known. */
+enum driver_libc { LIBC_DLSYM, LIBC_DLVSYM, LIBC_DLOPEN, LIBC_HIDDEN };
+void *driver_libc(enum driver_libc which);
 
 /* Not instrumented by -fsanitize. */
 #define EARLY __attribute__((no_sanitize("address", "thread", "undefined")))

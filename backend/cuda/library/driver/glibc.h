@@ -38,8 +38,7 @@
 GLIBC_OLD(__pthread_register_cancel, GLIBC_CLOCKS);	/* pthread_cleanup_push(3), _pop(3) */
 GLIBC_OLD(__pthread_unregister_cancel, GLIBC_CLOCKS);
 GLIBC_OLD(__pthread_unwind_next, GLIBC_CLOCKS);
-GLIBC_OLD(dlopen, GLIBC_FIRST);
-GLIBC_OLD(dlvsym, GLIBC_FIRST);
+GLIBC_OLD(dladdr1, GLIBC_CLOCKS);
 GLIBC_OLD(pthread_condattr_setclock, GLIBC_CLOCKS);
 GLIBC_OLD(pthread_create, GLIBC_FIRST);
 GLIBC_OLD(pthread_detach, GLIBC_FIRST);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "quiet.h"
 
+#include "detour.h"
 #include "driver.h"
 #include "life.h"
 #include "moment.h"
@@ -181,6 +182,8 @@ static bool synchronize(CUcontext context)
 	if (result != CUDA_SUCCESS)
 		return false;
 	real.cuThreadExchangeStreamCaptureMode(&mode);
+	if (detour_on())
+		detour_home_context(context);
 	ASK(result, real.cuCtxSynchronize());
 	real.cuThreadExchangeStreamCaptureMode(&mode);
 	real.cuCtxPopCurrent_v2(&context);
@@ -228,6 +231,8 @@ CUresult quiet_drain(struct device *device)
 		visit(quiet, contexts[i]);	/* its errors are for the threads that work there */
 	}
 	pthread_mutex_unlock(&quiet->lock);
+	if (current && detour_on())
+		detour_home_context(current);
 	if (current)
 		result = real.cuCtxSynchronize();
 	return result;

@@ -34,21 +34,45 @@ static uint64_t this_thread(void)
 	return number;
 }
 
+struct stream_key stream_key_in(CUcontext current, CUstream stream, bool per_thread)
+{
+	if (stream_is_own(stream, per_thread))
+		return (struct stream_key){ CU_STREAM_PER_THREAD, current, this_thread() };
+	if (!stream || stream == CU_STREAM_LEGACY)
+		return (struct stream_key){ .stream = CU_STREAM_LEGACY, .context = current };
+	return (struct stream_key){ .stream = stream };
+}
+
 struct stream_key stream_key(CUstream stream, bool per_thread)
 {
-	struct stream_key key = { .stream = stream };
+	struct stream_key key = stream_key_in(NULL, stream, per_thread);
 
-	if (stream_is_own(stream, per_thread)) {
-		key.stream = CU_STREAM_PER_THREAD;
-		key.thread = this_thread();
-	} else if (!stream || stream == CU_STREAM_LEGACY) {
-		key.stream = CU_STREAM_LEGACY;
-	} else {
-		return key;
-	}
-	if (real.cuCtxGetCurrent(&key.context))
+	/* The others are the same in every context. */
+	if ((key.thread || key.stream == CU_STREAM_LEGACY) && real.cuCtxGetCurrent(&key.context))
 		key.context = NULL;
 	return key;
+}
+
+CUdevice stream_device(CUstream stream, bool per_thread)
+{
+	CUcontext context = NULL, current = NULL;
+	CUdevice ordinal = -1;
+
+	ours_enter();
+	if (stream && stream != CU_STREAM_LEGACY && !stream_is_own(stream, per_thread) && real.cuStreamGetCtx &&
+	    real.cuStreamGetCtx(stream, &context))
+		context = NULL;
+	if (real.cuCtxGetCurrent(&current))
+		current = NULL;
+	if (context && context != current && !real.cuCtxPushCurrent_v2(context)) {
+		if (real.cuCtxGetDevice(&ordinal))
+			ordinal = -1;
+		real.cuCtxPopCurrent_v2(&context);
+	} else if (current && real.cuCtxGetDevice(&ordinal)) {
+		ordinal = -1;
+	}
+	ours_leave();
+	return ordinal < GG_ORDINALS ? ordinal : -1;
 }
 
 bool stream_captured(CUstream stream, bool per_thread)

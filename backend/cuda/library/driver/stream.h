@@ -17,6 +17,8 @@ struct stream_key {
 /* Return the identity of `stream` in the calling thread; `per_thread`: for an entry point whose stream 0 is the
  * thread's own. */
 struct stream_key stream_key(CUstream stream, bool per_thread);
+/* Return the same, where `current` is the calling thread's context, without asking the driver for it. */
+struct stream_key stream_key_in(CUcontext current, CUstream stream, bool per_thread);
 static inline bool stream_is_own(CUstream stream, bool per_thread)
 {
 	return stream == CU_STREAM_PER_THREAD || (!stream && per_thread);
@@ -25,6 +27,9 @@ static inline bool stream_same(const struct stream_key *a, const struct stream_k
 {
 	return a->stream == b->stream && a->context == b->context && a->thread == b->thread;
 }
+
+/* Return the GPU of the stream that a call means; -1: unknown. Its context need not be the current one. */
+CUdevice stream_device(CUstream stream, bool per_thread);
 
 extern int stream_captures; /* number of active captures; atomically */
 static inline bool stream_capturing_any(void)

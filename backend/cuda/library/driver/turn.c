@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A thread that waits has no lock and is not inside the gate: it sleeps in futex(2) on the word of its GPU. So memory
- * moves meanwhile; a handler of a signal may fork there; and nothing is left behind by a thread that ends.
+ * A waiting thread holds no lock and is outside the gate: it sleeps in futex(2) on the word of its GPU. So memory can
+ * move meanwhile, a signal handler may fork there, and a thread that ends leaves nothing behind.
  *
- * Run-ahead is what is pending, by the counters, times what a kernel took lately. A kernel may wait for another one
- * that its program has yet to launch: so a wait ends after the bound, or twice the time that one took before, without
- * anything that finishes, and the next such wait is half as long, of whichever thread.
+ * Run-ahead is the number of pending kernels, by the counters, times the recent time of a kernel (pace.h). A kernel may
+ * wait for another that its program has yet to launch. So a wait ends once nothing has finished for the bound, or for
+ * twice the longest recent gap if that is more; the next such wait, of whichever thread, is half as long.
  *
- * `lock` is taken with no other but that of totals.c after it.
+ * What goes out in a gap between two turns may be mapped nowhere: it is covered before the gate opens. Whatever passes
+ * while there is some, on another GPU or nested, covers it first, and from then on, in that gap, nothing more is bare.
+ *
+ * `lock` is taken with no other lock held; under it only that of totals.c is taken.
  */
 
 #include "turn.h"
@@ -22,61 +25,60 @@
 #include "burst.h"
 #include "counters.h"
 #include "driver.h"
+#include "hold.h"
 #include "life.h"
 #include "log.h"
 #include "moment.h"
 #include "ours.h"
+#include "pace.h"
 #include "quiet.h"
 #include "stream.h"
 #include "totals.h"
 
-/* Microseconds. */
-#define DRAIN_MOST 1000000	/* for which the listening thread waits: it does nothing else then */
-#define DRAIN_LEAST 2000	/* to learn whether something runs: another thread asks the driver */
+/* All in microseconds, except where a comment says otherwise. */
+#define DRAIN_MOST 1000000	/* longest wait of the listening thread, which does nothing else then */
+#define DRAIN_LEAST 2000	/* shortest time to learn whether something runs: another thread asks the driver */
 #define RUN_AHEAD_MOST 10000000
-#define LOOK_LEAST 50		/* between two looks what has finished */
+#define RUN_AHEAD_SHORT 2000	/* a bound below this is watched by a punctual thread */
+#define LOOK_LEAST 50		/* interval between two looks at what has finished */
 #define LOOK_MOST 1000
-#define PATIENCE_MOST 250000	/* for which a launch waits without anything that finishes, where the bound is less */
-/* Bounds for which one launch waits, while others finish; and twice its patience, at least. */
+#define PATIENCE_MOST 250000	/* longest wait of a launch with nothing finishing, if the bound is less */
+/* Longest wait of one launch while others finish, in bounds; twice its patience, if that is longer. */
 #define BOUNDS_MOST 16
-/* Waits in vain that are counted. */
+/* Most waits in vain that are counted. */
 #define VAIN_MOST 63
-/* Parts of the bound that have a marker each: what was launched at once is heard of in these, and not when all of it
- * has finished and the GPU has nothing left to do. */
-#define MARKS 8
-/* For which what runs after the end of a turn is looked at in LOOK_DRAIN. */
+/* Time for which work is watched after the end of a turn, at intervals of LOOK_DRAIN. */
 #define DRAIN_WATCHED 50000
-#define LOOK_DRAIN 200
-#define LOOKS_DRAIN 5		/* until the listening thread hears what the daemon says */
-/* Finished kernels in which a longer gap is forgotten, about: more than run at once. */
-#define GAPS 64
+#define LOOK_DRAIN 100
+#define LOOKS_DRAIN 10		/* looks before the listening thread attends to the daemon again */
 
 enum { OPEN, CLOSED };
 
-/* What is known of how fast kernels finish on a GPU, while its run-ahead is bounded. */
-struct pace {
-	uint64_t finished, since;	/* so many have, by that moment, or did when the GPU was last idle; us */
-	uint64_t kernel_ns;		/* that one took lately, on the average; 0: not known */
-	uint64_t gap_us;		/* the longest lately in which none finished, but some were pending;
-					 * 0: not known */
-	unsigned int vain;		/* waits, since then, in which none finished */
-};
-
 static struct turn {
-	uint32_t word;		/* atomically: OPEN, CLOSED; threads sleep on it */
-	uint64_t run_ahead_us;	/* atomically; 0: not bounded */
-	uint64_t bound_us;	/* ... beside that: for memory to move */
-	uint64_t yield_us;	/* ... of what waits behind a kernel that runs */
+	uint32_t word;		/* atomically: OPEN or CLOSED; threads sleep on it */
+	uint64_t run_ahead_us;	/* atomically; bound of a turn; 0: none */
+	uint64_t bound_us;	/* atomically; bound while memory waits to move; 0: none */
+	uint64_t yield_us;	/* atomically; bound on what is left, running kernel included; grows (hold.h) */
 	unsigned int waiting;	/* atomically */
-	bool seen;		/* of the listening thread: each thread inside has seen that it is closed */
-	bool drained;		/* atomically: nothing has run since */
-	uint64_t closed_at;	/* atomically: when it was closed last; us */
+	bool seen;		/* of the listening thread: every thread inside has seen that it is closed */
+	bool drained;		/* atomically: everything had finished, and nothing has run since */
+	uint64_t closed_at;	/* atomically: time of the last close; us */
 	struct device *device;	/* atomically; NULL before its first turn */
+	uint64_t gap;		/* atomically: number of turns that have ended */
+	uint64_t covered;	/* atomically: the gap in which nothing more may be bare */
 	struct pace pace;	/* under `lock` */
 } turns[GG_ORDINALS];
 
 unsigned int turn_any;
+unsigned int turn_bare;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void cover_nothing(struct device *device)
+{
+	(void)device;
+}
+
+void (*turn_covers)(struct device *device) = cover_nothing;
 
 static bool is_closed(const struct turn *turn)
 {
@@ -88,20 +90,20 @@ static uint64_t lower(uint64_t one, uint64_t other)
 	return one && other ? one < other ? one : other : one + other;
 }
 
-/* The lower bound of all that is pending, in microseconds; 0: there is none. */
+/* The lower of the two bounds on all pending work, in microseconds; 0: there is none. */
 static uint64_t bound_of_all(const struct turn *turn)
 {
 	return lower(__atomic_load_n(&turn->run_ahead_us, __ATOMIC_RELAXED),
 		     __atomic_load_n(&turn->bound_us, __ATOMIC_RELAXED));
 }
 
-/* How far ahead it may be, in microseconds; 0: as far as the driver lets it. */
+/* The most that the program may be ahead, in microseconds; 0: as far as the driver lets it. */
 static uint64_t bound_of(const struct turn *turn)
 {
 	return lower(bound_of_all(turn), __atomic_load_n(&turn->yield_us, __ATOMIC_RELAXED));
 }
 
-/* Sleeps while the word is `word`, at most so long; 0: for ever. Spurious returns are harmless. */
+/* Sleeps while the word is `word`, for at most `us` microseconds; 0: for ever. Spurious returns are harmless. */
 static void sleep_while(struct turn *turn, uint32_t word, uint64_t us)
 {
 	const struct timespec time = { (time_t)(us / 1000000), (long)(us % 1000000) * 1000 };
@@ -118,10 +120,10 @@ static void pause_for(uint64_t us)
 	nanosleep(&time, NULL);
 }
 
-/* Two threads may be at it, for a turn and for memory that moves. */
+/* Two threads may call this at once, one for a turn and one for memory that moves. */
 static void count_any(void)
 {
-	unsigned int any = 0;
+	unsigned int any = __atomic_load_n(&turn_bare, __ATOMIC_RELAXED);
 
 	pthread_mutex_lock(&lock);
 	for (size_t i = 0; i < GG_ORDINALS; i++)
@@ -130,76 +132,43 @@ static void count_any(void)
 	pthread_mutex_unlock(&lock);
 }
 
+/* Nothing more is bare in the current gap, and what is, is covered. */
+static void cover(struct turn *turn)
+{
+	struct device *device = __atomic_load_n(&turn->device, __ATOMIC_ACQUIRE);
+
+	__atomic_store_n(&turn->covered, __atomic_load_n(&turn->gap, __ATOMIC_RELAXED), __ATOMIC_SEQ_CST);
+	if (device && __atomic_load_n(&turn_bare, __ATOMIC_SEQ_CST))
+		turn_covers(device);
+}
+
 static void set(struct turn *turn, uint32_t word, uint64_t run_ahead_us)
 {
+	if (word == OPEN && is_closed(turn))
+		cover(turn);
 	__atomic_store_n(&turn->run_ahead_us, run_ahead_us, __ATOMIC_SEQ_CST);
 	__atomic_store_n(&turn->word, word, __ATOMIC_SEQ_CST);
 	count_any();
 	syscall(SYS_futex, &turn->word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
-/* The GPU that `stream` is of; NULL: none that is known. A copy may go to a stream of a context that is not current. */
+/* The turns of the GPU of `stream`; NULL: unknown. A copy may go to a stream of a context that is not current. */
 static struct turn *of_stream(CUstream stream, bool per_thread)
 {
-	CUcontext context = NULL, current = NULL;
-	CUdevice ordinal = -1;
+	const CUdevice ordinal = stream_device(stream, per_thread);
 
-	ours_enter();
-	if (stream && stream != CU_STREAM_LEGACY && !stream_is_own(stream, per_thread) && real.cuStreamGetCtx &&
-	    real.cuStreamGetCtx(stream, &context))
-		context = NULL;
-	if (real.cuCtxGetCurrent(&current))
-		current = NULL;
-	if (context && context != current && !real.cuCtxPushCurrent_v2(context)) {
-		if (real.cuCtxGetDevice(&ordinal))
-			ordinal = -1;
-		real.cuCtxPopCurrent_v2(&context);
-	} else if (current && real.cuCtxGetDevice(&ordinal)) {
-		ordinal = -1;
-	}
-	ours_leave();
-	return ordinal >= 0 && ordinal < GG_ORDINALS ? &turns[ordinal] : NULL;
+	return ordinal >= 0 ? &turns[ordinal] : NULL;
 }
 
 /* Run-ahead */
 
-/* What has finished by `now`, with some still pending or not. `watched`: there were some a moment ago. */
-static void learn(struct pace *pace, uint64_t finished, bool pending, bool watched, uint64_t now)
-{
-	const uint64_t gap_us = now - pace->since, took_ns = gap_us * 1000 / (finished - pace->finished);
-	/* Else all may have finished long ago: it was that long at most. */
-	const bool sure = pending || watched;
-
-	if (sure || !pace->kernel_ns || took_ns < pace->kernel_ns)
-		pace->kernel_ns = pace->kernel_ns ? (pace->kernel_ns + took_ns) / 2 : took_ns;
-	pace->kernel_ns += !pace->kernel_ns;
-	if (gap_us < pace->gap_us)
-		pace->gap_us -= (pace->gap_us - gap_us) / GAPS;
-	else if (sure)
-		pace->gap_us = gap_us;
-	pace->finished = finished;
-	pace->since = now;
-	pace->vain = 0;
-}
-
-static uint64_t mark_every(const struct pace *pace, uint64_t bound_us)
-{
-	const uint64_t kernels = pace->kernel_ns ? bound_us * 1000 / MARKS / pace->kernel_ns : 0;
-
-	return bound_us && !kernels ? 1 : kernels;
-}
-
-/* Whether so many kernels would take longer than a bound, by what is known; one that is not known does. */
-static bool takes_longer(const struct pace *pace, uint64_t kernels, uint64_t bound_us)
-{
-	return bound_us && kernels && (!pace->kernel_ns || kernels * pace->kernel_ns > bound_us * 1000);
-}
-
-/* Whether what is pending would take longer than a bound, by what is known now. */
-static bool is_ahead(struct turn *turn, struct device *device, bool watched)
+/* Whether the pending work would take longer than a bound, as far as is known now. `more_us`: microseconds until it no
+ * longer would; 0: unknown. */
+static bool is_ahead(struct turn *turn, struct device *device, bool watched, uint64_t *more_us)
 {
 	const uint64_t bound_us = bound_of_all(turn);
-	const uint64_t yield_us = __atomic_load_n(&turn->yield_us, __ATOMIC_RELAXED);
+	const uint64_t held_until = burst_held_until((CUdevice)(turn - turns));
+	uint64_t yield_us = __atomic_load_n(&turn->yield_us, __ATOMIC_RELAXED);
 	struct pace *pace = &turn->pace;
 	uint64_t submitted, finished, pending, now;
 	bool ahead;
@@ -209,16 +178,19 @@ static bool is_ahead(struct turn *turn, struct device *device, bool watched)
 	now = moment_us();
 	pending = submitted > finished ? submitted - finished : 0;
 	if (finished > pace->finished)
-		learn(pace, finished, pending, watched, now);
+		pace_learn(pace, finished, pending, watched, held_until > pace->since, now);
 	if (!pending)
-		pace->since = now;	/* what comes next did not wait for anything */
-	__atomic_store_n(&device->mark_every, mark_every(pace, lower(bound_us, yield_us)), __ATOMIC_RELAXED);
-	ahead = takes_longer(pace, pending, bound_us) || takes_longer(pace, pending - (pending > 0), yield_us);
+		pace->since = now;	/* the next kernel did not wait for any other */
+	if (yield_us)
+		yield_us = hold_ahead_us(yield_us, held_until, now);
+	__atomic_store_n(&device->mark_every, pace_mark_every(pace, lower(bound_us, yield_us)), __ATOMIC_RELAXED);
+	ahead = pace_takes_longer(pace, pending, bound_us) || pace_has_more(pace, pending, yield_us, now);
+	*more_us = pace_more_us(pace, pending, yield_us, now);
 	pthread_mutex_unlock(&lock);
 	return ahead;
 }
 
-/* Outside, it asks the driver as a program does that waits for work: not while the program stands by. */
+/* Outside the gate, it asks the driver as a program does that waits for its work: not while the program stands by. */
 static void look(struct device *device)
 {
 	CUstreamCaptureMode mode;
@@ -230,7 +202,7 @@ static void look(struct device *device)
 	gate_wait_leave();
 }
 
-/* How long nothing may finish until a launch is let go: it may be what the others wait for. */
+/* Returns how long nothing may finish before a launch is let go: the pending kernels may be waiting for it. */
 static uint64_t patience_of(const struct pace *pace, uint64_t bound_us)
 {
 	uint64_t patience = pace->gap_us && pace->gap_us < PATIENCE_MOST / 2 ? 2 * pace->gap_us : PATIENCE_MOST;
@@ -238,14 +210,16 @@ static uint64_t patience_of(const struct pace *pace, uint64_t bound_us)
 	return patience > bound_us ? patience : bound_us;
 }
 
-/* Waits, outside, until it is no more so far ahead. */
+/* Waits, outside the gate, until the program is no longer too far ahead. */
 static void fall_back(struct turn *turn, struct device *device)
 {
 	const uint64_t bound_us = bound_of(turn), start = moment_us();
 	const uint64_t pause = bound_us / 16 < LOOK_LEAST ? LOOK_LEAST :
 			       bound_us / 16 > LOOK_MOST ? LOOK_MOST : bound_us / 16;
 	struct pace *pace = &turn->pace;
-	uint64_t now, since, patience, last, finished;
+	/* With so short a bound, late looks would leave the GPU without work. */
+	const unsigned long slack_ns = bound_us < RUN_AHEAD_SHORT ? moment_punctual() : 0;
+	uint64_t now, since, patience, last, finished, more_us = 0;
 	unsigned int vain;
 
 	pthread_mutex_lock(&lock);
@@ -254,12 +228,13 @@ static void fall_back(struct turn *turn, struct device *device)
 	finished = pace->finished;
 	pthread_mutex_unlock(&lock);
 	last = start + (bound_us * BOUNDS_MOST > patience * 2 ? bound_us * BOUNDS_MOST : patience * 2);
-	for (since = start;; sleep_while(turn, OPEN, pause)) {
+	/* The next launch goes as soon as it may, and not only at the next regular look. */
+	for (since = start;; sleep_while(turn, OPEN, more_us && more_us < pause ? more_us : pause)) {
 		bool in_vain;
 
 		look(device);
-		if (!is_ahead(turn, device, true))
-			return;
+		if (!is_ahead(turn, device, true, &more_us))
+			break;
 		now = moment_us();
 		pthread_mutex_lock(&lock);
 		if (pace->finished != finished) {
@@ -267,24 +242,34 @@ static void fall_back(struct turn *turn, struct device *device)
 			vain = pace->vain;
 			since = now;
 		}
-		/* A pause at least: where a kernel takes far longer than those before, all that is let go is run
-		 * ahead. */
+		/* Wait for one pause at least: if a kernel takes far longer than those before, every launch let go is
+		 * run-ahead. */
 		in_vain = now - since >= (patience >> vain > pause ? patience >> vain : pause);
-		/* One of the threads that wait at once says it for all. */
+		/* Of the threads that wait at the same time, only one counts the wait in vain. */
 		if (in_vain && pace->vain == vain)
 			pace->vain += vain < VAIN_MOST;
 		pthread_mutex_unlock(&lock);
 		if (in_vain || now >= last || is_closed(turn))
-			return;
+			break;
 	}
+	moment_late_again(slack_ns);
 }
 
 /* Holding */
 
-/* Whether work for the stream is captured: it runs later, and its capture must come to an end. */
+/* Whether work for the stream is being captured. It runs later, and the capture must be able to end. */
 static bool is_captured(enum turn_work work, CUstream stream, bool per_thread)
 {
 	return work == TURN_JOINS ? stream_capturing_any() : !stream_runs(stream, per_thread);
+}
+
+/* The caller is inside: no memory moves, and a later gap begins only once it has left. */
+void turn_cover_all(void)
+{
+	for (size_t i = 0; i < GG_ORDINALS; i++)
+		__atomic_store_n(&turns[i].covered, __atomic_load_n(&turns[i].gap, __ATOMIC_RELAXED), __ATOMIC_SEQ_CST);
+	turn_covers(NULL);
+	count_any();
 }
 
 bool turn_hold(enum turn_work work, CUstream stream, bool per_thread)
@@ -292,6 +277,7 @@ bool turn_hold(enum turn_work work, CUstream stream, bool per_thread)
 	struct turn *turn = gate_nested() ? NULL : of_stream(stream, per_thread);
 	bool waited = false, fell_back = false;
 	struct device *device;
+	uint64_t more_us;
 
 	while (turn && !is_captured(work, stream, per_thread)) {
 		const bool closed = is_closed(turn);
@@ -309,10 +295,10 @@ bool turn_hold(enum turn_work work, CUstream stream, bool per_thread)
 		if (!closed && fell_back)
 			break;
 		device = closed ? NULL : device_current();
-		if (!closed && (!device || &turns[device->ordinal] != turn || !is_ahead(turn, device, false)))
+		if (!closed && (!device || &turns[device->ordinal] != turn || !is_ahead(turn, device, false, &more_us)))
 			break;
-		/* What it launched last is to be heard of when it finishes, not milliseconds later. Inside: an event is
-		 * work for the GPU. */
+		/* Have the last launch noticed when it finishes, not milliseconds later. Inside the gate, since an
+		 * event is work for the GPU. */
 		if (!closed)
 			counters_mark(stream, per_thread);
 		gate_leave();
@@ -324,6 +310,8 @@ bool turn_hold(enum turn_work work, CUstream stream, bool per_thread)
 		waited = true;
 		fell_back |= !closed;
 	}
+	if (__builtin_expect(__atomic_load_n(&turn_bare, __ATOMIC_SEQ_CST) != 0, 0))
+		turn_cover_all();
 	return waited;
 }
 
@@ -332,25 +320,34 @@ void turn_enter_context(CUcontext context)
 	bool pushed;
 
 	gate_enter();
-	if (!__atomic_load_n(&turn_any, __ATOMIC_RELAXED))
-		return;
-	ours_enter();
-	pushed = context && context != driver_context() && !real.cuCtxPushCurrent_v2(context);
-	ours_leave();
-	turn_hold(TURN_OTHER, NULL, false);
-	ours_enter();
-	if (pushed)
-		real.cuCtxPopCurrent_v2(&context);
-	ours_leave();
+	if (__atomic_load_n(&turn_any, __ATOMIC_RELAXED)) {
+		ours_enter();
+		pushed = context && context != driver_context() && !real.cuCtxPushCurrent_v2(context);
+		ours_leave();
+		turn_hold(TURN_OTHER, NULL, false);
+		ours_enter();
+		if (pushed)
+			real.cuCtxPopCurrent_v2(&context);
+		ours_leave();
+	}
+	if (detour_on())
+		detour_home_context(context ? context : driver_context());
+}
+
+void turn_leave_context(CUcontext context)
+{
+	if (detour_on())
+		detour_worked_context(context ? context : driver_context());
+	gate_leave();
 }
 
 /* Turns */
 
-/* Whether nothing runs there. The driver is asked once all that is counted has finished: what waits in it cannot be had
- * back, and keeps a CPU busy. */
+/* Whether nothing runs on the GPU. The driver is asked only once everything that is counted has finished: a wait in the
+ * driver cannot be cancelled, and keeps a CPU busy. */
 static bool runs_nothing(struct device *device, uint64_t timeout_us)
 {
-	/* A stream of this GPU may join a capture that has begun on another one, whose gate is open. */
+	/* A stream of this GPU may join a capture that began on another GPU, whose gate is open. */
 	return !gate_capturing() && counters_drain(device) && quiet_wait(device, timeout_us);
 }
 
@@ -377,11 +374,13 @@ int turn_end(struct device *device, uint64_t timeout_us, bool *drained)
 			return EBUSY;
 		turn->seen = false;
 		__atomic_store_n(&turn->closed_at, start, __ATOMIC_RELAXED);
+		__atomic_add_fetch(&turn->gap, 1, __ATOMIC_RELAXED);
 		set(turn, CLOSED, 0);
 	}
 	if (!turn->seen) {
 		turn->seen = gate_pass(until - start);
-		/* A thread that was inside may have begun to capture; none does here that has seen it. */
+		/* A thread that was inside may have begun a capture; a thread that has seen the closed gate begins none
+		 * here. */
 		if (gate_capturing()) {
 			set(turn, OPEN, 0);
 			return EBUSY;
@@ -393,7 +392,7 @@ int turn_end(struct device *device, uint64_t timeout_us, bool *drained)
 		if (*drained || now >= until)
 			break;
 		pause_for(now + pause < until ? pause : until - now);
-		pause = pause * 2 < LOOK_MOST ? pause * 2 : LOOK_MOST;
+		pause = pause * 2 < LOOK_DRAIN ? pause * 2 : LOOK_DRAIN;
 	}
 	__atomic_store_n(&turn->drained, *drained, __ATOMIC_RELAXED);
 	if (*drained)
@@ -405,6 +404,31 @@ int turn_end(struct device *device, uint64_t timeout_us, bool *drained)
 	return 0;
 }
 
+bool turn_is_over(const struct device *device)
+{
+	return is_closed(&turns[device->ordinal]);
+}
+
+bool turn_is_one(const struct device *device)
+{
+	return turn_is_over(device) || __atomic_load_n(&turns[device->ordinal].run_ahead_us, __ATOMIC_RELAXED);
+}
+
+uint64_t turn_gap(const struct device *device)
+{
+	const struct turn *turn = &turns[device->ordinal];
+	const bool in_one = is_closed(turn) && __atomic_load_n(&turn->drained, __ATOMIC_RELAXED);
+
+	return in_one ? __atomic_load_n(&turn->gap, __ATOMIC_RELAXED) : 0;
+}
+
+bool turn_may_bare(const struct device *device)
+{
+	const uint64_t gap = turn_gap(device);
+
+	return gap && gap != __atomic_load_n(&turns[device->ordinal].covered, __ATOMIC_SEQ_CST);
+}
+
 bool turn_is_late(const struct device *device)
 {
 	const struct turn *turn = &turns[device->ordinal];
@@ -412,7 +436,7 @@ bool turn_is_late(const struct device *device)
 	return is_closed(turn) && !__atomic_load_n(&turn->drained, __ATOMIC_RELAXED);
 }
 
-/* What is learnt of how fast kernels finish begins now. */
+/* Starts to learn anew how fast kernels finish. */
 static void begin_pace(struct device *device, struct pace *pace)
 {
 	uint64_t submitted;
@@ -436,7 +460,7 @@ void turn_begin(struct device *device, uint64_t run_ahead_us)
 	set(turn, OPEN, run_ahead_us < RUN_AHEAD_MOST ? run_ahead_us : RUN_AHEAD_MOST);
 }
 
-/* Where nothing is bounded any more, no launch waits for a part of what is pending. */
+/* Without a bound, no launch waits for a part of the pending work, so markers go by time alone. */
 static void mark_less(const struct turn *turn, struct device *device)
 {
 	if (!bound_of(turn))
@@ -464,7 +488,7 @@ static void open_one(struct turn *turn)
 		mark_less(turn, device);
 }
 
-/* Whether what was launched there before the end of its turn may run still, and is looked at. */
+/* Whether work launched before the end of the turn may still be running, and is watched. */
 static bool is_watched(const struct turn *turn)
 {
 	const struct device *device = __atomic_load_n(&turn->device, __ATOMIC_ACQUIRE);
@@ -526,7 +550,7 @@ static void forget(void)
 	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 	for (size_t i = 0; i < GG_ORDINALS; i++)
 		turns[i] = (struct turn){ .word = OPEN };
-	turn_any = 0;
+	turn_any = turn_bare = 0;
 }
 
 LIFE(.stage = LIFE_CALLS, .forget = forget);

@@ -169,7 +169,7 @@ static void settle(struct maps *maps, CUresult result)
 	do {										\
 		turn_enter(TURN_OTHER, stream, PER_THREAD(name));			\
 		CALL_REAL(result, name, (list, count, stream));				\
-		gate_leave();								\
+		turn_leave(stream, PER_THREAD(name));					\
 	} while (0)
 
 #define MAP_ARRAY(name)									\

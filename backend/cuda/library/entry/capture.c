@@ -2,6 +2,7 @@
 /* Streams whose capture begins or ends, and streams that are destroyed. */
 
 #include "counters.h"
+#include "detour.h"
 #include "driver.h"
 #include "gate.h"
 #include "ours.h"
@@ -29,6 +30,9 @@ static bool begin(CUstream stream, bool per_thread)
 	added = stream_capture_begins(stream, per_thread);
 	if (added)
 		counters_capture_begins(stream, per_thread);
+	/* What is captured begins with a stream at home; and the legacy stream must not be joined meanwhile. */
+	if (detour_on())
+		detour_home_all();
 	return added;
 }
 
@@ -100,6 +104,8 @@ END(cuStreamEndCapture_ptsz, true)
 		ours_enter();						\
 		/* 0, 1 and 2 are no streams that can be destroyed. */	\
 		if ((uintptr_t)hStream > 2) {				\
+			if (__atomic_load_n(&detour_known, __ATOMIC_RELAXED))	\
+				detour_stream_ends(hStream);		\
 			counters_stream_gone(hStream);			\
 			stream_capture_over(&key);				\
 		}							\

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The table of the wrappers, found by name, or by the function that libcuda has under that name. */
+/* The table of the wrappers, found by name, or by the function that libcuda, or NVML, has under that name. */
 
 #include "caught.h"
 
@@ -9,6 +9,8 @@
 #include <string.h>
 
 #include "driver.h"
+#include "monitor.h"
+#include "nvml.h"
 
 struct row {
 	const char *name;
@@ -65,13 +67,22 @@ static void remember_all(void)
 
 void *caught_at(const void *pointer)
 {
-	if (!pointer || !driver_loaded())
+	if (!pointer)
 		return NULL;
+	if (!driver_loaded())
+		return monitor_at(pointer);
 	pthread_once(&once, remember_all);
 	for (size_t slot = slot_of(pointer); slots[slot]; slot = (slot + 1) % SLOTS)
 		if (*pointer_of(slots[slot]) == pointer)
 			return slots[slot]->wrapper;
-	return NULL;
+	return monitor_at(pointer);
+}
+
+void *caught_behind(const void *pointer)
+{
+	if (!pointer)
+		return NULL;
+	return driver_opened() ? caught_at(pointer) : nvml_opened() ? monitor_at(pointer) : NULL;
 }
 
 static const struct row *find(const char *name)
@@ -84,20 +95,32 @@ static const struct row *find(const char *name)
 
 bool caught_is(const char *name)
 {
-	return find(name) != NULL;
+	return find(name) || monitor_exported(name);
+}
+
+static bool is_nvml(const char *name)
+{
+	return !strncmp(name, "nvml", 4);
+}
+
+bool caught_loaded(const char *name)
+{
+	return is_nvml(name) ? nvml_loaded() : driver_loaded();
 }
 
 void *caught_exported(const char *name)
 {
 	const struct row *row = find(name);
 
-	return row ? row->wrapper : NULL;
+	return row ? row->wrapper : monitor_exported(name);
 }
 
 void *caught_wrapper(const char *name)
 {
 	const struct row *row = find(name);
 
+	if (is_nvml(name))
+		return monitor_wrapper(name);
 	return row && *pointer_of(row) ? row->wrapper : NULL;
 }
 

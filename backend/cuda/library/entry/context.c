@@ -5,6 +5,7 @@
  */
 
 #include "counters.h"
+#include "detour.h"
 #include "driver.h"
 #include "gate.h"
 #include "heat.h"
@@ -36,6 +37,7 @@ static struct ending begin(CUcontext context)
 		quiet_context_ends(context);
 	}
 	ours_enter();
+	detour_context_ends(context);
 	return ending;
 }
 
@@ -58,6 +60,7 @@ static void end(const struct ending *ending, bool gone)
 	} else if (ending->context) {
 		counters_context_stays(ending->context);
 	}
+	detour_context_ended(ending->context, gone);
 	if (ending->context)
 		quiet_context_ended();
 	ours_leave();

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Graphs: how many kernels each executable one has, and which memory they touch.
+ * Graphs: how many kernels each executable graph has, and which memory they use.
  *
- * Kernels are counted when a graph is instantiated, those of child graphs too. What a conditional
- * node runs is decided on the GPU while it runs: not known here, and not counted; nor is what a
- * kernel launches itself, graphs among it. Updating an executable graph does not change how many
- * there are (its topology must stay); disabling a node does.
+ * Kernels are counted when a graph is instantiated, including those of child graphs. The body of a conditional node is
+ * chosen on the GPU while the graph runs, so it is unknown here and not counted; nor are launches made by a kernel, of
+ * graphs or others. Updating an executable graph does not change the number of kernels (its topology must stay);
+ * disabling a node does.
  */
 
 #include <stdlib.h>
 
 #include "burst.h"
 #include "counters.h"
+#include "detour.h"
 #include "driver.h"
 #include "gate.h"
 #include "heat.h"
@@ -19,63 +20,88 @@
 #include "log.h"
 #include "map.h"
 #include "ours.h"
-#include "pages.h"
 #include "stream.h"
 #include "turn.h"
 #include "wrapper.h"
 
+/* Memory that a kernel's parameters refer to: a pointer, with 0 bytes, or the range that a tensor map describes. */
+struct use {
+	CUdeviceptr address;
+	size_t bytes;
+	size_t number;		/* its position in the graph */
+};
+
 /* An executable graph. */
 struct exec {
 	uint64_t kernels;
-	/* Addresses among the parameters of its kernels, one a chunk, in ascending order. */
-	CUdeviceptr *words;
+	/* Memory that the kernels refer to, in the order of the nodes, without duplicates. */
+	struct use *uses;
 	size_t count, most;
 };
 
 static struct map execs;	/* under `lock`; of CUgraphExec to struct exec */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* Called for every word of the kernels' parameters: most are no addresses, which only
- * pages_use_from can tell. */
-static void add_word(CUdeviceptr word, void *argument)
+/* Called for every word of the kernels' parameters. Most are no addresses; only pages_use_from can tell. */
+static void add_use(CUdeviceptr address, size_t bytes, void *argument)
 {
 	struct exec *exec = argument;
-	CUdeviceptr *more;
+	struct use *more;
 
-	/* Numbers and sizes: no GPU memory is in the first 16 MiB, nor beyond 57 bits. */
-	if (word < 16 * GG_MIB || word >> 57)
+	/* Skip numbers and sizes: no GPU memory lies in the first 16 MiB or beyond 57 bits. */
+	if (address < 16 * GG_MIB || address >> 57)
 		return;
 	if (exec->count == exec->most) {
-		more = realloc(exec->words, (exec->most * 2 + 16) * sizeof(*more));
+		more = realloc(exec->uses, (exec->most * 2 + 16) * sizeof(*more));
 		if (!more)
 			return;
-		exec->words = more;
+		exec->uses = more;
 		exec->most = exec->most * 2 + 16;
 	}
-	exec->words[exec->count++] = word;
+	exec->uses[exec->count] = (struct use){ address, bytes, exec->count };
+	exec->count++;
 }
 
-static int by_address(const void *a, const void *b)
+static int by_value(size_t left, size_t right)
 {
-	CUdeviceptr left = *(const CUdeviceptr *)a, right = *(const CUdeviceptr *)b;
-
 	return (left > right) - (left < right);
 }
 
-static void one_a_chunk(struct exec *exec)
+/* Equal uses begin in the same chunk and have the same length. */
+static int by_chunk(const void *a, const void *b)
+{
+	const struct use *left = a, *right = b;
+
+	if (left->address / GG_CHUNK != right->address / GG_CHUNK)
+		return by_value(left->address, right->address);
+	return left->bytes != right->bytes ? by_value(left->bytes, right->bytes) :
+	       by_value(left->number, right->number);
+}
+
+static int by_number(const void *a, const void *b)
+{
+	return by_value(((const struct use *)a)->number, ((const struct use *)b)->number);
+}
+
+/* Removes duplicates; the first of equal uses stays. */
+static void each_once(struct exec *exec)
 {
 	size_t kept = 0;
 
 	if (!exec->count)
 		return;
-	qsort(exec->words, exec->count, sizeof(exec->words[0]), by_address);
+	qsort(exec->uses, exec->count, sizeof(exec->uses[0]), by_chunk);
 	for (size_t i = 0; i < exec->count; i++)
-		if (!kept || exec->words[i] / GG_CHUNK != exec->words[kept - 1] / GG_CHUNK)
-			exec->words[kept++] = exec->words[i];
+		if (!kept || exec->uses[i].address / GG_CHUNK != exec->uses[kept - 1].address / GG_CHUNK ||
+		    exec->uses[i].bytes != exec->uses[kept - 1].bytes)
+			exec->uses[kept++] = exec->uses[i];
 	exec->count = kept;
+	qsort(exec->uses, exec->count, sizeof(exec->uses[0]), by_number);
+	for (size_t i = 0; i < exec->count; i++)
+		exec->uses[i].number = i;
 }
 
-/* CUDA_KERNEL_NODE_PARAMS and its like: a CUkernel may be in the place of a CUfunction. */
+/* CUDA_KERNEL_NODE_PARAMS and the like may have a CUkernel in place of a CUfunction. */
 #define FUNCTION_OF(parameters)								\
 	((parameters)->func ? (parameters)->func : (CUfunction)(parameters)->kern)
 
@@ -87,8 +113,7 @@ static void read_kernel(struct exec *exec, CUgraphNode node)
 	if (!real.cuGraphKernelNodeGetParams_v2 ||
 	    real.cuGraphKernelNodeGetParams_v2(node, &parameters))
 		return;
-	heat_words(FUNCTION_OF(&parameters), parameters.kernelParams, parameters.extra, add_word,
-		   exec);
+	heat_words(FUNCTION_OF(&parameters), parameters.kernelParams, parameters.extra, add_use, exec);
 }
 
 static void read_graph(struct exec *exec, CUgraph graph)
@@ -116,14 +141,14 @@ static void read_graph(struct exec *exec, CUgraph graph)
 	free(nodes);
 }
 
-/* All that is in a graph. */
+/* Reads the kernels and uses of a whole graph. */
 static struct exec whole(CUgraph graph)
 {
 	CUstreamCaptureMode mode = driver_enter();
 	struct exec exec = { 0 };
 
 	read_graph(&exec, graph);
-	one_a_chunk(&exec);
+	each_once(&exec);
 	driver_leave(mode);
 	return exec;
 }
@@ -131,7 +156,7 @@ static struct exec whole(CUgraph graph)
 static void free_exec(struct exec *exec)
 {
 	if (exec)
-		free(exec->words);
+		free(exec->uses);
 	free(exec);
 }
 
@@ -152,40 +177,38 @@ static void learn(CUgraphExec handle, CUgraph graph)
 	free_exec(old);
 }
 
-/* The number stays as it was, so that disabled nodes stay disabled; the words
- * are those of `graph`. */
-static void learn_words(CUgraphExec handle, CUgraph graph)
+/* Replaces the uses by those of `graph`. The number of kernels stays, so that disabled nodes stay disabled. */
+static void learn_uses(CUgraphExec handle, CUgraph graph)
 {
 	struct exec fresh = whole(graph), *exec;
 
 	pthread_mutex_lock(&lock);
 	exec = map_get(&execs, handle);
 	if (exec) {
-		CUdeviceptr *old = exec->words;
+		struct use *old = exec->uses;
 
-		exec->words = fresh.words;
+		exec->uses = fresh.uses;
 		exec->count = fresh.count;
 		exec->most = fresh.most;
-		fresh.words = old;
+		fresh.uses = old;
 	}
 	pthread_mutex_unlock(&lock);
-	free(fresh.words);
+	free(fresh.uses);
 }
 
-/* Words are added; those of the parameters that were replaced stay, as it is not known
- * whether others share them. */
-static void add_words(CUgraphExec handle, struct exec fresh)
+/* Adds uses. Those of the replaced parameters stay, since other nodes may share them. */
+static void add_uses(CUgraphExec handle, struct exec fresh)
 {
 	struct exec *exec;
 
 	pthread_mutex_lock(&lock);
 	exec = map_get(&execs, handle);
 	for (size_t i = 0; exec && i < fresh.count; i++)
-		add_word(fresh.words[i], exec);
+		add_use(fresh.uses[i].address, fresh.uses[i].bytes, exec);
 	if (exec)
-		one_a_chunk(exec);
+		each_once(exec);
 	pthread_mutex_unlock(&lock);
-	free(fresh.words);
+	free(fresh.uses);
 }
 
 static void add_kernel(CUgraphExec handle, CUfunction function, void **parameters, void **extra)
@@ -193,15 +216,31 @@ static void add_kernel(CUgraphExec handle, CUfunction function, void **parameter
 	CUstreamCaptureMode mode = driver_enter();
 	struct exec fresh = { 0 };
 
-	heat_words(function, parameters, extra, add_word, &fresh);
+	heat_words(function, parameters, extra, add_use, &fresh);
 	driver_leave(mode);
-	add_words(handle, fresh);
+	add_uses(handle, fresh);
 }
 
-/* What a graph has is learnt when it is instantiated, and again where its parameters change. */
+/* A graph is read when it is instantiated, and again when its parameters change. */
+
+/* Copies and fills in it name memory, which is mapped while the driver looks at it. */
+#define LOOK_THEN(name, parameters, arguments, then)	\
+	WRAPPER name parameters				\
+	{						\
+		CUresult result;			\
+							\
+		PASS_INSIDE(name, arguments);		\
+		turn_look();				\
+		CALL_REAL(result, name, arguments);	\
+		gate_leave();				\
+		if (result == CUDA_SUCCESS) {		\
+			then;				\
+		}					\
+		return result;				\
+	}
 
 #define INSTANTIATE(name, parameters, arguments)						\
-	FORWARD_THEN(name, parameters, arguments, learn(*phGraphExec, hGraph))
+	LOOK_THEN(name, parameters, arguments, learn(*phGraphExec, hGraph))
 #define WITH_TEXT									\
 	(CUgraphExec *phGraphExec, CUgraph hGraph, CUgraphNode *phErrorNode,		\
 	 char *logBuffer, size_t bufferSize)
@@ -215,7 +254,7 @@ INSTANTIATE(cuGraphInstantiateWithFlags,
 	    (CUgraphExec *phGraphExec, CUgraph hGraph, unsigned long long flags),
 	    (phGraphExec, hGraph, flags))
 
-/* One that is uploaded with it puts work into a stream. */
+/* An instantiation that also uploads the graph puts work into a stream. */
 #define INSTANTIATE_IN(name)								\
 	WRAPPER name WITH_PARAMS							\
 	{										\
@@ -226,9 +265,13 @@ INSTANTIATE(cuGraphInstantiateWithFlags,
 		PASS_INSIDE(name, (phGraphExec, hGraph, instantiateParams));		\
 		if (uploads)								\
 			turn_enter(TURN_OTHER, how->hUploadStream, PER_THREAD(name));	\
+		else								\
+			turn_look();						\
 		CALL_REAL(result, name, (phGraphExec, hGraph, instantiateParams));	\
 		if (uploads)								\
-			gate_leave();							\
+			turn_leave(how->hUploadStream, PER_THREAD(name));		\
+		else								\
+			gate_leave();						\
 		if (result == CUDA_SUCCESS)						\
 			learn(*phGraphExec, hGraph);					\
 		return result;								\
@@ -238,7 +281,7 @@ INSTANTIATE_IN(cuGraphInstantiateWithParams)
 INSTANTIATE_IN(cuGraphInstantiateWithParams_ptsz)
 
 #define UPDATE(name, parameters, arguments)							\
-	FORWARD_THEN(name, parameters, arguments, learn_words(hGraphExec, hGraph))
+	LOOK_THEN(name, parameters, arguments, learn_uses(hGraphExec, hGraph))
 UPDATE(cuGraphExecUpdate,
        (CUgraphExec hGraphExec, CUgraph hGraph, CUgraphNode *hErrorNode_out,
 	CUgraphExecUpdateResult *updateResult_out),
@@ -257,19 +300,19 @@ FORWARD_THEN(cuGraphExecKernelNodeSetParams_v2,
 	     (hGraphExec, hNode, nodeParams),
 	     add_kernel(hGraphExec, FUNCTION_OF(nodeParams), nodeParams->kernelParams,
 			nodeParams->extra))
-FORWARD_THEN(cuGraphExecNodeSetParams,
-	     (CUgraphExec hGraphExec, CUgraphNode hNode, CUgraphNodeParams *nodeParams),
+LOOK_THEN(cuGraphExecNodeSetParams,
+	  (CUgraphExec hGraphExec, CUgraphNode hNode, CUgraphNodeParams *nodeParams),
 	     (hGraphExec, hNode, nodeParams),
 	     if (nodeParams->type == CU_GRAPH_NODE_TYPE_KERNEL)
 		     add_kernel(hGraphExec, FUNCTION_OF(&nodeParams->kernel),
 				nodeParams->kernel.kernelParams, nodeParams->kernel.extra))
-/* Its topology must be that of the node's graph, so the number stays
+/* The topology must be that of the node's graph, so the number of kernels stays
  * (cuGraphExecChildGraphNodeSetParams). */
-FORWARD_THEN(cuGraphExecChildGraphNodeSetParams,
-	     (CUgraphExec hGraphExec, CUgraphNode hNode, CUgraph childGraph),
-	     (hGraphExec, hNode, childGraph), add_words(hGraphExec, whole(childGraph)))
+LOOK_THEN(cuGraphExecChildGraphNodeSetParams,
+	  (CUgraphExec hGraphExec, CUgraphNode hNode, CUgraph childGraph),
+	     (hGraphExec, hNode, childGraph), add_uses(hGraphExec, whole(childGraph)))
 
-/* A disabled kernel is not run, and not counted. */
+/* A disabled kernel does not run and is not counted. */
 WRAPPER cuGraphNodeSetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, unsigned int isEnabled)
 {
 	CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
@@ -295,7 +338,7 @@ WRAPPER cuGraphNodeSetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, unsigne
 	return result;
 }
 
-/* How many kernels a launch runs; and says that what they touch is hot. */
+/* Marks the memory of a graph as used, and returns how many kernels a launch runs. */
 static uint64_t use(CUgraphExec handle)
 {
 	struct exec *exec;
@@ -306,7 +349,7 @@ static uint64_t use(CUgraphExec handle)
 	if (exec) {
 		kernels = exec->kernels;
 		for (size_t i = 0; heat_is_wanted() && i < exec->count; i++)
-			pages_use_from(exec->words[i]);
+			heat_use(exec->uses[i].address, exec->uses[i].bytes);
 	}
 	pthread_mutex_unlock(&lock);
 	return kernels;
@@ -326,12 +369,16 @@ static uint64_t use(CUgraphExec handle)
 			kernels = use(hGraphExec);					\
 		if (kernels)								\
 			burst_launched(device);						\
+		if (kernels && detour_on())						\
+			detour_stay(hStream, per_thread);				\
+		else if (detour_on())								\
+			detour_home(hStream, per_thread);				\
 		CALL_REAL(result, name, (hGraphExec, hStream));				\
 		if (!result && device && kernels) {					\
 			counters_launched(device, hStream, per_thread, kernels);	\
 			burst_launched(device);						\
 		}									\
-		gate_leave();								\
+		turn_leave(hStream, per_thread);					\
 		return result;								\
 	}
 
@@ -343,7 +390,7 @@ WRAPPER cuGraphExecDestroy(CUgraphExec hGraphExec)
 	struct exec *exec;
 
 	PASS_INSIDE(cuGraphExecDestroy, (hGraphExec));
-	/* First: the handle may be another's as soon as it is destroyed. */
+	/* First: once destroyed, the handle may be given to another graph. */
 	pthread_mutex_lock(&lock);
 	exec = map_take(&execs, hGraphExec);
 	pthread_mutex_unlock(&lock);

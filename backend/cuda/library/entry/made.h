@@ -9,8 +9,17 @@
 #ifndef MAKE_JOIN
 #define MAKE_JOIN(...)
 #endif
+#ifndef MAKE_LOOKS
+#define MAKE_LOOKS(...)
+#endif
 #ifndef MAKE_WAIT
 #define MAKE_WAIT(...)
+#endif
+#ifndef MAKE_WAIT_STREAM
+#define MAKE_WAIT_STREAM(...)
+#endif
+#ifndef MAKE_WAIT_CONTEXT
+#define MAKE_WAIT_CONTEXT(...)
 #endif
 #define MAKE_HOOK(...)
 #define MAKE_CONTEXT(...)
@@ -20,6 +29,7 @@
 #define MAKE_CODE(...)
 #define MAKE_MEMORY(...)
 #define MAKE_TRANSFER(...)
+#define MAKE_ADVICE(...)
 
 #define ENTRY(name, kind, parameters, arguments, since) MAKE_##kind(name, parameters, arguments)
 #include "entries.def"

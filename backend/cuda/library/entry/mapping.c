@@ -12,8 +12,10 @@
 #include "lent.h"
 #include "object.h"
 #include "ours.h"
+#include "peer.h"
 #include "pin.h"
 #include "region.h"
+#include "turn.h"
 #include "view.h"
 #include "wrapper.h"
 
@@ -53,8 +55,12 @@ WRAPPER cuMemGetHandleForAddressRange(void *handle, CUdeviceptr dptr, size_t siz
 
 	PASS_INSIDE(cuMemGetHandleForAddressRange, (handle, dptr, size, handleType, flags));
 	result = pin(dptr, size);
+	turn_look();
 	if (result == CUDA_SUCCESS)
 		CALL_REAL(result, cuMemGetHandleForAddressRange, (handle, dptr, size, handleType, flags));
+	gate_leave();
+	if (result == CUDA_SUCCESS)
+		foreign_share();
 	if (result == CUDA_SUCCESS && handleType == CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD)
 		give(dptr, size, *(int *)handle);
 	return result;
@@ -81,7 +87,7 @@ WRAPPER cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags)
 	}
 	/* The current context may use from now on all that is, and will be, on the peer. */
 	if (result == CUDA_SUCCESS && peer && peer->regions && peer != device)
-		result = pin_peer(peer, device->ordinal);
+		result = peer_give(peer, device->ordinal);
 	if (result != CUDA_SUCCESS) {
 		undone = real.cuCtxDisablePeerAccess(peerContext);
 		(void)undone;
@@ -90,8 +96,8 @@ WRAPPER cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags)
 	return result;
 }
 
-/* What a peer was given it keeps: that it is used no more costs nothing but that
- * it stays on the GPU. */
+/* A peer keeps the access that it was given: access that is no longer used costs only a look at whether the peer rests,
+ * where memory moves. */
 FORWARD(cuCtxDisablePeerAccess, (CUcontext peerContext), (peerContext))
 
 /* What the program asks about an address */
@@ -214,14 +220,18 @@ WRAPPER cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdevic
 {
 	struct region *region;
 	CUresult result;
+	bool looks;
 
 	PASS_INSIDE(cuPointerGetAttribute, (data, attribute, ptr));
 	if (data && answer_ours(attribute, ptr, data, &result))
 		return result;
+	looks = region_look(ptr);
 	region = object_claim_at(ptr);	/* it is mapped while it is asked for */
 	CALL_REAL(result, cuPointerGetAttribute, (data, attribute, ptr));
 	if (region)
 		object_put(region);
+	if (looks)
+		gate_leave();
 	return result;
 }
 
@@ -230,12 +240,16 @@ WRAPPER cuPointerGetAttributes(unsigned int numAttributes, CUpointer_attribute *
 {
 	struct region *region;
 	CUresult result, ignored;
+	bool looks;
 
 	PASS_INSIDE(cuPointerGetAttributes, (numAttributes, attributes, data, ptr));
+	looks = region_look(ptr);
 	region = object_claim_at(ptr);
 	CALL_REAL(result, cuPointerGetAttributes, (numAttributes, attributes, data, ptr));
 	if (region)
 		object_put(region);
+	if (looks)
+		gate_leave();
 	/* "Data is set to NULL or 0 for attributes that do not apply, and the call succeeds." */
 	for (unsigned int i = 0; i < numAttributes && result == CUDA_SUCCESS; i++)
 		answer_ours(attributes[i], ptr, data[i], &ignored);
@@ -251,5 +265,21 @@ WRAPPER cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, 
 	result = pin(ptr, 1);
 	if (result == CUDA_SUCCESS)
 		CALL_REAL(result, cuPointerSetAttribute, (value, attribute, ptr));
+	if (result == CUDA_SUCCESS)
+		foreign_share();
 	return result;
 }
+
+/* What is named by an address is there, whatever moves. */
+#define MAKE_LOOKS(name, parameters, arguments)		\
+	WRAPPER name parameters				\
+	{						\
+		CUresult result;			\
+							\
+		PASS_INSIDE(name, arguments);		\
+		turn_look();				\
+		CALL_REAL(result, name, arguments);	\
+		gate_leave();				\
+		return result;				\
+	}
+#include "made.h"

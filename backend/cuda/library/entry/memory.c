@@ -24,6 +24,7 @@
 #include "quiet.h"
 #include "region.h"
 #include "sight.h"
+#include "unified.h"
 #include "wrapper.h"
 
 /* The driver's pitch on every GPU so far: CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT, 512. */
@@ -121,7 +122,8 @@ WRAPPER cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flags
 	PASS_INSIDE(cuMemAllocManaged, (dptr, bytesize, flags));
 	device = device_current();
 	CALL_REAL(result, cuMemAllocManaged, (dptr, bytesize, flags));
-	if (result == CUDA_SUCCESS)
+	if (result == CUDA_SUCCESS &&
+	    !(memory_elastic(device) && unified_made(device, *dptr, bytesize, driver_context())))
 		foreign_is_managed(device, *dptr, bytesize, driver_context());
 	return result;
 }
@@ -140,7 +142,7 @@ static CUresult free_elastic(const struct region_about *about)
 		result = async_later(about->device, about->start) ?
 			CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 	} else {
-		result = quiet_drain(about->device);
+		result = region_drain(about->device, about->start);
 		if (result == CUDA_SUCCESS)
 			result = region_free(about->start);
 	}
@@ -152,13 +154,16 @@ WRAPPER cuMemFree_v2(CUdeviceptr dptr)
 {
 	struct region_about about;
 	struct foreign *foreign;
+	struct unified *unified;
 	CUresult result;
 
 	PASS_INSIDE(cuMemFree_v2, (dptr));
 	if (region_about(dptr, &about))
 		return about.start == dptr ? free_elastic(&about) : CUDA_ERROR_INVALID_VALUE;
 	foreign = foreign_take(dptr);
+	unified = unified_take(dptr);
 	CALL_REAL(result, cuMemFree_v2, (dptr));
+	unified_taken(unified, result == CUDA_SUCCESS);
 	foreign_taken(foreign, dptr, result == CUDA_SUCCESS);
 	return result;
 }

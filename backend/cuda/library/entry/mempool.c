@@ -9,12 +9,13 @@
 #include <string.h>
 
 #include "async.h"
+#include "detour.h"
 #include "driver.h"
 #include "foreign.h"
 #include "life.h"
 #include "memory.h"
 #include "parked.h"
-#include "pin.h"
+#include "peer.h"
 #include "pool.h"
 #include "quiet.h"
 #include "region.h"
@@ -175,8 +176,12 @@ static void leave_stream(bool entered)
 			return result;								\
 		}										\
 		result = enter_stream(hStream, per_thread, &entered);				\
+		if (result == CUDA_SUCCESS && detour_on())					\
+			detour_home(hStream, per_thread);					\
 		if (result == CUDA_SUCCESS)							\
 			result = name##_there arguments;					\
+		if (result == CUDA_SUCCESS && detour_on())					\
+			detour_worked(hStream, per_thread);					\
 		leave_stream(entered);								\
 		return result;									\
 	}
@@ -226,7 +231,7 @@ static CUresult free_ours(CUdeviceptr address, const struct region_about *about,
 			result = free_ours(dptr, &about, hStream, per_thread);		\
 		else									\
 			CALL_REAL(result, name, (dptr, hStream));			\
-		gate_leave();								\
+		turn_leave(hStream, per_thread);					\
 		if (result == CUDA_SUCCESS && ours)					\
 			parked_sweep(parked_count() > PARKED_MOST);			\
 		foreign_taken(foreign, dptr, result == CUDA_SUCCESS);			\
@@ -355,7 +360,7 @@ WRAPPER cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void 
 static CUresult give_access(struct device *device, CUdevice peer)
 {
 	CUstreamCaptureMode mode = driver_enter();
-	CUresult result = pin_peer(device, peer);
+	CUresult result = peer_give(device, peer);
 
 	driver_leave(mode);
 	return result;
@@ -413,14 +418,14 @@ WRAPPER cuMemPoolDestroy(CUmemoryPool pool)
 FORWARD(cuMemPoolGetAccess,
 	(CUmemAccess_flags *flags, CUmemoryPool memPool, CUmemLocation *location),
 	(flags, memPool, location))
-FORWARD(cuMemPoolExportToShareableHandle,
-	(void *handle_out, CUmemoryPool pool, CUmemAllocationHandleType handleType,
-	 unsigned long long flags),
-	(handle_out, pool, handleType, flags))
-FORWARD(cuMemPoolImportFromShareableHandle,
-	(CUmemoryPool *pool_out, void *handle, CUmemAllocationHandleType handleType,
-	 unsigned long long flags),
-	(pool_out, handle, handleType, flags))
+FORWARD_THEN(cuMemPoolExportToShareableHandle,
+	     (void *handle_out, CUmemoryPool pool, CUmemAllocationHandleType handleType,
+	      unsigned long long flags),
+	     (handle_out, pool, handleType, flags), foreign_share())
+FORWARD_THEN(cuMemPoolImportFromShareableHandle,
+	     (CUmemoryPool *pool_out, void *handle, CUmemAllocationHandleType handleType,
+	      unsigned long long flags),
+	     (pool_out, handle, handleType, flags), foreign_share())
 FORWARD(cuMemPoolExportPointer, (CUmemPoolPtrExportData *shareData_out, CUdeviceptr ptr),
 	(shareData_out, ptr))
 FORWARD(cuMemPoolImportPointer,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Multicast objects: the memory that is bound to one stays, and is charged as long as it is bound (binding.h). */
+/* Multicast objects: memory bound to one stays where it is, and stays charged while it is bound (binding.h). */
 
 #include "driver.h"
 #include "foreign.h"
@@ -9,8 +9,8 @@
 #include "region.h"
 #include "wrapper.h"
 
-/* One that other processes may have goes when they let go of it, which is not seen: what is bound to it then stays
- * charged until it is unbound. */
+/* An object that was exported lives until other processes have released it, too, which cannot be seen here. Memory
+ * bound to it then stays charged until it is unbound. */
 WRAPPER cuMulticastCreate(CUmemGenericAllocationHandle *mcHandle, const CUmulticastObjectProp *prop)
 {
 	CUresult result;
@@ -32,16 +32,18 @@ static struct binding_box box_of(int ordinal, size_t offset, size_t size)
 				     .to = { offset + size } };
 }
 
-/* The driver has been asked to bind it, with that result. */
+/* Records the `result` of the driver's bind. */
 static void settle(struct binding *binding, CUresult result, CUmemGenericAllocationHandle object, size_t offset,
 		   size_t size)
 {
 	const struct binding_box box = box_of(binding_ordinal(binding), offset, size);
 
-	if (result == CUDA_SUCCESS)
-		binding_enter(binding, foreign_multicast(object), NULL, &box);
-	else
+	if (result != CUDA_SUCCESS) {
 		binding_drop(binding);
+		return;
+	}
+	binding_enter(binding, foreign_multicast(object), NULL, &box);
+	foreign_share();
 }
 
 WRAPPER cuMulticastBindMem(CUmemGenericAllocationHandle mcHandle, size_t mcOffset,
@@ -63,7 +65,7 @@ WRAPPER cuMulticastBindMem(CUmemGenericAllocationHandle mcHandle, size_t mcOffse
 	return result;
 }
 
-/* What is at one address, which is of one piece of memory to the driver, or not known here. */
+/* Binds memory at one address: a single piece to the driver, or memory unknown to the library. */
 static CUresult bind_piece(CUmemGenericAllocationHandle object, size_t offset, CUdeviceptr address, size_t size,
 			   unsigned long long flags)
 {
@@ -78,7 +80,7 @@ static CUresult bind_piece(CUmemGenericAllocationHandle object, size_t offset, C
 	return result;
 }
 
-/* The driver is asked to unbind what it was asked to bind: of memory of ours each piece by itself. */
+/* Unbinds by the same calls as it was bound: one call per piece for memory of the library. */
 static CUresult unbind(CUmemGenericAllocationHandle object, CUdevice ordinal, size_t offset, size_t size)
 {
 	const uint64_t holder = foreign_multicast(object);
@@ -97,7 +99,7 @@ static CUresult unbind(CUmemGenericAllocationHandle object, CUdevice ordinal, si
 	return result;
 }
 
-/* An allocation of ours is several pieces of memory, of which the driver binds one at a time: all, or none. */
+/* Binds all or nothing: an allocation of the library has several pieces, and the driver binds one at a time. */
 static CUresult bind_pieces(CUmemGenericAllocationHandle object, size_t offset, CUdeviceptr address, size_t size,
 			    unsigned long long flags, int ordinal)
 {

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The program's own physical memory, and where it maps that: what can move is an object (object.h), the rest is the
- * driver's, charged and named (foreign.h). Every handle that comes from the program, or goes to it, has its name for it
- * (names.h). An address of ours is refused, as the driver refuses one of cuMemAlloc.
+ * The program's own physical memory and its mappings. Memory that can move is an object (object.h); the rest is the
+ * driver's, and is charged and named (foreign.h). Every handle that the program passes or gets is translated between
+ * its name and the driver's (names.h). Addresses of the library's allocations are refused, as the driver refuses those
+ * of cuMemAlloc.
  */
 
 #include <stdlib.h>
 
 #include "driver.h"
 #include "foreign.h"
+#include "gate.h"
 #include "handle.h"
 #include "lent.h"
 #include "memory.h"
@@ -56,7 +58,7 @@ WRAPPER cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
 	if (!handle || !device || !memory_elastic(device) || !object_can_move(device, size, prop, flags))
 		return create_foreign(device, handle, size, prop, flags);
 	result = object_create(device, size, prop, handle);
-	if (result == CUDA_ERROR_OUT_OF_MEMORY) {	/* what streams have freed goes, as for cuMemAlloc */
+	if (result == CUDA_ERROR_OUT_OF_MEMORY) {	/* sweep what streams have freed, as for cuMemAlloc */
 		mode = driver_enter();
 		lent_sweep();
 		parked_sweep(true);
@@ -66,7 +68,7 @@ WRAPPER cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
 	return result;
 }
 
-/* False: it is none of these. */
+/* False: the handle is not an object's. */
 static bool release_object(CUmemGenericAllocationHandle handle, CUresult *result)
 {
 	struct region *region = object_claim(handle);
@@ -80,7 +82,7 @@ static bool release_object(CUmemGenericAllocationHandle handle, CUresult *result
 	return true;
 }
 
-/* Its value may be another's as soon as it is released. */
+/* First: once released, the value may be given to another allocation. */
 WRAPPER cuMemRelease(CUmemGenericAllocationHandle handle)
 {
 	CUmemGenericAllocationHandle known;
@@ -101,7 +103,7 @@ WRAPPER cuMemRelease(CUmemGenericAllocationHandle handle)
 	return result;
 }
 
-/* "The address must be one that cuMemMap mapped": not one of cuMemAlloc. */
+/* "The address must be one that cuMemMap mapped": an address of cuMemAlloc is refused. */
 WRAPPER cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *addr)
 {
 	const CUdeviceptr address = (CUdeviceptr)(uintptr_t)addr;
@@ -127,11 +129,12 @@ WRAPPER cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *
 	return result;
 }
 
-/* For as long as a descriptor of it is open, it is charged (lent.h). */
+/* Keeps the memory charged while a descriptor of it is open (lent.h). */
 static void exported(CUmemGenericAllocationHandle handle, int fd)
 {
 	struct region *region = object_claim(handle);
 
+	foreign_share();
 	if (!region) {
 		foreign_exported(handle, fd);
 		return;
@@ -155,10 +158,10 @@ WRAPPER cuMemExportToShareableHandle(void *shareableHandle, CUmemGenericAllocati
 	return result;
 }
 
-/* An error that is answered so often stays. */
+/* Attempts after which an error is passed on. */
 #define TRIES 3
 
-/* The GPU that a handle of the driver's is of; NULL: it is of none that is known. */
+/* The GPU of a handle of the driver's; NULL: none that is known. */
 static struct device *device_of_handle(CUmemGenericAllocationHandle handle)
 {
 	CUmemAllocationProp prop = { 0 };
@@ -170,7 +173,8 @@ static struct device *device_of_handle(CUmemGenericAllocationHandle handle)
 		       device_of(prop.location.id) : NULL;
 }
 
-/* Another process's memory, charged to that; or the program's own, which it may let go of under its other name. */
+/* Imports memory of another process, which is charged for it, or of the program itself, which may release it by its
+ * original name. */
 WRAPPER cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *osHandle,
 				       CUmemAllocationHandleType shHandleType)
 {
@@ -180,12 +184,14 @@ WRAPPER cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, voi
 	uint64_t own;
 
 	PASS_INSIDE(cuMemImportFromShareableHandle, (handle, osHandle, shHandleType));
-	/* Before: the descriptor is the program's to close. */
+	/* First: the program may close the descriptor afterwards. */
 	own = by_descriptor ? lent_import((int)(intptr_t)osHandle) : 0;
 	CALL_REAL(result, cuMemImportFromShareableHandle, (handle, osHandle, shHandleType));
 	device = result == CUDA_SUCCESS && own ? device_of_handle(*handle) : NULL;
-	if (result == CUDA_SUCCESS)
+	if (result == CUDA_SUCCESS) {
+		foreign_share();
 		result = handle_give(handle, false);
+	}
 	if (result == CUDA_SUCCESS && own)
 		foreign_is_import(device, *handle, own);
 	else if (own)
@@ -212,7 +218,7 @@ WRAPPER cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CUmemG
 
 /* Mappings */
 
-/* An object that is claimed. */
+/* Maps a claimed object. */
 static CUresult map(struct region *region, CUdeviceptr ptr, size_t size, size_t offset, unsigned long long flags)
 {
 	struct view *view;
@@ -262,8 +268,8 @@ WRAPPER cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAlloca
 	return result;
 }
 
-/* "cuMemUnmap cannot unmap a sub-range of an address range mapped by cuMemMap": nor does it of what chunks are
- * behind. */
+/* "cuMemUnmap cannot unmap a sub-range of an address range mapped by cuMemMap": nor can it here, although chunks are
+ * behind it. */
 WRAPPER cuMemUnmap(CUdeviceptr ptr, size_t size)
 {
 	struct object_range range;
@@ -288,7 +294,7 @@ WRAPPER cuMemUnmap(CUdeviceptr ptr, size_t size)
 	return result;
 }
 
-/* Whether access is granted to something that is no GPU: what it does with host memory is not known. */
+/* Whether access is granted to something other than a GPU; what the driver does there with host memory is unknown. */
 static bool to_others(const CUmemAccessDesc *desc, size_t count)
 {
 	for (size_t i = 0; i < count; i++)
@@ -330,12 +336,16 @@ WRAPPER cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location,
 {
 	struct region *region;
 	CUresult result;
+	bool looks;
 
 	PASS_INSIDE(cuMemGetAccess, (flags, location, ptr));
-	region = object_claim_at(ptr);	/* it is mapped while it is asked for */
+	looks = region_look(ptr);
+	region = object_claim_at(ptr);	/* keeps it mapped during the call */
 	CALL_REAL(result, cuMemGetAccess, (flags, location, ptr));
 	if (region)
 		object_put(region);
+	if (looks)
+		gate_leave();
 	return result;
 }
 

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Legacy IPC: its entry points (ipc.h). */
+/* Entry points of legacy IPC (ipc.h). */
 
 #include <string.h>
 
 #include "driver.h"
 #include "exporter.h"
+#include "foreign.h"
 #include "importer.h"
 #include "mover.h"
 #include "pin.h"
@@ -26,6 +27,7 @@ static CUresult get_handle(CUipcMemHandle *handle, const struct region_about *ab
 	memcpy(ours.magic, IPC_MAGIC, sizeof(ours.magic));
 	if (!exporter_serve(&ours))
 		return CUDA_ERROR_NOT_SUPPORTED;
+	foreign_share();
 	memcpy(handle, &ours, sizeof(*handle));
 	return CUDA_SUCCESS;
 }
@@ -39,6 +41,8 @@ WRAPPER cuIpcGetMemHandle(CUipcMemHandle *pHandle, CUdeviceptr dptr)
 	PASS_INSIDE(cuIpcGetMemHandle, (pHandle, dptr));
 	if (!pHandle || !region_about(dptr, &about)) {
 		CALL_REAL(result, cuIpcGetMemHandle, (pHandle, dptr));
+		if (result == CUDA_SUCCESS)
+			foreign_share();
 		return result;
 	}
 	mode = driver_enter();
@@ -47,7 +51,7 @@ WRAPPER cuIpcGetMemHandle(CUipcMemHandle *pHandle, CUdeviceptr dptr)
 	return result;
 }
 
-/* False: it is not one of ours. */
+/* False: the handle is not one of the library's. */
 static bool open_ours(CUdeviceptr *address, const CUipcMemHandle *handle, CUresult *result)
 {
 	struct ipc_handle ours;
@@ -71,6 +75,8 @@ static bool open_ours(CUdeviceptr *address, const CUipcMemHandle *handle, CUresu
 		if (open_ours(pdptr, &handle, &result))					\
 			return result;							\
 		CALL_REAL(result, name, (pdptr, handle, Flags));			\
+		if (result == CUDA_SUCCESS)						\
+			foreign_share();						\
 		return result;								\
 	}
 

@@ -8,15 +8,23 @@
 #include "wrapper.h"
 #include "gate.h"
 #include "heat.h"
+#include "stream.h"
 #include "turn.h"
+#include "view.h"
 
 /* The stream of entry points without a parameter of that name. */
 static const CUstream hStream = NULL;
+
+/* The GPU that makes the copy of this thread; -1: unknown, or there is no other. It may be another than that of the
+ * memory. */
+static __thread CUdevice copier;
 
 static void touch(CUdeviceptr pointer, size_t bytes)
 {
 	if (bytes)
 		heat_touch(pointer, bytes);
+	if (bytes && copier >= 0)
+		view_copied(pointer, bytes, copier);
 }
 
 /* Touch `rows` of `width` bytes, `pitch` apart, from `pointer` on. */
@@ -96,7 +104,7 @@ static void touch_3d_batch(size_t count, const CUDA_MEMCPY3D_BATCH_OP *list)
 	}
 }
 
-/* Make a wrapper that evaluates `touches`, for its ends, while heat is wanted. */
+/* Make a wrapper that evaluates `touches`, for its ends, while heat is wanted, or several GPUs are in use. */
 #define TRANSFER(name, parameters, arguments, touches)			\
 	WRAPPER name parameters						\
 	{								\
@@ -106,11 +114,12 @@ static void touch_3d_batch(size_t count, const CUDA_MEMCPY3D_BATCH_OP *list)
 		/* The mover waits for every context that it knows. */	\
 		device_current();					\
 		turn_enter(TURN_OTHER, hStream, PER_THREAD(name));	\
-		if (__atomic_load_n(&heat_wanted, __ATOMIC_RELAXED)) {	\
+		copier = device_several() ? stream_device(hStream, PER_THREAD(name)) : -1;	\
+		if (copier >= 0 || __atomic_load_n(&heat_wanted, __ATOMIC_RELAXED)) {	\
 			touches;					\
 		}							\
 		CALL_REAL(result, name, arguments);			\
-		gate_leave();						\
+		turn_leave(hStream, PER_THREAD(name));			\
 		return result;						\
 	}
 

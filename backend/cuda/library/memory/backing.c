@@ -5,20 +5,22 @@
 #include <string.h>
 
 #include "chunk.h"
+#include "clean.h"
 #include "daemon.h"
 #include "driver.h"
 #include "host.h"
 #include "kept.h"
 #include "lent.h"
 #include "log.h"
+#include "place.h"
 #include "pool.h"
 #include "small.h"
 #include "tree.h"
 
-/* A region takes chunks of a class from this size on; below, they would hold memory that is hardly used. */
+/* Region sizes from which chunks of a class are used; smaller regions would leave most of such a chunk unused. */
 #define LARGE_FROM (1024 * GG_MIB)
 #define MIDDLE_FROM (16 * GG_MIB)
-/* What undoes something is tried so often. */
+/* Attempts to undo something. */
 #define TRIES 3
 
 struct region *backing_plan(struct device *device, size_t bytes)
@@ -66,7 +68,7 @@ void backing_unreserve(const struct region *region)
 		log_line("cuMemAddressFree failed with %d", result);
 }
 
-/* Addresses with the chunks behind them. All or nothing. */
+/* Maps the chunks at the region's addresses: all or nothing. */
 static CUresult map(struct region *region, size_t alignment)
 {
 	CUmemAccessDesc access[GG_DEVICES];
@@ -103,7 +105,7 @@ static CUresult back(struct region *region, size_t alignment)
 	uint64_t missing = 0;
 	size_t made;
 
-	/* What is kept is charged already. */
+	/* Kept chunks are charged already. */
 	for (size_t i = 0; i < region->chunks; i++)
 		if (!pool_cached(device, chunk_class(region, i), &region->chunk[i].memory))
 			missing += chunk_bytes(region, i);
@@ -127,7 +129,7 @@ static CUresult back(struct region *region, size_t alignment)
 		result = map(region, alignment);
 	if (result == CUDA_SUCCESS)
 		return CUDA_SUCCESS;
-	pool_uncharge(device, missing);	/* what was not made */
+	pool_uncharge(device, missing);	/* for chunks that were not made */
 	for (size_t i = 0; i < region->chunks; i++)
 		if (region->chunk[i].memory)
 			pool_give(device, chunk_class(region, i), region->chunk[i].memory);
@@ -151,9 +153,9 @@ CUresult backing_make(struct device *device, size_t bytes, size_t alignment, str
 	return CUDA_SUCCESS;
 }
 
-bool backing_unmap(const struct region *region)
+bool backing_unmap(struct region *region)
 {
-	return unmap(region, region->reserved);
+	return place_leave_region(region);
 }
 
 void backing_return(struct region *region)
@@ -162,14 +164,14 @@ void backing_return(struct region *region)
 	backing_give(region);
 }
 
-/* Whether others may have a chunk by a descriptor: all of what the driver has as a whole, and what was named to
+/* Whether other processes may have the chunk by a descriptor: true if the driver has it as a whole, or it was named to
  * others. */
 static bool may_be_lent(const struct chunk *chunk)
 {
 	return !chunk->memory || (chunk->reached && chunk->place == CHUNK_DEVICE);
 }
 
-/* Whether that stays charged, since it lives. */
+/* Whether it stays charged because other processes keep it alive. */
 static bool is_lent(const struct region *region)
 {
 	uint64_t bytes = 0;
@@ -196,10 +198,11 @@ void backing_give(struct region *region)
 				kept_release(device, chunk->memory);
 			continue;
 		}
-		if (!chunk->memory) {	/* of what the driver has freed as a whole */
+		if (!chunk->memory) {	/* the driver has freed it as a whole */
 			pool_uncharge(device, class_bytes[class]);
 			continue;
 		}
+		clean_forget(region, i);
 		if (chunk->place == CHUNK_DEVICE) {
 			(chunk->shareable || chunk->imported || chunk->reached ?
 				 pool_drop : pool_give)(device, class, chunk->memory);

@@ -11,7 +11,7 @@ CUresult backing_make(struct device *device, size_t bytes, size_t alignment, str
 /* Return a region with the chunks for `bytes`, and nothing behind them; NULL without memory. */
 struct region *backing_plan(struct device *device, size_t bytes);
 /* Unmap all of a region; false: it is still mapped. */
-bool backing_unmap(const struct region *region);
+bool backing_unmap(struct region *region);
 /* Give back the addresses of a region that is mapped nowhere, and that no thread can find any more. */
 void backing_unreserve(const struct region *region);
 /* Give back the addresses and the chunks of such a region, and free it. */

@@ -18,16 +18,31 @@ struct spare {
 
 enum chunk_place { CHUNK_DEVICE, CHUNK_HOST };
 
+/* A sum over what is in a chunk: that of another chunk is the same only if that is equal (hash.h). */
+struct mark {
+	uint64_t low, high;
+};
+
 struct chunk {
 	CUmemGenericAllocationHandle memory;
 	CUdeviceptr window;	/* of a chunk in the host: see host.h */
 	uint32_t heat;		/* how often it was used of late; halved by every look */
+	uint32_t order;		/* number of its first use in the last turn that used it; 0: not in the working set
+				 * (order.h) */
+	uint32_t first;		/* the same of the turn that is looked at (order.c); else 0 */
+	uint32_t used_at;	/* when that was: ms for which the program had run */
 	uint8_t place;		/* enum chunk_place */
 	bool busy;		/* the mover has it */
-	bool pinned;		/* never moves: mapped by a peer, exported, registered */
+	bool bare;		/* atomically: in the host, and mapped nowhere but at its window (bare.h) */
+	bool pinned;		/* never moves: exported, registered */
 	bool reached;		/* ... by what is outside of the program: no other allocation gets it */
 	bool shareable;		/* other processes may have it mapped (ipc.h) */
 	bool imported;		/* by a descriptor: it cannot be exported (departure.h) */
+	uint8_t changes;	/* how often in a row it was another than its copy (clean.h) */
+	struct spare copy;	/* in the host, of a chunk on the GPU, as of when it came; memory 0: none */
+	struct mark mark;	/* ... of that */
+	struct mark now;	/* of what is in the chunk, wherever that is, in: */
+	uint64_t gap;		/* ... this gap between two turns (turn.h); 0: in none */
 };
 
 struct small;
@@ -47,6 +62,7 @@ struct region {
 	struct small *small;	/* what is in it, if it is one for small allocations */
 	struct region *next_small;
 	struct object *object;	/* what the program made by cuMemCreate (object.h); else NULL */
+	uint64_t users;		/* atomically: other GPUs that have copied to or from it, a bit an ordinal */
 	bool lent;		/* the program was given a descriptor of some of it (lent.h) */
 	bool freeing;		/* a thread is at it */
 	bool gone;		/* it is freed, but for what is behind it, which is bound still */

@@ -8,38 +8,36 @@
 
 #include <stdlib.h>
 
-/* How far from an address its mapping may begin, in GG_CHUNKs: 256 GiB. */
+/* Longest distance from an address back to the start of its mapping, in GG_CHUNKs: 256 GiB. */
 #define MAPPING_PAGES (1 << 17)
 
-/* One allocation. */
+/* One allocation, handle or mapping of the driver's. */
 struct foreign {
 	struct device *device;
 	uint64_t bytes;
 	CUcontext context;
 	bool managed;
-	unsigned int references;	/* of physical memory: to its handle, mappings, and what it is bound to */
-	unsigned int named;		/* those to its handle */
+	unsigned int references;	/* to physical memory: by its handle, mappings and bindings */
+	unsigned int named;		/* those by its handle */
 	uint64_t mapped;		/* bytes of this mapping */
-	struct foreign *memory;		/* of a mapping: what is behind it */
-	CUdeviceptr address;		/* ... and where it begins */
-	struct foreign *next;		/* of mappings that are being taken away */
-	uint64_t multicast;		/* the number of a multicast object, which has no memory of its own;
-					 * 0: it is none */
+	struct foreign *memory;		/* memory behind a mapping */
+	CUdeviceptr address;		/* start of a mapping */
+	struct foreign *next;		/* next of the mappings being removed */
+	uint64_t multicast;		/* number of a multicast object, which has no memory of its own; 0: none */
 	bool exported;			/* other processes may have it */
-	bool import;			/* of the program's own, which is charged: it has nothing of it but the name,
-					 * `lent` */
-	uint64_t lent;			/* what it is called there (lent.h); 0: no descriptor of it was given */
+	bool import;			/* import of the program's own, charged memory: only a name (`lent`) */
+	uint64_t lent;			/* its name in lent.h; 0: no descriptor of it was given out */
 	void (*gone)(uint64_t multicast);
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct table allocations;	/* by address, or handle of an array */
+static struct table allocations;	/* by address, or by handle of an array */
 static struct table handles;		/* physical memory, by handle */
 static struct table mappings;		/* by address */
-/* Exact bytes of each device, by its ordinal; what is charged is that, rounded up. */
+/* Bytes on each device, by its ordinal: exact ones, and those charged, which are rounded up. */
 static uint64_t exact[GG_ORDINALS], charged[GG_ORDINALS], managed[GG_ORDINALS];
 
-static uint64_t numbers;		/* that were given to lent.c */
+static uint64_t numbers;		/* names given to lent.c so far */
 
 static uint64_t round_up(uint64_t bytes)
 {
@@ -73,7 +71,7 @@ CUresult foreign_charge(struct device *device, uint64_t bytes)
 	return CUDA_SUCCESS;
 }
 
-/* So much is charged on by lent.c, in chunks as here. */
+/* lent.c charges `bytes` from now on, in chunks as here. */
 static void hand_over(struct device *device, uint64_t bytes)
 {
 	pthread_mutex_lock(&lock);
@@ -104,7 +102,7 @@ void foreign_uncharge(struct device *device, uint64_t bytes)
 	daemon_report(device);
 }
 
-/* Managed bytes changed. */
+/* Adds to, or takes from, the managed bytes. */
 static void name(struct device *device, uint64_t bytes, bool more)
 {
 	uint64_t before, after;
@@ -144,12 +142,12 @@ static void add(struct device *device, uint64_t key, uint64_t bytes, CUcontext c
 	bool added;
 
 	if (!foreign)
-		return;	/* it stays charged until the process ends */
+		return;	/* stays charged until the process ends */
 	*foreign = (struct foreign){
 		.device = device, .bytes = bytes, .context = context, .managed = is_managed,
 	};
 	pthread_mutex_lock(&lock);
-	/* It went with a context whose end is not told here yet: the driver has given it out again. */
+	/* The old entry went with a context whose end was not seen here; the driver has given its address out again. */
 	before = table_take(&allocations, key);
 	added = table_put(&allocations, key, foreign);
 	pthread_mutex_unlock(&lock);
@@ -191,7 +189,7 @@ void foreign_taken(struct foreign *taken, uint64_t key, bool freed)
 	}
 	pthread_mutex_lock(&lock);
 	if (!table_put(&allocations, key, taken))
-		free(taken);	/* it stays charged until the process ends */
+		free(taken);	/* stays charged until the process ends */
 	pthread_mutex_unlock(&lock);
 }
 
@@ -263,7 +261,7 @@ void foreign_is_import(struct device *device, CUmemGenericAllocationHandle handl
 	struct foreign *import = calloc(1, sizeof(*import));
 
 	if (!import)
-		return;	/* what it is of stays charged until the process ends */
+		return;	/* its memory stays charged until the process ends */
 	*import = (struct foreign){ .device = device, .references = 1, .named = 1, .import = true, .lent = name };
 	pthread_mutex_lock(&lock);
 	if (!table_put(&handles, handle, import))
@@ -280,7 +278,7 @@ uint64_t foreign_multicast(CUmemGenericAllocationHandle handle)
 	return number ? number : handle;
 }
 
-/* With the lock. */
+/* With `lock` held. */
 static void export(struct foreign *memory, int fd)
 {
 	if (!memory)
@@ -300,13 +298,13 @@ void foreign_exported(CUmemGenericAllocationHandle handle, int fd)
 	pthread_mutex_unlock(&lock);
 }
 
-/* One reference less. With the lock; returns what has none any more. */
+/* Drops a reference. With `lock` held; returns the memory if it has no reference left. */
 static struct foreign *put(struct foreign *memory)
 {
 	return --memory->references ? NULL : memory;
 }
 
-/* The mapping that holds an address: mappings are known by where they begin. With the lock. */
+/* The mapping that holds `address`; mappings are keyed by their start. With `lock` held. */
 static struct foreign *mapping_of(CUdeviceptr address)
 {
 	CUdeviceptr at = address & ~(GG_CHUNK - 1);
@@ -337,7 +335,7 @@ void foreign_retained(CUmemGenericAllocationHandle handle, CUdeviceptr mapped_at
 	pthread_mutex_lock(&lock);
 	memory = table_get(&handles, handle);
 	mapping = memory ? NULL : mapping_of(mapped_at);
-	if (!memory && mapping)	/* its handle was released: it has one again */
+	if (!memory && mapping)	/* its handle was released, and it gets one again */
 		memory = table_put(&handles, handle, mapping->memory) ? mapping->memory : NULL;
 	if (memory) {
 		memory->references++;
@@ -353,7 +351,7 @@ struct foreign *foreign_release(CUmemGenericAllocationHandle handle)
 	pthread_mutex_lock(&lock);
 	memory = table_get(&handles, handle);
 	if (memory && !--memory->named)
-		table_take(&handles, handle);	/* the driver may use the value again */
+		table_take(&handles, handle);	/* the driver may reuse the value */
 	pthread_mutex_unlock(&lock);
 	return memory;
 }
@@ -368,7 +366,7 @@ void foreign_released(struct foreign *memory, CUmemGenericAllocationHandle handl
 	if (released)
 		dead = put(memory);
 	else if (!memory->named++ && !table_put(&handles, handle, memory))
-		memory->named = 0;	/* it stays charged until the process ends */
+		memory->named = 0;	/* stays charged until the process ends */
 	pthread_mutex_unlock(&lock);
 	if (dead)
 		drop(dead);
@@ -391,14 +389,14 @@ void foreign_mapped(CUdeviceptr address, uint64_t bytes, CUmemGenericAllocationH
 	pthread_mutex_unlock(&lock);
 }
 
-/* Mappings that are being taken away. */
+/* Mappings being removed. */
 struct unmap {
 	CUdeviceptr start;
 	uint64_t bytes;
 	struct foreign *taken;
 };
 
-/* With the lock. */
+/* With `lock` held. */
 static uint64_t unmap_one(struct unmap *unmap, CUdeviceptr address)
 {
 	struct foreign *mapping = table_take(&mappings, address);
@@ -419,7 +417,7 @@ static void unmap_there(uint64_t key, void *value, void *argument)
 		unmap_one(unmap, key);
 }
 
-/* The driver has not looked at `bytes` yet. */
+/* The driver has not checked `bytes` yet. */
 struct foreign *foreign_unmap(CUdeviceptr address, uint64_t bytes)
 {
 	struct unmap unmap = { .start = address, .bytes = bytes };
@@ -451,10 +449,10 @@ void foreign_unmapped(struct foreign *taken, bool unmapped)
 	}
 }
 
-/* With the lock. */
+/* With `lock` held. */
 static struct foreign *bind(struct foreign *memory)
 {
-	if (memory && memory->multicast)	/* the driver refuses it */
+	if (memory && memory->multicast)	/* the driver refuses this */
 		memory = NULL;
 	if (memory)
 		memory->references++;
@@ -512,9 +510,21 @@ bool foreign_is_in_host(void)
 	return __atomic_load_n(&in_host, __ATOMIC_RELAXED);
 }
 
+static bool shared;	/* atomically */
+
+void foreign_share(void)
+{
+	__atomic_store_n(&shared, true, __ATOMIC_RELAXED);
+}
+
+bool foreign_is_shared(void)
+{
+	return __atomic_load_n(&shared, __ATOMIC_RELAXED);
+}
+
 static void forget(void)
 {
-	in_host = false;
+	in_host = shared = false;
 	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 	allocations = handles = mappings = (struct table){ 0 };
 	for (int i = 0; i < GG_ORDINALS; i++)

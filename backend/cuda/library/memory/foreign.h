@@ -2,8 +2,8 @@
 /*
  * Memory of the GPU that the driver places and we cannot move: what is fixed of the program's own cuMemCreate, pools
  * of its own that are not ours (source.h), arrays, everything with GGROUP_CUDA_IPC=1. It is charged, and named in
- * gmem.stat (device->foreign). Managed memory is named only: where it is, is up to the driver, and more of it
- * than the GPU has is no error.
+ * gmem.stat (device->foreign). Managed memory is named only where it is not ours to limit (unified.h): where it is, is
+ * up to the driver, and more of it than the GPU has is no error.
  */
 #ifndef GGROUP_CUDA_FOREIGN_H
 #define GGROUP_CUDA_FOREIGN_H
@@ -79,5 +79,9 @@ void foreign_exported_at(CUdeviceptr address, int fd);
  * did. The driver does not restore that after a checkpoint. */
 void foreign_made_in_host(const CUmemLocation *location);
 bool foreign_is_in_host(void);
+
+/* Memory of a GPU, of the program or of another process, was made known to both: whether any ever was. */
+void foreign_share(void);
+bool foreign_is_shared(void);
 
 #endif

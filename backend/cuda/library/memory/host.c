@@ -3,6 +3,7 @@
 
 #include "driver.h"
 #include "kept.h"
+#include "moment.h"
 
 static void host_destroy(struct device *device, enum chunk_class class, struct spare spare)
 {
@@ -47,10 +48,84 @@ release:
 	return result;
 }
 
+void host_count(struct device *device)
+{
+	const struct pool *pool = device->pool;
+	const uint64_t used = kept_sum(pool->used), clean = kept_sum(pool->clean), peak = kept_sum(pool->peak);
+
+	__atomic_store_n(&device->clean, clean, __ATOMIC_RELAXED);
+	__atomic_store_n(&device->host_used, used - clean, __ATOMIC_RELAXED);
+	__atomic_store_n(&device->host_held, used + kept_sum(pool->host_bytes), __ATOMIC_RELAXED);
+	/* What was needed at once before is kept until the program ends. */
+	__atomic_store_n(&device->host_wanted, pool->wanted > peak ? pool->wanted : peak, __ATOMIC_RELAXED);
+}
+
+/* Of the class that there is most of beyond what is to be ready. With the lock; CLASSES: none is kept. */
+static enum chunk_class surplus(const struct pool *pool)
+{
+	enum chunk_class found = CLASSES;
+	int64_t most = INT64_MIN;
+
+	for (enum chunk_class class = 0; class < CLASSES; class++) {
+		const int64_t over = (int64_t)(pool->host_bytes[class] + pool->used[class]) -
+				     (int64_t)pool->goal[class];
+
+		if (pool->host[class] && over > most) {
+			most = over;
+			found = class;
+		}
+	}
+	return found;
+}
+
+void host_is_copy(struct device *device, enum chunk_class class, bool is_copy)
+{
+	pthread_mutex_lock(&device->pool->lock);
+	device->pool->clean[class] += is_copy ? class_bytes[class] : -class_bytes[class];
+	host_count(device);
+	pthread_mutex_unlock(&device->pool->lock);
+}
+
+uint64_t host_copies(struct device *device, enum chunk_class class)
+{
+	pthread_mutex_lock(&device->pool->lock);
+	uint64_t bytes = device->pool->clean[class];
+	pthread_mutex_unlock(&device->pool->lock);
+	return bytes;
+}
+
+bool host_is_short(struct device *device, enum chunk_class class)
+{
+	pthread_mutex_lock(&device->pool->lock);
+	bool is_short = !device->pool->host[class] && !kept_may(device->pool, class_bytes[class]);
+	pthread_mutex_unlock(&device->pool->lock);
+	return is_short;
+}
+
+bool host_shed(struct device *device)
+{
+	struct pool *pool = device->pool;
+	enum chunk_class class;
+	struct spare spare;
+	bool found;
+
+	pthread_mutex_lock(&pool->lock);
+	class = kept_may(pool, 0) ? CLASSES : surplus(pool);
+	found = class < CLASSES && kept_take(&pool->host[class], &spare);
+	if (found)
+		pool->host_bytes[class] -= class_bytes[class];
+	host_count(device);
+	pthread_mutex_unlock(&pool->lock);
+	if (found)
+		host_destroy(device, class, spare);
+	return found;
+}
+
 CUresult host_take(struct device *device, enum chunk_class class, struct spare *spare)
 {
 	struct pool *pool = device->pool;
 	CUresult result = CUDA_SUCCESS;
+	uint64_t start;
 	bool found;
 
 	pthread_mutex_lock(&pool->lock);
@@ -58,14 +133,19 @@ CUresult host_take(struct device *device, enum chunk_class class, struct spare *
 	if (found)
 		pool->host_bytes[class] -= class_bytes[class];
 	pthread_mutex_unlock(&pool->lock);
+	start = moment_us();
 	if (!found)
 		result = host_make(device, class, spare);
 	if (result != CUDA_SUCCESS)
 		return result;
 	pthread_mutex_lock(&pool->lock);
+	pool->made_us += found ? 0 : moment_us() - start;
 	pool->used[class] += class_bytes[class];
 	if (pool->used[class] > pool->peak[class])
 		pool->peak[class] = pool->used[class];
+	if (!kept_may(pool, 0))
+		kept_wake(device);	/* there may be some of another class */
+	host_count(device);
 	pthread_mutex_unlock(&pool->lock);
 	return CUDA_SUCCESS;
 }
@@ -83,10 +163,12 @@ void host_give(struct device *device, enum chunk_class class, struct spare spare
 	if (pool->peak[class] > most)
 		most = pool->peak[class];
 
-	if (!pool->halted && pool->host_bytes[class] + pool->used[class] + class_bytes[class] <= most)
+	if (!pool->halted && pool->host_bytes[class] + pool->used[class] + class_bytes[class] <= most &&
+	    kept_may(pool, class_bytes[class]))
 		kept = kept_put(&pool->host[class], spare);
 	if (kept)
 		pool->host_bytes[class] += class_bytes[class];
+	host_count(device);
 	pthread_mutex_unlock(&pool->lock);
 	if (!kept)
 		host_destroy(device, class, spare);
@@ -98,6 +180,7 @@ void host_drop(struct device *device, enum chunk_class class, struct spare spare
 
 	pthread_mutex_lock(&pool->lock);
 	pool->used[class] -= class_bytes[class];
+	host_count(device);
 	pthread_mutex_unlock(&pool->lock);
 	host_destroy(device, class, spare);
 }
@@ -118,6 +201,7 @@ void host_halt(struct device *device)
 			host_destroy(device, class, spare);
 			pthread_mutex_lock(&pool->lock);
 		}
+	host_count(device);
 	pthread_mutex_unlock(&pool->lock);
 }
 
@@ -129,6 +213,14 @@ void host_resume(struct device *device)
 	pool->halted = false;
 	pthread_cond_broadcast(&pool->wake);
 	pthread_mutex_unlock(&pool->lock);
+}
+
+uint64_t host_made_us(struct device *device)
+{
+	pthread_mutex_lock(&device->pool->lock);
+	uint64_t us = device->pool->made_us;
+	pthread_mutex_unlock(&device->pool->lock);
+	return us;
 }
 
 uint64_t host_kept(struct device *device)

@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "detour.h"
 #include "driver.h"
 #include "exporter.h"
 #include "lent.h"
@@ -252,6 +253,8 @@ bool importer_close(CUdeviceptr address)
 		return true;
 	/* As the driver does: work that uses the memory ends first. */
 	mode = driver_enter();
+	if (detour_on())
+		detour_home_context(driver_context());
 	real.cuCtxSynchronize();
 	drop(found);
 	driver_leave(mode);

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The thread that makes chunks of the host ahead, as many as the program is expected to need, and
- * lets go of what the GPU has kept without a use for a while.
+ * The thread that allocates host chunks ahead, as many as the program is expected to need, and frees GPU memory that
+ * was kept unused for a while.
  */
 
+#include "daemon.h"
 #include "device.h"
 #include "host.h"
 #include "kept.h"
@@ -14,14 +15,15 @@
 #include "keeper.h"
 
 #include <stdio.h>
+#include <string.h>
 #include <time.h>
 
-/* What is made ahead in the host before anything was asked for: at most this, what it takes to
- * halve the program with its context (5/8 of what is resident), and an eighth of the memory the
- * host has available. */
+/* Most host memory that is allocated ahead before any was asked for. It is also limited to what it takes to halve the
+ * program with its context (5/8 of its resident bytes), and to the daemon's grant; without a daemon that grants, to an
+ * eighth of the host's available memory. */
 #define AHEAD_BYTES (8192 * GG_MIB)
 
-/* The class of which the host is to have one more; CLASSES: none. With the lock. */
+/* The class that needs one more host chunk; CLASSES: none. With the pool's lock held. */
 static enum chunk_class wanted(const struct pool *pool)
 {
 	enum chunk_class class;
@@ -29,13 +31,13 @@ static enum chunk_class wanted(const struct pool *pool)
 	for (class = pool->halted ? CLASSES : 0; class < CLASSES; class++) {
 		uint64_t there = pool->host_bytes[class] + pool->used[class];
 
-		if (there + class_bytes[class] <= pool->goal[class])
+		if (there + class_bytes[class] <= pool->goal[class] && kept_may(pool, class_bytes[class]))
 			break;
 	}
 	return class;
 }
 
-/* Makes one chunk of the host, if one is wanted; false: none is. */
+/* Allocates one host chunk if one is wanted; false: none is. */
 static bool grow(struct device *device)
 {
 	struct pool *pool = device->pool;
@@ -56,12 +58,29 @@ static bool grow(struct device *device)
 	pthread_mutex_lock(&pool->lock);
 	if (result == CUDA_SUCCESS && kept_put(&pool->host[class], spare))
 		pool->host_bytes[class] += class_bytes[class];
-	else	/* no more for now than there is */
+	else	/* the host is short: want no more for now */
 		pool->goal[class] = pool->host_bytes[class] + pool->used[class];
 	pool->making = false;
+	host_count(device);
 	pthread_cond_broadcast(&pool->wake);
 	pthread_mutex_unlock(&pool->lock);
 	return true;
+}
+
+/* Frees one chunk above what may be kept; false: there is none. */
+static bool shed(struct device *device)
+{
+	struct pool *pool = device->pool;
+	bool any = false, over;
+
+	pthread_mutex_lock(&pool->lock);
+	over = !kept_may(pool, 0) || (!pool->granted && kept_sum(pool->clean));
+	pthread_mutex_unlock(&pool->lock);
+	if (over && device_borrow(device)) {
+		any = pool->shed_copy(device) || host_shed(device);
+		device_return(device);
+	}
+	return any;
 }
 
 static void *look_after(void *argument)
@@ -71,9 +90,9 @@ static void *look_after(void *argument)
 	struct timespec until;
 	uint64_t due;
 
-	ours_enter();	/* for good: all that this thread does is ours */
+	ours_enter();	/* for good: all calls of this thread are the library's own */
 	for (;;) {
-		if (grow(device))
+		if (shed(device) || grow(device))
 			continue;
 		if (pool_kept(device) && device_borrow(device)) {
 			pool_trim_since(device, 0, moment_us() / 1000 - KEPT_MS);
@@ -110,31 +129,15 @@ static uint64_t available(void)
 	return kib * 1024;
 }
 
-void keeper_expect(struct device *device, const uint64_t resident[CLASSES], uint64_t soon)
+/* Sets the goals from the last demand, limited to `most` bytes, including those in use. With the pool's lock held;
+ * true: they have grown. */
+static bool set_goals(struct pool *pool, uint64_t most)
 {
-	struct pool *pool = device->pool;
-	uint64_t total = 0, want, have = 0, most;
+	const uint64_t total = kept_sum(pool->resident), want = pool->wanted < most ? pool->wanted : most;
 	bool grown = false;
 
-	for (int class = 0; class < CLASSES; class++)
-		total += resident[class];
-	want = total / 8 * 5 < AHEAD_BYTES ? total / 8 * 5 : AHEAD_BYTES;
-	if (pool->limit != UINT64_MAX)
-		want = total < pool->limit ? total : pool->limit;
-	if (soon > want)
-		want = soon < total ? soon : total;
-	pthread_mutex_lock(&pool->lock);
-	for (int class = 0; class < CLASSES; class++)
-		have += pool->goal[class];
-	pthread_mutex_unlock(&pool->lock);
-	if (!total || want <= have + have / 4)	/* in steps: this is called for every allocation */
-		return;
-	most = pool->limit < UINT64_MAX ? pool->limit : available() / 8;
-	if (want > most)
-		want = most;
-	pthread_mutex_lock(&pool->lock);
-	for (int class = 0; class < CLASSES; class++) {
-		double part = (double)resident[class] / (double)total;
+	for (int class = 0; class < CLASSES && total; class++) {
+		double part = (double)pool->resident[class] / (double)total;
 		uint64_t goal = (uint64_t)((double)want * part);
 
 		goal -= goal % class_bytes[class];
@@ -143,7 +146,54 @@ void keeper_expect(struct device *device, const uint64_t resident[CLASSES], uint
 			grown = true;
 		}
 	}
-	if (grown)
+	return grown;
+}
+
+void keeper_expect(struct device *device, const uint64_t resident[CLASSES], uint64_t soon)
+{
+	struct pool *pool = device->pool;
+	const uint64_t total = kept_sum(resident);
+	uint64_t want, most;
+	bool granted;
+
+	want = total / 8 * 5 < AHEAD_BYTES ? total / 8 * 5 : AHEAD_BYTES;
+	if (pool->limit != UINT64_MAX)
+		want = total < pool->limit ? total : pool->limit;
+	if (soon > want)
+		want = soon < total ? soon : total;
+	if (want > pool->limit)
+		want = pool->limit;
+	pthread_mutex_lock(&pool->lock);
+	granted = pool->granted;
+	const uint64_t have = granted ? pool->wanted : kept_sum(pool->goal);
+
+	pthread_mutex_unlock(&pool->lock);
+	if (!total || want <= have + have / 4)	/* in steps, since this is called for every allocation */
+		return;
+	most = granted || pool->limit < UINT64_MAX ? pool->limit : available() / 8;
+	pthread_mutex_lock(&pool->lock);
+	pool->wanted = want > pool->wanted ? want : pool->wanted;
+	memcpy(pool->resident, resident, sizeof(pool->resident));
+	if (set_goals(pool, pool->granted ? pool->grant : most))
+		kept_wake(device);
+	host_count(device);
+	pthread_mutex_unlock(&pool->lock);
+	if (granted)	/* ask it for more */
+		daemon_report(device);
+}
+
+void keeper_grant(struct device *device, uint64_t bytes)
+{
+	struct pool *pool = device->pool;
+
+	pthread_mutex_lock(&pool->lock);
+	pool->granted = bytes != UINT64_MAX;
+	pool->grant = bytes;
+	if (pool->granted) {
+		memset(pool->goal, 0, sizeof(pool->goal));
+		set_goals(pool, bytes);
+	}
+	if (pool->granted || kept_sum(pool->clean))
 		kept_wake(device);
 	pthread_mutex_unlock(&pool->lock);
 }

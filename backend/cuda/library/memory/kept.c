@@ -31,6 +31,20 @@ bool kept_put(struct kept **list, struct spare spare)
 	return true;
 }
 
+uint64_t kept_sum(const uint64_t bytes[CLASSES])
+{
+	uint64_t all = 0;
+
+	for (int class = 0; class < CLASSES; class++)
+		all += bytes[class];
+	return all;
+}
+
+bool kept_may(const struct pool *pool, uint64_t bytes)
+{
+	return !pool->granted || kept_sum(pool->host_bytes) + kept_sum(pool->used) + bytes <= pool->grant;
+}
+
 CUresult kept_make(struct device *device, CUmemLocationType type, int id, uint64_t bytes,
 		   CUmemGenericAllocationHandle *memory)
 {
@@ -43,7 +57,7 @@ CUresult kept_make(struct device *device, CUmemLocationType type, int id, uint64
 	CUresult result;
 
 	CALL_REAL(result, cuMemCreate, (memory, bytes, &prop, 0));
-	/* The attribute is about the GPU; of the host's memory nothing says that it can be. */
+	/* The attribute describes GPU memory; there is none that says whether host memory can be exported. */
 	if (device->pool->exportable &&
 	    (result == CUDA_ERROR_NOT_SUPPORTED || result == CUDA_ERROR_INVALID_VALUE)) {
 		prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_NONE;

@@ -137,8 +137,8 @@ static bool is_there(const struct entry *entry)
 	return !epoll_ctl(set, EPOLL_CTL_MOD, entry->fd, &event);
 }
 
-/* Return the name under which a descriptor was given; 0 for none. With the lock held. */
-static uint64_t name_of(const struct found *found, int fd)
+/* Return the name under which a descriptor was given, or is `held`; 0 for none. With the lock held. */
+static uint64_t match(const struct found *found, int fd, bool held)
 {
 	const struct entry *only = NULL;
 	unsigned int under = 0;
@@ -149,13 +149,43 @@ static uint64_t name_of(const struct found *found, int fd)
 
 		for (size_t k = 0; k < i; k++)
 			nth += found->entries[k].fd == entry->fd;
-		if (entry->name != LENT_HELD && is_same(fd, entry, nth))
+		if ((entry->name == LENT_HELD) == held && is_same(fd, entry, nth))
 			return entry->name;
 		under += entry->fd == fd;
 		only = entry->fd == fd ? entry : only;
 	}
 	/* Where the kernel does not tell, the only entry under that number is taken. */
-	return under == 1 && only->name != LENT_HELD && is_there(only) ? only->name : 0;
+	return under == 1 && (only->name == LENT_HELD) == held && is_there(only) ? only->name : 0;
+}
+
+static bool is_equal(const struct found *found, const struct found *other)
+{
+	bool equal = found->ours == other->ours && found->count == other->count;
+
+	for (size_t i = 0; equal && i < found->count; i++)
+		equal = found->entries[i].name == other->entries[i].name &&
+			found->entries[i].fd == other->entries[i].fd;
+	return equal;
+}
+
+/* Return that of the set as it is. A descriptor that another process closes takes its entry out of the set, and another
+ * one has its place then: what was found counts only if nothing went meanwhile. Entries come only with the lock held,
+ * so each round has fewer. */
+static uint64_t name_of(int fd, bool held)
+{
+	struct found found = look(), after;
+	uint64_t name;
+	bool same;
+
+	do {
+		name = match(&found, fd, held);
+		after = look();
+		same = is_equal(&found, &after);
+		free(found.entries);
+		found = after;
+	} while (!same);
+	free(found.entries);
+	return name;
 }
 
 static bool enter(int fd, uint64_t name)
@@ -219,19 +249,13 @@ int lent_hold(int fd)
 
 void lent_let(int fd)
 {
-	struct epoll_event event = { .events = 0 };
-	struct found found = { 0 };
-
 	if (fd < 0)
 		return;
 	pthread_mutex_lock(&lock);
-	found = look();
-	event.data.u64 = base + LENT_HELD;
-	/* The change works only if exactly that file still has the number. */
-	if (found.ours && !epoll_ctl(set, EPOLL_CTL_MOD, fd, &event))
+	/* The program may have closed it, and have the number for another file, even for one that it exported. */
+	if (name_of(fd, true))
 		close(fd);
 	pthread_mutex_unlock(&lock);
-	free(found.entries);
 }
 
 /* Update whether only other processes can reach the memory. Returns the device to report, or NULL. With the lock
@@ -262,21 +286,18 @@ uint64_t lent_import(int fd)
 {
 	struct import *import = malloc(sizeof(*import));
 	struct device *device = NULL;
-	struct found found;
-	uint64_t name = 0;
+	uint64_t name;
 
 	if (!import)
 		return 0;
 	pthread_mutex_lock(&lock);
-	found = look();
-	name = name_of(&found, fd);
+	name = name_of(fd, false);
 	if (name) {
 		*import = (struct import){ imports, name };
 		imports = import;
 		device = note_all(name);
 	}
 	pthread_mutex_unlock(&lock);
-	free(found.entries);
 	if (!name)
 		free(import);
 	if (device)

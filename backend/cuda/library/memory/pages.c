@@ -7,29 +7,32 @@
 #include "life.h"
 
 /*
- * From an address to its region, and to how often it was used: two levels over GG_CHUNKs of 49 bits of
- * addresses, which is what GPUs translate up to Hopper's. Leaves are made by allocations and never freed, so
- * that pages_use needs no lock and nothing that it looks at can go away: it does not look at regions at all.
+ * A table from an address to its region and to its uses: two levels over the GG_CHUNKs of a 49-bit address space, which
+ * is what GPUs up to Hopper translate. Leaves are made by allocations and never freed, so pages_use needs no lock: it
+ * looks at no regions, and nothing that it does look at can go away.
  *
- * A kernel is told where something begins, not how long it is. So uses are counted where a pointer points to,
- * and at each look, they hold from there to the next page that something else was seen to begin in: a
- * tensor in a large allocation has its own heat. Where nothing was seen to begin for some looks, nothing
- * does. A copy tells both ends: what it goes through on the way does not begin.
+ * A kernel is told where an object begins, but not how long it is. So uses are counted at the page that a pointer
+ * points to. At each look they apply from there to the next page in which another object was seen to begin, so a tensor
+ * in a large allocation has its own heat. A page in which no beginning was seen for some looks counts as having none. A
+ * copy tells both ends, so the pages between them have no beginning.
  */
 #define LEAF_BITS 15
 #define LEAF_PAGES (1 << LEAF_BITS)
 #define CHUNK_BITS 21
 #define ROOT_BITS (49 - LEAF_BITS - CHUNK_BITS)
-/* A view into the middle of something that was used once shall not part it for ever. */
+/* Looks for which a beginning is remembered. A view into the middle of an object that was used once must not divide it
+ * for ever. */
 #define BEGINS_LOOKS 16
 
 struct leaf {
-	struct region *region[LEAF_PAGES];	/* under the lock */
+	struct region *region[LEAF_PAGES];	/* under the tree's lock */
 	uint16_t uses[LEAF_PAGES];		/* since the last look; atomically */
-	uint8_t begins[LEAF_PAGES];		/* looks for which something is known to begin here; atomically */
+	uint8_t begins[LEAF_PAGES];		/* looks for which a beginning is still remembered here; atomically */
+	uint32_t first[LEAF_PAGES];		/* number of the first use since the last turn; 0: none; atomically */
 };
 
 static struct leaf *root[1 << ROOT_BITS];	/* atomically */
+static uint32_t firsts;				/* number of first uses so far, of all pages; atomically */
 
 static struct leaf *leaf_of(CUdeviceptr address)
 {
@@ -73,6 +76,7 @@ void pages_fresh(CUdeviceptr address, size_t bytes)
 	for (CUdeviceptr at = address; at < address + bytes; at += GG_CHUNK) {
 		__atomic_store_n(&leaf_of(at)->uses[page_of(at)], 0, __ATOMIC_RELAXED);
 		__atomic_store_n(&leaf_of(at)->begins[page_of(at)], 0, __ATOMIC_RELAXED);
+		__atomic_store_n(&leaf_of(at)->first[page_of(at)], 0, __ATOMIC_RELAXED);
 	}
 }
 
@@ -99,11 +103,17 @@ static void begin(struct leaf *leaf, CUdeviceptr at)
 static void use(struct leaf *leaf, CUdeviceptr at)
 {
 	uint16_t *uses = &leaf->uses[page_of(at)];
+	uint32_t *first = &leaf->first[page_of(at)], number;
 	const uint16_t before = __atomic_load_n(uses, __ATOMIC_RELAXED);
 
-	/* One that is lost between two threads is no harm. */
+	/* A use lost in a race of two threads does no harm. */
 	if (before < UINT16_MAX)
 		__atomic_store_n(uses, before + 1, __ATOMIC_RELAXED);
+	if (!__atomic_load_n(first, __ATOMIC_RELAXED)) {
+		number = __atomic_add_fetch(&firsts, 1, __ATOMIC_RELAXED);
+		/* After 2^32 the numbers start again; the order of one turn is then wrong. */
+		__atomic_store_n(first, number ? number : 1, __ATOMIC_RELAXED);
+	}
 }
 
 void pages_use_from(CUdeviceptr address)
@@ -128,7 +138,7 @@ void pages_use(CUdeviceptr address, size_t bytes)
 		leaf = leaf_of(at);
 		if (leaf)
 			use(leaf, at);
-		else	/* on to the next */
+		else	/* on to the next leaf */
 			at |= (UINT64_C(1) << (CHUNK_BITS + LEAF_BITS)) - GG_CHUNK;
 	}
 	leaf = leaf_of(at);
@@ -155,9 +165,29 @@ uint32_t pages_look(CUdeviceptr address, uint32_t before)
 	return uses;
 }
 
+bool pages_used(CUdeviceptr address)
+{
+	return __atomic_load_n(&leaf_of(address)->first[page_of(address)], __ATOMIC_RELAXED) != 0;
+}
+
+uint32_t pages_first(CUdeviceptr address, uint32_t before)
+{
+	struct leaf *leaf = leaf_of(address);
+	uint8_t *begins = &leaf->begins[page_of(address)];
+	uint32_t first = __atomic_load_n(&leaf->first[page_of(address)], __ATOMIC_RELAXED);
+
+	if (first)
+		first = __atomic_exchange_n(&leaf->first[page_of(address)], 0, __ATOMIC_RELAXED);
+	if (!__atomic_load_n(begins, __ATOMIC_RELAXED))
+		return !first || (before && before < first) ? before : first;
+	__atomic_sub_fetch(begins, 1, __ATOMIC_RELAXED);
+	return first;
+}
+
 static void forget(void)
 {
 	memset(root, 0, sizeof(root));
+	firsts = 0;
 }
 
 LIFE(.stage = LIFE_REGIONS, .forget = forget);

@@ -155,7 +155,7 @@ void parked_sweep(bool wait)
 		finish(block);
 	for (rounds = PARKED_MOST; rounds && !gate_capturing() && (block = next(is_later));
 	     rounds--) {
-		if (quiet_drain(block->device) == CUDA_SUCCESS) {
+		if (region_drain(block->device, block->address) == CUDA_SUCCESS) {
 			finish(block);
 			continue;
 		}

@@ -5,21 +5,24 @@
 #include <stdlib.h>
 
 #include "object.h"
+#include "order.h"
 #include "pages.h"
 #include "tree.h"
+#include "turn.h"
 #include "view.h"
 
-/* Heat of one use a look of a whole chunk. */
+/* Heat of a whole chunk for one use per look. */
 #define ONE_USE 16
-/* Uses of whatever is used most until a look tells anything: one more or less is then no difference. */
+/* Uses of the most used page before a look means anything; one more or less then makes no difference. */
 #define LOOK_USES 8
-/* Heats are told apart by halves of octaves. */
+/* Number of heat levels: half octaves. */
 #define LEVELS 64
-/* What is to come for something else must be at least twice as hot, and hot at all. */
+/* Levels by which a chunk must be hotter than the one it displaces, at least twice as hot; and the least heat for
+ * that. */
 #define HOTTER 3
 #define HOT (4 * ONE_USE)
 
-/* 0 for none, then 1, 1.5, 2, 3, 4, 6, 8 ...: of two whose levels are three apart one is twice as hot at least. */
+/* The level of a heat: 0 for none, then 1, 1.5, 2, 3, 4, 6, 8 ...; three levels apart means at least twice as hot. */
 static unsigned int level(uint32_t heat)
 {
 	unsigned int octave;
@@ -30,8 +33,7 @@ static unsigned int level(uint32_t heat)
 	return 1 + 2 * octave + (octave ? heat >> (octave - 1) & 1 : 0);
 }
 
-/* Calls `visit` for every chunk. With the lock. */
-static void each(struct region_tree *tree, void (*visit)(struct pick *pick, void *), void *argument)
+void pick_each(struct region_tree *tree, void (*visit)(struct pick *pick, void *), void *argument)
 {
 	struct region *region = tree->ring;
 
@@ -54,8 +56,7 @@ static size_t bytes_of(const struct pick *pick)
 	return chunk_bytes(pick->region, pick->index);
 }
 
-/* With the lock. */
-static bool movable(const struct pick *pick, enum chunk_place from)
+bool pick_movable(const struct pick *pick, enum chunk_place from)
 {
 	const struct chunk *chunk = chunk_of(pick);
 
@@ -63,9 +64,10 @@ static bool movable(const struct pick *pick, enum chunk_place from)
 	       (from == CHUNK_HOST || !chunk->pinned);
 }
 
-/* Bytes that can be moved, by their heat. */
+/* Movable bytes by heat. */
 struct heats {
-	uint64_t bytes[2][LEVELS];	/* of either enum chunk_place */
+	bool unused;			/* only chunks not used in the last turn */
+	uint64_t bytes[2][LEVELS];	/* by enum chunk_place */
 };
 
 static void weigh(struct pick *pick, void *argument)
@@ -73,21 +75,21 @@ static void weigh(struct pick *pick, void *argument)
 	struct heats *heats = argument;
 	const struct chunk *chunk = chunk_of(pick);
 
-	if (movable(pick, chunk->place))
+	if (pick_movable(pick, chunk->place) && !(heats->unused && chunk->order))
 		heats->bytes[chunk->place][level(chunk->heat)] += bytes_of(pick);
 }
 
-static struct heats weigh_all(struct region_tree *tree)
+static struct heats weigh_all(struct region_tree *tree, bool unused)
 {
-	struct heats heats = { 0 };
+	struct heats heats = { .unused = unused };
 
-	each(tree, weigh, &heats);
+	pick_each(tree, weigh, &heats);
 	return heats;
 }
 
 /* Looking */
 
-/* The uses of the page that was used most, where [offset, offset + bytes) of a region is mapped at `at`. */
+/* Raises `argument` to the uses of the most used page, for the range of a region mapped at `at`. */
 static void most_used(struct region *region, CUdeviceptr at, size_t bytes, size_t offset, void *argument)
 {
 	uint32_t *most = argument;
@@ -98,8 +100,7 @@ static void most_used(struct region *region, CUdeviceptr at, size_t bytes, size_
 		*most = pages_uses(at) > *most ? pages_uses(at) : *most;
 }
 
-/* Uses there become heat. `uses`, and what is returned: those that hold for the page before it, and for the last
- * one. */
+/* Turns uses of a range into heat. `uses` applies to the page before it; returns what applies to its last page. */
 static uint32_t warm(struct region *region, CUdeviceptr at, size_t bytes, size_t offset, uint32_t uses)
 {
 	const size_t end = offset + bytes;
@@ -117,8 +118,8 @@ static uint32_t warm(struct region *region, CUdeviceptr at, size_t bytes, size_t
 	return uses;
 }
 
-/* What begins in a view goes on in the next one, if that is mapped right behind it: a tensor is larger than a
- * segment. */
+/* An object that begins in one view continues in the next if that is mapped right behind it: a tensor may be larger
+ * than a segment. */
 static void warm_views(const struct device *device)
 {
 	CUdeviceptr end = 0;
@@ -132,7 +133,7 @@ static void warm_views(const struct device *device)
 	}
 }
 
-/* What moves as a whole is as hot as it is on average. */
+/* Gives every chunk of an object that moves as a whole the average heat. */
 static void even_out(struct region *region)
 {
 	uint64_t sum = 0;
@@ -189,7 +190,7 @@ size_t pick_misplaced(struct device *device, size_t most)
 	size_t bytes = 0;
 
 	pthread_mutex_lock(&tree_lock);
-	heats = weigh_all(device->regions);
+	heats = weigh_all(device->regions, false);
 	pthread_mutex_unlock(&tree_lock);
 	while (bytes < most && hot >= cold + HOTTER && hot >= level(HOT)) {
 		uint64_t *out = &heats.bytes[CHUNK_DEVICE][cold], *in = &heats.bytes[CHUNK_HOST][hot];
@@ -208,7 +209,7 @@ size_t pick_misplaced(struct device *device, size_t most)
 
 /* Choosing */
 
-static int by_address(const void *a, const void *b)
+int pick_by_address(const void *a, const void *b)
 {
 	const struct pick *one = a, *other = b;
 
@@ -219,15 +220,16 @@ static int by_address(const void *a, const void *b)
 	return one->index < other->index ? -1 : one->index > other->index;
 }
 
-/* What is taken. */
+/* The chunks taken so far, and which to take. */
 struct taking {
 	struct pick *picks;
 	size_t count, most;
 	size_t bytes, want;
 	enum chunk_place from;
-	size_t whole_most;	/* of what goes as a whole, no more goes */
-	unsigned int at;	/* this level, or */
-	bool colder, hotter;	/* ... all that are colder, or hotter */
+	size_t whole_most;	/* largest object that may go as a whole, in bytes */
+	unsigned int at;	/* this level */
+	bool colder, hotter;	/* or all colder levels, or all hotter ones */
+	bool unused;		/* none that was used in the last turn */
 };
 
 static bool full(const struct taking *taking)
@@ -235,13 +237,13 @@ static bool full(const struct taking *taking)
 	return taking->count == taking->most || taking->bytes >= taking->want;
 }
 
-/* All of a region, or nothing. */
+/* Takes all chunks of a region, or none. */
 static bool take_whole(struct region *region, struct taking *taking)
 {
 	bool all = taking->most - taking->count >= region->chunks && region->reserved <= taking->whole_most;
 
 	for (size_t i = 0; i < region->chunks; i++)
-		all = all && movable(&(struct pick){ region, i }, taking->from);
+		all = all && pick_movable(&(struct pick){ region, i }, taking->from);
 	for (size_t i = 0; all && i < region->chunks; i++) {
 		region->chunk[i].busy = true;
 		taking->picks[taking->count++] = (struct pick){ region, i };
@@ -254,10 +256,10 @@ static bool take(struct pick *pick, struct taking *taking)
 {
 	const unsigned int at = level(chunk_of(pick)->heat);
 
-	if (full(taking) || !movable(pick, taking->from) ||
+	if (full(taking) || !pick_movable(pick, taking->from) || (taking->unused && chunk_of(pick)->order) ||
 	    !(taking->colder ? at < taking->at : taking->hotter ? at > taking->at : at == taking->at))
 		return false;
-	/* One handle of the driver is behind all of it. */
+	/* One handle of the driver's holds all of it. */
 	if (object_is_whole(pick->region))
 		return take_whole(pick->region, taking);
 	chunk_of(pick)->busy = true;
@@ -270,12 +272,13 @@ static void take_each(struct pick *pick, void *argument)
 {
 	struct taking *taking = argument;
 
-	/* What comes back must not be more than there is room for. */
+	/* Chunks that come back must fit into the room there is. */
 	if (taking->bytes + bytes_of(pick) <= taking->want)
 		take(pick, taking);
 }
 
-/* The chunk under the hand, which then goes on; false: there is none at all. With the lock. */
+/* Returns the chunk under the CLOCK's hand and moves the hand on; false: there are no chunks. With the lock of the
+ * tree. */
 static bool tick(struct region_tree *tree, struct pick *pick)
 {
 	if (!tree->ring)
@@ -294,30 +297,53 @@ static void count_one(struct pick *pick, void *argument)
 	++*(size_t *)argument;
 }
 
-size_t pick_out(struct device *device, size_t want, size_t whole_most, struct pick *picks, size_t most)
+static size_t pick_coldest(struct device *device, size_t want, size_t whole_most, struct pick *picks, size_t most,
+			   bool goes_on)
 {
+	/* The memory used in the last turn will be used in the next. */
+	const bool waits = turn_is_over(device);
 	struct taking taking = { .picks = picks, .most = most, .want = want, .from = CHUNK_DEVICE,
-				 .whole_most = whole_most };
+				 .whole_most = whole_most, .unused = waits };
 	struct region_tree *tree = device->regions;
-	size_t steps = 0, below = 0;
+	size_t steps = 0, below = 0, hand;
+	struct region *ring;
 	struct heats heats;
 	struct pick pick;
 
 	pthread_mutex_lock(&tree_lock);
-	each(tree, count_one, &steps);
-	heats = weigh_all(tree);
+	ring = tree->ring;
+	hand = tree->hand;
+	pick_each(tree, count_one, &steps);
+	heats = weigh_all(tree, waits);
 	while (taking.at < LEVELS - 1 && below + heats.bytes[CHUNK_DEVICE][taking.at] < want)
 		below += heats.bytes[CHUNK_DEVICE][taking.at++];
-	/* All that are colder, wherever they are; of the others those that the hand comes to next. */
+	/* All colder chunks, wherever they are; of this level those that the hand reaches next. */
 	taking.colder = true;
 	for (size_t i = 0; i < steps && tick(tree, &pick); i++)
 		take(&pick, &taking);
 	taking.colder = false;
 	for (size_t i = 0; i < steps && !full(&taking) && tick(tree, &pick); i++)
 		take(&pick, &taking);
+	if (waits && !full(&taking))
+		taking.count += order_last(tree, want - taking.bytes, whole_most, picks + taking.count,
+					   most - taking.count);
+	if (!goes_on) {
+		tree->ring = ring;
+		tree->hand = hand;
+	}
 	pthread_mutex_unlock(&tree_lock);
-	qsort(picks, taking.count, sizeof(*picks), by_address);
+	qsort(picks, taking.count, sizeof(*picks), pick_by_address);
 	return taking.count;
+}
+
+size_t pick_out(struct device *device, size_t want, size_t whole_most, struct pick *picks, size_t most)
+{
+	return pick_coldest(device, want, whole_most, picks, most, true);
+}
+
+size_t pick_next(struct device *device, size_t want, struct pick *picks, size_t most)
+{
+	return pick_coldest(device, want, SIZE_MAX, picks, most, false);
 }
 
 size_t pick_in(struct device *device, size_t want, struct pick *picks, size_t most)
@@ -329,21 +355,21 @@ size_t pick_in(struct device *device, size_t want, struct pick *picks, size_t mo
 	struct heats heats;
 
 	pthread_mutex_lock(&tree_lock);
-	heats = weigh_all(tree);
-	/* All that is hotter than the coldest that is needed, then of those what fits. */
+	heats = weigh_all(tree, false);
+	/* All chunks hotter than the coldest level needed, then as many of that as fit. */
 	do
 		taking.at--;
 	while (taking.at && (above += heats.bytes[CHUNK_HOST][taking.at]) < want);
 	taking.hotter = true;
-	each(tree, take_each, &taking);
+	pick_each(tree, take_each, &taking);
 	taking.hotter = false;
-	each(tree, take_each, &taking);
+	pick_each(tree, take_each, &taking);
 	pthread_mutex_unlock(&tree_lock);
-	qsort(picks, taking.count, sizeof(*picks), by_address);
+	qsort(picks, taking.count, sizeof(*picks), pick_by_address);
 	return taking.count;
 }
 
-/* Of those in [address, address + bytes) the ones that `wanted` takes. With the lock. */
+/* Picks the chunks in [address, address + bytes) that `wanted` accepts. With the lock of the tree. */
 static size_t take_range(CUdeviceptr address, size_t bytes, bool (*wanted)(const struct pick *, bool), bool how,
 			 struct pick *picks, size_t most)
 {
@@ -367,7 +393,7 @@ static size_t take_range(CUdeviceptr address, size_t bytes, bool (*wanted)(const
 static bool in_the_host(const struct pick *pick, bool unused)
 {
 	(void)unused;
-	return movable(pick, CHUNK_HOST);
+	return pick_movable(pick, CHUNK_HOST);
 }
 
 static bool on_gpu(const struct pick *pick, bool shareable)
@@ -401,7 +427,7 @@ size_t pick_shareable(CUdeviceptr address, size_t bytes, uint64_t serial, bool c
 	return count;
 }
 
-/* Those that stood by with the program. */
+/* Chunks that stand by with the program */
 
 struct leaving {
 	struct pick *picks;
@@ -415,7 +441,7 @@ static void take_imported(struct pick *pick, void *argument)
 	struct leaving *leaving = argument;
 	const struct chunk *chunk = chunk_of(pick);
 
-	if (!chunk->imported || !movable(pick, leaving->place) || leaving->count == leaving->most ||
+	if (!chunk->imported || !pick_movable(pick, leaving->place) || leaving->count == leaving->most ||
 	    leaving->bytes >= leaving->want)
 		return;
 	chunk_of(pick)->busy = true;
@@ -428,9 +454,9 @@ size_t pick_imported(struct device *device, enum chunk_place place, size_t want,
 	struct leaving leaving = { .picks = picks, .most = most, .want = want, .place = place };
 
 	pthread_mutex_lock(&tree_lock);
-	each(device->regions, take_imported, &leaving);
+	pick_each(device->regions, take_imported, &leaving);
 	pthread_mutex_unlock(&tree_lock);
-	qsort(picks, leaving.count, sizeof(*picks), by_address);
+	qsort(picks, leaving.count, sizeof(*picks), pick_by_address);
 	return leaving.count;
 }
 
@@ -438,7 +464,7 @@ static void take_all(struct pick *pick, void *argument)
 {
 	struct leaving *leaving = argument;
 
-	/* Memory as the program made it outlives a checkpoint: the driver carries it. */
+	/* Memory created by the program itself survives a checkpoint: the driver carries it. */
 	if (object_is_whole(pick->region))
 		return;
 	if (chunk_of(pick)->pinned)
@@ -453,11 +479,11 @@ int pick_all(struct device *device, struct pick **picks, size_t *count)
 	struct leaving leaving = { 0 };
 
 	pthread_mutex_lock(&tree_lock);
-	each(device->regions, count_one, &leaving.most);
+	pick_each(device->regions, count_one, &leaving.most);
 	leaving.picks = calloc(leaving.most ? leaving.most : 1, sizeof(*leaving.picks));
 	leaving.error = !leaving.picks ? ENOMEM : device->regions->frees ? EBUSY : 0;
 	if (leaving.picks)
-		each(device->regions, take_all, &leaving);
+		pick_each(device->regions, take_all, &leaving);
 	for (size_t i = 0; !leaving.error && i < leaving.count; i++)
 		chunk_of(&leaving.picks[i])->busy = true;
 	pthread_mutex_unlock(&tree_lock);
@@ -465,7 +491,7 @@ int pick_all(struct device *device, struct pick **picks, size_t *count)
 		free(leaving.picks);
 		return leaving.error;
 	}
-	qsort(leaving.picks, leaving.count, sizeof(*leaving.picks), by_address);
+	qsort(leaving.picks, leaving.count, sizeof(*leaving.picks), pick_by_address);
 	*picks = leaving.picks;
 	*count = leaving.count;
 	return 0;

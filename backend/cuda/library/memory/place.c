@@ -5,12 +5,14 @@
 #include "log.h"
 #include "object.h"
 #include "tree.h"
+#include "turn.h"
 #include "view.h"
 
-/* What undoes something is tried so often. */
+/* Attempts to undo something. */
 #define TRIES 3
 
-/* What is, or is to be, behind a run: one handle, chunks, or, where neither is said, what is there by the books. */
+/* The memory behind a run, or to be mapped there: one handle, one per chunk, or, with neither given, what the books
+ * say. */
 struct behind {
 	CUmemGenericAllocationHandle whole;
 	const CUmemGenericAllocationHandle *chunks;
@@ -20,7 +22,7 @@ struct behind {
 struct spot {
 	CUdeviceptr address;
 	size_t from, to;
-	const struct view *view;	/* NULL: of the region's own addresses */
+	const struct view *view;	/* NULL: at the region's own addresses */
 };
 
 static struct spot spot_of(const struct place_run *run, const struct view *view)
@@ -50,6 +52,38 @@ static bool is_empty(const struct spot *spot)
 	return spot->from >= spot->to;
 }
 
+bool place_is_bare(const struct region *region, size_t index)
+{
+	return __atomic_load_n(&region->chunk[index].bare, __ATOMIC_RELAXED);
+}
+
+static void set_bare(const struct place_run *run, bool is_bare)
+{
+	for (size_t i = run->first; i < run->first + run->count; i++)
+		if (place_is_bare(run->region, i) != is_bare) {
+			__atomic_store_n(&run->region->chunk[i].bare, is_bare, __ATOMIC_RELAXED);
+			__atomic_add_fetch(&turn_bare, is_bare ? 1 : -1, __ATOMIC_SEQ_CST);
+		}
+}
+
+void place_bare(const struct place_run *run)
+{
+	set_bare(run, true);
+}
+
+/* The part of a run from `from` on that is not bare; without chunks: there is none. */
+static struct place_run covered_from(const struct place_run *run, size_t from)
+{
+	const size_t end = run->first + run->count;
+	struct place_run part = { .region = run->region, .first = from };
+
+	while (part.first < end && place_is_bare(run->region, part.first))
+		part.first++;
+	while (part.first + part.count < end && !place_is_bare(run->region, part.first + part.count))
+		part.count++;
+	return part;
+}
+
 static CUresult unmap(const struct spot *spot, size_t bytes, int tries)
 {
 	CUresult result = CUDA_ERROR_UNKNOWN;
@@ -59,15 +93,13 @@ static CUresult unmap(const struct spot *spot, size_t bytes, int tries)
 	return result;
 }
 
-/* Maps what is behind a spot; the bytes that are. */
+/* Maps the memory of a spot; returns the bytes mapped. */
 static size_t map(const struct place_run *run, const struct spot *spot, struct behind behind, CUresult *result)
 {
 	const struct region *region = run->region;
 	size_t at = spot->from;
 
 	*result = CUDA_SUCCESS;
-	if (!behind.chunks && !behind.whole && region->object)
-		behind.whole = region->object->whole;
 	if (behind.whole) {
 		CALL_REAL(*result, cuMemMap, (spot->address, spot->to - spot->from, spot->from, behind.whole, 0));
 		return *result == CUDA_SUCCESS ? spot->to - spot->from : 0;
@@ -105,33 +137,47 @@ static bool same(const struct access *one, const struct access *other)
 	return one->read == other->read && one->write == other->write;
 }
 
-/* By as few calls as there are kinds of access. */
-static CUresult allow(const struct place_run *run, const struct spot *spot)
+/* Where the first driver call for [from, to) of a spot ends: at the end of a mapping. */
+static size_t end_of_call(const struct place_run *run, size_t from, size_t to, struct behind behind)
+{
+	const struct region *region = run->region;
+	size_t end = from, i = chunk_at(region, from);
+
+	if (behind.whole)
+		return to;
+	do {
+		end = chunk_offset(region, i) + chunk_bytes(region, i);
+		i++;
+	} while (end < to && end - from + chunk_bytes(region, i) <= PLACE_RUN_BYTES);
+	return end < to ? end : to;
+}
+
+/* Sets access with as few calls as there are kinds of access and runs. */
+static CUresult allow(const struct place_run *run, const struct spot *spot, struct behind behind)
 {
 	CUmemAccessDesc access[GG_ORDINALS];
 	CUresult result = CUDA_SUCCESS;
-	size_t page, last, count;
+	size_t count = 0;
 
 	if (!spot->view) {
 		pthread_mutex_lock(&tree_lock);
 		count = tree_access(run->region, access);
 		pthread_mutex_unlock(&tree_lock);
-		CALL_REAL(result, cuMemSetAccess, (spot->address, spot->to - spot->from, access, count));
-		return result;
 	}
-	page = (spot->from - spot->view->offset) / GG_CHUNK;
-	last = (spot->to - spot->view->offset) / GG_CHUNK;
-	while (page < last && result == CUDA_SUCCESS) {
-		const struct access *has = &spot->view->access[page];
-		const CUdeviceptr at = spot->view->address + page * GG_CHUNK;
-		size_t pages = 1;
+	for (size_t from = spot->from, to; from < spot->to && result == CUDA_SUCCESS; from = to) {
+		to = end_of_call(run, from, spot->to, behind);
+		if (spot->view) {
+			const struct access *has = &spot->view->access[(from - spot->view->offset) / GG_CHUNK];
+			size_t pages = 1;
 
-		while (page + pages < last && same(has, &has[pages]))
-			pages++;
-		count = describe(has, access);
+			while (pages < (to - from) / GG_CHUNK && same(has, &has[pages]))
+				pages++;
+			to = from + pages * GG_CHUNK;
+			count = describe(has, access);
+		}
 		if (count)
-			CALL_REAL(result, cuMemSetAccess, (at, pages * GG_CHUNK, access, count));
-		page += pages;
+			CALL_REAL(result, cuMemSetAccess,
+				  (spot->address + (from - spot->from), to - from, access, count));
 	}
 	return result;
 }
@@ -139,16 +185,21 @@ static CUresult allow(const struct place_run *run, const struct spot *spot)
 static CUresult enter(const struct place_run *run, const struct spot *spot, struct behind behind)
 {
 	CUresult result;
-	const size_t mapped = map(run, spot, behind, &result);
+	size_t mapped;
 
+	if (!behind.chunks && !behind.whole && run->region->object)
+		behind.whole = run->region->object->whole;
+	mapped = map(run, spot, behind, &result);
 	if (result == CUDA_SUCCESS)
-		result = allow(run, spot);
+		result = allow(run, spot, behind);
+	if (result == CUDA_SUCCESS && !spot->view)
+		set_bare(run, false);
 	if (result != CUDA_SUCCESS && mapped && unmap(spot, mapped, TRIES) != CUDA_SUCCESS)
 		log_line("%zu bytes at %llx stay mapped", mapped, spot->address);
 	return result;
 }
 
-/* Over all spots of a run. */
+/* An iteration over all spots of a run. */
 struct walk {
 	const struct view *next;
 	bool own;	/* the region's own addresses are still to come */
@@ -177,7 +228,7 @@ static bool step(const struct place_run *run, struct walk *walk, struct spot *sp
 	return false;
 }
 
-/* Leaves the first `most` spots. */
+/* Unmaps the first `most` spots. */
 static void leave_again(const struct place_run *run, size_t most)
 {
 	struct walk walk = walk_over(run);
@@ -188,6 +239,59 @@ static void leave_again(const struct place_run *run, size_t most)
 			log_line("%zu bytes at %llx stay mapped", spot.to - spot.from, spot.address);
 }
 
+/* Maps again what has just been unmapped. */
+static void enter_again(const struct place_run *run, const struct spot *spot)
+{
+	CUresult result = CUDA_ERROR_UNKNOWN;
+
+	for (int try = 0; try < TRIES && result != CUDA_SUCCESS; try++)
+		result = enter(run, spot, (struct behind){ 0 });
+	if (result != CUDA_SUCCESS)
+		log_line("%zu bytes at %llx are lost: error %d", spot->to - spot->from, spot->address, (int)result);
+}
+
+/* Unmaps what of a region's own addresses is mapped, or nothing. */
+static CUresult leave_own(const struct place_run *run, int tries)
+{
+	struct place_run part = covered_from(run, run->first);
+	CUresult result = CUDA_SUCCESS;
+	struct spot spot;
+
+	for (; part.count && result == CUDA_SUCCESS; part = covered_from(run, part.first + part.count)) {
+		spot = spot_of(&part, NULL);
+		result = unmap(&spot, spot.to - spot.from, tries);
+		if (result != CUDA_SUCCESS)
+			break;	/* at that part */
+	}
+	if (result == CUDA_SUCCESS)
+		return result;
+	for (struct place_run before = covered_from(run, run->first); before.first < part.first;
+	     before = covered_from(run, before.first + before.count)) {
+		spot = spot_of(&before, NULL);
+		enter_again(&before, &spot);
+	}
+	return result;
+}
+
+bool place_leave_region(struct region *region)
+{
+	const struct place_run run = { region, 0, region->chunks };
+
+	if (leave_own(&run, TRIES) == CUDA_SUCCESS) {
+		set_bare(&run, false);
+		return true;
+	}
+	/* It stays, and the program may go on with it. */
+	for (size_t i = 0; i < region->chunks; i++) {
+		const struct place_run one = { region, i, 1 };
+		const struct spot spot = spot_of(&one, NULL);
+
+		if (place_is_bare(region, i))
+			enter_again(&one, &spot);
+	}
+	return false;
+}
+
 bool place_leave(const struct place_run *run)
 {
 	struct walk walk = walk_over(run);
@@ -195,19 +299,15 @@ bool place_leave(const struct place_run *run)
 	struct spot spot;
 	size_t left = 0;
 
+	if (!run->region->object)
+		return leave_own(run, 1) == CUDA_SUCCESS;
 	while (step(run, &walk, &spot) && (result = unmap(&spot, spot.to - spot.from, 1)) == CUDA_SUCCESS)
 		left++;
 	if (result == CUDA_SUCCESS)
 		return true;
 	walk = walk_over(run);
-	for (size_t i = 0; i < left && step(run, &walk, &spot); i++) {
-		result = CUDA_ERROR_UNKNOWN;
-		for (int try = 0; try < TRIES && result != CUDA_SUCCESS; try++)
-			result = enter(run, &spot, (struct behind){ 0 });
-		if (result != CUDA_SUCCESS)
-			log_line("%zu bytes at %llx are lost: error %d", spot.to - spot.from, spot.address,
-				 (int)result);
-	}
+	for (size_t i = 0; i < left && step(run, &walk, &spot); i++)
+		enter_again(run, &spot);
 	return false;
 }
 

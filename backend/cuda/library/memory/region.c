@@ -8,14 +8,25 @@
 #include "log.h"
 #include "packed.h"
 #include "pages.h"
+#include "quiet.h"
 #include "small.h"
 #include "tree.h"
+#include "turn.h"
+#include "view.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 /* Size below which allocations share a chunk, bytes. */
 #define SMALL_BELOW GG_MIB
+
+bool region_look(CUdeviceptr address)
+{
+	if (!pages_near(address))
+		return false;
+	turn_look();
+	return true;
+}
 
 bool region_about(CUdeviceptr address, struct region_about *about)
 {
@@ -181,6 +192,33 @@ CUresult region_alloc(struct device *device, size_t bytes, size_t alignment, CUd
 	if (bytes < SMALL_BELOW && alignment <= SMALL_MAX)
 		return packed_alloc(device, bytes, alignment, address);
 	return alloc_large(device, bytes, alignment, address);
+}
+
+/* The wait for other GPUs that use what is about to be freed. */
+struct users {
+	const struct device *owner;
+	uint64_t which;		/* a bit an ordinal */
+};
+
+static void drain_user(struct device *device, void *argument)
+{
+	const struct users *users = argument;
+	CUresult ignored;
+
+	if (device != users->owner && device->quiet && users->which >> device->ordinal & 1) {
+		ignored = quiet_drain(device);	/* its errors are for the threads that work there */
+		(void)ignored;
+	}
+}
+
+CUresult region_drain(struct device *device, CUdeviceptr address)
+{
+	struct users users = { device, view_users_at(address) };
+	const CUresult result = quiet_drain(device);
+
+	if (result == CUDA_SUCCESS)
+		device_each(drain_user, &users);
+	return result;
 }
 
 CUresult region_free(CUdeviceptr address)

@@ -114,15 +114,14 @@ bool tree_insert(struct region *region)
 {
 	struct region_tree *tree = region->device->regions;
 	uint64_t resident[CLASSES];
-	bool inserted, pinned;
+	bool inserted;
 
 	pthread_mutex_lock(&tree_lock);
 	inserted = region->object || pages_ready(region->address, region->reserved);
-	pinned = !region->object && tree->peer_count != 0;	/* the views of an object say which GPUs may use it */
 	if (inserted) {
 		region->serial = ++tree_serials;
 		for (size_t i = 0; i < region->chunks; i++) {
-			region->chunk[i].pinned = pinned;
+			region->chunk[i].pinned = false;
 			region->chunk[i].heat = tree->usual;
 		}
 		if (tree->ring) {	/* just behind the hand, so that its turn comes last */
@@ -139,8 +138,6 @@ bool tree_insert(struct region *region)
 	}
 	memcpy(resident, tree->resident, sizeof(resident));
 	pthread_mutex_unlock(&tree_lock);
-	if (inserted && pinned)
-		tree_report_pinned(region->device, (int64_t)region->reserved);
 	if (inserted && __atomic_load_n(&region->device->index, __ATOMIC_RELAXED) >= 0)
 		keeper_expect(region->device, resident, 0);
 	return inserted;

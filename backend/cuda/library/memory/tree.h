@@ -15,6 +15,7 @@ struct region_tree {
 	struct region *small;	/* those for small allocations */
 	CUdevice peers[GG_DEVICES];
 	size_t peer_count;
+	uint64_t users;		/* atomically: those, a bit an ordinal */
 	uint64_t peers_done;	/* a bit an index of these: what was there before has been given to it, too */
 	uint64_t resident[CLASSES];	/* bytes on the GPU */
 	uint64_t pinned;
@@ -22,6 +23,9 @@ struct region_tree {
 	size_t frees;		/* under way: of what is no longer in the ring, too */
 	/* Lets go of what the mover left for later because the GPU did not come to it: by mover.c. */
 	void (*reap)(struct device *device);
+	uint64_t missed, over;	/* bytes: used in the last turn and not in the working set before it; and the other way
+				 * round */
+	uint64_t ran;		/* microseconds for which the program ran while it was learnt what it uses */
 	uint32_t usual;		/* heat of what is new: it is not known yet, and is as good as any */
 };
 

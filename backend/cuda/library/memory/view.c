@@ -7,6 +7,7 @@
 #include "life.h"
 #include "object.h"
 #include "pages.h"
+#include "tree.h"
 
 /* All of them, by their addresses; no two overlap. */
 static struct view **views;
@@ -150,12 +151,55 @@ void view_each(struct region *region,
 
 uint64_t view_users(const struct region *region)
 {
-	uint64_t users = 0;
+	uint64_t users = __atomic_load_n(&region->users, __ATOMIC_ACQUIRE);
 
+	if (!region->object)
+		return users | __atomic_load_n(&region->device->regions->users, __ATOMIC_ACQUIRE);
 	for (const struct view *view = region->object->views; view; view = view->next)
 		for (size_t page = 0; page < view->bytes / GG_CHUNK; page++)
 			users |= view->access[page].read;
 	return users;
+}
+
+static struct region *region_at(CUdeviceptr address)
+{
+	struct region *region = pages_region(address);
+	const struct view *view = region ? NULL : view_at(address);
+
+	return view ? view->region : region;
+}
+
+void view_copied(CUdeviceptr address, size_t bytes, CUdevice by)
+{
+	const CUdeviceptr end = address + bytes;
+	struct region *region;
+
+	if (!pages_near(address))
+		return;
+	pthread_mutex_lock(&tree_lock);
+	for (CUdeviceptr at = address; at < end; at = (at / GG_CHUNK + 1) * GG_CHUNK) {
+		region = region_at(at);
+		if (region && region->device->ordinal != by)
+			__atomic_or_fetch(&region->users, UINT64_C(1) << by, __ATOMIC_ACQ_REL);
+	}
+	pthread_mutex_unlock(&tree_lock);
+}
+
+uint64_t view_users_at(CUdeviceptr address)
+{
+	const struct region *region;
+	uint64_t users;
+
+	pthread_mutex_lock(&tree_lock);
+	region = region_at(address);
+	users = region ? view_users(region) : 0;
+	pthread_mutex_unlock(&tree_lock);
+	return users;
+}
+
+bool view_is_shared(const struct region *region)
+{
+	return view_users(region) & ~(UINT64_C(1) << region->device->ordinal);
 }
 
 static void forget(void)

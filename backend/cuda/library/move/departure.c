@@ -11,6 +11,7 @@
 
 #include "batch.h"
 #include "calm.h"
+#include "clean.h"
 #include "chunk.h"
 #include "driver.h"
 #include "foreign.h"
@@ -30,20 +31,20 @@
 #include "totals.h"
 #include "tree.h"
 
-/* For how long the gate may be closed until no thread is inside, and until none is at any chunk, ms. */
+/* Longest time for which the gate may be closed until no thread is inside, and until no thread has a chunk, in ms. */
 #define GATE_MS 500
 #define CHUNKS_MS 500
-/* What undoes something is tried so often. */
+/* Attempts to undo something. */
 #define TRIES 3
 
-/* A chunk, and how far it is. */
+/* A chunk, and how far it has got. */
 struct parked {
-	int fd;			/* -1: not yet, or it is left to the driver */
+	int fd;			/* -1: none yet, or left to the driver */
 	bool unmapped;		/* from its region */
-	bool shut;		/* ... and from its window */
-	bool barred;		/* ... where no GPU may use it */
+	bool shut;		/* from its window */
+	bool barred;		/* no GPU may access it at its window */
 	bool released;
-	bool imported;		/* again */
+	bool imported;		/* imported again */
 	bool back;		/* it can be mapped again */
 };
 
@@ -54,15 +55,15 @@ struct leaving {
 	size_t count;
 };
 
-/* Of the listening thread; all of it is zero but while a program stands by. */
+/* State of the listening thread; all zero except while the program stands by. */
 static struct {
 	struct leaving leaving[GG_ORDINALS];
-	size_t devices;		/* in there; all of them are locked */
-	size_t borrowed;	/* the first of them */
-	bool kept;		/* no other device is set up */
-	bool closed;		/* the gate is */
-	bool stands;		/* ... and to threads that wait for work, too */
-	bool more_files;	/* than before, may be open */
+	size_t devices;		/* number in `leaving`; all of them are locked */
+	size_t borrowed;	/* the first of these have a borrowed context */
+	bool kept;		/* no further device is set up */
+	bool closed;		/* the gate is closed */
+	bool stands;		/* it is closed also to threads that wait for work */
+	bool more_files;	/* the limit of open files is raised */
 	struct rlimit files;
 	bool begun;
 } departure;
@@ -72,7 +73,7 @@ static struct chunk *chunk_of(const struct leaving *leaving, size_t i)
 	return &leaving->picks[i].region->chunk[leaving->picks[i].index];
 }
 
-/* For what is said of it. */
+/* The address of a chunk, for log lines. */
 static CUdeviceptr address_of(const struct leaving *leaving, size_t i)
 {
 	const struct region *region = leaving->picks[i].region;
@@ -86,12 +87,12 @@ static size_t bytes_of(const struct leaving *leaving, size_t i)
 	return chunk_bytes(leaving->picks[i].region, leaving->picks[i].index);
 }
 
-/* Chunks that are neighbours. */
+/* Consecutive chunks. */
 struct run {
 	size_t count, bytes;
 };
 
-/* Those from `i` on that are like that. */
+/* The run of chunks from `i` on for which `is` holds. */
 static struct run run_from(const struct leaving *leaving, size_t i, bool (*is)(const struct parked *parked))
 {
 	struct run run = { 0 };
@@ -103,7 +104,7 @@ static struct run run_from(const struct leaving *leaving, size_t i, bool (*is)(c
 	return run;
 }
 
-/* Going */
+/* Going away */
 
 static void join(struct device *device, void *unused)
 {
@@ -112,7 +113,7 @@ static void join(struct device *device, void *unused)
 		departure.leaving[departure.devices++].device = device;
 }
 
-/* Each chunk takes a descriptor. */
+/* Raises the limit of open files: each chunk takes a descriptor. */
 static void allow_files(void)
 {
 	struct rlimit most;
@@ -123,14 +124,14 @@ static void allow_files(void)
 	departure.more_files = !setrlimit(RLIMIT_NOFILE, &most);
 }
 
-/* All chunks of a device, for us alone. */
+/* Takes all chunks of a device for this thread alone. */
 static int gather(struct leaving *leaving)
 {
 	const struct timespec moment = { .tv_nsec = 1000000 };
 	const uint64_t until = moment_us() + CHUNKS_MS * 1000;
 	int error;
 
-	/* A free that is under way ends. */
+	/* Wait for a free in progress to end. */
 	while ((error = pick_all(leaving->device, &leaving->picks, &leaving->count)) == EBUSY &&
 	       moment_us() < until)
 		nanosleep(&moment, NULL);
@@ -147,7 +148,7 @@ static int gather(struct leaving *leaving)
 	return 0;
 }
 
-/* Has one chunk held by a descriptor. */
+/* Exports one chunk, so that a descriptor holds it. */
 static int hold(struct leaving *leaving, size_t i)
 {
 	struct parked *parked = &leaving->parked[i];
@@ -169,7 +170,7 @@ static bool is_held(const struct parked *parked)
 	return parked->fd >= 0;
 }
 
-/* Unmaps as many as one call can; each call costs as much (1 ms on an H200). Goes on to the next. */
+/* Unmaps as many chunks as one call can, since each call costs the same (1 ms on an H200). Moves `i` on behind them. */
 static int unmap(struct leaving *leaving, size_t *i)
 {
 	const struct run run = run_from(leaving, *i, is_held);
@@ -184,7 +185,7 @@ static int unmap(struct leaving *leaving, size_t *i)
 	return left ? 0 : EIO;
 }
 
-/* Nothing but its descriptor is left of one that is unmapped. */
+/* Releases an unmapped chunk; only its descriptor keeps it. */
 static int let_go_of(struct leaving *leaving, size_t i)
 {
 	const struct chunk *chunk = chunk_of(leaving, i);
@@ -216,7 +217,7 @@ static int park_all(struct leaving *leaving, bool near)
 	return error;
 }
 
-/* False: something runs on, or the gate is open. */
+/* False: something keeps running, or the gate is open. */
 static bool close_calmly(void)
 {
 	struct device *first = departure.devices ? departure.leaving[0].device : NULL;
@@ -242,9 +243,9 @@ static int come_to_a_rest(void)
 		return EBUSY;
 	device_each(join, NULL);
 	for (size_t d = 0; d < departure.devices; d++)
-		home_all(departure.leaving[d].device);	/* what was imported cannot be exported */
+		home_all(departure.leaving[d].device);	/* imported memory cannot be exported */
 	for (size_t d = 0; d < departure.devices; d++)
-		pthread_mutex_lock(&departure.leaving[d].device->mover->lock);	/* no other thread takes two */
+		pthread_mutex_lock(&departure.leaving[d].device->mover->lock);	/* no other thread takes two of these */
 	for (size_t d = 0; d < departure.devices && !error; d++)
 		if (!batch_reap(departure.leaving[d].device) || tree_has_imported(departure.leaving[d].device))
 			error = EBUSY;
@@ -257,6 +258,7 @@ static int come_to_a_rest(void)
 		return EBUSY;
 	for (size_t d = 0; d < departure.devices && !error; d++) {
 		pool_trim(departure.leaving[d].device, 0);
+		clean_drop_all(departure.leaving[d].device);
 		host_halt(departure.leaving[d].device);
 		error = gather(&departure.leaving[d]);
 	}
@@ -268,7 +270,7 @@ int departure_begin(bool near)
 	const uint64_t start = moment_us();
 	int error;
 
-	/* What others have does not go along. */
+	/* Memory that other processes have cannot be moved along. */
 	if (importer_any() || foreign_is_in_host() || lent_any())
 		return EOPNOTSUPP;
 	error = come_to_a_rest();
@@ -278,7 +280,7 @@ int departure_begin(bool near)
 			error = park_all(&departure.leaving[d], near);
 	}
 	departure.begun = true;
-	/* From here on the process may be checkpointed. */
+	/* The process may be checkpointed from here on. */
 	if (!error && !totals_stand(true))
 		error = EOPNOTSUPP;
 	log_line("departure: error %d, %llu us", error, (unsigned long long)(moment_us() - start));
@@ -335,7 +337,7 @@ static bool is_back(const struct parked *parked)
 	return parked->back;
 }
 
-/* Maps neighbours again: the number of them from `i` on, at least 1. */
+/* Maps consecutive chunks again; returns how many from `i` on, at least 1. */
 static size_t enter(struct leaving *leaving, size_t i)
 {
 	const struct run run = run_from(leaving, i, is_back);
@@ -379,9 +381,8 @@ static void let_go(struct leaving *leaving)
 	free(leaving->parked);
 }
 
-/* Makes something, and frees it. In a process that is locked, or checkpointed, that does not return before it is
- * unlocked; what we need is not waited for, but fails, and other calls end the process then (measured:
- * docs/nvidia.md). */
+/* Allocates and frees some memory. In a locked or checkpointed process this returns only after the unlock. The calls
+ * needed later would not wait but fail, and after that other calls would end the process (measured: docs/nvidia.md). */
 static void await_unlock(struct device *device)
 {
 	CUmemGenericAllocationHandle memory;
@@ -394,8 +395,8 @@ void departure_end(void)
 {
 	const uint64_t start = moment_us();
 
-	/* Before any call of the driver: the agent that has locked us by then sees it, and does not go on; or those
-	 * calls wait. */
+	/* Before any call of the driver: an agent that has locked the process by now sees this and stops, or the calls
+	 * below wait. */
 	totals_stand(false);
 	if (departure.borrowed)
 		await_unlock(departure.leaving[0].device);
@@ -410,7 +411,7 @@ void departure_end(void)
 	}
 	for (size_t d = departure.borrowed; d--;)
 		device_return(departure.leaving[d].device);
-	/* The places are right before any thread goes on. */
+	/* All memory must be in place before any thread goes on. */
 	for (size_t d = 0; d < departure.devices; d++)
 		let_go(&departure.leaving[d]);
 	if (departure.stands)

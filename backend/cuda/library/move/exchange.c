@@ -13,22 +13,22 @@
 #include "pick.h"
 
 /* Microseconds. */
-#define LOOK 250000		/* between two looks */
-#define LOOK_AT_LAST 10000000	/* ... of a program that uses nothing often */
-#define HEATED 60000000		/* for which heat is looked at after all has come back: the next limit may be near */
+#define LOOK 250000		/* interval between two looks */
+#define LOOK_AT_LAST 10000000	/* the same, for a program that uses nothing often */
+#define HEATED 60000000		/* time for which uses are tracked after all has come back: a limit may be near */
 #define NEVER 2000		/* ms */
 
-/* At a time, at least and at most: what the daemon asks for comes in between. */
+/* Least and most bytes exchanged at a time; the daemon's requests are served in between. */
 #define PIECE (256 * GG_MIB)
-#define PIECE_MOST (1024 * GG_MIB)	/* backend/cuda/holding.py, AWAY_MOST: twice that */
-/* An exchange holds up the program while it moves; so long, in that time, it then runs undisturbed. */
+#define PIECE_MOST (1024 * GG_MIB)	/* twice that is AWAY_MOST of backend/cuda/holding.py */
+/* Time that the program then runs undisturbed, as a multiple of the exchange, which holds it up. */
 #define REST 3
 
-/* Of a device, by its ordinal. */
+/* The state of each device, by its ordinal. */
 static struct pace {
 	uint64_t looked, next_look;
 	uint64_t next_move;
-	uint64_t piece;		/* bytes; 0: none was moved yet */
+	uint64_t piece;		/* bytes; 0: none moved yet */
 	uint64_t last_swapped;
 	bool heated;
 } paces[GG_ORDINALS];
@@ -42,8 +42,8 @@ static int64_t ms_until(uint64_t then)
 
 uint64_t exchange_next(uint64_t piece, uint64_t busy_us, uint64_t waited_us)
 {
-	/* Each closes the gate twice and waits for the kernels each time: where that is what takes long, it is worth
-	 * more. */
+	/* Each exchange closes the gate twice and waits for the kernels each time. If the waits take longest, a larger
+	 * piece pays. */
 	if (waited_us > busy_us)
 		return piece * 2 < PIECE_MOST ? piece * 2 : PIECE_MOST;
 	return piece / 2 > PIECE ? piece / 2 : PIECE;
@@ -54,7 +54,7 @@ static void exchange(struct device *device, struct pace *pace, size_t bytes)
 	const uint64_t start = moment_us(), held = calm_held(device);
 	uint64_t moved, now, waited, busy_us;
 
-	/* The daemon hears of it before: else it would take what the driver counts less for room. */
+	/* Tell the daemon before: otherwise it would take the drop in the driver's figure for free room. */
 	__atomic_store_n(&device->away, bytes, __ATOMIC_RELAXED);
 	daemon_report(device);
 	moved = mover_exchange(device, bytes, &busy_us);
@@ -64,13 +64,13 @@ static void exchange(struct device *device, struct pace *pace, size_t bytes)
 	log_line("device %d: exchanged %llu of %llu MiB in %llu us, waited %llu us", device->ordinal,
 		  (unsigned long long)(moved / GG_MIB), (unsigned long long)(bytes / GG_MIB),
 		  (unsigned long long)busy_us, (unsigned long long)waited);
-	/* The program gets on with its kernels while they are waited for, but not with what its threads bring that are
-	 * kept outside for one that is inside. What does not move now will not move in a moment. */
+	/* While kernels are waited for, the program gets on with these, but not with the work of threads that are kept
+	 * outside the gate for one inside. If nothing moved now, nothing will in a moment. */
 	pace->next_move = now + (moved ? (busy_us + calm_held(device) - held) * REST : LOOK);
 	if (moved)
 		pace->piece = exchange_next(pace->piece, busy_us, waited);
 	__atomic_add_fetch(&device->exchanged, moved, __ATOMIC_RELAXED);
-	/* What went and did not come is off the GPU still, and its own. */
+	/* Bytes that went out and did not come back are still off the GPU, and the program's own. */
 	__atomic_store_n(&device->away, mover_owed(device), __ATOMIC_RELAXED);
 	daemon_report(device);
 }
@@ -85,7 +85,7 @@ void exchange_settle(struct device *device)
 	daemon_report(device);
 }
 
-/* Heat is one for all devices. */
+/* Uses are tracked for all devices or none. */
 static void heat(struct pace *pace, bool wanted)
 {
 	bool any = false;
@@ -93,7 +93,7 @@ static void heat(struct pace *pace, bool wanted)
 	pace->heated = wanted;
 	for (size_t i = 0; i < GG_ORDINALS; i++)
 		any |= paces[i].heated;
-	heat_want(any);
+	heat_want(HEAT_EXCHANGE, any);
 }
 
 int64_t exchange_tick(struct device *device)

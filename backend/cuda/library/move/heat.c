@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The pointers among a kernel's parameters.
+ * Finds the pointers and tensor maps among a kernel's parameters.
  *
- * What a function's parameters look like is found on every launch, so that is done without a lock: a table of
- * pointers, replaced when it is full; what it pointed to is never freed while a thread may read it. A
- * function that is unloaded may leave its handle to another one, so each answer has the epoch that it was got
- * in.
+ * The layout of a function's parameters is looked up on every launch, so this takes no lock: layouts are in a table of
+ * pointers that is replaced when it is full, and a layout is never freed while a thread may read it. When a function is
+ * unloaded, another may get its handle, so each layout has the epoch in which it was learnt.
  */
 
 #include "heat.h"
@@ -18,6 +17,7 @@
 #include "map.h"
 #include "ours.h"
 #include "pages.h"
+#include "tensor.h"
 
 #define WORD sizeof(CUdeviceptr)
 /* A kernel has at most 32764 bytes of parameters (CUDA 12.1). */
@@ -36,13 +36,15 @@ struct table {
 };
 
 bool heat_wanted;
+static unsigned int reasons;	/* bits of enum heat_reason */
 
 static struct table *table;	/* atomically; written under `lock` */
 static uint64_t epoch = 1;	/* atomically */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-/* A CUkernel may be launched as if it were a CUfunction, but has a question of its own. To its library. */
+/* A CUkernel may be launched in place of a CUfunction, but the driver has another call to ask about it. Maps it to its
+ * library. */
 static struct map kernels;	/* under `lock` */
-static int unloading;		/* under `lock`: while code goes, nothing is learnt */
+static int unloading;		/* under `lock`: while code is unloaded, nothing is learnt */
 
 static size_t start(const struct table *in, CUfunction function)
 {
@@ -72,7 +74,8 @@ static CUresult ask(CUfunction function, bool kernel, size_t index, size_t *offs
 					 CUDA_ERROR_NOT_SUPPORTED;
 }
 
-/* Asks the driver. An older one answers nothing: a function without parameters, whose memory is not hot. */
+/* Asks the driver. An older driver does not answer; the function then counts as one without parameters, whose memory is
+ * not hot. */
 static struct layout *learn(CUfunction function, bool kernel, uint64_t now)
 {
 	size_t offset, size, most = 16, count = 0;
@@ -111,7 +114,7 @@ static void insert(struct table *into, struct layout *layout)
 	__atomic_store_n(&into->layouts[i], layout, __ATOMIC_RELEASE);
 }
 
-/* The old table stays: a thread may be reading it. All of them together are as large as the last. */
+/* The old table is kept, since a thread may be reading it. All old tables together are as large as the last. */
 static bool grow(void)
 {
 	size_t size = table ? table->size * 2 : 256;
@@ -153,7 +156,7 @@ static struct layout *learn_and_keep(CUfunction function)
 		free(layout);
 		return NULL;
 	}
-	/* The old one is leaked: it may be being read. */
+	/* The old layout is leaked: a thread may be reading it. */
 	insert(table, layout);
 	return layout;
 }
@@ -170,20 +173,29 @@ static const struct layout *layout_of(CUfunction function)
 	return layout;
 }
 
-/* Structures too: a pointer lies at a multiple of 8 in them, and they do in the parameters. */
-static void visit_words(const char *bytes, size_t size, size_t first,
-			void (*visit)(CUdeviceptr, void *), void *argument)
+/* Visits structures, too: a pointer lies at a multiple of 8 in a structure, and a structure does among the parameters,
+ * which begin `offset` bytes before `bytes`. A map may be part of one. */
+static void visit_words(const char *bytes, size_t size, size_t offset, heat_visit *visit, void *argument)
 {
+	const bool maps = __atomic_load_n(&tensor_any, __ATOMIC_RELAXED);
 	CUdeviceptr word;
+	size_t described;
 
-	for (size_t i = first; i + WORD <= size; i += WORD) {
+	/* Start at the first word that is aligned where the kernel will find it. */
+	for (size_t i = (WORD - offset % WORD) % WORD; i + WORD <= size; i += WORD) {
+		if (maps && (offset + i) % TENSOR_ALIGNMENT == 0 && i + sizeof(CUtensorMap) <= size &&
+		    tensor_find(bytes + i, &word, &described)) {
+			visit(word, described, argument);
+			i += sizeof(CUtensorMap) - WORD;
+			continue;
+		}
 		memcpy(&word, bytes + i, WORD);
 		if (word)
-			visit(word, argument);
+			visit(word, 0, argument);
 	}
 }
 
-static void visit_extra(void **extra, void (*visit)(CUdeviceptr, void *), void *argument)
+static void visit_extra(void **extra, heat_visit *visit, void *argument)
 {
 	const char *buffer = NULL;
 	size_t size = 0;
@@ -194,14 +206,13 @@ static void visit_extra(void **extra, void (*visit)(CUdeviceptr, void *), void *
 		else if (extra[i] == CU_LAUNCH_PARAM_BUFFER_SIZE)
 			size = extra[i + 1] ? *(const size_t *)extra[i + 1] : 0;
 		else
-			return; /* the driver refuses it */
+			return; /* the driver refuses this */
 	}
 	if (buffer && size <= MOST_BYTES)
 		visit_words(buffer, size, 0, visit, argument);
 }
 
-void heat_words(CUfunction function, void **parameters, void **extra,
-		void (*visit)(CUdeviceptr, void *), void *argument)
+void heat_words(CUfunction function, void **parameters, void **extra, heat_visit *visit, void *argument)
 {
 	const struct layout *layout;
 
@@ -212,25 +223,37 @@ void heat_words(CUfunction function, void **parameters, void **extra,
 	}
 	layout = function ? layout_of(function) : NULL;
 	for (size_t i = 0; layout && i < layout->count; i++) {
-		size_t size = layout->parameter[i].size;
-		/* The first word of the parameter that is aligned where the kernel will find it. */
-		size_t first = (WORD - layout->parameter[i].offset % WORD) % WORD;
+		const size_t size = layout->parameter[i].size;
 
 		if (size >= WORD && parameters[i])
-			visit_words(parameters[i], size, first, visit, argument);
+			visit_words(parameters[i], size, layout->parameter[i].offset, visit, argument);
 	}
 }
 
-static void use(CUdeviceptr word, void *unused)
+void heat_use(CUdeviceptr address, size_t bytes)
 {
-	(void)unused;
-	pages_use_from(word);
+	if (bytes)
+		pages_use(address, bytes);
+	else
+		pages_use_from(address);
 }
 
-void heat_want(bool wanted)
+static void use(CUdeviceptr address, size_t bytes, void *unused)
 {
-	if (heat_is_wanted() != wanted)
-		__atomic_store_n(&heat_wanted, wanted, __ATOMIC_RELAXED);
+	(void)unused;
+	heat_use(address, bytes);
+}
+
+void heat_want(enum heat_reason reason, bool wanted)
+{
+	reasons = wanted ? reasons | 1u << reason : reasons & ~(1u << reason);
+	if (heat_is_wanted() != (reasons != 0))
+		__atomic_store_n(&heat_wanted, reasons != 0, __ATOMIC_RELAXED);
+}
+
+bool heat_is_wanted_for(enum heat_reason reason)
+{
+	return reasons & 1u << reason;
 }
 
 void heat_launch(CUfunction function, void **parameters, void **extra)
@@ -269,9 +292,10 @@ static void forget(void)
 	unloading = 0;
 	table = NULL;
 	heat_wanted = false;
+	reasons = 0;
 }
 
-/* Which handles are of kernels, not of functions. */
+/* Which handles are those of kernels, not of functions */
 
 void heat_kernels(const CUkernel *handles, size_t count, CUlibrary library)
 {

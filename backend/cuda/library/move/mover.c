@@ -5,20 +5,25 @@
 #include "chunk.h"
 #include "daemon.h"
 #include "driver.h"
+#include "host.h"
 #include "keeper.h"
 #include "life.h"
 #include "moment.h"
 #include "object.h"
+#include "order.h"
 #include "ours.h"
 #include "pick.h"
 #include "pool.h"
 #include "tree.h"
+#include "turn.h"
 
 #include <stdlib.h>
 #include <time.h>
 
 /* Bytes that move together at first (batch.c). */
 #define BATCH_FIRST (512 * GG_MIB)
+/* The same of a program that waits for its turn: no thread of it goes on sooner as its gate opens in between. */
+#define BATCH_GAP (2048 * GG_MIB)
 /* For how long a copy is waited for: it takes milliseconds, unless the GPU does not run this process at all
  * (frozen). */
 #ifndef COPY_US
@@ -28,6 +33,12 @@
 #define WORK_US 300000
 #define TRIES 3
 #define MOST BATCH_MOST_CHUNKS
+/* Batches that are marked at the end of a turn, at most, the bytes of each, and for how long, us: at 2 TB/s 16 GiB take
+ * 9 ms, and the daemon waits for 20 more than it gave to drain (MARK_S of backend/cuda/gates.py). What is not marked by
+ * then is copied when it goes. */
+#define MARK_BATCHES 32
+#define MARK_BYTES (512 * GG_MIB)
+#define MARK_US 10000
 /* It takes as much memory of the GPU again while it changes, in no books: a large chunk at most. */
 #define SHARED_AT_ONCE 1
 /* For how long the next of it is tried, us, and until it is tried again, ns: the driver never refuses because something
@@ -56,6 +67,7 @@ static CUresult set_up(struct device *device)
 	mover->batch_bytes = BATCH_FIRST;
 	mover->copy_us = COPY_US;
 	mover->work_us = WORK_US;
+	mover->mark_us = MARK_US;
 	device->mover = mover;
 	device->regions->reap = reap;
 	return CUDA_SUCCESS;
@@ -87,6 +99,12 @@ static uint64_t end(struct device *device, uint64_t busy_us)
 	return usec;
 }
 
+/* Bytes that move together now. */
+static uint64_t at_once(const struct device *device)
+{
+	return turn_gap(device) ? BATCH_GAP : device->mover->batch_bytes;
+}
+
 /* Out */
 
 static uint64_t bytes_of(const struct pick *picks, size_t count)
@@ -98,16 +116,17 @@ static uint64_t bytes_of(const struct pick *picks, size_t count)
 	return bytes;
 }
 
-/* `exchanged`: as much is to come in its place, and the daemon is told before what may be off the GPU meanwhile. */
-static uint64_t out(struct device *device, uint64_t bytes, bool exchanged)
+/* About `bytes` of the coldest, with the chunks of the host that they go to; NULL: there is none. `exchanged`: as much
+ * is to come in its place, and the daemon is told before what may be off the GPU meanwhile. */
+static struct batch *ready_out(struct device *device, uint64_t bytes, bool exchanged)
 {
 	struct pick picks[MOST];
+	const size_t count = pick_out(device, bytes, exchanged ? EXCHANGE_WHOLE_MOST : SIZE_MAX, picks, MOST);
 	struct batch *batch;
 	uint64_t start, going;
-	size_t count = pick_out(device, bytes, exchanged ? EXCHANGE_WHOLE_MOST : SIZE_MAX, picks, MOST);
 
 	if (!count)
-		return 0;
+		return NULL;
 	going = bytes_of(picks, count) + pool_credited(device);
 	if (exchanged && going > __atomic_load_n(&device->away, __ATOMIC_RELAXED)) {
 		__atomic_store_n(&device->away, going, __ATOMIC_RELAXED);
@@ -115,10 +134,16 @@ static uint64_t out(struct device *device, uint64_t bytes, bool exchanged)
 	}
 	start = moment_us();
 	batch = batch_new_out(device, picks, count);
-	if (!batch)
-		return 0;
-	device->mover->busy_us += moment_us() - start;
-	return batch_move(device, batch);
+	if (batch)
+		device->mover->busy_us += moment_us() - start;
+	return batch;
+}
+
+static uint64_t out(struct device *device, uint64_t bytes)
+{
+	struct batch *batch = ready_out(device, bytes, false);
+
+	return batch ? batch_move(device, batch) : 0;
 }
 
 uint64_t mover_owed(struct device *device)
@@ -137,21 +162,20 @@ uint64_t mover_booked(struct device *device)
 
 uint64_t mover_out(struct device *device, uint64_t bytes, uint64_t *usec)
 {
-	struct mover *mover = device->mover;
 	const uint64_t start = moment_us();
 	uint64_t resident[CLASSES], freed, moved, step, busy_us;
 
 	*usec = 0;
-	if (!mover)
+	if (!device->mover)
 		return 0;
 	freed = begin(device, &busy_us);
 	object_pin_reachable(device);
 	/* What was let back and never came is in the host already. */
 	moved = pool_credited(device);
 	while (freed + moved < bytes && moment_us() - start < CALL_US && batch_reap(device)) {
-		uint64_t rest = bytes - freed - moved;
+		const uint64_t rest = bytes - freed - moved, most = at_once(device);
 
-		step = out(device, rest < mover->batch_bytes ? rest : mover->batch_bytes, false);
+		step = out(device, rest < most ? rest : most);
 		if (!step)
 			break;
 		moved += step;
@@ -197,23 +221,24 @@ static size_t grant(struct device *device, const struct pick *picks, size_t coun
 	return 0;
 }
 
-uint64_t mover_in(struct device *device, uint64_t bytes, uint64_t *usec)
+/* Of what `pick` picks, in its order. */
+static uint64_t come(struct device *device, uint64_t bytes,
+		     size_t (*pick)(struct device *, size_t, struct pick *, size_t), uint64_t *usec)
 {
-	struct mover *mover = device->mover;
 	const uint64_t start = moment_us();
 	struct pick picks[MOST];
 	uint64_t moved = 0, step = 1, busy_us;
 
 	*usec = 0;
-	if (!mover)
+	if (!device->mover)
 		return 0;
 	begin(device, &busy_us);
 	while (moved < bytes && step && moment_us() - start < CALL_US && batch_reap(device)) {
-		uint64_t rest = bytes - moved;
-		size_t count = pick_in(device, rest < mover->batch_bytes ? rest : mover->batch_bytes,
-					      picks, MOST);
+		const uint64_t rest = bytes - moved, most = at_once(device);
+		size_t count = pick(device, rest < most ? rest : most, picks, MOST);
 
 		count = grant(device, picks, count);
+		qsort(picks, count, sizeof(*picks), pick_by_address);
 		step = count ? in(device, picks, count, bytes_of(picks, count)) : 0;
 		moved += step;
 	}
@@ -221,25 +246,129 @@ uint64_t mover_in(struct device *device, uint64_t bytes, uint64_t *usec)
 	return moved;
 }
 
+uint64_t mover_in(struct device *device, uint64_t bytes, uint64_t *usec)
+{
+	return come(device, bytes, pick_in, usec);
+}
+
+uint64_t mover_prepare(struct device *device, uint64_t bytes, uint64_t *usec)
+{
+	return come(device, bytes, order_next, usec);
+}
+
+/* Both ways at once: what comes is granted by what goes. */
+static uint64_t exchange(struct device *device, uint64_t bytes)
+{
+	struct batch *leaves = ready_out(device, bytes, true), *comes = NULL;
+	struct pick picks[MOST];
+	size_t count;
+	uint64_t room = 0;
+
+	for (size_t i = 0; leaves && i < leaves->count; i++)
+		room += leaves->bytes[i];
+	count = room ? pick_in(device, room, picks, MOST) : 0;
+	if (count)
+		comes = batch_new(true, picks, count);
+	if (comes) {
+		comes->instead = true;
+		return batch_exchange(device, leaves, comes);
+	}
+	pick_put(picks, count);
+	if (leaves)
+		batch_cancel(device, leaves);
+	return 0;
+}
+
 uint64_t mover_exchange(struct device *device, uint64_t bytes, uint64_t *usec)
 {
 	struct mover *mover = device->mover;
-	struct pick picks[MOST];
-	uint64_t moved = 0, gone, busy_us;
-	size_t count;
+	uint64_t moved = 0, busy_us;
 
 	pthread_mutex_lock(&mover->lock);
 	ours_enter();
 	busy_us = mover->busy_us;
 	object_pin_reachable(device);
-	gone = batch_reap(device) ? out(device, bytes, true) : 0;
-	if (gone) {
-		count = pick_in(device, gone, picks, MOST);
-		count = grant(device, picks, count);
-		moved = count ? in(device, picks, count, bytes_of(picks, count)) : 0;
-	}
+	if (batch_reap(device))
+		moved = exchange(device, bytes);
 	*usec = end(device, busy_us);
 	return moved;
+}
+
+/* Marks, of at most `want` bytes, what a batch takes that others have not; the bytes, 0 for no more. Its chunks stay
+ * busy. */
+static uint64_t mark_some(struct device *device, uint64_t want, struct batch **batch)
+{
+	struct pick picks[MOST];
+	size_t count = pick_next(device, want, picks, MOST);
+	uint64_t bytes = bytes_of(picks, count);
+
+	*batch = count ? batch_new(false, picks, count) : NULL;
+	if (!*batch) {
+		pick_put(picks, count);
+		return 0;
+	}
+	return batch_mark(device, *batch) ? bytes : 0;
+}
+
+uint64_t mover_mark(struct device *device, uint64_t bytes)
+{
+	struct mover *mover = device->mover;
+	struct batch *batches[MARK_BATCHES] = { NULL };
+	uint64_t marked = 0, some = 1;
+	uint64_t until, now, copy_us;
+
+	if (!mover || !turn_gap(device))
+		return 0;
+	pthread_mutex_lock(&mover->lock);
+	copy_us = mover->copy_us;
+	now = moment_us();
+	until = now + mover->mark_us;
+	ours_enter();
+	if (batch_reap(device) && device_borrow(device)) {
+		some = carry_prepare(device) == CUDA_SUCCESS;
+		for (size_t i = 0; i < MARK_BATCHES && some && marked < bytes && (now = moment_us()) < until; i++) {
+			const uint64_t rest = bytes - marked;
+
+			mover->copy_us = until - now < copy_us ? until - now : copy_us;
+			some = mark_some(device, rest < MARK_BYTES ? rest : MARK_BYTES, &batches[i]);
+			marked += some;
+		}
+		mover->copy_us = copy_us;
+		device_return(device);
+	}
+	for (size_t i = 0; i < MARK_BATCHES && batches[i]; i++) {
+		pick_put(batches[i]->pick, batches[i]->count);
+		batch_free(batches[i]);
+	}
+	ours_leave();
+	pthread_mutex_unlock(&mover->lock);
+	return marked;
+}
+
+struct mover_spent mover_spent(struct device *device)
+{
+	struct mover_spent spent = { 0 };
+
+	if (!device->mover)
+		return spent;
+	pthread_mutex_lock(&device->mover->lock);
+	spent = (struct mover_spent){ device->mover->waited_us, device->mover->closed_us, host_made_us(device) };
+	pthread_mutex_unlock(&device->mover->lock);
+	return spent;
+}
+
+bool mover_rests(struct device *device)
+{
+	bool rests = true;
+
+	if (device->mover) {
+		pthread_mutex_lock(&device->mover->lock);
+		ours_enter();
+		rests = batch_reap(device);
+		ours_leave();
+		pthread_mutex_unlock(&device->mover->lock);
+	}
+	return rests;
 }
 
 /* `charged` bytes may come: they are credit for what of it is still in the host, as it may have come, or gone,

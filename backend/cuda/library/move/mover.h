@@ -33,6 +33,8 @@ uint64_t mover_booked(struct device *device);
 uint64_t mover_owed(struct device *device);
 /* Moves up to `bytes` in, asking the daemon for room first (daemon_move_in), until that is refused. */
 uint64_t mover_in(struct device *device, uint64_t bytes, uint64_t *usec);
+/* ... of the working set alone, in its order (order.h). */
+uint64_t mover_prepare(struct device *device, uint64_t bytes, uint64_t *usec);
 /* Bytes of an object that changes places as a whole, at most: with what is wanted it is no more than the daemon
  * believes (backend/cuda/holding.py, AWAY_MOST). */
 #define EXCHANGE_WHOLE_MOST (1024 * GG_MIB)
@@ -42,6 +44,17 @@ uint64_t mover_in(struct device *device, uint64_t bytes, uint64_t *usec);
  * and did not come is credit, as with mover_in.
  */
 uint64_t mover_exchange(struct device *device, uint64_t bytes, uint64_t *usec);
+/* Marks about `bytes` of what goes next, at the end of a turn with nothing running, so that it need not be written if
+ * the host has a copy of it (clean.h). Returns the bytes. */
+uint64_t mover_mark(struct device *device, uint64_t bytes);
+/* Where the time of moves goes, ever, us: waiting until nothing runs, moving with the gate closed, and making memory of
+ * the host. Changed by whichever thread moves; waits for that. Not while the program stands by. */
+struct mover_spent {
+	uint64_t waited, closed, made;
+};
+struct mover_spent mover_spent(struct device *device);
+/* Whether nothing that was begun is still at memory: a kernel of ours, or a copy, that was waited for in vain. */
+bool mover_rests(struct device *device);
 /* Brings what is in [address, address + bytes) to the GPU, charged; by a thread of the program, outside the gate. */
 CUresult mover_fetch(struct device *device, CUdeviceptr address, size_t bytes);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pinning: memory that stays where it is, as it is exported, or used by another GPU. */
+/* Pinning: memory that stays where it is, as it is exported, or reached from outside. */
 #ifndef GGROUP_CUDA_PIN_H
 #define GGROUP_CUDA_PIN_H
 
@@ -13,7 +13,5 @@ CUresult pin_range(CUdeviceptr address, size_t bytes);
 CUresult pin_objects(CUdeviceptr address, size_t bytes);
 /* Pin a claimed object, behind one handle of the driver's. */
 CUresult pin_whole(struct region *region);
-/* Let `peer` use everything on `device` from now on, and keep it on the GPU. */
-CUresult pin_peer(struct device *device, CUdevice peer);
 
 #endif

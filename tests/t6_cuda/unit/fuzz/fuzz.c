@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "calls.h"
+#include "marks.h"
 #include "model.h"
 #include "moves.h"
 #include "pools.h"
@@ -26,8 +27,10 @@
 /* Microseconds in which threads of the library let go of what they have handed out, and between two looks. */
 #define LET_GO_US 10000000
 #define LOOK_US 1000
-/* So many steps reach every entry point. */
+/* So many steps reach every entry point, with so many times as many where some have not been through all of their
+ * calls. */
 #define ENOUGH 2000
+#define MORE 4
 
 /* Each once in a while, in turn; those that come often besides. */
 static void (*const steps[])(void) = {
@@ -66,8 +69,8 @@ static void step(uint64_t number, uint64_t count)
 		step_in_turn();
 	else
 		often[model_any(COUNT(often))]();
-	/* From then on what is allocated stays where it is: the last tenth has nothing but objects move. */
-	if (number == count - count / 10 || (number > count - count / 10 && number % 50 == 0))
+	/* From then on another GPU has access to all allocations, too. */
+	if (number == count - count / 3 || (number > count - count / 3 && number % 50 == 0))
 		peers_give();
 	if (number % SOME_EVERY == 0)
 		model_check_some();
@@ -79,10 +82,12 @@ static void say(uint64_t number)
 {
 	const struct double_moved moved = double_moved();
 
-	printf("step %llu: %llu MiB out, %llu MiB in, %llu faults, %llu names, %llu of %llu pages in the host\n",
+	printf("step %llu: %llu MiB out, %llu MiB in, %llu faults, %llu names, %llu of %llu pages in the host, "
+	       "%llu marks, %u bare\n",
 	       (unsigned long long)number, (unsigned long long)(moved.out >> 20), (unsigned long long)(moved.in >> 20),
 	       (unsigned long long)calls_faults(), (unsigned long long)model.renamed,
-	       (unsigned long long)model.checked_in_host, (unsigned long long)model.checked);
+	       (unsigned long long)model.checked_in_host, (unsigned long long)model.checked,
+	       (unsigned long long)marks_made(), moves_bare());
 	fflush(stdout);
 }
 
@@ -110,7 +115,7 @@ static bool has_moved(uint64_t count)
 	const struct double_moved moved = double_moved();
 
 	return moved.out > count << 20 && moved.in > count << 20 && model.renamed > count / 200 &&
-	       model.checked_in_host > count / 10;
+	       model.checked_in_host > count / 10 && marks_made() > count / 80 && moves_bare() > count / 80;
 }
 
 /* Return the bytes of the chunk that is kept for small allocations, has none, and is in the host. */
@@ -126,8 +131,8 @@ static uint64_t kept_in_host(struct device *device)
 	return bytes;
 }
 
-/* Return whether nothing is charged any more: one chunk is kept for small allocations, and stays where others had
- * access to it. */
+/* Return whether nothing is charged any more: one chunk is kept for small allocations, and the driver may have had to
+ * allocate it. */
 static bool is_given_back(struct device *device)
 {
 	return __atomic_load_n(&device->foreign, __ATOMIC_RELAXED) <= PAGE &&
@@ -171,11 +176,17 @@ void fuzz(struct device *device, CUcontext context, CUcontext other)
 		if (i % SAID_EVERY == 0)
 			say(i);
 	}
-	/* What is called seldom waits for threads, too: how often all that it needs is there differs from run to run;
-	 * so does how far the thread that moves memory gets beside this one. */
-	for (uint64_t i = count; count >= ENOUGH && i < 2 * count && !(calls_finished() && has_moved(count)); i++) {
+	/* How far the thread that moves memory gets beside this one differs from run to run. */
+	for (uint64_t i = count; i < 2 * count && count >= ENOUGH && !has_moved(count); i++) {
 		watch_step(i);
 		step(i, count);
+	}
+	/* A call within which something moves has hundreds of the driver: what is called seldom, and by chance with a
+	 * move each time, is not through them yet. Here nothing moves but where a step has it. */
+	for (uint64_t i = 0; i < MORE * count && count >= ENOUGH && !calls_finished(); i++) {
+		moves_allow(false);
+		watch_step(2 * count + i);
+		step(i, UINT64_MAX);
 	}
 	moves_allow(false);
 	end();

@@ -245,13 +245,11 @@ static void check_view(const struct seen *view)
 
 static void check_plain(const struct plain *plain)
 {
-	const bool stays = plain->stays || (model.peers && plain->kind <= OWN);
-
 	for (size_t page = 0; page <= plain->bytes / PAGE && page < PAGES_MOST; page++) {
 		const CUdeviceptr at = plain->address + page * PAGE;
 
 		if (page * PAGE < plain->bytes)
-			check_place(at, stays);
+			check_place(at, plain->stays);
 		if (!plain->contents.written[page])
 			continue;
 		CHECK(read_word(at) == plain->contents.word[page]);

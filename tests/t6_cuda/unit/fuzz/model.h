@@ -63,7 +63,6 @@ struct model {
 	struct seen views[ARENA];	/* by the first page of each in the arena */
 	struct seen *at_page[ARENA];
 	struct plain plains[PLAINS];
-	bool peers;			/* another GPU has access to all allocations, so they stay */
 	uint64_t renamed;		/* number of handles that are the library's own names */
 	uint64_t checked, checked_in_host;	/* numbers of pages */
 };

@@ -12,6 +12,8 @@ void moves_now(void);
 void moves_along(void);
 /* Move something from within a call of the driver: wait only for a moment, since the move may wait for that call. */
 void moves_within(void);
+/* Return how many chunks were bare so far, at the ends of gaps (bare.h). */
+unsigned int moves_bare(void);
 /* Move nothing from here on unless asked to; or allow moves, or forbid them altogether. */
 void moves_rest(void);
 void moves_allow(bool allowed);

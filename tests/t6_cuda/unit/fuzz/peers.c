@@ -6,6 +6,7 @@
 
 #include "calls.h"
 #include "model.h"
+#include "moves.h"
 #include "pools.h"
 
 static bool for_the_other(CUdeviceptr address)
@@ -17,9 +18,11 @@ static bool for_the_other(CUdeviceptr address)
 	return ask(address, 1);
 }
 
-/* Check access, except where the driver had to allocate itself. */
+/* Check access, except where the driver had to allocate itself. What a move has mapped has its access a moment
+ * later. */
 static void check(void)
 {
+	moves_rest();
 	for (const struct plain *plain = model.plains; plain < model.plains + PLAINS; plain++)
 		for (size_t at = 0; plain->address && plain->kind <= OWN && at < plain->bytes; at += PAGE)
 			CHECK(for_the_other(plain->address + at) || model_place(plain->address + at) < 0);
@@ -53,7 +56,6 @@ void peers_give(void)
 		by_context();
 	else
 		by_pool();
-	model.peers = true;
 	check();
 }
 

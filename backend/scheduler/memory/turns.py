@@ -1,0 +1,256 @@
+"""Turns of sets: which one runs, for how long, and which ones come then. Pure, in microseconds of a clock of its own.
+
+Each set has a time at which it waited as long as it may: the earliest of its programs'. The next turn is that of the
+earliest, and a turn ends in time for all: with what each set has at least before it (:meth:`Turns.step_us`), none waits
+longer than is said (:meth:`Turns.bound_us`). That is what was asked for, where it is as long as all others have at
+least; else it is that, which grows with the programs, and with their memory: no lever is pulled sooner than there is a
+call for it, and no turn begins sooner than its memory can be there. (A turn without its memory is none: what is read
+over the bus is as slow as a fortieth. So what was asked for is not kept by one.)
+
+From the begin of one turn to that of the next it takes at least what the next one's memory takes, behind the turn and
+after it, in whichever order they come. One whose turn is over waits behind those that are due before it. What it pushes
+back is due no sooner than it is, so no sooner than all sets but one take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import attrs
+
+from backend.scheduler.memory.claims import Name
+from backend.scheduler.memory.sets import NO_COST, Cost, Set
+
+TURN_US = 500_000
+"""Length of a turn, microseconds, where none waits too long by that: as of those that fill (``filler.py``)."""
+TURN_LONG_US = 1_000_000
+"""Length of a turn at most, microseconds, where longer waits than WAIT_US were asked for."""
+TURN_LEAST_US = 50_000
+"""Length of a turn at least, microseconds: what it takes to end one (5 ms) is a tenth of it, and levers are moved 25
+times a second."""
+OVERHEAD_US = 25_000
+"""Microseconds from the end of a turn to the begin of the next at most, besides moves: a drain, and the levers."""
+SLOT_LEAST_US = TURN_LEAST_US + OVERHEAD_US
+"""Microseconds from the begin of a turn to that of the next, at least."""
+AT_ONCE_US = 600_000
+"""Microseconds in which as many calls come back as are there for one switch, where all before it had their slots: all
+that the scheduler saves (BURST of ``scheduler.py``), at the most of them a second. A set with more begins later."""
+LOST = 0.05
+"""Part of the time that may be lost by moves and switches, where turns could be longer."""
+LATER = 1.5
+"""Times as long as its memory takes at most that a turn is put off for it, where what moves was slower than is known. A
+program that lacks a tenth of its memory is as slow as a fifth, and so is its drain, for which the next one waits."""
+NO_END = 1 << 62
+"""A time that does not come, microseconds."""
+WAIT_US = 1_000_000
+"""Microseconds that a program waits for its turn at most, where nothing else is asked for."""
+
+
+@attrs.frozen
+class Waiter:
+    """What is asked of the turns of one program."""
+
+    wait_us: int = WAIT_US
+    """How long it may wait for a turn."""
+    part: float = 1.0
+    """Its part of the GPU, beside those of others."""
+    levers_us: int = 0
+    """Microseconds in which the calls of the driver come back that one of its turns takes: its end and its begin."""
+
+
+@attrs.frozen
+class Slots:
+    """What the slots of sets take at least, microseconds: reckoned once for each look, where turns ask for it often."""
+
+    leads_us: Mapping[Set, int] = attrs.field(factory=dict)
+    """How long before the turn of each set the one before begins, at least: as what has room beside that one comes,
+    which is no shorter than TURN_LEAST_US, and then the rest."""
+    levers_us: Mapping[Set, int] = attrs.field(factory=dict)
+    """In how long the calls of the levers of each set come back."""
+    stall_us: int = 0
+    """The longest stall of all sets."""
+    late_us: int = 0
+    """How much later than OVERHEAD_US a turn may begin, since not all calls for it are there."""
+    round_us: int = 0
+    """From the end of the turn of any set to the begin of its next one at most, where all others have the least.
+
+    The first of them comes after a stall, and from each to the next it takes what that one's levers or the memory of
+    the next take (:meth:`Turns.step_us`): as many of the longest of both, whatever the order."""
+
+    @classmethod
+    def of(cls, sets: Sequence[Set], waiters: Mapping[Name, Waiter], costs: Mapping[Set, Cost]) -> Slots:
+        """Return those of some sets, given what is asked of their programs and what it takes that each has its
+        memory."""
+        of_sets = {one: costs.get(one, NO_COST) for one in sets}
+        leads_us = {
+            one: max(TURN_LEAST_US, cost.hidden_us) + cost.stall_us + OVERHEAD_US for one, cost in of_sets.items()
+        }
+        levers_us = {one: sum(waiters[name].levers_us for name in one) for one in sets}
+        stall_us = max((cost.stall_us for cost in of_sets.values()), default=0)
+        late_us = max(0, max(levers_us.values(), default=0) - AT_ONCE_US)
+        round_us = 0
+        if len(sets) > 1:
+            each = sorted([*leads_us.values(), *levers_us.values()], reverse=True)
+            round_us = sum(each[: len(sets) - 1]) + stall_us + OVERHEAD_US + late_us
+        return cls(leads_us, levers_us, stall_us, late_us, round_us)
+
+
+@attrs.define
+class Turns:
+    """See the module."""
+
+    sets: Sequence[Set] = ()
+    """All sets."""
+    current: Set | None = None
+    """The one that has the turn; None from the end of one to the begin of the next."""
+    coming: Set | None = None
+    """The one whose turn is about to begin."""
+    began_us: int = 0
+    """When the turn began."""
+    ended_us: int = 0
+    """When the last one ended."""
+    _costs: Mapping[Set, Cost] = attrs.field(factory=dict)
+    _waiters: Mapping[Name, Waiter] = attrs.field(factory=dict)
+    _slots: Slots = attrs.field(factory=Slots)
+    _since: dict[Name, int] = attrs.field(factory=dict)  # when each program began to wait
+    _said: dict[Name, int] = attrs.field(factory=dict)  # the longest bound of each since then
+
+    @property
+    def has_turns(self) -> bool:
+        """Whether there are turns at all."""
+        return len(self.sets) > 1
+
+    @property
+    def waiting(self) -> frozenset[Name]:
+        """The programs that wait for a turn."""
+        return frozenset(self._since) if self.has_turns else frozenset()
+
+    def bound_us(self, name: Name) -> int:
+        """Return how long a program waits at most. While it waits that becomes no less: what is due sooner than was
+        said may not come in time."""
+        return max(self._least_us(name), self._said.get(name, 0))
+
+    def _least_us(self, name: Name) -> int:
+        """Return how long a program waits at most that begins to do so now."""
+        return max(self._waiters[name].wait_us, self._slots.round_us)
+
+    def step_us(self, one: Set, other: Set) -> int:
+        """Return the time from the begin of a turn of a set to that of the next one, of another, at least,
+        microseconds."""
+        return max(self._slots.leads_us[other], self._slots.levers_us[one])
+
+    def _cost(self, one: Set) -> Cost:
+        return self._costs.get(one, NO_COST)
+
+    def observe(
+        self, now_us: int, sets: Sequence[Set], waiters: Mapping[Name, Waiter], costs: Mapping[Set, Cost] | None = None
+    ) -> None:
+        """Note the sets from now on, and what is asked of the turns of each of their programs. `costs` is what it takes
+        at most that each has its memory. Where sets are others, the one with the most of the programs that run goes
+        on."""
+        self._waiters, self._costs = waiters, costs or {}
+        self._slots = Slots.of(sets, waiters, self._costs)
+        if list(sets) != list(self.sets):
+            self.current, self.coming = _heir(sets, self.current), _heir(sets, self.coming)
+        self.sets = sets
+        runs = self.current or frozenset[Name]()
+        waits = [name for one in sets for name in one if name not in runs]
+        self._since = {name: self._since.get(name, now_us) for name in waits}
+        self._said = {name: self.bound_us(name) for name in waits}
+        if self.current is None and self.coming is None and sets:
+            self.coming = self.queue()[0]
+
+    def end(self, now_us: int) -> None:
+        """The turn is over: its programs wait from now on, and the first that waits is about to have the next."""
+        self.ended_us = now_us
+        self.coming = next(iter(self.queue()), self.current)
+        for name in self.current or ():
+            self._since[name] = now_us
+        self.current = None
+
+    def begin(self, now_us: int) -> None:
+        """The turn of the set that is coming begins."""
+        self.current, self.coming, self.began_us = self.coming, None, now_us
+        for name in self.current or ():
+            self._since.pop(name, None)
+            self._said.pop(name, None)
+
+    def queue(self) -> Sequence[Set]:
+        """Return the sets that wait, in the order of their turns."""
+        waiting = [one for one in self.sets if one != self.current]
+        return sorted(waiting, key=lambda one: (one != self.coming, self._due(one)))
+
+    @property
+    def ends_us(self) -> int:
+        """When the turn is over: at its length, or when another one has waited so long that all come in time, with
+        what then still moves before."""
+        if self.current is None or not self.has_turns:
+            return NO_END
+        return min(self.began_us + self._length(self.current), self.latest_us - self._cost(self.queue()[0]).stall_us)
+
+    @property
+    def latest_us(self) -> int:
+        """When the next turn is about to begin at the latest, whatever is still to be moved, so that all come in
+        time; it has begun OVERHEAD_US later, or as much later as its levers take."""
+        latest_us, before_us, last = NO_END, 0, None
+        for one in self.queue():
+            before_us += 0 if last is None else self.step_us(last, one)
+            latest_us, last = min(latest_us, self._until(one) - before_us), one
+        return latest_us
+
+    def patience_us(self, one: Set) -> int:
+        """Return for how long after the end of a turn that of a set, which lacks memory, may be put off beyond
+        `latest_us`: LATER times what its memory takes at most."""
+        cost = self._cost(one)
+        return round(LATER * (cost.hidden_us + cost.stall_us)) + OVERHEAD_US
+
+    def next_use(self, now_us: int) -> Mapping[Name, int]:
+        """Return when each program has its next turn, as far as can be told; of those that run, the one after this."""
+        found: dict[Name, int] = {}
+        at = now_us if self.current is None else max(now_us, self.ends_us)
+        for one in [*self.queue(), *([self.current] if self.current else [])]:
+            found |= dict.fromkeys(one, at)
+            at += self._length(one)
+        return found
+
+    def _until(self, one: Set) -> int:
+        """When a set that waits is about to have its turn at the latest."""
+        begins_us = OVERHEAD_US + self._slots.late_us
+        return min((self._since[name] + self.bound_us(name) - begins_us for name in one), default=NO_END)
+
+    def _due(self, one: Set) -> int:
+        """When a set that waits is due by what holds now. By what was said while the bus was slow, say, it would be
+        behind others that began to wait later, again and again."""
+        return min((self._since[name] + self._least_us(name) for name in one), default=NO_END)
+
+    def _length(self, one: Set) -> int:
+        """Return the length of the turns of a set: as long as what moves meanwhile, and long beside what moves while
+        nothing runs, if none waits too long by that. Each set has the part of its programs."""
+        if not self.has_turns:
+            return NO_END
+        others = [other for other in self.sets if other != one]
+        part = self._part(one) * len(self.sets) / (sum(map(self._part, self.sets)) or 1.0)
+        bound_us = min(self.bound_us(name) for other in self.sets for name in other)
+        hidden_us = max(self._cost(other).hidden_us for other in self.sets)
+        wanted_us = max(hidden_us, (self._slots.stall_us + OVERHEAD_US) / LOST)
+        most_us = TURN_US if bound_us <= WAIT_US else TURN_LONG_US
+        # Between two turns of one all others have theirs; and each of all comes after a stall, that one, too.
+        stalls_us = sum(self._cost(other).stall_us + OVERHEAD_US for other in self.sets)
+        turn_us = min(wanted_us, most_us, (bound_us - stalls_us) / len(others))
+        least_us = max(TURN_LEAST_US, *(self._cost(other).hidden_us for other in others), self._pulled_us(one, others))
+        return max(least_us, round(turn_us * part))
+
+    def _pulled_us(self, one: Set, others: Sequence[Set]) -> int:
+        """How long a turn is at least, so that the calls of its levers have come back when the next one begins."""
+        return self._slots.levers_us[one] - OVERHEAD_US - min(self._cost(other).stall_us for other in others)
+
+    def _part(self, one: Set) -> float:
+        return sum(self._waiters[name].part for name in one)
+
+
+def _heir(sets: Sequence[Set], before: Set | None) -> Set | None:
+    """Return the set that has the most of the programs of another one; None where none has any."""
+    if not before:
+        return None
+    heir = max(sets, key=lambda one: len(one & before), default=None)
+    return heir if heir is not None and heir & before else None

@@ -1,0 +1,1 @@
+"""What is to be shown of time on a GPU: cells, their runs, and what comes of several runs together."""
