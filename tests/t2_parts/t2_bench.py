@@ -358,7 +358,7 @@ def turned(lab: FakeLab, mixes: Sequence[oversubscribed.Mix], told: Mapping[str,
     return [
         oversubscribed.Bench(lab, mixes, FakeRooms(lab, oversubscribed.DRIVER), pressed=False),
         oversubscribed.Bench(lab, mixes, FakeRooms(lab, oversubscribed.TURNS, 0.9, told or {})),
-        oversubscribed.Bench(lab, mixes, FakeRooms(lab, oversubscribed.OFF, 0.02)),
+        oversubscribed.Bench(lab, mixes, FakeRooms(lab, oversubscribed.OFF, 0.02), takes_turns=False),
     ]
 
 

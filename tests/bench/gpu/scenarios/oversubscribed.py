@@ -30,6 +30,8 @@ WINDOW_S, SLOW_S, SETTLE_S = 6.0, 8.0, 10.0
 """Seconds that are measured; of programs that wait for a second and longer, so that each has a turn; and before, where
 there is less room than until then. The host's memory for what goes then is pinned once, at 3 to 4 GiB/s, 2 to 3 GiB of
 each of four programs."""
+UNTURNED_S = 4.0
+"""Seconds before such a window, and of it, where there are no turns: nothing is pinned but as the limit is written."""
 ROUND_S, STOOD_S, LOOK_S = 5.0, 0.3, 0.002
 """Seconds of a round of turns at most, for which one program stands in it at least, and between two looks at it."""
 FIRST_SETTLE_S, BEGUN_S = 12.0, 3.0
@@ -135,6 +137,8 @@ class Bench:
     rooms: Rooms
     pressed: bool = True
     """Whether anything but room for all is measured."""
+    takes_turns: bool = True
+    """Whether programs have turns of memory: then windows are of whole rounds."""
 
     @property
     def name(self) -> str:
@@ -159,12 +163,12 @@ class Bench:
             for one in wanted if self.pressed else ():
                 room.wait(one.wait_s)
                 room.limit(footprint * 100 // one.percent)
-                self.lab.sleep(FIRST_SETTLE_S if one is wanted[0] else SETTLE_S)
-                self._edge(programs[0])
-                first = self._look(room, programs)
-                self.lab.sleep(one.seconds)
-                self._edge(programs[0])
-                found = Rates(first, self._look(room, programs))
+                if self.takes_turns:
+                    self.lab.sleep(FIRST_SETTLE_S if one is wanted[0] else SETTLE_S)
+                    found = self._rounds(room, programs, one.seconds)
+                else:
+                    self.lab.sleep(UNTURNED_S)
+                    found = self._rates(room, programs, UNTURNED_S)
                 yield {**mix.case, "percent": one.percent, "turn_s": one.turn_s}, found.figures(alone, room.figures())
             if self.pressed:
                 room.limit(None)
@@ -182,6 +186,13 @@ class Bench:
                     return
                 passes, since = program.passes, now
             self.lab.sleep(LOOK_S)
+
+    def _rounds(self, room: Room, programs: Sequence[Worked], seconds: float) -> Rates:
+        self._edge(programs[0])
+        first = self._look(room, programs)
+        self.lab.sleep(seconds)
+        self._edge(programs[0])
+        return Rates(first, self._look(room, programs))
 
     def _rates(self, room: Room, programs: Sequence[Worked], seconds: float) -> Rates:
         first = self._look(room, programs)
@@ -243,7 +254,7 @@ def subjects(lab: Lab, mixes: Sequence[Mix]) -> list[Bench]:
     return [
         Bench(lab, mixes, WholeGpu(DRIVER), pressed=False),
         Bench(lab, mixes, Turned(TURNS, ["turns=on"])),
-        Bench(lab, once, Turned(OFF, ["turns=off"], expected=BUSY)),
+        Bench(lab, once, Turned(OFF, ["turns=off"], expected=BUSY), takes_turns=False),
     ]
 
 
