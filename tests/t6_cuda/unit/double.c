@@ -354,11 +354,14 @@ static bool agrees(struct device *device, bool say)
 	if (say)
 		fprintf(stderr,
 			"the driver has %llu MiB on the GPU and %llu in the host; the device says %llu and %llu, the "
-			"books %llu and %llu; kept %llu and %llu, credit %llu\n", (unsigned long long)(gpu >> 20),
+			"books %llu and %llu; kept %llu and %llu, credit %llu; clean %llu, held %llu of the host\n",
+			(unsigned long long)(gpu >> 20),
 			(unsigned long long)(host >> 20), (unsigned long long)(on_gpu >> 20),
 			(unsigned long long)(in_host >> 20), (unsigned long long)(booked_gpu >> 20),
 			(unsigned long long)(booked_host >> 20), (unsigned long long)(pool_kept(device) >> 20),
-			(unsigned long long)(host_kept(device) >> 20), (unsigned long long)(credit >> 20));
+			(unsigned long long)(host_kept(device) >> 20), (unsigned long long)(credit >> 20),
+			(unsigned long long)(__atomic_load_n(&device->clean, __ATOMIC_RELAXED) >> 20),
+			(unsigned long long)(__atomic_load_n(&device->host_held, __ATOMIC_RELAXED) >> 20));
 	return false;
 }
 
