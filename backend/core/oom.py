@@ -146,10 +146,9 @@ class OomKiller:
         found = gpu.footprint(member.process)
         if found.silent:
             return Obstacle(member, held)
-        past = found.implicit or 0
-        if found.whole or past <= PAST_MOST:  # a program that moves as a whole leaves nothing behind
+        if found.whole or found.past <= PAST_MOST:  # a program that moves as a whole leaves nothing behind
             return None
-        return Obstacle(member, min(held, past + (found.unmovable or 0)), past=True)
+        return Obstacle(member, min(held, found.past + (found.unmovable or 0)), past=True)
 
     async def doomed(self, level: Group) -> Mapping[Member, bool]:
         """Return the members of a level that may be killed for it now, with all that end with them: True for each that

@@ -83,4 +83,4 @@ class Pasts:
         if gpu.lost or not gpu.manages(member.process):
             return 0
         found = gpu.footprint(member.process)
-        return 0 if found.whole or found.silent else found.implicit or 0
+        return 0 if found.whole or found.silent else found.past

@@ -289,6 +289,9 @@ class Footprint:
     later: int = 0
     """Bytes that it could move, by its own word, and has just moved less of than it was asked for: it is asked again
     after a while."""
+    past: int = 0
+    """Bytes of `implicit` that the driver was seen to count. A program that says less than it said before has the rest
+    as implicit until the driver was looked at."""
 
     def __add__(self, other: Footprint) -> Footprint:
         return Footprint(
@@ -301,6 +304,7 @@ class Footprint:
             self.silent + other.silent,
             _total(self.clean, other.clean),
             self.later + other.later,
+            self.past + other.past,
         )
 
 

@@ -95,6 +95,7 @@ class Holding:
         self._correction = max(0, books.current - resident, min(counted, capacity) - resident)
         self._least = self._most = resident  # of `charged`, since the last look
         self._look: tuple[int, int, int] | None = None  # least and most before the last look, and what it showed
+        self._seen = counted  # what the driver counted last
         missing = max(0, swapped - books.swap)  # the books are younger than the program
         bookkeeper.observe(process, gpu, resident + self._correction + missing)
         if missing:
@@ -105,13 +106,15 @@ class Holding:
     @property
     def footprint(self) -> Footprint:
         """What is to be told of it. `movable` is what it has for certain."""
+        implicit = max(0, self._correction)
         return Footprint(
             movable=max(0, self.charged - self.promised - self.asked),
-            implicit=max(0, self._correction),
+            implicit=implicit,
             unmovable=self.unmovable,
             disputed=max(0, -self._correction),
             exchanged=self.exchanged,
             clean=self.clean,
+            past=min(implicit, self._seen),
         )
 
     # What the program says
@@ -211,6 +214,7 @@ class Holding:
     def look(self, nbytes: int) -> None:
         """The driver's figure for the process, as of now."""
         self._come(nbytes)
+        self._seen = nbytes
         before, self._look = self._look, (self._least, self._most, nbytes)
         if before is not None:
             least, most = min(before[0], self._least), max(before[1], self._most)

@@ -742,7 +742,7 @@ def test_a_liar_is_found_out(drive: Drive, busy: bool) -> None:
         rig.nursery.start_soon(fuss)
         program.lag = 9 * GIB
         program.show()
-        await trio.sleep(2)
+        await trio.sleep(3)  # two looks at what is past the library have seen it
         assert abs(await rig.number(program.file + "gmem.current") - 9 * GIB) <= 16 * MIB
         program.lag = CONTEXT
         program.show()

@@ -74,6 +74,43 @@ def test_a_program_without_the_library_is_not_past_it(drive: Drive) -> None:
     drive(test)
 
 
+def test_what_only_a_former_connection_claimed_is_not_past(drive: Drive) -> None:
+    """A program that says less with every connection: what it said before is in the books, but no driver counts it."""
+
+    async def test(rig: Rig) -> None:
+        process = rig.process("/job")
+        for _ in range(20):
+            program = rig.connect(process)
+            program.lag = 256 * MIB
+            await program.manage(8 * GIB)
+            await trio.sleep(LOOK_S / 8)
+            program = rig.connect(process)
+            program.lag = 256 * MIB
+            await program.manage(1 * MIB)
+            await trio.sleep(LOOK_S / 8)
+            rig.h.controller._pasts.look()
+            assert (await rig.stat(program.file + "gmem.events"))["past"] == 0
+
+    drive(test)
+
+
+@pytest.mark.logs(PAST)
+def test_one_that_connects_again_and_again_is_past_it_all_the_same(drive: Drive) -> None:
+    """What the driver counts as a program connects is known before the first look."""
+
+    async def test(rig: Rig) -> None:
+        process = rig.process("/job")
+        rig.driver_says(process.pid, 20 * GIB)
+        for _ in range(20):
+            program = rig.connect(process)
+            program.lag = 20 * GIB
+            await program.manage(1 * MIB)
+            await trio.sleep(LOOK_S / 4)
+        assert (await rig.stat(program.file + "gmem.events"))["past"] == 1
+
+    drive(test)
+
+
 @pytest.mark.logs(PAST)
 def test_nothing_is_kept_of_one_that_has_ended(drive: Drive) -> None:
     async def test(rig: Rig) -> None:
