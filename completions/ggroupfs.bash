@@ -119,7 +119,7 @@ _ggroupfs_offer_in_list() {
     for word in auto soft kmod; do words+=("${before}ledger=$word"); done
     for word in auto no; do words+=("${before}units=$word"); done
     for word in on off; do words+=("${before}scheduler=$word"); done
-    for word in auto on off; do words+=("${before}turns=$word"); done
+    for word in on off; do words+=("${before}turns=$word"); done
     _ggroupfs_offer "$whole" "${words[@]}"
 }
 

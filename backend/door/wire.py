@@ -105,12 +105,10 @@ CUDA = (
     | Feature.SPACE
     | Feature.SMS
 )
-"""What is spoken at the door of CUDA programs, unless more is asked for."""
+"""What is spoken at the door of CUDA programs where there are no turns of memory (``-o turns=off``)."""
 
 CUDA_ALL = CUDA | Feature.SETS
-"""What the library of the same tree speaks, and the daemon where turns of memory are asked for (``-o turns=on``): on
-NVIDIA GPUs they are measured no further than by hand."""
-
+"""What is spoken there otherwise, and by the library of the same tree."""
 
 SOFT = Feature.ENGINE | Feature.FAMILY | Feature.TURNS | Feature.TOTAL
 """What is spoken at the door of the software GPU."""

@@ -154,7 +154,7 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
             raise MountError(f"no socket at {path}: {error.strerror}{where}") from None
         controller.facts["socket"] = os.fspath(path)
         controller.facts["protocol"] = str(VERSION)
-        offers = CUDA_ALL if options.turns == "on" else CUDA
+        offers = CUDA_ALL if options.turns else CUDA
         controller.facts["features"] = names(SOFT if backend.soft else offers)
         if journal is not None:
             controller.facts["journal"] = os.fspath(journal.path)
@@ -267,7 +267,6 @@ async def _controller(
     except OSError as error:
         raise MountError(error.strerror) from None
     program = None if backend.soft else space_control.find()
-    turns = options.turns == "on" or (options.turns == "auto" and bool(backend.soft))
     try:
         controller = Controller(
             *(backend.ledger, backend.gpus, options.deadline),
@@ -276,7 +275,7 @@ async def _controller(
             moves=backend.moves,
             memory=backend.totals,
             lives=backend.lives,
-            turn_wait_us=round(options.turns_wait * 1e6) if turns else None,
+            turn_wait_us=round(options.turns_wait * 1e6) if options.turns else None,
             servers=None if program is None else (program, directory_for(socket)),
         )
         return controller, backend

@@ -41,10 +41,6 @@ PASSED = frozenset(("ro", "debug", "auto_unmount"))
 """Options that are passed to libfuse."""
 
 
-TURNS = ("auto", "on", "off")
-"""Values of the option `turns`: whether there are memory turns."""
-
-
 @attrs.frozen
 class MountOptions:
     """The options of one mount."""
@@ -73,10 +69,8 @@ class MountOptions:
     """Microseconds for which programs of worse priority are held after the last request of a better one. With None they
     are not held at all, not even while there are requests.
     """
-    turns: str = "auto"
-    """Whether programs that use more memory than there is room for take turns: one of :data:`TURNS`; auto means on for
-    software GPUs only.
-    """
+    turns: bool = True
+    """Whether programs that use more memory than there is room for take turns."""
     turns_wait: float = WAIT_US / 1e6
     """Longest wait of a program for such a turn, seconds."""
     units: bool = True
@@ -138,7 +132,7 @@ def _apply(options: MountOptions, key: str, value: str | None) -> MountOptions:
     elif key == "hold":
         return attrs.evolve(options, hold_us=None if value == "no" else _hold(value))
     elif key == "turns":
-        return attrs.evolve(options, turns=_one_of(TURNS, value))
+        return attrs.evolve(options, turns=_one_of(("on", "off"), value) == "on")
     elif key == "turns.wait":
         return attrs.evolve(options, turns_wait=_seconds(value))
     elif key == "units":
