@@ -1,12 +1,9 @@
-"""Planning of reclaim: effective protection, and which processes give how much. Pure functions over the accounts.
-
-The rules are those of the memory cgroup: a group's own low does not protect it against its own limit; below the group
-that is being reclaimed, low protects as ``effective_protection()`` in mm/memcontrol.c computes it.
-"""
+"""Planning of reclaim: which processes give how much. Pure functions over the accounts."""
 
 from __future__ import annotations
 
 from backend.common import clock
+from backend.core.protection import effective_lows
 from backend.core.protocols import Target
 from backend.core.records import MAX
 from backend.ledgers.account import Account
@@ -51,36 +48,6 @@ def leaves(top: Account) -> list[Account]:
         else:
             found.append(account)
     return found
-
-
-def effective_lows(top: Account) -> dict[Account, int]:
-    """Return the part of each account's memory, in bytes, that a reclaim of `top` must leave alone while other members
-    can give. Accounts with no such part may be left out.
-
-    mm/page_counter.c, effective_protection() with memory_recursiveprot (systemd mounts cgroup2 with it): children share
-    what their parent has protected, in proportion when they ask for more; what none of them asks for goes to all, in
-    proportion to their other memory. So a low on a slice protects the processes in it.
-    """
-    lows: dict[Account, int] = {}
-    pending = [top]
-    while pending:
-        parent = pending.pop()
-        children = parent.children.values()
-        pending.extend(children)
-        asked = sum([min(child.figures.current, low) for child in children if (low := child.figures.low)])
-        ceiling = lows.get(parent, 0)
-        if not asked and not ceiling:
-            continue  # the common case
-        for child in children:
-            held = child.figures.current
-            protected = min(held, child.figures.low)
-            if parent is not top:  # children of the one being reclaimed have their low in full
-                if asked > ceiling:
-                    protected = protected * ceiling // asked
-                elif held > protected and parent.figures.current > asked:
-                    protected += (ceiling - asked) * (held - protected) // (parent.figures.current - asked)
-            lows[child] = protected
-    return lows
 
 
 def plan(top: Account, nbytes: int) -> list[Target]:

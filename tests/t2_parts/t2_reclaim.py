@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from backend.common import clock
 from backend.core.nextuse import NEXT_USE_S, NextUse
+from backend.core.protection import effective_lows
 from backend.core.protocols import Target
 from backend.ledgers import reclaim
 from backend.ledgers.account import Account
@@ -48,9 +49,7 @@ def test_effective_low_is_the_kernels(root: Account, data: st.DataObject) -> Non
     """What the kernel protects of an account, up to what the account has."""
     top = data.draw(st.sampled_from(list(below(root))))
     for account in below(top):
-        assert reclaim.effective_lows(top).get(account, 0) == min(
-            account.figures.current, calculate_protection(account, top)
-        )
+        assert effective_lows(top).get(account, 0) == min(account.figures.current, calculate_protection(account, top))
 
 
 @SETTINGS
@@ -58,8 +57,8 @@ def test_effective_low_is_the_kernels(root: Account, data: st.DataObject) -> Non
 def test_what_is_protected_below_a_slice_is_no_more_than_the_slices_own(root: Account) -> None:
     for account in below(root):
         if account is not root and account.children:
-            parts = sum(reclaim.effective_lows(root).get(child, 0) for child in account.children.values())
-            assert parts <= reclaim.effective_lows(root).get(account, 0)
+            parts = sum(effective_lows(root).get(child, 0) for child in account.children.values())
+            assert parts <= effective_lows(root).get(account, 0)
 
 
 # Room in the host
@@ -107,7 +106,7 @@ def test_a_plan_spares_what_is_protected_while_others_have_more(root: Account, n
         plan = reclaim.plan(top, nbytes)
         leaves = {leaf.group: leaf for leaf in processes(top)}
         room = {account: account.figures.swap_max - account.figures.swap for account in below(root)}
-        spare = {g: leaf.figures.current - reclaim.effective_lows(top).get(leaf, 0) for g, leaf in leaves.items()}
+        spare = {g: leaf.figures.current - effective_lows(top).get(leaf, 0) for g, leaf in leaves.items()}
         for target in plan:
             assert target.nbytes > 0
             if target.below_low:
@@ -135,7 +134,7 @@ def test_the_farthest_give_first(root: Account, nbytes: int, data: st.DataObject
     top = data.draw(st.sampled_from(list(below(root))))
     leaves, now_usec = {leaf.group: leaf for leaf in processes(top)}, clock.boot_usec()
     room = {account: max(0, account.figures.swap_max - account.figures.swap) for account in below(root)}
-    lows = reclaim.effective_lows(top)
+    lows = effective_lows(top)
     left = {leaf: leaf.figures.current - lows.get(leaf, 0) for leaf in leaves.values()}
     was_low = False
     for target in reclaim.plan(top, nbytes):
@@ -262,9 +261,9 @@ def test_a_slices_low_protects_its_processes_in_proportion() -> None:
     """S holds 100 and is protected to 60; neither process asks for protection, so each has 60 % of what it holds."""
     example = Example(75, 25, 100)
     example.s.update(low=60)
-    assert reclaim.effective_lows(example.gpu).get(example.one, 0) == 45
-    assert reclaim.effective_lows(example.gpu).get(example.two, 0) == 15
-    assert reclaim.effective_lows(example.s).get(example.one, 0) == 0, "its low does not protect a slice against itself"
+    assert effective_lows(example.gpu).get(example.one, 0) == 45
+    assert effective_lows(example.gpu).get(example.two, 0) == 15
+    assert effective_lows(example.s).get(example.one, 0) == 0, "its low does not protect a slice against itself"
 
 
 def test_processes_that_ask_for_more_than_their_slice_has_share_it() -> None:
@@ -273,8 +272,8 @@ def test_processes_that_ask_for_more_than_their_slice_has_share_it() -> None:
     example.s.update(low=40)
     example.one.update(low=75)
     example.two.update(low=25)
-    assert reclaim.effective_lows(example.gpu).get(example.one, 0) == 30
-    assert reclaim.effective_lows(example.gpu).get(example.two, 0) == 10
+    assert effective_lows(example.gpu).get(example.one, 0) == 30
+    assert effective_lows(example.gpu).get(example.two, 0) == 10
 
 
 def test_what_a_process_claims_it_has_and_the_rest_is_shared() -> None:
@@ -282,8 +281,8 @@ def test_what_a_process_claims_it_has_and_the_rest_is_shared() -> None:
     example = Example(40, 60, 0)
     example.s.update(low=60)
     example.one.update(low=20)
-    assert reclaim.effective_lows(example.gpu).get(example.one, 0) == 20 + 10
-    assert reclaim.effective_lows(example.gpu).get(example.two, 0) == 0 + 30
+    assert effective_lows(example.gpu).get(example.one, 0) == 20 + 10
+    assert effective_lows(example.gpu).get(example.two, 0) == 0 + 30
 
 
 def test_the_largest_give_first() -> None:

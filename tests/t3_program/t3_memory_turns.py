@@ -192,6 +192,70 @@ async def test_what_leads_waits_for_no_turn(spawn: Spawn) -> None:
         nursery.cancel_scope.cancel()
 
 
+class Least:
+    """The least that a group has had, bytes, as it is looked at every millisecond."""
+
+    def __init__(self, h: Harness, file: str) -> None:
+        self.h, self.file, self.nbytes = h, file, 1 << 62
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            self.nbytes = min(self.nbytes, int(await self.h.read(self.file)))
+            await trio.sleep(0.001)
+
+
+@pytest.mark.parametrize("levels", [1, 2, 3])
+@virtual
+async def test_what_low_keeps_stays_and_waits_for_no_turn(spawn: Spawn, levels: int) -> None:
+    """Whether its own low does, or that of a slice, also where it is written while there are turns already. A low is
+    bounded by those above."""
+    gpu = soft(96 * MIB)
+    async with running(gpu, scheduler=True) as h, trio.open_nursery() as nursery:
+        programs = Programs(h, gpu, spawn, nursery)
+        service = (await programs.come(48, "/svc/inner")).process
+        for _ in range(2):
+            await programs.come(48, "/batch")
+        await trio.sleep(5)
+        assert programs.turns(service) > 2
+        for group in ("slice/svc", "slice/svc/inner", f"{service.pid}")[:levels]:
+            await h.write(f"{group}/0/gmem.limit.low", 48 * MIB)
+        await trio.sleep(5)
+        least, turns = Least(h, f"{service.pid}/0/gmem.current"), programs.turns(service)
+        nursery.start_soon(least.run)
+        steps = await programs.steps(10)
+        assert least.nbytes == 48 * MIB
+        assert programs.turns(service) == turns
+        assert gpu.working_set(service).missing == 0
+        assert flat(await h.read("slice/svc/0/gmem.events"))["low"] == 0
+        assert steps[0] >= 0.4 * 10 / 0.002
+        assert min(steps[1:]) >= 0.1 * 10 / 0.002
+        programs.check()
+        nursery.cancel_scope.cancel()
+
+
+@virtual
+async def test_of_what_low_keeps_a_part_of_that_part_stays(spawn: Spawn) -> None:
+    """It has turns as the others have, and so much of its memory is there while it waits."""
+    gpu = soft(128 * MIB)
+    async with running(gpu, scheduler=True) as h, trio.open_nursery() as nursery:
+        programs = Programs(h, gpu, spawn, nursery)
+        service = (await programs.come(48, "/svc")).process
+        for _ in range(3):
+            await programs.come(48, "/batch")
+        await h.write("slice/svc/0/gmem.limit.low", 24 * MIB)
+        await trio.sleep(5)
+        least, turns = Least(h, f"{service.pid}/0/gmem.current"), programs.turns(service)
+        nursery.start_soon(least.run)
+        steps = await programs.steps(10)
+        assert 24 * MIB <= least.nbytes < 48 * MIB
+        assert programs.turns(service) > turns + 2
+        assert min(steps) >= 0.05 * 10 / 0.002, "the slices have half of the engine each"
+        assert sum(steps) >= 0.8 * 10 / 0.002
+        programs.check()
+        nursery.cancel_scope.cancel()
+
+
 @virtual
 async def test_the_figures_tell_of_turns(spawn: Spawn) -> None:
     gpu = soft(96 * MIB)

@@ -16,6 +16,10 @@ Name = Hashable
 """Name of a program: a process, except in the tests of pure code."""
 
 
+KEPT = 0.95
+"""Part of what a program has, and uses, that low protects at least where it is taken to protect all of it."""
+
+
 @attrs.frozen
 class Claim:
     """What one program claims of the memory of one GPU, in bytes."""
@@ -30,6 +34,8 @@ class Claim:
     """Bytes that it has on the GPU and has not written since the host last had them: moving these out costs nothing."""
     leaves: int = MAX
     """Bytes that it may move out at most, as bounded by its swap.max, its protection, and the room in the host."""
+    protected: int = 0
+    """Bytes of all that it has, or uses, that are not taken for others: its own low, and those above it, keep them."""
 
     @property
     def missing(self) -> int:
@@ -47,9 +53,23 @@ class Claim:
         return min(self.cold, max(0, self.held - self.leaves))
 
     @property
+    def is_kept(self) -> bool:
+        """Whether low keeps all that it has, and uses."""
+        return self.protected > 0 and self.protected >= KEPT * max(self.used, self.held)
+
+    @property
+    def kept(self) -> int:
+        """Bytes of the working set that remain on the GPU while it waits, once they are there, as low keeps them."""
+        return min(self.used, max(0, self.protected - self.stays))
+
+    @property
     def spare(self) -> int:
         """Bytes outside the working set that can be moved out."""
         return self.cold - self.stays
+
+    def protect(self, nbytes: int) -> Claim:
+        """Return the claim where low protects `nbytes` of it."""
+        return attrs.evolve(self, protected=nbytes, leaves=min(self.leaves, max(0, self.held - nbytes)))
 
     def given(self, nbytes: int) -> Claim:
         """Return the claim after `nbytes` were moved out; `nbytes` is at most `leaves`."""

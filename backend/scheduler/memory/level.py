@@ -23,7 +23,8 @@ from backend.core.workingset import ANY
 from backend.process.identity import Group, Member, Process, Slice, SliceOn
 from backend.scheduler.memory.claims import Claim, Name
 from backend.scheduler.memory.gangs import Ties
-from backend.scheduler.memory.planner import Plan, Program
+from backend.scheduler.memory.kept import kept
+from backend.scheduler.memory.planner import Plan, Program, claims_on
 from backend.scheduler.memory.turns import Waiter
 from backend.scheduler.order import leads
 from backend.scheduler.shares import Contender, due
@@ -122,6 +123,7 @@ class Level:
                 found[process] = self._program(process, seen)
             except OSError:
                 continue  # it has died, and that is still to be told
+        self._keep(found)
         if any(one.ties.shared and one.ties.is_known for one in found.values()) and self._may_share_outside(found):
             # One that has no turns here is of their gang, perhaps.
             for name, one in found.items():
@@ -204,11 +206,23 @@ class Level:
         return Claim(current, current, leaves=0)
 
     def _may_swap(self, process: Process, gpu: int) -> int:
-        """How many bytes a process may give: what its protection and each swap.max leave."""
+        """How many bytes a process may give: what each swap.max leaves."""
         path: Sequence[Group] = self._population.path(Member(process, gpu))
         each = [self._ledger.books(level) for level in path]
-        swap = min((one.swap_max - one.swap if one.swap_max < MAX else MAX for one in each), default=MAX)
-        return max(0, min(swap, each[0].current - min(each[0].low, each[0].current)))
+        return max(0, min((one.swap_max - one.swap if one.swap_max < MAX else MAX for one in each), default=MAX))
+
+    def _keep(self, programs: dict[Name, Program]) -> None:
+        """Has each program keep what low protects of it."""
+        for gpu in self.place.gpus:
+            used = {name: one.used for name, one in claims_on(gpu, programs).items() if isinstance(name, Process)}
+            try:
+                protected = kept(self.place.on(gpu), used, self._ledger, self._population)
+            except OSError:
+                continue  # a group has gone, and that is still to be told
+            for name, nbytes in protected.items():
+                if name in used and nbytes:
+                    claim = programs[name].claims[gpu].protect(nbytes)
+                    programs[name] = attrs.evolve(programs[name], claims={**programs[name].claims, gpu: claim})
 
     def _books(self, process: Process, gpu: int) -> Books:
         return self._ledger.books(Member(process, gpu))

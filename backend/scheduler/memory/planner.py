@@ -43,6 +43,11 @@ class Program:
     has_work: bool = True
     """Whether it has something to do: one that has not needs no turn, and gives first."""
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether low keeps all of its memory where it is: others had nothing of it if it waited."""
+        return bool(self.claims) and all(claim.is_kept for claim in self.claims.values())
+
 
 @attrs.frozen
 class Plan:
@@ -160,12 +165,12 @@ class Planner:
         self.gangs = gangs({name: one.ties for name, one in programs.items()})
         for gang in self.gangs:
             those = {name: programs[name] for name in gang.members}
-            if not gang.takes_turns or any(one.is_ahead for one in those.values()):
+            is_kept = all(one.is_kept for one in those.values())
+            if not gang.takes_turns or is_kept or any(one.is_ahead for one in those.values()):
                 always |= gang.members
             elif any(one.has_work for one in those.values()):
-                used = {
-                    gpu: sum(one.claims[gpu].used for one in those.values() if gpu in one.claims) for gpu in gang.gpus
-                }
+                each = {gpu: [one.claims[gpu] for one in those.values() if gpu in one.claims] for gpu in gang.gpus}
+                used = {gpu: sum(one.used - one.kept for one in claims) for gpu, claims in each.items()}
                 units.append(Unit(gang.members, used))
         if len(rooms) > 1:
             left = {gpu: room - _reserved(gpu, programs, always) for gpu, room in rooms.items()}
@@ -231,4 +236,4 @@ def _reserved(gpu: int, programs: Mapping[Name, Program], always: Collection[Nam
     """Return the bytes of a GPU that are always taken: what those in every set have, or need, and what the others keep
     while they wait."""
     claims = claims_on(gpu, programs)
-    return sum(max(one.used, one.held) if name in always else one.stays for name, one in claims.items())
+    return sum(max(one.used, one.held) if name in always else one.stays + one.kept for name, one in claims.items())
