@@ -39,6 +39,7 @@ EXPECTED = (
     r"a message to the kernel does not come to its end",
     r"process \d+: its library is older than this daemon and lacks",  # as it claimed
     r"user 65534: more than \d+ connections: dropped",
+    r"programs use more memory than there is room for, and have turns, in \d+ sets",
 )
 """Log lines that tenants which break the rules may cause."""
 

@@ -10,6 +10,7 @@ two programs that share memory. When the ties change, the switches of those GPUs
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from backend.scheduler.memory.gangs import Ties, gangs
 from backend.scheduler.memory.level import Level, Levers, Place, shared_by
 from backend.scheduler.memory.planner import Plan
 from backend.scheduler.memory.switch import Switch
+from backend.scheduler.memory.telling import Beginnings
 from backend.scheduler.shares import Contender
 
 log = logging.getLogger(__name__)
@@ -73,6 +75,7 @@ class Levels:
         self._levers: dict[int, Levers] = {}
         self._contenders: dict[int, Sequence[Contender]] = {}
         self._running: dict[Place, Running] = {}
+        self._beginnings = Beginnings()
         self._wide: Sequence[frozenset[int]] = ()  # the GPUs of each gang that is on several
         self._looked = -math.inf  # time of the last search for these, by trio's clock
         self.nursery: trio.Nursery | None = None
@@ -99,7 +102,9 @@ class Levels:
                 running.scope.cancel()  # other GPUs are tied now
         for place in self._short(tied):
             level = self._level(place)
-            begun = self._running[place] = Running(level, Switch(level, name=str(place)))
+            begun = self._running[place] = Running(
+                level, Switch(level, begun=functools.partial(self._beginnings.tell, str(place)))
+            )
             self.nursery.start_soon(self._run, begun)
         for place, running in list(self._running.items()):
             if gpu not in place.gpus:

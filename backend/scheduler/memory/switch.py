@@ -22,8 +22,7 @@ from __future__ import annotations
 
 import enum
 import errno
-import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import attrs
 import trio
@@ -36,8 +35,6 @@ from backend.scheduler.memory.hands import Hands
 from backend.scheduler.memory.moves import Way, leaves
 from backend.scheduler.memory.pieces import Pieces
 from backend.scheduler.memory.planner import Plan, Planner, Program, Still, claims_on
-
-log = logging.getLogger(__name__)
 
 LOOK_S = 0.003
 """Seconds after which is looked again whether a program that drains has done so: then its memory moves."""
@@ -106,10 +103,10 @@ class Spared:
 class Switch:
     """See the module. Its time is trio's."""
 
-    def __init__(self, hands: Hands, rates: Rates = RATES, name: str = "") -> None:
-        """`name` is that of the level in the log."""
+    def __init__(self, hands: Hands, rates: Rates = RATES, begun: Callable[[int], None] = lambda sets: None) -> None:
+        """`begun` is called with the number of sets once there are turns."""
         self._hands = hands
-        self._name = name
+        self._begun = begun
         self.programs: Mapping[Name, Program] = {}
         """The programs, as they were looked at last."""
         self.planner = Planner(rates)
@@ -260,11 +257,10 @@ class Switch:
         self._spared = {name: spared for name, spared in self._spared.items() if name in there}
 
     def _tell(self, plan: Plan) -> None:
-        """Says in the log when turns begin, once."""
+        """Tells when turns begin, once."""
         if plan.has_turns and not self._is_told:
             self._is_told = True
-            what = "%s: programs use more memory than there is room for, and have turns, in %d sets (-o turns=off)"
-            log.info(what, self._name, len(plan.sets))
+            self._begun(len(plan.sets))
 
     # Which programs wait
 

@@ -1,16 +1,43 @@
-"""Telling: what the switch writes into the trace (:mod:`backend.common.tracing`), for people."""
+"""Telling: what is written of turns for people, into the log, and into the trace (:mod:`backend.common.tracing`)."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 
 import trio
 
 from backend.common.tracing import TRACE
 from backend.process.identity import Process
+from backend.scheduler.bucket import Bucket
 from backend.scheduler.memory.claims import Name, Rates
 from backend.scheduler.memory.planner import Plan, Program
 from backend.scheduler.memory.sets import Set
+
+log = logging.getLogger(__name__)
+log.setLevel(logging.INFO)  # no error, and seldom: an operator is to see it in the journal, without -v
+
+AGAIN_S = 3600.0
+"""Seconds in which the log tells of one level once."""
+LINES = 0.1, 32
+"""Such lines a second, and at once: a user may make slices, and have them come to be short."""
+
+
+class Beginnings:
+    """Tells the log of levels at which turns begin."""
+
+    def __init__(self) -> None:
+        self._bucket = Bucket(*LINES)
+        self._told: dict[str, float] = {}
+
+    def tell(self, level: str, sets: int) -> None:
+        """Say that there are turns at a level, in so many sets, if that was not said lately."""
+        now = trio.current_time()
+        self._told = {other: at for other, at in self._told.items() if now < at + AGAIN_S}
+        if level not in self._told and self._bucket.take(now):
+            self._told[level] = now
+            what = "%s: programs use more memory than there is room for, and have turns, in %d sets (-o turns=off)"
+            log.info(what, level, sets)
 
 
 def said(name: Name) -> str:
