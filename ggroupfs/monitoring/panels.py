@@ -105,7 +105,7 @@ PANELS: Sequence[Panel] = (
     ),
     Panel(
         "Moved between GPU and host",
-        "Bytes a second that reclaim moves. Both for minutes: the limits are too low for what runs.",
+        "Bytes a second that reclaim and turns of memory move. Both for minutes: more is used than there is room for.",
         "Bps",
         [
             Curve(f"sum by (instance, gpu) (rate({_top('swapin_bytes_total')}[{INTERVAL}]))", GPU + " to the GPU"),
