@@ -5,6 +5,8 @@ The program around a test:
         levers.py          what can be asked of a process, for tests of every lever
     cuda_session.py    the program, and CUDA programs at its socket
     turns.py           CUDA programs whose library has a gate of turns
+    prepared.py        one of them, whose library tells a working set
+    loopers.py         programs of a software GPU that use all of their pages in each step
     restarted.py       books and GPUs that outlive a daemon, in one process
     killed.py          driver, journal and programs that outlive a daemon
     killed_life.py     a daemon's life up to a point, and what the next one finds
