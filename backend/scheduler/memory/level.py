@@ -20,7 +20,7 @@ from backend.core.protocols import Gpu, Ledger
 from backend.core.records import Books
 from backend.core.settings import MAX
 from backend.core.workingset import ANY
-from backend.process.identity import Group, Member, Process, Slice, SliceOn
+from backend.process.identity import Member, Process, Slice, SliceOn
 from backend.scheduler.memory.claims import Claim, Name
 from backend.scheduler.memory.gangs import Ties
 from backend.scheduler.memory.kept import kept
@@ -171,45 +171,52 @@ class Level:
         return False
 
     def rooms(self) -> Mapping[int, int]:
+        return self._rooms(above=True)
+
+    def own_rooms(self) -> Mapping[int, int]:
+        """As :meth:`rooms`, by the limit of this level alone: whether one above is short is a matter of that."""
+        return self._rooms(above=False)
+
+    def _rooms(self, *, above: bool) -> Mapping[int, int]:
         found = {}
         for gpu in self.place.gpus:
             if self._gpus[gpu].lost:
                 return {}
             there = [one.process for one in self._contenders(gpu) if self._population.holds(Member(one.process, gpu))]
             try:
-                books = self._ledger.books(self.place.on(gpu))
+                path = self._population.path(self.place.on(gpu))
+                each = [self._ledger.books(level) for level in (path if above else path[:1])]
                 ours = sum(self._books(process, gpu).current for process in there)
             except OSError:
                 return {}
-            found[gpu] = max(0, books.high - (books.current - ours))
+            found[gpu] = max(0, min(books.limit - (books.current - ours) for books in each))
         return found
 
     def chunk(self, gpu: int) -> int:
         return max(self._gpus[gpu].info.chunk, self._gpus[gpu].info.granule)
 
     def _claim(self, process: Process, index: int) -> Claim | None:
-        """What a process claims of a GPU; None where its library does not tell."""
-        books, gpu = self._books(process, index), self._gpus[index]
+        """What a process claims of a GPU; None where its library does not tell. What cannot come, whatever others give,
+        is no claim: what limits below this level, and swap.max, have no room for, and what the GPU has not."""
+        gpu, path = self._gpus[index], self._population.path(Member(process, index))
+        each = {level: self._ledger.books(level) for level in path}
+        books, top = each[path[0]], self.place.on(index)
         found = gpu.working_set(process)
         if found is None or gpu.shares(process) is None:
             return None
         here = min(found.resident, books.current)
-        used = here + min(found.missing, books.swap)
         footprint = gpu.footprint(process)
         movable = max(0, footprint.movable - (footprint.unmovable or 0))
-        leaves = min(movable, self._may_swap(process, index))
-        return Claim(used, here, books.current - here, min(found.unwritten, books.current), leaves)
+        leaves = max(0, min(movable, *(one.swap_max - one.swap for one in each.values() if one.swap_max < MAX), MAX))
+        claim = Claim(here, here, books.current - here, min(found.unwritten, books.current), leaves)
+        most = min(gpu.info.capacity, *(each[level].limit for level in path[: path.index(top)])) - claim.stays
+        missing = min(found.missing, books.swap, *(one.swap_max for one in each.values()))
+        return attrs.evolve(claim, used=max(here, min(here + missing, most)))
 
     def _whole(self, process: Process, gpu: int) -> Claim:
         """What one claims whose library tells no working set: all that it has, of which it gives nothing."""
         current = self._books(process, gpu).current
         return Claim(current, current, leaves=0)
-
-    def _may_swap(self, process: Process, gpu: int) -> int:
-        """How many bytes a process may give: what each swap.max leaves."""
-        path: Sequence[Group] = self._population.path(Member(process, gpu))
-        each = [self._ledger.books(level) for level in path]
-        return max(0, min((one.swap_max - one.swap if one.swap_max < MAX else MAX for one in each), default=MAX))
 
     def _keep(self, programs: dict[Name, Program]) -> None:
         """Has each program keep what low protects of it."""

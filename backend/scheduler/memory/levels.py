@@ -224,7 +224,7 @@ class Levels:
         if not pressed:
             return False
         level = self._level(place)
-        programs, rooms = level.programs(), level.rooms()
+        programs, rooms = level.programs(), level.own_rooms()
         for gpu in pressed:
             there = [one for one in programs.values() if gpu in one.claims]
             working = [one for one in there if one.has_work]
@@ -236,4 +236,4 @@ class Levels:
 
 def _is_pressed(books: Books) -> bool:
     """Return whether a group has memory in the host, or more on the GPU than it may."""
-    return books.swap > 0 or books.current > books.high
+    return books.swap > 0 or books.current > books.limit
