@@ -9,7 +9,7 @@ until there is room for that. What moved nothing is asked for again a little lat
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import attrs
 import trio
@@ -106,6 +106,7 @@ class Pieces:
         self._hands = hands
         self._held: dict[Still, Hold] = {}
         self._made = Counter[tuple[int, Way]]()  # in this phase
+        self._came: dict[Name, int] = {}  # in this phase, of what was asked to come
         self._under_way: set[tuple[int, Way]] = set()
         self._late: set[Still] = set()  # of what was given up: the next piece says what came of that
         self._ended = trio.Event()  # a piece has, since that was asked last
@@ -129,10 +130,16 @@ class Pieces:
         """When what moved nothing is asked for again, by trio's clock."""
         return [hold.again for hold in self._held.values()]
 
+    @property
+    def came(self) -> Mapping[Name, int]:
+        """Bytes that came in this phase, of each program that was asked to have some come."""
+        return self._came
+
     def begin(self) -> None:
         """A phase begins: what did not move in the one before may do so."""
         self._held.clear()
         self._made.clear()
+        self._came = {}
 
     def forget(self, there: Collection[Name]) -> None:
         """Forgets what programs were asked that are gone."""
@@ -171,6 +178,8 @@ class Pieces:
                 await self._move(piece, planner)
             if scope.cancelled_caught:
                 self._late.add(piece.what)
+                if piece.way is Way.IN:
+                    self._came.setdefault(piece.share.name, 0)
         finally:
             self._under_way.discard((piece.gpu, piece.way))
             self._made[piece.gpu, piece.way] += 1
@@ -207,6 +216,8 @@ class Pieces:
             moved = 0
         seconds, figures = trio.current_time() - began, {"asked": share.nbytes, "bytes": moved, "vain": int(not moved)}
         TRACE.add(f"{way.value} {said(share.name)}", pieces=1, us=round(seconds * 1e6), **figures)
+        if way is Way.IN:
+            self._came[share.name] = self._came.get(share.name, 0) + moved
         if not moved:
             self._hold(piece.what)
             return

@@ -48,6 +48,12 @@ class Program:
         """Whether low keeps all of its memory where it is: others had nothing of it if it waited."""
         return bool(self.claims) and all(claim.is_kept for claim in self.claims.values())
 
+    @property
+    def is_served(self) -> bool:
+        """Whether it has room for what it lacks where it is in every set. One that is there as it does not follow, or
+        does not tell, has what it has: its word alone takes nothing from others."""
+        return self.is_ahead or self.is_kept
+
 
 @attrs.frozen
 class Plan:
@@ -118,7 +124,7 @@ class Planner:
         `still` is what does not move now: sets and turns are as if it did. Where it `is_patient` a turn is put off for
         memory that is slower to come than is known."""
         units, always = self._units(programs, rooms)
-        left = {gpu: room - _reserved(gpu, programs, always) for gpu, room in rooms.items()}
+        left = {gpu: max(0, room - _reserved(gpu, programs, always)) for gpu, room in rooms.items()}
         sets = self._sets(now_us, units, left)
         waiters = {name: programs[name].waiter for one in sets for name in one}
         self.turns.observe(now_us, sets, waiters, self._costed(sets, units, left, self.rates))
@@ -207,7 +213,8 @@ class Planner:
         """Return what moves on one GPU for the set that comes next. Nothing goes for what does not come in the
         `left_us` microseconds before this turn ends, or the next begins: then what ran gives, which is used last."""
         claims = {name: _still(gpu, name, claim, still) for name, claim in claims_on(gpu, programs).items()}
-        reserved = sum(max(0, claims[name].missing - claims[name].spare) for name in always if name in claims)
+        due = [name for name in always if name in claims and programs[name].is_served]
+        reserved = min(room, sum(max(0, claims[name].missing - claims[name].spare) for name in due))
         wanted = [name for name in claims if name in coming and name not in runs]
         most_in = self.rates.into_in(left_us)
         return moving.plan(room - reserved, claims, wanted, runs, self.turns.next_use(now_us), most_in)
@@ -233,7 +240,12 @@ def claims_on(gpu: int, programs: Mapping[Name, Program]) -> Claims:
 
 
 def _reserved(gpu: int, programs: Mapping[Name, Program], always: Collection[Name]) -> int:
-    """Return the bytes of a GPU that are always taken: what those in every set have, or need, and what the others keep
-    while they wait."""
-    claims = claims_on(gpu, programs)
-    return sum(max(one.used, one.held) if name in always else one.stays + one.kept for name, one in claims.items())
+    """Return the bytes of a GPU that are always taken: what those in every set have, and need where they are served
+    before others, and what the others keep while they wait."""
+    found = 0
+    for name, one in claims_on(gpu, programs).items():
+        if name not in always:
+            found += one.stays + one.kept
+        else:
+            found += max(one.used, one.held) if programs[name].is_served else one.held
+    return found

@@ -58,6 +58,9 @@ kernels that read over the bus take as long. One that waits for another would be
 GANG_AGAIN_S = 1.0
 """Seconds for which a gang has no turns that did not drain: the next time it may be at another point of its work. Each
 time twice as long, up to AGAIN_MOST_S."""
+VAIN = 3
+"""Phases in a row in which nothing of a program came, however often it was asked, until it is taken to lack nothing: it
+runs with what it has. Others would stand for what it says that it lacks, in each round."""
 BEGINS_AGAIN_S = 0.1
 """Seconds after which the turn of a program is begun again that did not begin: it stands meanwhile. Each time twice as
 long."""
@@ -120,6 +123,8 @@ class Switch:
         self._troubles: dict[Name, Trouble] = {}  # of those whose turns do not end
         self._stands: dict[Name, Trouble] = {}  # ... and of those whose turns do not begin
         self._spared: dict[Name, Spared] = {}  # those that went off undrained, and lacked memory
+        self._vain: dict[Name, int] = {}  # phases in a row in which nothing of a program came that was to
+        self._poor: dict[Name, Trouble] = {}  # those that are taken to lack nothing for that
         self._is_told = False
 
     async def run(self) -> None:
@@ -193,6 +198,12 @@ class Switch:
             runs = self.planner.turns.current or frozenset()
             troubles = [*self._troubles, *self._stands]
             telling.phase(plan, self.programs, runs, self.planner.rates, now - self._phase_at, troubles)
+        for name, nbytes in self._pieces.came.items():
+            self._vain[name] = 0 if nbytes else self._vain.get(name, 0) + 1
+            if nbytes:
+                _over(self._poor, name)
+            elif self._vain[name] >= VAIN:
+                _note(self._poor, name, AGAIN_S)
         self._pieces.begin()
         self._phase_at = now
 
@@ -219,6 +230,9 @@ class Switch:
             is_standing = name in self._stands and not self._hands.is_on(name)
             if is_standing or not _may(self._troubles, name) or not _may(self._stands, name):
                 one = attrs.evolve(one, ties=attrs.evolve(one.ties, is_known=False))
+            if not _may(self._poor, name):
+                claims = {gpu: attrs.evolve(claim, used=claim.resident) for gpu, claim in one.claims.items()}
+                one = attrs.evolve(one, claims=claims)
             found[name] = one
         return found
 
@@ -255,6 +269,8 @@ class Switch:
         self._troubles = {name: trouble for name, trouble in self._troubles.items() if name in there}
         self._stands = {name: trouble for name, trouble in self._stands.items() if name in there}
         self._spared = {name: spared for name, spared in self._spared.items() if name in there}
+        self._vain = {name: times for name, times in self._vain.items() if name in there}
+        self._poor = {name: trouble for name, trouble in self._poor.items() if name in there}
 
     def _tell(self, plan: Plan) -> None:
         """Tells when turns begin, once."""
