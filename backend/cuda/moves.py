@@ -68,7 +68,7 @@ class Preparing:
     granted: int = 0
     """Bytes that were booked for it: they have come, or are coming."""
     moved: int = 0
-    """Bytes that came, as was answered."""
+    """Bytes that came: as was answered, and no more than were booked."""
     done: trio.Event = attrs.field(factory=trio.Event)
     """It was, or will not be."""
 
@@ -202,7 +202,7 @@ class Moves:
         self._trace("prepared", reply)
         if (reply.op, reply.gpu) != (Op.PREPARE, preparing.gpu) or moved > preparing.nbytes:
             return False
-        preparing.moved = moved
+        preparing.moved = min(moved, preparing.granted)  # nothing comes that was not asked for (MOVE_IN)
         return True
 
     def _reclaimed(self, asked: Asked, reply: Message) -> bool:

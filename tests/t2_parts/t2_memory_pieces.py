@@ -36,6 +36,8 @@ class Bus:
     rate: float = RATE
     asked: list[tuple[Way, Name, int]] = attrs.field(factory=list)
     refuses: bool = False
+    little: int | None = None
+    """Bytes that move of each piece, whatever was asked for."""
 
     def chunk(self, gpu: int) -> int:
         return CHUNK
@@ -43,6 +45,7 @@ class Bus:
     async def _move(self, way: Way, name: Name, nbytes: int) -> int:
         self.asked.append((way, name, nbytes))
         moved = 0 if self.refuses else nbytes - nbytes % CHUNK if way is Way.IN else -(-nbytes // CHUNK) * CHUNK
+        moved = moved if self.little is None else self.little
         await trio.sleep(moved / self.rate)
         return moved
 
@@ -161,6 +164,18 @@ async def test_what_moves_nothing_is_asked_again_later() -> None:
         assert not pieces.are_tried, "it fails"
         pieces.begin()
         assert not pieces.again
+
+
+@virtual
+async def test_what_moves_next_to_nothing_is_asked_again_later() -> None:
+    bus, planner = Bus(little=4096), Planner(Rates(RATE, RATE))
+    async with moving(bus) as pieces:
+        await move(pieces, planned(GIB), planner)
+        assert pieces.still == {(0, "A", Way.OUT), (0, "B", Way.IN)}
+        bus.little = 2 * CHUNK
+        await trio.sleep(AGAIN_S)
+        await move(pieces, planned(GIB), planner)
+        assert not pieces.still, "less than was asked for is something"
 
 
 @virtual

@@ -174,13 +174,24 @@ def busy(message: Message) -> Message | None:
     return message.refuse(errno.EBUSY)
 
 
+def unasked(message: Message) -> Message | None:
+    return message.answer(message.args[0], 1)
+
+
 @pytest.mark.parametrize(
     ("answer", "stays"),
-    [(silent, True), (busy, True), pytest.param(too_much, False, marks=pytest.mark.logs("an answer to nothing"))],
+    [
+        (silent, True),
+        (busy, True),
+        (unasked, True),
+        pytest.param(too_much, False, marks=pytest.mark.logs("an answer to nothing")),
+    ],
 )
 def test_a_program_that_does_not_do_it_keeps_none_waiting(
     drive: Drive, answer: Callable[[Message], Message | None], stays: bool
 ) -> None:
+    """One that says so, and did not ask for it, had nothing come either."""
+
     async def test(rig: Rig) -> None:
         program = await prepared(rig, GIB, GIB)
         await end_turn(rig.h, program)

@@ -3,7 +3,8 @@
 Neither way waits for the other but for room: all is planned anew as soon as a piece has ended, and goes on that way.
 The first pieces of a phase are short, so that what comes begins soon, and so that a bus which is slower than is known
 tells of that in time. Memory moves in chunks: a piece that comes is no smaller than the largest of them, and waits
-until there is room for that. What moved nothing is asked for again a little later, as long as the phase is the same.
+until there is room for that. What moved next to nothing is asked for again a little later, as long as the phase is the
+same.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ one before, where there is room for it already. Where what goes is clean, 8.6 Gi
 H200), of which 14 pieces of PIECE_MOST_US stood for 30 to 80. With two under way at once the bus carried no more."""
 PIECE_LEAST_US = 500
 """Microseconds of a phase in which nothing more is moved: to ask for it takes as long."""
+LITTLE_US = 100
+"""Microseconds in which the bus carries what is next to nothing, of a piece that was asked for more: to ask for it
+takes 15 times as long."""
 GRACE_S = 0.02
 """Seconds that a piece may take beyond the end of its phase before it is given up."""
 AGAIN_S = 0.01
@@ -218,7 +222,7 @@ class Pieces:
         TRACE.add(f"{way.value} {said(share.name)}", pieces=1, us=round(seconds * 1e6), **figures)
         if way is Way.IN:
             self._came[share.name] = self._came.get(share.name, 0) + moved
-        if not moved:
+        if moved < min(share.nbytes, _little(planner.rates, way)):
             self._hold(piece.what)
             return
         self._held.pop(piece.what, None)
@@ -248,3 +252,8 @@ def _piece(gpu: int, way: Way, share: Share, most: int) -> Piece:
     # First goes what is not written (:func:`out_in`).
     written = max(0, nbytes - (share.nbytes - share.written)) if way is Way.OUT else 0
     return Piece(gpu, way, attrs.evolve(share, nbytes=nbytes, written=written))
+
+
+def _little(rates: Rates, way: Way) -> int:
+    """Return how many bytes have to move at least, so that it is more than next to nothing."""
+    return max(1, rates.into_in(LITTLE_US) if way is Way.IN else rates.out_in(LITTLE_US))
