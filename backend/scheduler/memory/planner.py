@@ -222,7 +222,12 @@ class Planner:
 
 def _costs(sets: Sequence[Set], units: Sequence[Unit], rooms: Rooms, rates: Rates) -> Mapping[Set, Cost]:
     """Return what it takes at most that each set has its memory."""
-    return comings([[unit for unit in units if unit.members & one] for one in sets], rooms, rates)
+    places = {name: at for at, one in enumerate(sets) for name in one}
+    there: list[list[Unit]] = [[] for _ in sets]
+    for unit in units:
+        for at in {places[name] for name in unit.members if name in places}:
+            there[at].append(unit)
+    return comings(there, rooms, rates)
 
 
 def _still(gpu: int, name: Name, claim: Claim, still: Collection[Still]) -> Claim:

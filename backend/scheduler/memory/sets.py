@@ -13,11 +13,13 @@ A set stays as it is for as long as it fits, because each change moves memory.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
 from backend.scheduler.memory.claims import Name, Rates
+from backend.scheduler.memory.spaces import Spaces
 
 BETTER = 1.1
 """Factor by which other sets must be more efficient than the present ones to replace them."""
@@ -91,11 +93,16 @@ def _used(one: Sequence[Unit], rooms: Rooms) -> Rooms:
 def _cost(one: Rooms, other: Rooms, rooms: Rooms, rates: Rates) -> Cost:
     hidden_us = stall_us = 0
     for gpu, room in rooms.items():
-        lacks = max(0, min(room, other[gpu]))
-        beside = min(lacks, max(0, room - one[gpu]))
-        hidden_us = max(hidden_us, rates.into_usec(beside))
-        stall_us = max(stall_us, rates.into_usec(lacks - beside))
+        lacks, stalls = _lacks(one[gpu], other[gpu], room)
+        hidden_us = max(hidden_us, rates.into_usec(lacks - stalls))
+        stall_us = max(stall_us, rates.into_usec(stalls))
     return Cost(hidden_us, stall_us)
+
+
+def _lacks(one: int, other: int, room: int) -> tuple[int, int]:
+    """Return what a set lacks on a GPU with that room, and what of it has no room beside another one, bytes."""
+    lacks = max(0, min(room, other))
+    return lacks, lacks - min(lacks, max(0, room - one))
 
 
 def costs(sets: Sequence[Sequence[Unit]], rooms: Rooms, rates: Rates) -> Sequence[Cost]:
@@ -107,15 +114,20 @@ def costs(sets: Sequence[Sequence[Unit]], rooms: Rooms, rates: Rates) -> Sequenc
 
 def comings(sets: Sequence[Sequence[Unit]], rooms: Rooms, rates: Rates) -> Mapping[Set, Cost]:
     """Return the most that each set costs after any other one, since turns are given as they are due, in any order. The
-    stall is the longest possible, and the hidden part is the rest of the largest sum of both.
+    stall is the longest possible, which is that after the others that use most of each GPU, and the hidden part is the
+    rest of what all of its memory takes: on one GPU that is the same after each.
     """
-    found = {}
     used = [_used(one, rooms) for one in sets]
-    for number, other in enumerate(sets):
-        each = [_cost(one, used[number], rooms, rates) for at, one in enumerate(used) if at != number]
-        stall_us = max((one.stall_us for one in each), default=0)
-        whole_us = max((one.hidden_us + one.stall_us for one in each), default=0)
-        found[members(other)] = Cost(whole_us - stall_us, stall_us)
+    most = {gpu: heapq.nlargest(2, ((one[gpu], at) for at, one in enumerate(used))) for gpu in rooms}
+    found = {}
+    for at, one in enumerate(sets):
+        whole_us = stall_us = 0
+        for gpu, room in rooms.items():
+            for before in [nbytes for nbytes, other in most[gpu] if other != at][:1]:
+                lacks, stalls = _lacks(before, used[at][gpu], room)
+                whole_us = max(whole_us, rates.into_usec(lacks))
+                stall_us = max(stall_us, rates.into_usec(stalls))
+        found[members(one)] = Cost(whole_us - stall_us, stall_us)
     return found
 
 
@@ -139,13 +151,15 @@ def _kept(units: Sequence[Unit], rooms: Rooms, before: Sequence[Set]) -> Sequenc
     """Return the sets as they were, with new units added where there is room; none if one does not fit any more. A set
     without members is dropped.
     """
-    kept: list[list[Unit]] = []
-    left = list(units)
-    for one in before:
-        there = [unit for unit in left if unit.members & one]
-        if there:
-            left = [unit for unit in left if unit not in there]
-            kept.append(there)
+    places = {name: at for at, one in reversed([*enumerate(before)]) for name in one}
+    there: dict[int, list[Unit]] = {}
+    left: list[Unit] = []
+    for unit in units:
+        if was := [places[name] for name in unit.members if name in places]:
+            there.setdefault(min(was), []).append(unit)
+        else:
+            left.append(unit)
+    kept = [there[at] for at in sorted(there)]
     if not kept or any(len(one) > 1 and not _fits(one, rooms) for one in kept):
         return ()
     return _filled(kept, left, rooms, 2)
@@ -159,13 +173,17 @@ def _packed(units: Sequence[Unit], rooms: Rooms, part: int) -> Sequence[Sequence
     return _filled([], largest, rooms, part)
 
 
-def _filled(sets: Sequence[list[Unit]], units: Iterable[Unit], rooms: Rooms, part: int) -> Sequence[Sequence[Unit]]:
+def _filled(sets: Sequence[list[Unit]], units: Sequence[Unit], rooms: Rooms, part: int) -> Sequence[Sequence[Unit]]:
+    """Return the sets with each unit in the first that it fits into, or in one of its own."""
     found = list(sets)
+    spaces = Spaces(rooms, part, len(found) + len(units))
+    for at, one in enumerate(found):
+        spaces.put(at, [unit.used for unit in one])
     for unit in units:
-        for one in found:
-            if _fits([*one, unit], rooms, part):
-                one.append(unit)
-                break
-        else:
-            found.append([unit])
+        first = spaces.first(unit.used)
+        at = len(found) if first is None else first
+        if first is None:
+            found.append([])
+        found[at].append(unit)
+        spaces.put(at, [unit.used])
     return found

@@ -14,7 +14,8 @@ back is due no sooner than it is, so no sooner than all sets but one take.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
@@ -59,8 +60,33 @@ class Waiter:
 
 
 @attrs.frozen
+class Two:
+    """The first two of some numbers, in an order: the first of all but one of them is known by that."""
+
+    first: float = 0
+    """The first."""
+    second: float = 0
+    """The second; it may be as much."""
+
+    @classmethod
+    def most(cls, numbers: Iterable[float]) -> Two:
+        """Return the largest two; 0 for those that are not there."""
+        return cls(*[*heapq.nlargest(2, numbers), 0, 0][:2])
+
+    @classmethod
+    def least(cls, numbers: Iterable[float]) -> Two:
+        """Return the smallest two; 0 for those that are not there."""
+        return cls(*[*heapq.nsmallest(2, numbers), 0, 0][:2])
+
+    def beside(self, number: float) -> float:
+        """Return the first of all but one, which is `number`."""
+        return self.second if number == self.first else self.first
+
+
+@attrs.frozen
 class Slots:
-    """What the slots of sets take at least, microseconds: reckoned once for each look, where turns ask for it often."""
+    """What the slots of sets take at least, microseconds, and the parts of sets: reckoned once for each look, where
+    turns ask for it often, and of each set."""
 
     leads_us: Mapping[Set, int] = attrs.field(factory=dict)
     """How long before the turn of each set the one before begins, at least: as what has room beside that one comes,
@@ -69,6 +95,16 @@ class Slots:
     """In how long the calls of the levers of each set come back."""
     stall_us: int = 0
     """The longest stall of all sets."""
+    stalls_us: int = 0
+    """The stalls of all sets, and the time from the end of the turn of each to the next begin, besides."""
+    shortest_us: Two = attrs.field(factory=Two)
+    """The shortest stalls."""
+    hidden_us: Two = attrs.field(factory=Two)
+    """The longest moves of all sets that the turn before hides."""
+    parts: Mapping[Set, float] = attrs.field(factory=dict)
+    """The part of each set, which is that of its programs."""
+    part: float = 0.0
+    """The parts of all."""
     late_us: int = 0
     """How much later than OVERHEAD_US a turn may begin, since not all calls for it are there."""
     round_us: int = 0
@@ -86,13 +122,26 @@ class Slots:
             one: max(TURN_LEAST_US, cost.hidden_us) + cost.stall_us + OVERHEAD_US for one, cost in of_sets.items()
         }
         levers_us = {one: sum(waiters[name].levers_us for name in one) for one in sets}
-        stall_us = max((cost.stall_us for cost in of_sets.values()), default=0)
+        stalls_us = [cost.stall_us for cost in of_sets.values()]
+        stall_us = max(stalls_us, default=0)
         late_us = max(0, max(levers_us.values(), default=0) - AT_ONCE_US)
         round_us = 0
         if len(sets) > 1:
             each = sorted([*leads_us.values(), *levers_us.values()], reverse=True)
             round_us = sum(each[: len(sets) - 1]) + stall_us + OVERHEAD_US + late_us
-        return cls(leads_us, levers_us, stall_us, late_us, round_us)
+        parts = {one: sum(waiters[name].part for name in one) for one in sets}
+        return cls(
+            leads_us,
+            levers_us,
+            stall_us,
+            sum(stalls_us) + len(stalls_us) * OVERHEAD_US,
+            Two.least(stalls_us),
+            Two.most(cost.hidden_us for cost in of_sets.values()),
+            parts,
+            sum(parts.values()),
+            late_us,
+            round_us,
+        )
 
 
 @attrs.define
@@ -184,16 +233,23 @@ class Turns:
     def ends_us(self) -> int:
         """When the turn is over: at its length, or when another one has waited so long that all come in time, with
         what then still moves before."""
+        return self._ends_us(self.queue(), self._turn_us())
+
+    def _ends_us(self, queue: Sequence[Set], turn_us: float) -> int:
         if self.current is None or not self.has_turns:
             return NO_END
-        return min(self.began_us + self._length(self.current), self.latest_us - self._cost(self.queue()[0]).stall_us)
+        length_us = self._length_us(self.current, turn_us)
+        return min(self.began_us + length_us, self._latest_us(queue) - self._cost(queue[0]).stall_us)
 
     @property
     def latest_us(self) -> int:
         """When the next turn is about to begin at the latest, whatever is still to be moved, so that all come in
         time; it has begun OVERHEAD_US later, or as much later as its levers take."""
+        return self._latest_us(self.queue())
+
+    def _latest_us(self, queue: Sequence[Set]) -> int:
         latest_us, before_us, last = NO_END, 0, None
-        for one in self.queue():
+        for one in queue:
             before_us += 0 if last is None else self.step_us(last, one)
             latest_us, last = min(latest_us, self._until(one) - before_us), one
         return latest_us
@@ -206,11 +262,12 @@ class Turns:
 
     def next_use(self, now_us: int) -> Mapping[Name, int]:
         """Return when each program has its next turn, as far as can be told; of those that run, the one after this."""
+        queue, turn_us = self.queue(), self._turn_us()
         found: dict[Name, int] = {}
-        at = now_us if self.current is None else max(now_us, self.ends_us)
-        for one in [*self.queue(), *([self.current] if self.current else [])]:
+        at = now_us if self.current is None else max(now_us, self._ends_us(queue, turn_us))
+        for one in [*queue, *([self.current] if self.current else [])]:
             found |= dict.fromkeys(one, at)
-            at += self._length(one)
+            at += self._length_us(one, turn_us)
         return found
 
     def _until(self, one: Set) -> int:
@@ -223,29 +280,27 @@ class Turns:
         behind others that began to wait later, again and again."""
         return min((self._since[name] + self._least_us(name) for name in one), default=NO_END)
 
-    def _length(self, one: Set) -> int:
-        """Return the length of the turns of a set: as long as what moves meanwhile, and long beside what moves while
-        nothing runs, if none waits too long by that. Each set has the part of its programs."""
+    def _turn_us(self) -> float:
+        """Return the length of the turn of a set that has the part of each: as long as what moves meanwhile, and long
+        beside what moves while nothing runs, if none waits too long by that."""
         if not self.has_turns:
             return NO_END
-        others = [other for other in self.sets if other != one]
-        part = self._part(one) * len(self.sets) / (sum(map(self._part, self.sets)) or 1.0)
-        bound_us = min(self.bound_us(name) for other in self.sets for name in other)
-        hidden_us = max(self._cost(other).hidden_us for other in self.sets)
-        wanted_us = max(hidden_us, (self._slots.stall_us + OVERHEAD_US) / LOST)
+        slots = self._slots
+        bound_us = min((self.bound_us(name) for one in self.sets for name in one), default=NO_END)
+        wanted_us = max(slots.hidden_us.first, (slots.stall_us + OVERHEAD_US) / LOST)
         most_us = TURN_US if bound_us <= WAIT_US else TURN_LONG_US
         # Between two turns of one all others have theirs; and each of all comes after a stall, that one, too.
-        stalls_us = sum(self._cost(other).stall_us + OVERHEAD_US for other in self.sets)
-        turn_us = min(wanted_us, most_us, (bound_us - stalls_us) / len(others))
-        least_us = max(TURN_LEAST_US, *(self._cost(other).hidden_us for other in others), self._pulled_us(one, others))
-        return max(least_us, round(turn_us * part))
+        return min(wanted_us, most_us, (bound_us - slots.stalls_us) / (len(self.sets) - 1))
 
-    def _pulled_us(self, one: Set, others: Sequence[Set]) -> int:
-        """How long a turn is at least, so that the calls of its levers have come back when the next one begins."""
-        return self._slots.levers_us[one] - OVERHEAD_US - min(self._cost(other).stall_us for other in others)
-
-    def _part(self, one: Set) -> float:
-        return sum(self._waiters[name].part for name in one)
+    def _length_us(self, one: Set, turn_us: float) -> int:
+        """Return the length of the turns of a set, which has the part of its programs, where one that has the part of
+        each has `turn_us`."""
+        slots, cost = self._slots, self._cost(one)
+        part = slots.parts[one] * len(self.sets) / (slots.part or 1.0)
+        # The calls of its levers have come back when the next one begins.
+        pulled_us = slots.levers_us[one] - OVERHEAD_US - slots.shortest_us.beside(cost.stall_us)
+        least_us = max(TURN_LEAST_US, slots.hidden_us.beside(cost.hidden_us), pulled_us)
+        return round(max(least_us, turn_us * part))
 
 
 def _heir(sets: Sequence[Set], before: Set | None) -> Set | None:
