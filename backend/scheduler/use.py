@@ -60,7 +60,7 @@ class Use:
 
     def __init__(self) -> None:
         self._idle: dict[Process, int] = {}  # microseconds on the runlist without any use, up to now
-        self._word: dict[Process, int] = {}  # ... for which it said that it had work
+        self._word: dict[Process, int] = {}  # ... for which it said that it had work, on and off since it last worked
         self._off: set[Process] = set()
         self._brief = Brief()
         self._stood: dict[Process, int] = {}  # microseconds since it stood for its quota; of those that did of late
@@ -80,8 +80,8 @@ class Use:
             unused = sample.used_us == 0 and process in self._idle and not is_kept
             if unused and sample.waiting:
                 word[process] = self._word.get(process, 0) + window_us
-            elif unused:
-                word[process] = self._word.get(process, 0)
+            elif unused or (is_kept and process in self._word and not sample.used_us):
+                word[process] = self._word.get(process, 0)  # turns that come and go are no new word
             counts = unused and (not sample.waiting or word[process] > WORD_US)
             if counts:
                 idle[process] = self._idle[process] + window_us

@@ -967,3 +967,23 @@ def test_what_a_program_says_of_its_kernels_keeps_no_place_for_it() -> None:
     for _ in range(2 * (WORD_US + LEAD_US) // window):
         use.observe(window, [liar, other], {liar: Sample(0, True), other: Sample(window, True)})
     assert use.wants(liar, ACTIVE_US)
+
+
+def test_nor_does_it_keep_a_turn_of_memory_by_that() -> None:
+    """It is off the runlist between two turns, and does nothing in either of them. One that works in its turns wants
+    more, also where the trace tells of it once it is off."""
+    liar, other, late = Process(1, 1), Process(2, 2), Process(3, 3)
+    use, window, rounds = Use(), 50_000, 0
+    while use.wants(liar, LEAD_US):
+        for at in range(20):
+            has_turn = at < 4
+            use.placed([] if has_turn else [liar, other, late])
+            used = {liar: 0, other: window if has_turn else 0, late: window if 4 <= at < 8 else 0}
+            use.observe(window, used, {process: Sample(us, waiting=True) for process, us in used.items()})
+            assert use.wants(other, ACTIVE_US)
+            assert use.wants(late, ACTIVE_US)
+        rounds += 1
+        assert rounds * 4 * window <= WORD_US + LEAD_US + 4 * window, "in its turns, which are a fifth of the time"
+    use.placed([])
+    use.observe(window, [liar], {liar: Sample(10, waiting=True)})
+    assert use.wants(liar, ACTIVE_US)
