@@ -15,6 +15,9 @@ from backend.scheduler.memory.pieces import (
     AGAIN_S,
     FASTER,
     HALVES_S,
+    LATES,
+    LEAST,
+    MOST,
     PIECE_IN_US,
     PIECE_MOST_IN_US,
     PIECE_MOST_US,
@@ -60,7 +63,7 @@ class Bus:
 async def moving(bus: Bus) -> AsyncIterator[Pieces]:
     """What moves by those hands."""
     async with trio.open_nursery() as nursery:
-        pieces = Pieces(bus)  # type: ignore[arg-type]
+        pieces = Pieces(bus, Rates(RATE, RATE))  # type: ignore[arg-type]
         pieces.nursery = nursery
         yield pieces
 
@@ -72,10 +75,10 @@ async def move(pieces: Pieces, plan: Plan, planner: Planner) -> bool:
     return moved
 
 
-def planned(free: int, nbytes: int = GIB, goes: bool = True, seconds: float = 0.5) -> Plan:
+def planned(free: int, nbytes: int = GIB, goes: bool = True, seconds: float = 0.5, names: str = "AB") -> Plan:
     """So much of B comes, into so much room, as A goes."""
-    outs = [Share("A", nbytes, nbytes)] if goes else []
-    moves = Moves(outs, [Share("B", nbytes)], free)
+    outs = [Share(names[0], nbytes, nbytes)] if goes else []
+    moves = Moves(outs, [Share(names[1], nbytes)], free)
     ends_us = round((trio.current_time() + seconds) * 1e6)
     return Plan((frozenset("A"), frozenset("B")), moves={0: moves}, ends_us=ends_us)
 
@@ -185,11 +188,13 @@ async def test_a_bus_is_no_slower_for_a_while_than_half_of_what_it_was() -> None
     bus, planner = Bus(), Planner(Rates(RATE, RATE))
     async with moving(bus) as pieces:
         for _ in range(20):
-            await move(pieces, planned(16 * GIB, 16 * GIB), planner)
+            for names in ("AB", "BA"):
+                await move(pieces, planned(16 * GIB, 16 * GIB, names=names), planner)
         best = planner.rates
         bus.rate, until = RATE / 20, trio.current_time() + HALVES_S / 2
         while trio.current_time() < until:
-            await move(pieces, planned(2 * CHUNK, 2 * CHUNK, seconds=5), planner)
+            for names in ("AB", "BA"):
+                await move(pieces, planned(2 * CHUNK, 2 * CHUNK, seconds=5, names=names), planner)
         assert 0.3 * best.out < planner.rates.out < 0.6 * best.out
         assert 0.3 * best.into < planner.rates.into < 0.6 * best.into
         bus.rate = RATE * 1000
@@ -206,9 +211,93 @@ async def test_a_bus_is_known_as_slow_as_it_is() -> None:
         assert planner.rates.into > 0.35 * RATE, "memory of the host may be in the making"
         until = trio.current_time() + 5 * HALVES_S
         while trio.current_time() < until:
-            await move(pieces, planned(16 * GIB, 16 * GIB, seconds=5), planner)
+            for names in ("AB", "BA"):
+                await move(pieces, planned(16 * GIB, 16 * GIB, seconds=5, names=names), planner)
         assert planner.rates.out < 1.1 * bus.rate
         assert planner.rates.into < 1.1 * bus.rate
+
+
+@attrs.define
+class Uneven(Bus):
+    """Hands that move the memory of some programs at rates of their own."""
+
+    own: dict[Name, float] = attrs.field(factory=dict)
+
+    async def fetch(self, gpu: int, name: Name, nbytes: int) -> int:
+        moved = await super().fetch(gpu, name, nbytes)
+        await trio.sleep(max(0.0, moved / self.own.get(name, self.rate) - moved / self.rate))
+        return moved
+
+
+async def come(pieces: Pieces, planner: Planner, names: str, times: int = 40) -> None:
+    """Memory of each of these comes, one after the other, so many times."""
+    for _ in range(times):
+        for name in names:
+            await move(pieces, planned(16 * GIB, 16 * GIB, goes=False, seconds=60, names=f"A{name}"), planner)
+
+
+@virtual
+async def test_one_whose_memory_comes_slowly_makes_the_bus_no_slower() -> None:
+    """Nor does one make it as fast as it says. What is known of both goes with them."""
+    bus, planner = Uneven(own={"S": RATE / 100, "F": RATE * 1e6}), Planner(Rates(RATE, RATE))
+    async with moving(bus) as pieces:
+        await come(pieces, planner, "S", 10)
+        assert planner.rates.into == RATE, "by itself it tells nothing of the bus"
+        await come(pieces, planner, "BS")
+        assert planner.rates.into >= 0.5 * RATE
+        assert pieces.is_slow(0, "S", planner.rates)
+        assert not pieces.is_slow(0, "B", planner.rates)
+        await come(pieces, planner, "BCF")
+        assert 0.9 * RATE <= planner.rates.into <= FASTER * RATE
+        pieces.forget({"S"})
+        bus.own.clear()
+        await come(pieces, planner, "S")
+        assert not pieces.is_slow(0, "S", planner.rates), "as it is not any more"
+        pieces.forget(())
+        await come(pieces, planner, "BC", 1)
+        assert abs(planner.rates.into - RATE) <= 0.1 * RATE
+
+
+@virtual
+async def test_what_is_taken_for_the_rate_of_the_bus_has_bounds() -> None:
+    """Whatever all programs say: with a rate of nothing no time is long enough."""
+    bus, planner = Uneven(own=dict.fromkeys("BC", RATE / 100)), Planner(Rates(RATE, RATE))
+    async with moving(bus) as pieces:
+        await come(pieces, planner, "BC")
+        assert planner.rates.into == LEAST * RATE
+        bus.own = dict.fromkeys("BC", 1e15)
+        bus.rate = 1e15
+        await come(pieces, planner, "BC", 100)
+        assert planner.rates.into == MOST * RATE
+
+
+@virtual
+async def test_what_comes_slowly_comes_behind_what_does_not() -> None:
+    """Of one set, too: it has the bus once the others have their memory."""
+    bus, planner = Uneven(own={"S": RATE / 100}), Planner(Rates(RATE, RATE))
+    async with moving(bus) as pieces:
+        await come(pieces, planner, "BS")
+        bus.asked.clear()
+        for names in ("SB", "S"):
+            moves = Moves([], [Share(name, GIB) for name in names], 16 * GIB)
+            ends_us = round((trio.current_time() + 5) * 1e6)
+            await move(pieces, Plan((frozenset("A"), frozenset("SB")), moves={0: moves}, ends_us=ends_us), planner)
+        assert [name for _, name, _ in bus.asked] == ["B", "S"]
+        assert bus.asked[1][2] < bus.asked[0][2] / 4, "as much as comes of it in the time of a piece"
+
+
+@virtual
+async def test_one_whose_pieces_are_given_up_again_and_again_is_slow() -> None:
+    bus, planner = Uneven(own={"S": RATE / 1000}), Planner(Rates(RATE, RATE))
+    async with moving(bus) as pieces:
+        await come(pieces, planner, "B", 5)
+        for _ in range(LATES):
+            assert not pieces.is_slow(0, "S", planner.rates)
+            await move(pieces, planned(GIB, GIB, goes=False, seconds=0.05, names="AS"), planner)
+        assert pieces.is_slow(0, "S", planner.rates)
+        bus.own.clear()
+        await come(pieces, planner, "S", 2)
+        assert not pieces.is_slow(0, "S", planner.rates)
 
 
 @attrs.define

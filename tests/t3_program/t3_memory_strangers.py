@@ -11,7 +11,7 @@ import trio
 from backend.door.wire import Message, Op
 from tests.support.cuda_session import GIB, Drive, Rig
 from tests.support.cuda_session import drive as drive
-from tests.support.prepared import Busy, come, start
+from tests.support.prepared import PIECE, Busy, come, start
 
 ASKED_MOST = 1000
 """Times that a program answers at once: no time passes between two of them."""
@@ -30,6 +30,31 @@ class Pretending(Busy):
             return await super().library(message)
         self.asked.append(trio.current_time())
         return message.answer(message.args[0], 1) if len(self.asked) < ASKED_MOST else None
+
+
+class Slow(Busy):
+    """Takes long for little of what it is asked for."""
+
+    async def library(self, message: Message) -> Message | None:
+        if message.op != Op.PREPARE:
+            return await super().library(message)
+        if (await self.ask(Op.MOVE_IN, PIECE, 1000)).status:
+            return message.answer(0, 1)
+        await trio.sleep(0.3)
+        self.resident += PIECE
+        self.swapped -= PIECE
+        self.show()
+        return message.answer(PIECE, 1)
+
+
+class Late(Busy):
+    """Says, after some time, that some came of which nothing did."""
+
+    async def library(self, message: Message) -> Message | None:
+        if message.op != Op.PREPARE:
+            return await super().library(message)
+        await trio.sleep(0.45)
+        return message.answer(min(message.args[0], PIECE), 1)
 
 
 @attrs.define
@@ -68,5 +93,25 @@ def test_one_that_says_that_all_came_is_not_asked_again_and_again(
             await trio.sleep(1)
             assert len(Pretending.asked) - before <= 50
         assert Pretending.asked
+
+    drive(test, scheduler=True)
+
+
+@pytest.mark.parametrize("kind", [Busy, Slow, Late])
+def test_one_whose_memory_comes_slowly_has_others_wait_no_longer(
+    drive: Drive, monkeypatch: pytest.MonkeyPatch, kind: type[Busy]
+) -> None:
+    """Its turn begins without: first after as long as its memory would take by the bus, and then at once. The bus is
+    taken to carry half as much as it does at least."""
+
+    async def test(rig: Rig) -> None:
+        start(rig, monkeypatch)
+        programs = [await come(rig, Busy, f"/user{number}", 35 * GIB) for number in range(2)]
+        await come(rig, kind, "/other", 0, 30 * GIB)
+        assert max(await waits(programs, 10)) <= 3.5
+        assert max(await waits(programs, 20)) <= 2.5
+        bounds = rig.h.controller._schedulers._levels.bounds()
+        assert len(bounds) == 3
+        assert max(bounds.values()) <= 2_500_000
 
     drive(test, scheduler=True)

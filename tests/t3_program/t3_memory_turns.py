@@ -11,11 +11,11 @@ import pytest
 import trio
 
 from backend.process.identity import Member, Process, Slice, SliceOn
-from backend.scheduler.memory.switch import RATES
+from backend.scheduler.memory.claims import Rates
 from ggroupfs.client.reading import flat
 from tests.support.harness import MIB, Harness, running, virtual
 from tests.support.loopers import Programs
-from tests.support.switched import soft
+from tests.support.switched import RATE, soft
 
 Spawn = Callable[..., subprocess.Popen[bytes]]
 
@@ -304,7 +304,7 @@ async def test_many_wait_no_longer_than_the_calls_of_the_driver_allow(spawn: Spa
             await programs.come(48)
         await trio.sleep(10)
         bounds = h.controller._schedulers._each[0]._levels.bounds()
-        stall_us = RATES.into_usec(48 * MIB)  # two of them fill the room
+        stall_us = Rates(RATE, RATE).into_usec(48 * MIB)  # two of them fill the room
         assert max(bounds.values()) <= (count - 1) * 150_000 + 25_000 + stall_us
         longest = await _longest_waits(programs, 20)
         assert max(longest) <= max(bounds.values()) / 1e6

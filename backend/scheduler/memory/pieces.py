@@ -9,6 +9,7 @@ same.
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
@@ -49,9 +50,22 @@ FASTER, SLOWEST = 2.0, 0.5
 """Times as fast as is known that a piece counts at most: what never came back has gone without being carried. And part
 of the best rate that was known, or taken for granted, which the bus is still taken to carry: memory of the host that
 has to be made for what goes, once, is ten times as slow, and so is what comes meanwhile; by that rate turns would take
-seconds, and programs would wait for them."""
+seconds, and programs would wait for them. So much of that of the fastest program the bus carries, too, however slow
+others are."""
 HALVES_S = 5.0
 """Seconds in which the best rate that was known is taken for half as much: a bus may be as slow as it seems."""
+LEAST, MOST = 1 / 32, 4.0
+"""Times as much as was taken for granted that a bus carries at least, and at most: one lane of PCIe 3.0 for RATES, and
+16 of PCIe 6.0. Programs say how fast their memory moves."""
+LATELY_S = 60.0
+"""Seconds for which what a program had moved tells of the bus."""
+SLOW = 0.25
+"""Part of what the bus carries with less of which a program is slow by itself; with less than LEAST it is so at once,
+whatever its memory of the host takes."""
+LATES = 3
+"""Pieces of a program in a row that were given up, from which on it is slow, whatever its rate was."""
+ASKED_S = 0.02
+"""Seconds from which on a piece says how fast it was, however small: what it takes to ask is a tenth of that."""
 
 
 @attrs.frozen
@@ -83,7 +97,7 @@ class Piece:
 
 @attrs.frozen
 class Seen:
-    """How fast pieces went, bytes a second; 0 before the first."""
+    """How fast pieces of one program went, bytes a second; 0 before the first."""
 
     usual: float = 0.0
     """Of late."""
@@ -106,15 +120,18 @@ class Seen:
 class Pieces:
     """See the module."""
 
-    def __init__(self, hands: Hands) -> None:
+    def __init__(self, hands: Hands, taken: Rates) -> None:
+        """`taken` is what the bus is taken to carry before anything was moved."""
         self._hands = hands
+        self._taken = taken
         self._held: dict[Still, Hold] = {}
         self._made = Counter[tuple[int, Way]]()  # in this phase
         self._came: dict[Name, int] = {}  # in this phase, of what was asked to come
         self._under_way: set[tuple[int, Way]] = set()
         self._late: set[Still] = set()  # of what was given up: the next piece says what came of that
+        self._lates = Counter[Still]()  # how often in a row that was
         self._ended = trio.Event()  # a piece has, since that was asked last
-        self._seen = dict.fromkeys(Way, Seen())
+        self._seen: dict[Way, dict[Name, Seen]] = {way: {} for way in Way}
         self.nursery: trio.Nursery | None = None
         """The nursery of what is under way, while the switch runs."""
 
@@ -146,8 +163,19 @@ class Pieces:
         self._came = {}
 
     def forget(self, there: Collection[Name]) -> None:
-        """Forgets what programs were asked that are gone."""
+        """Forgets what programs were asked that are gone, and how fast they were."""
         self._late = {what for what in self._late if what[1] in there}
+        for what in [what for what in self._lates if what[1] not in there]:
+            del self._lates[what]
+        for of in self._seen.values():
+            for name in of.keys() - there:
+                del of[name]
+
+    def is_slow(self, gpu: int, name: Name, rates: Rates) -> bool:
+        """Return whether what comes of a program is far slower than the bus, by itself: no other one waits for it."""
+        seen = self._seen[Way.IN].get(name)
+        is_slow = seen is not None and (seen.rate < SLOW * rates.into or seen.usual < LEAST * rates.into)
+        return is_slow or self._lates[gpu, name, Way.IN] >= LATES
 
     async def move(self, plan: Plan, planner: Planner) -> bool:
         """Moves a piece each way on each GPU, where none is under way, and has the planner know how fast that was.
@@ -182,6 +210,7 @@ class Pieces:
                 await self._move(piece, planner)
             if scope.cancelled_caught:
                 self._late.add(piece.what)
+                self._lates[piece.what] += 1
                 if piece.way is Way.IN:
                     self._came.setdefault(piece.share.name, 0)
         finally:
@@ -196,12 +225,18 @@ class Pieces:
             most = max(chunk, out_in(moves.outs[0], rates, self._piece_us(gpu, Way.OUT, left_us)))
             yield _piece(gpu, Way.OUT, moves.outs[0], most)
         if moves.ins and (gpu, Way.IN) not in self._under_way:
-            first = moves.ins[0]
+            first = min(moves.ins, key=lambda share: self.is_slow(gpu, share.name, rates))
             least = min(chunk, first.nbytes)
             # With less room than that nothing could come: what goes makes it. Where nothing goes, smaller chunks may.
             if moves.free >= least or (moves.free and not moves.outs):
-                most = min(moves.free, max(least, rates.into_in(self._piece_us(gpu, Way.IN, left_us))))
+                carried = self._own(first.name, rates).into_in(self._piece_us(gpu, Way.IN, left_us))
+                most = min(moves.free, max(least, carried))
                 yield _piece(gpu, Way.IN, first, most)
+
+    def _own(self, name: Name, rates: Rates) -> Rates:
+        """What comes of a program in some time: no more than the bus carries."""
+        seen = self._seen[Way.IN].get(name)
+        return rates if seen is None else attrs.evolve(rates, into=max(1, min(rates.into, seen.rate)))
 
     def _piece_us(self, gpu: int, way: Way, left_us: int) -> int:
         """How long the next piece takes that way, microseconds."""
@@ -229,22 +264,35 @@ class Pieces:
         if piece.what in self._late:
             self._late.discard(piece.what)  # it came in the time of the one before, too
         else:
-            self._learn(planner, way, moved if way is Way.IN else min(moved, share.written), seconds)
+            self._lates.pop(piece.what, None)
+            self._learn(planner, way, share.name, moved if way is Way.IN else min(moved, share.written), seconds)
 
     def _hold(self, what: Still) -> None:
         last = self._held.get(what)
         wait = AGAIN_S if last is None else 2 * last.wait
         self._held[what] = Hold(trio.current_time() + wait, wait)
 
-    def _learn(self, planner: Planner, way: Way, nbytes: int, seconds: float) -> None:
-        """Notes how fast a piece went; small ones say more of what it takes to ask."""
+    def _learn(self, planner: Planner, way: Way, name: Name, nbytes: int, seconds: float) -> None:
+        """Notes how fast a piece of a program went; small ones say more of what it takes to ask."""
         rates, now = planner.rates, trio.current_time()
-        before = rates.out if way is Way.OUT else rates.into
-        seen = self._seen[way] if self._seen[way].best else Seen(best=before, at=now)
-        if seconds <= 0 or nbytes < before * PIECE_US / 2e6:
+        before, taken = (rates.out, self._taken.out) if way is Way.OUT else (rates.into, self._taken.into)
+        seen = self._seen[way].get(name, Seen(best=max(before, taken), at=now))
+        # Of what goes little may be written, beside much that is not.
+        is_small = nbytes < min(before, seen.rate) * PIECE_US / 2e6 and (way is Way.OUT or seconds < ASKED_S)
+        if seconds <= 0 or is_small:
             return
-        seen = self._seen[way] = seen.with_(min(nbytes / seconds, FASTER * (seen.usual or before)), now)
-        planner.rates = Rates(seen.rate, rates.into) if way is Way.OUT else Rates(rates.out, seen.rate)
+        rate = min(nbytes / seconds, FASTER * (seen.usual or max(before, taken)))
+        self._seen[way][name] = seen.with_(rate, now)
+        carries = self._carries(way, taken)
+        planner.rates = Rates(carries, rates.into) if way is Way.OUT else Rates(rates.out, carries)
+
+    def _carries(self, way: Way, taken: int) -> int:
+        """What the bus is taken to carry: what most programs have it do, and not much less than the fastest."""
+        now = trio.current_time()
+        lately = [seen.rate for seen in self._seen[way].values() if now - seen.at <= LATELY_S]
+        least = taken if len(lately) == 1 else LEAST * taken  # one may be slow by itself
+        rate = max(statistics.median_low(lately), SLOWEST * max(lately), least)
+        return max(1, round(min(rate, MOST * taken)))
 
 
 def _piece(gpu: int, way: Way, share: Share, most: int) -> Piece:

@@ -118,7 +118,7 @@ class Switch:
         """What was decided last."""
         self.phase = Phase.FREE
         """What is done now."""
-        self._pieces = Pieces(hands)
+        self._pieces = Pieces(hands, rates)
         self._phase_at = 0.0  # when the turn, or what is between two, began
         self._troubles: dict[Name, Trouble] = {}  # of those whose turns do not end
         self._stands: dict[Name, Trouble] = {}  # ... and of those whose turns do not begin
@@ -143,7 +143,8 @@ class Switch:
         still = self._still(programs)
         had_turns = self.plan.has_turns
         decide = self.planner.decide
-        self.plan = plan = decide(_now_us(), programs, rooms, still, is_patient=True) if rooms else self._none()
+        is_patient = not self._are_slow(self.planner.turns.coming or frozenset())
+        self.plan = plan = decide(_now_us(), programs, rooms, still, is_patient=is_patient) if rooms else self._none()
         if plan.has_turns and not had_turns:
             self._phase_at = trio.current_time()
         self._tell(plan)
@@ -170,7 +171,8 @@ class Switch:
         """Has the memory of the next set come, and its turn begin."""
         self.phase = Phase.MOVES
         if _now_us() < _end_us(plan):
-            if any(moves.ins for moves in plan.moves.values()) and await self._pieces.move(plan, self.planner):
+            comes = frozenset(share.name for moves in plan.moves.values() for share in moves.ins)
+            if comes and not self._are_slow(comes) and await self._pieces.move(plan, self.planner):
                 return
             waits = self._drains() or self._pieces.are_tried
             if self._lacks(plan) and waits and trio.current_time() < self._phase_at + DRAIN_S:
@@ -213,6 +215,17 @@ class Switch:
             self._hands.is_off(name) and not self._hands.is_drained(name) and not self._hands.is_stuck(name)
             for name in self.programs
         )
+
+    def _are_slow(self, names: frozenset[Name]) -> bool:
+        """Whether all of these programs that lack memory are slow to have it come, by themselves: no turn is put off
+        for what they lack, and what comes of it does so behind turns."""
+        lack = [
+            (gpu, name)
+            for name in names & self.programs.keys()
+            for gpu, claim in self.programs[name].claims.items()
+            if claim.missing
+        ]
+        return bool(lack) and all(self._pieces.is_slow(gpu, name, self.planner.rates) for gpu, name in lack)
 
     def _lacks(self, plan: Plan) -> bool:
         """Whether the programs whose turn is the next lack memory, so much that it is worth a wait."""
