@@ -15,6 +15,7 @@ from backend.scheduler.memory.gangs import Ties
 from backend.scheduler.memory.planner import Planner, Program
 from backend.scheduler.memory.sets import Cost, Rooms, Set, Unit, comings, cost, members, pack
 from backend.scheduler.memory.turns import (
+    HALF,
     LOST,
     OVERHEAD_US,
     TURN_LEAST_US,
@@ -63,8 +64,11 @@ def _length_us(turns: Turns, waiters: Mapping[Name, Waiter], costs: Mapping[Set,
         return sum(waiters[name].part for name in one)
 
     others = [other for other in turns.sets if other != one]
-    mine = part(one) * len(turns.sets) / sum(map(part, turns.sets))
-    bound_us = min(turns.bound_us(name) for other in turns.sets for name in other)
+    total = sum(map(part, turns.sets))
+    mine = part(one) * len(turns.sets) / total
+    waits_us = {other: min(turns.bound_us(name) for name in other) for other in turns.sets}
+    fair_us = max(us for us in waits_us.values() if sum(part(o) for o in waits_us if waits_us[o] >= us) >= HALF * total)
+    bound_us = min(waits_us[one], fair_us)
     stall_us = max(costs[other].stall_us for other in turns.sets)
     wanted_us = max(max(costs[other].hidden_us for other in turns.sets), (stall_us + OVERHEAD_US) / LOST)
     most_us = TURN_US if bound_us <= WAIT_US else TURN_LONG_US

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 import pytest
 from hypothesis import example, given, settings
@@ -205,6 +207,38 @@ def test_weights_are_those_of_the_turns() -> None:
     world = World(programs, {0: 12 * GIB}, RATES)
     world.run(30 * SECOND)
     assert world.seen["a"].ran_us / world.seen["b"].ran_us == pytest.approx(2, rel=0.15)
+
+
+def _parts(waits_us: Sequence[int], size: int, room: int) -> list[float]:
+    """Return which part of 40 s each program of that size runs, by how long each may wait."""
+    programs = {name: program(size, waiter=Waiter(wait_us, 1 / len(waits_us))) for name, wait_us in enumerate(waits_us)}
+    world = World(programs, {0: room}, RATES)
+    world.run(10 * SECOND)
+    for seen in world.seen.values():
+        seen.ran_us = 0
+    world.run(40 * SECOND)
+    assert world.over_us <= 0
+    return [seen.ran_us / (40 * SECOND) for seen in world.seen.values()]
+
+
+@pytest.mark.parametrize("hasty_us", [1_000, 400_000, WAIT_US])
+@pytest.mark.parametrize("others", [2, 4])
+@pytest.mark.parametrize("size", [17 * GIB // 2, GIB])
+def test_who_asks_for_shorter_waits_pays_for_them(size: int, others: int, hasty_us: int) -> None:
+    """It has more turns, and shorter ones; the others have what they had, but for what the moves of more turns take."""
+    patient = [3 * SECOND] * others
+    before = _parts([*patient, 3 * SECOND], size, 2 * size)
+    *found, hasty = _parts([*patient, hasty_us], size, 2 * size)
+    assert min(found) >= 0.85 * min(before)
+    assert hasty <= 1.2 * max(before)
+
+
+@pytest.mark.parametrize("patient_us", [3 * SECOND, 30 * SECOND])
+@pytest.mark.parametrize("others", [2, 4])
+@pytest.mark.parametrize("size", [17 * GIB // 2, GIB])
+def test_who_waits_gladly_has_no_less_for_it_and_no_more(size: int, others: int, patient_us: int) -> None:
+    *found, patient = _parts([*[WAIT_US] * others, patient_us], size, 2 * size)
+    assert 0.9 * min(found) <= patient <= 1.1 * max(found)
 
 
 def test_a_gang_is_on_and_off_together() -> None:

@@ -1,11 +1,12 @@
 """Turns of sets: which one runs, for how long, and which ones come then. Pure, in microseconds of a clock of its own.
 
 Each set has a time at which it waited as long as it may: the earliest of its programs'. The next turn is that of the
-earliest, and a turn ends in time for all: with what each set has at least before it (:meth:`Turns.step_us`), none waits
-longer than is said (:meth:`Turns.bound_us`). That is what was asked for, where it is as long as all others have at
-least; else it is that, which grows with the programs, and with their memory: no lever is pulled sooner than there is a
-call for it, and no turn begins sooner than its memory can be there. (A turn without its memory is none: what is read
-over the bus is as slow as a fortieth. So what was asked for is not kept by one.)
+set most behind its part, where that is in time for all, else that of the earliest; and a turn ends in time for all:
+with what each set has at least before it (:meth:`Turns.step_us`), none waits longer than is said
+(:meth:`Turns.bound_us`). That is what was asked for, where it is as long as all others have at least; else it is that,
+which grows with the programs, and with their memory: no lever is pulled sooner than there is a call for it, and no turn
+begins sooner than its memory can be there. (A turn without its memory is none: what is read over the bus is as slow as
+a fortieth. So what was asked for is not kept by one.)
 
 From the begin of one turn to that of the next it takes at least what the next one's memory takes, behind the turn and
 after it, in whichever order they come. One whose turn is over waits behind those that are due before it. What it pushes
@@ -41,6 +42,8 @@ LOST = 0.05
 LATER = 1.5
 """Times as long as its memory takes at most that a turn is put off for it, where what moves was slower than is known. A
 program that lacks a tenth of its memory is as slow as a fifth, and so is its drain, for which the next one waits."""
+HALF = 0.4999
+"""Part of the GPU from which some programs have half of it together: parts are rounded."""
 NO_END = 1 << 62
 """A time that does not come, microseconds."""
 WAIT_US = 1_000_000
@@ -163,6 +166,7 @@ class Turns:
     _slots: Slots = attrs.field(factory=Slots)
     _since: dict[Name, int] = attrs.field(factory=dict)  # when each program began to wait
     _said: dict[Name, int] = attrs.field(factory=dict)  # the longest bound of each since then
+    _queue: Sequence[Set] | None = None  # the order of the turns, where that was asked for since anything changed
 
     @property
     def has_turns(self) -> bool:
@@ -197,7 +201,7 @@ class Turns:
         """Note the sets from now on, and what is asked of the turns of each of their programs. `costs` is what it takes
         at most that each has its memory. Where sets are others, the one with the most of the programs that run goes
         on."""
-        self._waiters, self._costs = waiters, costs or {}
+        self._waiters, self._costs, self._queue = waiters, costs or {}, None
         self._slots = Slots.of(sets, waiters, self._costs)
         if list(sets) != list(self.sets):
             self.current, self.coming = _heir(sets, self.current), _heir(sets, self.coming)
@@ -207,7 +211,7 @@ class Turns:
         self._since = {name: self._since.get(name, now_us) for name in waits}
         self._said = {name: self.bound_us(name) for name in waits}
         if self.current is None and self.coming is None and sets:
-            self.coming = self.queue()[0]
+            self.coming, self._queue = self.queue()[0], None
 
     def end(self, now_us: int) -> None:
         """The turn is over: its programs wait from now on, and the first that waits is about to have the next."""
@@ -215,30 +219,51 @@ class Turns:
         self.coming = next(iter(self.queue()), self.current)
         for name in self.current or ():
             self._since[name] = now_us
-        self.current = None
+        self.current = self._queue = None
 
     def begin(self, now_us: int) -> None:
         """The turn of the set that is coming begins."""
-        self.current, self.coming, self.began_us = self.coming, None, now_us
+        self.current, self.coming, self.began_us, self._queue = self.coming, None, now_us, None
         for name in self.current or ():
             self._since.pop(name, None)
             self._said.pop(name, None)
 
     def queue(self) -> Sequence[Set]:
-        """Return the sets that wait, in the order of their turns."""
-        waiting = [one for one in self.sets if one != self.current]
-        return sorted(waiting, key=lambda one: (one != self.coming, self._due(one)))
+        """Return the sets that wait, in the order of their turns: as they are due, behind the one that is most behind
+        its part, where all come in time all the same, and the turn that there is lasts as long as it would."""
+        if self._queue is None:
+            self._queue = self._in_order()
+        return self._queue
+
+    def _in_order(self) -> Sequence[Set]:
+        waiting = sorted(
+            (one for one in self.sets if one != self.current), key=lambda one: (one != self.coming, self._due(one))
+        )
+        if self.current is None or self.coming is not None or len(waiting) < 2:
+            return waiting
+        fair_us = self._fair_us()
+        first = max(waiting, key=lambda one: self._behind(one, fair_us))
+        queue = [first, *(one for one in waiting if one != first)]
+        ends_us = self.began_us + self._length_us(self.current, fair_us)
+        return queue if ends_us <= self._latest_us(queue) - self._cost(first).stall_us else waiting
+
+    def _behind(self, one: Set, fair_us: int) -> float:
+        """How much of its part a set that waits has had to wait for, by the begin of the turn that there is: the time
+        from one of its turns to the next, by what that takes of it, with what moves for it while nothing runs."""
+        takes_us = self._cost(one).stall_us + OVERHEAD_US + self._length_us(one, fair_us)
+        waits_us = max(0, self.began_us - min((self._since[name] for name in one), default=self.began_us))
+        return self._slots.parts[one] * (1 + waits_us / takes_us)
 
     @property
     def ends_us(self) -> int:
         """When the turn is over: at its length, or when another one has waited so long that all come in time, with
         what then still moves before."""
-        return self._ends_us(self.queue(), self._turn_us())
+        return self._ends_us(self.queue(), self._fair_us())
 
-    def _ends_us(self, queue: Sequence[Set], turn_us: float) -> int:
+    def _ends_us(self, queue: Sequence[Set], fair_us: int) -> int:
         if self.current is None or not self.has_turns:
             return NO_END
-        length_us = self._length_us(self.current, turn_us)
+        length_us = self._length_us(self.current, fair_us)
         return min(self.began_us + length_us, self._latest_us(queue) - self._cost(queue[0]).stall_us)
 
     @property
@@ -262,12 +287,12 @@ class Turns:
 
     def next_use(self, now_us: int) -> Mapping[Name, int]:
         """Return when each program has its next turn, as far as can be told; of those that run, the one after this."""
-        queue, turn_us = self.queue(), self._turn_us()
+        queue, fair_us = self.queue(), self._fair_us()
         found: dict[Name, int] = {}
-        at = now_us if self.current is None else max(now_us, self._ends_us(queue, turn_us))
+        at = now_us if self.current is None else max(now_us, self._ends_us(queue, fair_us))
         for one in [*queue, *([self.current] if self.current else [])]:
             found |= dict.fromkeys(one, at)
-            at += self._length_us(one, turn_us)
+            at += self._length_us(one, fair_us)
         return found
 
     def _until(self, one: Set) -> int:
@@ -280,22 +305,35 @@ class Turns:
         behind others that began to wait later, again and again."""
         return min((self._since[name] + self._least_us(name) for name in one), default=NO_END)
 
-    def _turn_us(self) -> float:
-        """Return the length of the turn of a set that has the part of each: as long as what moves meanwhile, and long
-        beside what moves while nothing runs, if none waits too long by that."""
+    def _waits_us(self, one: Set) -> int:
+        """How long a set waits for its turn at most."""
+        return min((self.bound_us(name) for name in one), default=NO_END)
+
+    def _fair_us(self) -> int:
+        """Return how long those wait at least that have half of the GPU together, those that may wait longest. Turns
+        are no longer than that allows: one that waits gladly has no more for it."""
+        left = self._slots.part * HALF
+        for waits_us, part in sorted(
+            ((self._waits_us(one), self._slots.parts[one]) for one in self.sets), reverse=True
+        ):
+            left -= part
+            if left <= 0:
+                return waits_us
+        return NO_END
+
+    def _length_us(self, one: Set, fair_us: int) -> int:
+        """Return the length of the turns of a set: as long as what moves meanwhile, and long beside what moves while
+        nothing runs, as far as the set itself may wait for those of all others, if they were as long. Each set has the
+        part of its programs. One that may wait less has its turns more often, and that of others ends for it; so its
+        own are shorter, and the others have what they had."""
         if not self.has_turns:
             return NO_END
-        slots = self._slots
-        bound_us = min((self.bound_us(name) for one in self.sets for name in one), default=NO_END)
-        wanted_us = max(slots.hidden_us.first, (slots.stall_us + OVERHEAD_US) / LOST)
-        most_us = TURN_US if bound_us <= WAIT_US else TURN_LONG_US
-        # Between two turns of one all others have theirs; and each of all comes after a stall, that one, too.
-        return min(wanted_us, most_us, (bound_us - slots.stalls_us) / (len(self.sets) - 1))
-
-    def _length_us(self, one: Set, turn_us: float) -> int:
-        """Return the length of the turns of a set, which has the part of its programs, where one that has the part of
-        each has `turn_us`."""
         slots, cost = self._slots, self._cost(one)
+        waits_us = min(self._waits_us(one), fair_us)
+        wanted_us = max(slots.hidden_us.first, (slots.stall_us + OVERHEAD_US) / LOST)
+        most_us = TURN_US if waits_us <= WAIT_US else TURN_LONG_US
+        # Between two turns of one all others have theirs; and each of all comes after a stall, that one, too.
+        turn_us = min(wanted_us, most_us, (waits_us - slots.stalls_us) / (len(self.sets) - 1))
         part = slots.parts[one] * len(self.sets) / (slots.part or 1.0)
         # The calls of its levers have come back when the next one begins.
         pulled_us = slots.levers_us[one] - OVERHEAD_US - slots.shortest_us.beside(cost.stall_us)
