@@ -111,7 +111,8 @@ def test_one_whose_memory_comes_slowly_has_others_wait_no_longer(
         assert max(await waits(programs, 10)) <= 3.5
         assert max(await waits(programs, 20)) <= 2.5
         bounds = rig.h.controller._schedulers._levels.bounds()
-        assert len(bounds) == 3
-        assert max(bounds.values()) <= 2_500_000
+        if kind is not Late:  # nothing of that one comes: it is taken to lack nothing
+            assert len(bounds) == 3
+        assert max(bounds.values(), default=0) <= 2_500_000
 
     drive(test, scheduler=True)
