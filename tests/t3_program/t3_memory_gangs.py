@@ -14,7 +14,7 @@ import trio
 
 from backend.core.workingset import ANY
 from backend.process.identity import Member, Process
-from backend.scheduler.memory.levels import Levels
+from backend.scheduler.memory.levels import UNTIES_S, Levels
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
 from backend.soft.hardware import Machine
@@ -277,7 +277,7 @@ async def test_a_gang_that_does_not_drain_goes_on(spawn: Spawn) -> None:
 
 @virtual
 async def test_gpus_are_tied_as_long_as_a_program_is_on_both(spawn: Spawn) -> None:
-    """Each GPU has its own turns before and after, and nothing stays off in between."""
+    """Each GPU has its own turns before, and some time after, and nothing stays off in between."""
     gpus = machine(96 * MIB)
     async with running(*gpus, scheduler=True) as h, trio.open_nursery() as nursery:
         popens: list[subprocess.Popen[bytes]] = []
@@ -300,8 +300,45 @@ async def test_gpus_are_tied_as_long_as_a_program_is_on_both(spawn: Spawn) -> No
         await h.gone(wide.process)
         stage.each.remove(wide)
         await trio.sleep(5)
+        assert list(map(str, stage.levels._running)) == ["GPUs 0, 1, slice /"], "another may come"
+        await trio.sleep(UNTIES_S)
         assert sorted(map(str, stage.levels._running)) == ["GPU 0, slice /", "GPU 1, slice /"]
         assert min(await stage.steps(10)) > 0.3 * 10 / STEP_S
         for one in stage.each:
             one.check()
+        nursery.cancel_scope.cancel()
+
+
+@virtual
+async def test_one_that_is_on_both_now_and_then_ends_no_turns_of_others(
+    spawn: Spawn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It tells what ties the GPUs, and then does not. Where it does so slowly, they are untied more and more rarely."""
+    gpus = machine(96 * MIB)
+    async with running(*gpus, scheduler=True) as h, trio.open_nursery() as nursery:
+        stage = Stage(h, gpus, spawn, nursery)
+        for _ in range(3):
+            await stage.come(60, 0, cgroup="/user")
+        flips = await stage.come(2, 0, 1, cgroup="/other")
+        tells, told = True, gpus[1].working_set
+        monkeypatch.setattr(
+            gpus[1], "working_set", lambda process: told(process) if tells or process != flips.process else None
+        )
+        await trio.sleep(5)
+        running_of, switches = stage.levels._running, set[int]()
+        before = [one.steps for one in stage.each]
+        for _ in range(20):
+            await trio.sleep(1.3)
+            tells = not tells
+            switches |= {id(one.switch) for one in running_of.values()}
+        steps = [one.steps - start for one, start in zip(stage.each, before, strict=True)]
+        assert len(switches) == 1
+        assert min(steps[:3]) >= 0.1 * 26 / STEP_S, "none is left out"
+        places = list[str]()
+        for number in range(600):
+            tells = number % 40 < 2
+            await trio.sleep(1)
+            place = ", ".join(map(str, running_of))
+            places += [place] if place and places[-1:] != [place] else []
+        assert 2 <= len(places) <= 12
         nursery.cancel_scope.cancel()

@@ -5,7 +5,8 @@ slice under its own limit has none, even if a slice above it is short. If both a
 the lower one, and what the lower one holds is not part of the room of the upper one.
 
 GPUs that gangs tie together share their levels: a program with contexts on two GPUs has one turn on both, and so have
-two programs that share memory. When the ties change, the switches of those GPUs end and others begin.
+two programs that share memory. When the ties change, the switches of those GPUs end and others begin. So GPUs are tied
+at once, and untied some time after nothing ties them any more.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import attrs
 import trio
@@ -40,6 +41,12 @@ TIES_S = 1.0
 several GPUs since the last search has no turns until the next.
 """
 
+UNTIES_S, UNTIES_MOST_S = 30.0, 600.0
+"""Seconds for which GPUs stay tied that no gang ties any more: what a program tells of itself may change again and
+again, and each time all switches there end and begin. Twice as long each time that the GPUs are tied again within that
+time of being untied, up to the second.
+"""
+
 
 @attrs.define(eq=False)
 class Running:
@@ -53,6 +60,18 @@ class Running:
     """Scope of the switch; cancelled to end it."""
     free_since: float | None = None
     """Time since which the level has had room and no turns, by trio's clock; None if it is short."""
+
+
+@attrs.define
+class Tie:
+    """GPUs that a gang ties, or did so a little while ago."""
+
+    until: float
+    """Time up to which they are tied, by trio's clock."""
+    wait: float = UNTIES_S
+    """Seconds for which they stay tied without a gang that ties them."""
+    is_over: bool = False
+    """Whether they are untied."""
 
 
 class Levels:
@@ -76,7 +95,7 @@ class Levels:
         self._contenders: dict[int, Sequence[Contender]] = {}
         self._running: dict[Place, Running] = {}
         self._beginnings = Beginnings()
-        self._wide: Sequence[frozenset[int]] = ()  # the GPUs of each gang that is on several
+        self._ties_of: dict[frozenset[int], Tie] = {}  # of the GPUs of each gang that is on several, or was
         self._looked = -math.inf  # time of the last search for these, by trio's clock
         self.nursery: trio.Nursery | None = None
         """The nursery of the switches, while the schedulers run."""
@@ -159,10 +178,26 @@ class Levels:
             return tied
         if trio.current_time() >= self._looked + TIES_S:
             self._looked = trio.current_time()
-            self._wide = [gang.gpus for gang in gangs(self._ties()) if gang.takes_turns and len(gang.gpus) > 1]
-        while more := frozenset().union(*(gpus for gpus in self._wide if gpus & tied)) - tied:
+            self._tie({gang.gpus for gang in gangs(self._ties()) if gang.takes_turns and len(gang.gpus) > 1})
+        wide = [gpus for gpus, tie in self._ties_of.items() if not tie.is_over]
+        while more := frozenset().union(*(gpus for gpus in wide if gpus & tied)) - tied:
             tied |= more
         return tied
+
+    def _tie(self, wide: Collection[frozenset[int]]) -> None:
+        """Note the GPUs of each gang that is on several. They are tied from now on, and for some time after the last
+        of these gangs; each time longer.
+        """
+        now = trio.current_time()
+        for gpus in wide:
+            tie = self._ties_of.setdefault(gpus, Tie(now))
+            if tie.is_over:
+                tie.is_over, tie.wait = False, min(UNTIES_MOST_S, 2 * tie.wait)
+            tie.until = now + tie.wait
+        for gpus, tie in list(self._ties_of.items()):
+            tie.is_over = now >= tie.until
+            if now >= tie.until + tie.wait:
+                del self._ties_of[gpus]
 
     def _ties(self) -> Mapping[Name, Ties]:
         """Return the ties of each contending process to other processes and to GPUs."""
