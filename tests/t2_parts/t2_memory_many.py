@@ -22,6 +22,7 @@ from backend.scheduler.memory.turns import (
     TURN_LONG_US,
     TURN_US,
     WAIT_US,
+    Slots,
     Turns,
     Waiter,
 )
@@ -66,7 +67,8 @@ def _length_us(turns: Turns, waiters: Mapping[Name, Waiter], costs: Mapping[Set,
     others = [other for other in turns.sets if other != one]
     total = sum(map(part, turns.sets))
     mine = part(one) * len(turns.sets) / total
-    waits_us = {other: min(turns.bound_us(name) for name in other) for other in turns.sets}
+    round_us = Slots.of(turns.sets, waiters, costs).round_us
+    waits_us = {other: min(max(round_us, waiters[name].wait_us) for name in other) for other in turns.sets}
     fair_us = max(us for us in waits_us.values() if sum(part(o) for o in waits_us if waits_us[o] >= us) >= HALF * total)
     bound_us = min(waits_us[one], fair_us)
     stall_us = max(costs[other].stall_us for other in turns.sets)

@@ -221,6 +221,29 @@ def _parts(waits_us: Sequence[int], size: int, room: int) -> list[float]:
     return [seen.ran_us / (40 * SECOND) for seen in world.seen.values()]
 
 
+@pytest.mark.parametrize(
+    ("count", "own", "size", "room"), [(2, 10, 80, 80), (6, 10, 80, 80), (6, 80, 80, 80), (6, 1, 1, 3)]
+)
+def test_many_sets_of_one_slice_have_the_turns_of_one(count: int, own: int, size: int, room: int) -> None:
+    """Beside one of another slice of the same weight, which waits for no more than one of them, and for the moves."""
+    waiter = Waiter(part=0.5 / count, levers_us=150_000)
+    programs = {name: program(size * GIB, waiter=waiter) for name in range(count)}
+    programs["other"] = program(own * GIB, waiter=attrs.evolve(waiter, part=0.5))
+    world = World(programs, {0: room * GIB}, RATES)
+    world.run(40 * SECOND)
+    turns = world.turns
+    for seen in world.seen.values():
+        seen.ran_us = seen.longest_us = 0
+    world.run(120 * SECOND)
+    *many, other = (seen.ran_us for seen in world.seen.values())
+    moves_us = RATES.into_usec(size * GIB) + RATES.into_usec(own * GIB)
+    assert world.seen["other"].longest_us <= max(WAIT_US, moves_us + 3 * TURN_US // 2)
+    assert other >= 0.75 * sum(many)
+    assert min(many) >= 0.5 * max(many)
+    assert world.over_us <= 0
+    assert world.turns > turns
+
+
 @pytest.mark.parametrize("hasty_us", [1_000, 400_000, WAIT_US])
 @pytest.mark.parametrize("others", [2, 4])
 @pytest.mark.parametrize("size", [17 * GIB // 2, GIB])

@@ -55,6 +55,8 @@ class Wide:
     went_on: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
     slow: int | None = None
     """GPU whose kernels take 4 s, as if waiting there for a launch elsewhere."""
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    """Cancelled as it is killed, after which it launches nothing."""
 
     async def make(self, pages: int) -> None:
         for gpu in self.gpus:
@@ -75,16 +77,17 @@ class Wide:
 
     async def run(self) -> None:
         """Launch on all GPUs, and wait for all of them, again and again."""
-        while True:
-            async with trio.open_nursery() as nursery:
-                for gpu in self.gpus:
-                    index = gpu.info.index
-                    us = 4_000_000 if index == self.slow else self.step_us
-                    args = (self.process, self.tsgs[index], 1, us, self.pages[index])
-                    nursery.start_soon(gpu.launch, *args)
-            while min(self.done.values()) <= self.steps:
-                await self.went_on.park()
-            self.steps += 1
+        with self.scope:
+            while True:
+                async with trio.open_nursery() as nursery:
+                    for gpu in self.gpus:
+                        index = gpu.info.index
+                        us = 4_000_000 if index == self.slow else self.step_us
+                        args = (self.process, self.tsgs[index], 1, us, self.pages[index])
+                        nursery.start_soon(gpu.launch, *args)
+                while min(self.done.values()) <= self.steps:
+                    await self.went_on.park()
+                self.steps += 1
 
     def check(self) -> None:
         """Check that no content is lost."""
@@ -295,6 +298,7 @@ async def test_gpus_are_tied_as_long_as_a_program_is_on_both(spawn: Spawn) -> No
         await trio.sleep(5)
         assert list(map(str, stage.levels._running)) == ["GPUs 0, 1, slice /"]
         assert min(await stage.steps(10)) > 0.1 * 10 / STEP_S
+        wide.scope.cancel()
         popens[-1].kill()
         popens[-1].wait()
         await h.gone(wide.process)

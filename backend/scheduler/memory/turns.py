@@ -44,6 +44,9 @@ LATER = 1.5
 program that lacks a tenth of its memory is as slow as a fifth, and so is its drain, for which the next one waits."""
 HALF = 0.4999
 """Part of the GPU from which some programs have half of it together: parts are rounded."""
+ROUNDS = 2.0
+"""Rounds that a program waits at most whose set has less than the part of each, where that is longer than what was
+asked for: so there is time for more turns of the sets that have more."""
 NO_END = 1 << 62
 """A time that does not come, microseconds."""
 WAIT_US = 1_000_000
@@ -110,6 +113,9 @@ class Slots:
     """The parts of all."""
     late_us: int = 0
     """How much later than OVERHEAD_US a turn may begin, since not all calls for it are there."""
+    rounds_us: Mapping[Name, int] = attrs.field(factory=dict)
+    """How long each program waits at most, where that is longer than was asked for: a round, and up to ROUNDS of them
+    for one of a set that has less than the part of each."""
     round_us: int = 0
     """From the end of the turn of any set to the begin of its next one at most, where all others have the least.
 
@@ -133,6 +139,11 @@ class Slots:
             each = sorted([*leads_us.values(), *levers_us.values()], reverse=True)
             round_us = sum(each[: len(sets) - 1]) + stall_us + OVERHEAD_US + late_us
         parts = {one: sum(waiters[name].part for name in one) for one in sets}
+        part, rounds_us = sum(parts.values()), dict[Name, int]()
+        for one in sets:
+            less = part / (len(sets) * parts[one]) if parts[one] else ROUNDS
+            rounds = min(ROUNDS, max(1.0, 2 * less - 1))  # others have more turns, and longer ones
+            rounds_us |= dict.fromkeys(one, round(rounds * round_us))
         return cls(
             leads_us,
             levers_us,
@@ -141,8 +152,9 @@ class Slots:
             Two.least(stalls_us),
             Two.most(cost.hidden_us for cost in of_sets.values()),
             parts,
-            sum(parts.values()),
+            part,
             late_us,
+            rounds_us,
             round_us,
         )
 
@@ -185,7 +197,7 @@ class Turns:
 
     def _least_us(self, name: Name) -> int:
         """Return how long a program waits at most that begins to do so now."""
-        return max(self._waiters[name].wait_us, self._slots.round_us)
+        return max(self._waiters[name].wait_us, self._slots.rounds_us[name])
 
     def step_us(self, one: Set, other: Set) -> int:
         """Return the time from the begin of a turn of a set to that of the next one, of another, at least,
@@ -306,8 +318,8 @@ class Turns:
         return min((self._since[name] + self._least_us(name) for name in one), default=NO_END)
 
     def _waits_us(self, one: Set) -> int:
-        """How long a set waits for its turn at most."""
-        return min((self.bound_us(name) for name in one), default=NO_END)
+        """How long a set would wait at most if it had the part of each: lengths are of that, and of the part."""
+        return min((max(self._waiters[name].wait_us, self._slots.round_us) for name in one), default=NO_END)
 
     def _fair_us(self) -> int:
         """Return how long those wait at least that have half of the GPU together, those that may wait longest. Turns
