@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import pytest
 import trio
 
@@ -50,6 +52,9 @@ class Prepared(Gated):
         return message.answer(moved, 1000)
 
 
+P = TypeVar("P", bound=Prepared)
+
+
 class Busy(Prepared):
     """Uses all that it has, all the time, and says so."""
 
@@ -60,12 +65,12 @@ class Busy(Prepared):
             LINE.pack_into(self.page, 0, 5, 0, 0)  # it has launched more than has finished
 
 
-async def come(rig: Rig, kind: type[Busy], cgroup: str, resident: int, swapped: int = 0) -> Busy:
+async def come(rig: Rig, kind: type[P], cgroup: str, resident: int, swapped: int = 0) -> P:
     """Start a program with so much on the GPU, and in the host."""
     proven(rig.gpu)
     rig.peers.offers = CUDA_ALL
     program = rig.connect(rig.process(cgroup), kind)
-    assert isinstance(program, Busy)
+    assert isinstance(program, kind)
     await program.manage(resident, swapped)
     return program
 

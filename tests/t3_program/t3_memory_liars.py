@@ -8,27 +8,15 @@ import pytest
 import trio
 
 from backend.cuda.page import LINE
-from backend.door.wire import CUDA_ALL, Message, Op
+from backend.door.wire import Message, Op
 from backend.process.identity import Member
 from tests.support.cuda_session import GIB, Drive, Rig, drive
-from tests.support.nvidia_rig import MS, Clock
-from tests.support.prepared import Prepared
-from tests.support.turns import proven
+from tests.support.prepared import Busy, Prepared, come, start
 
 __all__ = ["drive"]  # a fixture
 
 CAPACITY = 80 * GIB
 """Bytes of memory of the GPU."""
-
-
-class Busy(Prepared):
-    """A program that always works, and says that it uses all of its memory."""
-
-    def show(self) -> None:
-        super().show()
-        if self.page is not None:
-            self.tell(self.resident + self.swapped, self.resident)
-            LINE.pack_into(self.page, 0, 5, 0, 0)
 
 
 class Liar(Prepared):
@@ -40,41 +28,13 @@ class Liar(Prepared):
         return None if message.op in self.mute else await super().library(message)
 
 
-async def come(rig: Rig, kind: type[Prepared], cgroup: str, resident: int, swapped: int = 0) -> Prepared:
-    proven(rig.gpu)
-    rig.peers.offers = CUDA_ALL
-    program = rig.connect(rig.process(cgroup), kind)
-    assert isinstance(program, Prepared)
-    await program.manage(resident, swapped)
-    return program
-
-
 async def lie(rig: Rig, cgroup: str, mute: Collection[int]) -> None:
     """Start a program that says that it uses 16 times what the GPU has, of which it has nothing there."""
     liar = await come(rig, Liar, cgroup, 0, 15 * CAPACITY)
-    assert isinstance(liar, Liar)
     liar.mute = mute
     liar.tell(16 * CAPACITY, 0)
     assert liar.page is not None
     LINE.pack_into(liar.page, 0, 5, 0, 0)
-
-
-async def work(rig: Rig, clock: Clock) -> None:
-    """Have those whose gates are open share the engine."""
-    while True:
-        on = [one for one in rig.programs if isinstance(one, Busy) and not one.is_closed]
-        for number, one in enumerate(on):
-            part = 10 * MS // len(on)
-            rig.fake.trace.stay(one.process.pid, clock.ns + number * part, clock.ns + (number + 1) * part)
-        clock.ns += 10 * MS
-        await trio.sleep(0.01)
-
-
-def begin(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the engine work, and its trace tell of it."""
-    clock = rig.fake.trace.clock = Clock()
-    monkeypatch.setattr("backend.nvidia.trace.time.monotonic_ns", clock)
-    rig.nursery.start_soon(work, rig, clock)
 
 
 def turns(rig: Rig, one: Prepared) -> int:
@@ -90,7 +50,7 @@ def test_what_one_has_in_the_host_by_its_word_takes_nothing_of_others(
     """Where it does not follow. Others stand for it for a moment, and seldom."""
 
     async def test(rig: Rig) -> None:
-        begin(rig, monkeypatch)
+        start(rig, monkeypatch)
         honest = [await come(rig, Busy, f"/user{number}", 10 * GIB) for number in range(3)]
         await trio.sleep(3)
         assert not any(turns(rig, one) for one in honest)
@@ -110,7 +70,7 @@ def test_limits_of_its_slice_bound_what_its_word_takes(drive: Drive, monkeypatch
     """By a swap.max of 0 it can have nothing in the host."""
 
     async def test(rig: Rig) -> None:
-        begin(rig, monkeypatch)
+        start(rig, monkeypatch)
         honest = [await come(rig, Busy, f"/user{number}", 10 * GIB) for number in range(3)]
         await rig.h.operations.mkdir(await rig.h.inode("slice"), b"liar", 0o755, rig.h.ctx)
         await rig.h.write("slice/liar/0/gmem.swap.max", 0)

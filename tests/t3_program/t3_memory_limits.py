@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable
-
 import pytest
 import trio
 
 from backend.soft.gpu import SoftGpu
 from tests.support.harness import MIB, running, virtual
-from tests.support.loopers import Programs
+from tests.support.loopers import Programs, Spawn
 from tests.support.switched import Looper, soft
-
-Spawn = Callable[..., subprocess.Popen[bytes]]
 
 
 @virtual

@@ -14,10 +14,8 @@ from backend.process.identity import Member, Process, Slice, SliceOn
 from backend.scheduler.memory.claims import Rates
 from ggroupfs.client.reading import flat
 from tests.support.harness import MIB, Harness, running, virtual
-from tests.support.loopers import Programs
+from tests.support.loopers import Programs, Spawn
 from tests.support.switched import RATE, soft
-
-Spawn = Callable[..., subprocess.Popen[bytes]]
 
 STATES = ("memory_runs", "memory_waits")
 

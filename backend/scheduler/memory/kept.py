@@ -42,7 +42,9 @@ def kept(level: SliceOn, used: Mapping[Process, int], ledger: Ledger, population
         nbytes = max(ledger.books(member).current, used.get(resident.process, 0))
         below: tuple[Group, _Node] | None = None
         for group in population.path(member):
-            node = nodes[group] if group in nodes else nodes.setdefault(group, _Node(ledger.books(group).low))
+            if group not in nodes:
+                nodes[group] = _Node(ledger.books(group).low)
+            node = nodes[group]
             node.current += nbytes
             if below is not None:
                 node.children[below[0]] = below[1]

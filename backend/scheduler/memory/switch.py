@@ -107,7 +107,7 @@ class Switch:
     """See the module. Its time is trio's."""
 
     def __init__(self, hands: Hands, rates: Rates = RATES, begun: Callable[[int], None] = lambda sets: None) -> None:
-        """`begun` is called with the number of sets once there are turns."""
+        """`begun` is called with the number of sets whenever turns begin."""
         self._hands = hands
         self._begun = begun
         self.programs: Mapping[Name, Program] = {}
@@ -125,7 +125,6 @@ class Switch:
         self._spared: dict[Name, Spared] = {}  # those that went off undrained, and lacked memory
         self._vain: dict[Name, int] = {}  # phases in a row in which nothing of a program came that was to
         self._poor: dict[Name, Trouble] = {}  # those that are taken to lack nothing for that
-        self._is_told = False
 
     async def run(self) -> None:
         """Switches until cancelled."""
@@ -147,7 +146,7 @@ class Switch:
         self.plan = plan = decide(_now_us(), programs, rooms, still, is_patient=is_patient) if rooms else self._none()
         if plan.has_turns and not had_turns:
             self._phase_at = trio.current_time()
-        self._tell(plan)
+            self._begun(len(plan.sets))
         self._hands.planned(plan)
         TRACE.add("decided", steps=1, us=_now_us() - began_us)
         if await self._settle(programs, plan):
@@ -200,14 +199,18 @@ class Switch:
             runs = self.planner.turns.current or frozenset()
             troubles = [*self._troubles, *self._stands]
             telling.phase(plan, self.programs, runs, self.planner.rates, now - self._phase_at, troubles)
+        self._count_vain()
+        self._pieces.begin()
+        self._phase_at = now
+
+    def _count_vain(self) -> None:
+        """Notes of which programs nothing came in a phase that was to, and which of them are taken to lack nothing."""
         for name, nbytes in self._pieces.came.items():
             self._vain[name] = 0 if nbytes else self._vain.get(name, 0) + 1
             if nbytes:
                 _over(self._poor, name)
             elif self._vain[name] >= VAIN:
                 _note(self._poor, name, AGAIN_S)
-        self._pieces.begin()
-        self._phase_at = now
 
     def _drains(self) -> bool:
         """Whether a program whose turn is over has yet to be drained."""
@@ -284,12 +287,6 @@ class Switch:
         self._spared = {name: spared for name, spared in self._spared.items() if name in there}
         self._vain = {name: times for name, times in self._vain.items() if name in there}
         self._poor = {name: trouble for name, trouble in self._poor.items() if name in there}
-
-    def _tell(self, plan: Plan) -> None:
-        """Tells when turns begin, once."""
-        if plan.has_turns and not self._is_told:
-            self._is_told = True
-            self._begun(len(plan.sets))
 
     # Which programs wait
 
