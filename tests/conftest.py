@@ -26,6 +26,8 @@ LONGEST = (
     "t6_timed",
     "t3_turn_orders",
     "t6_sets",
+    "t3_memory_liars",
+    "t3_memory_strangers",
     "t3_killed",
     "t3_scheduled_gates",
     "t4_restart",
