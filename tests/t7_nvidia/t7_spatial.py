@@ -44,8 +44,8 @@ BACK_S = 2.0
 """Seconds until a slice has a server again, at most."""
 FROZEN_S, TIMES = 0.5, 5
 """Seconds that a slice is frozen, and how often."""
-SOME = 100
-"""Kernels of a member after which it goes on without its server: more than were under way as that ended."""
+STEADY_S = 1.0
+"""Seconds for which a member goes on without its server before it is taken to."""
 ILLEGAL, OUT_OF_MEMORY = 700, 2
 """cudaErrorIllegalAddress and cudaErrorMemoryAllocation."""
 
@@ -223,9 +223,9 @@ def untouched(mount: Mounted, placed: str, worker: Start) -> Iterator[None]:
     group_of(mount, outside)
     with spatial(mount, "other") as (name, slice_), several(mount, placed, name, 2) as others:
         yield
-        go_on(others, 1)
+        print(f"the others go on after {go_on(others, 10):.3f} s,", end=" ")
         count = outside.finished
-        wait_for(lambda: outside.finished > count, "the one outside goes on", seconds=1)
+        print(f"the one outside after {wait_for(lambda: outside.finished > count, 'it goes on', seconds=10):.3f}")
         assert slice_.flat("compute.events").get("server_lost", 0) == 0
         for run in others:
             run.finish()
@@ -243,13 +243,14 @@ def ended(runs: Sequence[Program], seconds: float) -> bool:
 
 
 def fate(run: Program, seconds: float) -> str:
-    """Return what becomes of a member without its server: within some seconds it ends, goes on, or does neither."""
-    count, until = run.passes, time.monotonic() + seconds
-    while run.process.poll() is None and run.passes < count + SOME and time.monotonic() < until:
-        time.sleep(0.005)
-    if run.process.poll() is not None:
-        return f"ends with error {run.u32(ERROR)}"
-    return f"goes on with {run.passes - count} kernels" if run.passes > count else "hangs"
+    """Return what becomes of a member without its server: within some seconds it ends, goes on, or does neither. It
+    goes on if it does so for STEADY_S: kernels that were under way run, and its next call fails."""
+    until = time.monotonic() + seconds
+    while run.process.poll() is None and time.monotonic() < until:
+        (done,) = stand([run], STEADY_S, STEADY_S)
+        if done and run.process.poll() is None:
+            return f"goes on with {done} kernels in {STEADY_S} s"
+    return "hangs" if run.process.poll() is None else f"ends with error {run.u32(ERROR)}"
 
 
 @pytest.mark.timeout(180)
