@@ -8,7 +8,7 @@ import struct
 
 import attrs
 
-from backend.door.wire import CUDA, VERSION, Feature, names
+from backend.door.wire import CUDA_ALL, VERSION, Feature, names
 
 MARK = struct.Struct("<16sQQ")
 """Layout of the mark, magic, version and features: ``struct about`` of backend/cuda/library/daemon/about.c."""
@@ -32,7 +32,7 @@ class About:
         """The reason why programs with that library cannot do all that this program can; empty where they can."""
         if self.version != VERSION:
             return f"speaks version {self.version}, and this program {VERSION}"
-        lacks = CUDA & ~self.features
+        lacks = CUDA_ALL & ~self.features
         return f"lacks {names(lacks)}" if lacks else ""
 
 

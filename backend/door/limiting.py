@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from backend.common.errors import fail
 from backend.door.environment import Level, messages
 from backend.door.peers import user_of
-from backend.door.wire import CUDA, SIZE, SOFT, STATUSES, VERSION, Feature, Message, Op
+from backend.door.wire import CUDA_ALL, SIZE, SOFT, STATUSES, VERSION, Feature, Message, Op
 from backend.process import procfs
 
 ANSWER_S = 15.0
@@ -32,7 +32,7 @@ def limit_self(path: str | os.PathLike[str], levels: Sequence[Level]) -> bool:
     malformed answer, ETIMEDOUT, or an error of the socket.
     """
     with _Line(path) as line:
-        features = line.ask(Op.HELLO, VERSION, CUDA | SOFT)[3]
+        features = line.ask(Op.HELLO, VERSION, CUDA_ALL | SOFT)[3]
         if not features & Feature.FAMILY:
             return False
         for op, args in messages(levels, everywhere=True):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from backend.cuda.about import MAGIC, MARK, About, about
-from backend.door.wire import CUDA, CUDA_ALL, VERSION, Feature
+from backend.door.wire import CUDA, CUDA_ALL, VERSION, Feature, names
 
 SOURCE = Path(__file__).parents[2] / "backend" / "cuda" / "library" / "daemon" / "about.c"
 
@@ -26,9 +26,10 @@ def test_the_library_of_this_tree_fits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("version", "features", "misfit"),
     [
-        (VERSION, CUDA | 1 << 40, ""),
-        (VERSION, CUDA & ~Feature.DEPART, "lacks depart"),
-        (VERSION, 0, "lacks memory,counters,report,depart,family,turns,total,bursts,host,view,managed,space,sms"),
+        (VERSION, CUDA_ALL | 1 << 40, ""),
+        (VERSION, CUDA_ALL & ~Feature.DEPART, "lacks depart"),
+        (VERSION, CUDA, "lacks sets"),
+        (VERSION, 0, f"lacks {names(CUDA_ALL)}"),
         (VERSION + 1, CUDA, f"speaks version {VERSION + 1}, and this program {VERSION}"),
     ],
 )

@@ -17,7 +17,7 @@ import pytest
 from backend.door import limiting
 from backend.door.environment import Level
 from backend.door.limiting import limit_self
-from backend.door.wire import SIZE, SOFT, VERSION, Feature, Message, Op
+from backend.door.wire import CUDA_ALL, SIZE, SOFT, VERSION, Feature, Message, Op
 
 LEVELS = [Level(7, {"high": 4096})]
 
@@ -57,6 +57,8 @@ def grant(connection: socket.socket, request: Message, features: Feature = SOFT)
 def test_it_asks_and_is_answered(tmp_path: Path) -> None:
     with daemon(tmp_path / "s", grant) as asked:
         assert limit_self(tmp_path / "s", LEVELS)
+    said = Feature(asked[0].args[1])
+    assert not (CUDA_ALL | SOFT) & ~said, "no daemon takes it for an older program"
     assert [(one.op, one.args[:2]) for one in asked[1:]] == [(Op.WANT, (0, 4096)), (Op.FAMILY, (7, 1))]
     with daemon(tmp_path / "t", lambda line, request: grant(line, request, Feature.ENGINE)) as asked:
         assert not limit_self(tmp_path / "t", LEVELS)
