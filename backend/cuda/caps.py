@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 
 import trio
@@ -30,11 +30,20 @@ class Caps:
         self._awaited: dict[Process, trio.Event] = {}  # those that are waited for to speak
         self._silent: set[Process] = set()  # those that were, and did not: each wait delays what comes after it
         self._sms: dict[Process, int] = {}  # those with a limit of SMs, as it was asked for
+        self._is_open = False
+        self._unheard: set[Process] = set()  # those with a limit from before it was open
+
+    def open(self) -> Collection[Process]:
+        """Note that programs are heard from now on. Return those that have a limit and could not speak before: it may
+        not hold, and is to be asked for again."""
+        self._is_open = True
+        unheard, self._unheard = self._unheard - self._programs.keys(), set()
+        return unheard
 
     async def limit(self, process: Process, sms: int, *, here: bool) -> None:
         """Have the kernels of a program run on so many SMs at most, 0 for all; return once the next launch does. It
-        holds for a program that is not here yet, too, once it speaks. EOPNOTSUPP for one that is `here` and does not
-        speak.
+        holds for a program that is not here yet, too, once it speaks, and before :meth:`open`. EOPNOTSUPP for one that
+        is `here` and does not speak.
         """
         before = self._sms.get(process, 0)
         if not sms and not before and process not in self._programs:
@@ -70,6 +79,7 @@ class Caps:
         self._shapes.pop(process, None)
         self._groups.forget(process)
         self._silent.discard(process)
+        self._unheard.discard(process)
         if (awaited := self._awaited.pop(process, None)) is not None:
             awaited.set()
 
@@ -87,6 +97,9 @@ class Caps:
             self._sms.pop(process, None)
 
     async def _limit(self, process: Process, *, here: bool) -> None:
+        if not self._is_open and self._sms.get(process):
+            self._unheard.add(process)
+            return
         if here and process not in self._programs and process not in self._silent and self._sms.get(process):
             await self._spoken_for(process)
         program = self._programs.get(process)
@@ -99,7 +112,12 @@ class Caps:
             self._shapes[process] = await program.mover.place(self._index, 0, ask=True)
         mask = self._mask(process)
         if mask or program.mover.places:
-            await program.mover.place(self._index, mask or 0)
+            try:
+                await program.mover.place(self._index, mask or 0)
+            except OSError as error:
+                if error.errno != errno.EBUSY or mask or self._programs.get(process) is program:
+                    raise
+                # Its connection has ended: one that connects anew begins with all SMs, and is told of a limit.
 
     async def _spoken_for(self, process: Process) -> None:
         """Return once a program speaks, or was waited for: its context may be known before its library's word."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 
 import attrs
 import trio
@@ -66,6 +66,8 @@ class Managed:
         self.bookkeeper: Bookkeeping | None = None
         self.spoke: Callable[[Process], None] = lambda process: None
         """Called with a program that speaks from now on: with its last connection its gate opened."""
+        self.unheard: Callable[[Iterable[Process]], None] = lambda processes: None
+        """Called with those for which something is to be asked again, as they could not speak before."""
         self._programs: dict[Process, Program] = {}
         self._spoken: dict[Process, float] = {}  # seconds, over connections that have ended
         self._frozen = frozen
@@ -85,6 +87,10 @@ class Managed:
         return self.bookkeeper
 
     # Comings and goings
+
+    def open(self) -> None:
+        """Programs are heard from now on."""
+        self.unheard(self._caps.open())
 
     async def counted(self, process: Process) -> int:
         """Bytes that the driver counts for a program that is about to speak; 0 where it is not known.

@@ -83,6 +83,8 @@ async def serve(
     grants = Grants()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lasting, "grants of host memory", grants.run)
+        for gpu in gpus.values():
+            gpu.open()
         await tenants.serve(listener, lambda process, line: Session(process, gpus, line, known, grants), tree)
         nursery.cancel_scope.cancel()
 

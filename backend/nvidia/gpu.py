@@ -98,6 +98,7 @@ class NvidiaGpu:
         self.managed = Managed(info, self._is_frozen, lambda: self.lost, self._counted)
         """Programs whose memory can be moved; the driver keeps the memory of others where it is."""
         self.managed.spoke = self._spoke
+        self.managed.unheard = self._follow_anew
         self.swapped = SwappedPrograms(info, self._freeze, self._anew)
         """Frozen programs without the library whose memory is in the host."""
         mover.watchers.append(self.swapped.returned)

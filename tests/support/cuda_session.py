@@ -309,6 +309,8 @@ def drive(spawn: Spawn) -> Drive:
                 programs: list[Program] = []
                 try:
                     async with trio.open_nursery() as nursery:
+                        for one in (gpu, *others):
+                            one.managed.open()
                         await test(Rig(h, gpu, fake, nvml, nursery, spawn, others, programs))
                         h.check()
                         nursery.cancel_scope.cancel()

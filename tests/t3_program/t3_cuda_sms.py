@@ -150,6 +150,36 @@ def test_one_that_just_lost_its_daemon_is_waited_for(drive: Drive) -> None:
     drive(test)
 
 
+@pytest.mark.parametrize("speaks", [True, pytest.param(False, marks=pytest.mark.logs("does not follow"))])
+def test_one_is_waited_for_from_when_it_can_be_heard(
+    drive: Drive, caplog: pytest.LogCaptureFixture, speaks: bool
+) -> None:
+    """A daemon that begins knows of programs before they can connect, and of limits of theirs. It waits for none then:
+    nothing is served before it has met them."""
+
+    async def test(rig: Rig) -> None:
+        rig.gpu.managed._caps._is_open = False
+        await rig.h.operations.mkdir(await rig.h.inode("slice"), b"a", 0o755, rig.h.ctx)
+        await rig.h.write("slice/a/0/compute.sm.max", 64)
+        process = rig.process("/a")
+        async with takes(0, 0.5):
+            rig.driver_says(process.pid, GIB)
+            await until_then(lambda: process in [one.process for one in rig.h.controller.population.residents()])
+        await trio.sleep(SPEAKS_S + 1)
+        assert "does not follow" not in caplog.text
+        rig.gpu.managed.open()
+        if speaks:
+            program = rig.connect(process, Placed)
+            assert isinstance(program, Placed)
+            await trio.sleep(SPEAKS_S - 0.1)
+            await program.manage()
+            await until(lambda: program.told == [0xFF], "it runs there")
+        await trio.sleep(SPEAKS_S + 1)
+        assert ("does not follow" in caplog.text) is not speaks
+
+    drive(test)
+
+
 @pytest.mark.logs("its library is older than this daemon and lacks sms")
 def test_an_older_library_is_refused(drive: Drive) -> None:
     async def test(rig: Rig) -> None:
@@ -294,6 +324,27 @@ def test_programs_without_the_library_hold_up_no_other(drive: Drive) -> None:
         rig.h.world.cgroups[other.pid] = Slice("/frozen")
         await trio.sleep(5)
         assert not any(channels.running())
+
+    drive(test)
+
+
+@pytest.mark.parametrize("value", ["max", 32])
+def test_one_that_ends_need_not_say_that_it_has_all(drive: Drive, value: str | int) -> None:
+    """A write of part of the SMs is told that it does not hold."""
+
+    async def test(rig: Rig) -> None:
+        program = await begun(rig)
+        await rig.h.write(program.file + "compute.sm.max", 64)
+
+        async def ends(request: Message) -> Message | None:
+            program.socket.close()
+            return None
+
+        program.obey = ends
+        if value == "max":
+            await rig.h.write(program.file + "compute.sm.max", value)
+        else:
+            assert await rig.h.refused(program.file + "compute.sm.max", value) == errno.EBUSY
 
     drive(test)
 
