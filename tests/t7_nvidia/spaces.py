@@ -46,9 +46,10 @@ def spatial(mount: Mounted, name: str) -> Iterator[tuple[str, Member]]:
 
 @contextlib.contextmanager
 def placed_in(mount: Mounted, binary: str, within: str | None, *words: str) -> Iterator[Program]:
-    """Run placed.cu with the library, in a slice if one is named; it is in the tree, and works, on return."""
+    """Run placed.cu with the library, in a slice if one is named; it is in the tree, of the space of the slice if that
+    has one, and works, on return."""
     with program(*run_in(mount, within=within), binary, "PAGE", *(words or SMALL), size=SIZE) as run:
-        member(mount, run)
+        joined(mount, run)
         yield run
 
 
@@ -59,8 +60,17 @@ def several(mount: Mounted, binary: str, within: str | None, count: int, *words:
     with contextlib.ExitStack() as stack:
         runs = [stack.enter_context(program(*each, size=SIZE)) for _ in range(count)]
         for run in runs:
-            member(mount, run)
+            joined(mount, run)
         yield runs
+
+
+def joined(mount: Mounted, run: Program) -> Member:
+    """Wait until a program is in the tree, and a member of its space if it was told one: it is so by the word of the
+    driver, for which the daemon asks some times a second. Return it."""
+    group = member(mount, run)
+    if "CUDA_MPS_PIPE_DIRECTORY=" in run.log.read_text():
+        wait_for(lambda: is_beside(group), "it is of its space")
+    return group
 
 
 def is_beside(group: Member) -> bool:

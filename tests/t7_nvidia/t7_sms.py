@@ -42,6 +42,9 @@ TILED = 64, 16
 16, and the rate was 0.370 of the other, not a third."""
 CHANGES, ACTS_S = 60, 0.005
 """Number of changes, and seconds in which each is to act."""
+FIRST_S = 0.01
+"""Seconds in which the first change to a part is to act: the driver makes a green context for it, which alone takes
+2.2 to 3.6 ms."""
 DISTURBED = 0.25
 """Fraction of the changes (at least one) that may take longer if strangers were there (strangers.py)."""
 PAUSE_S = 0.05
@@ -101,7 +104,7 @@ def test_a_rate_is_the_share_of_the_sms(gpu_mount: Mounted, placed: str, kind: s
 @pytest.mark.parametrize("streams", [1, 64])
 def test_a_change_acts_within_milliseconds(gpu_mount: Mounted, placed: str, streams: int) -> None:
     """From the write until a kernel is done that ran on the SMs of the new limit; none is lost, or out of order."""
-    rng, took, disturbed, known = random.Random(streams), list[float](), list[float](), {100}
+    rng, took, first, disturbed, known = random.Random(streams), list[float](), list[float](), list[float](), {100}
     with Strangers() as strangers, running(gpu_mount, placed, *QUICK, "own", "4", str(streams)) as (run, group):
         before, percent = run.u32(SMS), 100
         for _ in range(CHANGES):
@@ -109,8 +112,9 @@ def test_a_change_acts_within_milliseconds(gpu_mount: Mounted, placed: str, stre
             percent = rng.choice([one for one in (*PERCENTS, 100) if one != percent])
             found = change(run, group, percent, before)
             before = found.after
-            is_strange = found.seconds > ACTS_S and strangers.during(found.start, found.start + found.seconds)
-            (disturbed if is_strange else took).append(found.seconds)
+            most = ACTS_S if percent in known else FIRST_S
+            is_strange = found.seconds > most and strangers.during(found.start, found.start + found.seconds)
+            (disturbed if is_strange else took if percent in known else first).append(found.seconds)
             if found.seconds > ACTS_S / 2 or percent not in known:
                 which = "again" if percent in known else "first"
                 print(f"{percent} %, {which}: {1e3 * found.seconds:.2f} ms; written in {1e3 * found.written_s:.2f}")
@@ -119,9 +123,11 @@ def test_a_change_acts_within_milliseconds(gpu_mount: Mounted, placed: str, stre
         print(run.log.read_text()[-4000:])
     took.sort()
     print(f"{streams} streams: {len(took)} changes, {1e3 * statistics.median(took):.2f} ms, longest", end=" ")
-    print(f"{1e3 * took[-1]:.2f}; {len(disturbed)} longer ones beside strangers", flush=True)
+    print(f"{1e3 * took[-1]:.2f}, the first to each part {[round(1e3 * one, 2) for one in first]};", end=" ")
+    print(f"{len(disturbed)} longer ones beside strangers", flush=True)
     assert len(disturbed) <= max(1, CHANGES * DISTURBED)
     assert took[-1] <= ACTS_S
+    assert max(first, default=0.0) <= FIRST_S
 
 
 @pytest.mark.timeout(120)

@@ -16,13 +16,14 @@ from tests.support.cgroups import cgroup2
 from tests.support.mounted import Mounted, mounted
 from tests.t7_nvidia.conftest import Worker, built, rates, wait_for
 from tests.t7_nvidia.placing import ERROR, FAULT, together
-from tests.t7_nvidia.programs import GIB, MIB, Program, current, group_of, member, program, run_in, write
+from tests.t7_nvidia.programs import GIB, MIB, STOP, Program, current, group_of, member, program, run_in, write
 from tests.t7_nvidia.spaces import (
     BESIDE,
     SAID,
     client_bytes,
     go_on,
     is_beside,
+    joined,
     logs,
     placed_in,
     record_of,
@@ -48,6 +49,8 @@ STEADY_S = 1.0
 """Seconds for which a member goes on without its server before it is taken to."""
 ILLEGAL, OUT_OF_MEMORY = 700, 2
 """cudaErrorIllegalAddress and cudaErrorMemoryAllocation."""
+LOST = range(805, 812)
+"""cudaErrorMpsConnectionFailed to cudaErrorMpsClientTerminated: what a call says that needs the server."""
 
 
 @pytest.fixture(scope="session")
@@ -329,8 +332,9 @@ def test_its_server_is_killed(gpu_mount: Mounted, placed: str, worker: Start) ->
             go_on([third], 2)
             third.finish()
         assert became != "hangs"
-        if first.process.poll() is None:
-            first.finish()
+        if first.process.poll() is None:  # what goes on does so without a server until it asks something of that
+            first.set(STOP, 1)
+            assert first.process.wait(120) == 0 or first.u32(ERROR) in LOST, first.u32(ERROR)
 
 
 def test_one_without_the_library_is_by_itself(gpu_mount: Mounted, placed: str, worker: Start) -> None:
