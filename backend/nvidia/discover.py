@@ -79,13 +79,6 @@ class Tsg:
     """Native timeslice of the TSG, microseconds: the one it had when it was found, or later got from its maker."""
 
 
-def is_channel(class_: int) -> bool:
-    """Return whether a class is a GPFIFO channel: 0xC36F Volta, 0xC56F Ampere, 0xC86F Hopper, 0xC96F
-    Blackwell, ...
-    """
-    return class_ & 0xFF == 0x6F
-
-
 def is_gr_object(class_: int) -> bool:
     """Return whether a class is a compute (0xCBC0 Hopper, ...) or 3D (0xCB97, ...) object, which
     makes a channel GR.
@@ -96,7 +89,7 @@ def is_gr_object(class_: int) -> bool:
 def _matters(class_: int) -> bool:
     #     # Most objects are memory, and are not kept.
     fixed = (rm.CLASS_DEVICE, rm.CLASS_SUBDEVICE, rm.CLASS_TSG, rm.CLASS_CONTEXT_SHARE)
-    return class_ in fixed or is_channel(class_) or is_gr_object(class_) or class_ & 0xFF == 0xB5
+    return class_ in fixed or rm.is_channel(class_) or is_gr_object(class_) or class_ & 0xFF == 0xB5
 
 
 @attrs.frozen
@@ -211,7 +204,7 @@ class _Client:
             if class_ != rm.CLASS_TSG or device not in gpus:
                 continue
             children = under.get(handle, [])
-            channels = tuple(child for child, kind in children if is_channel(kind))
+            channels = tuple(child for child, kind in children if rm.is_channel(kind))
             kinds = {kind for child, _ in children for _, kind in under.get(child, [])}
             kinds.update(kind for _, kind in children)
             engine = Engine.UNKNOWN

@@ -7,7 +7,6 @@ used.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence, Set
 
@@ -15,7 +14,7 @@ import attrs
 
 from backend.core.protocols import split_timeslice
 from backend.nvidia import rm
-from backend.nvidia.discover import Engine, Tsg, is_channel
+from backend.nvidia.discover import Engine, Tsg
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +48,7 @@ def still_there(controls: Controls, tsgs: Sequence[Tsg], whole: Collection[Tsg])
         control = controls.get(tsg.fd)
         if control is None or control.class_of(tsg.client, tsg.handle) != rm.CLASS_TSG:
             continue
-        channels = tuple(still_channels(control, tsg.client, tsg.channels)) if tsg in whole else ()
+        channels = tuple(rm.still_channels(control, tsg.client, tsg.channels)) if tsg in whole else ()
         found.append(attrs.evolve(tsg, channels=channels))
     return found
 
@@ -112,21 +111,21 @@ def detach(controls: Controls, tsgs: Sequence[Tsg], off: set[Key], enabled: Read
     """
     for control, client, subdevice, channels in _batches(controls, tsgs, off):
         try:
-            _send(control, client, subdevice, channels, True)
+            rm.switch(control, client, subdevice, channels, True)
         except rm.RmError as error:
             # A call that fails for one channel, say one freed a moment ago, has disabled the others (measured).
             states = {channel: enabled(client, channel) for channel in channels}
             off.update((client, channel) for channel, state in states.items() if state is not True)
-            left = still_channels(control, client, channels)
+            left = rm.still_channels(control, client, channels)
             # Without read-back, enable the channels: one enable too many does no harm, a second disable does, and to
             # believe a running channel off would report it as frozen.
             if unknown := [channel for channel in left if states[channel] is None]:
-                _send(control, client, subdevice, unknown, False)
+                rm.switch(control, client, subdevice, unknown, False)
                 off.difference_update((client, channel) for channel in unknown)
             if not error.gone:
                 raise
             if again := [channel for channel in left if states[channel] is not False]:
-                _send(control, client, subdevice, again, True)
+                rm.switch(control, client, subdevice, again, True)
             off.update((client, channel) for channel in left)
         else:
             off.update((client, channel) for channel in channels)
@@ -139,13 +138,13 @@ def attach(controls: Controls, tsgs: Sequence[Tsg], off: set[Key], enabled: Read
     for control, client, subdevice, channels in _batches(controls, tsgs, frozenset()):
         for _ in range(NESTED):
             try:
-                _send(control, client, subdevice, channels, False)
+                rm.switch(control, client, subdevice, channels, False)
             except rm.RmError as error:
                 if not error.gone:
                     raise
-                channels = still_channels(control, client, channels)
+                channels = rm.still_channels(control, client, channels)
                 if channels:
-                    _send(control, client, subdevice, channels, False)
+                    rm.switch(control, client, subdevice, channels, False)
             if not channels or enabled(client, channels[0]) is not False:
                 break
     gone = {(tsg.client, channel) for tsg in tsgs for channel in tsg.channels}
@@ -160,7 +159,7 @@ def attach_once(controls: Controls, tsgs: Sequence[Tsg], off: set[Key]) -> None:
     for control, client, subdevice, channels in _batches(controls, tsgs, frozenset()):
         off.difference_update((client, channel) for channel in channels)
         try:
-            _send(control, client, subdevice, channels, False)
+            rm.switch(control, client, subdevice, channels, False)
         except rm.RmError as error:
             if not error.gone:  # the others of the call were served
                 raise
@@ -170,11 +169,6 @@ def left_off(tsgs: Sequence[Tsg], enabled: ReadBack) -> set[Key]:
     """Return the channels that are disabled: an earlier daemon died before it enabled them."""
     keys = [(tsg.client, channel) for tsg in tsgs for channel in tsg.channels]
     return {key for key in keys if enabled(*key) is False}
-
-
-def still_channels(control: rm.Control, client: int, channels: Sequence[int]) -> list[int]:
-    """Return those of `channels` whose handles still are channels."""
-    return [channel for channel in channels if is_channel(control.class_of(client, channel) or 0)]
 
 
 def _batches(
@@ -188,9 +182,3 @@ def _batches(
     for (fd, client, subdevice), channels in groups.items():
         for start in range(0, len(channels), rm.CHANNELS_A_CALL):
             yield controls[fd], client, subdevice, channels[start : start + rm.CHANNELS_A_CALL]
-
-
-def _send(control: rm.Control, client: int, subdevice: int, channels: Sequence[int], disable: bool) -> None:
-    data = rm.pack_disable(disable, [(client, channel) for channel in channels])
-    params = ctypes.create_string_buffer(data, len(data))
-    rm.check(control.send(client, subdevice, rm.FIFO_DISABLE_CHANNELS, params), "disable channels")

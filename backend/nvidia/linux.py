@@ -21,7 +21,31 @@ from backend.process.looks import look_here
 from backend.process.running import is_ending
 
 
-class System(Protocol):
+class Files(Protocol):
+    """The system calls by which requests are made through the files of a program."""
+
+    def pidfd_open(self, pid: int) -> int:
+        """pidfd_open(2)."""
+
+    def look(self, pid: int, fds: Sequence[int]) -> tuple[int, Sequence[int]]:
+        """Return the start time of `pid`, as :meth:`start_time`, and which of its descriptors `fds` are of
+        ``/dev/nvidiactl`` now. One look does both, since each look costs two switches between threads.
+        """
+
+    def pidfd_getfd(self, pidfd: int, fd: int) -> int:
+        """pidfd_getfd(2): return a duplicate, in this process, of descriptor `fd` of a process. The descriptor was
+        looked at before, so that one that stays wrong takes up no lender. Raises EBADF also if it is no longer of
+        ``/dev/nvidiactl``: a request made as root may mean something else to another driver.
+        """
+
+    def ioctl(self, fd: int, request: int, argument: bytearray) -> None:
+        """ioctl(2) with an argument that the driver reads and writes."""
+
+    def close(self, fd: int) -> None:
+        """close(2)."""
+
+
+class System(Files, Protocol):
     """The system calls of this package. Calls that look at a program can be kept waiting by it: they are for
     threads, and fail with EBUSY in time (:mod:`backend.process.looks`).
     """
@@ -40,34 +64,14 @@ class System(Protocol):
         name. Raises ProcessLookupError when `pid` is gone, or has closed them because it ends.
         """
 
-    def pidfd_open(self, pid: int) -> int:
-        """pidfd_open(2)."""
-
-    def look(self, pid: int, fds: Sequence[int]) -> tuple[int, Sequence[int]]:
-        """Return the start time of `pid`, as :meth:`start_time`, and which of its descriptors `fds` are of
-        ``/dev/nvidiactl`` now. One look does both, since each look costs two switches between threads.
-        """
-
-    def pidfd_getfd(self, pidfd: int, fd: int) -> int:
-        """pidfd_getfd(2): return a duplicate, in this process, of descriptor `fd` of a process. The descriptor was
-        looked at before, so that one that stays wrong takes up no lender. Raises EBADF also if it is no longer of
-        ``/dev/nvidiactl``: a request made as root may mean something else to another driver.
-        """
-
     def start_time(self, pid: int) -> int:
         """Return the start time of `pid` in clock ticks since boot. Raises ProcessLookupError when it is gone."""
-
-    def ioctl(self, fd: int, request: int, argument: bytearray) -> None:
-        """ioctl(2) with an argument that the driver reads and writes."""
 
     def map(self, fd: int, nbytes: int) -> memoryview:
         """mmap(2) of `nbytes` from the start, shared and read-only. The mapping outlives the descriptor."""
 
     def pid_namespace(self) -> int:
         """Return the inode of this process's pid namespace."""
-
-    def close(self, fd: int) -> None:
-        """close(2)."""
 
 
 class LinuxSystem:

@@ -18,11 +18,14 @@ import os
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
 
 import attrs
 
-from backend.nvidia.linux import System
 from backend.process.identity import Process
+
+if TYPE_CHECKING:  # else the guard would load all that looks at programs
+    from backend.nvidia.linux import Files
 
 # nv_escape.h and nv-ioctl-numbers.h: _IOWR('F', number, struct)
 IOCTL_FREE = 0xC0104629
@@ -207,7 +210,7 @@ class Control:
     buffer is reused.
     """
 
-    def __init__(self, system: System, fd: int) -> None:
+    def __init__(self, system: Files, fd: int) -> None:
         self._system = system
         self._fd = fd
         self._argument = bytearray(NVOS54.size)
@@ -323,6 +326,27 @@ class Card:
     """Minor number of ``/dev/nvidia<minor>``."""
 
 
+def is_channel(class_: int) -> bool:
+    """Return whether a class is a GPFIFO channel: 0xC36F Volta, 0xC56F Ampere, 0xC86F Hopper, 0xC96F
+    Blackwell, ...
+    """
+    return class_ & 0xFF == 0x6F
+
+
+def still_channels(control: Control, client: int, channels: Sequence[int]) -> list[int]:
+    """Return those of `channels` whose handles still are channels."""
+    return [channel for channel in channels if is_channel(control.class_of(client, channel) or 0)]
+
+
+def switch(control: Control, client: int, subdevice: int, channels: Sequence[int], disable: bool) -> None:
+    """Take channels off the runlist, or put them back on. Raises RmError; then the request may have had effect on some
+    of the channels.
+    """
+    data = pack_disable(disable, [(client, channel) for channel in channels])
+    params = ctypes.create_string_buffer(data, len(data))
+    check(control.send(client, subdevice, FIFO_DISABLE_CHANNELS, params), "disable channels")
+
+
 def pack_disable(disable: bool, channels: Sequence[tuple[int, int]]) -> bytes:
     """Return the parameters of FIFO_DISABLE_CHANNELS for up to 64 (client, channel) pairs.
 
@@ -338,7 +362,7 @@ def pack_disable(disable: bool, channels: Sequence[tuple[int, int]]) -> bytes:
 
 
 @contextmanager
-def borrowed(system: System, process: Process, fds: Sequence[int]) -> Iterator[dict[int, Control]]:
+def borrowed(system: Files, process: Process, fds: Sequence[int]) -> Iterator[dict[int, Control]]:
     """Yield a Control on a duplicate of each descriptor in `fds` of a process, by number; all are closed on exit.
 
     Duplicates are never kept longer: RM frees a client when the last reference to its open file goes, so a duplicate
