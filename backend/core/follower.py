@@ -394,6 +394,7 @@ class Follower:
         except OSError as error:
             if error.errno != errno.ENODEV:
                 raise
+        self._gpus[group.gpu].note_reasons(group.process, off)
         self._of(group).noted = off if off else ON
 
     def show(self, group: Group) -> None:

@@ -16,7 +16,7 @@ import trio
 
 from backend.core.families import Families
 from backend.core.held import Held
-from backend.core.reasons import Engines
+from backend.core.reasons import Engines, Off
 from backend.core.records import Activity, Books, Capability, Channel, Footprint, GpuInfo, Move, Peak, Wanted
 from backend.core.settings import Lever
 from backend.core.turns import TurnEnd
@@ -366,6 +366,11 @@ class Gpu(Protocol):
 
     async def attach(self, process: Process) -> None:
         """Put the TSGs of every engine of `process` back on the runlist."""
+
+    def note_reasons(self, process: Process, off: Off) -> None:
+        """Note why `process` is off the runlist, or is about to be: before the hardware takes more of it off, and after
+        it puts some back. This moves no lever.
+        """
 
     async def end_turn(self, process: Process, bound_us: int, leaves: int = 0) -> TurnEnd:
         """End the turn of `process`: it launches nothing more until :meth:`begin_turn`. Wait up to `bound_us`

@@ -17,7 +17,7 @@ class Reason(enum.Flag):
     """A reason to be off the runlist. The bits appear in journals and in the ABI of the kernel module.
 
     FREEZE and MIGRATION outlive a daemon: a freeze is a setting in the books, a move is noted. All further reasons are
-    decisions of one daemon, and the next one lifts them.
+    decisions of one daemon: they end with it, as it puts everything back, or its guard does, or the next daemon.
     """
 
     FREEZE = 1 << 0
@@ -35,6 +35,9 @@ class Reason(enum.Flag):
 
 
 NO_REASON = Reason(0)
+
+LASTING = Reason.FREEZE | Reason.MIGRATION
+"""The reasons that outlive a daemon."""
 
 KNOWN = Reason.FREEZE | Reason.TURN | Reason.QUOTA | Reason.BUSY | Reason.GANG | Reason.MIGRATION
 """All reasons that this version knows."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 import trio
 
 from backend.core.protocols import Bookkeeping, Gpu
-from backend.core.reasons import Engines
+from backend.core.reasons import Engines, Off
 from backend.core.records import Activity, Capability, Footprint
 from backend.core.settings import Lever
 from backend.core.turns import TurnEnd
@@ -62,6 +62,9 @@ class ForwardingGpu:
 
     async def attach(self, process: Process) -> None:
         await self._inner.attach(process)
+
+    def note_reasons(self, process: Process, off: Off) -> None:
+        self._inner.note_reasons(process, off)
 
     async def end_turn(self, process: Process, bound_us: int, leaves: int = 0) -> TurnEnd:
         return await self._inner.end_turn(process, bound_us, leaves)

@@ -22,6 +22,7 @@ from backend.nvidia.notes import Notes, noted, recalled
 from backend.nvidia.questions import Questions
 from backend.nvidia.readback import ChannelStates
 from backend.nvidia.timeslices import Timeslices
+from backend.nvidia.waiting import Waiter
 from backend.process.identity import Process
 
 TIMESLICE = "timeslice"
@@ -43,10 +44,13 @@ class Enforcement:
         timeslices: Timeslices,
         began: int,
         notes: Notes,
+        waiter: Waiter,
     ) -> None:
         """`states` tells which channels of the GPU are on its runlist. `began` is the start time of this daemon in
         clock ticks since boot: an earlier daemon may have changed a process that is older.
         """
+        self.waiter = waiter
+        """What is noted of it for the case that the daemon is killed."""
         self._process = process
         self._system = system
         self._applied = applied
@@ -87,6 +91,7 @@ class Enforcement:
         """Forget the process, or what was wanted for it. A thread that is still at work leaves no notes behind."""
         self._forgotten = True  # before the notes go: that thread may be about to make some
         self._notes.note(self._process, {})
+        self.waiter.clear()
 
     # In threads
 
@@ -131,6 +136,8 @@ class Enforcement:
                 if sliced is not None:
                     self._set_timeslices(controls, tsgs)
                 self._put_on(controls, tsgs)
+            if not applied.off:
+                self.waiter.clear()
         return undone
 
     def _looks_first(self) -> bool:
@@ -160,7 +167,16 @@ class Enforcement:
         if applied.stays_off:
             let_go = [tsg for tsg in tsgs if applied.is_off(tsg) and not applied.takes(tsg)]
             levers.attach(controls, let_go, applied.off, enabled)
-            levers.detach(controls, list(filter(applied.takes, tsgs)), applied.off, enabled)
+            taken = list(filter(applied.takes, tsgs))
+            self._note_waiting(taken)
+            levers.detach(controls, taken, applied.off, enabled)
+
+    def _note_waiting(self, taken: Sequence[Tsg]) -> None:
+        """Note all channels that are off once these TSGs are taken, before they are."""
+        applied = self._applied
+        self.waiter.note(levers.batches([*taken, *filter(applied.is_off, applied.tsgs())]))
+        if self._forgotten:
+            self.waiter.clear()
 
     def _set_timeslices(self, controls: Controls, tsgs: Sequence[Tsg]) -> None:
         applied = self._applied

@@ -18,7 +18,7 @@ import trio
 from backend.common.errors import fail
 from backend.common.lasting import lasting
 from backend.core.protocols import Bookkeeping, Gpu
-from backend.core.reasons import Engines
+from backend.core.reasons import LASTING, Engines, Off
 from backend.core.records import Activity, Capability, Footprint, GpuInfo
 from backend.core.settings import SM_MAX, TIMESLICE, Lever
 from backend.core.turns import TurnEnd
@@ -41,6 +41,7 @@ from backend.nvidia.swapped import SwappedPrograms
 from backend.nvidia.tenant import Tenant
 from backend.nvidia.trace import LAG_NS
 from backend.nvidia.usage import SWITCH_US, Usage
+from backend.nvidia.waiting import Waiter, Waiting
 from backend.process.identity import Process
 
 log = logging.getLogger(__name__)
@@ -105,6 +106,9 @@ class NvidiaGpu:
         self._states = states
         self.notes: Notes = NoNotes()
         """The TSGs' own timeslices, kept for the next daemon."""
+        self.waiting: Waiting | None = None
+        """What is off the runlist, kept for the guard of the daemon."""
+        self._goes_back: set[Process] = set()  # processes that are off by decisions of this daemon alone
         self.adopt(())
         self._gpu_id = gpu_id
         self._nvml = nvml
@@ -359,7 +363,9 @@ class NvidiaGpu:
                 states=self._states,
                 began=self._began,
                 notes=self.notes,
+                waiter=Waiter(self.waiting, process),
             )
+            tenant.enforcement.waiter.decide(process in self._goes_back)
             self._tenants[process] = tenant
         return tenant
 
@@ -372,6 +378,7 @@ class NvidiaGpu:
         self._follow_anew(self._spaces.forget(process))
         self._at_gate.discard(process)
         self._turn_over.discard(process)
+        self._goes_back.discard(process)
 
     def _spoke(self, process: Process) -> None:
         """Have the gate of a frozen client closed again that speaks anew: its library opened it meanwhile."""
@@ -596,6 +603,16 @@ class NvidiaGpu:
 
     async def attach(self, process: Process) -> None:
         await self._let_go(process, Engines.NONE)
+
+    def note_reasons(self, process: Process, off: Off) -> None:
+        # Without any reason, too: a client that is to run stays off until the others of its space are to run.
+        goes_back = not off.reasons & LASTING
+        if off and goes_back:
+            self._goes_back.add(process)
+        else:
+            self._goes_back.discard(process)
+        if (tenant := self._tenants.get(process)) is not None:
+            tenant.enforcement.waiter.decide(goes_back)
 
     async def end_turn(self, process: Process, bound_us: int, leaves: int = 0) -> TurnEnd:
         self._require()

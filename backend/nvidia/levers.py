@@ -8,13 +8,14 @@ used.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence, Set
 
 import attrs
 
 from backend.core.protocols import split_timeslice
 from backend.nvidia import rm
 from backend.nvidia.discover import Engine, Tsg
+from backend.nvidia.waiting import Batch
 
 log = logging.getLogger(__name__)
 
@@ -171,14 +172,21 @@ def left_off(tsgs: Sequence[Tsg], enabled: ReadBack) -> set[Key]:
     return {key for key in keys if enabled(*key) is False}
 
 
+def batches(tsgs: Iterable[Tsg], without: Set[Key] = frozenset()) -> Iterator[Batch]:
+    """Yield the channels of TSGs, each once, as the calls name them that take these or put them back."""
+    groups: dict[tuple[int, int, int], dict[int, None]] = {}
+    for tsg in tsgs:
+        channels = [channel for channel in tsg.channels if (tsg.client, channel) not in without]
+        groups.setdefault((tsg.fd, tsg.client, tsg.subdevice), {}).update(dict.fromkeys(channels))
+    for (fd, client, subdevice), found in groups.items():
+        channels = [*found]
+        for start in range(0, len(channels), rm.CHANNELS_A_CALL):
+            yield Batch(fd, client, subdevice, tuple(channels[start : start + rm.CHANNELS_A_CALL]))
+
+
 def _batches(
     controls: Controls, tsgs: Sequence[Tsg], without: Set[Key]
 ) -> Iterator[tuple[rm.Control, int, int, list[int]]]:
     """Yield (control, client, subdevice, channels) for each call that is needed, with up to 64 channels."""
-    groups: dict[tuple[int, int, int], list[int]] = {}
-    for tsg in tsgs:
-        channels = [channel for channel in tsg.channels if (tsg.client, channel) not in without]
-        groups.setdefault((tsg.fd, tsg.client, tsg.subdevice), []).extend(channels)
-    for (fd, client, subdevice), channels in groups.items():
-        for start in range(0, len(channels), rm.CHANNELS_A_CALL):
-            yield controls[fd], client, subdevice, channels[start : start + rm.CHANNELS_A_CALL]
+    for batch in batches(tsgs, without):
+        yield controls[batch.fd], batch.client, batch.subdevice, list(batch.channels)

@@ -21,6 +21,7 @@ from backend.nvidia.notes import NoNotes, Notes
 from backend.nvidia.questions import Questions
 from backend.nvidia.readback import ChannelStates
 from backend.nvidia.timeslices import Timeslices
+from backend.nvidia.waiting import Waiter
 from backend.nvidia.watch import Watch
 from backend.process.identity import Process
 
@@ -44,10 +45,11 @@ class Tenant:
         states: ChannelStates,
         began: int,
         notes: Notes | None = None,
+        waiter: Waiter | None = None,
     ) -> None:
         """`levers` is the deadline for calls that act on the process, `looks` that for looks at it. `gpu_id` is
         RM's id of the GPU; the others are as of :class:`Enforcement`. Without `notes`, nothing is known from an
-        earlier daemon.
+        earlier daemon; without a `waiter`, nothing is noted for the case that this one is killed.
         """
         self.process = process
         self.applied = Applied(handles, gpu_id)
@@ -57,7 +59,8 @@ class Tenant:
         self.timeslices = Timeslices(process, system, self.applied)
         """The questions whether the process undid a timeslice."""
         self.enforcement = Enforcement(
-            process, system, self.applied, states, self.questions, self.timeslices, began, notes or NoNotes()
+            *(process, system, self.applied, states, self.questions, self.timeslices, began, notes or NoNotes()),
+            waiter or Waiter(None, process),
         )
         """The steps that act on the process, for a thread."""
         self.watch = Watch()

@@ -15,7 +15,7 @@ import trio
 from backend.common.errors import fail
 from backend.common.lasting import lasting
 from backend.core.protocols import Bookkeeping, Gpu
-from backend.core.reasons import Engines
+from backend.core.reasons import Engines, Off
 from backend.core.records import Activity, Capability, Footprint
 from backend.core.settings import SETTINGS, Lever
 from backend.core.turns import TurnEnd
@@ -139,6 +139,9 @@ class SoftGpu(Hardware):
         self._engine.advance()  # the program ran up to now, and does not from now on
         tenant.follow()
         self._engine.wake()
+
+    def note_reasons(self, process: Process, off: Off) -> None:
+        pass  # its programs' work ends with the daemon
 
     # Turns
 

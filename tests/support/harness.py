@@ -32,7 +32,7 @@ from backend.core.controller import Controller
 from backend.core.lives import Memory as LivesMemory
 from backend.core.member import UNTOUCHED
 from backend.core.protocols import Bookkeeping, Gpu, Moves
-from backend.core.reasons import Engines
+from backend.core.reasons import Engines, Off
 from backend.core.records import Activity, Capability, Footprint, GpuInfo
 from backend.core.settings import TIMESLICE, Lever
 from backend.core.tally import Memory
@@ -238,6 +238,9 @@ class StubGpu:
         await self._act("attach", process)
         self.detached.discard(process)
         self.without_gr.discard(process)
+
+    def note_reasons(self, process: Process, off: Off) -> None:
+        pass
 
     async def end_turn(self, process: Process, bound_us: int, leaves: int = 0) -> TurnEnd:
         self.turns.append(("end", process.pid, bound_us))

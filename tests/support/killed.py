@@ -29,6 +29,7 @@ from backend.ledgers.provider import ProviderGpu
 from backend.nvidia import rm
 from backend.nvidia.nvml import Nvml
 from backend.nvidia.opening import open_gpus
+from backend.nvidia.waiting import Waiting
 from backend.process.identity import Group, Member
 from tests.support.fake_nvidia import FakeNvml, FakeSystem, Program
 from tests.support.harness import MIB, REAL_S, Harness, World, running
@@ -61,6 +62,10 @@ class Life:
     open: set[int] = attrs.field(factory=set)
     """Descriptors of the kernel's books."""
     dead: bool = False
+    waiting: Waiting | None = None
+    """Its notes of what is off the runlist."""
+    left: bytes = b""
+    """What was in these notes when it was killed."""
 
     def point(self) -> bool:
         """Pass a point. Return whether the daemon is killed here, for a caller that leaves something half done; Killed
@@ -69,12 +74,24 @@ class Life:
             raise Killed
         self.points += 1
         self.dead = self.points == self.at
+        if self.dead:
+            self.leave()
         return self.dead
+
+    def leave(self) -> None:
+        """Keep its notes as they are now: what is done after a death to end the tasks of this process is not of it."""
+        if self.waiting is not None and not self.left:
+            self.left = noted_in(self.waiting)
 
     def pass_(self) -> None:
         """Pass a point, and raise Killed if the daemon is killed here."""
         if self.point():
             raise Killed
+
+
+def noted_in(waiting: Waiting) -> bytes:
+    """Return what the guard of a daemon would find now."""
+    return os.pread(waiting.fileno(), os.fstat(waiting.fileno()).st_size, 0)
 
 
 class Minded(FakeSystem):
@@ -255,13 +272,14 @@ class Machine:
         """Start the next daemon."""
         driver = Driver(self.fake, life)
         journal = Mortal(self.path, life)
+        life.waiting = Waiting()
         h: Harness | None = None
         ledger: JournaledLedger | KernelLedger | None = None
         try:
             gpus = await open_gpus(system=driver, nvml=Nvml(self.nvml), selftest=False)  # type: ignore[arg-type]
             names = {gpu.info.index: gpu.info.uuid for gpu in gpus}
             for gpu in gpus:
-                gpu.notes = Timeslices(journal, gpu.info.uuid)
+                gpu.notes, gpu.waiting = Timeslices(journal, gpu.info.uuid), life.waiting
             keeper = Attributes(journal, names)
             behind: list[Gpu]
             if self.kernel:
@@ -285,6 +303,9 @@ class Machine:
             raise
         finally:
             driver.end()
+            life.leave()
+            life.waiting.close()
+            life.waiting = None
 
     # Steps of a history
 

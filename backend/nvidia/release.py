@@ -1,0 +1,147 @@
+"""Put back on the runlist what a killed daemon took off by its own decisions, as it stands in :mod:`.waiting`.
+
+The guard beside the daemon (``ggroupfs/daemon/guarding.py``) calls :func:`main` once the daemon is gone. Until then it
+has loaded nothing, and programs stand still until this is done: so this loads as little as it can, and no event loop.
+
+Each process has a thread. A program can keep a look at it, or the duplicate of a file of it, waiting for as long as it
+likes (:mod:`backend.nvidia.lender`): then it alone stays off, and no other process waits for the guard. A channel is
+enabled once, as it was disabled once: the guard has no read-back of whether it is on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from backend.common import syscalls
+from backend.common.errors import fail
+from backend.nvidia import device, rm
+from backend.nvidia.waiting import Batch, noted
+from backend.process.identity import Process, start_time
+
+if TYPE_CHECKING:  # it loads much
+    from backend.nvidia.linux import Files
+
+RELEASE_S = 10.0
+"""Seconds for all programs, at most."""
+SOON_S = 0.05
+"""Seconds within which all threads of a killed daemon end, unless one is held up in the kernel."""
+SYSLOG = "/dev/log"
+WARNING = 3 << 3 | 4
+"""Facility and severity of a message to the system log: LOG_DAEMON and LOG_WARNING (syslog(3))."""
+
+_SYS_PIDFD_GETFD = 438  # the same number on every architecture (asm-generic/unistd.h)
+
+
+class OwnFiles:
+    """The system calls of :class:`backend.nvidia.linux.Files`, made by this process, for which no other waits."""
+
+    def pidfd_open(self, pid: int) -> int:
+        return os.pidfd_open(pid)
+
+    def look(self, pid: int, fds: Sequence[int]) -> tuple[int, Sequence[int]]:
+        start = start_time(pid)  # this may wait for the program, as may what follows
+        return start, [fd for fd in fds if device.number_of(f"/proc/{pid}/fd/{fd}") == device.CONTROL_NUMBER]
+
+    def pidfd_getfd(self, pidfd: int, fd: int) -> int:
+        duplicate = syscalls.call(_SYS_PIDFD_GETFD, pidfd, fd, 0)
+        if device.is_usable(duplicate, device.CONTROL_NUMBER):
+            return duplicate
+        os.close(duplicate)
+        raise fail(errno.EBADF)
+
+    def ioctl(self, fd: int, request: int, argument: bytearray) -> None:
+        fcntl.ioctl(fd, request, argument)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+
+def main(fd: int, daemon: int) -> None:
+    """Put back what stands in the memory at descriptor `fd`, and tell the system log of it. `daemon` is a pidfd: the
+    main thread of that process has ended.
+
+    Another thread of it may be in the middle of a request that takes channels off, and the kernel lets it come to the
+    end of that. Where one is held up for longer, all is put back at once, and once more when it has ended.
+    """
+    with mmap.mmap(fd, 0, prot=mmap.PROT_READ) as memory:
+        has_ended = _ends(daemon, SOON_S)
+        done, count = put_back(memory, OwnFiles())
+        if not has_ended and _ends(daemon, RELEASE_S):
+            done, count = put_back(memory, OwnFiles())
+    if count:
+        left = f", {count - done} could not be reached" if done < count else ""
+        _say(f"the daemon was killed: of the programs that waited for their turn {done} go on{left}")
+
+
+def put_back(memory: bytes | mmap.mmap, files: Files, seconds: float = RELEASE_S) -> tuple[int, int]:
+    """Put back all that is noted to go back. Return the number of processes for which that was done within that time,
+    and the number of all."""
+    batches: dict[Process, list[Batch]] = {}
+    for process, batch in noted(memory):
+        batches.setdefault(process, []).append(batch)
+    done: list[Process] = []
+
+    def one(process: Process, own: Sequence[Batch]) -> None:
+        with contextlib.suppress(OSError):
+            if release(process, own, files):
+                done.append(process)
+
+    threads = [threading.Thread(target=one, args=item, daemon=True) for item in batches.items()]
+    end = time.monotonic() + seconds
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    return len(done), len(batches)
+
+
+def release(process: Process, batches: Iterable[Batch], files: Files) -> bool:
+    """Put the channels of a process back on the runlist; return whether all are on that are still there. One that fails
+    keeps no other. OSError where its files cannot be had, and ProcessLookupError where it is gone, even if its pid is
+    another process's now."""
+    batches = list(batches)
+    with rm.borrowed(files, process, [*dict.fromkeys(batch.fd for batch in batches)]) as controls:
+        return all([batch.fd in controls and _enable(controls[batch.fd], batch) for batch in batches])
+
+
+def _enable(control: rm.Control, batch: Batch) -> bool:
+    try:
+        for _ in range(2):  # of a request some of whose channels were freed meanwhile, the others were served
+            channels = rm.still_channels(control, batch.client, batch.channels)
+            if not channels:
+                return True
+            try:
+                rm.switch(control, batch.client, batch.subdevice, channels, False)
+            except rm.RmError as error:
+                if not error.gone:
+                    raise
+            else:
+                return True
+    except OSError:
+        pass
+    return False
+
+
+def _ends(pidfd: int, seconds: float) -> bool:
+    """Return whether a process, with all of its threads, ends within that time."""
+    poller = select.poll()
+    poller.register(pidfd, select.POLLIN)
+    return bool(poller.poll(seconds * 1000))
+
+
+def _say(text: str) -> None:
+    """Write a line to the system log, where there is one and it takes it at once."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
+        log.setblocking(False)
+        log.connect(SYSLOG)
+        log.send(f"<{WARNING}>ggroupfs[{os.getpid()}]: {text}".encode())
