@@ -22,6 +22,7 @@ from backend.ledgers.journal.moves import WrittenMoves
 from backend.ledgers.journal.totals import WrittenTotals
 from backend.ledgers.provider import ProviderGpu
 from backend.ledgers.soft import SoftLedger
+from backend.nvidia.waiting import Waiting
 from backend.soft.config import SoftConfig
 from backend.soft.gpu import SoftGpu
 from backend.soft.machine import Machine
@@ -46,6 +47,14 @@ class Forgetful(Protocol):
 
     notes: Timeslices
     """The record of the native timeslices."""
+
+
+@runtime_checkable
+class Outlived(Protocol):
+    """A GPU that programs stay off when the daemon is killed (:class:`backend.nvidia.gpu.NvidiaGpu`)."""
+
+    waiting: Waiting | None
+    """The memory for what is to be put back on then."""
 
 
 @attrs.frozen
@@ -90,6 +99,8 @@ class Backend:
     """Totals of each group; None where they do not outlive the daemon."""
     lives: WrittenLives | None = None
     """Lifetimes of slices that were made; None where they do not outlive the daemon."""
+    waiting: Waiting | None = None
+    """What is to be put back on the runlist if the daemon is killed; None where programs are off no GPU then."""
 
 
 async def gpus(choice: Choice) -> Sequence[Gpu]:
@@ -117,6 +128,14 @@ def backend(choice: Choice, found: Sequence[Gpu], seconds: float, journal: Journ
     A `journal` keeps what only the daemon knows. Raises OSError, with an explanation, where `kmod` was asked for and
     cannot be had.
     """
+    outlived = [gpu for gpu in found if isinstance(gpu, Outlived)]
+    waiting = Waiting() if outlived else None
+    for gpu in outlived:
+        gpu.waiting = waiting
+    return attrs.evolve(_backend(choice, found, seconds, journal), waiting=waiting)
+
+
+def _backend(choice: Choice, found: Sequence[Gpu], seconds: float, journal: Journal | None) -> Backend:
     soft = {gpu.info.index: gpu for gpu in found if isinstance(gpu, SoftGpu)}
     cuda = {gpu.info.index: gpu.managed for gpu in found if isinstance(gpu, Cuda)}
     names = {gpu.info.index: gpu.info.uuid for gpu in found}

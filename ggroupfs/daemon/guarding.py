@@ -1,6 +1,9 @@
-"""The guard's own program, ``guarding.py FD``: writes to a file when the thread that started it ends (:mod:`.guard`).
+"""The guard's own program: acts when the thread that started it ends (:mod:`.guard`).
 
-It is executed by its path, in an interpreter that loads nothing else: 4 MB of memory, and no CPU time while it waits.
+    guarding.py ABORT [MODULE MEMORY DAEMON PATH]    writes to the file ABORT, then calls main(MEMORY, DAEMON) of MODULE
+
+ABORT, MEMORY and DAEMON are descriptors, ABORT may be ``-``. PATH is where modules are found. This file is executed by
+its path, in an interpreter that loads nothing else before: 4 MB of memory, and no CPU time while it waits.
 """
 
 from __future__ import annotations
@@ -26,8 +29,20 @@ def main() -> int:
     os.write(READY, b"\n")  # EPIPE if the daemon is already gone; having answered nothing, it keeps no program waiting
     os.close(READY)
     signal.sigwait([SIGNAL])
-    os.write(int(sys.argv[1]), b"1\n")
+    try:
+        if sys.argv[1] != "-":
+            os.write(int(sys.argv[1]), b"1\n")
+    finally:
+        if sys.argv[2:]:
+            _call(*sys.argv[2:])
     return 0
+
+
+def _call(module: str, memory: str, daemon: str, path: str) -> None:
+    sys.path += path.split(os.pathsep)
+    __import__(module)
+    sys.modules[module].main(int(memory), int(daemon))
+    os._exit(0)  # whatever thread of it is still held up
 
 
 if __name__ == "__main__":

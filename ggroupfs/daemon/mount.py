@@ -26,6 +26,7 @@ from backend.door import tenants
 from backend.door.client import pid_namespace
 from backend.door.wire import CUDA, CUDA_ALL, SOFT, VERSION, names
 from backend.ledgers.journal.file import Busy, Journal, default_path
+from backend.nvidia.waiting import RELEASE, Waiting
 from backend.process import fanotify, victims
 from backend.process.usher import Usher
 from backend.soft import server as soft_server
@@ -133,7 +134,7 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
         except RuntimeError as error:
             raise MountError(f"cannot mount on {mountpoint}: {error}") from None
         stack.callback(pyfuse3.close, unmount=True)
-        connection = _connection(unmounted, _device(mountpoint))
+        connection = _connection(unmounted, _device(mountpoint), backend.waiting)
         stack.callback(_hang_up, messenger, mountpoint, connection)
         if options.also is not None:
             try:
@@ -358,17 +359,21 @@ async def _say_no_more(messenger: Messenger) -> None:
         messenger.end()
 
 
-def _connection(unmounted: contextlib.ExitStack, device: int) -> Connection | None:
-    """Return the connection of the mount, by which it can be aborted, with a guard that aborts it if this daemon is
-    killed before the mount is unmounted; None if the kernel gives no control of it.
+def _connection(unmounted: contextlib.ExitStack, device: int, waiting: Waiting | None) -> Connection | None:
+    """Return the connection of the mount, by which it can be aborted; None if the kernel gives no control of it.
+
+    If this daemon is killed before the mount is unmounted, a guard aborts it, and puts back what is noted in `waiting`.
     """
+    found = None
     try:
         found = Connection(device)
     except OSError as error:
-        log.info("the connection cannot be aborted, and has no guard: %s", error)
-        return None
-    unmounted.callback(found.close)
-    unmounted.enter_context(guard.beside(found.fileno()))
+        log.info("the connection cannot be aborted, by a guard neither: %s", error)
+    else:
+        unmounted.callback(found.close)
+    left = None if waiting is None else guard.Left(RELEASE, waiting.fileno())
+    if found is not None or left is not None:
+        unmounted.enter_context(guard.beside(None if found is None else found.fileno(), left))
     return found
 
 

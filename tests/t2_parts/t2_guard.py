@@ -14,6 +14,7 @@ from pathlib import Path
 import attrs
 import pytest
 
+from backend.nvidia.waiting import RELEASE
 from ggroupfs.daemon import guard
 from tests.support.mounted import SECONDS, eventually
 
@@ -21,12 +22,33 @@ DAEMON = """
 import ctypes, sys, threading, time
 from ggroupfs.daemon import guard
 journal = open("/dev/zero")
-with guard.beside(int(sys.argv[1])):
+abort, memory = (int(word) if word != "-" else None for word in sys.argv[1:])
+with guard.beside(abort, None if memory is None else guard.Left("stand_in", memory)):
     threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
     print("ready", flush=True)
     if sys.stdin.readline() == "leave\\n":
         ctypes.CDLL(None).pthread_exit(None)  # of the main thread alone
 """
+
+
+STAND_IN = """
+import os, select
+def main(memory, daemon):
+    poller = select.poll()
+    poller.register(daemon, select.POLLIN)
+    if poller.poll(60_000):
+        os.write(memory, b"put back")
+"""
+"""A module that says in the memory that it was called, once the daemon has ended."""
+
+
+LOADS = """
+import sys
+sys.path += sys.argv[2].split(":")
+__import__(sys.argv[1])
+assert "trio" not in sys.modules
+"""
+"""A program that loads a module as the guard does."""
 
 
 @attrs.define
@@ -40,6 +62,8 @@ class Guarded:
     """The guard itself."""
     file: Path
     """Stand-in for the kernel's file by which a connection is aborted."""
+    memory: Path
+    """What the daemon leaves for its guard."""
 
     @property
     def written(self) -> str:
@@ -57,26 +81,40 @@ class Guarded:
         return bool(select.select([self.pidfd], [], [], seconds)[0])
 
 
-@pytest.fixture
-def guarded(tmp_path: Path) -> Iterator[Guarded]:
-    """Yield a program; neither it nor its guard is left in the end."""
-    file = tmp_path / "abort"
+@contextlib.contextmanager
+def beside(folder: Path, *, aborts: bool = True, leaves: bool = False) -> Iterator[Guarded]:
+    """Yield a program; neither it nor its guard is left in the end. `leaves`: its guard has something to put back."""
+    file, memory = folder / "abort", folder / "memory"
+    (folder / "stand_in.py").write_text(STAND_IN)
     with contextlib.ExitStack() as stack:
-        abort = stack.enter_context(file.open("w"))
-        words = [sys.executable, "-c", DAEMON, str(abort.fileno())]
+        given = [stack.enter_context(one.open("w")).fileno() for one in (file, memory)]
+        words = [str(fd) if given_ else "-" for fd, given_ in zip(given, (aborts, leaves), strict=True)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         program = stack.enter_context(
-            subprocess.Popen(words, text=True, pass_fds=[abort.fileno()], **pipes)  # type: ignore[call-overload]
+            subprocess.Popen(  # type: ignore[call-overload]
+                [sys.executable, "-c", DAEMON, *words],
+                text=True,
+                pass_fds=given,
+                env=os.environ | {"PYTHONPATH": os.fspath(folder)},
+                **pipes,
+            )
         )
         stack.callback(program.kill)
         assert program.stdout.readline() == "ready\n"
         [pid] = map(int, Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text().split())
         pidfd = os.pidfd_open(pid)
         stack.callback(os.close, pidfd)
-        found = Guarded(program, pid, pidfd, file)
+        found = Guarded(program, pid, pidfd, file, memory)
         yield found
         program.kill()
         assert found.guard_ends()
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[Guarded]:
+    """Yield a program whose guard has nothing to put back."""
+    with beside(tmp_path) as found:
+        yield found
 
 
 def test_a_program_that_is_killed(guarded: Guarded) -> None:
@@ -91,6 +129,40 @@ def test_a_main_thread_that_ends_before_another(guarded: Guarded) -> None:
     assert guarded.guard_ends()
     assert guarded.written == "1\n"
     assert guarded.program.poll() is None, "its other thread is still there"
+
+
+@pytest.mark.parametrize("aborts", [True, False])
+def test_what_a_killed_program_leaves(tmp_path: Path, aborts: bool) -> None:
+    """The guard puts it back, whether or not there is a connection to abort."""
+    with beside(tmp_path, aborts=aborts, leaves=True) as guarded:
+        guarded.program.kill()
+        assert guarded.guard_ends()
+        assert guarded.memory.read_text() == "put back"
+        assert guarded.written == ("1\n" if aborts else "")
+
+
+def test_what_a_program_leaves_that_ends(tmp_path: Path) -> None:
+    """It has put back everything itself, or left it to the next one."""
+    with beside(tmp_path, leaves=True) as guarded:
+        guarded.tell("end")
+        assert guarded.program.wait(SECONDS) == 0
+        assert guarded.guard_ends(0)
+        assert guarded.memory.read_text() == guarded.written == ""
+
+
+def test_what_it_leaves_where_the_abort_fails(tmp_path: Path) -> None:
+    """It is put back all the same."""
+    (tmp_path / "abort").symlink_to("/dev/full")
+    with beside(tmp_path, leaves=True) as guarded:
+        guarded.program.kill()
+        assert guarded.guard_ends()
+        assert guarded.memory.read_text() == "put back"
+
+
+def test_what_puts_programs_back_loads_little() -> None:
+    """Programs stand still meanwhile: it is found in an interpreter without a site, and has no event loop."""
+    words = [sys.executable, "-I", "-S", "-c", LOADS, RELEASE, guard.path()]
+    subprocess.run(words, check=True)
 
 
 def test_a_clean_end(guarded: Guarded) -> None:
@@ -112,14 +184,19 @@ def test_a_signal_to_each_process_of_a_service_or_a_terminal(guarded: Guarded) -
     assert guarded.written == "1\n"
 
 
-def test_a_guard_has_one_file_and_no_other(guarded: Guarded) -> None:
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_guard_has_its_files_and_no_other(tmp_path: Path, leaves: bool) -> None:
     """A further open file would hold a lock, or the memory of a program that is gone."""
+    with beside(tmp_path, leaves=leaves) as guarded:
 
-    def files() -> set[str]:
-        return {os.readlink(entry) for entry in Path(f"/proc/{guarded.pid}/fd").iterdir()}
+        def files() -> set[str]:
+            return {os.readlink(entry) for entry in Path(f"/proc/{guarded.pid}/fd").iterdir()}
 
-    eventually(lambda: files() == {os.devnull, os.fspath(guarded.file)}, "the pipe is closed, once it has told")
-    assert os.readlink(f"/proc/{guarded.pid}/cwd") == "/"
+        own = {os.devnull, os.fspath(guarded.file)}
+        if leaves:
+            own |= {os.fspath(guarded.memory), "anon_inode:[pidfd]"}
+        eventually(lambda: files() == own, "the pipe is closed, once it has told")
+        assert os.readlink(f"/proc/{guarded.pid}/cwd") == "/"
 
 
 def test_a_guard_that_is_gone(guarded: Guarded) -> None:
