@@ -302,7 +302,7 @@ class Experiment:
 
     def at(self, stage: MpsStage, words: Mapping[str, str]) -> Any:
         """Return the rate of a client with more words in its environment, or why there is none."""
-        environment = dict(stage._environment)
+        environment = dict(stage.environment)
         try:
             with self.programs((200, FULL), environment={**environment, **words}) as those:
                 return self.rates(those)[0][0]
@@ -327,7 +327,7 @@ class Experiment:
         self.cell("green-beside", 6, lambda: self.beside({}))
         self.cell("eight-slicing", 6, lambda: self.eight({}))
         with Mps().enter() as stage:
-            environment = dict(stage._environment)
+            environment = dict(stage.environment)
             self.cell("mps-levers", 25, lambda: self.levers(environment))
             self.cell("mps-eight", 6, lambda: self.eight(environment))
             self.cell("mps-green-plain", 12, lambda: self.green("plain", environment))

@@ -23,7 +23,6 @@ from tests.t7_nvidia.spaces import (
     client_bytes,
     go_on,
     is_beside,
-    joined,
     logs,
     placed_in,
     record_of,

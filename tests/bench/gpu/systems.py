@@ -96,7 +96,9 @@ class MpsStage(PlainStage):
         percentage: Callable[[Part], int | None],
         priority: Callable[[Part], int | None] = lambda part: None,
     ) -> None:
-        self._environment, self._percentage, self._priority = environment, percentage, priority
+        self.environment = environment
+        """What makes a program a client of it."""
+        self._percentage, self._priority = percentage, priority
 
     def words(self, part: Part) -> list[str]:
         percentage = self._percentage(part)
@@ -105,7 +107,7 @@ class MpsStage(PlainStage):
             more["CUDA_MPS_CLIENT_PRIORITY"] = str(priority)
         if part.limit:
             more["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={part.limit}"
-        return ["env", *(f"{key}={value}" for key, value in {**self._environment, **more}.items())]
+        return ["env", *(f"{key}={value}" for key, value in {**self.environment, **more}.items())]
 
     def share(self, programs: Programs) -> None:
         """All of them are clients. Unavailable where they are not: they would be on the GPU by themselves."""
@@ -119,7 +121,7 @@ class MpsStage(PlainStage):
 
     def ask(self, command: str) -> str:
         """What the daemon answers. Unavailable if it does not."""
-        environment = {**os.environ, **self._environment}
+        environment = {**os.environ, **self.environment}
         try:
             done = subprocess.run(
                 [control()], input=f"{command}\n", capture_output=True, text=True, timeout=QUIT_S, env=environment
