@@ -30,15 +30,15 @@ class Caps:
         self._awaited: dict[Process, trio.Event] = {}  # those that are waited for to speak
         self._silent: set[Process] = set()  # those that were, and did not: each wait delays what comes after it
         self._sms: dict[Process, int] = {}  # those with a limit of SMs, as it was asked for
-        self._is_open = False
-        self._unheard: set[Process] = set()  # those with a limit from before it was open
+        self._opened: float | None = None  # since when programs are heard, by trio's clock
+        self._unheard: set[Process] = set()  # those with a limit from before that
 
     def open(self) -> Collection[Process]:
         """Note that programs are heard from now on. Return those that have a limit and could not speak before: it may
         not hold, and is to be asked for again."""
-        self._is_open = True
-        unheard, self._unheard = self._unheard - self._programs.keys(), set()
-        return unheard
+        self._opened = trio.current_time()
+        self._unheard -= self._programs.keys()
+        return frozenset(self._unheard)
 
     async def limit(self, process: Process, sms: int, *, here: bool) -> None:
         """Have the kernels of a program run on so many SMs at most, 0 for all; return once the next launch does. It
@@ -61,6 +61,7 @@ class Caps:
     def begin(self, process: Process) -> None:
         """Note that a program speaks."""
         self._silent.discard(process)
+        self._unheard.discard(process)
         if (awaited := self._awaited.pop(process, None)) is not None:
             awaited.set()
 
@@ -97,7 +98,7 @@ class Caps:
             self._sms.pop(process, None)
 
     async def _limit(self, process: Process, *, here: bool) -> None:
-        if not self._is_open and self._sms.get(process):
+        if self._opened is None and self._sms.get(process):
             self._unheard.add(process)
             return
         if here and process not in self._programs and process not in self._silent and self._sms.get(process):
@@ -120,8 +121,11 @@ class Caps:
                 # Its connection has ended: one that connects anew begins with all SMs, and is told of a limit.
 
     async def _spoken_for(self, process: Process) -> None:
-        """Return once a program speaks, or was waited for: its context may be known before its library's word."""
-        with trio.move_on_after(SPEAKS_S) as waited:
+        """Return once a program speaks, or was waited for: its context may be known before its library's word. Those
+        that could not be heard at first are waited for together.
+        """
+        since = self._opened if process in self._unheard and self._opened is not None else trio.current_time()
+        with trio.move_on_at(since + SPEAKS_S) as waited:
             await self._awaited.setdefault(process, trio.Event()).wait()
         if waited.cancelled_caught:
             self._silent.add(process)

@@ -76,7 +76,12 @@ for what runs (0.3 s) and the copy (0.2 s, ``library/move/batch.c``)."""
 
 
 async def serve(
-    listener: tenants.Connection, gpus: Mapping[int, Managed], tree: int = 0, peers: Peers | None = None
+    listener: tenants.Connection,
+    gpus: Mapping[int, Managed],
+    tree: int = 0,
+    peers: Peers | None = None,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serves every program that connects, until cancelled. `tree` is the device number of the mount."""
     known = peers if peers is not None else Peers()
@@ -85,6 +90,7 @@ async def serve(
         nursery.start_soon(lasting, "grants of host memory", grants.run)
         for gpu in gpus.values():
             gpu.open()
+        task_status.started()
         await tenants.serve(listener, lambda process, line: Session(process, gpus, line, known, grants), tree)
         nursery.cancel_scope.cancel()
 

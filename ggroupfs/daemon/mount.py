@@ -186,7 +186,7 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
             nursery.start_soon(soft_server.serve, listener, backend.soft, tree_number)
         else:
             peers = Peers(controller.facts, offers)
-            nursery.start_soon(cuda_server.serve, listener, backend.cuda, tree_number, peers)
+            await nursery.start(cuda_server.serve, listener, backend.cuda, tree_number, peers)
         nursery.start_soon(lasting, "telling watchers", notifier.run)
         nursery.start_soon(_serve, nursery.cancel_scope)
         first = f"{mountpoint}/ggroup.backend"

@@ -158,7 +158,7 @@ def test_one_is_waited_for_from_when_it_can_be_heard(
     nothing is served before it has met them."""
 
     async def test(rig: Rig) -> None:
-        rig.gpu.managed._caps._is_open = False
+        rig.gpu.managed._caps._opened = None
         await rig.h.operations.mkdir(await rig.h.inode("slice"), b"a", 0o755, rig.h.ctx)
         await rig.h.write("slice/a/0/compute.sm.max", 64)
         process = rig.process("/a")
@@ -324,6 +324,26 @@ def test_programs_without_the_library_hold_up_no_other(drive: Drive) -> None:
         rig.h.world.cgroups[other.pid] = Slice("/frozen")
         await trio.sleep(5)
         assert not any(channels.running())
+
+    drive(test)
+
+
+@pytest.mark.logs("does not follow")
+def test_those_that_could_not_be_heard_are_waited_for_together(drive: Drive) -> None:
+    async def test(rig: Rig) -> None:
+        rig.gpu.managed._caps._opened = None
+        for name in (b"jobs", b"frozen"):
+            await rig.h.operations.mkdir(await rig.h.inode("slice"), name, 0o755, rig.h.ctx)
+        await rig.h.write("slice/jobs/0/compute.sm.max", 64)
+        await rig.h.write("slice/frozen/0/compute.freeze", 1)
+        other = rig.process("/")
+        for process in (other, *[rig.process("/jobs") for _ in range(15)]):
+            rig.driver_says(process.pid, GIB)
+        await until_then(lambda: len([*rig.h.controller.population.residents()]) == 16)
+        rig.gpu.managed.open()
+        rig.h.world.cgroups[other.pid] = Slice("/frozen")
+        await trio.sleep(SPEAKS_S + 1)
+        assert not any(rig.fake.programs[other.pid].running())
 
     drive(test)
 
