@@ -3,9 +3,10 @@
 The guard beside the daemon (``ggroupfs/daemon/guarding.py``) calls :func:`main` once the daemon is gone. Until then it
 has loaded nothing, and programs stand still until this is done: so this loads as little as it can, and no event loop.
 
-Each process has a thread. A program can keep a look at it, or the duplicate of a file of it, waiting for as long as it
-likes (:mod:`backend.nvidia.lender`): then it alone stays off, and no other process waits for the guard. A channel is
-enabled once, as it was disabled once: the guard has no read-back of whether it is on.
+A program can keep a look at it, or the duplicate of a file of it, waiting for as long as it likes
+(:mod:`backend.nvidia.lender`). So threads take the processes from a queue, and more are made as soon as all are held
+up: such a program alone stays off. A channel is enabled once, as it was disabled once: the guard has no read-back of
+whether it is on.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from backend.common import syscalls
@@ -33,8 +35,14 @@ if TYPE_CHECKING:  # it loads much
 
 RELEASE_S = 10.0
 """Seconds for all programs, at most."""
+LAST_S = 1.0
+"""Seconds of these that are kept for what a killed daemon still takes off, where a thread of it is held up."""
 SOON_S = 0.05
 """Seconds within which all threads of a killed daemon end, unless one is held up in the kernel."""
+THREADS = 32
+"""Threads that are made at once, at most: the machine of the programs may have no room for one each."""
+HELD_S = 0.05
+"""Seconds without a process that is done, after which all threads are taken to be held up by programs."""
 SYSLOG = "/dev/log"
 WARNING = 3 << 3 | 4
 """Facility and severity of a message to the system log: LOG_DAEMON and LOG_WARNING (syslog(3))."""
@@ -71,13 +79,15 @@ def main(fd: int, daemon: int) -> None:
     main thread of that process has ended.
 
     Another thread of it may be in the middle of a request that takes channels off, and the kernel lets it come to the
-    end of that. Where one is held up for longer, all is put back at once, and once more when it has ended.
+    end of that. Where one is held up for longer, all is put back at once, and once more when it has ended. Both take
+    RELEASE_S at most.
     """
+    end = time.monotonic() + RELEASE_S
     with mmap.mmap(fd, 0, prot=mmap.PROT_READ) as memory:
         has_ended = _ends(daemon, SOON_S)
-        done, count = put_back(memory, OwnFiles())
-        if not has_ended and _ends(daemon, RELEASE_S):
-            done, count = put_back(memory, OwnFiles())
+        done, count = put_back(memory, OwnFiles(), RELEASE_S if has_ended else RELEASE_S / 2)
+        if not has_ended and _ends(daemon, end - LAST_S - time.monotonic()):
+            done, count = put_back(memory, OwnFiles(), end - time.monotonic())
     if count:
         left = f", {count - done} could not be reached" if done < count else ""
         _say(f"the daemon was killed: of the programs that waited for their turn {done} go on{left}")
@@ -85,24 +95,47 @@ def main(fd: int, daemon: int) -> None:
 
 def put_back(memory: bytes | mmap.mmap, files: Files, seconds: float = RELEASE_S) -> tuple[int, int]:
     """Put back all that is noted to go back. Return the number of processes for which that was done within that time,
-    and the number of all."""
+    and the number of all.
+
+    Where no thread can be made, those that run do it all, and this one: then it may be held up itself.
+    """
     batches: dict[Process, list[Batch]] = {}
     for process, batch in noted(memory):
         batches.setdefault(process, []).append(batch)
-    done: list[Process] = []
-
-    def one(process: Process, own: Sequence[Batch]) -> None:
-        with contextlib.suppress(OSError):
-            if release(process, own, files):
-                done.append(process)
-
-    threads = [threading.Thread(target=one, args=item, daemon=True) for item in batches.items()]
+    left, done, gone_through = deque(batches.items()), list[Process](), threading.Semaphore(0)
     end = time.monotonic() + seconds
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(max(0.0, end - time.monotonic()))
+
+    def work() -> None:
+        while time.monotonic() < end:
+            try:
+                process, own = left.popleft()
+            except IndexError:
+                return
+            try:
+                with contextlib.suppress(OSError):
+                    if release(process, own, files):
+                        done.append(process)
+            finally:
+                gone_through.release()
+
+    due = len(batches)
+    while due and time.monotonic() < end:
+        if left and not _start(work, min(THREADS, len(left))):
+            work()
+        while due and gone_through.acquire(timeout=max(0.0, min(HELD_S, end - time.monotonic()))):
+            due -= 1
     return len(done), len(batches)
+
+
+def _start(work: Callable[[], None], count: int) -> bool:
+    """Start threads, up to this number; return whether any was. None can be for lack of memory, or of room for another
+    task (pids.max)."""
+    for number in range(count):
+        try:
+            threading.Thread(target=work, daemon=True).start()
+        except (RuntimeError, MemoryError):
+            return number > 0
+    return True
 
 
 def release(process: Process, batches: Iterable[Batch], files: Files) -> bool:
@@ -136,7 +169,7 @@ def _ends(pidfd: int, seconds: float) -> bool:
     """Return whether a process, with all of its threads, ends within that time."""
     poller = select.poll()
     poller.register(pidfd, select.POLLIN)
-    return bool(poller.poll(seconds * 1000))
+    return bool(poller.poll(max(0.0, seconds) * 1000))
 
 
 def _say(text: str) -> None:

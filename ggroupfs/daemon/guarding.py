@@ -39,10 +39,12 @@ def main() -> int:
 
 
 def _call(module: str, memory: str, daemon: str, path: str) -> None:
-    sys.path += path.split(os.pathsep)
-    __import__(module)
-    sys.modules[module].main(int(memory), int(daemon))
-    os._exit(0)  # whatever thread of it is still held up
+    try:
+        sys.path += path.split(os.pathsep)
+        __import__(module)
+        sys.modules[module].main(int(memory), int(daemon))
+    finally:
+        os._exit(0)  # whatever failed, and whatever thread of it is still held up
 
 
 if __name__ == "__main__":

@@ -42,6 +42,15 @@ def main(memory, daemon):
 """A module that says in the memory that it was called, once the daemon has ended."""
 
 
+FAILS = """
+import threading, time
+def main(*_):
+    threading.Thread(target=time.sleep, args=(600,)).start()
+    1 / 0
+"""
+"""A module that fails, with a thread that is held up."""
+
+
 LOADS = """
 import sys
 sys.path += sys.argv[2].split(":")
@@ -157,6 +166,14 @@ def test_what_it_leaves_where_the_abort_fails(tmp_path: Path) -> None:
         guarded.program.kill()
         assert guarded.guard_ends()
         assert guarded.memory.read_text() == "put back"
+
+
+def test_what_puts_programs_back_and_fails(tmp_path: Path) -> None:
+    """The guard ends all the same, whatever thread is held up."""
+    with beside(tmp_path, leaves=True) as guarded:
+        (tmp_path / "stand_in.py").write_text(FAILS)
+        guarded.program.kill()
+        assert guarded.guard_ends()
 
 
 def test_what_puts_programs_back_loads_little() -> None:

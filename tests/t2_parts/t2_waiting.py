@@ -11,6 +11,7 @@ import socket
 import struct
 import subprocess
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -292,6 +293,50 @@ def test_one_that_hangs_keeps_no_other(shared: Waiting) -> None:
         assert ran.wait(10)
 
 
+def test_many_that_hang_keep_no_other(shared: Waiting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than there are threads at first: more are made."""
+    monkeypatch.setattr(release, "THREADS", 2)
+    fake, go_on = FakeSystem(), threading.Event()
+    programs = [fake.program(pid, 0) for pid in range(5, 15)]
+    for program in programs:
+        waiter(shared, off(fake, program), process=program.identity)
+    look, held = fake.look, threading.Semaphore(0)
+
+    def hangs(pid: int, fds: list[int]) -> object:
+        if pid < 12:
+            go_on.wait()
+            held.release()
+        return look(pid, fds)
+
+    fake.look = hangs  # type: ignore[assignment, method-assign]
+    try:
+        assert put_back(noted_in(shared), fake, seconds=1.0) == (3, 10)
+        assert all(all(program.running()) for program in programs[7:])
+    finally:
+        go_on.set()
+        assert all(held.acquire(timeout=10) for _ in range(7))
+
+
+@pytest.mark.parametrize("most", [0, 1, 4])
+def test_threads_that_cannot_be_made(shared: Waiting, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """As with a limit of tasks: those that run do it all, or the caller."""
+    fake, start, left = FakeSystem(), threading.Thread.start, [None] * most
+    programs = [fake.program(pid, 0) for pid in range(5, 15)]
+    for program in programs:
+        waiter(shared, off(fake, program), process=program.identity)
+
+    def limited(thread: threading.Thread) -> None:
+        if not left:
+            raise RuntimeError("can't start new thread")
+        left.pop()
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    assert put_back(noted_in(shared), fake) == (10, 10)
+    assert all(all(program.running()) for program in programs)
+    assert not left
+
+
 def test_the_files_of_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of its descriptors only those of the device are had, also where one became another file after the look."""
     monkeypatch.setattr(device, "CONTROL_NUMBER", os.makedev(1, 3))
@@ -340,7 +385,8 @@ def test_a_daemon_that_is_held_up_in_a_request(shared: Waiting, monkeypatch: pyt
     seen = []
     with child() as (daemon, pidfd):
 
-        def put_back(memory: object, files: object) -> tuple[int, int]:
+        def put_back(memory: object, files: object, seconds: float) -> tuple[int, int]:
+            assert 0 < seconds <= release.RELEASE_S
             seen.append(daemon.poll())
             daemon.kill()
             daemon.wait()
@@ -351,6 +397,29 @@ def test_a_daemon_that_is_held_up_in_a_request(shared: Waiting, monkeypatch: pyt
         assert seen == [None, -9]
         release.main(shared.fileno(), pidfd)
         assert seen == [None, -9, -9], "once is enough of one that has ended"
+
+
+def test_one_end_for_all(shared: Waiting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon that is held up, and a program that holds up each call for it, take no longer than a program alone."""
+    monkeypatch.setattr(release, "RELEASE_S", 0.6)
+    monkeypatch.setattr(release, "LAST_S", 0.2)
+    go_on = threading.Event()
+
+    class Slow(OwnFiles):
+        def pidfd_open(self, pid: int) -> int:
+            go_on.wait()
+            raise ProcessLookupError
+
+    monkeypatch.setattr(release, "OwnFiles", Slow)
+    waiter(shared, batch())
+    with child() as (daemon, pidfd):
+        began = time.monotonic()
+        threading.Timer(0.35, daemon.kill).start()
+        try:
+            release.main(shared.fileno(), pidfd)
+            assert time.monotonic() - began < 0.9
+        finally:
+            go_on.set()
 
 
 # What a GPU notes
