@@ -7,6 +7,9 @@ A program can keep a look at it, or the duplicate of a file of it, waiting for a
 (:mod:`backend.nvidia.lender`). So threads take the processes from a queue, and more are made as soon as all are held
 up: such a program alone stays off. A channel is enabled once, as it was disabled once: the guard has no read-back of
 whether it is on.
+
+The next daemon may freeze a program that has held up the guard so far. So nothing is put on any more once a daemon has
+the journal: that one puts back itself what is to run.
 """
 
 from __future__ import annotations
@@ -74,28 +77,51 @@ class OwnFiles:
         os.close(fd)
 
 
-def main(fd: int, daemon: int) -> None:
+def main(fd: int, daemon: int, journal: str = "") -> None:
     """Put back what stands in the memory at descriptor `fd`, and tell the system log of it. `daemon` is a pidfd: the
-    main thread of that process has ended.
+    main thread of that process has ended. `journal` is the path of the file that the next daemon takes; empty if none.
 
     Another thread of it may be in the middle of a request that takes channels off, and the kernel lets it come to the
     end of that. Where one is held up for longer, all is put back at once, and once more when it has ended. Both take
     RELEASE_S at most.
     """
     end = time.monotonic() + RELEASE_S
+
+    def has_next() -> bool:  # as long as the killed one has not ended, the lock is its own
+        return bool(journal) and _ends(daemon, 0) and is_taken(journal)
+
     with mmap.mmap(fd, 0, prot=mmap.PROT_READ) as memory:
         has_ended = _ends(daemon, SOON_S)
-        done, count = put_back(memory, OwnFiles(), RELEASE_S if has_ended else RELEASE_S / 2)
+        done, count = put_back(memory, OwnFiles(), RELEASE_S if has_ended else RELEASE_S / 2, has_next)
         if not has_ended and _ends(daemon, end - LAST_S - time.monotonic()):
-            done, count = put_back(memory, OwnFiles(), end - time.monotonic())
+            done, count = put_back(memory, OwnFiles(), end - time.monotonic(), has_next)
     if count:
-        left = f", {count - done} could not be reached" if done < count else ""
+        how = "are left to the next daemon" if has_next() else "could not be reached"
+        left = f", {count - done} {how}" if done < count else ""
         _say(f"the daemon was killed: of the programs that waited for their turn {done} go on{left}")
 
 
-def put_back(memory: bytes | mmap.mmap, files: Files, seconds: float = RELEASE_S) -> tuple[int, int]:
-    """Put back all that is noted to go back. Return the number of processes for which that was done within that time,
-    and the number of all.
+def is_taken(journal: str) -> bool:
+    """Return whether a daemon has the journal at that path, or `ggroupfs doctor`, which thaws all. A daemon that wants
+    it in this very moment tries again (:mod:`backend.ledgers.journal.file`)."""
+    try:
+        fd = os.open(journal, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno == errno.EWOULDBLOCK
+    finally:
+        os.close(fd)
+    return False
+
+
+def put_back(
+    memory: bytes | mmap.mmap, files: Files, seconds: float = RELEASE_S, has_next: Callable[[], bool] = lambda: False
+) -> tuple[int, int]:
+    """Put back all that is noted to go back, until `has_next` says that another daemon is there. Return the number of
+    processes for which that was done within that time, and the number of all.
 
     Where no thread can be made, those that run do it all, and this one: then it may be held up itself.
     """
@@ -113,7 +139,7 @@ def put_back(memory: bytes | mmap.mmap, files: Files, seconds: float = RELEASE_S
                 return
             try:
                 with contextlib.suppress(OSError):
-                    if release(process, own, files):
+                    if release(process, own, files, has_next):
                         done.append(process)
             finally:
                 gone_through.release()
@@ -138,21 +164,24 @@ def _start(work: Callable[[], None], count: int) -> bool:
     return True
 
 
-def release(process: Process, batches: Iterable[Batch], files: Files) -> bool:
+def release(process: Process, batches: Iterable[Batch], files: Files, has_next: Callable[[], bool]) -> bool:
     """Put the channels of a process back on the runlist; return whether all are on that are still there. One that fails
-    keeps no other. OSError where its files cannot be had, and ProcessLookupError where it is gone, even if its pid is
-    another process's now."""
+    keeps no other. None is put on any more once `has_next`. OSError where its files cannot be had, and
+    ProcessLookupError where it is gone, even if its pid is another process's now.
+    """
     batches = list(batches)
     with rm.borrowed(files, process, [*dict.fromkeys(batch.fd for batch in batches)]) as controls:
-        return all([batch.fd in controls and _enable(controls[batch.fd], batch) for batch in batches])
+        return all([batch.fd in controls and _enable(controls[batch.fd], batch, has_next) for batch in batches])
 
 
-def _enable(control: rm.Control, batch: Batch) -> bool:
+def _enable(control: rm.Control, batch: Batch, has_next: Callable[[], bool]) -> bool:
     try:
         for _ in range(2):  # of a request some of whose channels were freed meanwhile, the others were served
             channels = rm.still_channels(control, batch.client, batch.channels)
             if not channels:
                 return True
+            if has_next():
+                return False
             try:
                 rm.switch(control, batch.client, batch.subdevice, channels, False)
             except rm.RmError as error:

@@ -44,9 +44,12 @@ class Left:
     """What a killed daemon leaves, for its guard to put back."""
 
     module: str
-    """Module whose main() does so, called with the descriptors of the memory and of the daemon (a pidfd)."""
+    """Module whose main() does so, called with the descriptors of the memory and of the daemon (a pidfd), and the
+    journal."""
     memory: int
     """Descriptor of the memory in which it stands."""
+    journal: Path | None = None
+    """File that the next daemon takes: from then on nothing is put back."""
 
 
 @contextlib.contextmanager
@@ -80,7 +83,8 @@ def _start(abort: int | None, left: Left | None) -> subprocess.Popen[bytes]:
             daemon = os.pidfd_open(os.getpid())
             stack.callback(os.close, daemon)
             given += [left.memory, daemon]
-            words += [left.module, str(left.memory), str(daemon), path()]
+            journal = "" if left.journal is None else os.path.abspath(left.journal)
+            words += [left.module, str(left.memory), str(daemon), path(), journal]
         guard = subprocess.Popen(
             [sys.executable, "-I", "-S", guarding.__file__, *words],
             stdin=subprocess.DEVNULL,

@@ -1,9 +1,11 @@
 """The guard's own program: acts when the thread that started it ends (:mod:`.guard`).
 
-    guarding.py ABORT [MODULE MEMORY DAEMON PATH]    writes to the file ABORT, then calls main(MEMORY, DAEMON) of MODULE
+    guarding.py ABORT [MODULE MEMORY DAEMON PATH JOURNAL]
 
-ABORT, MEMORY and DAEMON are descriptors, ABORT may be ``-``. PATH is where modules are found. This file is executed by
-its path, in an interpreter that loads nothing else before: 4 MB of memory, and no CPU time while it waits.
+It writes to the file ABORT, then calls main(MEMORY, DAEMON, JOURNAL) of MODULE. ABORT, MEMORY and DAEMON are
+descriptors, ABORT may be ``-``. PATH is where modules are found, JOURNAL the path of a file, or empty. This
+file is executed by its path, in an interpreter that loads nothing else before: 4 MB of memory, and no CPU time while it
+waits.
 """
 
 from __future__ import annotations
@@ -38,11 +40,11 @@ def main() -> int:
     return 0
 
 
-def _call(module: str, memory: str, daemon: str, path: str) -> None:
+def _call(module: str, memory: str, daemon: str, path: str, journal: str) -> None:
     try:
         sys.path += path.split(os.pathsep)
         __import__(module)
-        sys.modules[module].main(int(memory), int(daemon))
+        sys.modules[module].main(int(memory), int(daemon), journal)
     finally:
         os._exit(0)  # whatever failed, and whatever thread of it is still held up
 

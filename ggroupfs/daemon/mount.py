@@ -134,7 +134,7 @@ async def _run(options: MountOptions, mountpoint: str, ready: Callable[[], None]
         except RuntimeError as error:
             raise MountError(f"cannot mount on {mountpoint}: {error}") from None
         stack.callback(pyfuse3.close, unmount=True)
-        connection = _connection(unmounted, _device(mountpoint), backend.waiting)
+        connection = _connection(unmounted, _device(mountpoint), backend.waiting, journal)
         stack.callback(_hang_up, messenger, mountpoint, connection)
         if options.also is not None:
             try:
@@ -359,10 +359,13 @@ async def _say_no_more(messenger: Messenger) -> None:
         messenger.end()
 
 
-def _connection(unmounted: contextlib.ExitStack, device: int, waiting: Waiting | None) -> Connection | None:
+def _connection(
+    unmounted: contextlib.ExitStack, device: int, waiting: Waiting | None, journal: Journal | None
+) -> Connection | None:
     """Return the connection of the mount, by which it can be aborted; None if the kernel gives no control of it.
 
-    If this daemon is killed before the mount is unmounted, a guard aborts it, and puts back what is noted in `waiting`.
+    If this daemon is killed before the mount is unmounted, a guard aborts it, and puts back what is noted in `waiting`
+    until the next daemon has the journal.
     """
     found = None
     try:
@@ -371,7 +374,7 @@ def _connection(unmounted: contextlib.ExitStack, device: int, waiting: Waiting |
         log.info("the connection cannot be aborted, by a guard neither: %s", error)
     else:
         unmounted.callback(found.close)
-    left = None if waiting is None else guard.Left(RELEASE, waiting.fileno())
+    left = None if waiting is None else guard.Left(RELEASE, waiting.fileno(), None if journal is None else journal.path)
     if found is not None or left is not None:
         unmounted.enter_context(guard.beside(None if found is None else found.fileno(), left))
     return found

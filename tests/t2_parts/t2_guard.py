@@ -20,10 +20,11 @@ from tests.support.mounted import SECONDS, eventually
 
 DAEMON = """
 import ctypes, sys, threading, time
+from pathlib import Path
 from ggroupfs.daemon import guard
 journal = open("/dev/zero")
 abort, memory = (int(word) if word != "-" else None for word in sys.argv[1:])
-with guard.beside(abort, None if memory is None else guard.Left("stand_in", memory)):
+with guard.beside(abort, None if memory is None else guard.Left("stand_in", memory, Path("one.journal"))):
     threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
     print("ready", flush=True)
     if sys.stdin.readline() == "leave\\n":
@@ -33,13 +34,15 @@ with guard.beside(abort, None if memory is None else guard.Left("stand_in", memo
 
 STAND_IN = """
 import os, select
-def main(memory, daemon):
+def main(memory, daemon, journal):
     poller = select.poll()
     poller.register(daemon, select.POLLIN)
     if poller.poll(60_000):
-        os.write(memory, b"put back")
+        os.write(memory, f"put back, beside {journal}".encode())
 """
 """A module that says in the memory that it was called, once the daemon has ended."""
+PUT_BACK = f"put back, beside {os.path.abspath('one.journal')}"
+"""What it says."""
 
 
 FAILS = """
@@ -146,7 +149,7 @@ def test_what_a_killed_program_leaves(tmp_path: Path, aborts: bool) -> None:
     with beside(tmp_path, aborts=aborts, leaves=True) as guarded:
         guarded.program.kill()
         assert guarded.guard_ends()
-        assert guarded.memory.read_text() == "put back"
+        assert guarded.memory.read_text() == PUT_BACK
         assert guarded.written == ("1\n" if aborts else "")
 
 
@@ -165,7 +168,7 @@ def test_what_it_leaves_where_the_abort_fails(tmp_path: Path) -> None:
     with beside(tmp_path, leaves=True) as guarded:
         guarded.program.kill()
         assert guarded.guard_ends()
-        assert guarded.memory.read_text() == "put back"
+        assert guarded.memory.read_text() == PUT_BACK
 
 
 def test_what_puts_programs_back_and_fails(tmp_path: Path) -> None:

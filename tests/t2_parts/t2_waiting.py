@@ -13,7 +13,8 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -26,6 +27,7 @@ from hypothesis import strategies as st
 
 from backend.core.reasons import ON, Engines, Off, Reason
 from backend.core.records import Capability
+from backend.ledgers.journal.file import Journal
 from backend.nvidia import device, release, rm, waiting
 from backend.nvidia.proven import GR_ALONE
 from backend.nvidia.release import OwnFiles, put_back
@@ -385,7 +387,7 @@ def test_a_daemon_that_is_held_up_in_a_request(shared: Waiting, monkeypatch: pyt
     seen = []
     with child() as (daemon, pidfd):
 
-        def put_back(memory: object, files: object, seconds: float) -> tuple[int, int]:
+        def put_back(memory: object, files: object, seconds: float, has_next: object) -> tuple[int, int]:
             assert 0 < seconds <= release.RELEASE_S
             seen.append(daemon.poll())
             daemon.kill()
@@ -397,6 +399,73 @@ def test_a_daemon_that_is_held_up_in_a_request(shared: Waiting, monkeypatch: pyt
         assert seen == [None, -9]
         release.main(shared.fileno(), pidfd)
         assert seen == [None, -9, -9], "once is enough of one that has ended"
+
+
+@pytest.mark.parametrize("readback", [True, False])
+def test_the_next_daemon_freezes_what_held_up_the_guard(shared: Waiting, tmp_path: Path, readback: bool) -> None:
+    """Once that goes on, the guard leaves it alone."""
+    path = tmp_path / "one.journal"
+
+    async def test(rig: Rig) -> None:
+        gpu, program, held, go_on = rig.gpus[0], rig.busy(5, 0), threading.Event(), threading.Event()
+        program.start -= 1000
+        waiter(shared, off(rig.fake, program), process=program.identity)
+        look = rig.fake.look
+
+        def hangs(pid: int, fds: list[int]) -> object:
+            if not held.is_set():
+                held.set()
+                go_on.wait()
+            return look(pid, fds)
+
+        rig.fake.look = hangs  # type: ignore[assignment, method-assign]
+        asked, found = partial(release.is_taken, os.fspath(path)), list[tuple[int, int]]()
+        assert not asked(), "there is no journal"
+        guard = threading.Thread(target=lambda: found.append(put_back(noted_in(shared), rig.fake, 30.0, asked)))
+        guard.start()
+        assert held.wait(10)
+        journal = Journal(path, boot="b")
+        try:
+            async with running(rig):
+                await trio.sleep(1)
+                gpu.note_reasons(program.identity, Off(Reason.FREEZE))
+                await gpu.detach(program.identity)
+                go_on.set()
+                guard.join()
+                assert set(program.running()) == {False}
+                assert found == [(0, 1)]
+        finally:
+            go_on.set()
+            journal.close(ended=False)
+        assert not asked(), "the daemon has ended"
+
+    def prepare(fake: FakeSystem, _nvml: object) -> None:
+        fake.readback = readback
+
+    drive(test, prepare)
+
+
+def test_a_journal_that_the_killed_daemon_still_has(
+    shared: Waiting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as a thread of it is held up, no other daemon can have it. Afterwards the log names the next daemon."""
+    monkeypatch.setattr(release, "SYSLOG", os.fspath(tmp_path / "log"))
+    waiter(shared, batch())
+    journal, seen = Journal(tmp_path / "one.journal", boot="b"), list[bool]()
+
+    def put_back(_memory: object, _files: object, _seconds: float, has_next: Callable[[], bool]) -> tuple[int, int]:
+        seen.append(has_next())
+        daemon.kill()
+        daemon.wait()
+        return 0, 1
+
+    monkeypatch.setattr(release, "put_back", put_back)
+    with child() as (daemon, pidfd), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
+        log.bind(os.fspath(tmp_path / "log"))
+        release.main(shared.fileno(), pidfd, os.fspath(journal.path))
+        assert seen == [False, True]
+        assert log.recv(1000, socket.MSG_DONTWAIT).endswith(b" 0 go on, 1 are left to the next daemon")
+    journal.close(ended=False)
 
 
 def test_one_end_for_all(shared: Waiting, monkeypatch: pytest.MonkeyPatch) -> None:
