@@ -57,7 +57,7 @@ def beside(abort: int | None, left: Left | None = None) -> Iterator[None]:
     """Run a guard for the duration of the context. `abort` is the open file that aborts a connection, if there is one.
 
     The main thread enters this before anything on that connection is answered. If no process can be started, the daemon
-    runs without a guard.
+    runs without a guard; if there can be no pidfd of the daemon, the guard puts nothing back.
     """
     try:
         guard = _start(abort, left)
@@ -80,11 +80,17 @@ def _start(abort: int | None, left: Left | None) -> subprocess.Popen[bytes]:
     words, given = ["-" if abort is None else str(abort)], [] if abort is None else [abort]
     with contextlib.ExitStack() as stack:
         if left is not None:
-            daemon = os.pidfd_open(os.getpid())
-            stack.callback(os.close, daemon)
-            given += [left.memory, daemon]
-            journal = "" if left.journal is None else os.path.abspath(left.journal)
-            words += [left.module, str(left.memory), str(daemon), path(), journal]
+            try:
+                daemon = os.pidfd_open(os.getpid())
+            except OSError as error:
+                if abort is None:
+                    raise  # there is nothing else to do for a guard
+                log.warning("programs that wait stand still if the daemon is killed: no pidfd: %s", error.strerror)
+            else:
+                stack.callback(os.close, daemon)
+                given += [left.memory, daemon]
+                journal = "" if left.journal is None else os.path.abspath(left.journal)
+                words += [left.module, str(left.memory), str(daemon), path(), journal]
         guard = subprocess.Popen(
             [sys.executable, "-I", "-S", guarding.__file__, *words],
             stdin=subprocess.DEVNULL,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import signal
@@ -10,6 +11,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import attrs
 import pytest
@@ -235,3 +238,28 @@ def test_no_guard_to_be_had(program: str, monkeypatch: pytest.MonkeyPatch) -> No
     with open(os.devnull, "w") as abort, guard.beside(abort.fileno()):
         served = True
     assert served
+
+
+@pytest.mark.logs("programs that wait stand still if the daemon is killed: no pidfd: Too many open files")
+def test_a_daemon_without_a_pidfd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection has its guard all the same."""
+    started: list[list[str]] = []
+
+    class Seen(subprocess.Popen[bytes]):
+        def __init__(self, words: list[str], **how: Any) -> None:
+            started.append(words)
+            super().__init__(words, **how)
+
+    monkeypatch.setattr(os, "pidfd_open", mock.Mock(side_effect=OSError(errno.EMFILE, os.strerror(errno.EMFILE))))
+    monkeypatch.setattr(subprocess, "Popen", Seen)
+    with (tmp_path / "abort").open("w") as abort, guard.beside(abort.fileno(), guard.Left("stand_in", abort.fileno())):
+        assert [words[-1] for words in started] == [str(abort.fileno())]
+
+
+@pytest.mark.logs("no guard: Function not implemented: ")
+def test_without_a_pidfd_and_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is nothing to do for a guard."""
+    monkeypatch.setattr(os, "pidfd_open", mock.Mock(side_effect=OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))))
+    monkeypatch.setattr(subprocess, "Popen", mock.Mock(side_effect=AssertionError))
+    with guard.beside(None, guard.Left("stand_in", 0)):
+        pass
