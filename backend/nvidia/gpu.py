@@ -263,8 +263,10 @@ class NvidiaGpu:
 
     def _lose(self, error: OSError) -> None:
         """Note that the driver reports the GPU as gone: from now on no requests are made of it and none of its files is
-        held open, so that it can be reset.
+        held open, so that it can be reset. Nor does the guard make any: what is off once it is back is noted anew.
         """
+        for tenant in self._tenants.values():
+            tenant.enforcement.waiter.clear()
         if self.lost:
             return
         self.lost = True

@@ -29,6 +29,7 @@ from backend.core.reasons import ON, Engines, Off, Reason
 from backend.core.records import Capability
 from backend.ledgers.journal.file import Journal
 from backend.nvidia import device, release, rm, waiting
+from backend.nvidia.gpu import BACK
 from backend.nvidia.proven import GR_ALONE
 from backend.nvidia.release import OwnFiles, put_back
 from backend.nvidia.waiting import CHANNELS, FIRST_SLOTS, HEADER, SLOT, Batch, Waiter, Waiting, noted
@@ -630,3 +631,34 @@ def test_a_program_that_ends_or_is_on_two_gpus(shared: Waiting) -> None:
         assert not back(shared)
 
     drive(test)
+
+
+@pytest.mark.logs("GPU 0 is lost", "GPU 0 is back")
+@pytest.mark.parametrize("readback", [True, False])
+def test_a_gpu_that_is_lost(shared: Waiting, readback: bool) -> None:
+    """The guard makes no requests of it; once it is back, what is off is noted with the first lever."""
+
+    async def test(rig: Rig) -> None:
+        gpu, program = rig.gpus[0], rig.busy(5, 0)
+        gpu.waiting = shared
+        async with running(rig):
+            await trio.sleep(1)
+            on(rig, shared, program, TURN)
+            await gpu.detach(program.identity)
+            assert [len(one.channels) for _, one in back(shared)] == [20]
+            rig.nvml.error = rig.nvml.NVML_ERROR_GPU_IS_LOST
+            await trio.sleep(1)
+            assert gpu.lost
+            assert not back(shared)
+            rig.nvml.error = 0
+            await trio.sleep(BACK + 1)
+            assert not gpu.lost
+            await gpu.detach(program.identity)
+            assert not any(program.running())
+            assert put_back(noted_in(shared), rig.fake) == (1, 1)
+            assert all(program.running())
+
+    def prepare(fake: FakeSystem, _nvml: object) -> None:
+        fake.readback = readback
+
+    drive(test, prepare)
