@@ -100,7 +100,8 @@ class Backend:
     lives: WrittenLives | None = None
     """Lifetimes of slices that were made; None where they do not outlive the daemon."""
     waiting: Waiting | None = None
-    """What is to be put back on the runlist if the daemon is killed; None where programs are off no GPU then."""
+    """What is to be put back on the runlist if the daemon is killed; None where programs are off no GPU then, or that
+    cannot be noted."""
 
 
 async def gpus(choice: Choice) -> Sequence[Gpu]:
@@ -129,10 +130,18 @@ def backend(choice: Choice, found: Sequence[Gpu], seconds: float, journal: Journ
     cannot be had.
     """
     outlived = [gpu for gpu in found if isinstance(gpu, Outlived)]
-    waiting = Waiting() if outlived else None
+    waiting = _waiting() if outlived else None
     for gpu in outlived:
         gpu.waiting = waiting
     return attrs.evolve(_backend(choice, found, seconds, journal), waiting=waiting)
+
+
+def _waiting() -> Waiting | None:
+    try:
+        return Waiting()
+    except OSError as error:
+        log.warning("programs that wait stand still if the daemon is killed: no memory: %s", error.strerror)
+        return None
 
 
 def _backend(choice: Choice, found: Sequence[Gpu], seconds: float, journal: Journal | None) -> Backend:

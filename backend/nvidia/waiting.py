@@ -83,7 +83,7 @@ class Waiter:
                     for batch in batches:
                         filled.append(self._waiting.fill(self._process, batch, self._goes_back))
                 except OSError as error:
-                    log.warning("pid %d stands still if the daemon is killed: %s", self._process.pid, error.strerror)
+                    self._waiting.tell_of(error)
                     filled += before
                 else:
                     self._waiting.empty(before)
@@ -114,6 +114,7 @@ class Waiting:
         self._fd = os.memfd_create("ggroupfs-waiting", os.MFD_CLOEXEC)
         self._free: list[int] = []
         self._count = 0
+        self._told = False  # whether the log says that the memory cannot grow
         try:
             self._grow()
         except BaseException:
@@ -156,12 +157,18 @@ class Waiting:
         for slot in slots:
             WORD.pack_into(self._memory, _at(slot) + GOES_BACK, goes_back)
 
+    def tell_of(self, error: OSError) -> None:
+        """Log, once, that the memory cannot grow: the levers of programs that have no room in it move all the while."""
+        if not self._told:
+            self._told = True
+            log.warning("some programs that wait stand still if the daemon is killed: no room: %s", error.strerror)
+
     def _grow(self) -> None:
         count = 2 * self._count or FIRST_SLOTS
         os.ftruncate(self._fd, _at(count))
         self._memory = mmap.mmap(self._fd, _at(count))
         self._free += range(count - 1, self._count - 1, -1)  # the lowest first: they share pages
-        self._count = count
+        self._count, self._told = count, False
 
 
 def noted(memory: bytes | mmap.mmap) -> Iterator[tuple[Process, Batch]]:

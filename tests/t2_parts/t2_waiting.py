@@ -25,6 +25,8 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backend import choose
+from backend.choose import Choice
 from backend.core.reasons import ON, Engines, Off, Reason
 from backend.core.records import Capability
 from backend.ledgers.journal.file import Journal
@@ -107,15 +109,36 @@ def test_more_than_there_is_room_for(shared: Waiting) -> None:
     assert len(noted_in(shared)) == len(HEADER) + 4 * FIRST_SLOTS * SLOT
 
 
-@pytest.mark.logs("pid 7 stands still if the daemon is killed: ")
-def test_a_memory_that_cannot_grow(shared: Waiting) -> None:
-    """What was noted before stays noted, the log says of the rest, and the lever moves."""
+@pytest.mark.logs("some programs that wait stand still if the daemon is killed: no room: No space left on device")
+def test_a_memory_that_cannot_grow(shared: Waiting, caplog: pytest.LogCaptureFixture) -> None:
+    """What was noted before stays noted, the log says of the rest, once, and the lever moves."""
     found = waiter(shared, *[batch()] * FIRST_SLOTS)
-    with mock.patch.object(os, "ftruncate", side_effect=OSError(28, "No space left on device")):
-        found.note([batch(4)])
+    no_room = mock.patch.object(os, "ftruncate", side_effect=OSError(28, "No space left on device"))
+    with no_room:
+        for _ in range(3):
+            found.note([batch(4)])
+            waiter(shared, batch(), process=Process(8, 800))
     assert back(shared) == [(ME, batch())] * FIRST_SLOTS
-    found.note([batch(4)])
-    assert back(shared) == [(ME, batch(4))]
+    assert len(caplog.records) == 1
+    found.note([batch(4)] * FIRST_SLOTS)
+    assert back(shared) == [(ME, batch(4))] * FIRST_SLOTS
+    found.note([batch(5)])
+    assert back(shared) == [(ME, batch(5))]
+    with no_room:
+        found.note([batch()] * 4 * FIRST_SLOTS)
+    assert len(caplog.records) == 2, "it had grown meanwhile"
+
+
+@pytest.mark.logs("programs that wait stand still if the daemon is killed: no memory: Too many open files")
+def test_no_memory_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log says so, and the daemon serves all the same."""
+
+    async def test(rig: Rig) -> None:
+        monkeypatch.setattr(os, "memfd_create", mock.Mock(side_effect=OSError(24, "Too many open files")))
+        assert choose.backend(Choice(ledger="soft"), rig.gpus, 1.0).waiting is None
+        assert [gpu.waiting for gpu in rig.gpus] == [None, None]
+
+    drive(test)
 
 
 def test_a_daemon_that_is_killed_as_it_notes(shared: Waiting) -> None:
