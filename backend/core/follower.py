@@ -387,14 +387,18 @@ class Follower:
             self._note_reasons(group, applied.off)
 
     def _note_reasons(self, group: Member, off: Off) -> None:
-        """Note in the books why a process is off the runlist: before the hardware takes more of it off, and after it
-        puts some back. A process that is gone has no books."""
+        """Note in the books, and at the GPU, why a process is off the runlist: before the hardware takes more of it
+        off, and after it puts some back. A process that is gone has no books, and nothing is known of it any more. The
+        GPU knows what is applied, also where the books fail."""
+        gpu = self._gpus[group.gpu]
         try:
             self._ledger.set_reasons(group, off.all.value, off.gr.value)
         except OSError as error:
             if error.errno != errno.ENODEV:
+                gpu.note_reasons(group.process, off)
                 raise
-        self._gpus[group.gpu].note_reasons(group.process, off)
+        else:
+            gpu.note_reasons(group.process, off)
         self._of(group).noted = off if off else ON
 
     def show(self, group: Group) -> None:

@@ -263,6 +263,34 @@ async def test_gcgroup_stat_says_why(spawn: Spawn) -> None:
         assert await off(h, where) == {}
 
 
+@virtual
+async def test_books_that_fail_and_a_gpu(spawn: Spawn) -> None:
+    """The GPU knows what is applied, whatever the books say, but of a process that is gone it is told nothing more."""
+    gpu, told = StubGpu(), list[Off]()
+    gpu.note_reasons = lambda process, off: told.append(off)  # type: ignore[method-assign]
+    async with running(gpu) as h:
+        one = Member(await h.arrive(spawn().pid), 0)
+        follower = h.controller._follower
+
+        async def place(off: bool) -> None:
+            follower.schedule(one, Place(off=off))
+            await follower.apply(one)
+
+        await place(True)
+        assert told[-1] == Off(Reason.TURN)
+        with (
+            mock.patch.object(h.ledger, "set_reasons", side_effect=OSError(errno.EIO, "no books")),
+            pytest.raises(OSError, match="no books"),
+        ):
+            await place(False)
+        assert told[-1] == ON
+        await place(True)
+        told.clear()
+        with mock.patch.object(h.ledger, "set_reasons", side_effect=OSError(errno.ENODEV, "gone")):
+            await place(False)
+        assert not told
+
+
 @contextlib.contextmanager
 def journal_at(path: Path) -> Iterator[Journal]:
     """Yield the journal of a daemon that is killed at the end."""
