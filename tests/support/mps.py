@@ -24,7 +24,7 @@ fi
 test -d "$CUDA_MPS_LOG_DIRECTORY" || exit 3
 echo started >> "$here/starts"
 {first}
-mkfifo "$pipe/control.new" && mv "$pipe/control.new" "$pipe/control"
+rm -f "$pipe/control.new"; mkfifo "$pipe/control.new" && mv "$pipe/control.new" "$pipe/control"
 exec 3<> "$pipe/control"
 while read -r command rest <&3; do
     echo "$command $rest" >> "$here/commands"

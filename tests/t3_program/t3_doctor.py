@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from backend.cuda.about import MAGIC, MARK
-from backend.door.wire import CUDA, VERSION
+from backend.door.wire import CUDA_ALL, VERSION
 from backend.process import fanotify, procfs
 from backend.process.cgroups import WITNESS
 from backend.process.dmem import Files
@@ -178,7 +178,7 @@ def test_no_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "verdict", "words"),
     [
-        (MARK.pack(MAGIC, VERSION, CUDA), "ok", "protocol 1, features memory,counters,report,depart"),
+        (MARK.pack(MAGIC, VERSION, CUDA_ALL), "ok", "protocol 1, features memory,counters,report,depart"),
         (MARK.pack(MAGIC, VERSION, 1), "advisory", "features memory; it lacks counters,report,depart"),
         (b"\x7fELF", "advisory", "it does not say what it speaks"),
         (None, "advisory", "there is no "),

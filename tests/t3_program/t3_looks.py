@@ -235,6 +235,7 @@ WHERE = {
     "backend/door/peers.py": "of a daemon, before Linux 6.5, for root's commands",
     "backend/nvidia/listed.py": "the System's, in a thread",
     "backend/nvidia/enforce.py": "the System's, in threads of levers",
+    "backend/nvidia/release.py": "in threads of the guard, which are left",
     "backend/nvidia/gpu.py": "the System's, for a command",
     "backend/nvidia/selftest.py": "of its own child",
     "backend/nvidia/checkpoint/pinned.py": "in an agent, which is left to itself",
