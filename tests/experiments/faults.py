@@ -12,13 +12,12 @@ The same is in $OUT/faults.json. As root; where there are several GPUs, within t
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ HERE = Path(__file__).resolve().parents[2]
 sys.path.insert(0, os.fspath(HERE))
 
 from tests.bench.gpu.systems import Mps, MpsStage  # noqa: E402
+from tests.experiments.celled import Cells  # noqa: E402
 from tests.support.mounted import Mounted, mounted  # noqa: E402
 from tests.t7_nvidia.placing import FAULT, SIZE  # noqa: E402
 from tests.t7_nvidia.programs import ERROR, STOP, Program, program, run_in  # noqa: E402
@@ -86,33 +86,14 @@ def told(runs: Programs, which: str) -> Any:
     return found
 
 
-class Experiment:
-    """The cells, their results, and the time that is left."""
+class Experiment(Cells):
+    """The cells, and the program in them."""
 
     def __init__(self, out: Path) -> None:
-        self._out, self._began = out, time.monotonic()
-        self._limit_s = float(os.environ.get("LIMIT_S", "150"))
-        self._names = os.environ.get("CELLS", "").split()
-        self._found: dict[str, Any] = {}
+        super().__init__(out / "faults.json")
         self._binary = os.fspath(out / "placed")
         source, include = HERE / "tests/t7_nvidia/placed.cu", HERE / "backend/cuda/library"
         subprocess.run(["nvcc", "-O2", "-I", include, "-o", self._binary, source, "-lcuda"], check=True)
-
-    def cell(self, name: str, run: Callable[[], Any]) -> None:
-        """Run a cell, if it is asked for and there is time, and write what came of it."""
-        if self._names and not any(name.startswith(one) for one in self._names):
-            return
-        if self._limit_s - (time.monotonic() - self._began) < CELL_S:
-            print(f"== {name}: left out", flush=True)
-            return
-        start = time.monotonic()
-        try:
-            found = run()
-        except Exception as error:  # a cell that fails is a finding, and the next one runs
-            found = f"{type(error).__name__}: {error}"
-        self._found[name] = found
-        print(f"== {name} ({time.monotonic() - start:.1f} s): {json.dumps(found)}", flush=True)
-        (self._out / "faults.json").write_text(json.dumps(self._found, indent=1))
 
     def plain(self) -> Any:
         """Programs by themselves."""
@@ -157,12 +138,12 @@ def main() -> None:
     out = Path(os.environ.get("OUT") or "/tmp/faults")
     out.mkdir(parents=True, exist_ok=True)
     experiment = Experiment(out)
-    experiment.cell("mps", lambda: experiment.mps(of_one=False))
-    experiment.cell("tree", lambda: experiment.tree([], is_spatial=True))
-    experiment.cell("one-mps", lambda: experiment.mps(of_one=True))
-    experiment.cell("scheduler-off", lambda: experiment.tree(["scheduler=off"], is_spatial=True))
-    experiment.cell("plain", experiment.plain)
-    experiment.cell("no-spaces", lambda: experiment.tree([], is_spatial=False))
+    experiment.cell("mps", CELL_S, lambda: experiment.mps(of_one=False))
+    experiment.cell("tree", CELL_S, lambda: experiment.tree([], is_spatial=True))
+    experiment.cell("one-mps", CELL_S, lambda: experiment.mps(of_one=True))
+    experiment.cell("scheduler-off", CELL_S, lambda: experiment.tree(["scheduler=off"], is_spatial=True))
+    experiment.cell("plain", CELL_S, experiment.plain)
+    experiment.cell("no-spaces", CELL_S, lambda: experiment.tree([], is_spatial=False))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import mmap
 import os
 import struct
@@ -28,6 +27,8 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).resolve().parents[2]
 sys.path.insert(0, os.fspath(HERE))
+
+from tests.experiments.celled import Cells  # noqa: E402
 
 FIELDS = {"finished": (0, "<Q"), "copied": (8, "<Q"), "remapped": (16, "<Q"), "changed_ns": (24, "<Q")}
 WORDS = ("want", "has", "stop", "extra", "ready", "wrong", "first", "changes")
@@ -107,14 +108,12 @@ def changed(one: Program, changes: int) -> bool:
     return not one.has or one.changes > changes
 
 
-class Experiment:
-    """The cells, their results, and the time that is left."""
+class Experiment(Cells):
+    """The cells, and the programs in them."""
 
     def __init__(self, out: Path) -> None:
-        self.out, self.began = out, time.monotonic()
-        self.limit_s = float(os.environ.get("LIMIT_S", "150"))
-        self.names = os.environ.get("CELLS", "").split()
-        self.found: dict[str, Any] = {}
+        super().__init__(out / "spatial.json")
+        self.out = out
         self.binaries: dict[str, Path] = {}
 
     def build(self) -> None:
@@ -157,21 +156,6 @@ class Experiment:
             [round((getattr(one, name) - was) / took, 1) for name, was in zip(names, counts, strict=True)]
             for one, counts in zip(those, before, strict=True)
         ]
-
-    def cell(self, name: str, seconds: float, run: Callable[[], Any]) -> None:
-        if self.names and not any(name.startswith(one) for one in self.names):
-            return
-        if self.limit_s - (time.monotonic() - self.began) < seconds:
-            print(f"== {name}: left out", flush=True)
-            return
-        start = time.monotonic()
-        try:
-            found = run()
-        except Exception as error:  # a cell that fails is a finding, and the next one runs
-            found = f"{type(error).__name__}: {error}"
-        self.found[name] = found
-        print(f"== {name} ({time.monotonic() - start:.1f} s): {json.dumps(found)}", flush=True)
-        (self.out / "spatial.json").write_text(json.dumps(self.found, indent=1))
 
     def green(self, mode: str, environment: Mapping[str, str] | None = None) -> Any:
         """Return rates at several numbers of SMs, 0 for all, and the time that each change took, with that of its
