@@ -225,9 +225,9 @@ def untouched(mount: Mounted, placed: str, worker: Start) -> Iterator[None]:
     group_of(mount, outside)
     with spatial(mount, "other") as (name, slice_), several(mount, placed, name, 2) as others:
         yield
-        print(f"the others go on after {go_on(others, 10):.3f} s,", end=" ")
+        print(f"the others go on after {go_on(others, 1):.3f} s,", end=" ")
         count = outside.finished
-        print(f"the one outside after {wait_for(lambda: outside.finished > count, 'it goes on', seconds=10):.3f}")
+        print(f"the one outside after {wait_for(lambda: outside.finished > count, 'it goes on', seconds=1):.3f}")
         assert slice_.flat("compute.events").get("server_lost", 0) == 0
         for run in others:
             run.finish()
@@ -334,6 +334,7 @@ def test_its_server_is_killed(gpu_mount: Mounted, placed: str, worker: Start) ->
         if first.process.poll() is None:  # what goes on does so without a server until it asks something of that
             first.set(STOP, 1)
             assert first.process.wait(120) == 0 or first.u32(ERROR) in LOST, first.u32(ERROR)
+            assert first.u64(16) == 0
 
 
 def test_one_without_the_library_is_by_itself(gpu_mount: Mounted, placed: str, worker: Start) -> None:
