@@ -37,7 +37,6 @@ class Caps:
         """Note that programs are heard from now on. Return those that have a limit and could not speak before: it may
         not hold, and is to be asked for again."""
         self._opened = trio.current_time()
-        self._unheard -= self._programs.keys()
         return frozenset(self._unheard)
 
     async def limit(self, process: Process, sms: int, *, here: bool) -> None:
