@@ -29,6 +29,9 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parents[2]
 sys.path.insert(0, os.fspath(HERE))
+
+from tests.experiments.celled import Cells  # noqa: E402
+
 STATE = "GGROUP_PROBE"
 
 
@@ -253,18 +256,7 @@ class Real:
     """Cells on a GPU."""
 
     def __init__(self, out: Path) -> None:
-        self.out, self.began = out, time.monotonic()
-        self.limit = float(os.environ.get("LIMIT_S", "110"))
-        self.names = os.environ.get("CELLS", "").split()
-        self.found: dict[str, Any] = {}
-
-    def wants(self, name: str, seconds: float) -> bool:
-        if self.names and not any(name.startswith(one) for one in self.names):
-            return False
-        left = self.limit - (time.monotonic() - self.began)
-        if left < seconds:
-            print(f"== {name}: left out, {left:.0f} s are left of LIMIT_S")
-        return left >= seconds
+        self.out, self.cells = out, Cells(out / "cells.json", 110)
 
     def state(self) -> Any:
         return json.loads(self.probe.read_text())
@@ -292,8 +284,7 @@ class Real:
         lines += f"\n   {rate:.4f} over {cycles} whole cycles"
         others = {pid: round(part, 4) for pid, part in done.items() if pid not in limited}
         print(lines + (f"\n   others {others}" if others else ""), flush=True)
-        self.found[name] = {"done": done, "before": a, "after": b, "seconds": took}
-        (self.out / "cells.json").write_text(json.dumps(self.found))
+        self.cells.note(name, {"done": done, "before": a, "after": b, "seconds": took})
 
     @contextlib.contextmanager
     def tree(self) -> Iterator[Path]:
@@ -327,7 +318,7 @@ class Real:
             for way in ("library", "levers"):
                 self.one(way, binary)
             for way in ("library", "levers"):
-                if self.wants(f"four-{way}", 24):
+                if self.cells.wants(f"four-{way}", 24):
                     self.four(way, binary)
 
     def start(self, way: str, binary: Path, limited: bool = True) -> Any:
@@ -370,7 +361,7 @@ class Real:
 
         cells = [(f"{way}-alone-{x}", x, 100_000) for x in (0.3, 0.5 if way == "levers" else 0.8)]
         if not any(
-            self.wants(name, 20) for name in (*(name for name, _, _ in cells), f"{way}-bursts", f"{way}-beside")
+            self.cells.wants(name, 20) for name in (*(name for name, _, _ in cells), f"{way}-bursts", f"{way}-beside")
         ):
             return
         those = [self.start(way, binary)]
@@ -380,10 +371,10 @@ class Real:
             (full,) = rates(one, seconds=2)
             file = self.mount.group(one.pid) / "compute.max"
             for name, share, period in cells:
-                if self.wants(name, 11):
+                if self.cells.wants(name, 11):
                     self.limit_of(file, share, period)
                     self.cell(name, share, full, [one], 4, 6)
-            if self.wants(f"{way}-bursts", 13):
+            if self.cells.wants(f"{way}-bursts", 13):
                 from tests.t7_nvidia.bursting import bursts
 
                 over = threading.Event()
@@ -396,7 +387,7 @@ class Real:
                 over.set()
                 thread.join()
                 one.set(140, 0)
-            if self.wants(f"{way}-beside", 12):
+            if self.cells.wants(f"{way}-beside", 12):
                 self.limit_of(file, 0.3, 100_000)
                 those.append(self.start("", binary, limited=False))
                 self.ready(those[1])
