@@ -11,11 +11,11 @@ import socket
 import struct
 import subprocess
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -312,7 +312,7 @@ def test_one_that_hangs_keeps_no_other(shared: Waiting) -> None:
 
     fake.look = hangs  # type: ignore[assignment, method-assign]
     try:
-        assert put_back(noted_in(shared), fake, seconds=0.2) == (1, 2)
+        assert put_back(noted_in(shared), fake, seconds=3.0) == (1, 2)
         assert all(other.running())
     finally:
         go_on.set()
@@ -336,7 +336,7 @@ def test_many_that_hang_keep_no_other(shared: Waiting, monkeypatch: pytest.Monke
 
     fake.look = hangs  # type: ignore[assignment, method-assign]
     try:
-        assert put_back(noted_in(shared), fake, seconds=1.0) == (3, 10)
+        assert put_back(noted_in(shared), fake, seconds=5.0) == (3, 10)
         assert all(all(program.running()) for program in programs[7:])
     finally:
         go_on.set()
@@ -493,26 +493,26 @@ def test_a_journal_that_the_killed_daemon_still_has(
 
 
 def test_one_end_for_all(shared: Waiting, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A daemon that is held up, and a program that holds up each call for it, take no longer than a program alone."""
-    monkeypatch.setattr(release, "RELEASE_S", 0.6)
-    monkeypatch.setattr(release, "LAST_S", 0.2)
-    go_on = threading.Event()
+    """A daemon that is held up, and programs that hold up each call for it, take no longer than a program alone."""
+    now, waits = [100.0], list[float]()
 
-    class Slow(OwnFiles):
-        def pidfd_open(self, pid: int) -> int:
-            go_on.wait()
-            raise ProcessLookupError
+    def takes_all(_memory: object, _files: object, seconds: float, _has_next: object) -> tuple[int, int]:
+        waits.append(seconds)
+        now[0] += seconds
+        return 0, 1
 
-    monkeypatch.setattr(release, "OwnFiles", Slow)
-    waiter(shared, batch())
-    with child() as (daemon, pidfd):
-        began = time.monotonic()
-        threading.Timer(0.35, daemon.kill).start()
-        try:
-            release.main(shared.fileno(), pidfd)
-            assert time.monotonic() - began < 0.9
-        finally:
-            go_on.set()
+    def ends(_daemon: int, seconds: float) -> bool:
+        now[0] += max(0.0, seconds)
+        return bool(waits)  # after all was put back once
+
+    monkeypatch.setattr(release, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(release, "put_back", takes_all)
+    monkeypatch.setattr(release, "_ends", ends)
+    monkeypatch.setattr(release, "_say", lambda text: None)
+    release.main(shared.fileno(), -1)
+    assert len(waits) == 2
+    assert min(waits) > 0
+    assert now[0] - 100.0 <= release.RELEASE_S + 1e-6
 
 
 # What a GPU notes
